@@ -28,13 +28,13 @@ def _ranges(inputs: Sequence[TensorInfo]) -> dict[str, AxisRange]:
         before = ranges.get(name, AxisRange())
         limits = [limit for limit in (before.maximum, extents.maximum) if limit is not None]
         ranges[name] = AxisRange(max(before.minimum, extents.minimum), min(limits, default=None))
-    for name, limits in ranges.items():
-        if limits.maximum is not None and limits.maximum < limits.minimum:
+    for name, required in ranges.items():
+        if required.maximum is not None and required.maximum < required.minimum:
             raise InvalidOption(
-                f"axis {name!r}: from {limits.minimum} in one input to {limits.maximum} in another; one axis "
-                "has one range"
+                f"axis {name!r}: from {required.minimum} in one input to {required.maximum} in another; one "
+                "axis has one range"
             )
-    return {name: limits for name, limits in ranges.items() if limits != AxisRange()}
+    return {name: required for name, required in ranges.items() if required != AxisRange()}
 
 
 def _spelled_extents(inputs: Sequence[TensorInfo]) -> Iterator[tuple[str, AxisExtents]]:
@@ -104,14 +104,14 @@ CHECK_EXTENTS = (1, 3)
 class Example:
     """What the exporter is given: inputs, and arrays to trace with, for keyword arguments where `by_name`.
 
-    Neither the example nor data has the values of the inputs in `made`; `guessed` are dynamic axes whose
+    Neither the example nor data has the values of the inputs in `made_up`; `guessed` are dynamic axes whose
     extents were made up.
     """
 
     inputs: tuple[TensorInfo, ...]
     feeds: Feeds
     by_name: bool
-    made: frozenset[str] = frozenset()
+    made_up: frozenset[str] = frozenset()
     guessed: frozenset[str] = frozenset()
     ranges: Mapping[str, AxisRange] = field(default_factory=dict)
 
@@ -157,7 +157,7 @@ class Example:
             )
             for tensor in self.inputs
         }
-        real = {name: array for name, array in self.feeds.items() if name not in self.made}
+        real = {name: array for name, array in self.feeds.items() if name not in self.made_up}
         return _with_values(self.inputs, shapes, [real], sum(extents.values()) if seed is None else seed)
 
 

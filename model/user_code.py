@@ -13,6 +13,7 @@ import importlib.util
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -60,13 +61,11 @@ def call(function: Callable[[], Any], source: Source) -> Any:
 
 def where_raised(error: BaseException, path: Path | None) -> str:
     """Return " (model.py, line 12)": the deepest line of the user's own file, or of any."""
-    import traceback
-
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if path and Path(f.filename).resolve() == path.resolve()]
+    users = [f for f in frames if path and Path(f.filename).resolve() == path.resolve()]
     if not frames or isinstance(error, SyntaxError):  # which names its place itself
         return ""
-    frame = (own or frames)[-1]
+    frame = (users or frames)[-1]
     return f" ({Path(frame.filename).name}, line {frame.lineno})"
 
 

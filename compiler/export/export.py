@@ -95,16 +95,16 @@ def export(
     source: Any = model
     if isinstance(model, str):
         source = parse_source(model, weights=spec.weights, download=spec.download)
-    said = preprocessing or spec.preprocessing or None
-    if isinstance(said, str):
-        said = find_preprocessing(said)
+    samples = preprocessing or spec.preprocessing or None
+    if isinstance(samples, str):
+        samples = find_preprocessing(samples)
     if isinstance(source, Source) and source.kind == "onnx":
-        return take_onnx(source, output, data, said)
+        return take_onnx(source, output, data, samples)
     if isinstance(source, Source) and source.kind in TENSORFLOW_KINDS:
         progress("convert to ONNX")
         with temporary_folder("tensorflow") as folder:
             converted, versions = convert_tensorflow(source, folder / "model.onnx", spec, inputs)
-            return take_onnx(converted, output, data, said, versions)
+            return take_onnx(converted, output, data, samples, versions)
     progress("load the model")
     if isinstance(source, Source) and source.kind == "pt2":
         register_operators()  # it may hold them
@@ -122,13 +122,13 @@ def export(
                 f"{label}: holds fake quantization that is still in training",
                 hint="export qcompile.qat.convert(model)",
             )
-        original = stack.enter_context(open_original(loaded, label, inputs, spec.dynamic, data, said))
-        with_preprocessing(original.example.inputs, said)  # refused before the work, not behind it
+        original = stack.enter_context(open_original(loaded, label, inputs, spec.dynamic, data, samples))
+        with_preprocessing(original.example.inputs, samples)  # refused before the work, not behind it
         count = len(name_outputs([], original.reference))
         declared = loaded.output_names if len(loaded.output_names) == count else ()
         names = name_outputs(spec.outputs or declared, original.reference)
         target = spec.target or getattr(loaded.module, "meta", {}).get(TRAINED_FOR, "onnxruntime")
-        return _export(original, names, output, replace(spec, target=target), progress, preprocessing=said)
+        return _export(original, names, output, replace(spec, target=target), progress, preprocessing=samples)
 
 
 def _export(

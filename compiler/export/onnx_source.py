@@ -43,25 +43,28 @@ def input_notes(example: Example, ranges: Mapping[str, AxisRange]) -> dict[str, 
     }
 
 
-def with_preprocessing(inputs: Sequence[TensorInfo], said: Preprocessing | None) -> tuple[TensorInfo, ...]:
+def with_preprocessing(
+    inputs: Sequence[TensorInfo], preprocessing: Preprocessing | None
+) -> tuple[TensorInfo, ...]:
     """Return inputs with how samples become them; as they are where nothing is said."""
-    made = fit_preprocessing(said, inputs) if said is not None else {}
+    fitted = fit_preprocessing(preprocessing, inputs) if preprocessing is not None else {}
     return tuple(
-        replace(one, preprocessing=as_json(made[one.name])) if one.name in made else one for one in inputs
+        replace(tensor, preprocessing=as_json(fitted[tensor.name])) if tensor.name in fitted else tensor
+        for tensor in inputs
     )
 
 
-def note_preprocessing(path: Path, said: Preprocessing | None, feeds: Feeds) -> None:
+def note_preprocessing(path: Path, preprocessing: Preprocessing | None, feeds: Feeds) -> None:
     """Note in an ONNX file how samples become its inputs, and extents of `feeds` where it notes none."""
 
     def edit(proto: Any) -> None:
         notes = read_notes(proto)
-        for tensor in with_preprocessing(model_io(proto).inputs, said):
+        for tensor in with_preprocessing(model_io(proto).inputs, preprocessing):
             note = notes.get(tensor.name) or InputNote(tuple(map(int, feeds[tensor.name].shape)))
             notes[tensor.name] = replace(note, preprocessing=tensor.preprocessing)
         write_notes(proto, notes)
 
-    if said is not None:
+    if preprocessing is not None:
         edit_in_place(path, edit)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ...errors import InvalidOption, ModelError
 from ...tensors import TensorInfo
@@ -70,7 +70,7 @@ def interpolation(value: Any) -> Interpolation:
     if isinstance(value, int) and 0 <= value < len(_PILLOW):
         return _PILLOW[value]
     name = str(getattr(value, "value", value)).lower().rpartition(".")[2]
-    return cast("Interpolation", name) if name in _PILLOW else "bilinear"
+    return name if name in _PILLOW else "bilinear"
 
 
 @dataclass(frozen=True)

@@ -131,14 +131,6 @@ class Choice:
         """The kind of model."""
         return _HEADS[self.name]
 
-    def described(self, source: Source, config: Any) -> dict[str, Any]:
-        """Return what every preprocessing says of the model."""
-        return {
-            "source": f"hf:{source.path.name if source.path else source.name}",
-            "task": self.name if self.name in get_args(Task) else "",
-            "classes": classes(config),
-        }
-
 
 def choose(source: Source, config: Any) -> Choice:
     """Return class and task for a configuration."""
@@ -217,8 +209,19 @@ def image_size(folder: Path) -> tuple[int, int] | None:
     ) or extents_of(size)
 
 
+def common_fields(source: Source, choice: Choice, config: Any) -> dict[str, Any]:
+    """Return what every preprocessing says of a model; classes that are numbers only have no names."""
+    names = getattr(config, "id2label", None) or {}
+    classes = tuple(str(names[key]) for key in sorted(names, key=int))
+    return {
+        "source": f"hf:{source.path.name if source.path else source.name}",
+        "task": choice.name if choice.name in get_args(Task) else "",
+        "classes": () if all(name == f"LABEL_{index}" for index, name in enumerate(classes)) else classes,
+    }
+
+
 def image_preprocessing(
-    source: Source, choice: Choice, config: Any, folder: Path, extents: tuple[int, int], channels: int
+    folder: Path, fields: Mapping[str, Any], extents: tuple[int, int], channels: int
 ) -> tuple[ImagePreprocessing | None, tuple[str, ...]]:
     """Return what a folder's image processor does, and notes; None where it has none that can be told."""
     processor = processor_of(folder, "image_processor")
@@ -234,7 +237,7 @@ def image_preprocessing(
     scale = float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0
     resize = _resize(processor, extents)
     preprocessing = ImagePreprocessing(
-        **choice.described(source, config),
+        **fields,
         input="pixel_values",
         height=extents[0],
         width=extents[1],
@@ -279,7 +282,7 @@ def extents_of(size: Any) -> tuple[int, int] | None:
 
 
 def text_preprocessing(
-    source: Source, choice: Choice, config: Any, folder: Path, limit: int | None
+    folder: Path, fields: Mapping[str, Any], limit: int | None
 ) -> TextPreprocessing | None:
     """Return what a folder's tokenizer makes; None where it has none that loads."""
     if not any((folder / name).is_file() for name in _TOKENIZERS):
@@ -296,7 +299,7 @@ def text_preprocessing(
     sentence = read_json(folder, "sentence_bert_config.json").get("max_seq_length")
     limits = (getattr(tokenizer, "model_max_length", 0), _MOST_TOKENS, limit, sentence)
     return TextPreprocessing(
-        **choice.described(source, config),
+        **fields,
         tokenizer=path_there(folder.resolve()),
         inputs=tuple(tokenizer.model_input_names),
         max_length=min(int(length) for length in limits if length),
@@ -304,7 +307,7 @@ def text_preprocessing(
 
 
 def audio_preprocessing(
-    source: Source, choice: Choice, config: Any, folder: Path, main: str
+    folder: Path, fields: Mapping[str, Any], choice: Choice, config: Any, main: str
 ) -> AudioPreprocessing | None:
     """Return what a folder's feature extractor does; None where it has none."""
     extractor = processor_of(folder, "feature_extractor")
@@ -314,7 +317,7 @@ def audio_preprocessing(
     waveform = usual in str(extractor.get("feature_extractor_type", usual))
     vocabulary, blank = _vocabulary(folder, config) if choice.name == "speech-recognition" else ((), 0)
     return AudioPreprocessing(
-        **(choice.described(source, config) | ({} if choice.head.classifies else {"classes": ()})),
+        **{**fields, **({} if choice.head.classifies else {"classes": ()})},
         inputs=(main,),
         extractor="" if waveform else path_there(folder.resolve()),
         rate_hz=int(extractor.get("sampling_rate", 16000)),
@@ -340,10 +343,3 @@ def _vocabulary(folder: Path, config: Any) -> tuple[tuple[str, ...], int]:
     for token, index in by_token.items():
         characters[index] = " " if token == space else "" if token in special else token
     return tuple(characters), blank
-
-
-def classes(config: Any) -> tuple[str, ...]:
-    """Return the names of the classes; empty where they are numbers only."""
-    names = getattr(config, "id2label", None) or {}
-    ordered = tuple(str(names[key]) for key in sorted(names, key=int))
-    return () if all(name == f"LABEL_{index}" for index, name in enumerate(ordered)) else ordered

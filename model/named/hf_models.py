@@ -60,28 +60,27 @@ _Inputs = tuple[tuple[TensorInfo, ...], Mapping[str, Domain], tuple[str, ...]]
 def _inputs(source: Source, choice: Choice, config: Any, folder: Path) -> _Inputs:
     parameters = inspect.signature(choice.model.forward).parameters
     main = getattr(choice.model, "main_input_name", "input_ids")
-    if main == "pixel_values":
-        return _image(source, choice, config, folder)
+    fields = hf_configuration.common_fields(source, choice, config)
     if main in AUDIO_INPUTS:
-        preprocessing = hf_configuration.audio_preprocessing(source, choice, config, folder, main)
+        preprocessing = hf_configuration.audio_preprocessing(folder, fields, choice, config, main)
         return (with_preprocessing(_sound(main, config), preprocessing),), {}, ()
-    text = _text(source, choice, config, folder, parameters)
-    if "pixel_values" not in parameters:
-        return text
-    images, _, notes = _image(source, choice, config, folder)
-    return (*text[0], *images), text[1], notes
+    texts, domains = _text(folder, fields, config, parameters) if main != "pixel_values" else ((), {})
+    if main != "pixel_values" and "pixel_values" not in parameters:
+        return texts, domains, ()
+    image, notes = _image(source, folder, fields, config)
+    return (*texts, image), domains, notes
 
 
 def _text(
-    source: Source, choice: Choice, config: Any, folder: Path, parameters: Mapping[str, Any]
-) -> _Inputs:
+    folder: Path, fields: Mapping[str, Any], config: Any, parameters: Mapping[str, Any]
+) -> tuple[tuple[TensorInfo, ...], dict[str, Domain]]:
     inner = config.get_text_config() if hasattr(config, "get_text_config") else config
     positions = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
     most = next((int(getattr(inner, name)) for name in positions if getattr(inner, name, None)), 0)
     if getattr(inner, "model_type", "") in _OFFSET:
         most -= (getattr(inner, "pad_token_id", None) or 0) + 1
     limit = most if most > 0 else None  # the longest text: of learned positions, where the model has some
-    preprocessing = hf_configuration.text_preprocessing(source, choice, config, folder, limit)
+    preprocessing = hf_configuration.text_preprocessing(folder, fields, limit)
     names = preprocessing.inputs if preprocessing else ("input_ids", "attention_mask", "token_type_ids")
     several = getattr(inner, "type_vocab_size", 0) or 0
     names = tuple(
@@ -100,17 +99,17 @@ def _text(
     excluded = tuple(number for number in special if isinstance(number, int))
     vocabulary = int(getattr(inner, "vocab_size", 0) or 1000)
     tokens = Domain("index", (vocabulary,), excluded)
-    return tensors, {"input_ids": tokens, "token_type_ids": Domain("index", (1,))}, ()
+    return tensors, {"input_ids": tokens, "token_type_ids": Domain("index", (1,))}
 
 
-def _image(source: Source, choice: Choice, config: Any, folder: Path) -> _Inputs:
+def _image(
+    source: Source, folder: Path, fields: Mapping[str, Any], config: Any
+) -> tuple[TensorInfo, tuple[str, ...]]:
     inner = getattr(config, "vision_config", None) or config
     channels = int(getattr(inner, "num_channels", 3) or 3)
-    height, width = _extents(source, inner, folder)
-    preprocessing, notes = hf_configuration.image_preprocessing(
-        source, choice, config, folder, (height, width), channels
-    )
-    return (image_input("pixel_values", height, width, preprocessing, channels),), {}, notes
+    extents = _extents(source, inner, folder)
+    preprocessing, notes = hf_configuration.image_preprocessing(folder, fields, extents, channels)
+    return image_input("pixel_values", *extents, preprocessing, channels), notes
 
 
 def _extents(source: Source, config: Any, folder: Path) -> tuple[int, int]:

@@ -233,7 +233,7 @@ def _local_weights(source: Source, weights: Any) -> Iterator[None]:
         if not source.options.download:
             raise description.not_cached(source.spec, cached.name, cached.parent)
         cached.parent.mkdir(parents=True, exist_ok=True)
-        digest = torch.hub.HASH_REGEX.search(cached.name)  # type: ignore[attr-defined]
+        digest = torch.hub.HASH_REGEX.search(cached.name)
         try:
             torch.hub.download_url_to_file(
                 weights.url, str(cached), digest.group(1) if digest else None, progress=False

@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -160,12 +159,6 @@ def test_options_beside_the_spelling_join_it(files: Path) -> None:
     assert source.absolute == f"timm:resnet18?weights={files}/w.safetensors&download=1&classes=3"
 
 
-def test_a_function_in_a_file_gives_a_module_in_evaluation_mode(torch_model: str) -> None:
-    loaded = load(torch_model)
-    assert (loaded.module.training, loaded.example) == (False, None)
-    assert loaded.module(torch.zeros(2, 3, 8, 8)).shape == (2, 5)
-
-
 @pytest.mark.parametrize(
     ("example", "kind"),
     [("torch.ones(1, 2)", tuple), ("(torch.ones(1, 2),)", tuple), ("{'input': torch.ones(1, 2)}", dict)],
@@ -289,12 +282,6 @@ def test_what_is_written_is_read(options: SourceOptions) -> None:
     query = options.query
     assert "?" not in query[1:]
     assert (parse_query(query[1:], "timm:x") if query else SourceOptions()) == options
-
-
-@given(st.text())
-def test_any_text_is_read_or_refused(text: str) -> None:
-    with suppress(InvalidOption):
-        parse_query(text, "timm:x")
 
 
 def test_the_digest_follows_weights_options_and_files(files: Path) -> None:

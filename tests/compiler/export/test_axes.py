@@ -213,6 +213,7 @@ def test_data_is_what_is_traced_and_compared_in_place_of_random_input(tmp_path: 
         Logarithm(), tmp_path / "m.onnx", inputs=["x:[batch,steps]"], data=str(tmp_path / "data.npz")
     )
     assert axes_of(artifact)["steps"]["traced"] == 7
+    assert artifact.manifest.checks[-1].name == "same outputs as PyTorch on the data"
 
 
 def test_a_made_up_length_that_leaves_one_frame_is_made_larger(tmp_path: Path) -> None:

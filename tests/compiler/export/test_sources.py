@@ -161,14 +161,6 @@ def test_unknown_inputs_are_asked_for_with_an_example(torch_model: str, tmp_path
     assert caught.value.data["option"] == "inputs"
 
 
-def test_the_data_is_compared_too(torch_model: str, tmp_path: Path) -> None:
-    np.savez(tmp_path / "data.npz", x=normal(4, 3, 8, 8))
-    artifact = export(
-        torch_model, tmp_path / "m.onnx", inputs=["x:[n,3,8,8]"], data=str(tmp_path / "data.npz")
-    )
-    assert artifact.manifest.checks[-1].name == "same outputs as PyTorch on the data"
-
-
 def save(path: Path, module: Any, make: str, *arguments: torch.Tensor) -> Path:
     """Write an archive as its users do: "trace", "script", or either frozen."""
     module = module.eval()
@@ -207,13 +199,6 @@ def test_a_dict_of_outputs_keeps_its_names(tmp_path: Path) -> None:
     assert [str(one) for one in artifact.manifest.io.outputs] == [
         "hidden:[batch,length,4]:float32", "pooled:[batch,4]:float32",
     ]  # fmt: skip
-
-
-def test_pickled_weights_are_no_archive(tmp_path: Path) -> None:
-    torch.save(Convolutions().state_dict(), tmp_path / "m.pt")
-    with pytest.raises(ModelError, match="not a TorchScript archive") as caught:
-        export(str(tmp_path / "m.pt"), tmp_path / "m.onnx", inputs=["x:[1,3,8,8]"])
-    assert "model.py:build" in caught.value.hint
 
 
 PYTHON = os.environ.get("QCOMPILE_TENSORFLOW_PYTHON", "")

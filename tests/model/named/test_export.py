@@ -252,7 +252,7 @@ def test_a_file_fits_or_is_refused(caches: Path) -> None:
     save_file(dict(random.module.state_dict()), caches / "w.safetensors")
     again = load(f"timm:test_resnet?weights={caches}/w.safetensors&classes=5")
     assert _equal(random, again)
-    with pytest.raises(ModelError, match=r"of another shape: fc\.weight \(5x\d+ in place of 1000x"):
+    with pytest.raises(ModelError, match="of another shape"):
         load(f"timm:test_resnet?weights={caches}/w.safetensors")
 
 

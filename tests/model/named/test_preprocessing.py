@@ -275,17 +275,17 @@ def test_a_file_and_a_wrong_name_are_read_and_refused(tmp_path: Path) -> None:
     "spec",
     [
         "torchvision:ssdlite320_mobilenet_v3_large?weights=random&classes=4",
-        "torchvision:retinanet_resnet50_fpn?weights=random&classes=4&size=128",
-        "torchvision:fcos_resnet50_fpn?weights=random&classes=4&size=128",
+        "torchvision:retinanet_resnet50_fpn?weights=random&classes=4&size=128x160",
+        "torchvision:fcos_resnet50_fpn?weights=random&classes=4&size=128x160",
     ],
 )
 def test_what_torchvision_chooses_is_among_the_boxes(spec: str) -> None:
     loaded = load_torch(parse_source(spec))
     detector = loaded.module.module
-    side = int(loaded.inputs[0].shape[2])
-    detector.transform.min_size, detector.transform.max_size = (side,), side
+    height, width = map(int, loaded.inputs[0].shape[2:])
+    detector.transform.min_size, detector.transform.max_size = (height,), width
     detector.score_thresh, detector.topk_candidates, detector.detections_per_img = -1.0, 10, 10
-    image = torch.rand(3, side, side, generator=torch.Generator().manual_seed(0))
+    image = torch.rand(3, height, width, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         theirs = detector([image])[0]
         ours = loaded.module(detector.transform([image])[0].tensors)
