@@ -99,7 +99,7 @@ def test_no_byte_of_the_directory_makes_another_exception(traced: Path, tmp_path
 @pytest.mark.parametrize(
     ("names", "problem"),
     [
-        *((name, "lies outside") for name in ("../evil", "/etc/passwd", "a/../../b", "..\\evil")),
+        *((name, "lies outside") for name in ("../evil", "/etc/passwd", "a/../../b", "..\\evil", "\\evil")),
         ("a a", "'a' more than once"),
         ("zeros", r"m\.pt: its \d+ bytes unpack to 8388608; at most 100 times"),
     ],

@@ -125,16 +125,13 @@ def test_the_file_keeps_what_is_known_of_its_inputs(tmp_path: Path) -> None:
     assert note == InputNote((2, 24), {1: AxisRange(24, 96, 8)})
 
 
-def test_a_branch_on_an_extent_is_exported_for_the_range_that_was_asked_for(tmp_path: Path) -> None:
-    artifact = export(OtherWhenLarge(), tmp_path / "m.onnx", inputs=["x:[n=2..4,2]"])
-    assert axes_of(artifact)["n"] == {"min": 2, "max": 4, "multiple": 1, "traced": 2}
-    assert not artifact.manifest.warnings
-
-
-def test_a_branch_on_an_extent_names_the_range_that_would_do(tmp_path: Path) -> None:
+def test_a_branch_on_an_extent_is_exported_for_the_range_that_the_refusal_names(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="branches on its extent") as caught:
         export(OtherWhenLarge(), tmp_path / "m.onnx", inputs=["x:[n,2]"])
     assert "n=1..4" in caught.value.hint
+    artifact = export(OtherWhenLarge(), tmp_path / "m.onnx", inputs=["x:[n=2..4,2]"])
+    assert axes_of(artifact)["n"] == {"min": 2, "max": 4, "multiple": 1, "traced": 2}
+    assert not artifact.manifest.warnings
 
 
 def test_axes_that_the_model_adds_are_one_axis_and_move_together(tmp_path: Path) -> None:
@@ -142,6 +139,16 @@ def test_axes_that_the_model_adds_are_one_axis_and_move_together(tmp_path: Path)
     assert "same outputs as PyTorch at m = n 3" in [check.name for check in artifact.manifest.checks]
     assert artifact.manifest.io is not None
     assert [tensor.shape for tensor in artifact.manifest.io.inputs] == [("n", 3), ("m", 3)]
+
+
+def test_an_axis_twice_as_long_as_another_takes_multiples_of_two(tmp_path: Path) -> None:
+    class Doubled(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return torch.cat([a, a]) + b
+
+    artifact = export(Doubled(), tmp_path / "m.onnx", inputs=["a:[n=3,3]", "b:[m=6,3]"])
+    assert axes_of(artifact)["m"] == {"min": 2, "max": None, "multiple": 2, "traced": 6}
+    assert axes_of(artifact)["n"]["multiple"] == 1
 
 
 def test_what_the_new_exporter_makes_static_is_exported_by_the_older_one_and_says_so(tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ CASES = [
     ("bert", "BertForSequenceClassification",
      ["input_ids:[batch,length]:int64", "token_type_ids:[batch,length]:int64",
       "attention_mask:[batch,length]:int64"], ["logits:[batch,3]:float32"], {"length": 9}),
-    ("vit", "ViTForImageClassification", IMAGE, ["logits:[batch,2]:float32"], {}),
     *(pytest.param(*case, marks=slow) for case in [
+        ("vit", "ViTForImageClassification", IMAGE, ["logits:[batch,2]:float32"], {}),
         ("encoder", "BertModel", TYPED,
          ["last_hidden_state:[batch,length,32]:float32", "pooler_output:[batch,32]:float32"], {"length": 40}),
         ("masked", "BertForMaskedLM", TYPED, ["logits:[batch,length,64]:float32"], {"length": 3}),

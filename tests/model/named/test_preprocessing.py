@@ -156,6 +156,7 @@ def test_ranges_and_values_suit_the_model(folder_of: Any) -> None:
 def test_another_size_keeps_the_share_of_the_image_and_a_name_is_a_preprocessing() -> None:
     said = said_of("torchvision:resnet50?size=112")
     assert (said.height, said.width, said.resize) == (112, 112, (116,)), "232 of 224, as 116 of 112"
+    assert said_of("torchvision:resnet50?size=112x128").resize == (128,), "the shorter side covers the crop"
     said = find_preprocessing("timm:resnet18")
     assert isinstance(said, ImagePreprocessing)
     assert (said.height, said.interpolation, said.resize) == (224, "bicubic", (235,))
