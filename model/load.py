@@ -101,27 +101,13 @@ def _is_model(name: str) -> bool:
     return bool(colon) and kind in NAMED
 
 
-def why_not(kind: SourceKind) -> str:
-    """Return why models of a package cannot be loaded here; empty where they can."""
-    try:
-        import_torch()
-    except EngineUnavailable as error:
-        return error.message
-    package = _PACKAGES[kind]
-    return "" if importlib.util.find_spec(package) else f"{package} is not installed"
-
-
 def describe_named(source: Source) -> Description:
     """Return task, inputs, preprocessing and outputs of a model by name, without its weights."""
-    _import(source)
-    with quiet():
-        return _describe(source)
+    return _described(source)[0]
 
 
 def load_named(source: Source) -> LoadedModel:
     """Load a model by name, in evaluation mode, with an example of its inputs."""
-    warning = _import(source)
-    torch = import_torch()
     options = source.options
     if options.classes and not options.weights:
         raise InvalidOption(
@@ -129,8 +115,9 @@ def load_named(source: Source) -> LoadedModel:
             "or FILE is required",
             hint="leave classes out",
         )
+    description, warning = _described(source)
+    torch = import_torch()
     with quiet():
-        description = _describe(source)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
             module = description.load()
@@ -152,26 +139,23 @@ def load_named(source: Source) -> LoadedModel:
     )
 
 
-def _describe(source: Source) -> Description:
-    module = importlib.import_module(f".named.{source.kind}_models", __package__)
-    return module.describe(source)  # type: ignore[no-any-return]
-
-
-def _import(source: Source) -> str:
-    """Import the package; return a warning of what is wrong with it."""
-    reason = why_not(source.kind)
-    if reason:
-        raise EngineUnavailable(
-            f"model {source.spec}: {reason}", hint="pip install 'qcompile[models]'", engine="pytorch"
-        )
-    warning = declare_torchvision_operators()
+def _described(source: Source) -> tuple[Description, str]:
+    """What a package says of a model, and a warning of what is wrong with the package."""
+    package, hint = _PACKAGES[source.kind], "pip install 'qcompile[models]'"
+    reason = "" if importlib.util.find_spec(package) else f"{package} is not installed"
+    warning = ""
     try:
-        with quiet():
-            __import__(_PACKAGES[source.kind])
+        import_torch()
+        if not reason:
+            warning = declare_torchvision_operators()
+            with quiet():
+                importlib.import_module(package)
+    except EngineUnavailable as error:
+        reason = error.message
     except Exception as error:  # a package that does not suit another one fails in many ways
-        raise EngineUnavailable(
-            f"model {source.spec}: {_PACKAGES[source.kind]} cannot be imported ({error})",
-            hint="pip install 'qcompile[models]', into an environment of its own",
-            engine="pytorch",
-        ) from error
-    return warning
+        reason, hint = f"{package} cannot be imported ({error})", f"{hint}, into an environment of its own"
+    if reason:
+        raise EngineUnavailable(f"model {source.spec}: {reason}", hint=hint, engine="pytorch")
+    with quiet():
+        module = importlib.import_module(f".named.{source.kind}_models", __package__)
+        return module.describe(source), warning
