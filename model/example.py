@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ExportError, InvalidOption
-from ..tensors import AxisExtents, Feeds, TensorInfo, parse_dynamic_axis, parse_input
+from ..tensors import AxisExtents, Dim, Feeds, TensorInfo, parse_dynamic_axis, parse_input
 from .input_notes import AxisRange
 from .pytorch import LoadedModel, import_torch
 from .pytorch import flat_outputs as flat_outputs
 from .pytorch import name_outputs as name_outputs
-from .random_input import EXTENTS, LENGTH, random_feeds, usual_extent
+from .random_input import LENGTH, random_feeds, usual_extent
 
 BATCH = 2  # 0 and 1 are specialized by torch.export: a dynamic axis must be traced with 2 or more
 
@@ -47,20 +47,12 @@ def _spelled_extents(inputs: Sequence[TensorInfo]) -> Iterator[tuple[str, AxisEx
 
 
 def traced_extents(
-    inputs: Sequence[TensorInfo],
-    numbers: Mapping[tuple[str, int], int],
-    values: Sequence[Feeds],
-    rung: int = 0,
+    inputs: Sequence[TensorInfo], shapes: Sequence[Mapping[str, Sequence[Dim]]] = (), rung: int = 0
 ) -> tuple[dict[str, int], frozenset[str]]:
     """Return axis name to the extent to trace with, and the names whose extents are guessed.
 
-    Extents are 2 or more, within the ranges that the spelling of the inputs requires.
-
-    Args:
-        inputs: What the model takes; dynamic axes by name.
-        numbers: (input, axis) to the number that stood there before `--dynamic` named the axis.
-        values: Arrays of inputs, the most telling first: of the example, of the data.
-        rung: Which of `EXTENTS` serves where nothing is known.
+    Extents are 2 or more, within the ranges that the spelling of the inputs requires. `shapes` by input tell
+    extents, the most telling first; `rung` is which of `EXTENTS` serves where nothing does.
     """
     traced: dict[str, int] = {}
     for name, extents in _spelled_extents(inputs):
@@ -69,16 +61,13 @@ def traced_extents(
                 f"axis {name!r}: traced with {traced[name]} in one input, {extents.traced} in another; "
                 "one axis has one extent"
             )
-    for tensor in inputs:
-        for axis, name in tensor.dynamic_axes.items():
-            if (tensor.name, axis) in numbers:
-                traced.setdefault(name, max(numbers[tensor.name, axis], BATCH))
-    for feeds in values:
+    for by_input in shapes:
         for tensor in inputs:
-            array = feeds.get(tensor.name)
-            if array is not None and array.ndim == len(tensor.shape):
-                for axis, name in tensor.dynamic_axes.items():
-                    traced.setdefault(name, max(int(array.shape[axis]), BATCH))
+            shape = by_input.get(tensor.name, ())
+            for axis, name in tensor.dynamic_axes.items() if len(shape) == len(tensor.shape) else ():
+                extent = shape[axis]
+                if not isinstance(extent, str):
+                    traced.setdefault(name, extent)
     ranges = _ranges(inputs)
     guessed: set[str] = set()
     for tensor in inputs:
@@ -191,14 +180,11 @@ def make_example(
         )
     ordered = in_order(loaded.module, merged)
     tensors = _with_dynamic_axes(ordered, dynamic)
-    numbers = {
-        (after.name, axis): dim
-        for before, after in zip(ordered, tensors, strict=True)
-        for axis, dim in enumerate(before.shape)
-        if isinstance(dim, int) and axis in after.dynamic_axes
-    }
     sources = [values, data or {}]
-    extents, guessed = traced_extents(tensors, numbers, sources, rung)
+    # First the numbers that stood where `dynamic` names an axis.
+    shapes: list[Mapping[str, Sequence[Dim]]] = [{tensor.name: tensor.shape for tensor in ordered}]
+    shapes += [{name: array.shape for name, array in source.items()} for source in sources]
+    extents, guessed = traced_extents(tensors, shapes, rung)
     return Example(
         tensors,
         _with_values(tensors, shapes_at(tensors, extents), sources, 0),
@@ -207,17 +193,6 @@ def make_example(
         guessed,
         _ranges(tensors),
     )
-
-
-def examples(
-    loaded: LoadedModel, inputs: Sequence[str | TensorInfo], dynamic: Sequence[str], data: Feeds | None
-) -> list[Example]:
-    """Return examples to try in turn, until the model takes one: one, unless extents had to be made up."""
-    first = make_example(loaded, inputs, dynamic, data=data)
-    if not first.guessed:
-        return [first]
-    more = range(1, len(EXTENTS))
-    return [first, *(make_example(loaded, inputs, dynamic, data=data, rung=rung) for rung in more)]
 
 
 def in_order(module: Any, tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:

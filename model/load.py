@@ -127,7 +127,7 @@ def load_named(source: Source) -> LoadedModel:
             inner = getattr(module, "module", None) or getattr(module, "inner", None) if wrapped else None
             pytorch.load_weights(inner or module, Path(options.file), source.spec)
         module = module.eval().requires_grad_(False)
-    shapes = shapes_at(description.inputs, traced_extents(description.inputs, {}, ())[0])
+    shapes = shapes_at(description.inputs, traced_extents(description.inputs)[0])
     feeds = random_feeds(description.inputs, shapes=shapes, domains=description.domains)
     example = {name: torch.from_numpy(array) for name, array in feeds.items()}
     sees = source.kind != "hf" or any(tensor.name == "pixel_values" for tensor in description.inputs)

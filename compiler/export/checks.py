@@ -13,7 +13,7 @@ import numpy as np
 from ...artifact import Check
 from ...data.batches import Data
 from ...errors import ExportError, ModelError, first_line
-from ...model.example import CHECK_EXTENTS, Example, examples, flat_outputs, make_example
+from ...model.example import CHECK_EXTENTS, Example, flat_outputs, make_example
 from ...model.input_notes import AxisRange
 from ...model.preprocessing import Preprocessing
 from ...model.pytorch import ForeignOutput, LoadedModel, flat_tensors
@@ -23,8 +23,6 @@ from ...tensors import Feeds, TensorInfo, format_shape
 from ..check import OnnxReference, Outputs, compare_outputs
 from .axes import Axes
 from .onnx_source import with_preprocessing
-
-TRAINING_MODE = "the model was in training mode; it is exported in evaluation mode"
 
 
 @dataclass
@@ -67,12 +65,17 @@ def open_original(
     The data is read as `preprocessing` says, or as the model itself does without one.
     """
     first = make_example(loaded, inputs, dynamic)
-    samples = Data(data, with_preprocessing(first.inputs, preprocessing)) if data is not None else None
-    feeds = next(iter(samples)).feeds if samples is not None else None
-    tried = examples(loaded, inputs, dynamic, feeds) if feeds is not None or first.guessed else [first]
-    others = iter(tried)
+    samples, feeds = None, None
+    if data is not None:
+        samples = Data(data, with_preprocessing(first.inputs, preprocessing))
+        feeds = next(iter(samples)).feeds
+        first = make_example(loaded, inputs, dynamic, data=feeds)
+    rungs = range(1, len(EXTENTS)) if first.guessed else ()
+    others = iter([first, *(make_example(loaded, inputs, dynamic, data=feeds, rung=rung) for rung in rungs)])
     example, reference = _first_that_runs(loaded, others, label)
-    warnings = [*loaded.warnings, *([TRAINING_MODE] if loaded.was_training else [])]
+    warnings = list(loaded.warnings)
+    if loaded.was_training:
+        warnings.append("the model was in training mode; it is exported in evaluation mode")
     with ExitStack() as stack:
         try:
             _require_tensors(reference, label)

@@ -24,7 +24,9 @@ from qcompile.compiler.export import export
 from qcompile.compiler.export.axes import allowed_extents, read_guards
 from qcompile.compiler.export.write import bags_without_loops
 from qcompile.errors import ExportError, InvalidOption, ModelError
+from qcompile.model.example import make_example
 from qcompile.model.input_notes import AxisRange, InputNote, read_notes
+from qcompile.model.pytorch import LoadedModel
 
 
 class Halves(nn.Module):
@@ -198,9 +200,17 @@ def test_extents_that_are_not_given_are_tried_until_the_model_takes_them(tmp_pat
     assert axes_of(artifact)["time"] == {"min": 40, "max": None, "multiple": 1, "traced": 64}
 
 
-def test_two_extents_to_trace_one_axis_with_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match="axis 'n': traced with 4 in one input, 6 in another"):
-        export(Sum(), tmp_path / "m.onnx", inputs=["a:[n=4,3]", "b:[n=6,3]"])
+def test_one_axis_is_traced_with_one_extent_of_two_or_more() -> None:
+    sum_of_two = LoadedModel(Sum(), None)
+    example = make_example(sum_of_two, ["a:1x3", "b:1x3"], ["a:0=n", "b:0=n"])
+    assert example.extents == {"n": 2}, "PyTorch specializes 1"
+    assert make_example(sum_of_two, ["a:[n=1..8,3]", "b:[n=5..9,3]"], []).extents == {"n": 5}
+    for inputs, message in (
+        (["a:[n=4,3]", "b:[n=6,3]"], "axis 'n': traced with 4 in one input, 6 in another"),
+        (["a:[n=1..4,3]", "b:[n=5..9,3]"], "axis 'n': from 5 in one input to 4 in another"),
+    ):
+        with pytest.raises(InvalidOption, match=message):
+            make_example(sum_of_two, inputs, [])
 
 
 def test_data_is_what_is_traced_and_compared_in_place_of_random_input(tmp_path: Path) -> None:

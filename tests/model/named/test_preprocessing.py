@@ -146,7 +146,7 @@ def test_ranges_and_values_suit_the_model(folder_of: Any) -> None:
     ids = described.inputs[0]
     [extents] = ids.extents
     assert (extents.axis, extents.minimum, extents.maximum) == (1, 1, 38), "40 less padding's 2"
-    shapes = shapes_at(described.inputs, traced_extents(described.inputs, {}, ())[0])
+    shapes = shapes_at(described.inputs, traced_extents(described.inputs)[0])
     feeds = random_feeds(described.inputs, shapes=shapes, domains=described.domains)
     assert feeds["input_ids"].max() < 64
     assert not np.isin(feeds["input_ids"], [1, 2, 3]).any(), "padding, begin and end are no words"
