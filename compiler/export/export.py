@@ -27,16 +27,10 @@ from ...spec.opsets import NEWEST_EXPORTED, OLDEST
 from ...tensors import TensorInfo
 from ..check import OnnxReference, graph_manifest
 from ..quantize.qat.train import TRAINED_FOR, register_operators
+from . import onnx_source
 from .axes import rename_axes, require_axes
 from .checks import Comparison, Original, open_original, spelled
-from .onnx_source import (
-    TOOLS,
-    convert_tensorflow,
-    input_notes,
-    note_preprocessing,
-    take_onnx,
-    with_preprocessing,
-)
+from .onnx_source import TOOLS, input_notes, take_onnx
 from .write import Written, edit_in_place, finish, lower_to, write_model
 
 if TYPE_CHECKING:
@@ -103,7 +97,7 @@ def export(
     if isinstance(source, Source) and source.kind in TENSORFLOW_KINDS:
         progress("convert to ONNX")
         with temporary_folder("tensorflow") as folder:
-            converted, versions = convert_tensorflow(source, folder / "model.onnx", spec, inputs)
+            converted, versions = onnx_source.convert_tensorflow(source, folder / "model.onnx", spec, inputs)
             return take_onnx(converted, output, data, samples, versions)
     progress("load the model")
     if isinstance(source, Source) and source.kind == "pt2":
@@ -123,7 +117,7 @@ def export(
                 hint="export qcompile.qat.convert(model)",
             )
         original = stack.enter_context(open_original(loaded, label, inputs, spec.dynamic, data, samples))
-        with_preprocessing(original.example.inputs, samples)  # refused before the work, not behind it
+        onnx_source.with_preprocessing(original.example.inputs, samples)  # refuses before the work
         count = len(name_outputs([], original.reference))
         declared = loaded.output_names if len(loaded.output_names) == count else ()
         names = name_outputs(spec.outputs or declared, original.reference)
@@ -163,8 +157,8 @@ def _export(
         )
         checks = [Check("ONNX checker and shape inference", True, f"opset {opset(proto)}"), *comparison.run()]
         ranges = comparison.ranges
-        edit_in_place(path, lambda proto: write_notes(proto, input_notes(example, ranges)))
-        note_preprocessing(path, preprocessing, example.feeds)
+        notes = input_notes(example, ranges, preprocessing)
+        edit_in_place(path, lambda proto: write_notes(proto, notes))
         axes = {
             name: {**ranges.get(name, AxisRange()).as_json(), "traced": extent}
             for name, extent in example.extents.items()

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ...artifact import Artifact, Check, commit
 from ...artifact.int8_isa import carried_isa
@@ -23,7 +22,7 @@ from ...model.source_paths import strip_source_paths
 from ...model.tensorflow import convert, tensorflow_python
 from ...spec.models import ExportSpec
 from ...spec.opsets import NEWEST_BY_TF2ONNX
-from ...tensors import Dim, Feeds, TensorInfo, parse_dynamic_axis, parse_input
+from ...tensors import Dim, TensorInfo, parse_dynamic_axis, parse_input
 from ..check import OnnxReference, graph_manifest
 from ..opset.fit import upgrade_in_place
 from .write import edit_in_place, lower_to
@@ -31,15 +30,17 @@ from .write import edit_in_place, lower_to
 TOOLS = "torch onnx onnxscript onnxruntime"
 
 
-def input_notes(example: Example, ranges: Mapping[str, AxisRange]) -> dict[str, InputNote]:
-    """Return what later stages should know of each input: the example's extents, the ranges of its axes."""
+def input_notes(
+    example: Example, ranges: Mapping[str, AxisRange], preprocessing: Preprocessing | None
+) -> dict[str, InputNote]:
+    """Return what later stages should know of each input: extents, the ranges of its axes, its samples."""
     return {
         tensor.name: InputNote(
             tuple(map(int, example.feeds[tensor.name].shape)),
             {axis: ranges[name] for axis, name in tensor.dynamic_axes.items() if name in ranges},
             tensor.preprocessing,
         )
-        for tensor in example.inputs
+        for tensor in with_preprocessing(example.inputs, preprocessing)
     }
 
 
@@ -52,20 +53,6 @@ def with_preprocessing(
         replace(tensor, preprocessing=as_json(fitted[tensor.name])) if tensor.name in fitted else tensor
         for tensor in inputs
     )
-
-
-def note_preprocessing(path: Path, preprocessing: Preprocessing | None, feeds: Feeds) -> None:
-    """Note in an ONNX file how samples become its inputs, and extents of `feeds` where it notes none."""
-
-    def edit(proto: Any) -> None:
-        notes = read_notes(proto)
-        for tensor in with_preprocessing(model_io(proto).inputs, preprocessing):
-            note = notes.get(tensor.name) or InputNote(tuple(map(int, feeds[tensor.name].shape)))
-            notes[tensor.name] = replace(note, preprocessing=tensor.preprocessing)
-        write_notes(proto, notes)
-
-    if preprocessing is not None:
-        edit_in_place(path, edit)
 
 
 def take_onnx(
@@ -92,7 +79,11 @@ def take_onnx(
             Check("runs in ONNX Runtime", True, "the data" if data else "one random input"),
         ]
         if preprocessing is not None:
-            note_preprocessing(path, preprocessing, feeds)
+            notes = read_notes(proto)
+            for tensor in inputs:
+                note = notes.get(tensor.name) or InputNote(tuple(map(int, feeds[tensor.name].shape)))
+                notes[tensor.name] = replace(note, preprocessing=tensor.preprocessing)
+            edit_in_place(path, lambda graph: write_notes(graph, notes))
             proto = load_onnx(path)
         options = {"model": source.spec, "opset": opset(proto), **carried_isa(source.file)}
         options |= {"exporter": "tf2onnx"} if converter else {}

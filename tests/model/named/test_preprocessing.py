@@ -220,6 +220,14 @@ def test_a_name_is_fitted_to_the_input_of_an_onnx_file(exported: Path) -> None:
     assert (said.mean, said.std) == (usual.mean, usual.std)
 
 
+def test_a_module_of_pytorch_gets_one_too(tmp_path: Path) -> None:
+    path, inputs = tmp_path / "m.onnx", ["input:[batch,3,16,16]"]
+    export(torch.nn.Conv2d(3, 4, 3), path, inputs=inputs, preprocessing="imagenet")
+    said = noted(path)
+    assert isinstance(said, ImagePreprocessing)
+    assert (said.input, said.height, said.resize) == ("input", 16, (18,))
+
+
 def test_graphs_keep_it(exported: Path) -> None:
     folder, samples = exported.parent, str(exported.parent / "samples.npz")
     simplify(exported, folder / "simple.onnx")
