@@ -27,13 +27,13 @@ from .onnx_source import with_preprocessing
 
 @dataclass
 class Original:
-    """A loaded model, an example that it runs on, others of other extents, and first feeds of the data."""
+    """A loaded model, an example that it runs on, alternatives of other extents, first feeds of the data."""
 
     loaded: LoadedModel
     label: str
     example: Example
     reference: Any
-    others: Sequence[Example] = ()
+    alternatives: Sequence[Example] = ()
     data: Feeds | None = None
     samples: Data | None = None
     warnings: list[str] = field(default_factory=list)
@@ -71,8 +71,8 @@ def open_original(
         feeds = next(iter(samples)).feeds
         first = make_example(loaded, inputs, dynamic, data=feeds)
     rungs = range(1, len(EXTENTS)) if first.guessed else ()
-    others = iter([first, *(make_example(loaded, inputs, dynamic, data=feeds, rung=rung) for rung in rungs)])
-    example, reference = _first_that_runs(loaded, others, label)
+    tried = iter([first, *(make_example(loaded, inputs, dynamic, data=feeds, rung=rung) for rung in rungs)])
+    example, reference = _first_that_runs(loaded, tried, label)
     warnings = list(loaded.warnings)
     if loaded.was_training:
         warnings.append("the model was in training mode; it is exported in evaluation mode")
@@ -90,7 +90,7 @@ def open_original(
             reference = run(loaded, example, example.feeds, label)
             _require_tensors(reference, label)
             warnings.append("the model returns a cache; it is exported with use_cache=False")
-        yield Original(loaded, label, example, reference, list(others), feeds, samples, warnings)
+        yield Original(loaded, label, example, reference, list(tried), feeds, samples, warnings)
 
 
 def run(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:

@@ -207,7 +207,7 @@ def _write(
 
     written, first = write(), original.example
     names_of_narrow = narrow(written)
-    for other in original.others if names_of_narrow else ():
+    for other in original.alternatives if names_of_narrow else ():
         larger = all(other.extents[name] > first.extents[name] for name in names_of_narrow)
         if larger and original.take(other) and not narrow(wider := write()):
             return wider

@@ -59,12 +59,10 @@ def write_model(
     plain: bool,
     freeze_branches: bool,
 ) -> Written:
-    """Write the model.
+    """Write the model, in the opset to reach or another one (`lower_to`).
 
-    Args:
-        opset_version: The opset to reach; the file may have another one (`lower_to`).
-        plain: Whether the exporter takes what the model returns as it is.
-        freeze_branches: Whether a branch on values of the input may become the way that the example takes.
+    `plain`: the exporter takes what the model returns as it is. `freeze_branches`: a branch on values of the
+    input may become the way that the example takes.
     """
     torch = import_torch()
     flat = _tensors_out(module, example)
