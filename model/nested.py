@@ -50,8 +50,8 @@ class NestedInputs(nn.Module):
 def taken_apart(module: nn.Module, example: Any) -> tuple[nn.Module, tuple[Any, ...] | dict[str, Any]]:
     """Return a module that takes tensors, and its example by name.
 
-    An example is a tensor, or a tuple (positional) or dict (by name) of the arguments of `forward`, which may be
-    tuples, lists, dicts, dataclasses, None and numbers.
+    An example is a tensor, or a tuple (positional) or dict (by name) of the arguments of `forward`, which may
+    be tuples, lists, dicts, dataclasses, None and numbers.
     """
     if not isinstance(example, dict | tuple):
         example = (example,)
