@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 
 from qcompile.artifact import Artifact
 from qcompile.compiler.export import export
-from qcompile.errors import InvalidOption, ModelError
+from qcompile.errors import EngineUnavailable, InvalidOption, ModelError
+from qcompile.model import load as loading
 from qcompile.model.load import load_torch
 from qcompile.model.named.description import declare_torchvision_operators
 from qcompile.model.preprocessing import TextPreprocessing, preprocessing_of
@@ -201,6 +202,22 @@ def test_what_is_not_cached_is_refused_with_three_ways_out(spec: str, cache: str
         load(spec)
     assert str(caches / cache) in caught.value.message
     assert all(way in caught.value.hint for way in ("`download`", "`weights` random", "`weights` FILE"))
+
+
+@pytest.mark.parametrize(
+    ("package", "message", "hint"),
+    [("no_such_package", "no_such_package is not installed", "pip install 'qcompile[models]'"),
+     ("broken_package", r"cannot be imported \(of another time\)", "into an environment of its own")],
+)  # fmt: skip
+def test_a_package_that_is_not_there_or_does_not_load_is_named(
+    package: str, message: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_package.py").write_text("raise RuntimeError('of another time')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(loading._PACKAGES, "timm", package)
+    with pytest.raises(EngineUnavailable, match=message) as caught:
+        load("timm:test_resnet?weights=random")
+    assert hint in caught.value.hint
 
 
 def test_torchvision_reads_its_cache_without_unpickling(caches: Path) -> None:
