@@ -26,20 +26,19 @@ from typing import Any
 
 from ..errors import ModelError, first_line
 
-MOST_RATIO = 100
+_MOST_RATIO = 100
 """How many times its own size an archive may unpack to, from `FREE_BYTES` on."""
 FREE_BYTES = 64 << 20
-DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError)
+_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError)
 """What readers of archives raise of damaged ones."""
 PROGRAM = "a program saved by torch.export.save"
 SAVE_PROGRAM = "save it with torch.export.save, with a PyTorch no newer than this one"
-_BEGINNING = b"PK\x03\x04"
 
 
 def is_archive(path: Path) -> bool:
     """Return whether a file begins as a zip archive does, whatever the state of its end."""
     with path.open("rb") as file:
-        return file.read(len(_BEGINNING)) == _BEGINNING
+        return file.read(4) == b"PK\x03\x04"
 
 
 def check_archive(path: Path, *, what: str, hint: str) -> None:
@@ -47,13 +46,13 @@ def check_archive(path: Path, *, what: str, hint: str) -> None:
     member, problem = "", "its directory is damaged"
     try:
         with zipfile.ZipFile(path) as archive:
-            check_names(archive, path, hint)
+            _check_names(archive, path, hint)
             for info in archive.infolist():
                 member, problem = info.filename, f"member {info.filename!r} is damaged"
                 with archive.open(info) as file:
                     while file.read(1 << 20):
                         pass
-    except DAMAGE as error:
+    except _DAMAGE as error:
         raise ModelError(
             f"{path}: not {what} that can be read: {problem} ({first_line(error)})",
             hint=hint,
@@ -62,20 +61,22 @@ def check_archive(path: Path, *, what: str, hint: str) -> None:
         ) from error
 
 
-def check_names(archive: zipfile.ZipFile, path: Path, hint: str = "") -> None:
+def _check_names(archive: zipfile.ZipFile, path: Path, hint: str = "") -> None:
     """Refuse members outside of the archive, that come twice, or that unpack to too much."""
-    members, problem = archive.infolist(), ""
+    members, problems = archive.infolist(), []
     for name, count in Counter(member.orig_filename for member in members).items():
         parts = PurePosixPath(name.replace("\\", "/")).parts
         if ".." in parts or name.startswith(("/", "\\")) or "\0" in name:
-            problem = problem or f"member {name!r} lies outside of the archive"
+            problems.append(f"member {name!r} lies outside of the archive")
         elif count > 1:
-            problem = problem or f"holds member {name!r} more than once"
+            problems.append(f"holds member {name!r} more than once")
     size, unpacked = path.stat().st_size, sum(member.file_size for member in members)
-    if not problem and unpacked > max(MOST_RATIO * size, FREE_BYTES):
-        problem = f"its {size} bytes unpack to {unpacked}; at most {MOST_RATIO} times that is supported"
-    if problem:
-        raise ModelError(f"{path}: {problem}", hint=hint, file=path)
+    if unpacked > max(_MOST_RATIO * size, FREE_BYTES):
+        problems.append(
+            f"its {size} bytes unpack to {unpacked}; at most {_MOST_RATIO} times that is supported"
+        )
+    if problems:
+        raise ModelError(f"{path}: {problems[0]}", hint=hint, file=path)
 
 
 _trusted: ContextVar[bool] = ContextVar("qcompile_trusted", default=False)
@@ -99,7 +100,7 @@ _TARGETS = (
     re.compile(r"math\.(?!_)\w+"),
     re.compile(r"#.*", re.DOTALL),  # of a registry: what is loaded has registered it
 )
-_LOOKED_UP = ("torch", "_operator", "math")
+
 _FUNCTIONS = frozenset(
     "Max Min Mod Eq Ne Lt Le Gt Ge And Or Not Pow Mul Add Abs Rational Integer Float Piecewise True False "
     "true false oo int_oo floor ceiling sqrt zoo nan".split()
@@ -120,7 +121,7 @@ def trusting(trust: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def program_checked(path: Path) -> Iterator[None]:
-    """Check a program, and let PyTorch unpickle nothing but weights as long as this lasts."""
+    """Check a program; in the block PyTorch unpickles nothing but weights."""
     if _trusted.get():
         yield
         return
@@ -141,7 +142,7 @@ def check_program(path: Path) -> None:
     try:
         for members in _as_both_readers_see(path):
             _check_members(members, path)
-    except DAMAGE as error:
+    except _DAMAGE as error:
         raise not_a_program(path, error) from error
 
 
@@ -156,7 +157,7 @@ def _as_both_readers_see(path: Path) -> Iterator[Members]:
     import torch
 
     with zipfile.ZipFile(path) as archive:
-        check_names(archive, path)
+        _check_names(archive, path)
         yield {name: partial(archive.read, name) for name in archive.namelist()}
     try:
         reader = torch._C.PyTorchFileReader(str(path))
@@ -171,8 +172,9 @@ def _check_members(members: Members, path: Path) -> None:
         if name.endswith("_config.json"):
             json.loads(read().decode("utf-8"), object_hook=entries.append)
     # Files of tensors that are pickled: subclasses of Tensor.
-    paths = (str(entry.get("path_name")) for entry in entries if entry.get("use_pickle"))
-    pickled = {PurePosixPath(path).name for path in paths}
+    pickled = {
+        PurePosixPath(str(entry.get("path_name"))).name for entry in entries if entry.get("use_pickle")
+    }
     for name, read in members.items():
         last = PurePosixPath(name).name
         if "aotinductor/" in name:
@@ -182,17 +184,18 @@ def _check_members(members: Members, path: Path) -> None:
         elif name.endswith(".pt") or last in _OLD_PICKLES or last in pickled:
             code = _unsafe(read())
         elif name.endswith(".json") and ("models/" in name or last == "serialized_exported_program.json"):
-            code = foreign_code(read())
+            code = _foreign_code(read())
         else:
             continue
         if code:
-            raise ModelError(
-                f"{path}: member {name!r} holds {code}, which runs code when it is loaded; "
-                "weights and operators alone are required",
-                hint="if you know where the file comes from, give `trust`",
-                file=path,
-                member=name,
-            )
+            finding = f"holds {code}, which runs code when it is loaded; weights and operators alone"
+            raise _untrusted(path, name, finding)
+
+
+def _untrusted(path: Path, member: str, finding: str) -> ModelError:
+    message = f"{path}: member {member!r} {finding} are required"
+    hint = "if you know where the file comes from, give `trust`"
+    return ModelError(message, hint=hint, file=path, member=member)
 
 
 def _unsafe(content: bytes) -> str:
@@ -221,17 +224,12 @@ def check_torchscript(path: Path) -> None:
                 continue
             call = _IN_CODE.search(read().decode("utf-8", "replace"))
             if call:
-                raise ModelError(
-                    f"{path}: member {name!r} calls {call[0].strip()!r}, which reads or writes files; "
-                    "operators that compute are required",
-                    hint="if you know where the file comes from, give `trust`",
-                    file=path,
-                    member=name,
-                )
+                finding = f"calls {call[0].strip()!r}, which reads or writes files; operators that compute"
+                raise _untrusted(path, name, finding)
 
 
-def foreign_code(program: bytes) -> str:
-    """Return what in a program's JSON is no operator and no size; empty where all is."""
+def _foreign_code(program: bytes) -> str:
+    """What in a program's JSON is no operator and no size; empty where all is."""
     entries: list[tuple[str, Any]] = []
     json.loads(program.decode("utf-8"), object_pairs_hook=entries.extend)
     for key, value in entries:
@@ -240,7 +238,7 @@ def foreign_code(program: bytes) -> str:
         if key != "target" or not isinstance(value, str):
             continue
         # Names that PyTorch does not look up are those of inputs and parameters.
-        looked_up = value.startswith(("#", *(f"{name}." for name in _LOOKED_UP)))
+        looked_up = value.startswith(("#", "torch.", "_operator.", "math."))
         is_operator = not looked_up or any(pattern.fullmatch(value) for pattern in _TARGETS)
         if not is_operator or _TOUCHES_FILES.fullmatch(value):
             return f"a call of {value[:80]!r}"
@@ -254,10 +252,10 @@ def _is_size(expression: str) -> bool:
     import sympy
     from torch.utils._sympy import functions
 
-    own = {name for name, item in vars(functions).items() if isinstance(item, type)}
+    types = {name for name, item in vars(functions).items() if isinstance(item, type)}
     return all(
         name in _FUNCTIONS
-        or name in own
+        or name in types
         or not (hasattr(sympy, name) or hasattr(builtins, name) or "__" in name)
         for name in _NAME.findall(expression)
     )

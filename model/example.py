@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,83 +11,74 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ExportError, InvalidOption
-from ..tensors import Feeds, TensorInfo, parse_dynamic_axis, parse_input
+from ..tensors import AxisExtents, Dim, Feeds, TensorInfo, parse_dynamic_axis, parse_input
 from .input_notes import AxisRange
 from .pytorch import LoadedModel, import_torch
 from .pytorch import flat_outputs as flat_outputs
 from .pytorch import name_outputs as name_outputs
-from .random_input import EXTENTS, LENGTH, random_feeds, usual_extent
+from .random_input import LENGTH, random_feeds, usual_extent
 
 BATCH = 2  # 0 and 1 are specialized by torch.export: a dynamic axis must be traced with 2 or more
 
 
-def asked_ranges(inputs: Sequence[TensorInfo]) -> dict[str, AxisRange]:
-    """Return axis name to the range that the spelling of the inputs asks for."""
+def _ranges(inputs: Sequence[TensorInfo]) -> dict[str, AxisRange]:
+    """Axis name to the range that the spelling of the inputs requires."""
     ranges: dict[str, AxisRange] = {}
-    for tensor in inputs:
-        for said in tensor.extents:
-            name = tensor.shape[said.axis]
-            if not isinstance(name, str):
-                continue  # an axis that got a number since
-            known = ranges.get(name, AxisRange())
-            limits = [limit for limit in (known.maximum, said.maximum) if limit is not None]
-            ranges[name] = AxisRange(max(known.minimum, said.minimum), min(limits, default=None))
-    for name, wide in ranges.items():
-        if wide.maximum is not None and wide.maximum < wide.minimum:
+    for name, extents in _spelled_extents(inputs):
+        before = ranges.get(name, AxisRange())
+        limits = [limit for limit in (before.maximum, extents.maximum) if limit is not None]
+        ranges[name] = AxisRange(max(before.minimum, extents.minimum), min(limits, default=None))
+    for name, required in ranges.items():
+        if required.maximum is not None and required.maximum < required.minimum:
             raise InvalidOption(
-                f"axis {name!r}: from {wide.minimum} in one input to {wide.maximum} in another; one axis has "
-                "one range"
+                f"axis {name!r}: from {required.minimum} in one input to {required.maximum} in another; one "
+                "axis has one range"
             )
-    return {name: wide for name, wide in ranges.items() if wide != AxisRange()}
+    return {name: required for name, required in ranges.items() if required != AxisRange()}
+
+
+def _spelled_extents(inputs: Sequence[TensorInfo]) -> Iterator[tuple[str, AxisExtents]]:
+    """Axis name and what was spelled of it, but for axes that got a number since."""
+    for tensor in inputs:
+        for extents in tensor.extents:
+            name = tensor.shape[extents.axis]
+            if isinstance(name, str):
+                yield name, extents
 
 
 def traced_extents(
-    inputs: Sequence[TensorInfo],
-    numbers: Mapping[tuple[str, int], int],
-    values: Sequence[Feeds],
-    rung: int = 0,
+    inputs: Sequence[TensorInfo], shapes: Sequence[Mapping[str, Sequence[Dim]]] = (), rung: int = 0
 ) -> tuple[dict[str, int], frozenset[str]]:
     """Return axis name to the extent to trace with, and the names whose extents are guessed.
 
-    Extents are 2 or more, within the ranges that were asked for.
-
-    Args:
-        inputs: What the model takes; dynamic axes by name.
-        numbers: (input, axis) to the number that stood there before `--dynamic` named the axis.
-        values: Arrays of inputs, the most telling first: of the example, of the data.
-        rung: Which of `EXTENTS` serves where nothing is known.
+    Extents are 2 or more, within the ranges that the spelling of the inputs requires. `shapes` by input tell
+    extents, the most telling first; `rung` is which of `EXTENTS` serves where nothing does.
     """
-    given: dict[str, int] = {}
-    for tensor in inputs:
-        for said in tensor.extents:
-            name = tensor.shape[said.axis]
-            if said.traced is None or not isinstance(name, str):
-                continue
-            if given.setdefault(name, said.traced) != said.traced:
-                raise InvalidOption(
-                    f"axis {name!r}: traced with {given[name]} in one input, {said.traced} in another; "
-                    "one axis has one extent"
-                )
-    for (tensor_name, axis), number in numbers.items():
-        tensor = next(tensor for tensor in inputs if tensor.name == tensor_name)
-        given.setdefault(str(tensor.shape[axis]), max(number, BATCH))
-    for feeds in values:
+    traced: dict[str, int] = {}
+    for name, extents in _spelled_extents(inputs):
+        if extents.traced is not None and traced.setdefault(name, extents.traced) != extents.traced:
+            raise InvalidOption(
+                f"axis {name!r}: traced with {traced[name]} in one input, {extents.traced} in another; "
+                "one axis has one extent"
+            )
+    for by_input in shapes:
         for tensor in inputs:
-            array = feeds.get(tensor.name)
-            if array is not None and array.ndim == len(tensor.shape):
-                for axis, name in tensor.dynamic_axes.items():
-                    given.setdefault(name, max(int(array.shape[axis]), BATCH))
-    ranges = asked_ranges(inputs)
+            shape = by_input.get(tensor.name, ())
+            for axis, name in tensor.dynamic_axes.items() if len(shape) == len(tensor.shape) else ():
+                extent = shape[axis]
+                if not isinstance(extent, str):
+                    traced.setdefault(name, extent)
+    ranges = _ranges(inputs)
     guessed: set[str] = set()
     for tensor in inputs:
         for axis, name in tensor.dynamic_axes.items():
-            if name not in given:
+            if name not in traced:
                 is_batch = axis == 0 and not LENGTH.fullmatch(name)
-                given[name] = BATCH if is_batch else usual_extent(tensor, axis, rung)
-                if given[name] != BATCH:
+                traced[name] = BATCH if is_batch else usual_extent(tensor, axis, rung)
+                if traced[name] != BATCH:
                     guessed.add(name)
-            given[name] = max(ranges.get(name, AxisRange()).nearest(given[name]), BATCH)
-    return given, frozenset(guessed)
+            traced[name] = max(ranges.get(name, AxisRange()).nearest(traced[name]), BATCH)
+    return traced, frozenset(guessed)
 
 
 def shapes_at(inputs: Sequence[TensorInfo], extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
@@ -102,14 +93,14 @@ CHECK_EXTENTS = (1, 3)
 class Example:
     """What the exporter is given: inputs, and arrays to trace with, for keyword arguments where `by_name`.
 
-    Neither the example nor data has the values of the inputs in `made`; `guessed` are dynamic axes whose
+    Neither the example nor data has the values of the inputs in `made_up`; `guessed` are dynamic axes whose
     extents were made up.
     """
 
     inputs: tuple[TensorInfo, ...]
     feeds: Feeds
     by_name: bool
-    made: frozenset[str] = frozenset()
+    made_up: frozenset[str] = frozenset()
     guessed: frozenset[str] = frozenset()
     ranges: Mapping[str, AxisRange] = field(default_factory=dict)
 
@@ -155,9 +146,8 @@ class Example:
             )
             for tensor in self.inputs
         }
-        chosen = sum(extents.values()) if seed is None else seed
-        known = {name: array for name, array in self.feeds.items() if name not in self.made}
-        return _with_values(self.inputs, shapes, [known], chosen)
+        real = {name: array for name, array in self.feeds.items() if name not in self.made_up}
+        return _with_values(self.inputs, shapes, [real], sum(extents.values()) if seed is None else seed)
 
 
 def make_example(
@@ -173,53 +163,36 @@ def make_example(
     Without `inputs` (`NAME:SHAPE[:DTYPE]`) they are those of its example; `dynamic` is `INPUT:AXIS=NAME`.
     """
     # A model by name knows how samples become the inputs that the user spelled.
-    known = {tensor.name: tensor.preprocessing for tensor in loaded.inputs}
-    spelled = tuple(parse_input(item) if isinstance(item, str) else item for item in inputs)
-    given = (
-        loaded.inputs
-        if not spelled
-        else tuple(
-            replace(tensor, preprocessing=tensor.preprocessing or known.get(tensor.name))
-            for tensor in spelled
-        )
-    )
+    preprocessing = {tensor.name: tensor.preprocessing for tensor in loaded.inputs}
+    parsed = (parse_input(item) if isinstance(item, str) else item for item in inputs)
+    spelled = [
+        replace(tensor, preprocessing=tensor.preprocessing or preprocessing.get(tensor.name))
+        for tensor in parsed
+    ]
     values = _values(loaded)
-    if not given and not values:
+    merged = _merged(loaded, spelled or loaded.inputs, values)
+    if not merged:
         raise InvalidOption(
             "export: the model's inputs are not known",
             hint="give `inputs` NAME:SHAPE, such as x:1x3x224x224, "
             "or return (module, example) from the function",
             option="inputs",
         )
-    given = in_order(loaded.module, _merged(loaded, given, values))
-    tensors = _with_dynamic_axes(given, dynamic)
-    numbers = {
-        (after.name, axis): dim
-        for before, after in zip(given, tensors, strict=True)
-        for axis, dim in enumerate(before.shape)
-        if isinstance(dim, int) and axis in after.dynamic_axes
-    }
+    ordered = in_order(loaded.module, merged)
+    tensors = _with_dynamic_axes(ordered, dynamic)
     sources = [values, data or {}]
-    extents, guessed = traced_extents(tensors, numbers, sources, rung)
+    # First the numbers that stood where `dynamic` names an axis.
+    shapes: list[Mapping[str, Sequence[Dim]]] = [{tensor.name: tensor.shape for tensor in ordered}]
+    shapes += [{name: array.shape for name, array in source.items()} for source in sources]
+    extents, guessed = traced_extents(tensors, shapes, rung)
     return Example(
         tensors,
         _with_values(tensors, shapes_at(tensors, extents), sources, 0),
         takes_keywords(loaded.module, tensors),
         frozenset(t.name for t in tensors if all(_unfit(t, source) for source in sources)),
         guessed,
-        asked_ranges(tensors),
+        _ranges(tensors),
     )
-
-
-def examples(
-    loaded: LoadedModel, inputs: Sequence[str | TensorInfo], dynamic: Sequence[str], data: Feeds | None
-) -> list[Example]:
-    """Return examples to try in turn, until the model takes one: one, unless extents had to be made up."""
-    first = make_example(loaded, inputs, dynamic, data=data)
-    if not first.guessed:
-        return [first]
-    more = range(1, len(EXTENTS))
-    return [first, *(make_example(loaded, inputs, dynamic, data=data, rung=rung) for rung in more)]
 
 
 def in_order(module: Any, tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
@@ -273,27 +246,24 @@ def _values(loaded: LoadedModel) -> Feeds:
     return {name: value.detach().cpu().numpy() for name, value in values.items()}
 
 
-def _merged(loaded: LoadedModel, given: Sequence[TensorInfo], values: Feeds) -> tuple[TensorInfo, ...]:
-    """The inputs that were given, with what the model's example knows of them."""
-    own = [TensorInfo(name, str(array.dtype), tuple(array.shape)) for name, array in values.items()]
-    if not given:
-        return tuple(own)
+def _merged(loaded: LoadedModel, spelled: Sequence[TensorInfo], values: Feeds) -> tuple[TensorInfo, ...]:
+    """The inputs that are spelled, with what the model's example says of them."""
+    of_example = [TensorInfo(name, str(array.dtype), tuple(array.shape)) for name, array in values.items()]
+    if not spelled:
+        return tuple(of_example)
     nested = _nested_names(loaded.module)
-    for tensor in given:
+    merged = []
+    for tensor in spelled:
         if nested and tensor.name not in nested:
             raise InvalidOption(
                 f"`inputs` {tensor.name}: no such input in the example; its inputs are {', '.join(nested)}",
                 option="inputs",
             )
-    spelled = {tensor.name: tensor for tensor in given}
-    merged = [
-        # float32 stands for "nothing was said": the example knows better
-        replace(tensor, dtype=str(values[tensor.name].dtype))
-        if tensor.dtype == "float32" and tensor.name in values
-        else tensor
-        for tensor in given
-    ]
-    return (*merged, *(tensor for tensor in own if nested and tensor.name not in spelled))
+        if tensor.dtype == "float32" and tensor.name in values:  # the default: the example says more
+            tensor = replace(tensor, dtype=str(values[tensor.name].dtype))
+        merged.append(tensor)
+    names = {tensor.name for tensor in merged}
+    return (*merged, *(tensor for tensor in of_example if nested and tensor.name not in names))
 
 
 def _nested_names(module: Any) -> list[str]:

@@ -69,9 +69,9 @@ class InputNote:
 
 def write_notes(model: onnx.ModelProto, notes: Mapping[str, InputNote]) -> None:
     """Keep notes in a model, in place of those it has."""
-    others = [entry for entry in model.metadata_props if entry.key != KEY]
+    entries = [entry for entry in model.metadata_props if entry.key != KEY]
     del model.metadata_props[:]
-    model.metadata_props.extend(others)
+    model.metadata_props.extend(entries)
     if notes:
         value = {name: note.as_json() for name, note in notes.items()}
         model.metadata_props.add(key=KEY, value=json.dumps(value, sort_keys=True))

@@ -47,12 +47,12 @@ Batches = Sequence[NDArray[Any]]
 class RowAgreement:
     """The rows of one output, batch by batch; nothing is kept.
 
-    `same` of `rows` have the same argmax over the last axis; of labels, equal elements. `given` is what the
-    user says that the output is; `cosines` is the sum over the rows.
+    `same` of `rows` have the same argmax over the last axis; of labels, equal elements. `declared` is what
+    the user says that the output is; `cosines` is the sum over the rows.
     """
 
     name: str
-    given: Rule | None = None
+    declared: Rule | None = None
     same: int = 0
     rows: int = 0
     cosines: float = 0.0
@@ -64,7 +64,7 @@ class RowAgreement:
 
     def add(self, expected: NDArray[Any], actual: NDArray[Any]) -> None:
         """Add a batch; both of one shape."""
-        if self.given == "labels" or (self.given is None and expected.dtype.kind in "iub"):
+        if self.declared == "labels" or (self.declared is None and expected.dtype.kind in "iub"):
             # The difference of two class numbers is no error: 7 for 1 is as wrong as 2 for 1.
             self._whole = True
             self.same, self.rows = self.same + int((expected == actual).sum()), self.rows + expected.size
@@ -73,7 +73,7 @@ class RowAgreement:
         self._several &= expected.ndim > 0 and expected.shape[-1] > 1
         if not self._several or expected.dtype.kind in "OUS" or not expected.size:
             return
-        if not self._two_axes and self.given is None:
+        if not self._two_axes and self.declared is None:
             return  # a signal already
         same = expected.argmax(-1) == actual.argmax(-1)
         self.same, self.rows = self.same + int(same.sum()), self.rows + same.size
@@ -92,8 +92,8 @@ class RowAgreement:
             return "labels"
         if not self._several or not self.rows:
             return "signal"
-        if self.given is not None:
-            return self.given
+        if self.declared is not None:
+            return self.declared
         if not self._two_axes:
             return "signal"
         if self._unit and not self._one_hot:

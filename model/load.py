@@ -7,35 +7,19 @@ import importlib
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..artifact import checked_input
 from ..errors import EngineUnavailable, InvalidOption, ModelError
 from ..files import digest_files, read_json, require_file
 from ..progress import quiet
+from . import pytorch
+from . import source as sources
 from .example import shapes_at, traced_extents
 from .named.description import Description, declare_torchvision_operators
 from .preprocessing import PRESETS, Preprocessing, preprocessing_of, read_preprocessing
-from .pytorch import (
-    LoadedModel,
-    computes_otherwise_in_training,
-    evaluated,
-    import_torch,
-    load_program,
-    load_torchscript,
-    load_weights,
-)
+from .pytorch import LoadedModel, import_torch
 from .random_input import random_feeds
-from .source import (
-    NAMED,
-    RANDOM,
-    TENSORFLOW_KINDS,
-    Source,
-    SourceKind,
-    digest_source,
-    parse_source,
-    source_files,
-)
+from .source import NAMED, Source, SourceKind, parse_source
 from .user_code import call, load_function
 
 _PACKAGES: dict[SourceKind, str] = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}
@@ -47,16 +31,15 @@ def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
         named = load_named(source)
         return named if device == "cpu" else replace(named, module=named.module.to(device))
     torch = import_torch()
-    if source.kind == "onnx" or source.kind in TENSORFLOW_KINDS:
+    if source.kind == "onnx" or source.kind in sources.TENSORFLOW_KINDS:
         what, hint = "a TensorFlow model", "export it, and give the ONNX file"
         if source.kind == "onnx":
             what, hint = "an ONNX file", "give the PyTorch model it was exported from"
         raise ModelError(f"{source.spec}: {what} cannot be run by PyTorch", hint=hint)
     if source.kind in ("pt2", "torchscript"):
-        load = load_program if source.kind == "pt2" else load_torchscript
+        load = pytorch.load_program if source.kind == "pt2" else pytorch.load_torchscript
         return LoadedModel(load(checked_input(source.file, what="model"), device), None)
-    result = call(load_function(source), source)
-    example = None
+    result, example = call(load_function(source), source), None
     if isinstance(result, tuple) and len(result) == 2:
         result, example = result
     if not isinstance(result, torch.nn.Module):
@@ -65,9 +48,8 @@ def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
             hint="return the module, or (module, example inputs)",
         )
     if source.options.file:
-        load_weights(result, Path(source.options.file), source.spec)
-    was_training = computes_otherwise_in_training(result)
-    module = evaluated(result)
+        pytorch.load_weights(result, Path(source.options.file), source.spec)
+    was_training, module = pytorch.computes_otherwise_in_training(result), pytorch.evaluated(result)
     if example is not None:
         from .nested import taken_apart
 
@@ -80,9 +62,9 @@ def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
     if name in PRESETS:
         return PRESETS[name]
     if _is_model(name):
-        found = preprocessing_of(describe_named(parse_source(name, base=base)).inputs)
-        if found is not None:
-            return found
+        preprocessing = preprocessing_of(describe_named(parse_source(name, base=base)).inputs)
+        if preprocessing is not None:
+            return preprocessing
         raise InvalidOption(
             f"preprocessing {name}: the model has none: neither a tokenizer nor a processor lies beside it",
             option="preprocessing",
@@ -101,14 +83,14 @@ def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
 def digest_preprocessing(name: str, *, base: Path | None = None) -> str:
     """Return a digest that changes when what a name stands for may have changed; empty for no name."""
     if _is_model(name):
-        return digest_source(parse_source(name, base=base))
+        return sources.digest_source(parse_source(name, base=base))
     return digest_files(preprocessing_files(name, base=base)) if name.endswith(".json") else name
 
 
 def preprocessing_files(name: str, *, base: Path | None = None) -> list[Path]:
     """Return the files that a name stands for: none for a preset, or for a model by its name."""
     if _is_model(name):
-        return source_files(parse_source(name, base=base))
+        return sources.source_files(parse_source(name, base=base))
     if name.endswith(".json"):
         return [require_file((base or Path.cwd()) / Path(name).expanduser(), what="preprocessing")]
     return []
@@ -119,28 +101,13 @@ def _is_model(name: str) -> bool:
     return bool(colon) and kind in NAMED
 
 
-def why_not(kind: SourceKind) -> str:
-    """Return why models of a package cannot be loaded here; empty where they can."""
-    try:
-        import_torch()
-    except EngineUnavailable as error:
-        return error.message
-    package = _PACKAGES[kind]
-    return "" if importlib.util.find_spec(package) else f"{package} is not installed"
-
-
 def describe_named(source: Source) -> Description:
     """Return task, inputs, preprocessing and outputs of a model by name, without its weights."""
-    _import(source)
-    with quiet():
-        description: Description = _package(source).describe(source)
-    return description
+    return _described(source)[0]
 
 
 def load_named(source: Source) -> LoadedModel:
     """Load a model by name, in evaluation mode, with an example of its inputs."""
-    warning = _import(source)
-    torch = import_torch()
     options = source.options
     if options.classes and not options.weights:
         raise InvalidOption(
@@ -148,50 +115,47 @@ def load_named(source: Source) -> LoadedModel:
             "or FILE is required",
             hint="leave classes out",
         )
-    package = _package(source)
+    description, warning = _described(source)
+    torch = import_torch()
     with quiet():
-        description: Description = package.describe(source)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
-            module = package.load(source, description)
+            module = description.load()
         if options.file:
             # The package's own module, whose names of tensors a file of weights has.
             wrapped = type(module).__module__.startswith(f"{__package__}.named.")
             inner = getattr(module, "module", None) or getattr(module, "inner", None) if wrapped else None
-            load_weights(inner or module, Path(options.file), source.spec)
+            pytorch.load_weights(inner or module, Path(options.file), source.spec)
         module = module.eval().requires_grad_(False)
-    shapes = shapes_at(description.inputs, traced_extents(description.inputs, {}, ())[0])
+    shapes = shapes_at(description.inputs, traced_extents(description.inputs)[0])
     feeds = random_feeds(description.inputs, shapes=shapes, domains=description.domains)
     example = {name: torch.from_numpy(array) for name, array in feeds.items()}
     sees = source.kind != "hf" or any(tensor.name == "pixel_values" for tensor in description.inputs)
     warnings = [text for text in (warning if sees else "", *description.notes) if text]
-    if options.weights == RANDOM:
+    if options.weights == sources.RANDOM:
         warnings.append(f"the weights are random (seed {options.seed}): outputs mean nothing")
     return LoadedModel(
         module, example, inputs=description.inputs, output_names=description.outputs, warnings=tuple(warnings)
     )
 
 
-def _package(source: Source) -> Any:
-    """What describes and what loads a model of a package."""
-    return importlib.import_module(f".named.{source.kind}_models", __package__)
-
-
-def _import(source: Source) -> str:
-    """Import the package; return a warning of what is wrong with it."""
-    reason = why_not(source.kind)
-    if reason:
-        raise EngineUnavailable(
-            f"model {source.spec}: {reason}", hint="pip install 'qcompile[models]'", engine="pytorch"
-        )
-    warning = declare_torchvision_operators()
+def _described(source: Source) -> tuple[Description, str]:
+    """What a package says of a model, and a warning of what is wrong with the package."""
+    package, hint = _PACKAGES[source.kind], "pip install 'qcompile[models]'"
+    reason = "" if importlib.util.find_spec(package) else f"{package} is not installed"
+    warning = ""
     try:
-        with quiet():
-            __import__(_PACKAGES[source.kind])
+        import_torch()
+        if not reason:
+            warning = declare_torchvision_operators()
+            with quiet():
+                importlib.import_module(package)
+    except EngineUnavailable as error:
+        reason = error.message
     except Exception as error:  # a package that does not suit another one fails in many ways
-        raise EngineUnavailable(
-            f"model {source.spec}: {_PACKAGES[source.kind]} cannot be imported ({error})",
-            hint="pip install 'qcompile[models]', into an environment of its own",
-            engine="pytorch",
-        ) from error
-    return warning
+        reason, hint = f"{package} cannot be imported ({error})", f"{hint}, into an environment of its own"
+    if reason:
+        raise EngineUnavailable(f"model {source.spec}: {reason}", hint=hint, engine="pytorch")
+    with quiet():
+        module = importlib.import_module(f".named.{source.kind}_models", __package__)
+        return module.describe(source), warning

@@ -15,7 +15,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..tensors import fill_dynamic
 from .graph import attribute, infer_shapes, without_weights
@@ -64,8 +64,8 @@ def named(layers: Mapping[str, str], share: Mapping[str, float]) -> str:
 
 def shares(names: Sequence[str], multiply_adds: Mapping[str, int]) -> tuple[dict[str, float], str]:
     """Return the share of each layer, and what was counted: "multiply-adds", or "layers"."""
-    known = all(name in multiply_adds for name in names)
-    total = sum(multiply_adds[name] for name in names) if known else 0
+    counted = all(name in multiply_adds for name in names)
+    total = sum(multiply_adds[name] for name in names) if counted else 0
     if not total:
         return dict.fromkeys(names, 1 / max(len(names), 1)), "layers"
     return {name: multiply_adds[name] / total for name in names}, "multiply-adds"
@@ -91,7 +91,7 @@ def known_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
             dimension.dim_value = extent
     _bind(light, symbols)
     inferred = {
-        name: tuple(extent for extent in shape if isinstance(extent, int))
+        name: cast("Shape", shape)
         for name, shape in infer_shapes(light).items()
         if all(isinstance(extent, int) for extent in shape)
     }
@@ -100,15 +100,15 @@ def known_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
 
 def _bind(model: onnx.ModelProto, symbols: Mapping[str, int]) -> None:
     """Give the exporter's notes of shapes, such as `2*batch`, their extents; drop those that have none."""
-    kept = []
+    bound = []
     for value in model.graph.value_info:
-        dimensions = value.type.tensor_type.shape.dim
-        extents = [_extent(one.dim_param, symbols) if one.dim_param else one.dim_value for one in dimensions]
+        dims = value.type.tensor_type.shape.dim
+        extents = [_extent(dim.dim_param, symbols) if dim.dim_param else dim.dim_value for dim in dims]
         if all(extents):
-            for dimension, extent in zip(dimensions, extents, strict=True):
-                dimension.dim_value = extent or 0
-            kept.append(value)
-    refill(model.graph.value_info, kept)
+            for dim, extent in zip(dims, extents, strict=True):
+                dim.dim_value = extent or 0
+            bound.append(value)
+    refill(model.graph.value_info, bound)
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
 
@@ -179,14 +179,14 @@ def tensor_core_advice(model: onnx.ModelProto, precision: str = "fp16") -> dict[
 
 def _sizes(node: onnx.NodeProto, shapes: Shapes) -> dict[str, int | str] | None:
     """K and N of a node, a text where an axis is dynamic; None where it multiplies no matrices."""
-    left, right = (shapes.get(name, ()) for name in (*node.input[:2], "", "")[:2])
-    if node.op_type in ("Conv", "ConvInteger") and len(right) > 2 and isinstance(right[0], int):
-        return {"K": right[1], "N": right[0] // attribute(node, "group", 1)}
-    if node.op_type == "ConvTranspose" and len(right) > 2 and isinstance(right[0], int):
-        return {"K": right[0] // attribute(node, "group", 1), "N": right[1]}
-    if node.op_type == "Gemm" and len(right) == 2:
-        k, n = right[::-1] if attribute(node, "transB", 0) else right
+    data, weight = (shapes.get(name, ()) for name in (*node.input[:2], "", "")[:2])
+    if node.op_type in ("Conv", "ConvInteger") and len(weight) > 2 and isinstance(weight[0], int):
+        return {"K": weight[1], "N": weight[0] // attribute(node, "group", 1)}
+    if node.op_type == "ConvTranspose" and len(weight) > 2 and isinstance(weight[0], int):
+        return {"K": weight[0] // attribute(node, "group", 1), "N": weight[1]}
+    if node.op_type == "Gemm" and len(weight) == 2:
+        k, n = weight[::-1] if attribute(node, "transB", 0) else weight
         return {"K": k, "N": n}
-    if node.op_type in ("MatMul", "MatMulInteger") and len(left) > 1 and len(right) > 1:
-        return {"K": right[-2] if isinstance(right[-2], int) else left[-1], "N": right[-1]}
+    if node.op_type in ("MatMul", "MatMulInteger") and len(data) > 1 and len(weight) > 1:
+        return {"K": weight[-2] if isinstance(weight[-2], int) else data[-1], "N": weight[-1]}
     return None

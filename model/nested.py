@@ -48,22 +48,21 @@ class NestedInputs(nn.Module):
 
 
 def taken_apart(module: nn.Module, example: Any) -> tuple[nn.Module, tuple[Any, ...] | dict[str, Any]]:
-    """Return a module that takes tensors, and its example by name, for an example that may be nested.
+    """Return a module that takes tensors, and its example by name.
 
-    Args:
-        example: A tensor, or a tuple (positional) or dict (by name) of the arguments of `forward`. Arguments
-            may be tuples, lists, dicts, dataclasses, None and numbers.
+    An example is a tensor, or a tuple (positional) or dict (by name) of the arguments of `forward`, which may
+    be tuples, lists, dicts, dataclasses, None and numbers.
     """
     if not isinstance(example, dict | tuple):
         example = (example,)
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
-    known = [] if isinstance(module, torch.jit.ScriptModule) else _parameters(module)
-    parameters = [parameter.name for parameter in known if parameter.kind in kinds]
-    if isinstance(example, dict) and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known):
-        required = [p for p in known if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
-        if len(required) == 1 and not set(example) & {parameter.name for parameter in known}:
+    signature = [] if isinstance(module, torch.jit.ScriptModule) else _parameters(module)
+    parameters = [parameter.name for parameter in signature if parameter.kind in kinds]
+    if isinstance(example, dict) and not any(p.kind is p.VAR_KEYWORD for p in signature):
+        required = [p for p in signature if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
+        if len(required) == 1 and not set(example) & {parameter.name for parameter in signature}:
             example = (example,)  # forward(batch), called with the dict itself
-    values = list(example.values()) if isinstance(example, dict) else list(example)
+    values = example.values() if isinstance(example, dict) else example
     if all(isinstance(value, torch.Tensor) for value in values):
         return module, example
     tensors: dict[str, torch.Tensor] = {}

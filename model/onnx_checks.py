@@ -224,10 +224,10 @@ def check_model(model: onnx.ModelProto, path: Path) -> None:
 
 def finding(error: BaseException) -> str:
     """Return what ONNX's checker found, in one line, with the operator and the name of the node."""
-    found, _, context = " ".join(str(error).split()).partition("==> Context")
+    text, _, context = " ".join(str(error).split()).partition("==> Context")
     node = re.search(r"Name: (\S*) ?OpType: (\S+)", context)
-    found = found.strip()[:_LONGEST]
-    return f"{found} ({node[2]} {node[1]!r})" if node else found
+    text = text.strip()[:_LONGEST]
+    return f"{text} ({node[2]} {node[1]!r})" if node else text
 
 
 def _check_graph(model: onnx.ModelProto) -> None:
@@ -286,8 +286,8 @@ def _check_value(value: onnx.ValueInfoProto, kind: str, *, lowest: int) -> None:
         )
     tensor = value.type.tensor_type
     if tensor.elem_type not in onnx.TensorProto.DataType.values() or (lowest and not tensor.elem_type):
-        found = "has no type" if not which else f"has the unknown element type {tensor.elem_type}"
-        raise Refused(f"{kind} {value.name!r} {found}; a tensor with an element type is required")
+        problem = "has no type" if not which else f"has the unknown element type {tensor.elem_type}"
+        raise Refused(f"{kind} {value.name!r} {problem}; a tensor with an element type is required")
     fixed = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
     if fixed and min(fixed) < lowest:
         raise Refused(

@@ -140,8 +140,9 @@ def read_preprocessing(value: object) -> Preprocessing:
 
 def preprocessing_of(inputs: Sequence[TensorInfo]) -> Preprocessing | None:
     """Return what inputs say of how samples become them; None where they say nothing."""
-    said = next((one.preprocessing for one in inputs if one.preprocessing is not None), None)
-    return None if said is None else read_preprocessing(said)
+    noted = (tensor.preprocessing for tensor in inputs if tensor.preprocessing is not None)
+    value = next(noted, None)
+    return None if value is None else read_preprocessing(value)
 
 
 PRESETS: dict[str, Preprocessing] = {
@@ -167,34 +168,34 @@ PRESETS: dict[str, Preprocessing] = {
 """Name to preprocessing; `input` is left to whoever knows the model."""
 
 
-def fit_preprocessing(said: Preprocessing, inputs: Sequence[TensorInfo]) -> dict[str, Preprocessing]:
+def fit_preprocessing(preprocessing: Preprocessing, inputs: Sequence[TensorInfo]) -> dict[str, Preprocessing]:
     """Return input to preprocessing, for each input that it makes.
 
     Images get the name of the model's input, and its height and width where these are fixed; what they are
     resized to before a crop grows or shrinks with them.
     """
-    if isinstance(said, ImagePreprocessing):
-        images = [one for one in inputs if len(one.shape) == 4]
-        chosen = [one for one in images if one.name == said.input] or images
-        if len(chosen) != 1:
-            raise _refused(said, inputs, "one input of four axes")
-        [tensor] = chosen
-        last = is_channels_last(tensor, said.channels)
+    if isinstance(preprocessing, ImagePreprocessing):
+        images = [tensor for tensor in inputs if len(tensor.shape) == 4]
+        images = [tensor for tensor in images if tensor.name == preprocessing.input] or images
+        if len(images) != 1:
+            raise _refused(preprocessing, inputs, "one input of four axes")
+        [tensor] = images
+        last = is_channels_last(tensor, preprocessing.channels)
         channels = tensor.shape[3 if last else 1]
-        if isinstance(channels, int) and channels != said.channels:
-            raise _refused(said, inputs, f"an input of {said.channels} channels")
-        own = (said.height, said.width)
-        axes = zip(tensor.shape[1:3] if last else tensor.shape[2:4], own, strict=True)
+        if isinstance(channels, int) and channels != preprocessing.channels:
+            raise _refused(preprocessing, inputs, f"an input of {preprocessing.channels} channels")
+        extents = (preprocessing.height, preprocessing.width)
+        axes = zip(tensor.shape[1:3] if last else tensor.shape[2:4], extents, strict=True)
         height, width = (axis if isinstance(axis, int) else extent for axis, extent in axes)
-        resize = scaled_resize(said.resize, own, (height, width))
-        fitted = replace(said, input=tensor.name, height=height, width=width, resize=resize)
+        resize = scaled_resize(preprocessing.resize, extents, (height, width))
+        fitted = replace(preprocessing, input=tensor.name, height=height, width=width, resize=resize)
         return {tensor.name: fitted}
-    names = tuple(one.name for one in inputs if one.name in said.inputs)
-    if not names and len(inputs) == 1 and isinstance(said, AudioPreprocessing):
+    names = tuple(tensor.name for tensor in inputs if tensor.name in preprocessing.inputs)
+    if not names and len(inputs) == 1 and isinstance(preprocessing, AudioPreprocessing):
         names = (inputs[0].name,)
     if not names:
-        raise _refused(said, inputs, f"one of {', '.join(said.inputs)}")
-    return dict.fromkeys(names, replace(said, inputs=names))
+        raise _refused(preprocessing, inputs, f"one of {', '.join(preprocessing.inputs)}")
+    return dict.fromkeys(names, replace(preprocessing, inputs=names))
 
 
 def is_channels_last(tensor: TensorInfo, channels: int) -> bool:
@@ -216,10 +217,10 @@ def scaled_resize(
     return tuple(max(round(r * a / b), a) for r, a, b in zip(resize, after, before, strict=True))
 
 
-def _refused(said: Preprocessing, inputs: Sequence[TensorInfo], required: str) -> InvalidOption:
-    shapes = ", ".join(f"{one.name}:{format_shape(one.shape)}" for one in inputs) or "none"
+def _refused(preprocessing: Preprocessing, inputs: Sequence[TensorInfo], required: str) -> InvalidOption:
+    shapes = ", ".join(f"{tensor.name}:{format_shape(tensor.shape)}" for tensor in inputs) or "none"
     return InvalidOption(
-        f"`preprocessing` {said.source or said.kind}: makes {said.kind} input; the model's inputs are "
-        f"{shapes}; {required} is required",
+        f"`preprocessing` {preprocessing.source or preprocessing.kind}: makes {preprocessing.kind} input; "
+        f"the model's inputs are {shapes}; {required} is required",
         option="preprocessing",
     )

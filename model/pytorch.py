@@ -23,15 +23,8 @@ from ..files import require_file
 from ..machine_memory import require_address_space
 from ..progress import quiet
 from ..tensors import TensorInfo
-from .archives import (
-    PROGRAM,
-    SAVE_PROGRAM,
-    check_archive,
-    check_torchscript,
-    is_archive,
-    not_a_program,
-    program_checked,
-)
+from . import archives
+from .archives import check_archive, is_archive
 
 if TYPE_CHECKING:
     import torch
@@ -93,11 +86,12 @@ def read_weights(path: Path) -> dict[str, Any]:
     else:
         values = _read_state_dict(path)
     torch = import_torch()
-    others = [name for name, value in values.items() if not isinstance(value, torch.Tensor)]
-    if others or not values:
-        found = f"{others[0]!r} is {type(values[others[0]]).__name__}" if others else "it is empty"
+    objects = (f"{name!r} is {type(value).__name__}" for name, value in values.items()
+               if not isinstance(value, torch.Tensor))  # fmt: skip
+    problem = next(objects, "") if values else "it is empty"
+    if problem:
         raise ModelError(
-            f"{path}: {found}; a state dict, name to tensor, is required",
+            f"{path}: {problem}; a state dict, name to tensor, is required",
             hint="save it with torch.save(model.state_dict(), FILE) or safetensors.torch.save_model",
             file=path,
         )
@@ -110,11 +104,12 @@ def load_weights(module: Any, path: Path, label: str) -> None:
     Names that all begin with `module.` or `_orig_mod.`, as DistributedDataParallel and `torch.compile` write
     them, lose that beginning.
     """
-    values, own = read_weights(path), module.state_dict()
+    values, expected = read_weights(path), module.state_dict()
     for prefix in ("module.", "_orig_mod."):
-        if all(name.startswith(prefix) for name in values) and not any(n.startswith(prefix) for n in own):
+        is_extra = not any(name.startswith(prefix) for name in expected)
+        if is_extra and all(name.startswith(prefix) for name in values):
             values = {name.removeprefix(prefix): value for name, value in values.items()}
-    problems = _misfits(own, values)
+    problems = _misfits(expected, values)
     if problems:
         raise ModelError(
             f"{label}: {path} does not fit the model: {'; '.join(problems)}",
@@ -150,21 +145,21 @@ def _read_state_dict(path: Path) -> Mapping[str, Any]:
     return values
 
 
-def _misfits(own: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+def _misfits(expected: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
     """What of a file does not fit; of names of the same memory it may hold one alone."""
     tied: dict[Any, set[str]] = {}
-    for name, value in own.items():
+    for name, value in expected.items():
         place = (value.data_ptr(), tuple(value.shape), value.stride()) if value.numel() else name
         tied.setdefault(place, set()).add(name)
     mismatched = [
         f"{name} ({'x'.join(map(str, values[name].shape))} in place of {'x'.join(map(str, value.shape))})"
-        for name, value in own.items()
+        for name, value in expected.items()
         if name in values and value.shape != values[name].shape
     ]
     missing = {name for names in tied.values() if not names & values.keys() for name in names}
     kinds = {
-        "missing": [name for name in own if name in missing],
-        "unexpected": [name for name in values if name not in own],
+        "missing": [name for name in expected if name in missing],
+        "unexpected": [name for name in values if name not in expected],
         "of another shape": mismatched,
     }
     problems = []
@@ -194,16 +189,16 @@ def evaluated(module: torch.nn.Module) -> torch.nn.Module:
 def load_program(path: Path, device: str) -> torch.nn.Module:
     """Load what `torch.export.save` wrote."""
     torch = import_torch()
-    check_archive(path, what=PROGRAM, hint=SAVE_PROGRAM)
+    check_archive(path, what=archives.PROGRAM, hint=archives.SAVE_PROGRAM)
     try:
-        with program_checked(path), quiet():  # it logs tracebacks of what it raises as well
+        with archives.program_checked(path), quiet():  # it logs tracebacks of what it raises as well
             program = torch.export.load(path)
         if device == "cpu":
             return program.module()  # type: ignore[no-any-return]
     except ModelError:
         raise
     except Exception as error:
-        raise not_a_program(path, error) from error
+        raise archives.not_a_program(path, error) from error
     try:
         from torch.export.passes import move_to_device_pass
 
@@ -233,7 +228,7 @@ def load_torchscript(path: Path, device: str) -> torch.nn.Module:
             file=path,
         )
     try:
-        check_torchscript(path)
+        archives.check_torchscript(path)
         with quiet():  # it warns of its own deprecation
             return torch.jit.load(str(path), map_location=device).eval()  # type: ignore[no-any-return]
     except RuntimeError as error:
@@ -260,17 +255,17 @@ def flat_outputs(outputs: Any) -> tuple[list[str], list[NDArray[Any]]]:
     return [name for name, _ in tensors], [tensor.detach().cpu().numpy() for _, tensor in tensors]
 
 
-def name_outputs(given: Sequence[str], reference: Any) -> list[str]:
-    """Return a name for every output: as given, as the structure says, or `output`, `output_0`, ..."""
+def name_outputs(spelled: Sequence[str], reference: Any) -> list[str]:
+    """Return a name for every output: as spelled, as the structure says, or `output`, `output_0`, ..."""
     names = [name for name, _ in flat_tensors(reference)]
     if not names:
         raise ExportError(
             f"forward returned {type(reference).__name__}; tensors, or a tuple or dict of them, are required"
         )
-    if given:
-        if len(given) != len(names):
-            raise InvalidOption(f"{len(given)} output names for {len(names)} outputs")
-        return list(given)
+    if spelled:
+        if len(spelled) != len(names):
+            raise InvalidOption(f"{len(spelled)} output names for {len(names)} outputs")
+        return list(spelled)
     if all(names) and len(set(names)) == len(names):
         return names
     return ["output"] if len(names) == 1 else [f"output_{i}" for i in range(len(names))]

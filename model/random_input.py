@@ -45,6 +45,11 @@ _KEEP_VALUE = frozenset(
 _AS_MASK = frozenset(
     ["Mul", "Not", "And", "Or", "Xor", "Equal", "Greater", "Less", "Sub", "ReduceSum", "CumSum"]
 )
+_SELECTING = {
+    "Gather": 1, "GatherElements": 1, "ScatterElements": 1, "GatherND": 1, "ScatterND": 1, "RoiAlign": 2,
+    "OneHot": 0,
+}  # fmt: skip
+"""Operator to which of its operands selects."""
 _NAMED_MASK = re.compile(r"mask|(?<![a-z])pad(?![a-z])", re.I)
 _NAMED_POSITION = re.compile(r"position|(?<![a-z])pos(?![a-z])", re.I)
 _NAMED_BOXES = re.compile(r"box|(?<![a-z])rois?(?![a-z])", re.I)
@@ -101,25 +106,19 @@ class _Trace:
         named = named_domain(tensor)
         uses = list(self._uses(tensor.name))
         if tensor.dtype.startswith(("int", "uint")):
-            bounds = tuple(dict.fromkeys(bound for node, name in uses for bound in self._bounds(node, name)))
-            if bounds:
-                return Domain("position" if named.kind == "position" else "index", bounds)
-            if (
-                named.kind == "normal"
-                and len(tensor.shape) > 1
-                and any(
-                    node.op_type in _AS_MASK
-                    or (node.op_type == "Cast" and attribute(node, "to", 0) == 9)  # TensorProto.BOOL
-                    or (node.op_type == "Where" and node.input[0] == name)
-                    for node, name in uses
-                )
-            ):
+            bounds = (bound for node, name in uses for bound in self._bounds(node, name))
+            if limits := tuple(dict.fromkeys(bound for bound in bounds if bound not in ("", 0, "?"))):
+                return Domain("position" if named.kind == "position" else "index", limits)
+            is_mask = any(
+                node.op_type in _AS_MASK
+                or (node.op_type == "Cast" and attribute(node, "to", 0) == 9)  # TensorProto.BOOL
+                or (node.op_type == "Where" and node.input[0] == name)
+                for node, name in uses
+            )
+            if named.kind == "normal" and len(tensor.shape) > 1 and is_mask:
                 return Domain("mask")
-        if "float" in tensor.dtype and any(
-            n.op_type == "RoiAlign" and n.input[1] == name for n, name in uses
-        ):
-            return Domain("boxes")
-        return named
+        is_corners = any(node.op_type == "RoiAlign" and node.input[1] == name for node, name in uses)
+        return Domain("boxes") if is_corners and "float" in tensor.dtype else named
 
     def _uses(self, name: str) -> Iterator[tuple[onnx.NodeProto, str]]:
         """Every node that a value reaches unchanged (`_KEEP_VALUE`), with the name that it has there."""
@@ -137,55 +136,32 @@ class _Trace:
                     seen.update(new)
                     waiting += new
 
-    def _bounds(self, node: onnx.NodeProto, name: str) -> Iterator[Dim]:
+    def _bounds(self, node: onnx.NodeProto, name: str) -> tuple[Dim, ...]:
         """The extents of what a node selects from by this value."""
-        position, extents = _SELECT.get(node.op_type, (0, None))
-        if extents is None or len(node.input) <= position or node.input[position] != name:
-            return
-        for bound in extents(self, node):
-            if bound not in ("", 0, "?"):
-                yield bound
+        place = _SELECTING.get(node.op_type, len(node.input))
+        if len(node.input) <= place or node.input[place] != name:
+            return ()
+        if node.op_type == "OneHot":
+            depth = self._number(node.input[1])
+            return () if depth is None else (depth,)
+        shape = self.shapes.get(node.input[0], ())
+        if node.op_type == "RoiAlign":
+            return shape[:1]
+        if node.op_type in ("GatherND", "ScatterND"):  # as many leading axes as a tuple of indices is long
+            indices = self.shapes.get(name, ())
+            length = indices[-1] if indices and isinstance(indices[-1], int) else 1
+            first = attribute(node, "batch_dims", 0)
+            return shape[first : first + length]
+        axis = attribute(node, "axis", 0)
+        return (shape[axis],) if -len(shape) <= axis < len(shape) else ()
 
-    def shape(self, name: str) -> tuple[Dim, ...]:
-        return self.shapes.get(name, ())
-
-    def number(self, name: str) -> int | None:
+    def _number(self, name: str) -> int | None:
         """The value of a stored scalar."""
         tensor = self.stored.get(name)
         if tensor is None or tensor.external_data:
             return None
         values = tensor_values(tensor)
         return int(values.item()) if values.size == 1 and np.isfinite(values).all() else None
-
-
-def _along_axis(trace: _Trace, node: onnx.NodeProto) -> tuple[Dim, ...]:
-    shape, axis = trace.shape(node.input[0]), attribute(node, "axis", 0)
-    return (shape[axis],) if -len(shape) <= axis < len(shape) else ()
-
-
-def _leading(trace: _Trace, node: onnx.NodeProto) -> tuple[Dim, ...]:
-    """Of tuples of indices: the extents of as many leading axes as a tuple is long."""
-    shape, indices = trace.shape(node.input[0]), trace.shape(node.input[1])
-    length = indices[-1] if indices and isinstance(indices[-1], int) else 1
-    first = attribute(node, "batch_dims", 0)
-    return shape[first : first + length]
-
-
-def _depth(trace: _Trace, node: onnx.NodeProto) -> tuple[Dim, ...]:
-    number = trace.number(node.input[1])
-    return () if number is None else (number,)
-
-
-_SELECT: Mapping[str, tuple[int, Callable[[_Trace, onnx.NodeProto], tuple[Dim, ...]]]] = {
-    "Gather": (1, _along_axis),
-    "GatherElements": (1, _along_axis),
-    "ScatterElements": (1, _along_axis),
-    "GatherND": (1, _leading),
-    "ScatterND": (1, _leading),
-    "RoiAlign": (2, lambda trace, node: trace.shape(node.input[0])[:1]),
-    "OneHot": (0, _depth),
-}
-"""Operator to which of its operands selects, and the extents that it selects from."""
 
 
 Result = TypeVar("Result")
@@ -216,9 +192,9 @@ def random_feeds(
     What values inputs take is what `domains` say, else their names and types.
     """
     generator = np.random.default_rng(seed)
-    chosen = {t.name: (shapes or {}).get(t.name) or fill_dynamic(t, extent) for t in inputs}
+    shapes = {t.name: (shapes or {}).get(t.name) or fill_dynamic(t, extent) for t in inputs}
     extents = {
-        name: chosen[tensor.name][axis] for tensor in inputs for axis, name in tensor.dynamic_axes.items()
+        name: shapes[tensor.name][axis] for tensor in inputs for axis, name in tensor.dynamic_axes.items()
     }
     feeds: Feeds = {}
     for tensor in inputs:
@@ -231,7 +207,7 @@ def random_feeds(
         if tensor.dtype == "bfloat16":
             import ml_dtypes  # noqa: F401 - which gives NumPy the name
         domain = (domains or {}).get(tensor.name) or named_domain(tensor)
-        values = _values(domain, tensor, chosen[tensor.name], extents, generator)
+        values = _values(domain, tensor, shapes[tensor.name], extents, generator)
         feeds[tensor.name] = np.asarray(values, tensor.dtype)
     return feeds
 
@@ -305,7 +281,7 @@ class RandomInput:
 
     def _shape(self, tensor: TensorInfo, batch: int) -> tuple[int, ...]:
         note = self._notes.get(tensor.name)
-        known = note.example if note and len(note.example) == len(tensor.shape) else None
+        noted = note.example if note and len(note.example) == len(tensor.shape) else None
         shape = []
         for axis, dim in enumerate(tensor.shape):
             if isinstance(dim, int):
@@ -313,7 +289,7 @@ class RandomInput:
             elif axis == 0 and self.has_batch:
                 extent = batch
             else:
-                extent = known[axis] if known else usual_extent(tensor, axis, self._guess)
+                extent = noted[axis] if noted else usual_extent(tensor, axis, self._guess)
             if note and not isinstance(dim, int) and axis in note.axes:
                 extent = note.axes[axis].nearest(extent)
             shape.append(extent)
@@ -355,8 +331,10 @@ def _values(
         return values
     if domain.kind == "length":
         return np.full(shape, max(extents.values(), default=1))
-    if domain.kind == "boxes":
-        return _boxes(shape, generator)
+    if domain.kind == "boxes":  # corners x1, y1, x2, y2 with x1 < x2 and y1 < y2, within 32 x 32
+        corners = generator.uniform(0.0, 16.0, (*shape[:-1], 2))
+        sides = generator.uniform(4.0, 16.0, (*shape[:-1], 2))
+        return np.concatenate([corners, corners + sides], axis=-1)
     if domain.kind == "image":
         return generator.integers(0, 256, shape)
     if "float" in tensor.dtype:
@@ -367,9 +345,3 @@ def _values(
 def _bound(domain: Domain, extents: Mapping[str, int]) -> int:
     """The number that every index is below; 2 where an extent is not known: most tables have two rows."""
     return min(dim if isinstance(dim, int) else extents.get(dim, 2) for dim in domain.bounds)
-
-
-def _boxes(shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[Any]:
-    """Corners x1, y1, x2, y2 with x1 < x2 and y1 < y2, within 32 x 32."""
-    corners = generator.uniform(0.0, 16.0, (*shape[:-1], 2))
-    return np.concatenate([corners, corners + generator.uniform(4.0, 16.0, (*shape[:-1], 2))], axis=-1)

@@ -19,7 +19,8 @@ rounded, and so are the weights of products.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,6 +42,7 @@ from .onnx_file import copy_model, dtype_name
 if TYPE_CHECKING:
     import onnx
 
+_ABSENT = 1 << 30  # a place that no node has
 _SATURATING = {
     "MatMulInteger": ((1, 3),),
     "ConvInteger": ((1, 3),),
@@ -49,7 +51,14 @@ _SATURATING = {
     "DynamicQuantizeLSTM": ((1, 9), (2, 11)),
 }
 """Operator to the places of its weights and of their zero points."""
-_PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
+_LSTM = "DynamicQuantizeLSTM"
+_FLOAT_FORMS: Mapping[str, tuple[str, Mapping[int, tuple[int, int]], Sequence[int]]] = {
+    "MatMulInteger": ("MatMul", {1: (_ABSENT, 3)}, (0, 1)),
+    "ConvInteger": ("Conv", {1: (_ABSENT, 3)}, (0, 1)),
+    "QAttention": ("Attention", {1: (4, 7)}, (0, 1, 2, 5, 8)),
+    _LSTM: ("LSTM", {1: (8, 9), 2: (10, 11)}, range(8)),
+}
+"""Operator to its float one, the places of its weights with those of scale and zero point, its operands."""
 _RANDOM = frozenset(["Multinomial", "Bernoulli"])
 
 _HALVES = {"fp16": 10, "bf16": 16}
@@ -134,7 +143,7 @@ def with_halves(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
                 nodes += _clipped(graph, f"{name}/exact", f"{name}/within", (-limit, limit))
                 for operand, output, to in ((f"{name}/within", f"{name}/half", _HALVES[precision]),
                                             (f"{name}/half", name, onnx.TensorProto.FLOAT)):  # fmt: skip
-                    nodes.append(_made("Cast", [operand], output))
+                    nodes.append(_node("Cast", [operand], output))
                     nodes[-1].attribute.append(onnx.helper.make_attribute("to", to))
     set_nodes(graph, nodes)
     return result
@@ -156,8 +165,8 @@ def without_roundings(model: onnx.ModelProto) -> onnx.ModelProto:
         for node in graph.node
         if node.op_type == "DynamicQuantizeLinear"
         and all(
-            one.op_type in (*_PRODUCTS, "QAttention") and one.input[1] in stored
-            for one in readers.get(node.output[0], ())
+            reader.op_type in _FLOAT_FORMS and reader.input[1] in stored
+            for reader in readers.get(node.output[0], ())
         )
     }
     nodes: list[onnx.NodeProto] = []
@@ -166,13 +175,11 @@ def without_roundings(model: onnx.ModelProto) -> onnx.ModelProto:
         if maker is not None and maker.input[0] not in constants and (limits := _limits(maker, node, stored)):
             nodes += _clipped(graph, maker.input[0], node.output[0], limits)
         elif node.op_type == "DynamicQuantizeLinear" and node.output[0] in dynamic:
-            nodes.append(_made("Identity", [node.input[0]], node.output[0]))
+            nodes.append(_node("Identity", [node.input[0]], node.output[0]))
             store(graph, node.output[1], np.float32(1))
             store(graph, node.output[2], np.uint8(0))
-        elif node.op_type in (*_PRODUCTS, "QAttention") and node.input[0] in dynamic:
-            nodes.append(_float_product(graph, node, stored))
-        elif node.op_type == "DynamicQuantizeLSTM":
-            nodes.append(_float_lstm(graph, node, stored))
+        elif node.op_type == _LSTM or (node.op_type in _FLOAT_FORMS and node.input[0] in dynamic):
+            nodes.append(_float_form(graph, node, stored))
         else:
             nodes.append(node)
     set_nodes(graph, nodes)
@@ -211,56 +218,46 @@ def _clipped(
     low, high = (
         store(graph, f"{output}/{end}", limit) for end, limit in zip(("low", "high"), limits, strict=True)
     )
-    return [_made("Max", [value, low], f"{output}/above"), _made("Min", [f"{output}/above", high], output)]
+    return [_node("Max", [value, low], f"{output}/above"), _node("Min", [f"{output}/above", high], output)]
 
 
-def _float_product(graph: onnx.GraphProto, node: onnx.NodeProto, stored: Stored) -> onnx.NodeProto:
-    """MatMul, Conv or Attention of the dequantized weights; the scale of x is 1 now."""
-    if node.op_type == "QAttention":
-        weight = _dequantized(graph, stored, node.input[1], _at(node, 7), _at(node, 4))
-        operands = [node.input[0], weight, node.input[2], _at(node, 5), _at(node, 8)]
-        made = _made("Attention", operands, node.output[0], node)
-        made.domain = node.domain
-        made.output.extend(node.output[1:])
-        return made
-    axis = -1 if node.op_type == "MatMulInteger" else 0
-    weight = _dequantized(graph, stored, node.input[1], _at(node, 3), "", axis=axis)
-    return _made(_PRODUCTS[node.op_type], [node.input[0], weight], node.output[0], node)
-
-
-def _float_lstm(graph: onnx.GraphProto, node: onnx.NodeProto, stored: Stored) -> onnx.NodeProto:
-    """LSTM of the dequantized weights, as [directions, inputs, 4 * hidden]."""
-    weights = [
-        _dequantized(graph, stored, node.input[place], _at(node, zero), _at(node, scale), swapped=True)
-        for place, scale, zero in ((1, 8, 9), (2, 10, 11))
-    ]
-    made = _made("LSTM", [node.input[0], *weights, *node.input[3:8]], node.output[0], node)
-    made.output.extend(node.output[1:])
-    return made
+def _float_form(graph: onnx.GraphProto, node: onnx.NodeProto, stored: Stored) -> onnx.NodeProto:
+    """The float operator of the dequantized weights; the scale of x is 1 now."""
+    operator, weights, operands = _FLOAT_FORMS[node.op_type]
+    names = {
+        place: _dequantized(graph, stored, node, (place, scale, zero_point))
+        for place, (scale, zero_point) in weights.items()
+    }
+    result = copy.deepcopy(node)
+    result.op_type = operator
+    result.input[:] = [names.get(place) or _at(node, place) for place in operands]
+    result.domain = node.domain if operator == "Attention" else ""
+    return result
 
 
 def _dequantized(
-    graph: onnx.GraphProto, stored: Stored, name: str, zero_point: str, scale: str,
-    *, axis: int = -1, swapped: bool = False,
-) -> str:  # fmt: skip
-    """Store (w - zero_point) * scale as float32, and return its name; both are of one value or along an axis.
+    graph: onnx.GraphProto, stored: Stored, node: onnx.NodeProto, places: tuple[int, int, int]
+) -> str:
+    """Store (w - zero point) * scale as float32, and return its name; both are of one value or along an axis.
 
-    Those of an LSTM are [directions] or [directions, 4 * hidden], and its weights swap their last two axes.
+    Those of an LSTM are [directions] or [directions, 4 * hidden], and its weights [directions, inputs,
+    4 * hidden] swap their last two axes. `places` are of the weight, the scale and the zero point.
     """
-    weight = tensor_values(stored[name]).astype(np.float32)
+    name, scale, zero_point = (_at(node, place) for place in places)
+    weight, is_lstm = tensor_values(stored[name]).astype(np.float32), node.op_type == _LSTM
 
     def spread(other: str, default: float) -> NDArray[Any]:
         values = tensor_values(stored[other]).astype(np.float32) if other else np.float32(default)
-        if swapped:
+        if is_lstm:
             return values.reshape(weight.shape[0], 1, -1) if np.ndim(values) else np.asarray(values)
         shape = [1] * weight.ndim
-        shape[axis] = -1
+        shape[0 if node.op_type == "ConvInteger" else -1] = -1
         return values.reshape(shape) if np.ndim(values) == 1 else np.asarray(values)
 
     weight = (weight - spread(zero_point, 0)) * spread(scale, 1)
     result = f"{name}/float"
     if not any(tensor.name == result for tensor in graph.initializer):
-        store(graph, result, weight.swapaxes(1, 2) if swapped else weight)
+        store(graph, result, weight.swapaxes(1, 2) if is_lstm else weight)
     return result
 
 
@@ -268,12 +265,7 @@ def _at(node: onnx.NodeProto, place: int) -> str:
     return node.input[place] if len(node.input) > place else ""
 
 
-def _made(
-    operator: str, operands: list[str], output: str, like: onnx.NodeProto | None = None
-) -> onnx.NodeProto:
+def _node(operator: str, operands: list[str], output: str) -> onnx.NodeProto:
     from onnx import helper
 
-    made = helper.make_node(operator, operands, [output], name=output if like is None else like.name)
-    if like is not None:
-        made.attribute.extend(like.attribute)
-    return made
+    return helper.make_node(operator, operands, [output], name=output)

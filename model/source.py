@@ -8,8 +8,9 @@ weights is refused, and so is a `.pt2` that holds more than weights and operator
 
 from __future__ import annotations
 
+import difflib
 import hashlib
-import importlib
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -47,33 +48,26 @@ class SourceOptions:
     @property
     def query(self) -> str:
         """The spelling: `?key=value&...`, or empty where everything is the default."""
-        said = [
-            f"{one.name}={_written(getattr(self, one.name))}"
-            for one in fields(self)
-            if getattr(self, one.name) != one.default
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        spelled = [
+            f"{key}={_written(value)}" for key, value in values.items() if value != getattr(_DEFAULTS, key)
         ]
-        return "?" + "&".join(said) if said else ""
-
-    def merged(self, spec: str, *, weights: str = "", download: bool = False) -> SourceOptions:
-        """Return options with what was given beside the spelling."""
-        if weights and self.weights and weights != self.weights:
-            raise InvalidOption(
-                f"`weights` {weights}: the spelling {spec} says weights={self.weights}; one is required",
-                option="weights",
-            )
-        return replace(self, weights=weights or self.weights, download=download or self.download)
+        return "?" + "&".join(spelled) if spelled else ""
 
 
-def parse_query(query: str, spec: str, known: tuple[str, ...] = ()) -> SourceOptions:
-    """Read `key=value&key=value`, of these keys alone; empty takes all."""
-    takes = known or tuple(_KEYS)
+_DEFAULTS = SourceOptions()
+
+
+def parse_query(query: str, spec: str, keys: Iterable[str] = ()) -> SourceOptions:
+    """Read `key=value&key=value`, of these keys alone; without any, of all."""
+    keys = tuple(keys) or tuple(_KEYS)
     values: dict[str, Any] = {}
     for part in query.split("&"):
         key, equals, text = part.partition("=")
-        if key not in takes or not equals:
+        if key not in keys or not equals:
             raise InvalidOption(
-                f"model {spec}: {part!r} is none of its options: {', '.join(takes)}",
-                hint=did_you_mean(key, takes) if key not in takes else f"write {key}=VALUE",
+                f"model {spec}: {part!r} is none of its options: {', '.join(keys)}",
+                hint=did_you_mean(key, keys) if key not in keys else f"write {key}=VALUE",
             )
         if key in values:
             raise InvalidOption(f"model {spec}: {key} is given twice; once is required")
@@ -85,11 +79,9 @@ def parse_query(query: str, spec: str, known: tuple[str, ...] = ()) -> SourceOpt
     return SourceOptions(**values)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return "did you mean ...?" with the nearest known name; empty where none is near."""
-    import difflib
-
-    near = difflib.get_close_matches(name, list(known), n=1)
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return "did you mean ...?" with the nearest of the names; empty where none is near."""
+    near = difflib.get_close_matches(name, list(names), n=1)
     return f"did you mean {near[0]!r}?" if near else ""
 
 
@@ -129,8 +121,6 @@ NAMED: tuple[SourceKind, ...] = ("torchvision", "timm", "hf")
 """Packages whose models are given by name."""
 TENSORFLOW_KINDS: tuple[SourceKind, ...] = ("keras", "savedmodel", "tflite")
 """What TensorFlow runs, and tf2onnx converts."""
-
-_DEFAULTS = SourceOptions()
 _BY_SUFFIX: dict[str, SourceKind] = {
     ".keras": "keras", ".h5": "keras", ".hdf5": "keras", ".tflite": "tflite", ".onnx": "onnx", ".pt2": "pt2",
     ".pt": "torchscript", ".pth": "torchscript", ".ts": "torchscript", ".jit": "torchscript",
@@ -163,15 +153,12 @@ class Source:
     @property
     def absolute(self) -> str:
         """The spelling with absolute paths, for another process or another working folder."""
+        path = str(self.path.resolve()) if self.path else ""
         if self.is_named:
-            return f"{self.kind}:{self.path.resolve() if self.path else self.name}{self.options.query}"
-        if self.path is None:
-            return f"{self.module}:{self.function}{self.options.query}"
-        return (
-            f"{self.path.resolve()}:{self.function}{self.options.query}"
-            if self.function
-            else str(self.path.resolve())
-        )
+            return f"{self.kind}:{path or self.name}{self.options.query}"
+        if self.function:
+            return f"{path or self.module}:{self.function}{self.options.query}"
+        return path
 
     @property
     def file(self) -> Path:
@@ -190,19 +177,39 @@ def parse_source(spec: str, *, base: Path | None = None, weights: str = "", down
     if kind in NAMED and colon:
         options = parse_query(query, spec) if mark else SourceOptions()
         source = _named(spec, kind, name, base)
-        return _with_options(source, head, options, base, weights, download)
-    function = _function(head, base)
-    if function is not None:
-        options = parse_query(query, spec, known=("weights",)) if mark else SourceOptions()
-        return _with_options(function, head, options, base, weights, download)
-    if weights or download:
-        given = "weights" if weights else "download"
+    elif (function := _function(head, base)) is not None:
+        options = parse_query(query, spec, ("weights",)) if mark else SourceOptions()
+        source = function
+    elif weights or download:
+        option = "weights" if weights else "download"
         raise InvalidOption(
-            f"`{given}`: model {spec} holds its weights itself; a model by name, or a function, is required",
+            f"`{option}`: model {spec} holds its weights itself; a model by name, or a function, is required",
             hint="leave it out",
-            option=given,
+            option=option,
         )
-    return _file(spec, base)
+    else:
+        return _file(spec, base)
+    if download and not source.is_named:
+        raise InvalidOption(
+            f"`download`: {head} downloads nothing; a model by name is required", option="download"
+        )
+    if weights and options.weights and weights != options.weights:
+        raise InvalidOption(
+            f"`weights` {weights}: the spelling {source.spec} says weights={options.weights}; one is "
+            "required",
+            option="weights",
+        )
+    options = replace(options, weights=weights or options.weights, download=download or options.download)
+    if options.weights == RANDOM and not source.is_named:
+        raise InvalidOption(
+            f"`weights` random: the function {head} chooses its weights itself; a file is required",
+            option="weights",
+        )
+    spec = head + options.query
+    if options.file:
+        path = require_file(absolute_path(options.file, base), what="weights")
+        options = replace(options, weights=str(path.resolve()))
+    return replace(source, spec=spec, options=options)
 
 
 def _named(spec: str, kind: SourceKind, name: str, base: Path | None) -> Source:
@@ -214,26 +221,6 @@ def _named(spec: str, kind: SourceKind, name: str, base: Path | None) -> Source:
     if folder is not None and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
         raise MissingFile(f"model {spec}: no such folder", hint=nearest_name(folder), file=folder)
     return Source(spec, kind, name=name)
-
-
-def _with_options(
-    source: Source, head: str, options: SourceOptions, base: Path | None, weights: str, download: bool
-) -> Source:
-    if download and not source.is_named:
-        raise InvalidOption(
-            f"`download`: {head} downloads nothing; a model by name is required", option="download"
-        )
-    options = options.merged(source.spec, weights=weights, download=download)
-    if options.weights == RANDOM and not source.is_named:
-        raise InvalidOption(
-            f"`weights` random: the function {head} chooses its weights itself; a file is required",
-            option="weights",
-        )
-    spec = head + options.query
-    if options.file:
-        path = require_file(absolute_path(options.file, base), what="weights")
-        options = replace(options, weights=str(path.resolve()))
-    return replace(source, spec=spec, options=options)
 
 
 def _function(spec: str, base: Path | None) -> Source | None:
@@ -255,12 +242,11 @@ def _file(spec: str, base: Path | None) -> Source:
     if head and signature.isidentifier() and _is_saved_model(absolute_path(head, base)):
         return Source(spec, "savedmodel", absolute_path(head, base), function=signature)
     path = absolute_path(spec, base)
-    suffix = path.suffix.lower()
     if _is_saved_model(path):
         return Source(spec, "savedmodel", path)
-    if kind := _BY_SUFFIX.get(suffix):
+    if kind := _BY_SUFFIX.get(path.suffix.lower()):
         return Source(spec, kind, require_file(path, what="model"))
-    if suffix == ".py":
+    if path.suffix.lower() == ".py":
         require_file(path, what="model file")
         raise InvalidOption(
             f"model {spec!r} names a file but no function",
@@ -330,22 +316,19 @@ def _is_saved_model(path: Path) -> bool:
 def _keyed_files(folder: Path) -> list[Path]:
     files = {path for path in folder.iterdir() if path.is_file() and path.suffix in _KEYED_SUFFIXES}
     # What was written there by other stages is no part of the source: it would change with every run.
-    made = {path for path in folder.glob("*.json") if is_manifest(path)}
-    return sorted(files - made - {path.with_suffix("") for path in made})
+    manifests = {path for path in folder.glob("*.json") if is_manifest(path)}
+    return sorted(files - manifests - {path.with_suffix("") for path in manifests})
 
 
 def _package_version(module: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
-        return version(module.split(".")[0])
-    except PackageNotFoundError:
+        return importlib.metadata.version(module.split(".")[0])
+    except importlib.metadata.PackageNotFoundError:
         return ""
 
 
 def hub_cache() -> Path:
     """Return the folder of Hugging Face's cache, as huggingface_hub finds it."""
-    home = os.environ.get("HF_HOME") or Path(
-        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface"
-    )
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    home = os.environ.get("HF_HOME") or Path(cache, "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser()

@@ -96,11 +96,11 @@ _VARIABLE = "QCOMPILE_MOVED"
 
 
 @contextmanager
-def moved(there: str, here: Path) -> Iterator[None]:
-    """Have `here` stand for the absolute path `there` of the machine that a recipe is from; empty: none."""
+def moved(original: str, local: Path) -> Iterator[None]:
+    """Have `local` stand for the absolute path `original` of a recipe's machine; empty: none."""
     before = os.environ.get(_VARIABLE)
-    if there:
-        os.environ[_VARIABLE] = json.dumps([there, str(here.resolve())])
+    if original:
+        os.environ[_VARIABLE] = json.dumps([original, str(local.resolve())])
     try:
         yield
     finally:
@@ -112,21 +112,20 @@ def moved(there: str, here: Path) -> Iterator[None]:
 
 def path_there(path: Path) -> str:
     """Return a path of this machine as the machine names it that the recipe is from."""
-    there, here = _folders()
-    return _swapped(str(path), here, there)
+    original, local = _folders()
+    return _swapped(str(path), local, original)
 
 
 def path_here(path: str) -> str:
     """Return what `path_there` was made of; what is not below the folder here stays as it is."""
-    there, here = _folders()
-    found = _swapped(path, there, here)
-    return found if os.path.exists(found) else path
+    swapped = _swapped(path, *_folders())
+    return swapped if os.path.exists(swapped) else path
 
 
 def _folders() -> tuple[str, str]:
-    """The folder there, and here; empty where none was moved."""
-    there, here = json.loads(os.environ.get(_VARIABLE, '["", ""]'))
-    return there, here
+    """The folder on the recipe's machine, and here; empty where none was moved."""
+    original, local = json.loads(os.environ.get(_VARIABLE, '["", ""]'))
+    return original, local
 
 
 def _swapped(path: str, old: str, new: str) -> str:

@@ -174,17 +174,17 @@ def _finish(path: Path, label: str, config: Any, outputs: Sequence[str]) -> None
         if "layers" in config and key not in config:  # Sequential
             layers = [config["layers"][0 if key == "input_layers" else -1]["config"].get("name", "")]
         plain = [value.name.removeprefix("serving_default_").removesuffix(":0") for value in values]
-        chosen = layers if len(layers) == len(values) else plain
+        new_names = layers if len(layers) == len(values) else plain
         if outputs and key == "output_layers":
             if len(outputs) != len(values):
-                there = f"{len(values)} outputs: {', '.join(chosen)}"
+                required = f"{len(values)} outputs: {', '.join(new_names)}"
                 raise InvalidOption(
-                    f"`outputs`: {len(outputs)} names are given; the model has {there}", option="outputs"
+                    f"`outputs`: {len(outputs)} names are given; the model has {required}", option="outputs"
                 )
-            chosen = list(outputs)
-        names |= {value.name: name for value, name in zip(values, chosen, strict=True)}
-    made = {name for node in model.graph.node for name in node.output} - set(names)
-    names = {old: f"{name}_io" if name in made else name for old, name in names.items()}
+            new_names = list(outputs)
+        names |= {value.name: name for value, name in zip(values, new_names, strict=True)}
+    inner = {name for node in model.graph.node for name in node.output} - set(names)
+    names = {old: f"{name}_io" if name in inner else name for old, name in names.items()}
     for value in (*model.graph.input, *model.graph.output):
         value.name = names[value.name]
     rename_inputs(model.graph, names)

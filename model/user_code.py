@@ -13,6 +13,7 @@ import importlib.util
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -25,16 +26,16 @@ from .source_paths import PREFIX, module_name
 
 def load_function(source: Source) -> Callable[[], Any]:
     """Import the function that a source names."""
-    if source.kind == "file":
-        module = _import_file(source)
-    else:
-        try:
-            module = importlib.import_module(source.module)
-        except Exception as error:
-            raise ModelError(
-                f"{source.spec}: importing {source.module} raised {type(error).__name__}: {error}",
-                hint="install the package, or write file.py:function",
-            ) from error
+    try:
+        module = _import_file(source) if source.path else importlib.import_module(source.module)
+    except Exception as error:
+        message = f"raised {type(error).__name__}: {error}"
+        if source.path is None:
+            hint = "install the package, or write file.py:function"
+            raise ModelError(f"{source.spec}: importing {source.module} {message}", hint=hint) from error
+        where = where_raised(error, source.path)
+        path = source.path.resolve()
+        raise ModelError(f"{source.spec}: importing it {message}{where}", file=path) from error
     function = getattr(module, source.function, None)
     if not callable(function):
         names = [name for name in vars(module) if callable(getattr(module, name))]
@@ -60,35 +61,29 @@ def call(function: Callable[[], Any], source: Source) -> Any:
 
 def where_raised(error: BaseException, path: Path | None) -> str:
     """Return " (model.py, line 12)": the deepest line of the user's own file, or of any."""
-    import traceback
-
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if path and Path(f.filename).resolve() == path.resolve()]
+    users = [f for f in frames if path and Path(f.filename).resolve() == path.resolve()]
     if not frames or isinstance(error, SyntaxError):  # which names its place itself
         return ""
-    frame = (own or frames)[-1]
+    frame = (users or frames)[-1]
     return f" ({Path(frame.filename).name}, line {frame.lineno})"
 
 
-def _import_file(source: Source) -> Any:
+def _import_file(source: Source) -> ModuleType:
     path = source.file.resolve()
     name = module_name(path)
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ModelError(f"{path}: cannot be imported as Python", file=path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    assert spec is not None
+    assert spec.loader is not None, "the path ends with .py"
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         with beside(source):
             spec.loader.exec_module(module)
-    except Exception as error:
+    except BaseException:
         del sys.modules[name]
-        raise ModelError(
-            f"{source.spec}: importing it raised {type(error).__name__}: {error}{where_raised(error, path)}",
-            file=path,
-        ) from error
+        raise
     return module
 
 

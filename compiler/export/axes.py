@@ -111,21 +111,21 @@ def _factor(expression: Any) -> int | None:
 
 def _equal(expressions: Mapping[str, list[Any]]) -> list[frozenset[str]]:
     sets: list[set[str]] = []
-    for name, own in expressions.items():
-        joined = {name, *(other for other, theirs in expressions.items() if set(theirs) & set(own))}
-        for known in [known for known in sets if known & joined]:
-            sets.remove(known)
-            joined |= known
+    for name, alternatives in expressions.items():
+        joined = {name, *(other for other, theirs in expressions.items() if set(theirs) & set(alternatives))}
+        for overlapping in [names for names in sets if names & joined]:
+            sets.remove(overlapping)
+            joined |= overlapping
         sets.append(joined)
     return [frozenset(names) for names in sets]
 
 
-def _limits(symbol: Any, traced: Mapping[str, int], guards: Sequence[Guard], known: Any) -> AxisRange:
+def _limits(symbol: Any, traced: Mapping[str, int], guards: Sequence[Guard], limits: Any) -> AxisRange:
     """The extents of one symbol: by its range, which PyTorch knows, and by the guards."""
-    if known is None:
-        return allowed_extents(str(symbol), traced, guards, 1, None)
-    lowest = int(known.lower) if known.lower > 2 else 1  # 2 is what PyTorch assumes of every axis
-    highest = int(known.upper) if known.upper.is_Integer else None
+    lowest, highest = 1, None
+    if limits is not None:
+        lowest = int(limits.lower) if limits.lower > 2 else 1  # 2 is what PyTorch assumes of every axis
+        highest = int(limits.upper) if limits.upper.is_Integer else None
     return allowed_extents(str(symbol), traced, guards, lowest, highest)
 
 
@@ -154,11 +154,11 @@ class Guard:
 
         Others are traced with 2 or more, and so is what they stand for: their own guards are judged apart.
         """
-        others = [
+        alternatives = [
             [extent] if name == symbol else [traced[name], traced[name] + 1, traced[name] * 2]
             for name in self.symbols
         ]
-        return any(self.value(extents) for extents in product(*others))
+        return any(self.value(extents) for extents in product(*alternatives))
 
     def value(self, extents: Iterable[int]) -> bool:
         """Return whether it is true for the extents of its symbols."""
@@ -192,16 +192,16 @@ def allowed_extents(
 
     PyTorch knows `lowest` and `highest`, which is None where it knows none.
     """
-    own = [guard for guard in guards if symbol in guard.symbols]
+    guards = [guard for guard in guards if symbol in guard.symbols]
     start = traced[symbol]
 
     def holds(extent: int) -> bool:
-        return all(guard.holds(symbol, extent, traced) for guard in own)
+        return all(guard.holds(symbol, extent, traced) for guard in guards)
 
     end = start + _WINDOW
     near = range(start + 1, (end if highest is None else min(highest, end)) + 1)
-    others = [] if not near or holds(near[0]) else [extent for extent in near if holds(extent)]
-    step = math.gcd(start, *others) if others else 1
+    larger = [] if not near or holds(near[0]) else [extent for extent in near if holds(extent)]
+    step = math.gcd(start, *larger) if larger else 1
 
     def last(end: int) -> int:
         return _last_that_holds(start // step, end, lambda count: holds(count * step)) * step
@@ -265,8 +265,8 @@ def dynamic_shapes(module: Any, example: Example, *, proven: bool) -> Any:
     shapes: list[dict[int, Any]] = []
     for tensor in example.inputs:
         for name in tensor.dynamic_axes.values():
-            asked = example.ranges.get(name, AxisRange())
-            limits = {"min": asked.minimum if asked.minimum > 1 else None, "max": asked.maximum}
+            required = example.ranges.get(name, AxisRange())
+            limits = {"min": required.minimum if required.minimum > 1 else None, "max": required.maximum}
             hint = {word: limit for word, limit in limits.items() if limit is not None}
             if name not in dims and proven:
                 dims[name] = torch.export.Dim(name if name.isidentifier() else f"axis_{len(dims)}", **limits)

@@ -13,7 +13,7 @@ import numpy as np
 from ...artifact import Check
 from ...data.batches import Data
 from ...errors import ExportError, ModelError, first_line
-from ...model.example import CHECK_EXTENTS, Example, examples, flat_outputs, make_example
+from ...model.example import CHECK_EXTENTS, Example, flat_outputs, make_example
 from ...model.input_notes import AxisRange
 from ...model.preprocessing import Preprocessing
 from ...model.pytorch import ForeignOutput, LoadedModel, flat_tensors
@@ -24,18 +24,16 @@ from ..check import OnnxReference, Outputs, compare_outputs
 from .axes import Axes
 from .onnx_source import with_preprocessing
 
-TRAINING_MODE = "the model was in training mode; it is exported in evaluation mode"
-
 
 @dataclass
 class Original:
-    """A loaded model, an example that it runs on, others of other extents, and first feeds of the data."""
+    """A loaded model, an example that it runs on, alternatives of other extents, first feeds of the data."""
 
     loaded: LoadedModel
     label: str
     example: Example
     reference: Any
-    others: Sequence[Example] = ()
+    alternatives: Sequence[Example] = ()
     data: Feeds | None = None
     samples: Data | None = None
     warnings: list[str] = field(default_factory=list)
@@ -67,12 +65,17 @@ def open_original(
     The data is read as `preprocessing` says, or as the model itself does without one.
     """
     first = make_example(loaded, inputs, dynamic)
-    samples = Data(data, with_preprocessing(first.inputs, preprocessing)) if data is not None else None
-    feeds = next(iter(samples)).feeds if samples is not None else None
-    tried = examples(loaded, inputs, dynamic, feeds) if feeds is not None or first.guessed else [first]
-    others = iter(tried)
-    example, reference = _first_that_runs(loaded, others, label)
-    warnings = [*loaded.warnings, *([TRAINING_MODE] if loaded.was_training else [])]
+    samples, feeds = None, None
+    if data is not None:
+        samples = Data(data, with_preprocessing(first.inputs, preprocessing))
+        feeds = next(iter(samples)).feeds
+        first = make_example(loaded, inputs, dynamic, data=feeds)
+    rungs = range(1, len(EXTENTS)) if first.guessed else ()
+    tried = iter([first, *(make_example(loaded, inputs, dynamic, data=feeds, rung=rung) for rung in rungs)])
+    example, reference = _first_that_runs(loaded, tried, label)
+    warnings = list(loaded.warnings)
+    if loaded.was_training:
+        warnings.append("the model was in training mode; it is exported in evaluation mode")
     with ExitStack() as stack:
         try:
             _require_tensors(reference, label)
@@ -87,7 +90,7 @@ def open_original(
             reference = run(loaded, example, example.feeds, label)
             _require_tensors(reference, label)
             warnings.append("the model returns a cache; it is exported with use_cache=False")
-        yield Original(loaded, label, example, reference, list(others), feeds, samples, warnings)
+        yield Original(loaded, label, example, reference, list(tried), feeds, samples, warnings)
 
 
 def run(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:
@@ -96,10 +99,10 @@ def run(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:
         with quiet():
             return example.call(loaded.module, feeds)
     except Exception as error:
-        made = [f"{name} ({format_shape(feeds[name].shape)})" for name in feeds if name in example.made]
+        random = [f"{name} ({format_shape(feeds[name].shape)})" for name in feeds if name in example.made_up]
         where, hint = "its input", "check the shapes and dtypes of `inputs` against forward()"
-        if made:
-            where = f"random input {', '.join(made)}"
+        if random:
+            where = f"random input {', '.join(random)}"
             hint = (
                 "return (module, example) from the function, give `data`, or give `inputs` with extents that "
                 "suit the model, such as x:[batch,3,height=64,width=64]"
@@ -117,8 +120,8 @@ def _first_that_runs(loaded: LoadedModel, tried: Iterator[Example], label: str) 
         except ModelError as error:
             refused.append(error)
     if len(refused) > 1:
-        others = ", ".join(f"{image}/{length}" for image, length in EXTENTS[1:])
-        refused[0].message += f" (nor does it run with other extents, of images/of lengths: {others})"
+        extents = ", ".join(f"{image}/{length}" for image, length in EXTENTS[1:])
+        refused[0].message += f" (nor does it run with other extents, of images/of lengths: {extents})"
     raise refused[0]
 
 
@@ -158,7 +161,7 @@ class Comparison:
     def example(self) -> Example:
         """The feeds that checks start from: of the data where there is any."""
         example, data = self.original.example, self.original.data
-        return example if data is None else replace(example, feeds=data, made=frozenset())
+        return example if data is None else replace(example, feeds=data, made_up=frozenset())
 
     def run(self) -> Iterator[Check]:
         """Yield a check for each dynamic axis, or of the traced extents, and one of the data."""
@@ -226,9 +229,9 @@ class Comparison:
         axes = [item for tensor in self.example.inputs for item in tensor.dynamic_axes.items()]
         first = all(axis == 0 for axis, name in axes if name in names)
         step = limits.multiple
-        grown = traced + max(traced // 2 // step * step, step)
-        others = [grown, traced + step, traced * 2, max(traced // 2 // step, 1) * step, traced + 3 * step]
-        enough = list(CHECK_EXTENTS) if first and traced <= _FEW else others[: 3 if self.traced else 1]
+        grown, half = traced + max(traced // 2 // step * step, step), max(traced // 2 // step, 1) * step
+        candidates = [grown, traced + step, traced * 2, half, traced + 3 * step]
+        enough = list(CHECK_EXTENTS) if first and traced <= _FEW else candidates[: 3 if self.traced else 1]
         if names & self.axes.assumed and 1 not in enough:
             enough.append(1)
 
@@ -240,7 +243,7 @@ class Comparison:
             ]
 
         first_choice = allowed(enough, [traced])
-        fallbacks = [*others, limits.nearest(1), limits.nearest(traced * 4)]
+        fallbacks = [*candidates, limits.nearest(1), limits.nearest(traced * 4)]
         return first_choice, allowed(fallbacks, [traced, *first_choice])
 
     def _limits(self, names: frozenset[str]) -> AxisRange:
@@ -248,8 +251,8 @@ class Comparison:
 
     def _set_minimum(self, names: frozenset[str], minimum: int) -> None:
         for name in names:
-            known = self.ranges.get(name, AxisRange())
-            self.ranges[name] = AxisRange(minimum, known.maximum, known.multiple)
+            limits = self.ranges.get(name, AxisRange())
+            self.ranges[name] = AxisRange(minimum, limits.maximum, limits.multiple)
 
     def _look_beyond(self, names: frozenset[str]) -> None:
         """What the file computes where PyTorch does not vouch for it: beyond limits that nobody asked for.
@@ -260,16 +263,16 @@ class Comparison:
         """
         limits = self._limits(names)
         ranges = self.original.example.ranges
-        asked = next((ranges[name] for name in names if name in ranges), AxisRange())
+        required = next((ranges[name] for name in names if name in ranges), AxisRange())
         step = limits.multiple
         name, beyond = " = ".join(sorted(names)), (limits.maximum or 0) + step
-        if limits.maximum not in (None, asked.maximum) and self._look(names, beyond) == "differs":
+        if limits.maximum not in (None, required.maximum) and self._look(names, beyond) == "differs":
             raise ExportError(
                 f"{self.original.label}: axis {name!r} cannot be dynamic without a range: the model "
                 f"branches on its extent, and the file is right for {spelled(limits)} alone",
                 hint=f"declare the range in `inputs`: {name}={limits.minimum}..{limits.maximum}",
             )
-        self._lower_minimum(names, max(asked.minimum, 2) - 1)
+        self._lower_minimum(names, max(required.minimum, 2) - 1)
         if step > 1 and self._look(names, self.example.extents[next(iter(names))] + 1) == "differs":
             self.warnings.append(
                 f"axis {name!r}: the model takes other extents than multiples of {limits.multiple}, too; "
@@ -318,11 +321,11 @@ class Comparison:
                 hint="take the randomness out of forward(), or leave it out of the exported part",
             )
         hint = "branches of Python on values or extents are frozen at export"
-        made = sorted(self.original.example.made) if self.original.data is None else []
-        if made:
+        names = sorted(self.original.example.made_up) if self.original.data is None else []
+        if names:
             hint += (
-                f"; {', '.join(made)} {'is' if len(made) == 1 else 'are'} made up: return (module, example) "
-                "from the function, or give `data`, if the model takes no such input"
+                f"; {', '.join(names)} {'is' if len(names) == 1 else 'are'} made up: return "
+                "(module, example) from the function, or give `data`, if the model takes no such input"
             )
         raise ModelError(message, hint=hint)
 

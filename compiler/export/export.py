@@ -28,16 +28,10 @@ from ...spec.opsets import NEWEST_EXPORTED, OLDEST
 from ...tensors import TensorInfo
 from ..check import OnnxReference, graph_manifest
 from ..quantize.qat.train import TRAINED_FOR, register_operators
+from . import onnx_source
 from .axes import rename_axes, require_axes
 from .checks import Comparison, Original, open_original, spelled
-from .onnx_source import (
-    TOOLS,
-    convert_tensorflow,
-    input_notes,
-    note_preprocessing,
-    take_onnx,
-    with_preprocessing,
-)
+from .onnx_source import TOOLS, input_notes, take_onnx
 from .write import Written, edit_in_place, finish, lower_to, write_model
 
 if TYPE_CHECKING:
@@ -96,16 +90,16 @@ def export(
     source: Any = model
     if isinstance(model, str):
         source = parse_source(model, weights=spec.weights, download=spec.download)
-    said = preprocessing or spec.preprocessing or None
-    if isinstance(said, str):
-        said = find_preprocessing(said)
+    samples = preprocessing or spec.preprocessing or None
+    if isinstance(samples, str):
+        samples = find_preprocessing(samples)
     if isinstance(source, Source) and source.kind == "onnx":
-        return take_onnx(source, output, data, said)
+        return take_onnx(source, output, data, samples)
     if isinstance(source, Source) and source.kind in TENSORFLOW_KINDS:
         progress("convert to ONNX")
         with temporary_folder("tensorflow") as folder:
-            converted, versions = convert_tensorflow(source, folder / "model.onnx", spec, inputs)
-            return take_onnx(converted, output, data, said, versions)
+            converted, versions = onnx_source.convert_tensorflow(source, folder / "model.onnx", spec, inputs)
+            return take_onnx(converted, output, data, samples, versions)
     progress("load the model")
     if isinstance(source, Source) and source.kind == "pt2":
         register_operators()  # it may hold them
@@ -123,13 +117,13 @@ def export(
                 f"{label}: holds fake quantization that is still in training",
                 hint="export qcompile.qat.convert(model)",
             )
-        original = stack.enter_context(open_original(loaded, label, inputs, spec.dynamic, data, said))
-        with_preprocessing(original.example.inputs, said)  # refused before the work, not behind it
+        original = stack.enter_context(open_original(loaded, label, inputs, spec.dynamic, data, samples))
+        onnx_source.with_preprocessing(original.example.inputs, samples)  # refuses before the work
         count = len(name_outputs([], original.reference))
         declared = loaded.output_names if len(loaded.output_names) == count else ()
         names = name_outputs(spec.outputs or declared, original.reference)
         target = spec.target or getattr(loaded.module, "meta", {}).get(TRAINED_FOR, "onnxruntime")
-        return _export(original, names, output, replace(spec, target=target), progress, preprocessing=said)
+        return _export(original, names, output, replace(spec, target=target), progress, preprocessing=samples)
 
 
 def _export(
@@ -165,8 +159,8 @@ def _export(
         )
         checks = [Check("ONNX checker and shape inference", True, f"opset {opset(proto)}"), *comparison.run()]
         ranges = comparison.ranges
-        edit_in_place(path, lambda proto: write_notes(proto, input_notes(example, ranges)))
-        note_preprocessing(path, preprocessing, example.feeds)
+        notes = input_notes(example, ranges, preprocessing)
+        edit_in_place(path, lambda proto: write_notes(proto, notes))
         axes = {
             name: {**ranges.get(name, AxisRange()).as_json(), "traced": extent}
             for name, extent in example.extents.items()
@@ -216,7 +210,7 @@ def _write(
 
     written, first = write(), original.example
     names_of_narrow = narrow(written)
-    for other in original.others if names_of_narrow else ():
+    for other in original.alternatives if names_of_narrow else ():
         larger = all(other.extents[name] > first.extents[name] for name in names_of_narrow)
         if larger and original.take(other) and not narrow(wider := write()):
             return wider

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ...artifact import Artifact, Check, carried_isa, commit
 from ...data.batches import Data
@@ -23,7 +22,7 @@ from ...model.source_paths import strip_source_paths
 from ...model.tensorflow import convert, tensorflow_python
 from ...spec.models import ExportSpec
 from ...spec.opsets import NEWEST_BY_TF2ONNX
-from ...tensors import Dim, Feeds, TensorInfo, parse_dynamic_axis, parse_input
+from ...tensors import Dim, TensorInfo, parse_dynamic_axis, parse_input
 from ..check import OnnxReference, graph_manifest
 from ..opset.fit import upgrade_in_place
 from .write import edit_in_place, lower_to
@@ -31,38 +30,29 @@ from .write import edit_in_place, lower_to
 TOOLS = "torch onnx onnxscript onnxruntime"
 
 
-def input_notes(example: Example, ranges: Mapping[str, AxisRange]) -> dict[str, InputNote]:
-    """Return what later stages should know of each input: the example's extents, the ranges of its axes."""
+def input_notes(
+    example: Example, ranges: Mapping[str, AxisRange], preprocessing: Preprocessing | None
+) -> dict[str, InputNote]:
+    """Return what later stages should know of each input: extents, the ranges of its axes, its samples."""
     return {
         tensor.name: InputNote(
             tuple(map(int, example.feeds[tensor.name].shape)),
             {axis: ranges[name] for axis, name in tensor.dynamic_axes.items() if name in ranges},
             tensor.preprocessing,
         )
-        for tensor in example.inputs
+        for tensor in with_preprocessing(example.inputs, preprocessing)
     }
 
 
-def with_preprocessing(inputs: Sequence[TensorInfo], said: Preprocessing | None) -> tuple[TensorInfo, ...]:
+def with_preprocessing(
+    inputs: Sequence[TensorInfo], preprocessing: Preprocessing | None
+) -> tuple[TensorInfo, ...]:
     """Return inputs with how samples become them; as they are where nothing is said."""
-    made = fit_preprocessing(said, inputs) if said is not None else {}
+    fitted = fit_preprocessing(preprocessing, inputs) if preprocessing is not None else {}
     return tuple(
-        replace(one, preprocessing=as_json(made[one.name])) if one.name in made else one for one in inputs
+        replace(tensor, preprocessing=as_json(fitted[tensor.name])) if tensor.name in fitted else tensor
+        for tensor in inputs
     )
-
-
-def note_preprocessing(path: Path, said: Preprocessing | None, feeds: Feeds) -> None:
-    """Note in an ONNX file how samples become its inputs, and extents of `feeds` where it notes none."""
-
-    def edit(proto: Any) -> None:
-        notes = read_notes(proto)
-        for tensor in with_preprocessing(model_io(proto).inputs, said):
-            note = notes.get(tensor.name) or InputNote(tuple(map(int, feeds[tensor.name].shape)))
-            notes[tensor.name] = replace(note, preprocessing=tensor.preprocessing)
-        write_notes(proto, notes)
-
-    if said is not None:
-        edit_in_place(path, edit)
 
 
 def take_onnx(
@@ -90,7 +80,11 @@ def take_onnx(
             Check("runs in ONNX Runtime", True, "the data" if data else "one random input"),
         ]
         if preprocessing is not None:
-            note_preprocessing(path, preprocessing, feeds)
+            notes = read_notes(proto)
+            for tensor in inputs:
+                note = notes.get(tensor.name) or InputNote(tuple(map(int, feeds[tensor.name].shape)))
+                notes[tensor.name] = replace(note, preprocessing=tensor.preprocessing)
+            edit_in_place(path, lambda graph: write_notes(graph, notes))
             proto = read_graph(path).load()
         options = {"model": source.spec, "opset": opset(proto), **carried_isa(source.file)}
         options |= {"exporter": "tf2onnx"} if converter else {}

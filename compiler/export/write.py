@@ -60,15 +60,13 @@ def write_model(
     plain: bool,
     freeze_branches: bool,
 ) -> Written:
-    """Write the model.
+    """Write the model, in the opset to reach or another one (`lower_to`).
 
-    Args:
-        opset_version: The opset to reach; the file may have another one (`lower_to`).
-        plain: Whether the exporter takes what the model returns as it is.
-        freeze_branches: Whether a branch on values of the input may become the way that the example takes.
+    `plain`: the exporter takes what the model returns as it is. `freeze_branches`: a branch on values of the
+    input may become the way that the example takes.
     """
     torch = import_torch()
-    flat = tensors_out(module, example)
+    flat = _tensors_out(module, example)
     axes = Axes(ranges=dict(example.ranges), equal=[frozenset([name]) for name in sorted(example.extents)])
     if not plain:
         module, example = flat, replace(example, by_name=False)
@@ -108,7 +106,7 @@ def _by_position(example: Example) -> Any:
     return replace(example, by_name=False).arguments(example.feeds)[0]
 
 
-def tensors_out(module: Any, example: Example) -> Any:
+def _tensors_out(module: Any, example: Example) -> Any:
     """Return a module of tensors by position, which returns a tuple of tensors."""
     torch = import_torch()
 
@@ -178,15 +176,15 @@ def _require_ranges(module: Any, example: Example, axes: Axes) -> None:
 
     PyTorch fixes the steps of some recurrent layers, and then allows the extents that give so many steps.
     """
-    for name, asked in example.ranges.items():
-        held = axes.ranges.get(name, AxisRange())
-        if asked.maximum is None or held.maximum is None:
+    for name, required in example.ranges.items():
+        captured = axes.ranges.get(name, AxisRange())
+        if required.maximum is None or captured.maximum is None:
             continue
-        largest = asked.maximum - asked.maximum % held.multiple
-        if held.maximum < largest and runs(module, example, {name: largest}):
+        largest = required.maximum - required.maximum % captured.multiple
+        if captured.maximum < largest and _runs(module, example, {name: largest}):
             raise ExportError(
-                f"axis {name!r}: {asked.minimum} to {asked.maximum} was asked for, and the model takes "
-                f"{largest}; PyTorch captured a graph for {held.minimum} to {held.maximum} alone",
+                f"axis {name!r}: {required.minimum} to {required.maximum} was asked for, and the model takes "
+                f"{largest}; PyTorch captured a graph for {captured.minimum} to {captured.maximum} alone",
                 hint="give that axis a number in `inputs`, or ask for fewer extents",
                 reason="axis",
             )
@@ -198,7 +196,7 @@ def _write_traced(
     """Write by the TorchScript-based exporter; return the places where its tracer froze a value."""
     torch = import_torch()
     tensors = _by_position(example)
-    with quiet(), ExitStack() as stack, warnings.catch_warnings(record=True) as said, torch.no_grad():
+    with quiet(), ExitStack() as stack, warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
         # C++ writes the whole graph to standard output where it fails, which no stream of Python catches;
         # torch 2.13's `setup_onnx_logging` switches it on.
@@ -210,7 +208,7 @@ def _write_traced(
             dynamic_axes={tensor.name: tensor.dynamic_axes for tensor in example.inputs},
             opset_version=min(opset_version, NEWEST_BY_TORCHSCRIPT),
         )  # fmt: skip
-    traced = [item for item in said if issubclass(item.category, torch.jit.TracerWarning)]
+    traced = [item for item in caught if issubclass(item.category, torch.jit.TracerWarning)]
     return list(dict.fromkeys(f"{Path(item.filename).name}:{item.lineno}" for item in traced))
 
 
@@ -221,12 +219,12 @@ def _may_be_traced(module: Any, example: Example, reason: QCompileError) -> bool
         return False
     # With other extents than the traced one, and than 1.
     return reason.data.get("reason") != "axis" or all(
-        any(runs(module, example, {name: other}) for other in (extent * 2, extent + 1, extent // 2))
+        any(_runs(module, example, {name: other}) for other in (extent * 2, extent + 1, extent // 2))
         for name, extent in example.extents.items()
     )
 
 
-def runs(module: Any, example: Example, extents: dict[str, int]) -> bool:
+def _runs(module: Any, example: Example, extents: dict[str, int]) -> bool:
     """Whether the original runs with these extents of some axes."""
     if any(extent < 2 for extent in extents.values()):
         return False
@@ -294,10 +292,10 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
 def _line(text: str) -> str:
     """The user's own line that led there, when the exporter says it."""
     places = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
-    own = [place for place in places if "site-packages" not in place[0]]
-    if not own:
+    places = [place for place in places if "site-packages" not in place[0]]
+    if not places:
         return ""
-    file, line, function = own[-1]
+    file, line, function = places[-1]
     return f" ({file.rsplit('/', 1)[-1]}, line {line}, in {function})"
 
 

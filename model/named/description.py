@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -70,12 +70,12 @@ def interpolation(value: Any) -> Interpolation:
     if isinstance(value, int) and 0 <= value < len(_PILLOW):
         return _PILLOW[value]
     name = str(getattr(value, "value", value)).lower().rpartition(".")[2]
-    return next((known for known in _PILLOW if known == name), "bilinear")
+    return name if name in _PILLOW else "bilinear"
 
 
 @dataclass(frozen=True)
 class Description:
-    """A named model without its weights.
+    """A named model; `load` makes its module, with its weights.
 
     `task` is what its outputs are, empty where unknown. Inputs are in the order of `forward`, dynamic axes
     by name. `domains` are the values of inputs whose names do not tell; `notes` are for the user.
@@ -83,6 +83,7 @@ class Description:
 
     task: str
     inputs: tuple[TensorInfo, ...]
+    load: Callable[[], Any]
     outputs: tuple[str, ...] = ()
     domains: Mapping[str, Domain] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -141,22 +142,18 @@ def declare_torchvision_operators() -> str:
 def suppress(boxes: Any, scores: Any, iou_threshold: float) -> Any:
     """Return the indices of the boxes that stay after greedy non-maximum suppression, best score first.
 
-    Args:
-        boxes: float32 [n, 4] as x0, y0, x1, y1.
-        scores: float32 [n].
-        iou_threshold: A box that overlaps a better one by more is dropped.
+    `boxes` are float32 [n, 4] as x0, y0, x1, y1; one that overlaps a better one by more than
+    `iou_threshold` is dropped.
     """
     torch = import_torch()
     area = (boxes[:, 2:] - boxes[:, :2]).prod(1)
-    order, kept = scores.argsort(descending=True, stable=True).tolist(), []
+    order, staying = scores.argsort(descending=True, stable=True).tolist(), []
     while order:
         best = order.pop(0)
-        kept.append(best)
+        staying.append(best)
         low = torch.maximum(boxes[order, :2], boxes[best, :2])
         high = torch.minimum(boxes[order, 2:], boxes[best, 2:])
         shared = (high - low).clamp(min=0).prod(1)
         overlap = shared / (area[order] + area[best] - shared)
-        order = [
-            index for index, value in zip(order, overlap.tolist(), strict=True) if value <= iou_threshold
-        ]
-    return torch.tensor(kept, dtype=torch.int64)
+        order = [order[place] for place in (overlap <= iou_threshold).nonzero().ravel().tolist()]
+    return torch.tensor(staying, dtype=torch.int64)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 from ...errors import InvalidOption, ModelError, first_line
 from ...progress import quiet
@@ -86,8 +87,7 @@ def _snapshot(source: Source, *, weights: bool) -> Path:
         ) from error
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """A kind of model in transformers: its Auto class, the endings of its classes' names.
 
     `classifies` says whether its number of classes is a choice (`num_labels`).
@@ -98,7 +98,7 @@ class Head:
     classifies: bool = False
 
 
-HEADS: dict[str, Head] = {
+_HEADS: dict[str, Head] = {
     "text-classification": Head("AutoModelForSequenceClassification", ("ForSequenceClassification",), True),
     "token-classification": Head("AutoModelForTokenClassification", ("ForTokenClassification",), True),
     "question-answering": Head("AutoModelForQuestionAnswering", ("ForQuestionAnswering",)),
@@ -120,7 +120,7 @@ HEADS: dict[str, Head] = {
 
 @dataclass(frozen=True)
 class Choice:
-    """A key of `HEADS`, the class, and whether its encoder alone is taken: it generates with a decoder."""
+    """A key of `_HEADS`, the class, and whether its encoder alone is taken: it generates with a decoder."""
 
     name: str
     model: Any
@@ -129,31 +129,23 @@ class Choice:
     @property
     def head(self) -> Head:
         """The kind of model."""
-        return HEADS[self.name]
-
-    def described(self, source: Source, config: Any) -> dict[str, Any]:
-        """Return what every preprocessing says of the model."""
-        return {
-            "source": f"hf:{source.path.name if source.path else source.name}",
-            "task": self.name if self.name in get_args(Task) else "",
-            "classes": classes(config),
-        }
+        return _HEADS[self.name]
 
 
 def choose(source: Source, config: Any) -> Choice:
     """Return class and task for a configuration."""
     import transformers
 
-    asked = source.options.task
+    task = source.options.task
     named = next(iter(getattr(config, "architectures", None) or ()), "")
-    if asked and asked not in HEADS:
+    if task and task not in _HEADS:
         raise InvalidOption(
-            f"model {source.spec}: task {asked!r} is none of {', '.join(HEADS)}",
-            hint=did_you_mean(asked, HEADS),
+            f"model {source.spec}: task {task!r} is none of {', '.join(_HEADS)}",
+            hint=did_you_mean(task, _HEADS),
         )
-    if asked:
-        encoder = asked == "embedding" and bool(getattr(config, "is_encoder_decoder", False))
-        return Choice(asked, _of_auto(source, config, asked), encoder)
+    if task:
+        encoder = task == "embedding" and bool(getattr(config, "is_encoder_decoder", False))
+        return Choice(task, _of_auto(source, config, task), encoder)
     model = getattr(transformers, named, None)
     if named and model is None:
         raise ModelError(
@@ -163,15 +155,18 @@ def choose(source: Source, config: Any) -> Choice:
         )
     name: str | None = "embedding"
     if model is not None:  # the longest ending wins: `ForCausalLM` before `Model`
-        endings = ((ending, key) for key, head in HEADS.items() for ending in head.endings)
+        endings = ((ending, key) for key, head in _HEADS.items() for ending in head.endings)
         fitting = [(ending, key) for ending, key in endings if named.endswith(ending)]
         name = max(fitting, key=lambda pair: len(pair[0]), default=("", None))[1]
     if name == "text-classification" and getattr(model, "main_input_name", "") in AUDIO_INPUTS:
         name = "audio-classification"
-    if name is None or (_decodes(config, model) and name != "text-classification"):
-        what = "generates with a decoder" if _decodes(config, model) else f"is a {named}"
+    # A model that generates takes tokens of a decoder beside its inputs.
+    parameters = inspect.signature(model.forward).parameters if model is not None else {}
+    decodes = bool(getattr(config, "is_encoder_decoder", False)) and "decoder_input_ids" in parameters
+    if name is None or (decodes and name != "text-classification"):
+        what = "generates with a decoder" if decodes else f"is a {named}"
         raise ModelError(
-            f"{source.spec}: {what}; one of these is required: {', '.join(HEADS)}",
+            f"{source.spec}: {what}; one of these is required: {', '.join(_HEADS)}",
             hint="give ?task=embedding for its encoder alone, or write a function: file.py:function",
         )
     return Choice(name, model or _of_auto(source, config, name))
@@ -181,29 +176,21 @@ def _of_auto(source: Source, config: Any, name: str) -> Any:
     """The class that an Auto class would make for a configuration."""
     import transformers
 
-    mapping = getattr(transformers, HEADS[name].auto)._model_mapping
+    mapping = getattr(transformers, _HEADS[name].auto)._model_mapping
     try:
-        found = mapping[type(config)]
+        model = mapping[type(config)]
     except KeyError:
         raise InvalidOption(
-            f"model {source.spec}: transformers has no {HEADS[name].auto} for {type(config).__name__}",
+            f"model {source.spec}: transformers has no {_HEADS[name].auto} for {type(config).__name__}",
             hint="choose another task",
         ) from None
-    return found[0] if isinstance(found, tuple | list) else found
-
-
-def _decodes(config: Any, model: Any) -> bool:
-    """Whether a model takes tokens of a decoder beside its inputs."""
-    import inspect
-
-    parameters = inspect.signature(model.forward).parameters if model is not None else {}
-    return bool(getattr(config, "is_encoder_decoder", False)) and "decoder_input_ids" in parameters
+    return model[0] if isinstance(model, tuple | list) else model
 
 
 _MOST_TOKENS = 512
 _SHARE = 224 / 256
 _UNCROPPED = 384  # ConvNeXt crops smaller images only
-_UNTOLD = (
+_INEXPRESSIBLE = (
     "do_flip_channel_order", "do_thumbnail", "do_align_long_axis", "keep_aspect_ratio",
     "ensure_multiple_of", "do_image_splitting", "do_convert_grayscale",
 )  # fmt: skip
@@ -213,61 +200,73 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 def image_size(folder: Path) -> tuple[int, int] | None:
     """Return the extents that a folder's image processor makes; None where it has none, or makes many."""
-    said = processor_of(folder, "image_processor")
-    size = said.get("size")
+    processor = processor_of(folder, "image_processor")
+    size = processor.get("size")
     if isinstance(size, dict) and "longest_edge" in size:
         return None
-    return (extents_of(said.get("crop_size")) if said.get("do_center_crop") else None) or extents_of(size)
+    return (
+        extents_of(processor.get("crop_size")) if processor.get("do_center_crop") else None
+    ) or extents_of(size)
+
+
+def common_fields(source: Source, choice: Choice, config: Any) -> dict[str, Any]:
+    """Return what every preprocessing says of a model; classes that are numbers only have no names."""
+    names = getattr(config, "id2label", None) or {}
+    classes = tuple(str(names[key]) for key in sorted(names, key=int))
+    return {
+        "source": f"hf:{source.path.name if source.path else source.name}",
+        "task": choice.name if choice.name in get_args(Task) else "",
+        "classes": () if all(name == f"LABEL_{index}" for index, name in enumerate(classes)) else classes,
+    }
 
 
 def image_preprocessing(
-    source: Source, choice: Choice, config: Any, folder: Path, extents: tuple[int, int], channels: int
+    folder: Path, fields: Mapping[str, Any], extents: tuple[int, int], channels: int
 ) -> tuple[ImagePreprocessing | None, tuple[str, ...]]:
     """Return what a folder's image processor does, and notes; None where it has none that can be told."""
-    said = processor_of(folder, "image_processor")
-    if not said or ("image_processor_type" not in said and "size" not in said) or channels not in (1, 3):
+    processor = processor_of(folder, "image_processor")
+    if not ("image_processor_type" in processor or "size" in processor) or channels not in (1, 3):
         return None, ()
-    other = next((key for key in _UNTOLD if said.get(key)), "")
-    if other:
-        return None, (f"its image processor has {other}, which cannot be told: give data as arrays",)
-    normalize = said.get("do_normalize", True)
-    mean = tuple(map(float, said.get("image_mean") or _MEAN)) if normalize else (0.0,) * channels
-    std = tuple(map(float, said.get("image_std") or _STD)) if normalize else (1.0,) * channels
-    if said.get("include_top"):  # EfficientNet divides by it a second time
+    if key := next((key for key in _INEXPRESSIBLE if processor.get(key)), ""):
+        return None, (f"its image processor has {key}, which cannot be told: give data as arrays",)
+    normalize = processor.get("do_normalize", True)
+    mean = tuple(map(float, processor.get("image_mean") or _MEAN)) if normalize else (0.0,) * channels
+    std = tuple(map(float, processor.get("image_std") or _STD)) if normalize else (1.0,) * channels
+    if processor.get("include_top"):  # EfficientNet divides by it a second time
         std = tuple(value * value for value in std)
-    resize = _resize(said, extents)
-    made = ImagePreprocessing(
-        **choice.described(source, config),
+    scale = float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0
+    resize = _resize(processor, extents)
+    preprocessing = ImagePreprocessing(
+        **fields,
         input="pixel_values",
         height=extents[0],
         width=extents[1],
-        interpolation=interpolation(said.get("resample", 2)),
-        scale=float(said.get("rescale_factor", 1 / 255)) if said.get("do_rescale", True) else 1.0,
+        interpolation=interpolation(processor.get("resample", 2)),
+        scale=scale,
         mean=mean[:channels],
         std=std[:channels],
         channels=cast("Any", channels),
         **resize,
     )
     padded = "its image processor keeps the ratio of images; here they are padded to {}x{}".format(*extents)
-    return made, (padded,) if "letterbox" in resize else ()
+    return preprocessing, (padded,) if "letterbox" in resize else ()
 
 
-def _resize(said: Mapping[str, Any], extents: tuple[int, int]) -> dict[str, Any]:
-    own = extents_of(said.get("crop_size")) or extents_of(said.get("size")) or extents
-    size = said.get("size")
+def _resize(processor: Mapping[str, Any], extents: tuple[int, int]) -> dict[str, Any]:
+    size = processor.get("size")
+    shortest = size.get("shortest_edge") if isinstance(size, dict) else size
     if isinstance(size, dict) and "longest_edge" in size:
         return {"letterbox": True}
-    if said.get("do_center_crop"):
-        edge = size.get("shortest_edge") if isinstance(size, dict) else size
-        if isinstance(edge, int) and str(said.get("image_processor_type", "")).startswith("Levit"):
-            edge = int(edge / _SHARE)  # it resizes to 256 where its size says 224
-        before = (int(edge),) if isinstance(edge, int) else (extents_of(size) or ())
-        return {"resize": scaled_resize(tuple(before), own, extents)}
-    if "crop_pct" in said and isinstance(size, dict) and "shortest_edge" in size:
+    if processor.get("do_center_crop"):
+        if isinstance(shortest, int) and str(processor.get("image_processor_type", "")).startswith("Levit"):
+            shortest = int(shortest / _SHARE)  # it resizes to 256 where its size says 224
+        before = (shortest,) if isinstance(shortest, int) else (extents_of(size) or ())
+        crop = extents_of(processor.get("crop_size")) or extents_of(size) or extents
+        return {"resize": scaled_resize(before, crop, extents)}
+    if "crop_pct" in processor and isinstance(size, dict) and "shortest_edge" in size:
         if size["shortest_edge"] >= _UNCROPPED:
             return {}
-        share = float(said["crop_pct"] or _SHARE)
-        return {"resize": (int(min(extents) / share),)}
+        return {"resize": (int(min(extents) / float(processor["crop_pct"] or _SHARE)),)}
     return {}
 
 
@@ -283,7 +282,7 @@ def extents_of(size: Any) -> tuple[int, int] | None:
 
 
 def text_preprocessing(
-    source: Source, choice: Choice, config: Any, folder: Path, limit: int | None
+    folder: Path, fields: Mapping[str, Any], limit: int | None
 ) -> TextPreprocessing | None:
     """Return what a folder's tokenizer makes; None where it has none that loads."""
     if not any((folder / name).is_file() for name in _TOKENIZERS):
@@ -297,34 +296,32 @@ def text_preprocessing(
             )
     except Exception:  # half a tokenizer: the model has its inputs without it
         return None
-    own = int(min(getattr(tokenizer, "model_max_length", _MOST_TOKENS), 1_000_000))
     sentence = read_json(folder, "sentence_bert_config.json").get("max_seq_length")
-    limits = [own, _MOST_TOKENS, *([limit] if limit else []), *([int(sentence)] if sentence else [])]
+    limits = (getattr(tokenizer, "model_max_length", 0), _MOST_TOKENS, limit, sentence)
     return TextPreprocessing(
-        **choice.described(source, config),
+        **fields,
         tokenizer=path_there(folder.resolve()),
         inputs=tuple(tokenizer.model_input_names),
-        max_length=min(limits),
+        max_length=min(int(length) for length in limits if length),
     )
 
 
 def audio_preprocessing(
-    source: Source, choice: Choice, config: Any, folder: Path, main: str
+    folder: Path, fields: Mapping[str, Any], choice: Choice, config: Any, main: str
 ) -> AudioPreprocessing | None:
     """Return what a folder's feature extractor does; None where it has none."""
-    said = processor_of(folder, "feature_extractor")
-    if not said:
+    extractor = processor_of(folder, "feature_extractor")
+    if not extractor:
         return None
-    waveform = "Wav2Vec2FeatureExtractor" in str(
-        said.get("feature_extractor_type", "Wav2Vec2FeatureExtractor")
-    )
+    usual = "Wav2Vec2FeatureExtractor"
+    waveform = usual in str(extractor.get("feature_extractor_type", usual))
     vocabulary, blank = _vocabulary(folder, config) if choice.name == "speech-recognition" else ((), 0)
     return AudioPreprocessing(
-        **(choice.described(source, config) | ({} if choice.head.classifies else {"classes": ()})),
+        **{**fields, **({} if choice.head.classifies else {"classes": ()})},
         inputs=(main,),
         extractor="" if waveform else path_there(folder.resolve()),
-        rate_hz=int(said.get("sampling_rate", 16000)),
-        normalize=bool(said.get("do_normalize", True)),
+        rate_hz=int(extractor.get("sampling_rate", 16000)),
+        normalize=bool(extractor.get("do_normalize", True)),
         vocabulary=vocabulary,
         blank=blank,
     )
@@ -346,10 +343,3 @@ def _vocabulary(folder: Path, config: Any) -> tuple[tuple[str, ...], int]:
     for token, index in by_token.items():
         characters[index] = " " if token == space else "" if token in special else token
     return tuple(characters), blank
-
-
-def classes(config: Any) -> tuple[str, ...]:
-    """Return the names of the classes; empty where they are numbers only."""
-    names = getattr(config, "id2label", None) or {}
-    ordered = tuple(str(names[key]) for key in sorted(names, key=int))
-    return () if all(name == f"LABEL_{index}" for index, name in enumerate(ordered)) else ordered

@@ -14,24 +14,14 @@ from torch import nn
 from ...errors import InvalidOption, ModelError, first_line
 from ...tensors import AxisExtents, TensorInfo
 from ..nested import NestedInputs, Slot
-from ..pytorch import import_torch
 from ..random_input import Domain
 from ..source import RANDOM, Source
+from . import hf_configuration
 from .description import Description, image_input, network, with_preprocessing
-from .hf_configuration import (
-    AUDIO_INPUTS,
-    Choice,
-    audio_preprocessing,
-    choose,
-    extents_of,
-    find_folder,
-    image_preprocessing,
-    image_size,
-    text_preprocessing,
-)
+from .hf_configuration import AUDIO_INPUTS, Choice, find_folder
 
 _NOT_RETURNED = ("loss", "encoder_last_hidden_state")
-_TOLD = ("logits", "boxes", "embeds", "predicted_depth")
+_ANSWERS = ("logits", "boxes", "embeds", "predicted_depth")
 
 
 class PlainModel(NestedInputs):
@@ -53,7 +43,7 @@ class PlainModel(NestedInputs):
             for name, value in outputs.items()
             if isinstance(value, torch.Tensor) and name not in (*_NOT_RETURNED, *self.left_out)
         }
-        answers = {name: value for name, value in named.items() if any(word in name for word in _TOLD)}
+        answers = {name: value for name, value in named.items() if any(word in name for word in _ANSWERS)}
         return answers or named
 
 
@@ -63,41 +53,39 @@ _OFFSET = frozenset(
 )
 """Types of models whose positions begin behind the padding token's number."""
 
-Inputs = tuple[tuple[TensorInfo, ...], Mapping[str, Domain], tuple[str, ...]]
+_Inputs = tuple[tuple[TensorInfo, ...], Mapping[str, Domain], tuple[str, ...]]
 """Inputs in order, the values that they take, and what the user should know."""
 
 
-def read_inputs(source: Source, choice: Choice, config: Any, folder: Path) -> Inputs:
-    """Return the inputs of a model, with how samples become them where the folder says it."""
-    taken = inspect.signature(choice.model.forward).parameters
+def _inputs(source: Source, choice: Choice, config: Any, folder: Path) -> _Inputs:
+    parameters = inspect.signature(choice.model.forward).parameters
     main = getattr(choice.model, "main_input_name", "input_ids")
-    if main == "pixel_values":
-        return _image(source, choice, config, folder)
+    fields = hf_configuration.common_fields(source, choice, config)
     if main in AUDIO_INPUTS:
-        sound = with_preprocessing(
-            _sound(main, config), audio_preprocessing(source, choice, config, folder, main)
-        )
-        return (sound,), {}, ()
-    text = _text(source, choice, config, folder, taken)
-    if "pixel_values" not in taken:
-        return text
-    images, _, notes = _image(source, choice, config, folder)
-    return (*text[0], *images), text[1], notes
+        preprocessing = hf_configuration.audio_preprocessing(folder, fields, choice, config, main)
+        return (with_preprocessing(_sound(main, config), preprocessing),), {}, ()
+    texts, domains = _text(folder, fields, config, parameters) if main != "pixel_values" else ((), {})
+    if main != "pixel_values" and "pixel_values" not in parameters:
+        return texts, domains, ()
+    image, notes = _image(source, folder, fields, config)
+    return (*texts, image), domains, notes
 
 
-def _text(source: Source, choice: Choice, config: Any, folder: Path, taken: Mapping[str, Any]) -> Inputs:
+def _text(
+    folder: Path, fields: Mapping[str, Any], config: Any, parameters: Mapping[str, Any]
+) -> tuple[tuple[TensorInfo, ...], dict[str, Domain]]:
     inner = config.get_text_config() if hasattr(config, "get_text_config") else config
     positions = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
     most = next((int(getattr(inner, name)) for name in positions if getattr(inner, name, None)), 0)
     if getattr(inner, "model_type", "") in _OFFSET:
         most -= (getattr(inner, "pad_token_id", None) or 0) + 1
     limit = most if most > 0 else None  # the longest text: of learned positions, where the model has some
-    preprocessing = text_preprocessing(source, choice, config, folder, limit)
+    preprocessing = hf_configuration.text_preprocessing(folder, fields, limit)
     names = preprocessing.inputs if preprocessing else ("input_ids", "attention_mask", "token_type_ids")
     several = getattr(inner, "type_vocab_size", 0) or 0
     names = tuple(
         name for name in names
-        if name in taken and (preprocessing is not None or name != "token_type_ids" or several > 1)
+        if name in parameters and (preprocessing is not None or name != "token_type_ids" or several > 1)
     )  # fmt: skip
     if preprocessing:
         preprocessing = replace(preprocessing, inputs=names)
@@ -111,26 +99,28 @@ def _text(source: Source, choice: Choice, config: Any, folder: Path, taken: Mapp
     excluded = tuple(number for number in special if isinstance(number, int))
     vocabulary = int(getattr(inner, "vocab_size", 0) or 1000)
     tokens = Domain("index", (vocabulary,), excluded)
-    return tensors, {"input_ids": tokens, "token_type_ids": Domain("index", (1,))}, ()
+    return tensors, {"input_ids": tokens, "token_type_ids": Domain("index", (1,))}
 
 
-def _image(source: Source, choice: Choice, config: Any, folder: Path) -> Inputs:
+def _image(
+    source: Source, folder: Path, fields: Mapping[str, Any], config: Any
+) -> tuple[TensorInfo, tuple[str, ...]]:
     inner = getattr(config, "vision_config", None) or config
     channels = int(getattr(inner, "num_channels", 3) or 3)
-    height, width = _extents(source, inner, folder)
-    preprocessing, notes = image_preprocessing(source, choice, config, folder, (height, width), channels)
-    return (image_input("pixel_values", height, width, preprocessing, channels),), {}, notes
+    extents = _extents(source, inner, folder)
+    preprocessing, notes = hf_configuration.image_preprocessing(folder, fields, extents, channels)
+    return image_input("pixel_values", *extents, preprocessing, channels), notes
 
 
 def _extents(source: Source, config: Any, folder: Path) -> tuple[int, int]:
     """Of the spelling, the image processor, or the configuration, where convolutions note a nominal size."""
-    own = extents_of(getattr(config, "image_size", None))
-    asked = tuple(source.options.size)
-    if asked and own and asked != own and source.options.weights == RANDOM:
-        square = isinstance(config.image_size, int) and asked[0] == asked[1]
-        config.image_size = asked[0] if square else list(asked)
-    found = asked or image_size(folder) or own or (224, 224)
-    return found[0], found[1]
+    nominal = hf_configuration.extents_of(getattr(config, "image_size", None))
+    size = tuple(source.options.size)
+    if size and nominal and size != nominal and source.options.weights == RANDOM:
+        square = isinstance(config.image_size, int) and size[0] == size[1]
+        config.image_size = size[0] if square else list(size)
+    extents = size or hf_configuration.image_size(folder) or nominal or (224, 224)
+    return extents[0], extents[1]
 
 
 def _sound(name: str, config: Any) -> TensorInfo:
@@ -155,20 +145,19 @@ def describe(source: Source) -> Description:
     """Return what the configuration and the processors of a model say."""
     folder = find_folder(source, weights=False)
     config = _config(source, folder)
-    choice = choose(source, config)
-    tensors, domains, notes = read_inputs(source, choice, config, folder)
-    return Description(choice.name, tensors, (), domains, notes)
+    choice = hf_configuration.choose(source, config)
+    if source.options.classes:
+        if not choice.head.classifies:
+            raise InvalidOption(f"model {source.spec}: has no classes to choose")
+        config.num_labels = source.options.classes
+    tensors, domains, notes = _inputs(source, choice, config, folder)
+    names = [tensor.name for tensor in tensors]
+    return Description(choice.name, tensors, lambda: _load(source, choice, config, names), (), domains, notes)
 
 
-def load(source: Source, description: Description) -> Any:
-    """Return the module; it takes tensors by position, in the order of the description."""
-    random = bool(source.options.weights)
-    folder = find_folder(source, weights=not random)
-    config = _config(source, folder)
-    choice = choose(source, config)
-    read_inputs(source, choice, config, folder)  # an asked-for size goes into the configuration
-    if random:
-        untrained = False
+def _load(source: Source, choice: Choice, config: Any, names: Sequence[str]) -> PlainModel:
+    untrained = False
+    if source.options.weights:
         try:
             model = choice.model(config)
         except Exception as error:  # what a constructor refuses, it says in its own way
@@ -177,11 +166,10 @@ def load(source: Source, description: Description) -> Any:
                 f"{first_line(error)}"
             ) from error
     else:
-        model, untrained = _trained(source, choice, config, folder)
+        model, untrained = _trained(source, choice, config, find_folder(source, weights=True))
     if choice.encoder:
         model = model.get_encoder()
-    left_out = ("pooler_output",) if untrained else ()
-    return PlainModel(model, [tensor.name for tensor in description.inputs], left_out)
+    return PlainModel(model, names, ("pooler_output",) if untrained else ())
 
 
 def _config(source: Source, folder: Path) -> Any:
@@ -203,35 +191,27 @@ def _config(source: Source, folder: Path) -> Any:
         for name, value in (("use_cache", False), ("return_dict", True)):
             if hasattr(part, name):
                 setattr(part, name, value)
-    if source.options.classes:
-        if not choose(source, config).head.classifies:
-            raise InvalidOption(f"model {source.spec}: has no classes to choose")
-        config.num_labels = source.options.classes
     return config
 
 
 def _trained(source: Source, choice: Choice, config: Any, folder: Path) -> tuple[Any, bool]:
     """The model with its weights, and whether its pooler has none."""
-    torch = import_torch()
     try:
         with network(allowed=False):
             model, report = choice.model.from_pretrained(
-                folder,
-                config=config,
-                local_files_only=True,
-                output_loading_info=True,
+                folder, config=config, local_files_only=True, output_loading_info=True,
                 torch_dtype=torch.float32,
-            )
+            )  # fmt: skip
     except Exception as error:  # damaged, pickled, or of another shape
         raise ModelError(
             f"{source.spec}: the weights in {folder} cannot be loaded: {first_line(error)}", file=folder
         ) from error
     missing = sorted(map(str, report.get("missing_keys", ())))
-    others = [name for name in missing if "pooler." not in name]
-    if others:
-        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+    lacking = [name for name in missing if "pooler." not in name]
+    if lacking:
+        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
         raise ModelError(
-            f"{source.spec}: the weights in {folder} lack {', '.join(others[:3])}{more} of "
+            f"{source.spec}: the weights in {folder} lack {', '.join(lacking[:3])}{more} of "
             f"{choice.model.__name__}",
             hint="the head was never trained: choose another task, or `weights` random",
             file=folder,

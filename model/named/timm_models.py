@@ -10,15 +10,8 @@ from ...errors import InvalidOption, ModelError, first_line
 from ..preprocessing import ImagePreprocessing, Task
 from ..pytorch import read_weights
 from ..source import Source, hub_cache
-from .description import (
-    Description,
-    image_input,
-    interpolation,
-    network,
-    not_cached,
-    torch_cache,
-    unknown_name,
-)
+from . import description
+from .description import Description
 
 _INPUT = "x"
 _IMAGENET = 1000
@@ -28,56 +21,50 @@ def describe(source: Source) -> Description:
     """Return what timm's configuration says of a model; no network is made."""
     import timm
 
-    name = source.name
+    options, name = source.options, source.name
     if not timm.is_model(name):
-        raise unknown_name(source, timm.list_models())
+        raise description.unknown_name(source, timm.list_models())
     cfg = timm.get_pretrained_cfg(name)
     config = cfg.to_dict() if cfg is not None else {}
     channels, height, width = config.get("input_size") or (3, 224, 224)
-    height, width = source.options.size or (height, width)
-    task = _task(source, config)
-    classes = _classes(source, config) if task == "image-classification" else ()
+    height, width = options.size or (height, width)
+    task = options.task or "image-classification"
+    if task not in ("embedding", "image-classification"):
+        raise InvalidOption(
+            f"model {source.spec}: task {task!r}; image-classification or embedding is required"
+        )
+    if not config.get("num_classes", 1) and not options.classes:
+        task = "embedding"
     preprocessing = None
     if channels in (1, 3):
-        preprocessing = replace(_preprocessing(source, config, height, width), task=task, classes=classes)
-    tensor = image_input(_INPUT, height, width, preprocessing, channels)
-    outputs = ("features",) if task == "embedding" else ("logits",)
-    return Description(task, (tensor,), outputs)
-
-
-def _task(source: Source, config: dict[str, Any]) -> Task:
-    asked = source.options.task or "image-classification"
-    if asked not in ("embedding", "image-classification"):
-        raise InvalidOption(
-            f"model {source.spec}: task {asked!r}; image-classification or embedding is required"
+        classes = _classes(config) if task == "image-classification" and not options.classes else ()
+        preprocessing = replace(
+            _preprocessing(source, config, height, width), task=cast("Task", task), classes=classes
         )
-    without_head = not config.get("num_classes", 1) and not source.options.classes
-    return "embedding" if asked == "embedding" or without_head else "image-classification"
+    tensor = description.image_input(_INPUT, height, width, preprocessing, channels)
+    outputs = ("features",) if task == "embedding" else ("logits",)
+    return Description(task, (tensor,), lambda: _load(source, cfg), outputs)
 
 
-def _classes(source: Source, config: dict[str, Any]) -> tuple[str, ...]:
+def _classes(config: dict[str, Any]) -> tuple[str, ...]:
     """The names of ImageNet's classes (n01440764, ...), as folders of images are called."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
-    if source.options.classes or config.get("num_classes") != _IMAGENET:
-        return ()
-    subset = infer_imagenet_subset(config)
+    subset = infer_imagenet_subset(config) if config.get("num_classes") == _IMAGENET else None
     return tuple(ImageNetInfo(subset).label_names()) if subset else ()
 
 
-def load(source: Source, _: Description) -> Any:
-    """Return the module."""
+def _load(source: Source, cfg: Any) -> Any:
     import timm
 
-    options, name = source.options, source.name
-    arguments = _arguments(source, timm.get_pretrained_cfg(name))
-    if options.weights:
-        return timm.create_model(name, pretrained=False, **arguments)
+    arguments = _arguments(source, cfg)
+    if source.options.weights:
+        return timm.create_model(source.name, pretrained=False, **arguments)
     try:
-        with network(options.download):
-            if not options.download:
-                arguments |= _cached(source, timm.get_pretrained_cfg(name))
-            return timm.create_model(name, pretrained=True, **arguments)
+        with description.network(source.options.download):
+            if not source.options.download:
+                arguments |= _cached(source, cfg)
+            return timm.create_model(source.name, pretrained=True, **arguments)
     except ModelError:
         raise
     except Exception as error:  # whatever a download raises
@@ -115,7 +102,7 @@ def _preprocessing(source: Source, config: dict[str, Any], height: int, width: i
         input=_INPUT,
         height=height,
         width=width,
-        interpolation=interpolation(data["interpolation"]),
+        interpolation=description.interpolation(data["interpolation"]),
         mean=tuple(map(float, data["mean"])),
         std=tuple(map(float, data["std"])),
         channels=cast("Any", size),
@@ -135,10 +122,10 @@ def _cached(source: Source, cfg: Any) -> dict[str, Any]:
         files = (try_to_load_from_cache(cfg.hf_hub_id, name, cache_dir=folder) for name in names)
         path = next((Path(file) for file in files if isinstance(file, str)), path)
     if cfg.url and not path.name:
-        path = torch_cache() / cfg.url.rsplit("/", 1)[-1]
-        folder = folder if cfg.hf_hub_id else torch_cache()
+        path = description.torch_cache() / cfg.url.rsplit("/", 1)[-1]
+        folder = folder if cfg.hf_hub_id else description.torch_cache()
     if not path.is_file():
-        raise not_cached(source.spec, "the file of its weights", folder)
+        raise description.not_cached(source.spec, "the file of its weights", folder)
     if cfg.custom_load:
         return {"pretrained_cfg_overlay": {"file": str(path)}}
     return {"pretrained_cfg_overlay": {"state_dict": read_weights(path)}}

@@ -14,19 +14,13 @@ from torch import Tensor, nn
 from ...errors import InvalidOption, ModelError, first_line
 from ...tensors import TensorInfo
 from ..preprocessing import PRESETS, ImagePreprocessing, Task, scaled_resize
-from ..pytorch import import_torch, read_weights
+from ..pytorch import read_weights
 from ..source import Source
-from .description import (
-    Description,
-    image_input,
-    interpolation,
-    not_cached,
-    torch_cache,
-    unknown_name,
-)
+from . import description
+from .description import Description
 
 
-class OutputOf(nn.Module):
+class _OutputOf(nn.Module):
     """A module that returns a dict, of which one entry counts; the others serve its training."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
@@ -39,11 +33,11 @@ class OutputOf(nn.Module):
         return self.module(x)[self.name]  # type: ignore[no-any-return]
 
 
-ONE_STAGE = ("retinanet", "fcos", "ssd", "ssdlite")
+_ONE_STAGE = ("retinanet", "fcos", "ssd", "ssdlite")
 """Modules of torchvision.models.detection whose detectors have one stage."""
 
 
-class OneStage(nn.Module):
+class _OneStage(nn.Module):
     """A detector of one stage, without the selection of its boxes.
 
     torchvision's own `forward` resizes each image by itself, and suppresses boxes that overlap. Here images
@@ -60,8 +54,8 @@ class OneStage(nn.Module):
         """Take images float32 [batch, 3, h, w], return boxes [batch, anchors, 4] and scores."""
         from torchvision.models.detection.image_list import ImageList
 
-        found = self.module.backbone(x)
-        features = [found] if isinstance(found, Tensor) else list(found.values())
+        maps = self.module.backbone(x)
+        features = [maps] if isinstance(maps, Tensor) else list(maps.values())
         heads = self.module.head(features)
         height, width = x.shape[-2:]
         [anchors] = self.module.anchor_generator(ImageList(x[:1], [(height, width)]), features)
@@ -100,7 +94,18 @@ _MODULES = {"segmentation": "semantic-segmentation", "detection": "object-detect
 
 def describe(source: Source) -> Description:
     """Return what torchvision says of a model; no network is made."""
-    entry, weights = _entry(source)
+    from torchvision import models
+
+    names = models.list_models()
+    if source.name not in names:
+        raise description.unknown_name(source, names)
+    if source.name.startswith("quantized_"):
+        raise InvalidOption(
+            f"model {source.spec}: is quantized by torchvision, which ONNX has no form for",
+            hint=f"give torchvision:{source.name.removeprefix('quantized_')}, and quantize it here",
+        )
+    entry, entries = models.get_model_builder(source.name), models.get_model_weights(source.name)
+    weights = getattr(entries, "DEFAULT", None) or next(iter(entries), None)
     preset = weights.transforms() if weights is not None else None
     modules = (_MODULES[part] for part in entry.__module__.split(".") if part in _MODULES)
     task = _PRESETS.get(type(preset).__name__, "") or next(modules, "image-classification")
@@ -113,85 +118,72 @@ def describe(source: Source) -> Description:
         )
     if source.options.classes or len(classes) < 2:
         classes = ()
+
+    def load() -> Any:
+        return _load(source, entry, weights, task)
+
     if task == "video-classification":
         extents = source.options.size or tuple(preset.crop_size if preset is not None else (112, 112))
         video = TensorInfo(_INPUT, "float32", ("batch", 3, _VIDEO_FRAMES, *extents))
-        return Description("", (video,), ("logits",))
+        return Description("", (video,), load, ("logits",))
     if task == "object-detection":
-        return _detection(source, entry, classes)
+        return Description(
+            task, (_detector_input(source, entry, classes),), load, ("boxes", "scores"),
+            notes=(
+                "returns boxes [batch, anchors, 4] in pixels of its input and scores [batch, anchors, "
+                "classes], before the suppression of overlapping ones",
+            ),
+        )  # fmt: skip
     tensor = _image(source, preset, cast("Task", task), classes)
-    output = "out" if task == "semantic-segmentation" else "logits"
-    return Description(task, (tensor,), (output,))
+    return Description(task, (tensor,), load, ("out" if task == "semantic-segmentation" else "logits",))
 
 
-def load(source: Source, description: Description) -> Any:
-    """Return the module, its outputs as tensors."""
-    entry, weights = _entry(source)
-    arguments = _arguments(source, entry, description)
+def _load(source: Source, entry: Any, weights: Any, task: str) -> Any:
+    """The module, its outputs as tensors."""
+    arguments = _arguments(source, entry, task)
     if source.options.weights:
         arguments |= {"weights_backbone": None} if "weights_backbone" in _parameters(entry) else {}
         if "init_weights" in _parameters(_class(entry)):
             arguments["init_weights"] = True
-        module = _made(source, entry, {"weights": None, **arguments})
-    else:
-        if weights is None:
-            raise ModelError(
-                f"{source.spec}: torchvision has no weights for it", hint="give `weights` random or FILE"
-            )
-        with _local_weights(source, weights):
-            module = _made(source, entry, {"weights": weights, **arguments})
-    if description.task == "object-detection":
-        return OneStage(module)
-    return OutputOf(module, "out") if description.task == "semantic-segmentation" else module
-
-
-def _entry(source: Source) -> tuple[Any, Any]:
-    """A model's builder, and its usual weights' entry; None where there is none."""
-    from torchvision import models
-
-    names = models.list_models()
-    if source.name not in names:
-        raise unknown_name(source, names)
-    if source.name.startswith("quantized_"):
-        raise InvalidOption(
-            f"model {source.spec}: is quantized by torchvision, which ONNX has no form for",
-            hint=f"give torchvision:{source.name.removeprefix('quantized_')}, and quantize it here",
+        module = _construct(source, entry, {"weights": None, **arguments})
+    elif weights is None:
+        raise ModelError(
+            f"{source.spec}: torchvision has no weights for it", hint="give `weights` random or FILE"
         )
-    entry = models.get_model_builder(source.name)
-    found = list(models.get_model_weights(source.name))
-    default = getattr(models.get_model_weights(source.name), "DEFAULT", None)
-    return entry, default or (found[0] if found else None)
+    else:
+        with _local_weights(source, weights):
+            module = _construct(source, entry, {"weights": weights, **arguments})
+    if task == "object-detection":
+        return _OneStage(module)
+    return _OutputOf(module, "out") if task == "semantic-segmentation" else module
 
 
 def _image(source: Source, preset: Any, task: Task, classes: tuple[str, ...]) -> TensorInfo:
     resize: tuple[int, ...] = ()
     if task == "semantic-segmentation":
         side = int(preset.resize_size[0]) if preset is not None and preset.resize_size else 520
-        own = (side, side)
     else:
         side = int(preset.crop_size[0]) if preset is not None else 224
-        own, resize = (side, side), tuple(map(int, preset.resize_size)) if preset is not None else (256,)
-    height, width = source.options.size or own
-    made = replace(
+        resize = tuple(map(int, preset.resize_size)) if preset is not None else (256,)
+    height, width = source.options.size or (side, side)
+    preprocessing = replace(
         _IMAGENET, task=task, classes=classes, input=_INPUT, height=height, width=width,
-        resize=scaled_resize(resize, own, (height, width)),
+        resize=scaled_resize(resize, (side, side), (height, width)),
     )  # fmt: skip
     if preset is not None:
-        made = replace(
-            made, source=f"torchvision:{source.name}", interpolation=interpolation(preset.interpolation),
-            mean=tuple(preset.mean), std=tuple(preset.std),
+        preprocessing = replace(
+            preprocessing, source=f"torchvision:{source.name}", mean=tuple(preset.mean),
+            std=tuple(preset.std), interpolation=description.interpolation(preset.interpolation),
         )  # fmt: skip
-    return image_input(_INPUT, height, width, made)
+    return description.image_input(_INPUT, height, width, preprocessing)
 
 
-def _detection(source: Source, entry: Any, classes: tuple[str, ...]) -> Description:
-    """A detector of one stage: boxes and scores of all its anchors, for any number of images."""
+def _detector_input(source: Source, entry: Any, classes: tuple[str, ...]) -> TensorInfo:
     from torchvision import models
 
-    detector = entry.__module__.rpartition(".")[2]
-    if detector not in ONE_STAGE:
+    if entry.__module__.rpartition(".")[2] not in _ONE_STAGE:
         detectors = models.list_models(module=models.detection)
-        one_stage = ", ".join(name for name in detectors if name.startswith(ONE_STAGE))
+        one_stage = ", ".join(name for name in detectors if name.startswith(_ONE_STAGE))
         raise InvalidOption(
             f"model {source.spec}: chooses regions by their scores between two stages; a detector of "
             f"one stage is required: {one_stage}",
@@ -204,21 +196,12 @@ def _detection(source: Source, entry: Any, classes: tuple[str, ...]) -> Descript
         source=f"torchvision:{source.name}", task="object-detection", classes=classes, input=_INPUT,
         height=height, width=width, mean=mean, std=std,
     )  # fmt: skip
-    tensor = image_input(_INPUT, height, width, preprocessing)
-    return Description(
-        "object-detection", (tensor,), ("boxes", "scores"),
-        notes=(
-            "returns boxes [batch, anchors, 4] in pixels of its input and scores [batch, anchors, classes], "
-            "before the suppression of overlapping ones",
-        ),
-    )  # fmt: skip
+    return description.image_input(_INPUT, height, width, preprocessing)
 
 
-def _arguments(source: Source, entry: Any, description: Description) -> dict[str, Any]:
+def _arguments(source: Source, entry: Any, task: str) -> dict[str, Any]:
     options = source.options
-    arguments: dict[str, Any] = {}
-    if options.classes:
-        arguments["num_classes"] = options.classes
+    arguments: dict[str, Any] = {"num_classes": options.classes} if options.classes else {}
     if options.size and "image_size" in _parameters(_class(entry)):
         if options.size[0] != options.size[1]:
             raise InvalidOption(f"model {source.spec}: takes square images; one extent is required")
@@ -226,13 +209,11 @@ def _arguments(source: Source, entry: Any, description: Description) -> dict[str
     if options.size and source.name.startswith("maxvit"):
         arguments["input_size"] = options.size
     if options.task:
-        raise InvalidOption(
-            f"model {source.spec}: `task` is for transformers; torchvision's model is {description.task}"
-        )
+        raise InvalidOption(f"model {source.spec}: `task` is for transformers; torchvision's model is {task}")
     return arguments
 
 
-def _made(source: Source, entry: Any, arguments: dict[str, Any]) -> Any:
+def _construct(source: Source, entry: Any, arguments: dict[str, Any]) -> Any:
     try:
         return entry(**arguments)
     except ModelError:
@@ -247,15 +228,14 @@ def _made(source: Source, entry: Any, arguments: dict[str, Any]) -> Any:
 @contextmanager
 def _local_weights(source: Source, weights: Any) -> Iterator[None]:
     """Let a builder load its weights from the cache alone, without unpickling; or download them first."""
-    cached = torch_cache() / weights.url.rsplit("/", 1)[-1]
+    cached = description.torch_cache() / weights.url.rsplit("/", 1)[-1]
     if not cached.is_file():
         if not source.options.download:
-            raise not_cached(source.spec, cached.name, torch_cache())
+            raise description.not_cached(source.spec, cached.name, cached.parent)
         cached.parent.mkdir(parents=True, exist_ok=True)
-        hub = import_torch().hub
-        digest = hub.HASH_REGEX.search(cached.name)
+        digest = torch.hub.HASH_REGEX.search(cached.name)
         try:
-            hub.download_url_to_file(
+            torch.hub.download_url_to_file(
                 weights.url, str(cached), digest.group(1) if digest else None, progress=False
             )
         except Exception as error:  # of the network, of the file system, or of the digest
@@ -277,5 +257,5 @@ def _parameters(entry: Any) -> set[str]:
 
 def _class(entry: Any) -> Any:
     """The class that a builder makes, by its annotation; the builder where it has none."""
-    found = inspect.signature(entry, eval_str=True).return_annotation
-    return found if isinstance(found, type) else entry
+    annotation = inspect.signature(entry, eval_str=True).return_annotation
+    return annotation if isinstance(annotation, type) else entry

@@ -5,7 +5,6 @@ What is exported tells nothing of the machine that it was exported on.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import sys
@@ -21,20 +20,12 @@ from hypothesis import strategies as st
 
 import qcompile
 from qcompile.errors import InvalidOption, MissingFile, ModelError, QCompileError
+from qcompile.model import source_paths
 from qcompile.model.load import load_torch
 from qcompile.model.onnx_file import save_onnx
 from qcompile.model.onnx_graph import read_graph
 from qcompile.model.pytorch import LoadedModel
 from qcompile.model.source import SourceOptions, digest_source, parse_query, parse_source
-from qcompile.model.source_paths import (
-    module_name,
-    moved,
-    path_here,
-    path_there,
-    strip_source_paths,
-    with_file_names,
-    without_folders,
-)
 
 LINEAR = "import torch\n\ndef build():\n    return torch.nn.Linear(2, 3)\n"
 
@@ -65,58 +56,108 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-def test_every_spelling_is_recognized(tmp_path: Path) -> None:
-    for name in ("m.py", "M.ONNX", "m.onnx", "m.pt2", "m.pt", "m.torchscript"):
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A folder with an empty file or model of every kind."""
+    for name in "net.py M.ONNX net.onnx m.pt2 m.pt m.torchscript m.keras m.h5 m.tflite w.safetensors".split():
         (tmp_path / name).write_text("")
-
-    def kind(spec: str) -> tuple[str, str, str]:
-        source = parse_source(spec, base=tmp_path)
-        assert source.spec == spec
-        assert source.kind == "module" or source.file.parent == tmp_path
-        return source.kind, source.module, source.function
-
-    assert kind("m.py:build") == kind(f"{tmp_path}/m.py:build") == ("file", "", "build")
-    assert kind("torchvision.models:resnet50") == ("module", "torchvision.models", "resnet50")
-    assert kind("zoo:net") == ("module", "zoo", "net")
-    assert kind("m.onnx") == kind("M.ONNX") == ("onnx", "", "")
-    assert kind("m.pt2") == ("pt2", "", "")
-    assert kind("m.pt") == kind("m.torchscript") == ("torchscript", "", "")
-
-
-def test_relative_paths_start_from_the_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = write(tmp_path / "sub/net.py", LINEAR)
-    assert parse_source("net.py:build", base=tmp_path / "sub").absolute == spec
-    monkeypatch.chdir(tmp_path)
-    assert parse_source("sub/net.py:build").absolute == spec
-    assert parse_source("zoo:net").absolute == "zoo:net"
-    with pytest.raises(InvalidOption, match="'zoo:net' is not a file"):
-        _ = parse_source("zoo:net").file
+    for folder in ("bert", "saved"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "saved/saved_model.pb").write_bytes(b"")
+    return tmp_path
 
 
 @pytest.mark.parametrize(
-    ("spec", "error", "message", "hint"),
+    ("spec", "kind", "function"),
+    [("net.py:build", "file", "build"), ("{}/net.py:build", "file", "build"), ("zoo:net", "module", "net"),
+     ("torchvision.models:resnet50", "module", "resnet50"), ("net.onnx", "onnx", ""), ("M.ONNX", "onnx", ""),
+     ("m.pt2", "pt2", ""), ("m.pt", "torchscript", ""), ("m.torchscript", "torchscript", ""),
+     ("m.keras", "keras", ""), ("m.h5", "keras", ""), ("m.tflite", "tflite", ""),
+     ("saved", "savedmodel", ""), ("saved:serve", "savedmodel", "serve")],
+)  # fmt: skip
+def test_every_spelling_is_recognized(spec: str, kind: str, function: str, files: Path) -> None:
+    source = parse_source(spec.format(files), base=files)
+    assert (source.spec, source.kind, source.function) == (spec.format(files), kind, function)
+    if kind == "module":
+        assert source.absolute == spec
+        assert source.module == spec.partition(":")[0]
+        with pytest.raises(InvalidOption, match="is not a file"):
+            _ = source.file
+    else:
+        assert source.absolute == f"{files / spec.format(files)}"
+        assert source.file.parent == files
+
+
+@pytest.mark.parametrize(
+    ("spec", "absolute"),
+    [("hf:bert", "hf:{}/bert"), ("hf:org/bert?seed=2", "hf:org/bert?seed=2"), ("timm:bert", "timm:bert"),
+     ("net.py:build?weights=w.safetensors", "{}/net.py:build?weights={}/w.safetensors")],
+)  # fmt: skip
+def test_a_folder_is_kept_absolute_and_a_name_is_kept(spec: str, absolute: str, files: Path) -> None:
+    source = parse_source(spec, base=files)
+    assert source.absolute == absolute.format(files, files)
+    assert parse_source(source.absolute).options == source.options
+
+
+def test_relative_paths_start_from_the_working_folder(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(files.parent)
+    assert parse_source(f"{files.name}/net.py:build").absolute == f"{files}/net.py:build"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message", "hint"),
     [
-        ("net.py", InvalidOption, "names a file but no function", "write net.py:FUNCTION"),
-        ("nett.py:build", MissingFile, "nett.py does not exist", "net.py?"),
-        ("net.onxn", MissingFile, "model net.onxn does not exist", "net.onnx?"),
-        ("resnet50", InvalidOption, "is none of: file.py:function", ""),
-        ("folder/none/net.onnx", MissingFile, "does not exist", "does not exist either"),
+        ("net.py", "names a file but no function", "write net.py:FUNCTION"),
+        ("nett.py:build", "nett.py does not exist", "net.py?"),
+        ("net.onxn", "model net.onxn does not exist", "net.onnx?"),
+        ("resnet50", "is none of: file.py:function", ""),
+        ("folder/none/net.onnx", "does not exist", "does not exist either"),
+        ("none.keras", "does not exist", ""),
+        ("hf:./brt", "no such folder", "bert"),
+        ("timm:resnet18?wieghts=random", "'wieghts=random' is none of its options", "'weights'"),
+        ("timm:resnet18?classes", "none of its options", "classes=VALUE"),
+        ("timm:resnet18?classes=0", "classes=0; a number of 1 or more", ""),
+        ("timm:resnet18?size=1x2x3", "size=1x2x3; HEIGHT", ""),
+        ("timm:resnet18?download=yes", "download=yes; 0 or 1", ""),
+        ("timm:resnet18?seed=-1", "seed=-1; a number", ""),
+        ("timm:resnet18?seed=1&seed=1", "seed is given twice", ""),
+        ("timm:", "names no model", "timm:NAME"),
+        ("zoo:net?classes=3", "'classes=3' is none of its options: weights", ""),
+        ("zoo:net?weights=random", "chooses its weights itself", ""),
     ],
 )
 def test_a_wrong_spelling_is_refused_with_the_way_out(
-    tmp_path: Path, spec: str, error: type[QCompileError], message: str, hint: str
+    spec: str, message: str, hint: str, files: Path
 ) -> None:
-    for name in ("net.py", "net.onnx"):
-        (tmp_path / name).write_text("")
-    with pytest.raises(error, match=message) as caught:
-        parse_source(spec, base=tmp_path)
+    with pytest.raises((InvalidOption, MissingFile)) as caught:
+        parse_source(spec, base=files)
+    assert message in caught.value.message
     assert hint in caught.value.hint
+    assert isinstance(caught.value, MissingFile) == any(
+        word in message for word in ("does not exist", "no such folder")
+    )
 
 
-def test_a_function_in_a_file_gives_a_module_in_evaluation_mode(torch_model: str) -> None:
-    loaded = load(torch_model)
-    assert (loaded.module.training, loaded.example) == (False, None)
-    assert loaded.module(torch.zeros(2, 3, 8, 8)).shape == (2, 5)
+@pytest.mark.parametrize(
+    ("spec", "options", "message"),
+    [
+        ("timm:resnet18?weights=random", {"weights": "w.safetensors"}, "says weights=random"),
+        ("timm:resnet18", {"weights": "none.pth"}, r"none\.pth does not exist"),
+        ("net.onnx", {"weights": "w.safetensors"}, r"`weights`: model net\.onnx holds its weights itself"),
+        ("net.py:build", {"download": True}, r"`download`: net\.py:build downloads nothing"),
+    ],
+)
+def test_options_beside_the_spelling_that_do_not_fit_it(
+    spec: str, options: dict[str, Any], message: str, files: Path
+) -> None:
+    with pytest.raises(QCompileError, match=message):
+        parse_source(spec, base=files, **options)
+
+
+def test_options_beside_the_spelling_join_it(files: Path) -> None:
+    source = parse_source("timm:resnet18?classes=3", base=files, weights="w.safetensors", download=True)
+    assert source.spec == "timm:resnet18?weights=w.safetensors&download=1&classes=3"
+    assert source.absolute == f"timm:resnet18?weights={files}/w.safetensors&download=1&classes=3"
 
 
 @pytest.mark.parametrize(
@@ -244,85 +285,20 @@ def test_what_is_written_is_read(options: SourceOptions) -> None:
     assert (parse_query(query[1:], "timm:x") if query else SourceOptions()) == options
 
 
-@given(st.text())
-def test_any_text_is_read_or_refused(text: str) -> None:
-    with contextlib.suppress(InvalidOption):
-        parse_query(text, "timm:x")
-
-
-@pytest.mark.parametrize(
-    ("spec", "message", "hint"),
-    [
-        ("timm:resnet18?wieghts=random", "'wieghts=random' is none of its options", "'weights'"),
-        ("timm:resnet18?classes", "none of its options", "classes=VALUE"),
-        ("timm:resnet18?classes=0", "classes=0; a number of 1 or more", ""),
-        ("timm:resnet18?size=1x2x3", "size=1x2x3; HEIGHT", ""),
-        ("timm:resnet18?download=yes", "download=yes; 0 or 1", ""),
-        ("timm:resnet18?seed=-1", "seed=-1; a number", ""),
-        ("timm:resnet18?seed=1&seed=1", "seed is given twice", ""),
-        ("timm:", "names no model", "timm:NAME"),
-        ("zoo:net?classes=3", "'classes=3' is none of its options: weights", ""),
-        ("zoo:net?weights=random", "chooses its weights itself", ""),
-    ],
-)
-def test_a_wrong_option_is_named(spec: str, message: str, hint: str) -> None:
-    with pytest.raises(InvalidOption) as caught:
-        parse_source(spec)
-    assert message in caught.value.message
-    assert hint in caught.value.hint
-
-
-def test_options_beside_the_spelling_join_it(tmp_path: Path) -> None:
-    (tmp_path / "w.safetensors").write_bytes(b"w")
-    source = parse_source("timm:resnet18?classes=3", base=tmp_path, weights="w.safetensors", download=True)
-    assert source.spec == "timm:resnet18?weights=w.safetensors&download=1&classes=3"
-    assert source.absolute == f"timm:resnet18?weights={tmp_path}/w.safetensors&download=1&classes=3"
-    assert parse_source(source.absolute).options == source.options
-    (tmp_path / "m.onnx").write_bytes(b"")
-    (tmp_path / "net.py").write_text("")
-    refusals: list[tuple[str, dict[str, Any], type[QCompileError], str]] = [
-        ("timm:resnet18?weights=random", {"weights": "w.safetensors"}, InvalidOption, "says weights=random"),
-        ("timm:resnet18", {"weights": "none.pth"}, MissingFile, r"none\.pth"),
-        ("m.onnx", {"weights": "w.safetensors"}, InvalidOption,
-         r"`weights`: model m\.onnx holds its weights itself"),
-        ("net.py:build", {"download": True}, InvalidOption,
-         r"`download`: net\.py:build downloads nothing"),
-    ]  # fmt: skip
-    for spec, options, error, message in refusals:
-        with pytest.raises(error, match=message):
-            parse_source(spec, base=tmp_path, **options)
-
-
-def test_a_folder_is_kept_absolute_and_a_name_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "bert").mkdir()
-    assert parse_source("hf:bert", base=tmp_path).absolute == f"hf:{tmp_path}/bert"
-    assert parse_source("hf:org/bert?seed=2", base=tmp_path).absolute == "hf:org/bert?seed=2"
-    assert parse_source("timm:bert", base=tmp_path).absolute == "timm:bert"
-    with pytest.raises(MissingFile, match="no such folder"):
-        parse_source("hf:./brt", base=tmp_path)
-
-
-def test_the_digest_follows_weights_options_and_files(tmp_path: Path) -> None:
-    folder = tmp_path / "bert"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    (tmp_path / "w.safetensors").write_bytes(b"w")
-
+def test_the_digest_follows_weights_options_and_files(files: Path) -> None:
     def digest(spec: str, weights: str = "", *, download: bool = False) -> str:
-        return digest_source(parse_source(spec, base=tmp_path, weights=weights, download=download))
+        return digest_source(parse_source(spec, base=files, weights=weights, download=download))
 
     first = digest("hf:bert")
     assert digest("hf:bert", download=True) == first, "where it comes from is no part of what it is"
-    (folder / "config.json").write_text('{"a": 1}')
+    (files / "bert/config.json").write_text('{"a": 1}')
     assert digest("hf:bert") != first
     with_file = digest("timm:resnet18", "w.safetensors")
-    (tmp_path / "copy.safetensors").write_bytes(b"w")
-    (tmp_path / "w.safetensors").write_bytes(b"v")
-    others = {digest("timm:resnet18", "w.safetensors"), digest("timm:resnet18"), digest("timm:resnet34"),
-              digest("timm:resnet18?weights=random"), digest("timm:resnet18?weights=random&seed=1"),
-              digest("torchvision:resnet18")}  # fmt: skip
-    assert len(others) == 6
-    assert with_file not in others
+    (files / "w.safetensors").write_bytes(b"v")
+    digests = {digest("timm:resnet18", "w.safetensors"), digest("timm:resnet18"), digest("timm:resnet34"),
+               digest("timm:resnet18?weights=random"), digest("timm:resnet18?weights=random&seed=1"),
+               digest("torchvision:resnet18"), with_file}  # fmt: skip
+    assert len(digests) == 7
 
 
 @pytest.mark.parametrize(
@@ -342,7 +318,7 @@ def test_the_digest_follows_weights_options_and_files(tmp_path: Path) -> None:
     ],
 )
 def test_absolute_paths_lose_their_folders_and_nothing_else_changes(text: str, expected: str | None) -> None:
-    assert without_folders(text) == (text if expected is None else expected)
+    assert source_paths.without_folders(text) == (text if expected is None else expected)
 
 
 def test_everything_that_has_metadata_is_looked_into(tiny: Callable[..., onnx.ModelProto]) -> None:
@@ -362,13 +338,13 @@ def test_everything_that_has_metadata_is_looked_into(tiny: Callable[..., onnx.Mo
         message.metadata_props.add(key="pkg.torch.onnx.stack_trace", value=said)
         message.metadata_props.add(key="namespace", value=": Net/fc: Linear")
         message.metadata_props.add(key="origin", value="/home/ann/net.py")
-    assert strip_source_paths(model)
+    assert source_paths.strip_source_paths(model)
     assert b"/home" not in model.SerializeToString()
     assert b"stack_trace" not in model.SerializeToString()
     kept = {entry.key: entry.value for entry in model.graph.node[0].metadata_props}
     assert kept == {"namespace": ": Net/fc: Linear", "origin": "net.py"}
     cleaned = onnx.ModelProto.FromString(model.SerializeToString())
-    assert not strip_source_paths(model)
+    assert not source_paths.strip_source_paths(model)
     assert model == cleaned
 
 
@@ -398,12 +374,12 @@ def test_the_same_file_in_two_folders_becomes_the_same_bytes_without_a_folder(
 def test_a_module_is_named_by_its_file_in_texts(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text("1")
-    imported = module_name(path)
+    imported = source_paths.module_name(path)
     path.write_text("2")
-    assert module_name(path) != imported  # an edited file is another module
+    assert source_paths.module_name(path) != imported  # an edited file is another module
     stem = "".join(letter if letter.isalnum() else "_" for letter in path.stem)
-    assert with_file_names(f"['{imported}.Net', 'torch.nn']") == f"['{stem}.Net', 'torch.nn']"
-    assert with_file_names("qcompile_source_of_mine.Net") == "qcompile_source_of_mine.Net"
+    assert source_paths.with_file_names(f"['{imported}.Net', 'torch.nn']") == f"['{stem}.Net', 'torch.nn']"
+    assert source_paths.with_file_names("qcompile_source_of_mine.Net") == "qcompile_source_of_mine.Net"
 
 
 @pytest.mark.parametrize("external", [False, True])
@@ -433,17 +409,17 @@ def test_paths_below_the_folder_are_swapped_and_others_stay(tmp_path: Path) -> N
     (here / "net").mkdir(parents=True)
     (tmp_path / "hereabouts").mkdir()
     before = dict(os.environ)
-    with moved("/client/base", here):
-        assert path_there(here / "net") == "/client/base/net"
-        assert path_there(here) == "/client/base"
-        assert path_there(tmp_path / "hereabouts") == str(tmp_path / "hereabouts")
-        assert path_here("/client/base/net") == str(here / "net")
-        assert path_here("/client/base/cache") == "/client/base/cache"  # not carried along
-        assert path_here("/client/baseline/net") == "/client/baseline/net"
-        assert path_here("bert") == "bert"
-    with moved("/", here):
-        assert path_there(here / "net") == "/net"
-        assert path_here("/net") == str(here / "net")
-    with moved("", here):
-        assert path_there(here / "net") == str(here / "net")
+    with source_paths.moved("/client/base", here):
+        assert source_paths.path_there(here / "net") == "/client/base/net"
+        assert source_paths.path_there(here) == "/client/base"
+        assert source_paths.path_there(tmp_path / "hereabouts") == str(tmp_path / "hereabouts")
+        assert source_paths.path_here("/client/base/net") == str(here / "net")
+        assert source_paths.path_here("/client/base/cache") == "/client/base/cache"  # not carried along
+        assert source_paths.path_here("/client/baseline/net") == "/client/baseline/net"
+        assert source_paths.path_here("bert") == "bert"
+    with source_paths.moved("/", here):
+        assert source_paths.path_there(here / "net") == "/net"
+        assert source_paths.path_here("/net") == str(here / "net")
+    with source_paths.moved("", here):
+        assert source_paths.path_there(here / "net") == str(here / "net")
     assert dict(os.environ) == before

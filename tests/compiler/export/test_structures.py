@@ -1,4 +1,7 @@
-"""Inputs and outputs inside structures, caches, training mode; failures name operator, module and line."""
+"""Inputs and outputs inside structures, caches, training mode and random models.
+
+A failed export says which operator, in which module, at which line of the user's own file.
+"""
 
 from __future__ import annotations
 
@@ -83,14 +86,25 @@ def test_inputs_and_outputs_in_structures_are_named_by_path(source: str, tmp_pat
 
 
 def test_an_axis_of_an_input_in_a_structure_is_made_dynamic_by_its_path(source: str, tmp_path: Path) -> None:
-    inputs = ["batch.image:[n,3]", "batch.meta.age:[n,1]"]
-    artifact = export(f"{source}:of_dict", tmp_path / "m.onnx", inputs=inputs)
-    feeds = {"batch.image": np.ones((5, 3), np.float32), "batch.meta.age": np.ones((5, 1), np.float32)}
-    np.testing.assert_array_equal(run_file(artifact.path, **feeds)["output"], np.full((5, 3), 2))
-    with pytest.raises(InvalidOption, match=r"inputs are batch\.image, batch\.meta\.age"):
-        export(f"{source}:of_dict", tmp_path / "m.onnx", inputs=["image:[n,3]"])
-    with pytest.raises(ExportError, match="example: x is object"):
-        export(f"{source}:odd", tmp_path / "m.onnx")
+    artifact = export(
+        f"{source}:of_dict", tmp_path / "m.onnx", inputs=["batch.image:[n,3]", "batch.meta.age:[n,1]"]
+    )
+    image, age = np.ones((5, 3), np.float32), np.ones((5, 1), np.float32)
+    np.testing.assert_array_equal(
+        run_file(artifact.path, **{"batch.image": image, "batch.meta.age": age})["output"], image + 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "message"),
+    [("of_dict", ["image:[n,3]"], r"inputs are batch\.image, batch\.meta\.age"),
+     ("odd", [], "example: x is object")],
+)  # fmt: skip
+def test_a_place_that_is_not_there_and_a_foreign_object_are_named(
+    model: str, inputs: list[str], message: str, source: str, tmp_path: Path
+) -> None:
+    with pytest.raises((ExportError, InvalidOption), match=message):
+        export(f"{source}:{model}", tmp_path / "m.onnx", inputs=inputs)
 
 
 def test_a_model_in_training_mode_is_exported_in_evaluation_mode_with_a_word(
@@ -221,26 +235,27 @@ def line_of(comment: str) -> int:
     return next(n for n, line in enumerate(INEXPRESSIBLE.splitlines(), 1) if line.endswith(comment))
 
 
-def test_what_cannot_be_exported_is_named_with_its_line_and_the_way_out(
-    inexpressible: Path,
-) -> None:
-    output = inexpressible.parent / "out" / "m.onnx"
-    errors = {}
-    for function in ("eigen", "branch"):
-        with pytest.raises(ExportError) as caught:
-            export(f"{inexpressible}:{function}", output, inputs=["x:4x4"])
-        assert list(output.parent.iterdir()) == []
-        errors[function] = caught.value
-    eigen, branch = errors["eigen"], errors["branch"]
-    assert eigen.data["operator"] == "aten.linalg_eig"
-    assert eigen.data["module"] == "body.1 (Eigen)"
-    assert "operator aten.linalg_eig in module body.1 (Eigen) has no ONNX form" in eigen.message
-    assert f"(models.py, line {line_of('# no ONNX form')}, in forward)" in eigen.message
-    assert eigen.hint
-    assert "branches on a value of its input" in branch.message
-    assert f"(models.py, line {line_of('# depends on data')}, in forward)" in branch.message
-    assert "torch.where" in branch.hint
-    assert "`freeze_branches`" in branch.hint
+@pytest.mark.parametrize(
+    ("function", "message", "comment", "hints", "data"),
+    [
+        ("eigen", "operator aten.linalg_eig in module body.1 (Eigen) has no ONNX form", "# no ONNX form",
+         ("replace the operator",), {"operator": "aten.linalg_eig", "module": "body.1 (Eigen)"}),
+        ("branch", "branches on a value of its input", "# depends on data",
+         ("torch.where", "`freeze_branches`"), {"reason": "values"}),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_expressed_is_named_with_its_module_and_line(
+    function: str, message: str, comment: str, hints: tuple[str, ...], data: dict[str, str],
+    inexpressible: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    output = tmp_path / "out" / "m.onnx"
+    with pytest.raises(ExportError) as caught:
+        export(f"{inexpressible}:{function}", output, inputs=["x:4x4"])
+    assert list(output.parent.iterdir()) == []
+    assert message in caught.value.message
+    assert f"(models.py, line {line_of(comment)}, in forward)" in caught.value.message
+    assert all(hint in caught.value.hint for hint in hints)
+    assert data.items() <= caught.value.data.items()
 
 
 def test_a_branch_that_the_user_freezes_is_exported_and_its_place_is_said(
@@ -278,10 +293,17 @@ def test_a_frozen_branch_that_a_sample_does_not_take_is_refused(inexpressible: P
     assert not (tmp_path / "m.onnx").exists()
 
 
+def test_an_error_of_ours_passes_through_unchanged() -> None:
+    error = InvalidOption("as it was")
+    assert explain_export_failure(error, "model") is error
+
+
 def test_an_error_that_nobody_knows_keeps_its_type_and_first_line() -> None:
-    outer = RuntimeError("the outer words")
-    outer.__cause__ = KeyError("deep down")
-    explained = explain_export_failure(outer, "net.py:build")
+    try:
+        try:
+            raise KeyError("deep down")
+        except KeyError as deep:
+            raise RuntimeError("the outer words") from deep
+    except RuntimeError as error:
+        explained = explain_export_failure(error, "net.py:build")
     assert explained.message == "net.py:build: the exporter failed with KeyError: 'deep down'"
-    ours = InvalidOption("as it was")
-    assert explain_export_failure(ours, "model") is ours

@@ -146,7 +146,7 @@ def test_ranges_and_values_suit_the_model(folder_of: Any) -> None:
     ids = described.inputs[0]
     [extents] = ids.extents
     assert (extents.axis, extents.minimum, extents.maximum) == (1, 1, 38), "40 less padding's 2"
-    shapes = shapes_at(described.inputs, traced_extents(described.inputs, {}, ())[0])
+    shapes = shapes_at(described.inputs, traced_extents(described.inputs)[0])
     feeds = random_feeds(described.inputs, shapes=shapes, domains=described.domains)
     assert feeds["input_ids"].max() < 64
     assert not np.isin(feeds["input_ids"], [1, 2, 3]).any(), "padding, begin and end are no words"
@@ -156,6 +156,7 @@ def test_ranges_and_values_suit_the_model(folder_of: Any) -> None:
 def test_another_size_keeps_the_share_of_the_image_and_a_name_is_a_preprocessing() -> None:
     said = said_of("torchvision:resnet50?size=112")
     assert (said.height, said.width, said.resize) == (112, 112, (116,)), "232 of 224, as 116 of 112"
+    assert said_of("torchvision:resnet50?size=112x128").resize == (128,), "the shorter side covers the crop"
     said = find_preprocessing("timm:resnet18")
     assert isinstance(said, ImagePreprocessing)
     assert (said.height, said.interpolation, said.resize) == (224, "bicubic", (235,))
@@ -219,6 +220,14 @@ def test_a_name_is_fitted_to_the_input_of_an_onnx_file(exported: Path) -> None:
     assert (said.mean, said.std) == (usual.mean, usual.std)
 
 
+def test_a_module_of_pytorch_gets_one_too(tmp_path: Path) -> None:
+    path, inputs = tmp_path / "m.onnx", ["input:[batch,3,16,16]"]
+    export(torch.nn.Conv2d(3, 4, 3), path, inputs=inputs, preprocessing="imagenet")
+    said = noted(path)
+    assert isinstance(said, ImagePreprocessing)
+    assert (said.input, said.height, said.resize) == ("input", 16, (18,))
+
+
 def test_graphs_keep_it(exported: Path) -> None:
     folder, samples = exported.parent, str(exported.parent / "samples.npz")
     simplify(exported, folder / "simple.onnx")
@@ -275,17 +284,17 @@ def test_a_file_and_a_wrong_name_are_read_and_refused(tmp_path: Path) -> None:
     "spec",
     [
         "torchvision:ssdlite320_mobilenet_v3_large?weights=random&classes=4",
-        "torchvision:retinanet_resnet50_fpn?weights=random&classes=4&size=128",
-        "torchvision:fcos_resnet50_fpn?weights=random&classes=4&size=128",
+        "torchvision:retinanet_resnet50_fpn?weights=random&classes=4&size=128x160",
+        "torchvision:fcos_resnet50_fpn?weights=random&classes=4&size=128x160",
     ],
 )
 def test_what_torchvision_chooses_is_among_the_boxes(spec: str) -> None:
     loaded = load_torch(parse_source(spec))
     detector = loaded.module.module
-    side = int(loaded.inputs[0].shape[2])
-    detector.transform.min_size, detector.transform.max_size = (side,), side
+    height, width = map(int, loaded.inputs[0].shape[2:])
+    detector.transform.min_size, detector.transform.max_size = (height,), width
     detector.score_thresh, detector.topk_candidates, detector.detections_per_img = -1.0, 10, 10
-    image = torch.rand(3, side, side, generator=torch.Generator().manual_seed(0))
+    image = torch.rand(3, height, width, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         theirs = detector([image])[0]
         ours = loaded.module(detector.transform([image])[0].tensors)
