@@ -12,12 +12,11 @@ from recipes import artifact
 
 from qcompile.cluster.resources import Facts, place
 from qcompile.errors import DataError, EngineUnavailable
-from qcompile.pipeline.graph import KINDS, ThisProcess, key_of, stages_of
+from qcompile.pipeline.graph import KINDS, key_of, stages_of
 from qcompile.pipeline.plan import plan
 from qcompile.pipeline.recipe import Recipe, published, read_recipe
-from qcompile.pipeline.run import Visit, run
+from qcompile.pipeline.run import run
 from qcompile.pipeline.stage import SOURCE, Job, Key, Made, Needs, Rule, Stage, StageKind, named_artifact
-from qcompile.pipeline.store import Store
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/recipe.toml"))
 
@@ -112,16 +111,3 @@ def test_names_of_artifacts_are_judged_by_all_files_that_stages_publish(path: Pa
         is_float = stage.artifact and named_artifact(recipe, stage.artifact).precision == "fp32"
         if stage.kind not in ("bench", "report") and not (stage.kind == "quantize" and is_float):
             assert KINDS[stage.kind].file(recipe, stage) in judged, stage.name
-
-
-def test_a_visit_gives_a_stage_that_no_recipe_has(listing: Path, tmp_path: Path) -> None:
-    """As the trials of `tune` are: stages of a recipe, asked for one by one."""
-    recipe, store = read_recipe(listing), Store(tmp_path / "asked")
-    visit = Visit(recipe, store, (), ThisProcess())
-    with store.locked():
-        made = visit.file_of(Stage(kind="listing"))
-        assert json.loads(made.path.read_text()) == []
-        visit.file_of(Stage(kind="listing"))
-    assert visit.report.stages == {"listing": "skipped"}
-    key = key_of(recipe, Stage(kind="listing"))
-    assert key == {"artifacts": {}, "file": "listing.json"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,39 +73,31 @@ def test_a_plan_says_what_a_run_would_do_before_between_and_after(recipe: Path) 
     assert [one.why for one in again.stages if one.name == "build-cpu"] == ["asked for"]
 
 
-def test_what_a_run_could_not_do_is_said(write_recipe: Callable[..., Path], tmp_path: Path) -> None:
-    path = write_recipe(artifact("rtx", "tensorrt-rtx", "fp16", gpus=["sm86"]))
-    qcompile.run(path)
-    (tmp_path / "calibration.npz").unlink()
+def test_what_a_run_could_not_do_is_said(recipe: Path) -> None:
+    run(recipe)
+    (recipe.parent / "calibration.npz").unlink()
     with pytest.raises(MissingFile, match=r"calibration\.npz"):
-        plan(path)
+        plan(recipe)
 
 
-def test_the_stages_of_a_recipe_that_measures_are_those_of_its_run(recipe: Path) -> None:
+def test_a_recipe_that_measures_takes_as_long_as_its_measurement(recipe: Path) -> None:
     recipe.write_text(recipe.read_text() + BENCH)
-    stages = plan(recipe).stages
-    assert [one.name for one in stages] == [*STAGES, "bench", "report"]
-    (bench,) = [one for one in stages if one.name == "bench"]
-    assert bench.estimate.seconds is not None
-    assert bench.estimate.seconds >= 7
+    stages = {stage.name: stage.estimate.seconds for stage in plan(recipe).stages}
+    assert list(stages) == [*STAGES, "bench", "report"]
+    assert stages["bench"] is not None
+    assert stages["bench"] >= 7
 
 
-def test_rules_count_with_work_and_weights() -> None:
+def test_rules_count_with_work_weights_and_precision(recipe: Path) -> None:
     scale = Scale(100_000_000, 10**9, 2, calibrated=200, evaluated=500, rows=3, max_time_s=30)
     assert by_rule(KINDS["calibrate"].rule, scale).seconds == pytest.approx(2 + 3 * 200 * 1e9 / (2 * RATE))
     assert by_rule(KINDS["export"].rule, scale).seconds == pytest.approx(5)
     assert by_rule(KINDS["bench"].rule, scale).seconds == pytest.approx(30 + 3 * (4 + 500 * 1e9 / (2 * RATE)))
-    assert by_rule(KINDS["export"].rule, scale).disk_bytes == 100_000_000
-    unknown = Scale(100, None, 2, calibrated=200, evaluated=0, rows=1, max_time_s=30)
+    sizes = [by_rule(KINDS["build"].rule, scale, one).disk_bytes for one in read_recipe(recipe).artifact]
+    assert sizes == [100_000_000, 30_000_000]
+    unknown = replace(scale, multiply_adds=None)
     assert by_rule(KINDS["calibrate"].rule, unknown).seconds is None, "no guess without multiply-adds"
     assert by_rule(KINDS["simplify"].rule, unknown).seconds is not None
-
-
-def test_the_size_of_an_artifact_follows_its_precision(recipe: Path) -> None:
-    scale = Scale(1000, 1, 1, calibrated=1, evaluated=1, rows=1, max_time_s=1)
-    whole, int8 = read_recipe(recipe).artifact
-    assert by_rule(KINDS["build"].rule, scale, whole).disk_bytes == 1000
-    assert by_rule(KINDS["build"].rule, scale, int8).disk_bytes == 300
 
 
 def test_differences_are_named_by_their_path() -> None:
@@ -153,11 +146,7 @@ def test_parts_give_the_files_of_one_process(recipe: Path, tmp_path: Path) -> No
         assert files[0] == files[1], name
     parts = [path.name for path in (tmp_path / "parted").iterdir() if "-of-" in path.name]
     assert not parts, "they are no artifacts"
-
-
-def test_parts_are_not_observed_again(recipe: Path, tmp_path: Path) -> None:
-    """What one process did is done for the other, whichever is first."""
-    run(recipe, output=tmp_path / "out")
-    report = run(recipe, output=tmp_path / "out", executor=InParts())
-    assert set(report.stages.values()) == {"skipped"}
-    assert not [name for name in report.stages if name.startswith("calibrate-")]
+    # What one process did is done for several.
+    again = run(recipe, output=tmp_path / "whole", executor=InParts())
+    assert set(again.stages.values()) == {"skipped"}
+    assert not [name for name in again.stages if name.startswith("calibrate-")]

@@ -51,9 +51,8 @@ def test_precisions(tool: Tool, row: Any, request: pytest.FixtureRequest) -> Non
         (artifact,) = recipe.artifact
         assert (artifact.precision, artifact.floats) == (precision, float_precision)
         assert not done.missing
-        assert bool(recipe.data.calibration or recipe.calibrate.ranges) == (
-            precision in ("int8", "fp8", "best")
-        )
+        has_scales = bool(recipe.data.calibration or recipe.calibrate.ranges)
+        assert has_scales == (precision in ("int8", "fp8", "best"))
 
 
 @of_both("shapes")
@@ -69,7 +68,7 @@ def test_shapes(tool: Tool, row: Any, request: pytest.FixtureRequest) -> None:
     assert not done.missing
 
 
-def test_several_profiles(trtexec: Any) -> None:
+def test_several_profiles(trtexec: Any, request: pytest.FixtureRequest) -> None:
     """Also by names with a star; a dynamic input without shapes gets 1 everywhere (setupNetworkAndConfig)."""
     recipe, done = trtexec(
         "--profile=1 --minShapes=im*:2x3x4x4,ids:2x16 --maxShapes=im*:4x3x4x4,ids:4x16 "
@@ -82,14 +81,9 @@ def test_several_profiles(trtexec: Any) -> None:
     assert not done.missing
     assert trtexec("--optShapes=ids:1x16")[0].artifact[0].opt_shapes == ("ids:1x16", "image:1x3x1x1")
     assert trtexec("")[0].artifact[0].opt_shapes == ("image:1x3x1x1", "ids:1x16")
-
-
-def test_shapes_given_again_make_another_profile(polygraphy: Any) -> None:
-    recipe, _ = polygraphy(
-        "convert m.onnx -o e.engine --trt-min-shapes image:[1,3,8,8] ids:[1,16] --trt-max-shapes "
-        "image:[4,3,8,8] ids:[4,16] --trt-min-shapes image:[5,3,8,8] ids:[5,16] --trt-max-shapes "
-        "image:[9,3,8,8] ids:[9,16]"
-    )
+    polygraphy = request.getfixturevalue("polygraphy")
+    pairs = "--trt-min-shapes image:[{0},3,8,8] ids:[{0},16] --trt-max-shapes image:[{1},3,8,8] ids:[{1},16]"
+    recipe, _ = polygraphy(f"convert m.onnx -o e.engine {pairs.format(1, 4)} {pairs.format(5, 9)}")
     assert recipe.artifact[0].tensorrt.profiles == (
         "image:1x3x8x8..4x3x8x8..4x3x8x8,ids:1x16..4x16..4x16",
         "image:5x3x8x8..9x3x8x8..9x3x8x8,ids:5x16..9x16..9x16",

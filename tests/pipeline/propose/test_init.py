@@ -88,9 +88,8 @@ def test_inputs_labels_and_reasons_come_from_model_and_data(folder: Path) -> Non
 @pytest.mark.usefixtures("folder")
 def test_without_data_there_is_no_static_int8_and_a_comment_says_what_data_would_add() -> None:
     done = proposed("model.py:with_example", targets=["onnxruntime", "openvino"])
-    assert {(one.target, one.precision) for one in done.recipe.artifact} <= {
-        ("onnxruntime", "fp32"), ("openvino", "fp32"), ("openvino", "bf16"),
-    }  # fmt: skip
+    precisions = {(one.target, one.precision) for one in done.recipe.artifact}
+    assert precisions <= {("onnxruntime", "fp32"), ("openvino", "fp32"), ("openvino", "bf16")}
     assert "static INT8: it needs samples to calibrate on" in done.text
     assert done.recipe.model.inputs == ("image:[batch,3,8,8]",), "its example, with the batch left open"
     assert done.recipe.data.evaluation == ""
@@ -149,20 +148,25 @@ def test_an_onnx_file_needs_no_pytorch_and_is_its_own_baseline(
 ) -> None:
     model, data = tiny_file("residual"), samples("residual", 16)
     done = proposed(str(model), str(model.with_name("r.toml")), data=str(data), targets=["onnxruntime"])
-    assert done.recipe.model.source == "residual.onnx"
-    assert done.recipe.model.inputs == ()
-    assert done.recipe.bench is not None
-    assert done.recipe.bench.baseline == "onnx-fp32"
+    recipe = done.recipe
+    assert (recipe.model.source, recipe.model.inputs) == ("residual.onnx", ())
+    assert recipe.bench is not None
+    assert recipe.bench.baseline == "onnx-fp32"
     assert done.data.samples is not None
     assert f"{done.data.samples} samples, with labels" in done.text
-    assert done.recipe.data.calibration.endswith("?part=calibration"), "one file serves both"
-    assert done.recipe.data.evaluation.endswith("?part=evaluation")
+    parts = [spec.rpartition("?")[2] for spec in (recipe.data.calibration, recipe.data.evaluation)]
+    assert parts == ["part=calibration", "part=evaluation"], "one file serves both"
 
 
-def test_paths_are_those_of_the_recipes_folder(folder: Path) -> None:
+def test_paths_are_those_of_the_recipes_folder_whatever_its_name(folder: Path) -> None:
     done = proposed("model.py:build", str(folder / "sub/recipe.toml"), data="data.py:samples")
     assert done.recipe.model.source == "../model.py:build"
     assert done.recipe.data.evaluation == "../data.py:samples"
+    odd = folder / 'a "quoted" # name'
+    odd.mkdir()
+    (odd / "model.py").write_text(MODEL)
+    done = proposed(f"{odd}/model.py:with_example", str(odd / "recipe.toml"), targets=["onnxruntime"])
+    assert done.recipe.model.source == "model.py:with_example"
 
 
 def test_an_existing_recipe_is_kept_unless_forced(folder: Path) -> None:
@@ -172,14 +176,6 @@ def test_an_existing_recipe_is_kept_unless_forced(folder: Path) -> None:
     assert (folder / "recipe.toml").read_text() == "mine"
     proposed("model.py:with_example")
     assert "model.py:with_example" in (folder / "recipe.toml").read_text()
-
-
-def test_a_comment_cannot_break_the_recipe(folder: Path) -> None:
-    odd = folder / 'a "quoted" # name'
-    odd.mkdir()
-    (odd / "model.py").write_text(MODEL)
-    done = proposed(f"{odd}/model.py:with_example", str(odd / "recipe.toml"), targets=["onnxruntime"])
-    assert done.recipe.model.source == "model.py:with_example"
 
 
 IMAGE = TensorInfo("x", "float32", ("batch", 3, 8, 8))
@@ -225,12 +221,9 @@ def test_engines_are_built_for_the_gpu_asked_for_or_here_or_the_usual() -> None:
 
 
 def test_what_is_missing_is_named_with_what_installs_it() -> None:
-    bare = Machine(
-        {"openvino": "openvino cannot be imported", "tensorrt": "no GPU"},
-        {"openvino": "pip install 'qcompile[openvino]'", "tensorrt": ""},
-    )
-    left = choose_artifacts(facts("convolution"), DataFacts(), bare).left_out
-    assert "openvino: openvino cannot be imported; pip install 'qcompile[openvino]'" in map(str, left)
+    bare = Machine({"openvino": "is not here", "tensorrt": "no GPU"}, {"openvino": "pip it", "tensorrt": ""})
+    left_out = choose_artifacts(facts("convolution"), DataFacts(), bare).left_out
+    assert {"openvino: is not here; pip it", "tensorrt: no GPU"} <= set(map(str, left_out))
 
 
 def test_a_captured_program_tells_its_inputs_and_their_dynamic_axes(folder: Path) -> None:
@@ -241,11 +234,8 @@ def test_a_captured_program_tells_its_inputs_and_their_dynamic_axes(folder: Path
             return image * scale * mask
 
     batch = torch.export.Dim("batch", min=1, max=64)
-    example = (
-        torch.zeros(2, 3, 8),
-        torch.ones(1, dtype=torch.float64),
-        torch.ones(2, 3, 8, dtype=torch.bool),
-    )
+    image = torch.zeros(2, 3, 8)
+    example = image, torch.ones(1, dtype=torch.float64), torch.ones_like(image, dtype=torch.bool)
     shapes = {"image": {0: batch}, "scale": None, "mask": {0: batch}}
     torch.export.save(torch.export.export(Scaled(), example, dynamic_shapes=shapes), folder / "net.pt2")
     done = proposed("net.pt2", targets=["onnxruntime"])
