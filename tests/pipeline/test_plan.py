@@ -22,6 +22,7 @@ from qcompile.pipeline.plan import RATE, by_rule, difference, plan
 from qcompile.pipeline.recipe import Recipe, read_recipe
 from qcompile.pipeline.run import run
 from qcompile.pipeline.stage import Done, Scale, Stage
+from qcompile.pipeline.stages import calibrate_parts
 from qcompile.pipeline.store import Store
 
 CPU, INT8 = artifact("cpu"), artifact("cpu-int8", precision="int8")
@@ -150,3 +151,15 @@ def test_parts_give_the_files_of_one_process(recipe: Path, tmp_path: Path) -> No
     again = run(recipe, output=tmp_path / "whole", executor=InParts())
     assert set(again.stages.values()) == {"skipped"}
     assert not [name for name in again.stages if name.startswith("calibrate-")]
+
+
+@pytest.mark.parametrize(
+    ("shards", "is_done", "number"), [(99, False, 16), (3, False, 3), (1, False, 1), (3, True, 1)]
+)
+def test_a_calibration_has_no_more_parts_than_samples(
+    shards: int, is_done: bool, number: int, recipe: Path
+) -> None:
+    stage = Stage(kind="calibrate")
+    parts = calibrate_parts(read_recipe(recipe), stage, Noting(shards=shards), lambda: is_done)
+    shards_of = [f"{part}/{number}" for part in range(1, number + 1)] if number > 1 else [""]
+    assert [part.shard for part in parts] == shards_of

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import qcompile
-from qcompile.data.batches import Data
 from qcompile.errors import InvalidOption
 from qcompile.pipeline.propose import InitResult, init
-from qcompile.pipeline.propose.choose import DataFacts, Machine, choose_artifacts
+from qcompile.pipeline.propose.choose import DataFacts, Machine, batch_size, choose_artifacts
 from qcompile.pipeline.propose.model_facts import ModelFacts
 from qcompile.tensors import TensorInfo
 
@@ -152,8 +152,8 @@ def test_an_onnx_file_needs_no_pytorch_and_is_its_own_baseline(
     assert (recipe.model.source, recipe.model.inputs) == ("residual.onnx", ())
     assert recipe.bench is not None
     assert recipe.bench.baseline == "onnx-fp32"
-    assert done.data.samples is not None
-    assert f"{done.data.samples} samples, with labels" in done.text
+    assert (recipe.bench.batch_size, done.data.samples) == (8, 10), "no more than are evaluated"
+    assert "10 samples, with labels" in done.text
     parts = [spec.rpartition("?")[2] for spec in (recipe.data.calibration, recipe.data.evaluation)]
     assert parts == ["part=calibration", "part=evaluation"], "one file serves both"
 
@@ -242,11 +242,9 @@ def test_a_captured_program_tells_its_inputs_and_their_dynamic_axes(folder: Path
     assert done.recipe.model.inputs == ("image:[batch,3,8]", "scale:1:float64", "mask:[batch,3,8]:bool")
 
 
-def test_a_batch_is_no_larger_than_the_evaluation(tmp_path: Path) -> None:
-    np.savez(tmp_path / "data.npz", x=np.zeros((24, 3, 32, 32), np.float32), labels=np.zeros(24, np.int64))
-    model = "timm:test_resnet?weights=random&classes=3&size=32"
-    recipe = qcompile.init(model, tmp_path / "recipe.toml", data=str(tmp_path / "data.npz")).recipe
-    assert recipe.bench is not None
-    held = Data(recipe.data.evaluation, (), base=tmp_path).total
-    assert held is not None
-    assert 1 < recipe.bench.batch_size <= held
+@pytest.mark.parametrize(
+    ("multiply_adds", "samples", "batch"),
+    [(0, None, 1), (10**9, None, 1), (5 * 10**8, None, 2), (10**8, None, 8), (1, None, 16), (1, 6, 4)],
+)
+def test_a_batch_is_enough_work_and_no_more(multiply_adds: int, samples: int | None, batch: int) -> None:
+    assert batch_size(replace(facts("product"), multiply_adds=multiply_adds), samples)[0] == batch
