@@ -218,39 +218,21 @@ class LeftOut:
         return f"{self.what}: {self.why}" + (f"; {self.how}" if self.how else "")
 
 
-@dataclass(frozen=True)
 class Choice:
-    """The artifacts of a recipe, and what was left out."""
-
-    artifacts: tuple[Proposed, ...]
-    left_out: tuple[LeftOut, ...]
-
-
-def choose_artifacts(
-    model: ModelFacts,
-    data: DataFacts,
-    machine: Machine,
-    *,
-    targets: Sequence[Target] = (),
-    gpus: Sequence[str] = (),
-) -> Choice:
-    """Choose artifacts.
+    """The artifacts of a recipe, and what is left out.
 
     `targets` of the user are proposed even where only another machine can build them. TensorRT-RTX
     builds for `gpus`; by default for the GPU's here, or `USUAL_GPUS`.
     """
-    chooser = _Chooser(model, data, machine, targets, gpus)
-    return Choice(tuple(chooser.artifacts()), tuple(chooser.left_out()))
 
-
-class _Chooser:
     def __init__(
         self,
         model: ModelFacts,
         data: DataFacts,
         machine: Machine,
-        targets: Sequence[Target],
-        gpus: Sequence[str],
+        *,
+        targets: Sequence[Target] = (),
+        gpus: Sequence[str] = (),
     ) -> None:
         self.model, self.data, self.machine, self.targets, self.gpus = model, data, machine, targets, gpus
         self.is_float = model.precision == "fp32"
@@ -258,8 +240,10 @@ class _Chooser:
         self.has_ranges = bool(data.calibration) or model.precision == "int8"
         self.static = (self.quantizes and self.has_ranges) or model.precision == "int8"
         self.dynamic = bool(model.kinds & {"attention", "recurrent"}) or "convolution" not in model.kinds
+        self.artifacts = tuple(self._artifacts())
+        self.left_out = tuple(self._left_out())
 
-    def artifacts(self) -> Iterator[Proposed]:
+    def _artifacts(self) -> Iterator[Proposed]:
         for target in self._taken():
             lines = list(self._of_tensorrt(target)) if target in TENSORRT_TARGETS else []
             fits: dict[When, bool] = {
@@ -299,7 +283,7 @@ class _Chooser:
         for index, kind in enumerate(("min_shapes", "opt_shapes", "max_shapes")):
             yield kind, [f"{name}:{format_shape(shape[index])}" for name, shape in shapes.items()], why[index]
 
-    def left_out(self) -> Iterator[LeftOut]:
+    def _left_out(self) -> Iterator[LeftOut]:
         if not self.targets:
             for target, reason in self.machine.missing.items():
                 if target != "torchscript":

@@ -26,7 +26,6 @@ from .choose import (
     DataFacts,
     Line,
     bench_lines,
-    choose_artifacts,
     first_sample,
     look_at_data,
     look_at_machine,
@@ -211,7 +210,7 @@ def init(
     )  # fmt: skip
     data = look_at_data(spec, facts.inputs, facts.outputs, progress=progress)
     progress("look at the installation")
-    choice = choose_artifacts(facts, data, look_at_machine(), targets=spec.asked, gpus=spec.gpus)
+    choice = Choice(facts, data, look_at_machine(), targets=spec.asked, gpus=spec.gpus)
     if not choice.artifacts:
         raise EngineUnavailable(
             "nothing can be built here: no runtime is installed",

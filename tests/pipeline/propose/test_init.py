@@ -12,7 +12,7 @@ import pytest
 import qcompile
 from qcompile.errors import InvalidOption
 from qcompile.pipeline.propose import InitResult, init
-from qcompile.pipeline.propose.choose import DataFacts, Machine, batch_size, choose_artifacts
+from qcompile.pipeline.propose.choose import Choice, DataFacts, Machine, batch_size
 from qcompile.pipeline.propose.model_facts import ModelFacts
 from qcompile.tensors import TensorInfo
 
@@ -192,7 +192,7 @@ CPU = Machine({"tensorrt": "no GPU"}, {"tensorrt": ""}, emulates_bf16="it has no
 
 
 def names(model: ModelFacts, *, data: str = "", machine: Machine = CPU, **options: object) -> list[str]:
-    choice = choose_artifacts(model, DataFacts(calibration=data), machine, **options)  # type: ignore[arg-type]
+    choice = Choice(model, DataFacts(calibration=data), machine, **options)  # type: ignore[arg-type]
     return [one.name for one in choice.artifacts]
 
 
@@ -216,13 +216,13 @@ def test_engines_are_built_for_the_gpu_asked_for_or_here_or_the_usual() -> None:
         (Machine({}, {}, gpu="sm90"), (), ["sm90"]),
         (Machine({}, {}, gpu="sm90"), ("sm120",), ["sm120"]),
     ):
-        choice = choose_artifacts(cnn, DataFacts(), machine, gpus=asked, targets=["tensorrt-rtx"])
+        choice = Choice(cnn, DataFacts(), machine, gpus=asked, targets=["tensorrt-rtx"])
         assert {key: value for key, value, _ in choice.artifacts[0].lines}["gpus"] == expected
 
 
 def test_what_is_missing_is_named_with_what_installs_it() -> None:
     bare = Machine({"openvino": "is not here", "tensorrt": "no GPU"}, {"openvino": "pip it", "tensorrt": ""})
-    left_out = choose_artifacts(facts("convolution"), DataFacts(), bare).left_out
+    left_out = Choice(facts("convolution"), DataFacts(), bare).left_out
     assert {"openvino: is not here; pip it", "tensorrt: no GPU"} <= set(map(str, left_out))
 
 
