@@ -263,18 +263,15 @@ def test_a_stage_is_on_the_disk_before_it_has_its_name(store: Store, monkeypatch
         events.append(f"name {Path(target).name.partition('-')[0]}")
         replace(source, target)
 
-    monkeypatch.setattr("os.open", note_open)
-    monkeypatch.setattr("os.fsync", note_fsync)
-    monkeypatch.setattr("os.replace", note_replace)
+    for name, function in (("open", note_open), ("fsync", note_fsync), ("replace", note_replace)):
+        monkeypatch.setattr(os, name, function)
     store.run("export", {}, Work())
-    named = events.index("name export")
-    for name in ("m.onnx", "m.onnx.data", "m.onnx.json", "the stage"):
-        assert f"sync {name}" in events[:named], events
-    assert events.index("name stage.json") < events.index("sync the stage", events.index("name stage.json"))
+    named, recorded = events.index("name export"), events.index("name stage.json")
+    assert {f"sync {name}" for name in ("m.onnx", "m.onnx.data", "m.onnx.json")} <= {*events[:named]}, events
+    assert recorded < events.index("sync the stage", recorded) < named
     assert events[named + 1] == "sync .qcompile"
-    assert [one for one in events[named:] if one.startswith("name m")] == [
-        "name m.onnx.data", "name m.onnx", "name m.onnx.json",
-    ]  # fmt: skip
+    public = [event.removeprefix("name ") for event in events[named:] if event.startswith("name m")]
+    assert public == ["m.onnx.data", "m.onnx", "m.onnx.json"]
     assert events[-1] == "sync out"
 
 

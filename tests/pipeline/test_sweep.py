@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
-import os
-import re
 import shutil
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -129,38 +122,6 @@ def test_static_int8_of_a_float_file_without_data_is_impossible(recipe: Path) ->
     assert list(report.impossible) == ["mlp-openvino-int8"]
     assert "mlp.onnx holds no Q/DQ" in report.impossible["mlp-openvino-int8"]
     assert not report.failures
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-def test_after_a_kill_only_the_missing_is_done(recipe: Path) -> None:
-    """A sweep is killed when its first recipe is done and its second is at work."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "qcompile", "sweep", "-v", str(recipe)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-    finished, deadline = set(), time.monotonic() + 300
-    assert process.stderr is not None
-    try:
-        for line in process.stderr:
-            if stage := re.match(r"\s*done  (\w+): ([\w-]+)", line):
-                finished.add((stage[1], stage[2]))
-            if ("mlp", "simplify") in finished or time.monotonic() > deadline:
-                break
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
-    assert ("residual", "build-openvino-int8") in finished
-    executor = Asked()
-    report = sweep(recipe, executor=executor)
-    assert list(report.artifacts) == CELLS
-    assert not finished & set(executor.done)
-    assert ("other", "build-plain") in executor.done
-    for path in report.output.rglob("*.onnx"):
-        onnx.load(path)
-    assert not [path for path in report.output.rglob("*tmp*") if path.is_dir()]
 
 
 @pytest.mark.usefixtures("short_blocks")
@@ -305,25 +266,21 @@ def test_a_shape_says_what_is_measured_and_what_engines_take() -> None:
         model={"inputs": ["x:[batch,3,height,width]"]},
         bench={"baseline": "onnxruntime-fp32"},
     )
-    by_name = {member.name: member.recipe for member in members(made)}
-    assert list(by_name) == ["m-b4", "m-x-2x3x16x16", "m-wide"]
     found = {}
-    for name, one in by_name.items():
-        assert one is not None
-        assert one.bench is not None
-        assert one.bench.baseline == "onnxruntime-fp32"
-        rtx = one.artifact[1]
-        found[name] = (one.bench.batch_size, one.model.inputs, rtx.min_shapes, rtx.opt_shapes, rtx.max_shapes)
-        assert one.artifact[0].min_shapes == ()
+    for member in members(made):
+        assert member.recipe is not None
+        assert member.recipe.bench is not None
+        assert member.recipe.bench.baseline == "onnxruntime-fp32"
+        cpu, rtx = member.recipe.artifact
+        assert cpu.min_shapes == ()
+        shapes = (rtx.min_shapes, rtx.opt_shapes, rtx.max_shapes)
+        found[member.name] = member.recipe.bench.batch_size, *member.recipe.model.inputs, *shapes
+    fixed = ("x:2x3x16x16",)
     assert found == {
-        "m-b4": (4, ("x:[batch,3,height,width]",), (), (), ()),
-        "m-x-2x3x16x16": (
-            2, ("x:[batch,3,16,16]:float32",), ("x:2x3x16x16",), ("x:2x3x16x16",), ("x:2x3x16x16",)
-        ),
-        "m-wide": (
-            2, ("x:[batch,3,height,width]:float32",), ("x:1x3x8x8",), ("x:2x3x16x16",), ("x:8x3x32x32",)
-        ),
-    }  # fmt: skip
+        "m-b4": (4, "x:[batch,3,height,width]", (), (), ()),
+        "m-x-2x3x16x16": (2, "x:[batch,3,16,16]:float32", fixed, fixed, fixed),
+        "m-wide": (2, "x:[batch,3,height,width]:float32", ("x:1x3x8x8",), fixed, ("x:8x3x32x32",)),
+    }
 
 
 def test_a_model_may_have_data_of_its_own() -> None:
