@@ -249,7 +249,7 @@ class _Auto:
         }
 
     def _progress_of(self, step: str) -> Progress:
-        return lambda text, done=0, total=None, /: self.progress(f"{step}: {text}", done, total)
+        return lambda text, *counts: self.progress(f"{step}: {text}", *counts)
 
     @property
     def _state_file(self) -> Path:

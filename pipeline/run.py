@@ -284,13 +284,13 @@ class Visit:
     def _look(self, stage: Stage) -> Made | None:
         """Carry out a stage, unless it is done already or there is nothing to do."""
         start = time.monotonic()
-
-        def show(text: str, done: int = 0, total: int | None = None, /) -> None:
-            self.progress(f"{stage.name}: {text}", done, total)
-
         try:
             done = self.executor.do(
-                self.recipe, stage, self.store, again=self._is_asked(stage), progress=show
+                self.recipe,
+                stage,
+                self.store,
+                again=self._is_asked(stage),
+                progress=lambda text, *counts: self.progress(f"{stage.name}: {text}", *counts),
             )
         except QCompileError:
             self._note(stage, "failed", start)

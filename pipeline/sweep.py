@@ -307,9 +307,6 @@ def _run(
 ) -> RunReport | QCompileError:
     """Run the recipe of a member; an error fails its cells alone."""
 
-    def show(text: str, done: int = 0, total: int | None = None, /) -> None:
-        progress(f"{member.name}: {text}", done, total)
-
     def stage_over(stage: str, state: str, seconds: float, /) -> None:
         if listener:
             listener(f"{member.name}: {stage}", state, seconds)
@@ -317,9 +314,15 @@ def _run(
     output, shared = member.places(folder)
     try:
         return run(
-            recipe, spec, output=output, executor=executor, shared=shared, page=False, progress=show,
+            recipe,
+            spec,
+            output=output,
+            executor=executor,
+            shared=shared,
+            page=False,
+            progress=lambda text, *counts: progress(f"{member.name}: {text}", *counts),
             listener=stage_over,
-        )  # fmt: skip
+        )
     except ClusterError:
         raise
     except QCompileError as error:

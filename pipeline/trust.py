@@ -235,7 +235,7 @@ def _moved(kind: Named, text: str, folder: Path) -> str:
     if kind not in ("model", "preprocessing", "data"):
         return relative(text, folder)
     head, mark, query = text.partition("?")
-    word, path = re.fullmatch(r"(\w+:|)(.*)", head, re.DOTALL).groups()  # type: ignore[union-attr]
+    word = "".join(re.findall(r"\A\w+:", head))  # "hf:", "images:"
     parts = []
     for part in query.split("&"):  # what is escaped in DATA stays escaped
         key, equals, value = part.partition("=")
@@ -248,7 +248,7 @@ def _moved(kind: Named, text: str, folder: Path) -> str:
             moved = relative(weights, folder)
             value = value if moved == weights else quote(moved)
         parts.append(f"{key}{equals}{value}")
-    return f"{word}{relative(path, folder)}{mark}{'&'.join(parts)}"
+    return f"{word}{relative(head.removeprefix(word), folder)}{mark}{'&'.join(parts)}"
 
 
 def recipe_files(recipe: Recipe) -> Iterator[Path]:
