@@ -203,7 +203,7 @@ class ClusterExecutor:
     def do(
         self, recipe: Recipe, stage: Stage, store: Store, *, again: bool, progress: Progress
     ) -> Done | None:
-        if kind_of(stage).here(stage):
+        if kind_of(stage).in_driver(stage):
             return ThisProcess().do(recipe, stage, store, again=again, progress=progress)
         run = self._run_of(recipe, store)
         for _ in range(_ATTEMPTS):

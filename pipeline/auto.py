@@ -4,8 +4,8 @@
                   ▲                        │
                   └── one more artifact ── tune, where plain INT8 exceeds the budget or is no faster
 
-Each step that is done already is skipped, so a second call, or one after Ctrl-C, goes on where it was. What
-was asked for is kept beside the finished stages: another request in the same folder is refused.
+Each step that is done already is skipped, so a second call, or one after Ctrl-C, goes on where it was. The
+request is kept beside the finished stages: another request in the same folder is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ from ..spec.words import CPU_TARGETS, Isa, Target
 from .bench_stages import RESULTS
 from .propose.init import init
 from .propose.model_facts import plain_name
-from .recipe import SIMPLIFIED, ArtifactSection, Recipe, read_recipe
+from .recipe import SIMPLIFIED, Recipe, read_recipe
 from .run import RunReport, StageListener, on_executor, run
 from .stage import Executor
 from .stages import located
@@ -46,7 +46,10 @@ if TYPE_CHECKING:
     from ..spec.keywords import AutoKeywords
 
 RECIPE = "recipe.toml"
+TUNED = "tuned-int8"
+"""Name of the artifact that `tune` finds."""
 _STATE = "auto.json"
+_LONGEST_S = 20.0  # of each measurement of the search; the recipe then measures what was found
 
 
 @dataclass
@@ -64,8 +67,8 @@ class AutoResult:
     artifact: Path | None
     report: RunReport
     recipe: Path
-    notes: list[str] = field(default_factory=list)
-    stages: dict[str, str] = field(default_factory=dict)
+    notes: list[str]
+    stages: dict[str, str]
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -108,82 +111,74 @@ def auto(
             or the model's inputs are not known.
         QCompileError: Of a stage that every artifact needs.
     """
-    asked = spec_from_call(AutoSpec, spec, options)
-    if not (asked.data or asked.evaluation):
+    spec = spec_from_call(AutoSpec, spec, options)
+    if not (spec.data or spec.evaluation):
         raise InvalidOption(
             "`data`: is missing; a budget of accuracy needs samples to measure it on",
             hint="give `data`, or `evaluation` and `calibration`",
             option="data",
         )
-    return _Auto(model, asked, executor, progress, listener).drive()
+    steps = _Auto(model, spec, executor, progress, listener)
+    steps.init()
+    report = steps.run()
+    if steps.tune(report):
+        report = steps.run()
+    recipe = read_recipe(steps.recipe)
+    exported = read_manifest(report.output / f"{recipe.name}.onnx")
+    steps.notes += exported.warnings if exported else ()  # such as: the weights are random
+    recommendation = recommend(report.output / RESULTS, budget=recipe.budget)
+    artifact = report.artifacts.get(recommendation.artifact)
+    return AutoResult(recommendation, artifact, report, steps.recipe, steps.notes, steps.stages)
 
 
 def folder_of(model: str, output: Path | None) -> Path:
-    """Return the folder that is written where this one was given."""
+    """Return the output folder; without one it is named after the model."""
     return output or Path(f"auto-{plain_name(parse_source(model))}")
 
 
-@dataclass
 class _Auto:
-    model: str
-    asked: AutoSpec
-    executor: Executor | None
-    progress: Progress
-    listener: StageListener | None
-    stages: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    """The steps of one request, and what became of them; its state is a file among the finished stages."""
 
-    @property
-    def folder(self) -> Path:
-        return folder_of(self.model, self.asked.output)
+    def __init__(
+        self,
+        model: str,
+        spec: AutoSpec,
+        executor: Executor | None,
+        progress: Progress,
+        listener: StageListener | None,
+    ) -> None:
+        self.model, self.spec, self.executor = model, spec, executor
+        self.progress, self.listener = progress, listener
+        self.stages: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.folder = folder_of(model, spec.output)
+        self.recipe = self.folder / RECIPE
 
-    @property
-    def recipe(self) -> Path:
-        return self.folder / RECIPE
-
-    def drive(self) -> AutoResult:
-        self._init()
-        report = self._run()
-        if self._tune(report):
-            report = self._run()
-        exported = read_manifest(report.output / f"{read_recipe(self.recipe).name}.onnx")
-        self.notes += exported.warnings if exported else ()  # such as: the weights are random
-        results = report.output / RESULTS
-        recommendation = recommend(results, budget=read_recipe(self.recipe).budget)
-        artifact = report.artifacts.get(recommendation.artifact)
-        return AutoResult(recommendation, artifact, report, self.recipe, self.notes, self.stages)
-
-    def _init(self) -> None:
+    def init(self) -> None:
         """Write the recipe, unless it is there for the same request: then it may have been edited."""
         start = time.monotonic()
-        bare = dataclasses.replace(self.asked, output=None, force=False)
+        bare = dataclasses.replace(self.spec, output=None, force=False)
         request = json.loads(json.dumps({"model": self.model, **options_key(bare)}))
-        known = self._state().get("request")
-        if self.recipe.exists() and not self.asked.force:
-            if known != request:
-                raise InvalidOption(
-                    f"`output` {self.folder}: holds the recipe of another request",
-                    hint="choose another folder, or `force` to write the recipe anew",
-                    option="output",
-                )
-            self._note("init", "skipped", start)
-            return
-        init(
-            self.model,
-            self.recipe,
-            shared(InitSpec, self.asked, output=self.recipe, force=True),
-            command=("qcompile", "auto", self.model),
-            progress=lambda text, done=0, total=None, /: self.progress(f"init: {text}", done, total),
-        )
-        self._save({"request": request})
-        self._note("init", "done", start)
+        is_there = self.recipe.exists() and not self.spec.force
+        if is_there and self._state().get("request") != request:
+            raise InvalidOption(
+                f"`output` {self.folder}: holds the recipe of another request",
+                hint="choose another folder, or `force` to write the recipe anew",
+                option="output",
+            )
+        if not is_there:
+            options = shared(InitSpec, self.spec, output=self.recipe, force=True)
+            command = ("qcompile", "auto", self.model)
+            init(self.model, self.recipe, options, command=command, progress=self._progress_of("init"))
+            self._save({"request": request})
+        self._note("init", "skipped" if is_there else "done", start)
 
-    def _run(self) -> RunReport:
-        asked = self.asked
+    def run(self) -> RunReport:
+        spec = self.spec
         report = run(
             read_recipe(self.recipe),
-            trust=asked.trust,
-            typed=(self.model, asked.data, asked.calibration, asked.evaluation, asked.metric),
+            trust=spec.trust,
+            typed=(self.model, spec.data, spec.calibration, spec.evaluation, spec.metric),
             executor=self.executor,
             progress=self.progress,
             listener=self.listener,
@@ -193,49 +188,43 @@ class _Auto:
                 self.stages[stage] = state
         return report
 
-    def _tune(self, report: RunReport) -> bool:
+    def tune(self, report: RunReport) -> bool:
         """Add a mix of INT8 and float to the recipe where plain INT8 does not serve; whether there is one."""
         start, recipe = time.monotonic(), read_recipe(self.recipe)
-        targets = worth_tuning(recipe, report, self.asked.max_drop)
-        if not targets or any(one.name == TUNED for one in recipe.artifact):
+        targets = worth_tuning(recipe, report, self.spec.max_drop)
+        if not targets or any(artifact.name == TUNED for artifact in recipe.artifact):
             return False
-        isa = _isa(recipe.artifact)
         model = report.output / f"{recipe.name}{SIMPLIFIED if recipe.model.simplify else '.onnx'}"
-        key = _search_key(recipe, model, targets, self.asked.max_drop, isa)
-        found: Any = self._state().get("tuned")
-        is_known = (
-            isinstance(found, dict)
-            and found.get("key") == key
-            and all(isinstance(found.get(part), list) for part in ("lines", "notes"))
+        key = _search_key(recipe, model, targets, self.spec.max_drop)
+        state = self._state()
+        tuned: Any = state.get("tuned")
+        is_done = (
+            isinstance(tuned, dict) and tuned.keys() == {"key", "lines", "notes"} and tuned["key"] == key
         )
-        if not is_known:
-            found = {"key": key, **self._search(recipe, model, targets, isa)}
-        self._save({**self._state(), "tuned": found})
-        self.notes += map(str, found["notes"])
-        self._note("tune", "skipped" if is_known else "done", start)
-        if not found["lines"]:
+        if not is_done:
+            tuned = {"key": key, **self._search(recipe, model, targets)}
+            self._save({**state, "tuned": tuned})
+        self.notes += tuned["notes"]
+        self._note("tune", "skipped" if is_done else "done", start)
+        if not tuned["lines"]:
             return False
         text = self.recipe.read_text(encoding="utf-8").rstrip("\n")
-        write_text(self.recipe, "\n".join([text, "", "# Found by `tune`:", *found["lines"]]) + "\n")
+        write_text(self.recipe, "\n".join([text, "", "# Found by `tune`:", *tuned["lines"]]) + "\n")
         return True
 
-    def _search(
-        self, recipe: Recipe, model: Path, targets: Sequence[Target], isa: Isa
-    ) -> dict[str, list[str]]:
+    def _search(self, recipe: Recipe, model: Path, targets: Sequence[Target]) -> dict[str, list[str]]:
         """The lines of the mix for the recipe's graph, if any, and notes; a search that fails is a note."""
         from ..tuning.tune import artifact_lines, tune
 
-        def show(text: str, done: int = 0, total: int | None = None, /) -> None:
-            self.progress(f"tune: {text}", done, total)
-
-        bench, folder = recipe.bench, self.folder / "tuned"
+        bench, folder, isa = recipe.bench, self.folder / "tuned", _isa(recipe)
+        progress = self._progress_of("tune")
         assert bench is not None, "it was measured"
         try:
             tuned = tune(
                 str(model),
                 str(located(recipe, recipe.data.evaluation)),
                 folder,
-                max_drop=self.asked.max_drop,
+                max_drop=self.spec.max_drop,
                 metric=bench.metric,
                 calibration=located(recipe, recipe.data.calibration),
                 targets=targets,
@@ -244,18 +233,23 @@ class _Auto:
                 threads=bench.threads,
                 max_time_s=min(bench.max_time_s, _LONGEST_S),
                 isa=isa,
-                elsewhere=on_executor(self.executor, folder, progress=show) if self.executor else None,
-                progress=show,
+                elsewhere=on_executor(self.executor, folder, progress=progress) if self.executor else None,
+                progress=progress,
             )
         except QCompileError as error:
             return {"lines": [], "notes": [f"tune: {error.message}"]}
         # A mix without layers in float is plain INT8, which the recipe has already.
-        is_there = not tuned.best.in_float and any(one.precision == "int8" for one in recipe.artifact)
+        is_there = not tuned.best.in_float and any(
+            artifact.precision == "int8" for artifact in recipe.artifact
+        )
         serves = tuned.best.precision == "int8" and not is_there
         return {
             "lines": artifact_lines(tuned.best, TUNED, isa=isa) if serves else [],
             "notes": [f"tune: {note}" for note in tuned.notes],
         }
+
+    def _progress_of(self, step: str) -> Progress:
+        return lambda text, *counts: self.progress(f"{step}: {text}", *counts)
 
     @property
     def _state_file(self) -> Path:
@@ -278,35 +272,31 @@ class _Auto:
             self.listener(stage, state, time.monotonic() - start)
 
 
-TUNED = "tuned-int8"
-"""Name of the artifact that `tune` finds."""
-_LONGEST_S = 20.0  # of each measurement of the search; the recipe then measures what was found
-
-
 def worth_tuning(recipe: Recipe, report: RunReport, max_drop: float) -> list[Target]:
     """Return the processor's targets whose plain INT8 does not serve; none where that of one target does.
 
     It serves where it drops by no more than the budget and is faster than the baseline and than every float
     artifact on the processor. Whether more samples would confirm the drop is no matter of tuning.
     """
-    sections = [one for one in recipe.artifact if one.target in CPU_TARGETS]
-    plain = [one for one in sections if one.precision == "int8" and one.mode == "static"]
+    sections = [artifact for artifact in recipe.artifact if artifact.target in CPU_TARGETS]
+    plain = [artifact for artifact in sections if artifact.precision == "int8" and artifact.mode == "static"]
     if report.results is None or not recipe.data.calibration or not plain:
         return []
     rows = {row.name: row for row in report.results.rows}
-    floats = [rows[one.name].latency for one in sections if one.precision != "int8" and one.name in rows]
-    fastest = min((latency.median_ms for latency in floats if latency), default=float("inf"))
-    for row in filter(None, (rows.get(one.name) for one in plain)):
+    float_rows = [rows.get(artifact.name) for artifact in sections if artifact.precision != "int8"]
+    float_ms = [row.latency.median_ms for row in float_rows if row and row.latency]
+    for row in filter(None, (rows.get(artifact.name) for artifact in plain)):
         drop = row.accuracy.drop if row.accuracy else None
         keeps = drop is None or drop.value <= max_drop
-        is_fastest = row.latency is not None and row.latency.median_ms < fastest
+        is_fastest = row.latency is not None and row.latency.median_ms < min(float_ms, default=float("inf"))
         if keeps and is_fastest and row.speedup and row.speedup.verdict == "faster":
             return []
-    return [target for target in CPU_TARGETS if any(one.target == target for one in plain)]
+    return [target for target in CPU_TARGETS if any(artifact.target == target for artifact in plain)]
 
 
-def _search_key(recipe: Recipe, model: Path, targets: Sequence[Target], max_drop: float, isa: Isa) -> str:
+def _search_key(recipe: Recipe, model: Path, targets: Sequence[Target], max_drop: float) -> str:
     assert recipe.bench is not None, "it was measured"
+    isa = _isa(recipe)
     settings = {
         "model": digest_files([model]),
         "data": [
@@ -322,7 +312,8 @@ def _search_key(recipe: Recipe, model: Path, targets: Sequence[Target], max_drop
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
-def _isa(artifacts: Sequence[ArtifactSection]) -> Isa:
+def _isa(recipe: Recipe) -> Isa:
     """What the INT8 of a recipe is for: the first instruction set that it names."""
-    named = (one.isa for one in artifacts if one.precision == "int8" and one.target in CPU_TARGETS)
+    sections = [section for section in recipe.artifact if section.target in CPU_TARGETS]
+    named = (section.isa for section in sections if section.precision == "int8")
     return next((isa for isa in named if isa != "auto"), "auto")

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -24,6 +24,7 @@ from .stages import ONNX_TOOLS, given_ranges, located
 from .trust import interpreters
 
 if TYPE_CHECKING:
+    from ..bench.results.row import Row
     from ..compiler.quantize.sensitivity import LayerSensitivity
     from ..spec.measure import BenchSection
     from ..tuning.trials import Score, TrialAsk, TrialMaker, TrialSetting
@@ -52,48 +53,31 @@ def bench_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     """
     from ..bench.benchmark import benchmark
     from ..bench.results.results import BenchInterrupted, save_results
-    from ..bench.results.row import Row
 
     if stage.parts:
         return _join(stage, job)
     section, source, output = _section(recipe), recipe_source(recipe), job.output
     original = _shown(output / f"{recipe.name}.onnx") if source.kind in TENSORFLOW_KINDS else source.absolute
     artifacts = {BASELINE: original}
-    artifacts |= {name: _shown(output / made.path.name) for name, made in stage.built.items()}
+    artifacts |= {name: _shown(output / file.path.name) for name, file in stage.built.items()}
     baseline = section.baseline if section.baseline in artifacts else BASELINE
     function, evaluation = _metric(recipe), located(recipe, recipe.data.evaluation)
-    order = {one.name: at for at, one in enumerate(recipe.artifact)}
-
-    def in_recipe(name: str) -> int:  # last those of a kind, which it does not name
-        return order.get(name, len(order))
-
-    unbuilt = [
-        Row(
-            one.name,
-            "",
-            one.target,
-            one.precision,
-            f"GPU {', '.join(one.gpus)}".strip() if one.target.startswith("tensorrt") else "CPU",
-            status="not run" if one.name in stage.unavailable else "failed",
-            reason=stage.why_not[one.name],
-        )
-        for one in (named_artifact(recipe, name) for name in sorted(stage.why_not, key=in_recipe))
-    ]
+    unbuilt = _unbuilt(recipe, stage)
     if baseline != section.baseline and unbuilt:
         warning = f"the recipe's baseline {section.baseline!r} was not built: {BASELINE!r} is taken"
         unbuilt[0] = replace(unbuilt[0], warnings=(warning,))
+    spec = shared(
+        BenchSpec,
+        section,
+        baseline=baseline,
+        output=job.path,
+        data=evaluation,
+        evaluation=evaluation,
+        metric=function.absolute if function else section.metric,
+        models={name: model.absolute for name, model in _models(recipe, stage).items()},
+        python=interpreters(section.python, recipe.folder),
+    )
     try:
-        spec = shared(
-            BenchSpec,
-            section,
-            baseline=baseline,
-            output=job.path,
-            data=evaluation,
-            evaluation=evaluation,
-            metric=function.absolute if function else section.metric,
-            models={name: model.absolute for name, model in _models(recipe, stage).items()},
-            python=interpreters(section.python, recipe.folder),
-        )
         return benchmark(
             artifacts,
             spec,
@@ -109,6 +93,24 @@ def bench_work(recipe: Recipe, stage: Stage, job: Job) -> object:
         raise
 
 
+def _unbuilt(recipe: Recipe, stage: Stage) -> list[Row]:
+    """Rows of what was not built, in the recipe's order; last those of a kind, which it does not name."""
+    from ..bench.results.row import Row
+
+    names = [artifact.name for artifact in recipe.artifact]
+    names = [name for name in names if name in stage.why_not]
+    rows = []
+    for name in [*names, *(name for name in stage.why_not if name not in names)]:
+        artifact = named_artifact(recipe, name)
+        device = (
+            f"GPU {', '.join(artifact.gpus)}".strip() if artifact.target.startswith("tensorrt") else "CPU"
+        )
+        status: Literal["not run", "failed"] = "not run" if name in stage.unavailable else "failed"
+        reason = stage.why_not[name]
+        rows.append(Row(name, "", artifact.target, artifact.precision, device, status=status, reason=reason))
+    return rows
+
+
 def bench_key(recipe: Recipe, stage: Stage) -> Key:
     from ..data.batches import Data
     from ..engines.gpu import find_gpu, find_gpus, is_every_gpu, parse_devices
@@ -119,19 +121,18 @@ def bench_key(recipe: Recipe, stage: Stage) -> Key:
     section, function = _section(recipe), _metric(recipe)
     gpu = find_gpu(next((number for number in parse_devices(section.devices) if number is not None), 0))
     evaluation = located(recipe, recipe.data.evaluation)
+    depends = [recipe.folder / name for name in recipe.model.depends]
+    models = _models(recipe, stage).items()
     return {
-        "artifacts": {name: made.digest for name, made in stage.built.items()},
+        "artifacts": {name: file.digest for name, file in stage.built.items()},
         "failures": {**stage.why_not},
         "source": stage.source_digest,
         "evaluation": Data(evaluation, (), depends=recipe.data_depends).digest() if evaluation else "",
         "metric": digest_source(function) if function else section.metric,
         "settings": measured_options(recipe, stage.built if gpu else (), without=_NOT_MEASURED),
-        "models": {
-            name: digest_source(model, depends=[recipe.folder / one for one in recipe.model.depends])
-            for name, model in _models(recipe, stage).items()
-        },
+        "models": {name: digest_source(model, depends=depends) for name, model in models},
         "machine": {**processor(), "cores": os.cpu_count(), "gpu": gpu.as_json() if gpu else None},
-        **({"gpus": [one.as_json() for one in find_gpus()]} if is_every_gpu(section.devices) else {}),
+        **({"gpus": [device.as_json() for device in find_gpus()]} if is_every_gpu(section.devices) else {}),
         **({"kind": stage.machine} if stage.machine else {}),
         "tools": tool_versions("torch", "polygraphy", *ONNX_TOOLS),
     }
@@ -164,8 +165,8 @@ def _metric(recipe: Recipe) -> Source | None:
 def _models(recipe: Recipe, stage: Stage) -> dict[str, Source]:
     """Models that are measured beside the artifacts, on one machine."""
     section = _section(recipe)
-    here = stage.machine in (ANY, PROCESSOR) or bool(section.devices)
-    pairs = (text.split("=", 1) for text in (section.models if here else ()))
+    is_measured_here = stage.machine in (ANY, PROCESSOR) or bool(section.devices)
+    pairs = (text.split("=", 1) for text in (section.models if is_measured_here else ()))
     return {name: parse_source(model, base=recipe.folder) for name, model in pairs}
 
 
@@ -221,13 +222,11 @@ def _shown(path: Path) -> str:
     return relative if len(relative) < len(str(path)) else str(path)
 
 
-# The trials of `tune` as stages that any executor carries out: a candidate, and the damage of some layers.
-#
-# They are stages of a recipe of their own, which names model, ranges, data and metric, so they travel as
+# The trials of `tune` as stages of a recipe that names model, ranges, data and metric, so they travel as
 # those of any recipe. What differs from trial to trial is the JSON of its stage.
 #
 #     NAME.onnx  NAME.graph.onnx  NAME.trial.json     of "trial", with their manifests
-#     rank-TARGET-2-of-4.json                         of "rank"
+#     rank-TARGET-2-of-4.json                         of "rank": the damage of some layers
 
 
 _SCORE = ".trial.json"
@@ -245,11 +244,11 @@ def trial_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     from ..tuning.trials import TrialMaker
 
     ask = ask_of(stage)
-    shared = {name: value for name, value in json.loads(stage.trial).items() if name != "ask"}
-    key = json.dumps([str(recipe.folder), _key(recipe, shared, "onnxruntime")])
+    options = {name: value for name, value in json.loads(stage.trial).items() if name != "ask"}
+    key = json.dumps([str(recipe.folder), _key(recipe, options, "onnxruntime")])
     if key not in _makers:  # a process keeps the float model's outputs for the next trial of a setting
         _makers.clear()  # they are as large as the data
-        _makers[key] = TrialMaker(_setting(recipe, shared))
+        _makers[key] = TrialMaker(_setting(recipe, options))
     score = _makers[key].make(ask, job.path.parent, job.progress)
     write_json(job.path.with_name(f"{ask.name}{_SCORE}"), msgspec.to_builtins(score))
     return job.path
@@ -289,16 +288,16 @@ def read_score(artifact: Path, ask: TrialAsk) -> Score:
 
 
 def trial_files(artifact: Path, ask: TrialAsk) -> list[Path]:
-    """Return the files of a trial that its user keeps."""
-    found = sorted(artifact.parent.glob("*"))
-    return [one for one in found if one.name.startswith(f"{ask.name}.") and not one.name.endswith(_SCORE)]
+    """Return the files of a trial for its user."""
+    files = [path for path in artifact.parent.iterdir() if path.name.startswith(f"{ask.name}.")]
+    return sorted(path for path in files if not path.name.endswith(_SCORE))
 
 
 def read_ranks(path: Path) -> list[LayerSensitivity]:
     """Return the layers of a part."""
     from ..compiler.quantize.sensitivity import LayerSensitivity
 
-    return [LayerSensitivity(**one) for one in read_json(path, what="the damage of layers")["layers"]]
+    return [LayerSensitivity(**row) for row in read_json(path, what="the damage of layers")["layers"]]
 
 
 def ask_of(stage: Stage) -> TrialAsk:
@@ -308,36 +307,35 @@ def ask_of(stage: Stage) -> TrialAsk:
     return read_ask(json.loads(stage.trial)["ask"])
 
 
-def _setting(recipe: Recipe, shared: Mapping[str, Any]) -> TrialSetting:
+def _setting(recipe: Recipe, options: Mapping[str, Any]) -> TrialSetting:
     from ..tuning.trials import TrialSetting
 
-    ranges, metric, own = _named(recipe)
+    ranges, section, function = _scoring(recipe)
     model, data = recipe_source(recipe).file, str(located(recipe, recipe.data.evaluation))
-    options = {**shared, "exclude": tuple(shared["exclude"])}
-    return TrialSetting(model, ranges.path, data, own.absolute if own else metric, **options)
+    metric = function.absolute if function else section.metric
+    options = {**options, "exclude": tuple(options["exclude"])}
+    return TrialSetting(model, ranges.path, data, metric, **options)
 
 
-def _key(recipe: Recipe, told: Mapping[str, Any], target: str) -> Key:
+def _key(recipe: Recipe, trial: Mapping[str, Any], target: str) -> Key:
     from ..data.batches import Data
     from ..processor import processor
 
-    ranges, metric, own = _named(recipe)
+    ranges, section, function = _scoring(recipe)
     data = Data(recipe.data.evaluation, (), base=recipe.folder, depends=recipe.data_depends)
     return {
         "model": digest_source(recipe_source(recipe)),
         "ranges": ranges.digest,
         "data": data.digest(),
-        "metric": digest_source(own) if own else metric,
-        "trial": dict(told),
+        "metric": digest_source(function) if function else section.metric,
+        "trial": dict(trial),
         "processor": processor(),
         "tools": tool_versions(target, *ONNX_TOOLS),
     }
 
 
-def _named(recipe: Recipe) -> tuple[Made, str, Source | None]:
-    """What the recipe of a setting names: its ranges, its metric, and the metric's function, if it is one."""
-    ranges, section = given_ranges(recipe), recipe.bench
+def _scoring(recipe: Recipe) -> tuple[Made, BenchSection, Source | None]:
+    """The ranges and the metric of the recipe of a setting, and the metric's function, if it is one."""
+    ranges = given_ranges(recipe)
     assert ranges is not None, "the recipe of a setting names them"
-    assert section is not None, "the recipe of a setting names its metric"
-    own = parse_source(section.metric, base=recipe.folder) if is_own_metric(section.metric) else None
-    return ranges, section.metric, own
+    return ranges, _section(recipe), _metric(recipe)

@@ -88,7 +88,9 @@ KINDS: Mapping[str, StageKind] = {
             copies=2,
             writes_weights=False,
         ),
-        is_in=lambda recipe, _: recipe.has_ranges and any(one.needs_ranges for one in recipe.artifact),
+        is_in=lambda recipe, _: (
+            recipe.has_ranges and any(artifact.needs_ranges for artifact in recipe.artifact)
+        ),
         replaced=stages.given_ranges,
         parts=stages.calibrate_parts,
         ends_run=False,
@@ -153,7 +155,7 @@ KINDS: Mapping[str, StageKind] = {
         is_in=lambda recipe, _: recipe.bench is not None,
         parts=lambda recipe, stage, executor, _: measured_apart(recipe, stage, executor.kinds),
         measures=True,
-        here=lambda stage: bool(stage.parts),
+        in_driver=lambda stage: bool(stage.parts),
     ),
     "report": StageKind(
         inputs=lambda *_: {"results": "bench", "ranges": "calibrate"},
@@ -163,7 +165,7 @@ KINDS: Mapping[str, StageKind] = {
         rule=Rule(lambda *_: 3.0, writes_weights=False),
         is_in=lambda recipe, _: recipe.bench is not None,
         optional=True,  # the charts' library is an extra
-        here=lambda _: True,
+        in_driver=lambda _: True,
     ),
     "trial": _TRIAL,
     "rank": replace(_TRIAL, file=lambda _, stage: f"{stage.name}.json", work=bench_stages.rank_work),

@@ -11,6 +11,7 @@ multiply-adds a second and core: a cautious share of what FP32 on ONNX Runtime r
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,7 @@ def read_scale(recipe: Recipe, model: Path | None, *, needed: bool, progress: Pr
         if needed:
             facts = look_at_model(spec, inputs=inputs, trust=recipe.model.trust, progress=progress)
             weights, work = facts.weight_bytes or None, facts.multiply_adds or None
-    rows = 1 + sum(not one.target.startswith("tensorrt") for one in recipe.artifact)
+    rows = 1 + sum(not artifact.target.startswith("tensorrt") for artifact in recipe.artifact)
     return Scale(
         weights, work, usable_cores(), calibration_samples(recipe),
         count_samples(recipe, recipe.data.evaluation), rows, recipe.bench.max_time_s if recipe.bench else 0.0,
@@ -120,23 +121,23 @@ class Plan:
     @property
     def pending(self) -> list[PlannedStage]:
         """The stages that a run would carry out."""
-        return [one for one in self.stages if one.state != "done"]
+        return [stage for stage in self.stages if stage.state != "done"]
 
     def total(self, of: str) -> float | None:
         """Return the sum of `seconds` or `disk_bytes` of what is pending; None where one is not known."""
-        values = [getattr(one.estimate, of) for one in self.pending]
+        values = [getattr(stage.estimate, of) for stage in self.pending]
         return None if None in values else float(sum(values))
 
     @property
     def peak_bytes(self) -> int | None:
         """The largest memory of what is pending; None where one is not known."""
-        values = [one.estimate.peak_bytes for one in self.pending]
-        return None if None in values else max((one for one in values if one is not None), default=0)
+        values = [stage.estimate.peak_bytes for stage in self.pending]
+        return None if None in values else max(filter(None, values), default=0)
 
     def as_json(self) -> dict[str, Any]:
         return {
             "output": str(self.output),
-            "stages": [one.as_json() for one in self.stages],
+            "stages": [stage.as_json() for stage in self.stages],
             "seconds": self.total("seconds"),
             "peak_bytes": self.peak_bytes,
             "disk_bytes": self.total("disk_bytes"),
@@ -187,7 +188,7 @@ class _Looks(ThisProcess):
             return self._pending(stage, "to do", f"cannot be built here: {error.message}")
         records = store.records(stage.name)
         before: State = "changed" if records else "to do"
-        if any(not made.digest for made in stage.inputs()):
+        if any(not file.digest for file in stage.inputs()):
             first = next(stage.name for stage, state, _ in self.stages if state != "done")
             return self._pending(stage, before, f"follows {first}")
         key = key_of(recipe, stage)
@@ -198,9 +199,9 @@ class _Looks(ThisProcess):
         if stored is None:
             return self._pending(stage, before, difference(records[0].get("key", {}), key) if records else "")
         self.stages.append((stage, "done", ""))
-        made = Made(stored.folder / key["file"], stored.files[key["file"]])
-        self.model = made.path if stage.kind == "export" else self.model
-        return Done(made, was_done=True)
+        file = Made(stored.folder / key["file"], stored.files[key["file"]])
+        self.model = file.path if stage.kind == "export" else self.model
+        return Done(file, was_done=True)
 
     def planned(self, recipe: Recipe, store: Store, scale: Scale) -> Iterator[PlannedStage]:
         """Yield the stages with what they take: as measured last time, else by rule."""
@@ -214,18 +215,11 @@ class _Looks(ThisProcess):
         return _PENDING
 
 
-def difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
+def difference(before: Any, now: Any, path: str = "") -> str:
     """Return the keys in which two differ, by their path, such as "data, options.samples"."""
-    names: list[str] = []
-    for key in [*now, *(key for key in before if key not in now)]:
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            names += filter(None, [difference(old, new, f"{prefix}{key}.")])
-        elif _plain(old) != _plain(new):
-            names.append(f"{prefix}{key}")
-    return ", ".join(names)
-
-
-def _plain(value: Any) -> Any:
-    """A tuple as the list that JSON made of it."""
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        keys = [*now, *(key for key in before if key not in now)]
+        names = [difference(before.get(key), now.get(key), f"{path}.{key}".lstrip(".")) for key in keys]
+        return ", ".join(filter(None, names))
+    texts = [json.dumps(value, sort_keys=True) for value in (before, now)]  # a record has lists for tuples
+    return "" if texts[0] == texts[1] else path

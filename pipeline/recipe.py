@@ -87,9 +87,9 @@ def parse_recipe(content: bytes, path: Path, *, told: OnDeprecated = deprecated)
     """Return the recipe that a file holds."""
     if len(content) > _MOST_BYTES:
         raise RecipeError(f"{path}: has {len(content)} bytes; at most {_MOST_BYTES} are required", file=path)
-    if any(line.count(b".") > _MOST_DOTS for line in content.splitlines()):  # of a key: tomllib takes minutes
-        raise RecipeError(f"{path}: not TOML: nested too deeply", file=path)
     try:
+        if any(line.count(b".") > _MOST_DOTS for line in content.splitlines()):  # tomllib takes minutes
+            raise RecursionError
         values = tomllib.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, a date that is none
         problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
@@ -152,7 +152,7 @@ def refuse_matrix(recipe: Recipe) -> None:
 
 def require_scales(recipe: Recipe) -> None:
     """Without ranges, an ONNX file must hold the scales of static INT8 and FP8 itself, as Q/DQ."""
-    needing = [one.name for one in recipe.artifact if one.needs_ranges]
+    needing = [artifact.name for artifact in recipe.artifact if artifact.needs_ranges]
     if not needing or recipe.has_ranges:
         return
     from ..model.graph import graph_precision
@@ -186,20 +186,20 @@ def check_batches(recipe: RecipeFile) -> None:
     """
     named = {(name, axis) for name, axis, _ in map(parse_dynamic_axis, recipe.model.dynamic)}
     fixed = {
-        one.name: one.shape[0]
-        for one in map(parse_input, recipe.model.inputs)
-        if one.shape and isinstance(one.shape[0], int) and (one.name, 0) not in named
+        tensor.name: tensor.shape[0]
+        for tensor in map(parse_input, recipe.model.inputs)
+        if tensor.shape and isinstance(tensor.shape[0], int) and (tensor.name, 0) not in named
     }
     for key, batch in measured_batches(recipe.bench).items():
         for name, extent in fixed.items():
             if extent != batch:
                 problem = f"is {batch}; model.inputs fixes the first axis of {name!r} at {extent}"
                 raise Refused(key, problem, hint=f"measure {extent}, or name the axis: {name}:[batch,...]")
-        for index, one in enumerate(recipe.artifact):
-            for source, profiles in _profiles(one, f"artifact[{index}]"):
+        for index, artifact in enumerate(recipe.artifact):
+            for source, profiles in _profiles(artifact, f"artifact[{index}]"):
                 wrong = [_outside(ranges, batch, fixed) for ranges in profiles]
                 if wrong and all(wrong):
-                    problem = f"is {batch}; the engine {one.name!r} takes {wrong[0]} ({source})"
+                    problem = f"is {batch}; the engine {artifact.name!r} takes {wrong[0]} ({source})"
                     raise Refused(key, problem, hint=f"let {source} reach {batch}, or measure what it takes")
 
 
@@ -208,11 +208,11 @@ def default_shapes(
 ) -> dict[str, dict[str, tuple[int, ...]]]:
     """Return min, opt and max shapes that take every measured batch; empty where the defaults do.
 
-    For an engine that is given none: 1 to 16 where the first axis alone is dynamic.
+    For an engine without shapes: 1 to 16 where the first axis alone is dynamic.
     """
     largest = max(measured_batches(bench).values(), default=0)
     dynamic = [tensor for tensor in inputs if tensor.dynamic_axes]
-    if bench is None or largest <= DEFAULT_MAX or any(set(one.dynamic_axes) != {0} for one in dynamic):
+    if bench is None or largest <= DEFAULT_MAX or any({*tensor.dynamic_axes} != {0} for tensor in dynamic):
         return {}
     extents = {"min_shapes": 1, "opt_shapes": bench.batch_size, "max_shapes": largest}
     return {
@@ -221,19 +221,19 @@ def default_shapes(
     }
 
 
-def has_shapes(one: ArtifactSection) -> bool:
+def has_shapes(artifact: ArtifactSection) -> bool:
     """Whether an artifact says which shapes its engine takes."""
-    return bool(one.min_shapes or one.opt_shapes or one.max_shapes or one.tensorrt.profiles)
+    shapes = artifact.min_shapes or artifact.opt_shapes or artifact.max_shapes
+    return bool(shapes or artifact.tensorrt.profiles)
 
 
-def _profiles(one: ArtifactSection, where: str) -> Iterator[tuple[str, list[Ranges]]]:
+def _profiles(artifact: ArtifactSection, where: str) -> Iterator[tuple[str, list[Ranges]]]:
     """The key that holds them, and for each profile input to the least and the largest batch."""
-    if not one.target.startswith("tensorrt"):
+    if not artifact.target.startswith("tensorrt"):
         return
-    if one.tensorrt.profiles:
-        yield f"{where}.tensorrt.profiles", [_read_profile(text) for text in one.tensorrt.profiles]
-    kinds = ("min_shapes", "opt_shapes", "max_shapes")
-    low, opt, high = (one.shapes(kind) for kind in kinds)
+    if artifact.tensorrt.profiles:
+        yield f"{where}.tensorrt.profiles", [_read_profile(text) for text in artifact.tensorrt.profiles]
+    low, opt, high = (artifact.shapes(kind) for kind in ("min_shapes", "opt_shapes", "max_shapes"))
     key = "max_shapes" if high else "opt_shapes" if opt else "min_shapes"
     ranges: Ranges = {}
     for name in {**low, **opt, **high}:
@@ -250,10 +250,9 @@ def _read_profile(text: str) -> Ranges:
     extents: Ranges = {}
     for part in re.split(SHAPES, text):
         name, _, spelled = part.rpartition(":")
-        shapes = spelled.split("..")
-        least, largest = (re.match(r"\s*\[?\s*([0-9]{1,18})", shape) for shape in (shapes[0], shapes[-1]))
-        if name and len(shapes) == 3 and least and largest:
-            extents[name.strip()] = int(least[1]), int(largest[1])
+        batches = [re.match(r"\s*\[?\s*([0-9]{1,18})", shape) for shape in spelled.split("..")]
+        if name and len(batches) == 3 and batches[0] and batches[-1]:
+            extents[name.strip()] = int(batches[0][1]), int(batches[-1][1])
     return extents
 
 
@@ -277,11 +276,11 @@ def published(recipe: RecipeFile) -> Iterator[tuple[str, str, str]]:
         files.append((f"{recipe.name}{SIMPLIFIED}", "name", "the simplified model"))
     if recipe.data.calibration and not recipe.calibrate.ranges:
         files.append((f"{recipe.name}.ranges", "name", "the ranges"))
-    for index, one in enumerate(recipe.artifact):
-        key = f"artifact[{index}].name"
-        if engine(one.target).takes == "onnx" and one.precision != "fp32":  # which needs no graph
-            files.append((f"{one.name}{GRAPH}", key, f"the graph of artifact {one.name!r}"))
-        files.append((f"{one.name}{engine(one.target).suffix}", key, f"artifact {one.name!r}"))
+    for index, artifact in enumerate(recipe.artifact):
+        key, name, runtime = f"artifact[{index}].name", artifact.name, engine(artifact.target)
+        if runtime.takes == "onnx" and artifact.precision != "fp32":  # which needs no graph
+            files.append((f"{name}{GRAPH}", key, f"the graph of artifact {name!r}"))
+        files.append((f"{name}{runtime.suffix}", key, f"artifact {name!r}"))
     for file, key, what in files:
         yield file, key, what
         yield manifest_path(Path(file)).name, key, f"the manifest of {what}"
@@ -291,19 +290,19 @@ def published(recipe: RecipeFile) -> Iterator[tuple[str, str, str]]:
 
 def check_names(recipe: RecipeFile) -> None:
     """Refuse a recipe in which two stages publish one file; names that differ by case alone are one."""
-    named = [("name", recipe.name)]
-    named += [(f"artifact[{index}].name", one.name) for index, one in enumerate(recipe.artifact)]
-    for key, name in named:
+    named = {"name": recipe.name}
+    named |= {f"artifact[{index}].name": artifact.name for index, artifact in enumerate(recipe.artifact)}
+    for key, name in named.items():
         if len(name.encode("utf-8", "replace")) > _LONGEST:
             raise Refused(key, f"at most {_LONGEST} bytes are required", value=name)
     taken: dict[str, tuple[str, str]] = {}
     for file, key, what in published(recipe):
         # macOS and Windows take names for one that differ by case, or by how a letter is composed.
         folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", file).casefold())
-        other, others = taken.setdefault(folded, (file, what))
-        if others != what:
-            problem = f"another name is required: {what} would be {file}, and {others} is {other}"
-            raise Refused(key, problem, value=dict(named)[key])
+        other_file, other = taken.setdefault(folded, (file, what))
+        if other != what:
+            problem = f"another name is required: {what} would be {file}, and {other} is {other_file}"
+            raise Refused(key, problem, value=named[key])
 
 
 def check_output(recipe: RecipeFile, folder: Path, output: Path) -> None:
@@ -311,7 +310,7 @@ def check_output(recipe: RecipeFile, folder: Path, output: Path) -> None:
     read = [folder / text for text in (recipe.model.source, recipe.calibrate.ranges) if text]
     for file, _, what in published(recipe):
         target = output / file
-        if any(target.exists() and one.is_file() and target.samefile(one) for one in read):
+        if target.exists() and any(path.is_file() and target.samefile(path) for path in read):
             raise InvalidOption(
                 f"`output` {output}: {what} would overwrite {target}, which the recipe reads",
                 hint="give another `output`, or another `name`",

@@ -83,7 +83,7 @@ class RunReport:
 
         if budget.limits:
             source = read_source(path, budget=budget)
-            self.budget = {one.name: why_not(one, budget) or "" for one in source.measured}
+            self.budget = {artifact.name: why_not(artifact, budget) or "" for artifact in source.measured}
 
 
 def run(
@@ -203,22 +203,22 @@ class Visit:
 
     def file_of(self, stage: Stage) -> Made:
         """Carry out a stage, unless it is done already, and return its file."""
-        made = self._look(stage)
-        assert made is not None, "only a graph may stay as it is"
-        return made
+        file = self._look(stage)
+        assert file is not None, "only a graph may stay as it is"
+        return file
 
     def _branch(self, stages: Sequence[Stage]) -> QCompileError | None:
         """Carry out stages that follow each other; an error that does not end the run is returned."""
         for stage in stages:
             try:
-                made = self._whole_or_parts(self._with_files(stage))
+                file = self._whole_or_parts(self._with_files(stage))
             except QCompileError as error:
                 kind = kind_of(stage)
                 if kind.ends_run and not (kind.optional and isinstance(error, EngineUnavailable)):
                     raise
                 return error
-            if made is not None:
-                self.made[stage.kind, stage.artifact] = made
+            if file is not None:
+                self.made[stage.kind, stage.artifact] = file
         return None
 
     def _fail(self, stage: Stage, error: QCompileError) -> None:
@@ -253,8 +253,8 @@ class Visit:
                     },
                     unavailable=tuple(absent),
                 )
-            elif made := self.made.get((kind, stage.artifact if KINDS[kind].per_artifact else "")):
-                files[role] = made
+            elif file := self.made.get((kind, stage.artifact if KINDS[kind].per_artifact else "")):
+                files[role] = file
         return replace(stage, files=files)
 
     def _whole_or_parts(self, stage: Stage) -> Made | None:
@@ -284,13 +284,13 @@ class Visit:
     def _look(self, stage: Stage) -> Made | None:
         """Carry out a stage, unless it is done already or there is nothing to do."""
         start = time.monotonic()
-
-        def show(text: str, done: int = 0, total: int | None = None, /) -> None:
-            self.progress(f"{stage.name}: {text}", done, total)
-
         try:
             done = self.executor.do(
-                self.recipe, stage, self.store, again=self._is_asked(stage), progress=show
+                self.recipe,
+                stage,
+                self.store,
+                again=self._is_asked(stage),
+                progress=lambda text, *counts: self.progress(f"{stage.name}: {text}", *counts),
             )
         except QCompileError:
             self._note(stage, "failed", start)
@@ -303,7 +303,7 @@ class Visit:
         return done.made
 
     def _is_asked(self, stage: Stage) -> bool:
-        return any(stage.name == wanted or stage.name.startswith(f"{wanted}-") for wanted in self.again)
+        return any(f"{stage.name}-".startswith(f"{name}-") for name in self.again)
 
     def _note(self, stage: Stage, state: str, start: float) -> None:
         self.report.stages[stage.name] = state
@@ -353,7 +353,7 @@ class StageTrials:
 
 def setting_recipe(setting: TrialSetting, folder: Path) -> Recipe:
     """Return the recipe that the steps of a setting belong to; it has no file."""
-    own = parse_source(setting.metric).absolute if is_own_metric(setting.metric) else setting.metric
+    metric = parse_source(setting.metric).absolute if is_own_metric(setting.metric) else setting.metric
     values = {
         "version": 1,
         "name": "trials",
@@ -361,7 +361,7 @@ def setting_recipe(setting: TrialSetting, folder: Path) -> Recipe:
         "data": {"evaluation": located(setting.data, Path.cwd())},
         "calibrate": {"ranges": str(setting.ranges.resolve())},
         "artifact": [{"name": "float", "target": "onnxruntime"}],
-        "bench": {"metric": own},
+        "bench": {"metric": metric},
         "output": FOLDER,
     }
     return make_recipe(values, folder / _TRIALS)

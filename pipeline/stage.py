@@ -6,7 +6,6 @@ A `Stage` names its files by their digests, wherever they lie: it can be sent to
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ SOURCE = "source"
 
 @dataclass(frozen=True)
 class Made:
-    """A file that a stage wrote: where it is kept, and its digest."""
+    """A file that a stage wrote."""
 
     path: Path
     digest: str
@@ -40,7 +39,7 @@ class Stage:
         artifact: Name of the artifact, of "quantize" and "build"; of "rank" the target.
         shard: "2/8" is the second of eight parts of the data, of "calibrate"; empty for all.
         source_digest: Of the recipe's model, where the stage reads it.
-        files: What it is given by role: "model", "ranges", "graph", "results".
+        files: What it reads by role: "model", "ranges", "graph", "results".
         parts: What its parts wrote, by shard or machine, to be put together in place of its work.
         built, why_not: Artifact name to its file, or to why it was not built, of "bench".
         unavailable: Those that were not built as their engine cannot be used.
@@ -63,9 +62,8 @@ class Stage:
     @property
     def name(self) -> str:
         """Name of the stage: "export", "build-int8", "calibrate-2-of-8"."""
-        return "-".join(
-            filter(None, [self.kind, self.artifact, self.shard.replace("/", "-of-"), self.machine])
-        )
+        words = [self.kind, self.artifact, self.shard.replace("/", "-of-"), self.machine]
+        return "-".join(filter(None, words))
 
     def inputs(self) -> list[Made]:
         """Return all files that it reads, but for the recipe's own."""
@@ -96,10 +94,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Done:
-    """A stage that is done, by an earlier run or now, and its file, kept in the run's store and published.
-
-    `where` is the worker that did it; empty for this process.
-    """
+    """A stage that is done, by an earlier run or now, and its file; `where` names a worker that did it."""
 
     made: Made
     was_done: bool
@@ -176,7 +171,7 @@ class StageKind:
     """A row of the table of kinds.
 
     Attributes:
-        inputs: Role of each file that a stage is given, to the kind of the stage that writes it.
+        inputs: Role of each file that a stage reads, to the kind of the stage that writes it.
         key: All that its outcome depends on: digests, options and versions.
         work: Writes `Job.path`, whose name `file` gives.
         rule: How long it takes, and how much memory and disk; None for one that `--dry-run` never shows.
@@ -190,7 +185,7 @@ class StageKind:
         optional: The run goes on where its engine or library is not there.
         published: Its files get their names in the output folder.
         measures: It has a machine for itself, and names the published files in what it writes.
-        here: It is done in the process that drives the run.
+        in_driver: It is done in the process that drives the run.
     """
 
     inputs: Callable[[Recipe, str], Mapping[str, str]]
@@ -208,36 +203,33 @@ class StageKind:
     optional: bool = False
     published: bool = True
     measures: bool = False
-    here: Callable[[Stage], bool] = lambda _: False
-
-
-# Kinds of machines: an artifact for every GPU of a cluster, and where each is built and measured.
-#
-# A kind is a compute capability ("sm90"): machines with such a GPU. The empty kind is any machine.
-#
-#     gpus = ["cluster"]   NAME ─▶ NAME-sm86, NAME-sm90      on a cluster with GPUs of these kinds
+    in_driver: Callable[[Stage], bool] = lambda _: False
 
 
 ANY = ""
+"""Kind of any machine; others are compute capabilities, as "sm90" of machines with such a GPU."""
 PROCESSOR = "cpu"
 """Name of the measurement without a GPU where there are others."""
 
 
 def for_every_kind(recipe: Recipe, kinds: Sequence[str]) -> Recipe:
-    """Return the recipe with one artifact for each kind in place of each that is for the cluster's GPUs."""
-    clustered = [one for one in recipe.artifact if one.gpus == (CLUSTER,)]
+    """Return the recipe with an artifact NAME-KIND for each kind of GPU, in place of NAME for `CLUSTER`."""
+    clustered = [artifact for artifact in recipe.artifact if artifact.gpus == (CLUSTER,)]
     if not clustered:
         return recipe
-    key = f"artifact[{recipe.artifact.index(clustered[0])}].gpus"
     if not kinds:
-        name = clustered[0].name
-        problem = f"is {CLUSTER!r}; there is no cluster with a GPU for {name!r}"
+        key = f"artifact[{recipe.artifact.index(clustered[0])}].gpus"
+        problem = f"is {CLUSTER!r}; there is no cluster with a GPU for {clustered[0].name!r}"
         hint = "run it with `scheduler`, or name compute capabilities, such as sm86"
         raise wrong_key(recipe.path, key, problem, hint)
+    artifacts: list[ArtifactSection] = []
     try:
-        for_cluster = {one.name: [for_kind(one, kind) for kind in kinds] for one in clustered}
-        artifacts = (for_cluster.get(one.name, [one]) for one in recipe.artifact)
-        expanded = replace(recipe, artifact=tuple(itertools.chain.from_iterable(artifacts)))
+        for artifact in recipe.artifact:
+            names = (
+                [f"{artifact.name}-{kind}" for kind in kinds] if artifact in clustered else [artifact.name]
+            )
+            artifacts += (named_artifact(recipe, name) for name in names)
+        expanded = replace(recipe, artifact=tuple(artifacts))
         check_names(expanded)
     except Refused as error:
         raise RecipeError(
@@ -249,29 +241,24 @@ def for_every_kind(recipe: Recipe, kinds: Sequence[str]) -> Recipe:
     return expanded
 
 
-def for_kind(one: ArtifactSection, kind: str) -> ArtifactSection:
-    """Return the artifact of one kind: "NAME-sm86"."""
-    return replace(one, name=f"{one.name}-{kind}", gpus=(kind,))
-
-
 def named_artifact(recipe: Recipe, name: str) -> ArtifactSection:
-    """Return the artifact of a name, also of one that is for the cluster's GPUs and of this kind.
+    """Return the artifact of a name; "NAME-sm86" is also NAME of the cluster's GPUs, for this kind.
 
     So a worker reads the recipe as it was written, whatever the cluster has.
     """
-    for one in recipe.artifact:
-        if one.name == name:
-            return one
-    for one in recipe.artifact:
-        kind = name.removeprefix(f"{one.name}-")
-        if one.gpus == (CLUSTER,) and kind != name:
-            return for_kind(one, kind)
+    for artifact in recipe.artifact:
+        if artifact.name == name:
+            return artifact
+    for artifact in recipe.artifact:
+        kind = name.removeprefix(f"{artifact.name}-")
+        if artifact.gpus == (CLUSTER,) and kind != name:
+            return replace(artifact, name=name, gpus=(kind,))
     raise KeyError(name)
 
 
-def built_on(one: ArtifactSection) -> str:
+def built_on(artifact: ArtifactSection) -> str:
     """Return the kind of machine that an artifact must be built on: TensorRT builds for the GPU it finds."""
-    return one.gpus[0] if one.target == "tensorrt" and len(one.gpus) == 1 else ANY
+    return artifact.gpus[0] if artifact.target == "tensorrt" and len(artifact.gpus) == 1 else ANY
 
 
 def measured_on(
@@ -280,18 +267,18 @@ def measured_on(
     """Return kind of machine to the artifacts that are measured there, beside the baseline.
 
     An engine goes to each of `kinds`, the cluster's GPUs, that it was built for; where none is there, it
-    stays with the others, where its row says why it does not run. The rest goes where no GPU is needed;
+    stays with the others, where its row says why it does not run. The others go where no GPU is needed;
     where `bench.devices` names a GPU, to the machines with the first kind. The kinds are in order, the one
     without a GPU first; without any, all is measured together.
     """
-    section, rest = recipe.bench, kind_of_others(recipe, kinds)
-    assert section is not None, "the caller looks first"
+    assert recipe.bench is not None, "the caller looks first"
+    without_gpu = kind_of_others(recipe, kinds)
     groups: dict[str, list[str]] = {}
     for name, gpus in built_for.items():
-        for kind in [kind for kind in kinds if kind in gpus] or [rest]:
+        for kind in [kind for kind in kinds if kind in gpus] or [without_gpu]:
             groups.setdefault(kind, []).append(name)
-    if not groups or (section.models and rest not in groups):
-        groups[rest] = []
+    if not groups or recipe.bench.models:
+        groups.setdefault(without_gpu, [])
     return {kind: groups[kind] for kind in sorted(groups)}
 
 
@@ -306,32 +293,25 @@ def measured_apart(recipe: Recipe, whole: Stage, kinds: Sequence[str]) -> list[S
 
     The first of them has the rows of what was not built.
     """
-    targets = {name: named_artifact(recipe, name).target for name in whole.built}
-    built_for = {
-        name: gpus_of(made.path) if targets[name] in TENSORRT_TARGETS else ()
-        for name, made in whole.built.items()
-    }
+    from ..artifact import read_manifest
+
+    assert recipe.bench is not None, "the caller looks first"
+    built_for: dict[str, Sequence[str]] = dict.fromkeys(whole.built, ())
+    for name, file in whole.built.items():
+        manifest = read_manifest(file.path)
+        gpus = manifest.device.get("gpus") if manifest else None
+        if isinstance(gpus, list) and named_artifact(recipe, name).target in TENSORRT_TARGETS:
+            built_for[name] = tuple(map(str, gpus))
     groups = measured_on(recipe, built_for, kinds)
     if list(groups) == [ANY]:
         return [whole]
-    assert recipe.bench is not None, "the caller looks first"
     stages: list[Stage] = []
     baseline = recipe.bench.baseline
+    baseline_gpus = built_for.get(baseline, ())
     for kind, names in groups.items():
-        beside = {baseline} if kind in built_for.get(baseline, ()) or not built_for.get(baseline) else set()
-        stage = replace(
-            whole,
-            machine=kind or PROCESSOR,
-            built={name: made for name, made in whole.built.items() if name in {*names, *beside}},
-        )
+        if not baseline_gpus or kind in baseline_gpus:
+            names = [*names, baseline]
+        built = {name: file for name, file in whole.built.items() if name in names}
+        stage = replace(whole, machine=kind or PROCESSOR, built=built)
         stages.append(replace(stage, why_not={}, unavailable=()) if stages else stage)
     return stages
-
-
-def gpus_of(path: Path) -> tuple[str, ...]:
-    """Return the GPUs that an artifact was built for, as its manifest says."""
-    from ..artifact import read_manifest
-
-    manifest = read_manifest(path)
-    listed = manifest.device.get("gpus") if manifest else None
-    return tuple(str(one) for one in listed) if isinstance(listed, list) else ()

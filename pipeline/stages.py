@@ -6,6 +6,7 @@ that a run in which nothing changed ends at once.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -46,9 +47,9 @@ def source_digest(recipe: Recipe) -> str:
     return digest_source(recipe_source(recipe), depends=depends)
 
 
-def takes_pytorch(one: ArtifactSection) -> bool:
+def takes_pytorch(artifact: ArtifactSection) -> bool:
     """Whether an artifact is built from the source itself, not from ONNX."""
-    return engine(one.target).takes == "pytorch"
+    return engine(artifact.target).takes == "pytorch"
 
 
 def model_of(recipe: Recipe) -> dict[str, str]:
@@ -57,18 +58,15 @@ def model_of(recipe: Recipe) -> dict[str, str]:
 
 
 def export_work(recipe: Recipe, _: Stage, job: Job) -> object:
-    """The model becomes ONNX."""
     from ..compiler.export import export
     from ..model.load import find_preprocessing
 
-    section = recipe.model
+    section, preprocessing = recipe.model, recipe.model.preprocessing
     return export(
         recipe_source(recipe),
         job.path,
         section,
-        preprocessing=find_preprocessing(section.preprocessing, base=recipe.folder)
-        if section.preprocessing
-        else "",
+        preprocessing=find_preprocessing(preprocessing, base=recipe.folder) if preprocessing else "",
         python=interpreters(section.python, recipe.folder),
         progress=job.progress,
     )
@@ -91,7 +89,6 @@ def export_needs(recipe: Recipe, _: Stage) -> Needs:
 
 
 def simplify_work(_: Recipe, stage: Stage, job: Job) -> object:
-    """The ONNX file loses what it computes for nothing."""
     from ..compiler.simplify.simplify import simplify
 
     return simplify(stage.files["model"].path, job.path, progress=job.progress)
@@ -102,10 +99,9 @@ def simplify_key(_: Recipe, stage: Stage) -> Key:
 
 
 def calibrate_work(recipe: Recipe, stage: Stage, job: Job) -> object:
-    """Samples become ranges.
+    """Samples become ranges, those of a shard as a stage of its own.
 
-    With `shard` only that part of them is observed, as a stage of its own. With `parts`, the ranges of all
-    shards, they are merged to what observing all would give, bit for bit: it is the same stage.
+    With `parts`, the ranges of all shards, they are merged to what observing all would give, bit for bit.
     """
     from ..calibration.ranges_file import merge_files
     from ..compiler.quantize.calibrate import calibrate
@@ -136,10 +132,9 @@ def calibrate_key(recipe: Recipe, stage: Stage) -> Key:
 
 def count_samples(recipe: Recipe, spec: str) -> int:
     """Return the number of samples; 256 where only reading them all would tell."""
-    try:
-        total = Data(spec, (), base=recipe.folder, depends=recipe.data_depends).total if spec else 0
-    except QCompileError:
-        total = None
+    total = None
+    with contextlib.suppress(QCompileError):
+        total = _data(recipe, spec).total if spec else 0
     return _ASSUMED_SAMPLES if total is None else total
 
 
@@ -167,7 +162,12 @@ def ranges_file(recipe: Recipe, stage: Stage) -> str:
 def _placements(recipe: Recipe) -> list[GraphTarget]:
     from ..model.graph_rules import graph_target
 
-    return sorted({graph_target(one.target) for one in recipe.artifact if one.needs_ranges})
+    return sorted({graph_target(artifact.target) for artifact in recipe.artifact if artifact.needs_ranges})
+
+
+def _data(recipe: Recipe, spec: str) -> Data:
+    """Samples as spelled in the recipe, whose names and number nobody needs."""
+    return Data(spec, (), base=recipe.folder, depends=recipe.data_depends)
 
 
 def _calibration_data(recipe: Recipe, stage: Stage) -> Data:
@@ -177,13 +177,9 @@ def _calibration_data(recipe: Recipe, stage: Stage) -> Data:
     with accepting(path):  # the store knows it; the work reads the file, and looks at its manifest
         inputs = read_weightless(path).io.inputs
     return Data(
-        recipe.data.calibration,
-        inputs,
-        batch_size=1,
-        limit=recipe.calibrate.samples or None,
-        base=recipe.folder,
-        depends=recipe.data_depends,
-    )
+        recipe.data.calibration, inputs, batch_size=1, limit=recipe.calibrate.samples or None,
+        base=recipe.folder, depends=recipe.data_depends,
+    )  # fmt: skip
 
 
 def given_ranges(recipe: Recipe) -> Made | None:
@@ -204,33 +200,31 @@ def quantize_applies(recipe: Recipe, stage: Stage) -> bool:
     """Whether the graph gets another precision; a graph in float, or of PyTorch, stays as it is."""
     from ..lowering import writes_types
 
-    one = named_artifact(recipe, stage.artifact)
-    return writes_types(one, capabilities(engine(one.target)))
+    artifact = named_artifact(recipe, stage.artifact)
+    return writes_types(artifact, capabilities(engine(artifact.target)))
 
 
 def quantize_work(recipe: Recipe, stage: Stage, job: Job) -> object:
-    """The graph gets what the artifact's engine needs."""
     from ..engines.build import require_builder
     from ..lowering import lower
 
-    one = with_floats(with_isa(named_artifact(recipe, stage.artifact)))
-    require_builder(one.target)
-    needs, spec = capabilities(engine(one.target)), _spec(recipe, one, stage.files.get("ranges"))
+    artifact = _resolved(recipe, stage)
+    require_builder(artifact.target)
+    needs, spec = capabilities(engine(artifact.target)), _spec(recipe, artifact, stage.files.get("ranges"))
     return lower(stage.files["model"].path, spec, needs, job.path, keep=True, progress=job.progress)
 
 
 def quantize_key(recipe: Recipe, stage: Stage) -> Key:
-    one, ranges = with_floats(with_isa(named_artifact(recipe, stage.artifact))), stage.files.get("ranges")
-    needs = capabilities(engine(one.target))
-    data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
+    artifact, ranges = _resolved(recipe, stage), stage.files.get("ranges")
+    needs = capabilities(engine(artifact.target))
     return {
         "model": stage.files["model"].digest,
         "ranges": ranges.digest if ranges else "",
-        "data": data.digest() if recipe.data.calibration else "",
+        "data": _data(recipe, recipe.data.calibration).digest() if recipe.data.calibration else "",
         "engine": needs.as_json(),
-        "options": options_key(one, without=_OF_THE_BUILD),
-        "io_formats": one.tensorrt.io_formats,
-        "asked": {"strict": one.strict, **processor(), **tool_versions(one.target)}
+        "options": options_key(artifact, without=_OF_THE_BUILD),
+        "io_formats": artifact.tensorrt.io_formats,
+        "asked": {"strict": artifact.strict, **processor(), **tool_versions(artifact.target)}
         if needs.tells_missed
         else {},
         "tools": tool_versions(*ONNX_TOOLS),
@@ -246,8 +240,8 @@ def build_inputs(recipe: Recipe, artifact: str) -> dict[str, str]:
 
 def build_applies(recipe: Recipe, stage: Stage) -> bool:
     """Every artifact is built; an engine that is not here is `EngineUnavailable`."""
-    one = named_artifact(recipe, stage.artifact)
-    return takes_pytorch(one) or bool(capabilities(engine(one.target)))
+    artifact = named_artifact(recipe, stage.artifact)
+    return takes_pytorch(artifact) or bool(capabilities(engine(artifact.target)))
 
 
 def build_work(recipe: Recipe, stage: Stage, job: Job) -> object:
@@ -259,10 +253,10 @@ def build_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     from ..lowering import load_lowered
     from ..model.onnx_graph import read_weightless
 
-    one, graph = _built(recipe, stage), stage.files.get("graph")
-    spec = _build_spec(recipe, one, stage.files.get("ranges"))
-    model = recipe_source(recipe).absolute if takes_pytorch(one) else str(stage.files["model"].path)
-    if _covers(one):
+    artifact, graph = _resolved(recipe, stage), stage.files.get("graph")
+    spec = _build_spec(recipe, artifact, stage.files.get("ranges"))
+    model = recipe_source(recipe).absolute if takes_pytorch(artifact) else str(stage.files["model"].path)
+    if _covers(artifact):
         shapes = default_shapes(read_weightless(Path(model)).io.inputs, recipe.bench)
         spec = replace(spec, **shapes)  # type: ignore[arg-type]
     if graph is None:
@@ -273,87 +267,90 @@ def build_work(recipe: Recipe, stage: Stage, job: Job) -> object:
 def build_key(recipe: Recipe, stage: Stage) -> Key:
     from ..lowering import load_lowered
 
-    one, files = _built(recipe, stage), stage.files
+    artifact, files = _resolved(recipe, stage), stage.files
     ranges, graph = files.get("ranges"), files.get("graph")
-    tensorrt = one.target.startswith("tensorrt")
-    here = one.target == "tensorrt" or not one.gpus  # TensorRT-RTX builds for GPUs that need not be here
-    gpu = find_gpu(one.tensorrt.device) if tensorrt and here else None
-    data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
+    # TensorRT-RTX builds for GPUs that need not be here
+    on_this_gpu = artifact.target == "tensorrt" or (
+        artifact.target.startswith("tensorrt") and not artifact.gpus
+    )
+    gpu = find_gpu(artifact.tensorrt.device) if on_this_gpu else None
+    data = recipe.data.calibration if _reads_data(artifact) else ""
     return {
-        "model": stage.source_digest if takes_pytorch(one) else files["model"].digest,
+        "model": stage.source_digest if takes_pytorch(artifact) else files["model"].digest,
         "graph": (graph.digest, load_lowered(graph.path).as_json()) if graph else (),
-        "options": _build_options(recipe, one),
+        "options": _build_options(recipe, artifact),
         "ranges": ranges.digest if ranges else "",
-        "data": data.digest() if _reads_data(one) and recipe.data.calibration else "",
-        "batches": measured_batches(recipe.bench) if _covers(one) else {},
-        "inputs": _build_spec(recipe, one, ranges).inputs,
-        "processor": {} if one.gpus else processor(),
+        "data": _data(recipe, data).digest() if data else "",
+        "batches": measured_batches(recipe.bench) if _covers(artifact) else {},
+        "inputs": _build_spec(recipe, artifact, ranges).inputs,
+        "processor": {} if artifact.gpus else processor(),
         "gpu": gpu.as_json() if gpu else {},
-        "tools": tool_versions(*packages_of([*(row.name for row in BUILT_IN), one.target]), *ONNX_TOOLS),
+        "tools": tool_versions(*packages_of([*(row.name for row in BUILT_IN), artifact.target]), *ONNX_TOOLS),
     }
 
 
 def build_needs(recipe: Recipe, stage: Stage) -> Needs:
     """TensorRT builds on the GPU that runs the engine; RTX builds for others ahead of time."""
-    one = named_artifact(recipe, stage.artifact)
-    kind = built_on(one)
-    gpu = one.target.startswith("tensorrt") and not one.gpus
-    return Needs((one.target, *((f"gpu-{kind}",) if kind != ANY else ())), gpu=gpu, as_measured=True)
+    artifact = named_artifact(recipe, stage.artifact)
+    kind = built_on(artifact)
+    gpu = artifact.target.startswith("tensorrt") and not artifact.gpus
+    return Needs((artifact.target, *((f"gpu-{kind}",) if kind != ANY else ())), gpu=gpu, as_measured=True)
 
 
-def _built(recipe: Recipe, stage: Stage) -> ArtifactSection:
+def _resolved(recipe: Recipe, stage: Stage) -> ArtifactSection:
+    """The artifact of a stage, with what "auto" and unsaid float types stand for here."""
     return with_floats(with_isa(named_artifact(recipe, stage.artifact)))
 
 
-def _covers(one: ArtifactSection) -> bool:
-    """Whether an engine that is given no shapes is built for the batches that are measured."""
-    return one.target.startswith("tensorrt") and not has_shapes(one)
+def _covers(artifact: ArtifactSection) -> bool:
+    """Whether an engine without shapes is built for the batches that are measured."""
+    return artifact.target.startswith("tensorrt") and not has_shapes(artifact)
 
 
-def _reads_data(one: ArtifactSection) -> bool:
+def _reads_data(artifact: ArtifactSection) -> bool:
     """Whether a build reads the samples; others are checked on random input, whatever the data is."""
-    return one.calibrates_itself or (one.needs_ranges and one.target in CPU_TARGETS)
+    return artifact.calibrates_itself or (artifact.needs_ranges and artifact.target in CPU_TARGETS)
 
 
-def _build_spec(recipe: Recipe, one: ArtifactSection, ranges: Made | None) -> BuildSpec:
-    spec = _spec(recipe, one, ranges)
-    return spec if _reads_data(one) else replace(spec, data=None)
+def _build_spec(recipe: Recipe, artifact: ArtifactSection, ranges: Made | None) -> BuildSpec:
+    spec = _spec(recipe, artifact, ranges)
+    return spec if _reads_data(artifact) else replace(spec, data=None)
 
 
-def with_isa(one: ArtifactSection, isa: Isa | None = None) -> ArtifactSection:
+def with_isa(artifact: ArtifactSection, isa: Isa | None = None) -> ArtifactSection:
     """Return an artifact whose "auto" is the instruction set it stands for, by default this processor's.
 
     Another processor then has another key, and a worker makes what whoever sent the stage asked for.
     """
-    if one.isa != "auto" or one.target not in CPU_TARGETS:
-        return one
-    return replace(one, isa=isa or isa_here())
+    if artifact.isa != "auto" or artifact.target not in CPU_TARGETS:
+        return artifact
+    return replace(artifact, isa=isa or isa_here())
 
 
-def _build_options(recipe: Recipe, one: ArtifactSection) -> dict[str, object]:
+def _build_options(recipe: Recipe, artifact: ArtifactSection) -> dict[str, object]:
     """The options of a build: plugins by their content; of a timing cache only whether there is one."""
-    tensorrt = one.tensorrt
-    options = options_key(replace(one, tensorrt=replace(tensorrt, plugins=(), timing_cache=AUTO)))
+    tensorrt = artifact.tensorrt
+    options = options_key(replace(artifact, tensorrt=replace(tensorrt, plugins=(), timing_cache=AUTO)))
     del options["name"]
     plugins = [recipe.folder / name for name in tensorrt.plugins]
     digests = [known_digest([path]) if path.is_file() else str(path) for path in plugins]
     return {**options, "plugins": digests, "timing_cache": tensorrt.timing_cache != OFF}
 
 
-def _spec(recipe: Recipe, one: ArtifactSection, ranges: Made | None) -> BuildSpec:
+def _spec(recipe: Recipe, artifact: ArtifactSection, ranges: Made | None) -> BuildSpec:
     """What a recipe says of an artifact, with files as the recipe's folder has them."""
-    options = one.tensorrt
+    options = artifact.tensorrt
     plugins = tuple(str(recipe.folder / name) for name in options.plugins)
     cache = options.timing_cache
     if cache not in (AUTO, OFF):
         cache = str(recipe.folder / cache)
     return shared(
         BuildSpec,
-        one,
+        artifact,
         tensorrt=replace(options, plugins=plugins, timing_cache=cache),
         ranges=ranges.path if ranges else None,
-        data=located(recipe, recipe.data.calibration) if one.calibrator != "ranges" else None,
-        inputs=recipe.model.inputs if engine(one.target).takes == "pytorch" else (),
+        data=located(recipe, recipe.data.calibration) if artifact.calibrator != "ranges" else None,
+        inputs=recipe.model.inputs if takes_pytorch(artifact) else (),
     )
 
 

@@ -68,13 +68,12 @@ class Store:
                 folder.mkdir(parents=True, exist_ok=True)
                 if folder.is_symlink():  # stages would be written, and old ones removed, elsewhere
                     raise OSError(errno.ELOOP, "is a link; a folder is required", str(folder))
-            held = open_lock(self.own / "lock")
+            lock_file = open_lock(self.own / "lock")
         except OSError as error:
-            raise InvalidOption(
-                f"output {self.output}: {error.strerror} ({error.filename})", file=self.output
-            ) from error
-        with held:
-            lock(held, self.output)
+            problem = f"output {self.output}: {error.strerror} ({error.filename})"
+            raise InvalidOption(problem, file=self.output) from error
+        with lock_file:
+            lock(lock_file, self.output)
             remove_stale(self.folder)
             remove_stale(self.output)
             yield
@@ -96,69 +95,9 @@ class Store:
         """
         final = self.folder / self.name(stage, key)
         files = None if again else self._intact(final)
-        done = files is not None
-        if files is None:
-            shutil.rmtree(final, ignore_errors=True)
-            files = self._make(final, key, work, took)
-        return self._handed_out(final, files, done, publish)
-
-    def name(self, stage: str, key: Mapping[str, Any]) -> str:
-        """Return the name that a stage of this key has, or would have, in `kept`."""
-        digest = hashlib.sha256(json.dumps([stage, key], sort_keys=True).encode()).hexdigest()
-        return f"{stage}-{digest[:16]}"
-
-    def kept(self, stage: str) -> list[str]:
-        """Return the names of the finished stages of this name that are whole: "build-int8-3f9c…"."""
-        return [path.name for path in self._places(stage) if self._intact(path) is not None]
-
-    def take(self, name: str, *, publish: bool = True) -> Stored | None:
-        """Return a finished stage by its name from `kept`, published; None if it is gone or changed."""
-        final = self.folder / name
-        files = self._intact(final)
-        return None if files is None else self._handed_out(final, files, True, publish)
-
-    def find(self, stage: str, key: Mapping[str, Any]) -> Stored | None:
-        """Return the finished stage of this key, if it is there; nothing is written."""
-        final = self.folder / self.name(stage, key)
-        files = self._intact(final)
-        return None if files is None else Stored(final, files, was_done=True)
-
-    def records(self, stage: str) -> list[dict[str, Any]]:
-        """Return what was kept of every time that a stage was carried out, the latest first."""
-        found = []
-        for folder in self._places(stage):
-            path = folder / _RECORD
-            with contextlib.suppress(OSError, ValueError, RecursionError):  # removed, or cut off, since
-                found.append((path.stat().st_mtime, _read_record(path)))
-        return [record for _, record in sorted(found, key=lambda one: -one[0])]
-
-    def _places(self, stage: str) -> Iterator[Path]:
-        """The folders of all times that a stage was carried out."""
-        for path in self.folder.glob(f"{glob.escape(stage)}-*/{_RECORD}"):
-            if re.fullmatch(r"[0-9a-f]{16}", path.parent.name.removeprefix(f"{stage}-")):
-                yield path.parent
-
-    def _handed_out(self, final: Path, files: Mapping[str, str], done: bool, publish: bool) -> Stored:
-        os.utime(final / _RECORD)
-        self._used.add(final)
-        if publish:
-            self._publish(final, files)
-        return Stored(final, files, done)
-
-    def forget_old(self) -> None:
-        """Remove stages that no run has used for two weeks; never those of this run: the clock may jump."""
-        oldest = time.time() - KEPT_DAYS * 86400
-        for record in self.folder.glob(f"*/{_RECORD}"):
-            if record.parent not in self._used and record.stat().st_mtime < oldest:
-                shutil.rmtree(record.parent, ignore_errors=True)
-
-    def _make(
-        self,
-        final: Path,
-        key: Mapping[str, Any],
-        work: Callable[[Path], object],
-        took: Mapping[str, float | None] | None,
-    ) -> Mapping[str, str]:
+        if files is not None:
+            return self._handed_out(Stored(final, files, was_done=True), publish)
+        shutil.rmtree(final, ignore_errors=True)
         with held_folder(self.folder) as temporary:
             start = time.monotonic()
             work(temporary)
@@ -177,7 +116,58 @@ class Store:
             _sync(temporary)
             os.replace(temporary, final)
             _sync(self.folder)
-        return files
+        return self._handed_out(Stored(final, files, was_done=False), publish)
+
+    def name(self, stage: str, key: Mapping[str, Any]) -> str:
+        """Return the name that a stage of this key has, or would have, in `kept`."""
+        digest = hashlib.sha256(json.dumps([stage, key], sort_keys=True).encode()).hexdigest()
+        return f"{stage}-{digest[:16]}"
+
+    def kept(self, stage: str) -> list[str]:
+        """Return the names of the finished stages of this name that are whole: "build-int8-3f9c…"."""
+        return [path.name for path in self._places(stage) if self._intact(path) is not None]
+
+    def take(self, name: str, *, publish: bool = True) -> Stored | None:
+        """Return a finished stage by its name from `kept`, published; None if it is gone or changed."""
+        files = self._intact(self.folder / name)
+        if files is None:
+            return None
+        return self._handed_out(Stored(self.folder / name, files, was_done=True), publish)
+
+    def find(self, stage: str, key: Mapping[str, Any]) -> Stored | None:
+        """Return the finished stage of this key, if it is there; nothing is written."""
+        final = self.folder / self.name(stage, key)
+        files = self._intact(final)
+        return None if files is None else Stored(final, files, was_done=True)
+
+    def records(self, stage: str) -> list[dict[str, Any]]:
+        """Return the records of every time that a stage was carried out, the latest first."""
+        records = []
+        for folder in self._places(stage):
+            path = folder / _RECORD
+            with contextlib.suppress(OSError, ValueError, RecursionError):  # removed, or cut off, since
+                records.append((path.stat().st_mtime, _read_record(path)))
+        return [record for _, record in sorted(records, key=lambda dated: -dated[0])]
+
+    def _places(self, stage: str) -> Iterator[Path]:
+        """The folders of all times that a stage was carried out."""
+        for path in self.folder.glob(f"{glob.escape(stage)}-*/{_RECORD}"):
+            if re.fullmatch(r"[0-9a-f]{16}", path.parent.name.removeprefix(f"{stage}-")):
+                yield path.parent
+
+    def _handed_out(self, stored: Stored, publish: bool) -> Stored:
+        os.utime(stored.folder / _RECORD)
+        self._used.add(stored.folder)
+        if publish:
+            self._publish(stored.folder, stored.files)
+        return stored
+
+    def forget_old(self) -> None:
+        """Remove stages that no run has used for two weeks; never those of this run: the clock may jump."""
+        oldest = time.time() - KEPT_DAYS * 86400
+        for record in self.folder.glob(f"*/{_RECORD}"):
+            if record.parent not in self._used and record.stat().st_mtime < oldest:
+                shutil.rmtree(record.parent, ignore_errors=True)
 
     def _intact(self, final: Path) -> Mapping[str, str] | None:
         """The files of a finished stage if every one is what it was, else None."""
@@ -221,7 +211,12 @@ class Store:
                 try:
                     os.link(source, temporary)
                 except OSError:  # a file system without hard links
-                    _copy(source, temporary)
+                    with (
+                        source.open("rb") as content,
+                        temporary.open("xb") as copy,
+                    ):  # follows no planted link
+                        shutil.copyfileobj(content, copy)
+                    shutil.copystat(source, temporary)
                     _sync(temporary)
                 os.replace(temporary, public)
             except OSError as error:
@@ -253,13 +248,6 @@ def _read_record(path: Path) -> dict[str, Any]:
         if not plain or name == _RECORD or name not in record["stats"]:
             raise ValueError(f"{path}: {name!r} is no file of the stage")
     return record
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy to a name that nobody has: a link that was planted there is not followed."""
-    with source.open("rb") as content, target.open("xb") as copied:
-        shutil.copyfileobj(content, copied)
-    shutil.copystat(source, target)
 
 
 def _sync(path: Path) -> None:

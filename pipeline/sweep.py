@@ -71,6 +71,10 @@ class Member:
     cells: tuple[Cell, ...]
     recipe: Recipe | None
 
+    def places(self, folder: Path) -> tuple[Path, Path]:
+        """Return the folder of its artifacts, and that of the finished stages of its model."""
+        return folder / self.model / self.shape, folder / self.model / FOLDER
+
 
 def members(recipe: Recipe, *, kinds: Sequence[str] = (), only: Sequence[str] = ()) -> list[Member]:
     """Return what a sweep consists of, one model and shape after the other.
@@ -112,21 +116,16 @@ def _artifacts(
         yield Cell(artifact=item.name, **vars(item), why_not=why_not), options
 
 
-@dataclass(frozen=True)
 class _Variant:
     """A model with a shape, before its artifacts."""
 
-    recipe: Recipe
-    model: SweepModel
-    shape: SweepShape | None
-
-    @property
-    def name(self) -> str:
-        return f"{self.model.name}-{self.shape.label}" if self.shape else self.model.name
+    def __init__(self, recipe: Recipe, model: SweepModel, shape: SweepShape | None) -> None:
+        self.recipe, self.model, self.shape = recipe, model, shape
+        self.label = shape.label if shape else ""
+        self.name = "-".join(filter(None, (model.name, self.label)))
 
     def cell(self, cell: Cell) -> Cell:
-        label = self.shape.label if self.shape else ""
-        return replace(cell, name=f"{self.name}-{cell.artifact}", model=self.model.name, shape=label)
+        return replace(cell, name=f"{self.name}-{cell.artifact}", model=self.model.name, shape=self.label)
 
     def member(
         self, artifacts: Sequence[tuple[Cell, Mapping[str, Any]]], exclude: Sequence[str], only: Sequence[str]
@@ -143,8 +142,7 @@ class _Variant:
                 cell = replace(cell, why_not=section)
             cells.append(cell)
         recipe = self.with_artifacts(sections) if sections else None
-        label = self.shape.label if self.shape else ""
-        return Member(self.name, self.model.name, label, tuple(cells), recipe)
+        return Member(self.name, self.model.name, self.label, tuple(cells), recipe)
 
     def section(self, options: Mapping[str, Any]) -> ArtifactSection | str:
         """The artifact, or why it cannot be made."""
@@ -166,16 +164,16 @@ class _Variant:
 
     def with_artifacts(self, artifacts: Sequence[ArtifactSection]) -> Recipe:
         """The ordinary recipe of some artifacts; without the baseline, the model itself is the baseline."""
-        bench = self.parts["bench"]
+        tables = self.tables
+        bench = tables["bench"]
         if bench is not None and bench.baseline not in {section.name for section in artifacts}:
-            bench = replace(bench, baseline=BASELINE)
-        parts = {**self.parts, "bench": bench}
-        recipe = replace(self.recipe, **parts, artifact=tuple(artifacts), sweep=None)
+            tables = {**tables, "bench": replace(bench, baseline=BASELINE)}
+        recipe = replace(self.recipe, **tables, artifact=tuple(artifacts), sweep=None)
         check_names(recipe)
         return recipe
 
     @functools.cached_property
-    def parts(self) -> dict[str, Any]:
+    def tables(self) -> dict[str, Any]:
         """Tables of the recipe with the model, its inputs of this shape, its data and its batch."""
         recipe, shape = self.recipe, self.shape
         options = {key: value for key, value in vars(self.model).items() if value and key != "name"}
@@ -241,35 +239,37 @@ def sweep(
     spec = spec_from_call(SweepSpec, spec, options)
     executor, folder = executor or ThisProcess(), _folder(recipe, spec)
     every = members(recipe, kinds=executor.kinds, only=spec.only)
-    run_member = functools.partial(_run, spec, executor=executor, progress=progress, listener=listener)
     report, runs = RunReport(folder), dict[str, RunReport | QCompileError]()
 
     def run_model(name: str) -> None:  # its shapes share finished stages, so they run one after the other
         for member in every:
             if member.model == name and member.recipe is not None:
-                runs[member.name] = run_member(member.recipe, member, folder)
+                runs[member.name] = _run(spec, member.recipe, member, folder, executor, progress, listener)
 
     with Store(folder).locked():
         models = dict.fromkeys(member.model for member in every)
         each(executor, [functools.partial(run_model, model) for model in models])
         for member in every:
             _note(report, member, runs.get(member.name, RunReport(folder)))
-        parts = {
-            member.name: structs.replace(
-                results,
-                baseline=f"{member.name}-{results.baseline}",
-                rows=[structs.replace(row, name=f"{member.name}-{row.name}") for row in results.rows],
-                machines={
-                    name: structs.replace(machine, baseline=f"{member.name}-{machine.baseline}")
-                    for name, machine in results.machines.items()
-                },
-            )
-            for member in every
-            if isinstance(done := runs.get(member.name), RunReport) and (results := done.results)
-        }
-        if parts:
+        reports = {name: done for name, done in runs.items() if isinstance(done, RunReport) and done.results}
+        if reports:
+            parts = {
+                member.name: _renamed(member.name, results)
+                for member in every
+                if member.name in reports and (results := reports[member.name].results)
+            }
             _join(report, recipe, parts, [cell for member in every for cell in member.cells])
     return report
+
+
+def _renamed(member: str, results: Results) -> Results:
+    """The results of a member, whose rows have the names of cells."""
+    machines = {
+        name: structs.replace(machine, baseline=f"{member}-{machine.baseline}")
+        for name, machine in results.machines.items()
+    }
+    rows = [structs.replace(row, name=f"{member}-{row.name}") for row in results.rows]
+    return structs.replace(results, baseline=f"{member}-{results.baseline}", rows=rows, machines=machines)
 
 
 def plan_sweep(recipe: Recipe, spec: SweepSpec | None = None, /, *, progress: Progress = silent) -> Plan:
@@ -282,9 +282,8 @@ def plan_sweep(recipe: Recipe, spec: SweepSpec | None = None, /, *, progress: Pr
     for member in members(recipe, only=spec.only):
         if member.recipe is None:
             continue
-        place, shared = _places(member, folder)
-        planned = plan(member.recipe, spec, output=place, shared=shared, progress=progress)
-        for stage in planned.stages:
+        output, shared = member.places(folder)
+        for stage in plan(member.recipe, spec, output=output, shared=shared, progress=progress).stages:
             if stage.name != "report":
                 label = member.name if stage.name.startswith("bench") else member.model
                 name = f"{label}: {stage.name}"
@@ -297,36 +296,33 @@ def _folder(recipe: Recipe, spec: SweepSpec) -> Path:
     return (spec.output or recipe.folder / recipe.output).absolute()
 
 
-def _places(member: Member, folder: Path) -> tuple[Path, Path]:
-    """Folder of the artifacts of a member, and that of the finished stages of its model."""
-    return folder / member.model / member.shape, folder / member.model / FOLDER
-
-
 def _run(
     spec: SweepSpec,
     recipe: Recipe,
     member: Member,
     folder: Path,
-    *,
     executor: Executor,
     progress: Progress,
     listener: StageListener | None,
 ) -> RunReport | QCompileError:
     """Run the recipe of a member; an error fails its cells alone."""
 
-    def show(text: str, done: int = 0, total: int | None = None, /) -> None:
-        progress(f"{member.name}: {text}", done, total)
-
     def stage_over(stage: str, state: str, seconds: float, /) -> None:
         if listener:
             listener(f"{member.name}: {stage}", state, seconds)
 
-    place, shared = _places(member, folder)
+    output, shared = member.places(folder)
     try:
         return run(
-            recipe, spec, output=place, executor=executor, shared=shared, page=False, progress=show,
+            recipe,
+            spec,
+            output=output,
+            executor=executor,
+            shared=shared,
+            page=False,
+            progress=lambda text, *counts: progress(f"{member.name}: {text}", *counts),
             listener=stage_over,
-        )  # fmt: skip
+        )
     except ClusterError:
         raise
     except QCompileError as error:

@@ -19,7 +19,7 @@ import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,34 +70,34 @@ def _mapped(spec: Any, kind: type, key: str, spell: Callable[[Name], str]) -> An
     """A table of the recipe; `key` is its path, with the number of the artifact."""
     changed: dict[str, Any] = {}
     for option in fields_of(kind):
-        value, path = getattr(spec, option.name), f"{key}{option.name}"
-        values = value if isinstance(value, tuple) else (value,)
-        if option.table is not None and value is not None:
+        before, path = getattr(spec, option.name), f"{key}{option.name}"
+        values = before if isinstance(before, tuple) else (before,)
+        if option.table is not None and before is not None:
             paths = (f"{path}[{at}]." if path == "artifact" else f"{path}." for at in range(len(values)))
             tables = zip(values, paths, strict=True)
             values = tuple(_mapped(table, option.table, path, spell) for table, path in tables)
         elif option.spelling.names:
             values = tuple(_spelled(option, path, text, spell) for text in values)
-        changed[option.name] = values if isinstance(value, tuple) else values[0]
-    before = {name: getattr(spec, name) for name in changed}
-    return spec if changed == before else replace(spec, **changed)
+        after = values if isinstance(before, tuple) else values[0]
+        changed |= {} if after == before else {option.name: after}
+    return replace(spec, **changed) if changed else spec
 
 
 def _spelled(option: Option, key: str, text: str, spell: Callable[[Name], str]) -> str:
     """A text spelled anew; words that name nothing stay."""
-    named, head, named_text = option.spelling.names, "", text
-    assert named is not None, "the caller looks first"
-    if named == "model" and option.repeated:  # NAME=MODEL
+    kind, head, named_text = option.spelling.names, "", text
+    assert kind is not None, "the caller looks first"
+    if kind == "model" and option.repeated:  # NAME=MODEL
         head, equals, named_text = text.partition("=")
         head += equals
-    is_word = (named == "cache" and text in (AUTO, OFF)) or (named == "metric" and not is_own_metric(text))
+    is_word = (kind == "cache" and text in (AUTO, OFF)) or (kind == "metric" and not is_own_metric(text))
     if is_word or not named_text:
         return text
-    return head + spell(Name(key, "model" if named == "metric" else named, named_text))
+    return head + spell(Name(key, "model" if kind == "metric" else kind, named_text))
 
 
 _RUNS_CODE_IF_TRUSTED = ("pt2", "keras", "savedmodel")
-_CODE, _INTERPRETER, _LIBRARY, _WRITES = "code", "an interpreter", "a native library", "a place to write to"
+_CODE = "code"
 
 
 @dataclass(frozen=True)
@@ -118,18 +118,19 @@ def trusted(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collecti
     """
     if trust:
         return replace(recipe, model=replace(recipe.model, trust=True))
-    for one in named(recipe, output=output):
-        files = {text.partition("?")[0].rpartition(":")[0] for text in typed if one.what == _CODE}
-        resolved = {Path(file).resolve() for file in files if file}
-        is_typed = one.path.resolve() in resolved if one.path else one.text in typed
-        if not _inside(one.path, recipe.folder) and not is_typed:
-            where = f": {one.path}" if one.path else ", in an installed package"
-            required = "a folder within it, or `output`," if one.key == "output" else "a file within it"
-            problem = (
-                f"names {one.what} outside of the recipe's folder ({one.text}{where}); {required} is required"
-            )
+    files = [text.partition("?")[0].rpartition(":")[0] for text in typed]
+    typed_files = {Path(file).resolve() for file in files if file}
+    for place in named(recipe, output=output):
+        if place.path is None:
+            is_typed = place.text in typed
+        else:
+            is_typed = place.what == _CODE and place.path.resolve() in typed_files
+        if not is_typed and not _inside(place.path, recipe.folder):
+            where = f": {place.path}" if place.path else ", in an installed package"
+            required = "a folder within it, or `output`," if place.key == "output" else "a file within it"
+            problem = f"names {place.what} outside of the recipe's folder ({place.text}{where})"
             hint = "read what it names; if you trust it, give `trust`"
-            raise wrong_key(recipe.path, one.key, f"{problem}; {required} is required", hint)
+            raise wrong_key(recipe.path, place.key, f"{problem}; {required} is required", hint)
     return recipe
 
 
@@ -144,16 +145,16 @@ def named(recipe: Recipe, *, output: Path | None) -> Iterator[NamedPlace]:
             yield from _model(key, parse_spelling(text).path, recipe)
         elif name.kind == "interpreter":
             python = _located(text, folder).partition("=")[2]
-            yield NamedPlace(key, _INTERPRETER, text, Path(shutil.which(python) or python).absolute())
+            yield NamedPlace(key, "an interpreter", text, Path(shutil.which(python) or python).absolute())
         elif name.kind == "library":
-            yield NamedPlace(key, _LIBRARY, text, folder / text)
+            yield NamedPlace(key, "a native library", text, folder / text)
         elif name.kind == "cache" or (name.kind == "output" and output is None):
-            yield NamedPlace(key, _WRITES, text, folder / text)
+            yield NamedPlace(key, "a place to write to", text, folder / text)
 
 
 def needs_trust(recipe: Recipe) -> bool:
     """Return whether a run of the recipe must be told to trust it."""
-    return any(not _inside(one.path, recipe.folder) for one in named(recipe, output=None))
+    return not all(_inside(place.path, recipe.folder) for place in named(recipe, output=None))
 
 
 def interpreters(texts: Collection[str], folder: Path) -> tuple[str, ...]:
@@ -188,9 +189,9 @@ def _module_path(module: str, folder: Path) -> Path | None:
         spec = importlib.util.find_spec(module.split(".")[0])
     if spec is None:
         return None
+    # A built-in or frozen module has no place; its origin is a word.
     origin = [spec.origin] if spec.has_location and spec.origin else []
     paths = [Path(place) for place in (*(spec.submodule_search_locations or ()), *origin)]
-    # A built-in or frozen module has no place; its origin is a word.
     return paths[0] if paths and all(_inside(path, folder) for path in paths) else None
 
 
@@ -198,7 +199,6 @@ def _inside(path: Path | None, folder: Path) -> bool:
     return path is not None and path.resolve().is_relative_to(folder.resolve())
 
 
-Moved = Callable[[str], str]
 """Gives a path as it is spelled in the recipe another spelling."""
 
 
@@ -217,62 +217,38 @@ def portable_text(recipe: Recipe) -> bytes:
 
 def portable(recipe: Recipe) -> Recipe:
     """Return the recipe with every absolute path relative to its folder."""
-
-    def path(text: str) -> str:
-        return relative(text, recipe.folder)
-
-    def model(text: str) -> str:
-        return _moved_model(text, path)
-
-    spelled: Mapping[Named, Callable[[str], str]] = {
-        "model": model,
-        "preprocessing": model,
-        "data": lambda text: _data(text, path),
-        "output": str,
-        "interpreter": str,
-    }
-    return map_names(recipe, lambda name: spelled.get(name.kind, path)(name.text))
+    return map_names(recipe, lambda name: _moved(name.kind, name.text, recipe.folder))
 
 
 def relative(text: str, folder: Path) -> str:
     """Return an absolute path, or one that begins at the home, as seen from a folder; others as they are."""
     if not text.startswith(("/", "~")):
         return text
-    found = os.path.relpath(settled(Path(text).expanduser()), folder)
-    return found if found.startswith("..") else f"./{found}"
+    path = os.path.relpath(settled(Path(text).expanduser()), folder)
+    return path if path.startswith("..") else f"./{path}"
 
 
-def _moved_model(text: str, path: Moved) -> str:
-    """A MODEL: its path, and the file of `weights=`."""
+def _moved(kind: Named, text: str, folder: Path) -> str:
+    """What a key names, seen from a folder: a path; of MODEL and DATA also the paths of its keys."""
+    if kind in ("output", "interpreter"):
+        return text
+    if kind not in ("model", "preprocessing", "data"):
+        return relative(text, folder)
     head, mark, query = text.partition("?")
-    kind, colon, name = head.partition(":")
-    head = f"{kind}:{path(name)}" if colon and kind in NAMED else path(head)
-    parts = [_weights(part, path) for part in query.split("&")]
-    return f"{head}{mark}{'&'.join(parts)}"
-
-
-def _weights(part: str, path: Moved) -> str:
-    key, equals, value = part.partition("=")
-    if key != "weights":
-        return part
-    moved = path(unquote(value, errors="surrogateescape"))
-    return part if moved == unquote(value, errors="surrogateescape") else f"{key}{equals}{quote(moved)}"
-
-
-def _data(text: str, path: Moved) -> str:
-    """DATA: its path, and those of its keys. What is escaped in it stays escaped."""
-    head, mark, query = text.partition("?")
-    match = re.fullmatch(r"(\w+:)(.*)", head, re.DOTALL)
-    head = f"{match[1]}{path(match[2])}" if match else path(head)
+    word = "".join(re.findall(r"\A\w+:", head))  # "hf:", "images:"
     parts = []
-    for part in query.split("&"):
+    for part in query.split("&"):  # what is escaped in DATA stays escaped
         key, equals, value = part.partition("=")
         if key in FILE_KEYS:
-            value = path(value)
+            value = relative(value, folder)
         elif key == "preprocessing":
-            value = _moved_model(value, path)
+            value = _moved("preprocessing", value, folder)
+        elif key == "weights":
+            weights = unquote(value, errors="surrogateescape")
+            moved = relative(weights, folder)
+            value = value if moved == weights else quote(moved)
         parts.append(f"{key}{equals}{value}")
-    return f"{head}{mark}{'&'.join(parts)}"
+    return f"{word}{relative(head.removeprefix(word), folder)}{mark}{'&'.join(parts)}"
 
 
 def recipe_files(recipe: Recipe) -> Iterator[Path]:
@@ -342,9 +318,8 @@ def model_files(source: Source) -> Iterator[Path]:
 
 
 def _with_companions(path: Path) -> Iterator[Path]:
-    for one in (path, *side_files(path), manifest_path(path)):
-        if one == path or one.is_file():
-            yield one
+    yield path
+    yield from filter(Path.is_file, (*side_files(path), manifest_path(path)))
 
 
 def _external(path: Path) -> Iterator[Path]:
@@ -354,11 +329,9 @@ def _external(path: Path) -> Iterator[Path]:
     from ..model.onnx_graph import read_weightless
 
     with accepting(path):
-        found = external_files(path, read_weightless(path).model)
-    for one in found:
-        beside = path.parent / one.relative_to(path.resolve().parent)
-        if beside.is_file():
-            yield beside
+        files = external_files(path, read_weightless(path).model)
+    beside = (path.parent / file.relative_to(path.resolve().parent) for file in files)
+    yield from filter(Path.is_file, beside)
 
 
 def recipe_text(recipe: Recipe) -> str:
@@ -367,19 +340,19 @@ def recipe_text(recipe: Recipe) -> str:
 
 
 def _tables(values: Any, kind: type, within: str) -> Iterator[str]:
-    for one in fields_of(kind):
-        value = getattr(values, one.name)
-        if one.table is None or value is None:
+    for option in fields_of(kind):
+        value = getattr(values, option.name)
+        if option.table is None or value is None:
             continue
-        for table in value if one.repeated else (value,):
-            name, lines = f"{within}{one.name}", [*_values(table, one.table)]
-            if lines or (not within and (one.optional or one.repeated)):
-                yield from ("", f"[[{name}]]" if one.repeated else f"[{name}]", *lines)
-            yield from _tables(table, one.table, f"{name}.")
+        for table in value if option.repeated else (value,):
+            name, lines = f"{within}{option.name}", [*_values(table, option.table)]
+            if lines or (not within and (option.optional or option.repeated)):
+                yield from ("", f"[[{name}]]" if option.repeated else f"[{name}]", *lines)
+            yield from _tables(table, option.table, f"{name}.")
 
 
 def _values(values: Any, kind: type) -> Iterator[str]:
-    for one in fields_of(kind):
-        value = getattr(values, one.name)
-        if one.table is None and value is not None and (one.required or value != one.default):
-            yield f"{one.name} = {toml(value)}"
+    for option in fields_of(kind):
+        value = getattr(values, option.name)
+        if option.table is None and value is not None and (option.required or value != option.default):
+            yield f"{option.name} = {toml(value)}"

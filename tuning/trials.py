@@ -141,21 +141,21 @@ class TrialMaker:
 
     def make(self, ask: TrialAsk, folder: Path, progress: Progress = silent) -> Score:
         """Build an artifact in a folder and score it."""
-        spec, chosen = self._spec(ask), engine(ask.target)
+        spec, runtime = self._spec(ask), engine(ask.target)
         path, graph = folder / ask.file, folder / f"{ask.name}.graph.onnx"
-        lowered = lower(self.setting.model, spec, capabilities(chosen), graph, ranges=self.ranges)
+        lowered = lower(self.setting.model, spec, capabilities(runtime), graph, ranges=self.ranges)
         progress(f"build {ask.name}")
         build_lowered(self.setting.model, path, spec, lowered)
         progress(f"accuracy of {ask.name}")
         scored = []
-        with chosen.open(str(path), threads=self.setting.threads) as runner:
+        with runtime.open(str(path), threads=self.setting.threads) as runner:
             for batch, expected in zip(self.batches, self.reference, strict=True):
                 outputs = paired(expected, runner.infer(batch.feeds))
                 truth = Truth(batch.labels, batch.samples, batch.where)
                 scored.append(self.metric.score(outputs, expected, truth))
-        found = accuracy(self._sums(scored), self._float)
-        assert found.drop is not None, "every artifact is compared with the float model"
-        return Score(found.value, found.drop.value, found.drop.low, found.drop.high)
+        measured = accuracy(self._sums(scored), self._float)
+        assert measured.drop is not None, "every artifact is compared with the float model"
+        return Score(measured.value, measured.drop.value, measured.drop.low, measured.drop.high)
 
     def _spec(self, ask: TrialAsk) -> BuildSpec:
         """What a trial is; what an artifact is worth is measured, also of one that missed its precision."""
@@ -170,8 +170,8 @@ class TrialMaker:
 
     def _sums(self, scored: Sequence[Scored]) -> ScoreSums:
         sums = ScoreSums(self.metric)
-        for batch, own, reference in zip(self.batches, scored, self.scored, strict=True):
-            sums.add(own, reference, batch.samples)
+        for batch, scores, reference in zip(self.batches, scored, self.scored, strict=True):
+            sums.add(scores, reference, batch.samples)
         return sums
 
 
@@ -181,7 +181,7 @@ def rank_part(
     """Return the damage of the layers of one part of the graph, by default of all, the worst first."""
     model = read_graph(setting.model).load()
     io = model_io(model)
-    fixed = [one.shape[0] for one in io.inputs if one.shape and isinstance(one.shape[0], int)]
+    fixed = [tensor.shape[0] for tensor in io.inputs if tensor.shape and isinstance(tensor.shape[0], int)]
     limit = max([_LOOKED_AT, *fixed])  # at least a batch of a model that takes no smaller one
     return rank_layers(
         model,
@@ -252,17 +252,17 @@ class TrialRunner:
         float_precision: FloatPrecision = "fp32",
     ) -> Trial:
         """INT8 for a target with some layers left in float, computed in `float_precision`; made once."""
-        mix = (target, "int8", in_float, float_precision)
-        for trial in self.trials.values():
-            if (trial.target, trial.precision, trial.in_float, trial.float_precision) == mix:
+        int8 = [
+            trial for trial in self.trials.values() if (trial.target, trial.precision) == (target, "int8")
+        ]
+        for trial in int8:
+            if (trial.in_float, trial.float_precision) == (in_float, float_precision):
                 return trial
-        made = sum((trial.target, trial.precision) == (target, "int8") for trial in self.trials.values())
-        suffix = f"-mix{made}" if in_float else ""
-        name = f"{target}-int8{suffix}" + f"-{float_precision}" * (float_precision != "fp32")
-        ask = TrialAsk(name, target, "int8", in_float, float_precision)
-        left = f": {len(in_float)} layers in float" if in_float else ""
-        self.progress(f"quantize {ask.name}{left}")
-        return self._trial(ask)
+        mix = f"-mix{len(int8)}" if in_float else ""
+        name = f"{target}-int8{mix}" + f"-{float_precision}" * (float_precision != "fp32")
+        layers = f": {len(in_float)} layers in float" if in_float else ""
+        self.progress(f"quantize {name}{layers}")
+        return self._trial(TrialAsk(name, target, "int8", in_float, float_precision))
 
     def begin(self, targets: Sequence[Target]) -> None:
         """Begin what is asked for anyhow, where it is made elsewhere: rankings and the first trials."""
@@ -283,7 +283,7 @@ class TrialRunner:
             return rank_part(self.maker.setting, target, progress=self.progress)
         self.progress("damage of each layer")
         # Parts follow each other in the graph: of equal damage, the earlier layer stays in front.
-        return sorted((one for part in parts for one in part.result()), key=lambda one: -one.noise)
+        return sorted((layer for part in parts for layer in part.result()), key=lambda layer: -layer.noise)
 
     def close(self) -> None:
         if self._threads is not None:
@@ -320,8 +320,8 @@ class TrialRunner:
             score = self.maker.make(ask, self.folder, self.progress)
         else:
             begun = self._begun.pop(ask, None)
-            score, made = self.elsewhere.make(ask) if begun is None else begun.result()
-            files = sorted(made, key=lambda one: one.suffix == ".json")  # manifests last
+            score, sent = self.elsewhere.make(ask) if begun is None else begun.result()
+            files = sorted(sent, key=lambda file: file.suffix == ".json")  # manifests last
             for file in reversed(files):  # a manifest never stands beside a file of another tuning
                 (self.folder / file.name).unlink(missing_ok=True)
             for file in files:
@@ -362,9 +362,9 @@ def compare_times(int8_ms: Mapping[str, float], float_ms: Mapping[str, float]) -
 def by_layer(kernels_ms: Mapping[str, float], layers: Sequence[str]) -> dict[str, float]:
     """Return layer to the time of its kernels: those whose names begin with the layer's, the longest one."""
     times: dict[str, float] = {}
-    known = sorted(layers, key=len, reverse=True)
-    for kernel, taken in kernels_ms.items():
-        layer = next((name for name in known if kernel.startswith(name)), None)
+    longest_first = sorted(layers, key=len, reverse=True)
+    for kernel, time_ms in kernels_ms.items():
+        layer = next((name for name in longest_first if kernel.startswith(name)), None)
         if layer is not None:
-            times[layer] = times.get(layer, 0.0) + taken
+            times[layer] = times.get(layer, 0.0) + time_ms
     return times

@@ -119,8 +119,8 @@ def tune(
     """
     spec = spec_from_call(TuneSpec, spec, options)
     read_metric(spec.metric)  # a wrong one is refused before anything is made
-    chosen_targets = _targets(spec.targets)
-    method, seen = spec.method or None, spec.calibration or data
+    targets, method = _targets(spec.targets), spec.method or None
+    calibration = spec.calibration or data
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     source = parse_source(model)
@@ -132,9 +132,9 @@ def tune(
     proto = read_graph(path).load()
     if (precision := graph_precision(proto)) != "fp32":
         raise InvalidOption(f"{path}: its graph is {precision} already", hint="tune the float model instead")
-    ranges, placements = folder / "model.ranges", tuple(sorted(set(map(graph_target, chosen_targets))))
-    wanted = CalibrateSpec(method=method or "auto", targets=placements)
-    calibrate(path, seen, ranges, wanted, progress=progress)
+    ranges, placements = folder / "model.ranges", tuple(sorted(set(map(graph_target, targets))))
+    observed = CalibrateSpec(method=method or "auto", targets=placements)
+    calibrate(path, calibration, ranges, observed, progress=progress)
     setting = TrialSetting(
         path, ranges, data, spec.metric,
         spec.samples, method, spec.exclude, spec.threads, isa_here() if isa == "auto" else isa,
@@ -147,13 +147,13 @@ def tune(
         run.notes.append(f"accuracy is {maker.metric.note}")
     damage: dict[str, list[LayerSensitivity]] = {}
     with contextlib.closing(bench):
-        bench.begin(chosen_targets)
-        for target in chosen_targets:
+        bench.begin(targets)
+        for target in targets:
             damage[target] = bench.rank(target)
             run.try_target(target, damage[target])
         best = run.choose()
     recipe = folder / "recipe.toml"
-    write_text(recipe, recipe_text(best, path, seen, data, method, spec.exclude, folder, isa))
+    write_text(recipe, recipe_text(best, path, calibration, data, method, spec.exclude, folder, isa))
     tuned = TuneResult(
         best, bench.trials, run.front(), damage, maker.float_value, run.slow_layers, recipe, run.notes,
         maker.metric.name,
@@ -182,12 +182,12 @@ def fewest_in_float(
             high = middle
         else:
             low = middle
-    chosen = frozenset(order[:high])
+    in_float = frozenset(order[:high])
     # The last one was needed, or one fewer would have kept the budget.
     for layer in list(reversed(order[: high - 1]))[:tries]:
-        if keeps_budget(chosen - {layer}):
-            chosen -= {layer}
-    return chosen
+        if keeps_budget(in_float - {layer}):
+            in_float -= {layer}
+    return in_float
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -195,13 +195,11 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
 
     They are in order of latency. Of equal points the first stays.
     """
-    chosen: list[int] = []
-    best = float("-inf")
+    front: list[int] = []
     for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1], i)):
-        if points[index][1] > best:
-            best = points[index][1]
-            chosen.append(index)
-    return chosen
+        if not front or points[index][1] > points[front[-1]][1]:
+            front.append(index)
+    return front
 
 
 class _Run:
@@ -223,7 +221,7 @@ class _Run:
             except IntentNotReached:
                 self.notes.append(f"{target}: this processor does not compute in bfloat16")
                 has_bfloat16 = False
-        self.layers[target] = order = [one.layer for one in damage]
+        self.layers[target] = order = [layer.layer for layer in damage]
         if not order:
             self.notes.append(f"{target}: nothing of the model can be quantized")
             return
@@ -234,11 +232,11 @@ class _Run:
             trial = self._int8(target, in_float)
             return trial is not None and trial.drop <= self.max_drop
 
-        left = fewest_in_float(order, keeps_budget)
-        if left is None or len(left) == len(order):
+        in_float = fewest_in_float(order, keeps_budget)
+        if in_float is None or len(in_float) == len(order):
             self.notes.append(f"{target}: no mix keeps the budget; only float does")
-        elif left and has_bfloat16:
-            self._int8(target, left, float_precision="bf16")
+        elif in_float and has_bfloat16:
+            self._int8(target, in_float, float_precision="bf16")
 
     def choose(self) -> Trial:
         """Time what keeps the budget, take out layers that cost time, and return the fastest."""
@@ -258,27 +256,23 @@ class _Run:
             if not new:
                 break
             self.slow_layers += [layer for layer in new if layer not in self.slow_layers]
+            in_float = best_int8.in_float | set(new)
             try:
-                self.bench.int8(
-                    best_int8.target, best_int8.in_float | set(new), float_precision=best_int8.float_precision
-                )
+                self.bench.int8(best_int8.target, in_float, float_precision=best_int8.float_precision)
             except QuantizationError:
                 break  # every layer is slower in INT8
             self._time()
-        int8, in_float = self._fastest("int8"), self._fastest("fp32", "bf16")
-        if int8 is not None and int8.latency_ms < in_float.latency_ms:
+        int8, best_float = self._fastest("int8"), self._fastest("fp32", "bf16")
+        if int8 is not None and int8.latency_ms < best_float.latency_ms:
             return int8
-        best = f"The best model is {in_float.name}."
-        if int8 is not None:
-            self.notes.append(f"INT8 is not faster than float. {best}")
-        else:
-            self.notes.append(f"No INT8 model meets the budget. {best}")
-        return in_float
+        why = "No INT8 model meets the budget." if int8 is None else "INT8 is not faster than float."
+        self.notes.append(f"{why} The best model is {best_float.name}.")
+        return best_float
 
     def front(self) -> list[str]:
         """Names of the timed trials that no other beats."""
-        timed = [trial for trial in self.bench.trials.values() if trial.latency_ms]
-        return [timed[index].name for index in pareto([(one.latency_ms, -one.drop) for one in timed])]
+        timed = self._timed()
+        return [timed[index].name for index in pareto([(trial.latency_ms, -trial.drop) for trial in timed])]
 
     def _int8(
         self, target: Target, in_float: frozenset[str], *, float_precision: FloatPrecision = "fp32"
@@ -287,9 +281,9 @@ class _Run:
         try:
             return self.bench.int8(target, in_float, float_precision=float_precision)
         except (QuantizationError, IntentNotReached, DataError) as error:
-            note = f"{target}: some mixes cannot be made"
-            if not any(known.startswith(note) for known in self.notes):
-                self.notes.append(f"{note}: {error.message}")
+            problem = f"{target}: some mixes cannot be made"
+            if not any(note.startswith(problem) for note in self.notes):
+                self.notes.append(f"{problem}: {error.message}")
             return None
 
     def _keeps_budget(self, trial: Trial) -> bool:
@@ -302,21 +296,25 @@ class _Run:
 
     def _fastest(self, *precisions: str) -> Trial | Any:
         """The fastest timed trial of these precisions that keeps the budget; None if there is none."""
-        timed = [trial for trial in self.bench.trials.values() if trial.latency_ms]
-        fitting = [one for one in timed if one.precision in precisions and self._keeps_budget(one)]
+        fitting = [
+            trial for trial in self._timed() if trial.precision in precisions and self._keeps_budget(trial)
+        ]
         return min(fitting, key=lambda trial: trial.latency_ms, default=None)
 
+    def _timed(self) -> list[Trial]:
+        return [trial for trial in self.bench.trials.values() if trial.latency_ms]
 
-def _targets(given: Sequence[str]) -> list[Target]:
+
+def _targets(names: Sequence[str]) -> list[Target]:
     """The targets that can be built and run here."""
-    for target in given:
+    for target in names:
         require_builder(target)
         reason = engine(target).why_not_run()
         if reason or target not in CPU_TARGETS:
             why = reason or "tune measures on the CPU"
             raise EngineUnavailable(f"target {target} cannot be tuned here: {why}", engine=target)
-    asked = [name for target in given for name in CPU_TARGETS if name == target]
-    runnable = asked or [name for name in CPU_TARGETS if not engine(name).why_not_run()]
+    named: list[Target] = [target for name in names for target in CPU_TARGETS if target == name]
+    runnable = named or [name for name in CPU_TARGETS if not engine(name).why_not_run()]
     if not runnable:
         raise EngineUnavailable("no runtime is installed", hint="pip install 'qcompile[cpu]'", engine="")
     return runnable
@@ -359,21 +357,14 @@ def recipe_text(
 
 def artifact_lines(best: Trial, name: str, exclude: Sequence[str] = (), isa: Isa = "auto") -> list[str]:
     """Return the `[[artifact]]` of a trial, for a recipe of the same graph."""
-    lines = [
-        "[[artifact]]",
-        f"name = {plain_toml(name)}",
-        f"target = {plain_toml(best.target)}",
-        f"precision = {plain_toml(best.precision)}",
-    ]
-    if isa != "auto":
-        lines.append(f"isa = {plain_toml(isa)}")
-    if best.float_precision != "fp32":
-        lines.append(f"float_precision = {plain_toml(best.float_precision)}")
+    texts = {"name": name, "target": best.target, "precision": best.precision}
+    texts |= {"isa": isa} if isa != "auto" else {}
+    texts |= {"float_precision": best.float_precision} if best.float_precision != "fp32" else {}
+    lines = ["[[artifact]]", *(f"{key} = {plain_toml(text)}" for key, text in texts.items())]
     if best.precision == "int8":
         lines += ["correct_bias = false # as it was measured", "search = false", "allow_loss = true"]
-    left = [*exclude, *sorted(best.in_float)] if best.precision == "int8" else []
-    if left:
-        lines += ["exclude = [", *(f"    {plain_toml(layer)}," for layer in left), "]"]
+        if in_float := [*exclude, *sorted(best.in_float)]:
+            lines += ["exclude = [", *(f"    {plain_toml(layer)}," for layer in in_float), "]"]
     return lines
 
 

@@ -61,18 +61,17 @@ def dashed(name: str) -> str:
 
 @functools.cache
 def flags_of(tool: Tool) -> dict[str, Flag]:
-    """Return every spelling of a tool's options, without dashes, to what is known of it."""
+    """Return every spelling of a tool's options, without dashes, to its row of the table."""
     table = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))[tool]
     spelled: dict[str, Flag] = {}
     for name, row in table["options"].items():
-        row, source = dict(row), table["source"]
         kind = next(kind for kind in _FATES if kind in row)
-        rtx, _, rtx_note = row.pop("rtx", "").partition(": ")
-        file, versions, also = row.pop("file", ""), row.pop("in"), tuple(row.pop("also", ()))
         note = row.pop("note", "") if kind == "to" else row.pop(kind)
+        rtx, _, rtx_note = row.pop("rtx", "").partition(": ")
+        source, also = f"{table['source']}/{row.pop('file', '')}".rstrip("/"), tuple(row.pop("also", ()))
         flag = Flag(
-            name=name, source=f"{source}/{file}" if file else source, versions=versions, fate=_FATES[kind],
-            note=note, rtx_fate=_FATES.get(rtx), rtx_note=rtx_note, also=also, **row,
+            name=name, source=source, versions=row.pop("in"), fate=_FATES[kind], note=note,
+            rtx_fate=_FATES.get(rtx), rtx_note=rtx_note, also=also, **row,
         )  # fmt: skip
         spelled |= dict.fromkeys((name, *also), flag)
     return spelled
@@ -83,20 +82,17 @@ def find_flag(tool: Tool, name: str, *, prefixes: bool = False) -> Flag:
 
     With `prefixes` the beginning of a name will do, where only one begins so, as argparse allows.
     """
-    known = flags_of(tool)
-    if name in known:
-        return known[name]
-    begun = {known[spelling].name for spelling in known if spelling.startswith(name)}
+    flags = flags_of(tool)
+    if name in flags:
+        return flags[name]
+    begun = {flag.name for spelling, flag in flags.items() if spelling.startswith(name)}
     if prefixes and len(name) > 1 and len(begun) == 1:
-        return known[begun.pop()]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    lower = {spelling.lower(): spelling for spelling in known}
-    nearest = lower.get(name.lower()) or (near[0] if near else "")
-    raise InvalidOption(
-        f"{tool} has no option {dashed(name)}",
-        hint=f"did you mean {dashed(nearest)}?" if nearest else "",
-        flag=dashed(name),
-    )
+        return flags[begun.pop()]
+    lower = {spelling.lower(): spelling for spelling in flags}
+    near = difflib.get_close_matches(name, flags, n=1, cutoff=0.5)
+    nearest = lower.get(name.lower()) or "".join(near)
+    hint = f"did you mean {dashed(nearest)}?" if nearest else ""
+    raise InvalidOption(f"{tool} has no option {dashed(name)}", hint=hint, flag=dashed(name))
 
 
 Shape = tuple[int, ...]
@@ -179,7 +175,7 @@ class Intent:
         return " ".join(item.flag for item in self.outcomes if item.fate == "kept" and item.to == key)
 
     @property
-    def missing(self) -> Sequence[Outcome]:
+    def missing(self) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if outcome.fate == "missing"]
 
 
@@ -220,10 +216,9 @@ def trtexec_shapes(flag: str, text: str) -> dict[str, Shape]:
         raise wrong(flag, f"{text!r}: trtexec reads no brackets", "it writes NAME:1x3x224x224,NAME:1x10")
     shapes = {}
     for name, value in trtexec_pairs(flag, text):
-        extents = () if value in ("", "scalar") else value.split("x")
-        if not all(re.fullmatch(r"[0-9]{1,18}", extent) for extent in extents):
+        if not re.fullmatch(r"|scalar|[0-9]{1,18}(x[0-9]{1,18})*", value):
             raise wrong(flag, f"{value!r} of {name!r} is no shape", "it writes NAME:1x3x224x224")
-        shapes[name] = tuple(map(int, extents))
+        shapes[name] = tuple(map(int, re.findall("[0-9]+", value)))
     return shapes
 
 
@@ -247,26 +242,21 @@ def read_size(flag: str, text: str, *, unit: str = "") -> str:
     Without one it is in bytes for Polygraphy (parse_num_bytes), and in MiB, `unit` "M", for trtexec,
     which has B for bytes (addDefaultUnitSuffixIfNotSpecified).
     """
-    suffix = text[-1:].upper() if text[-1:].upper() in tuple("BKMG" if unit else "KMG") else ""
+    number, suffix = text, unit
+    if text[-1:].upper() in tuple("BKMG" if unit else "KMG"):
+        number, suffix = text[:-1], text[-1:].upper()
     try:
-        size = float(text[: len(text) - len(suffix)])
+        size = float(number)
     except ValueError:
         raise wrong(flag, f"{text!r} is no size") from None
     if not 0 <= size < math.inf:
         raise wrong(flag, f"{text!r} is no size; a finite number from 0 is required")
-    suffix = suffix or unit
     return f"{size:g}{suffix}" if suffix and size < 1e6 else f"{size:.0f}{suffix}"
 
 
-# A command line is read as a shell would, without running any of it.
-#
-# Quotes, line continuations (of sh, cmd and PowerShell), comments, assignments of variables, paths to the
-# program, `python -m polygraphy`, and what stands in front of it: sudo, time, bash -c, docker run. Of `docker
-# run` the volumes and the working folder are read, so that paths inside the container become paths here.
-
-
+# A command line is read as a shell would, without running any of it, with what stands in front of the
+# program: sudo, time, bash -c, docker run, whose volumes and folder make paths in the container paths here.
 _OPERATORS = "|&;<>"
-_PROGRAMS: dict[str, Tool] = {tool: tool for tool in TOOLS}
 _CONTINUED = re.compile(r"[ \t]*[\\^`][ \t]*\r?\n[ \t]*")
 _WINDOWS = re.compile(r"(?<![A-Za-z0-9/])[A-Za-z]:\\|\.exe\b")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -312,9 +302,8 @@ def read_command(text: str) -> Invocation:
         elif words and (call := _call(words, dict(variables), folder)):
             calls.append(call)
     if not calls:
-        raise InvalidOption(
-            "`command`: no call of trtexec or polygraphy", hint="quote the whole command line"
-        )
+        hint = "quote the whole command line"
+        raise InvalidOption("`command`: no call of trtexec or polygraphy", hint=hint)
     if len(calls) > 1:
         raise InvalidOption(f"`command`: {len(calls)} calls; one is required", hint="migrate one at a time")
     return calls[0]
@@ -323,14 +312,12 @@ def read_command(text: str) -> Invocation:
 def _commands(text: str) -> list[list[str]]:
     """The words of each command; what is piped or redirected is cut off."""
     windows = bool(_WINDOWS.search(text))
-    joined = _CONTINUED.sub(" ", text.replace("\ufeff", ""))
     commands: list[list[str]] = []
-    for line in joined.splitlines():
+    for line in _CONTINUED.sub(" ", text.replace("\ufeff", "")).splitlines():
         line = _PROMPT.sub("", line, count=1) if _PROMPT.match(line) else line
-        if not line.strip() or line.lstrip().startswith("#"):
+        if line.lstrip()[:1] in ("", "#"):
             continue
-        line = _STREAM.sub("", _HERE.sub(".", line))
-        lexer = shlex.shlex(line, posix=True, punctuation_chars=_OPERATORS)
+        lexer = shlex.shlex(_STREAM.sub("", _HERE.sub(".", line)), posix=True, punctuation_chars=_OPERATORS)
         lexer.whitespace_split, lexer.commenters = True, ""
         if windows:
             lexer.escape = ""
@@ -357,37 +344,29 @@ def _split(words: Sequence[str]) -> list[list[str]]:
 
 
 def _call(words: Sequence[str], variables: dict[str, str], folder: str) -> Invocation | None:
+    """The call that a command is, or that another shell is given: `bash -c "trtexec ..."`."""
     for index, word in enumerate(words):
+        before = words[index - 1] if index else ""
         path = PureWindowsPath(word) if "\\" in word else PurePosixPath(word)
-        tool = _PROGRAMS.get(path.name.lower().removesuffix(".exe"))
-        if tool is None or (index and words[index - 1].lstrip("-") in ("v", "name", "cd")):
-            continue
-        front, rest = list(words[:index]), words[index + 1 :]
-        if front[-2:] and front[-1:] == ["-m"]:
-            front = front[:-2]
-        mounts, inside = _container(front, variables)
-        expanded = tuple(_expanded(text, variables) for text in rest)
-        return Invocation(
-            tool, expanded, " ".join(front), variables, mounts, inside or folder, shlex.join(words)
-        )
-    return _inner_call(words, variables, folder)
-
-
-def _inner_call(words: Sequence[str], variables: dict[str, str], folder: str) -> Invocation | None:
-    """The call in what another shell is given: `bash -c "trtexec ..."`."""
+        name = path.name.lower().removesuffix(".exe")
+        if name in TOOLS and before.lstrip("-") not in ("v", "name", "cd"):
+            front = words[: index - 1] if before == "-m" and index > 1 else words[:index]
+            mounts, inside = _container(front, variables)
+            options = tuple(_expanded(text, variables) for text in words[index + 1 :])
+            wrapper, text = " ".join(front), shlex.join(words)
+            return Invocation(name, options, wrapper, variables, mounts, inside or folder, text)
     for index, word in enumerate(words[1:], 1):
-        if words[index - 1] not in ("-c", "-lc", "-ic") or not any(name in word for name in _PROGRAMS):
-            continue
-        mounts, inside = _container(words[:index], variables)
-        inner = read_command(word)
-        return replace(
-            inner,
-            words=tuple(_expanded(text, variables) for text in inner.words),
-            wrapper=" ".join([*words[:index], inner.wrapper]).strip(),
-            variables={**variables, **inner.variables},
-            mounts={**mounts, **inner.mounts},
-            folder=inner.folder or inside or folder,
-        )
+        if words[index - 1] in ("-c", "-lc", "-ic") and any(tool in word for tool in TOOLS):
+            mounts, inside = _container(words[:index], variables)
+            inner = read_command(word)
+            return replace(
+                inner,
+                words=tuple(_expanded(text, variables) for text in inner.words),
+                wrapper=" ".join([*words[:index], inner.wrapper]).strip(),
+                variables={**variables, **inner.variables},
+                mounts={**mounts, **inner.mounts},
+                folder=inner.folder or inside or folder,
+            )
     return None
 
 
@@ -402,18 +381,18 @@ def _container(front: Sequence[str], variables: dict[str, str]) -> tuple[dict[st
         if name in ("v", "volume", "w", "workdir", "e", "env", "mount") and not equals:
             value = next(words, "")
         if name in ("v", "volume"):
-            here, _, there = value.partition(":")
-            mounts[there.partition(":")[0]] = _expanded(here, variables)
+            source, _, target = value.partition(":")
+            mounts[target.partition(":")[0]] = _expanded(source, variables)
         elif name == "mount":
             parts = dict(part.partition("=")[::2] for part in value.split(","))
-            there = parts.get("target") or parts.get("dst") or parts.get("destination", "")
-            mounts[there] = _expanded(parts.get("source") or parts.get("src", ""), variables)
+            target = parts.get("target") or parts.get("dst") or parts.get("destination", "")
+            mounts[target] = _expanded(parts.get("source") or parts.get("src", ""), variables)
         elif name in ("w", "workdir"):
             folder = value
         elif name in ("e", "env"):
             variable, _, text = value.partition("=")
             variables[variable] = text
-    return {there: here for there, here in mounts.items() if there and here}, folder
+    return {target: source for target, source in mounts.items() if target and source}, folder
 
 
 def _expanded(word: str, variables: Mapping[str, str]) -> str:

@@ -59,7 +59,7 @@ WRITTEN_BY = "# Written by `qcompile migrate` from"
 def recipe_values(
     intent: Intent,
     facts: ModelFacts,
-    chosen: ChosenPrecision,
+    compute: ChosenPrecision,
     places: Places,
     *,
     target: str,
@@ -72,14 +72,14 @@ def recipe_values(
     name = _plain(facts.path.stem) or "model"
     engine = _plain(Path(intent.engine.replace("\\", "/")).stem)
     if not engine or engine == "pytorch":
-        engine = f"{name}-{chosen.precision}"
+        engine = f"{name}-{compute.precision}"
     top: Values = {"version": 1, "name": f"{name}-onnx" if engine == name else name}
-    artifact: Values = {"name": engine, "target": target, "precision": chosen.precision}
-    if chosen.float_precision != "fp32" or chosen.precision == "int8":
-        artifact["float_precision"] = chosen.float_precision
-    if chosen.precision == "int4":
+    artifact: Values = {"name": engine, "target": target, "precision": compute.precision}
+    if compute.float_precision != "fp32" or compute.precision == "int8":
+        artifact["float_precision"] = compute.float_precision
+    if compute.precision == "int4":
         artifact["mode"] = "weights"
-    if layers := layer_precisions(intent, facts, chosen):
+    if layers := layer_precisions(intent, facts, compute):
         artifact["layers"] = layers
     if intent.gpus:
         artifact["gpus"] = intent.gpus
@@ -95,10 +95,10 @@ def recipe_values(
         # INT8 is placed on a folded graph; a cache and `layers` need the names of the file.
         "model": {
             "source": places.spell(facts.path),
-            "simplify": chosen.scales == "data" and "layers" not in artifact,
+            "simplify": compute.scales == "data" and "layers" not in artifact,
         },
-        "data": {"calibration": places.moved(intent.data, places.spell)} if chosen.scales == "data" else {},
-        "calibrate": _calibration(intent, chosen, places, ranges),
+        "data": {"calibration": places.moved(intent.data, places.spell)} if compute.scales == "data" else {},
+        "calibrate": _calibration(intent, compute, places, ranges),
         "artifact": artifact,
         "artifact.tensorrt": tensorrt,
     }
@@ -108,7 +108,7 @@ def recipe_values(
         batches = {shape[0] for shape in runs_at.values() if shape}
         batch: Values = {"batch_size": batches.pop()} if len(batches) == 1 else {}
         sections["bench"] = batch | intent.bench
-    _settle(intent, facts, sections, engine)
+    _settle(intent, profiles, sections, engine)
     return sections
 
 
@@ -116,8 +116,8 @@ def recipe_text(sections: Sections, intent: Intent, *, command: str, then: Seque
     """Return the recipe's text: its command, what is not kept, and beside each key the options it keeps."""
     lines = textwrap.wrap(command, _WIDTH + 1, break_long_words=False, break_on_hyphens=False)
     lines = [WRITTEN_BY, *(f"#   {plain(line)}" for line in lines)]
-    for one in intent.missing:
-        lines += [f"# Not kept: {plain(one.flag)}", f"#   {plain(one.note)}"]
+    for outcome in intent.missing:
+        lines += [f"# Not kept: {plain(outcome.flag)}", f"#   {plain(outcome.note)}"]
     lines += ["# Run it:", *(f"#   {plain(text)}" for text in then)]
     for table, values in sections.items():
         if not values and table != "bench":
@@ -150,7 +150,7 @@ def _build_options(
     if formats := io_formats(intent, facts):
         options["io_formats"] = formats
     if len(profiles) > 1:
-        options["profiles"] = [_profile_text(one) for one in profiles]
+        options["profiles"] = [_profile_text(profile) for profile in profiles]
         for kind in KINDS:
             intent.revise(f"artifact.{kind}_shapes", "kept", "as a profile", key="artifact.tensorrt.profiles")
     else:
@@ -172,17 +172,17 @@ def _build_options(
     return options
 
 
-def _calibration(intent: Intent, chosen: ChosenPrecision, places: Places, ranges: Path | None) -> Values:
+def _calibration(intent: Intent, compute: ChosenPrecision, places: Places, ranges: Path | None) -> Values:
     if ranges is not None:
         intent.revise("calibrate.method", "unneeded", "the cache holds the scales that were chosen")
         return {"ranges": places.spell(ranges)}
-    if chosen.scales == "data" and intent.method:
+    if compute.scales == "data" and intent.method:
         return {"method": intent.method}
     intent.revise("calibrate.method", "unneeded", "nothing is calibrated")
     return {}
 
 
-def _settle(intent: Intent, facts: ModelFacts, sections: Sections, engine: str) -> None:
+def _settle(intent: Intent, profiles: Sequence[Profile], sections: Sections, engine: str) -> None:
     """Say of the remaining options what became of them in this recipe."""
     if intent.engine:
         intent.revise("artifact.name", "kept", f"the engine is out/{engine}.engine")
@@ -192,18 +192,18 @@ def _settle(intent: Intent, facts: ModelFacts, sections: Sections, engine: str) 
         intent.revise("data.calibration", "unneeded", "nothing is calibrated, and nothing compared")
     elif not sections["data"]:
         intent.revise("data.calibration", "kept", "samples of the comparison")
-    if not intent.profiles or not complete_profiles(intent, facts):
+    if not intent.profiles or not profiles:
         for kind in KINDS:
             intent.revise(f"artifact.{kind}_shapes", "unneeded", "the model is static: it has these shapes")
     bench = sections.get("bench")
     if bench is not None and "batch_size" not in bench:
         intent.revise("bench.batch_size", "unneeded", "the shapes of the profile are measured")
     for item in [item for item in intent.outcomes if item.fate == "kept"]:
-        if bench is None and item.to.partition(".")[0] == "bench" and item.name not in _SKIPS:
-            intent.settle(item.name, "unneeded", note="nothing is measured")
         table, dot, name = item.to.rpartition(".")
+        if bench is None and "bench" in (table, item.to) and item.name not in _SKIPS:
+            intent.settle(item.name, "unneeded", note="nothing is measured")
         # A command is no key, and a section may say it by not being there.
-        if item.fate == "kept" and dot and name not in sections.get(table, {}):
+        elif dot and name not in sections.get(table, {}):
             intent.settle(item.name, "unneeded", note="the recipe says it otherwise, or needs nothing for it")
 
 
@@ -238,7 +238,7 @@ class Migration:
     @property
     def missing(self) -> Sequence[Outcome]:
         """The options that have no equal; empty where every intent is kept."""
-        return [one for one in self.outcomes if one.fate == "missing"]
+        return [outcome for outcome in self.outcomes if outcome.fate == "missing"]
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -246,7 +246,7 @@ class Migration:
             "ranges": str(self.ranges) if self.ranges else None,
             "tool": self.tool,
             "kept": not self.missing,
-            "options": [one.as_json() for one in self.outcomes],
+            "options": [outcome.as_json() for outcome in self.outcomes],
             "then": list(self.then),
         }
 
@@ -296,9 +296,9 @@ def migrate(
     if spec.data and intent.cache:
         intent.revise("calibrate.ranges", "unneeded", "`data` is given in its place")
         cache = None
-    chosen = choose_precision(intent, facts, cache=cache is not None and cache.is_file())
-    ranges = output.with_suffix(".ranges") if chosen.scales == "cache" else None
-    sections = recipe_values(intent, facts, chosen, places, target=target, ranges=ranges)
+    compute = choose_precision(intent, facts, cache=cache is not None and cache.is_file())
+    ranges = output.with_suffix(".ranges") if compute.scales == "cache" else None
+    sections = recipe_values(intent, facts, compute, places, target=target, ranges=ranges)
     engine = output.parent / "out" / f"{sections['artifact']['name']}.engine"
     then = [shlex.join(["qcompile", "run", str(output)])]
     if intent.compares is not None:
@@ -311,9 +311,8 @@ def migrate(
         from ...calibration import save_ranges
         from ...calibration.tensorrt_cache import read_cache
 
-        found = read_cache(cache, facts.path)
         with writing(ranges) as path:
-            save_ranges(found, path)
+            save_ranges(read_cache(cache, facts.path), path)
     write_text(output, text)
     return Migration(output, ranges, call.tool, tuple(intent.outcomes), then)
 
@@ -341,7 +340,7 @@ def _text(command: str) -> str:
 
 def _model(intent: Intent, places: Places) -> Path:
     if not intent.model:
-        missing = "; ".join(f"{one.flag}: {one.note}" for one in intent.missing)
+        missing = "; ".join(f"{outcome.flag}: {outcome.note}" for outcome in intent.missing)
         raise InvalidOption(
             "the command names no ONNX file, and a recipe starts from one", hint=missing, option="command"
         )
@@ -360,7 +359,7 @@ def _surroundings(call: Invocation, intent: Intent) -> None:
     if call.wrapper:
         note = "nothing of the command is run"
         if call.mounts:
-            folders = ", ".join(f"{there} is {here}" for there, here in call.mounts.items())
+            folders = ", ".join(f"{target} is {source}" for target, source in call.mounts.items())
             note = f"{note}; {folders}"
         intent.outcomes.append(Outcome("", call.wrapper, "unneeded", note=note))
     for name, value in call.variables.items():

@@ -36,6 +36,9 @@ class ModelFacts:
     nodes: tuple[str, ...]
     precision: str
 
+    def input(self, name: str) -> TensorInfo:
+        return next(tensor for tensor in self.inputs if tensor.name == name)
+
     @property
     def has_scales(self) -> bool:
         """Whether the file holds the scales of INT8 or FP8, as Q/DQ."""
@@ -62,8 +65,6 @@ def matching(pattern: str, names: tuple[str, ...]) -> list[str]:
 
     trtexec has the star from 10.0 on (sampleUtils.cpp).
     """
-    if _STAR not in pattern:
-        return [name for name in names if name == pattern]
     return [name for name in names if fnmatch.fnmatchcase(name, as_glob(pattern))]
 
 
@@ -77,58 +78,54 @@ def complete_profiles(intent: Intent, facts: ModelFacts) -> list[Profile]:
 
     An input without any gets 1 for its dynamic axes, as both tools give it.
     """
-    wanted = [{kind: _by_input(shapes, facts) for kind, shapes in one.items()} for one in intent.profiles]
-    dynamic = [one for one in facts.inputs if one.dynamic_axes]
-    held = {name for one in wanted for shapes in one.values() for name in shapes if _holds_shape(name, facts)}
-    if not dynamic and not held:
+    profiles = [
+        {kind: _by_input(shapes, facts) for kind, shapes in profile.items()} for profile in intent.profiles
+    ]
+    names = {name for profile in profiles for shapes in profile.values() for name in shapes}
+    ones = {
+        tensor.name: tuple(extent if isinstance(extent, int) else 1 for extent in tensor.shape)
+        for tensor in facts.inputs
+        if tensor.dynamic_axes
+    }
+    needed = {*ones, *(name for name in names if _holds_shape(facts.input(name)))}
+    if not needed:
         return []
     completed: list[Profile] = []
-    for one in wanted or [{}]:
-        given = {name for shapes in one.values() for name in shapes}
-        kept = {
-            kind: {
-                name: shape
-                for name, shape in one[kind].items()
-                if name in held or _input(name, facts).dynamic_axes
-            }
+    for profile in profiles or [{}]:
+        shaped = {name for shapes in profile.values() for name in shapes}
+        complete: Profile = {
+            kind: {name: shape for name, shape in profile[kind].items() if name in needed}
             for kind in KINDS
-            if kind in one
+            if kind in profile
         }
-        for tensor in dynamic:
-            if tensor.name not in given:
-                ones = tuple(extent if isinstance(extent, int) else 1 for extent in tensor.shape)
-                kept.setdefault("opt", {})[tensor.name] = ones
-        completed.append(kept)
+        if shapeless := {name: shape for name, shape in ones.items() if name not in shaped}:
+            complete["opt"] = complete.get("opt", {}) | shapeless
+        completed.append(complete)
     return completed
 
 
-def _input(name: str, facts: ModelFacts) -> TensorInfo:
-    return next(one for one in facts.inputs if one.name == name)
-
-
-def _holds_shape(name: str, facts: ModelFacts) -> bool:
+def _holds_shape(tensor: TensorInfo) -> bool:
     """Whether an input may hold a shape: its range is one of values then."""
-    tensor = _input(name, facts)
     return not tensor.dynamic_axes and tensor.dtype in ("int32", "int64") and len(tensor.shape) <= 1
 
 
 def _by_input(shapes: dict[str, Shape], facts: ModelFacts) -> dict[str, Shape]:
-    names = tuple(one.name for one in facts.inputs)
-    found: dict[str, Shape] = {}
+    names = tuple(tensor.name for tensor in facts.inputs)
+    by_name: dict[str, Shape] = {}
     for pattern, shape in shapes.items():
         hits = matching(pattern, names)
         if not hits:
             near = difflib.get_close_matches(pattern, names, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"the inputs are {', '.join(names)}"
             raise InvalidOption(f"{facts.path}: has no input {pattern!r}", hint=hint)
-        for name in hits:
-            if not (_input(name, facts).accepts(shape) or _holds_shape(name, facts)):
+        for tensor in map(facts.input, hits):
+            if not (tensor.accepts(shape) or _holds_shape(tensor)):
                 raise InvalidOption(
-                    f"{facts.path}: input {name!r} is {format_shape(_input(name, facts).shape)}; "
+                    f"{facts.path}: input {tensor.name!r} is {format_shape(tensor.shape)}; "
                     f"{format_shape(shape)} does not fit"
                 )
-        found |= dict.fromkeys(hits, shape)
-    return found
+        by_name |= dict.fromkeys(hits, shape)
+    return by_name
 
 
 class Places:
@@ -140,27 +137,26 @@ class Places:
 
     def __init__(self, call: Invocation, renamed: Sequence[str], recipe: Path) -> None:
         self.recipe = recipe
-        names: dict[str, str] = {}
+        folders: dict[str, str] = {}
         for text in renamed:
             old, equals, new = text.partition("=")
             if not (old and equals and new):
                 raise InvalidOption(f"`paths` {text!r}: OLD=NEW is required", option="paths")
-            names[old] = new
-        self._folders = {**names, **call.mounts}
-        self._start = call.folder
+            folders[old] = new
+        folders |= call.mounts
+        self._folders = sorted(folders.items(), key=lambda pair: -len(pair[0]))
+        self._start = PurePosixPath(call.folder)
 
     def find(self, text: str) -> Path:
         """Return a path of the command as it is here."""
         path = os.path.expanduser(text) if text.startswith("~") else text
-        for candidate in (path, str(PurePosixPath(self._start) / path) if self._start else path):
-            for old, new in sorted(self._folders.items(), key=lambda pair: -len(pair[0])):
-                bare = old.rstrip("/\\")
-                if candidate == bare or candidate.startswith((f"{bare}/", f"{bare}\\")):
-                    rest = candidate[len(bare) :].replace("\\", "/").lstrip("/")
-                    return Path(os.path.expanduser(new)) / rest
-        if _DRIVE.match(path):
-            return Path(path)
-        return Path(self._start) / path if self._start else Path(path)
+        for candidate in (path, str(self._start / path)):
+            for old, new in self._folders:
+                folder = old.rstrip("/\\")
+                if candidate == folder or candidate.startswith((f"{folder}/", f"{folder}\\")):
+                    beyond = candidate[len(folder) :].replace("\\", "/").lstrip("/")
+                    return Path(os.path.expanduser(new)) / beyond
+        return Path(path) if _DRIVE.match(path) else Path(self._start) / path
 
     def spell(self, place: str | Path) -> str:
         """Return a path as the recipe spells it: relative to the recipe, unless it was absolute."""
@@ -186,6 +182,8 @@ _PREFER = (
     "prefer: a typed graph has no fallback; `typing` weak and `precision_constraints` prefer have one, on "
     "TensorRT 8 and 10"
 )
+_FROM_FP32 = "name the layers and build from the FP32 file"
+_NO_LOWER_PRECISION = "the command permits no lower precision, and TensorRT refuses it"
 _PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8"}
 """Type of a layer to the precision of that name."""
 _FLOATS = ("float16", "bfloat16", "float32")
@@ -247,13 +245,11 @@ def _quantized(
             f"{facts.path}: its graph is {facts.precision}; {precision} is quantized from an FP32 file",
             hint="export the model in FP32",
         )
-    rest = next((half for half in ("fp16", "bf16") if half in permitted), "fp32")
-    for name in ("fp16", "bf16"):
-        if name == rest:
-            intent.settle(name, "kept", _FLOAT, "of what is not quantized")
-        elif name in permitted:
-            intent.settle(name, "unneeded", note="a layer has one type in a typed graph, and it is FP16")
-    return ChosenPrecision(precision, rest, _scales(intent, facts, precision, cache=cache))
+    floats = next((half for half in ("fp16", "bf16") if half in permitted), "fp32")
+    if floats == "fp16":
+        intent.settle("bf16", "unneeded", note="a layer has one type in a typed graph, and it is FP16")
+    intent.settle(floats, "kept", _FLOAT, "of what is not quantized")
+    return ChosenPrecision(precision, floats, _scales(intent, facts, precision, cache=cache))
 
 
 def _scales(intent: Intent, facts: ModelFacts, precision: str, *, cache: bool) -> Scales:
@@ -275,40 +271,30 @@ def _scales(intent: Intent, facts: ModelFacts, precision: str, *, cache: bool) -
     )
 
 
-def layer_precisions(intent: Intent, facts: ModelFacts, chosen: ChosenPrecision) -> list[str]:
+def layer_precisions(intent: Intent, facts: ModelFacts, compute: ChosenPrecision) -> list[str]:
     """Return `artifact.layers`; what is not kept is said of the options that asked for it."""
+    is_typed = facts.precision != "fp32"
     cases: tuple[tuple[bool, Fate, str], ...] = (
         (intent.strong, "unneeded", _IN_GRAPH),
         (not intent.constraints, "unneeded", "without precision constraints the tool ignores it"),
         (not intent.layers, "unneeded", "it names no layer"),
-        (
-            facts.precision != "fp32",
-            "missing",
-            f"the file is {facts.precision} already; name the layers and build from the FP32 file",
-        ),
-        (
-            chosen.precision in ("fp32", "tf32"),
-            "missing",
-            "the command permits no lower precision, and TensorRT refuses it",
-        ),
+        (is_typed, "missing", f"the file is {facts.precision} already; {_FROM_FP32}"),
+        (compute.precision in ("fp32", "tf32"), "missing", _NO_LOWER_PRECISION),
     )
     for applies, fate, why in cases:
         if applies:
             intent.revise(_LAYERS, fate, why)
             return []
-    halves = {chosen.precision, chosen.float_precision, chosen.precision == "best" and "fp16"} & {
-        "fp16",
-        "bf16",
-    }
+    halves = {compute.precision, compute.float_precision} & {"fp16", "bf16"}
+    halves |= {"fp16"} if compute.precision == "best" else set()
     listed, problems = list[str](), list[str]()
     for name, dtype in intent.layers:
         precision = _PRECISIONS.get(dtype)
-        hits = matching(name, facts.nodes)
         if precision is None:
             continue  # int32 and its like: the graph has them
-        if not hits:
+        if not matching(name, facts.nodes):
             problems.append(f"the file has no node {name!r}")
-        elif precision == "int8" and chosen.precision not in ("int8", "best"):
+        elif precision == "int8" and compute.precision not in ("int8", "best"):
             problems.append(f"{name!r} in int8 needs scales, and int8 is not permitted")
         elif precision in ("fp16", "bf16") and halves and precision not in halves:  # a graph holds one half
             problems.append(f"{name!r} in {precision}, which the command permits nowhere else")
@@ -323,22 +309,23 @@ def layer_precisions(intent: Intent, facts: ModelFacts, chosen: ChosenPrecision)
 
 def io_formats(intent: Intent, facts: ModelFacts) -> list[str]:
     """Return `artifact.tensorrt.io_formats`; what is not kept is said of the options that asked for it."""
-    asked: list[tuple[TensorInfo, str, str]] = []
+    formats: list[tuple[TensorInfo, str, str]] = []
     sides = {"inputs": facts.inputs, "outputs": facts.outputs}
-    for side, given in intent.ranks.items():
+    for side, ranked in intent.ranks.items():
         tensors = sides[side]
-        if len(given) not in (1, len(tensors)):
-            shown = ", ".join(one.name for one in tensors)
-            raise wrong(f"formats of {side}", f"{len(given)} are given for {len(tensors)}: {shown}")
-        spread = given * len(tensors) if len(given) == 1 else given
-        asked += [(tensor, *one) for tensor, one in zip(tensors, spread, strict=True)]
-    everything = {one.name: one for one in (*facts.inputs, *facts.outputs)}
+        if len(ranked) not in (1, len(tensors)):
+            names = ", ".join(tensor.name for tensor in tensors)
+            raise wrong(f"formats of {side}", f"{len(ranked)} are given for {len(tensors)}: {names}")
+        spread = ranked * len(tensors) if len(ranked) == 1 else ranked
+        formats += [(tensor, *pair) for tensor, pair in zip(tensors, spread, strict=True)]
+    by_name = {tensor.name: tensor for tensor in (*facts.inputs, *facts.outputs)}
     for name, (dtype, memory) in intent.formats.items():
-        if name != "*" and name not in everything:
+        if name != "*" and name not in by_name:
             raise wrong("formats", f"{facts.path} has no input or output {name!r}")
-        asked += [(one, dtype, memory) for one in everything.values() if name in ("*", one.name)]
+        tensors = tuple(by_name.values()) if name == "*" else (by_name[name],)
+        formats += [(tensor, dtype, memory) for tensor in tensors]
     listed, problems = list[str](), list[str]()
-    for tensor, dtype, memory in asked:
+    for tensor, dtype, memory in formats:
         text, problem = _format(tensor, dtype, memory, dla="dla_core" in intent.tensorrt)
         listed += [text] if text else []
         problems += [problem] if problem else []
@@ -351,15 +338,13 @@ def io_formats(intent: Intent, facts: ModelFacts) -> list[str]:
 
 def _format(tensor: TensorInfo, dtype: str, memory: str, *, dla: bool) -> tuple[str, str]:
     """One entry, empty where the file has it already; and why it cannot be."""
-    kept = "" if dtype == tensor.dtype else dtype
     problem = ""
-    kinds = next((kinds for kinds in (_FLOATS, _INTEGERS) if tensor.dtype in kinds), ())
-    if kept and kept not in kinds:
-        problem = f"{tensor.name!r} of {tensor.dtype} as {kept}: a cast would change what the numbers mean"
-        kept = ""
+    dtype = "" if dtype == tensor.dtype else dtype
+    castable = next((dtypes for dtypes in (_FLOATS, _INTEGERS) if tensor.dtype in dtypes), ())
+    if dtype and dtype not in castable:
+        problem = f"{tensor.name!r} of {tensor.dtype} as {dtype}: a cast would change what the numbers mean"
+        dtype = ""
     if memory in _OF_THE_DLA and not dla:
         problem, memory = f"{tensor.name!r}: the format {memory} is the DLA's, and there is none", ""
-    memory = "" if memory == "linear" else memory
-    if not (kept or memory):
-        return "", problem
-    return f"{tensor.name}={kept}{':' if memory else ''}{memory}", problem
+    memory = "" if memory in ("", "linear") else f":{memory}"
+    return f"{tensor.name}={dtype}{memory}" if dtype or memory else "", problem

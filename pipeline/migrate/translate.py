@@ -155,14 +155,14 @@ class _Translator:
 
     def positional(self, word: str) -> None:
         """The model of Polygraphy is the one word that belongs to no option."""
+        if not self.is_trtexec and not self.intent.model:
+            self.intent.model = word
+            return
+        tool, hint = "polygraphy", f"the model is {self.intent.model}"
         if self.is_trtexec:
             dash = "a long dash of a web page stands for two; " if word[:1] in "\u2013\u2014" else ""
-            hint = f"{dash}it writes {dashed('NAME')}=VALUE, with no space"
-            raise InvalidOption(f"{word!r} belongs to no option of trtexec", hint=hint, flag=word)
-        if self.intent.model:
-            hint = f"the model is {self.intent.model}"
-            raise InvalidOption(f"{word!r} belongs to no option of polygraphy", hint=hint, flag=word)
-        self.intent.model = word
+            tool, hint = "trtexec", f"{dash}it writes {dashed('NAME')}=VALUE, with no space"
+        raise InvalidOption(f"{word!r} belongs to no option of {tool}", hint=hint, flag=word)
 
     def take(self, typed: Typed) -> None:
         flag = typed.flag
@@ -172,8 +172,8 @@ class _Translator:
         if flag.default and typed.values == (flag.default,):
             fate, note = "unneeded", f"{flag.default} is the default"
         elif fate == "kept":
-            said = self._apply(typed)
-            fate, note = said if isinstance(said, tuple) else ("kept", said or note)
+            outcome = self._apply(typed)
+            fate, note = outcome if isinstance(outcome, tuple) else ("kept", outcome or note)
         to = flag.to if fate == "kept" else ""
         self.intent.outcomes.append(Outcome(flag.name, typed.text, fate, to, note))
 
@@ -182,8 +182,8 @@ class _Translator:
         if flag.choices:
             value = flag.choices.get(typed.value.lower())
             if value is None:
-                *others, last = flag.choices
-                raise typed.wrong(f"{typed.value!r}; {', '.join(others)} or {last} is required")
+                *names, last = flag.choices
+                raise typed.wrong(f"{typed.value!r}; {', '.join(names)} or {last} is required")
             if value == "":
                 return "unneeded", f"{typed.value} is the default"
         if flag.by.startswith("."):
@@ -247,8 +247,8 @@ class _Translator:
 
     def _only(self, typed: Typed) -> Said:
         values = [value for text in typed.values for value in text.split(",")]
-        others = [value for value in values if value.lower() not in typed.flag.only]
-        return ("missing", f"{', '.join(others)}: {typed.flag.otherwise}") if others else None
+        missing = [value for value in values if value.lower() not in typed.flag.only]
+        return ("missing", f"{', '.join(missing)}: {typed.flag.otherwise}") if missing else None
 
     def _size(self, typed: Typed) -> None:
         self._set(typed, self._bytes(typed, typed.value))
@@ -321,20 +321,19 @@ class _Translator:
 
     def _tactics(self, typed: Typed) -> Said:
         """Names to use; of trtexec names to add and to leave out, each with its sign."""
-        texts = typed.value.split(",") if self.is_trtexec else typed.values
+        texts = typed.value.split(",") if self.is_trtexec else [f"+{text}" for text in typed.values]
         used = list(_OWN) if self.is_trtexec else []
         external = []
         for text in texts:
-            sign, name = (text[:1], text[1:]) if self.is_trtexec else ("+", text)
-            name = name.lower().replace("_", "-")
+            sign, name = text[:1], text[1:].lower().replace("_", "-")
             if sign not in ("+", "-") or name not in (*_EXTERNAL, *_OWN):
-                names = ", ".join((*_OWN, *_EXTERNAL))
-                form = "it writes +NAME or -NAME" if self.is_trtexec else f"it has {names}"
-                raise typed.wrong(f"{text!r}", form)
+                if self.is_trtexec:
+                    raise typed.wrong(f"{text!r}", "it writes +NAME or -NAME")
+                raise typed.wrong(f"{text[1:]!r}", f"it has {', '.join((*_OWN, *_EXTERNAL))}")
             if name in _EXTERNAL:
                 external += [name] if sign == "+" else []
             else:
-                used = [item for item in used if item != name] + ([name] if sign == "+" else [])
+                used = [tactic for tactic in used if tactic != name] + ([name] if sign == "+" else [])
         unchanged = self.is_trtexec and len(used) == len(_OWN)
         if not unchanged:
             self._set(typed, used or ["none"])

@@ -67,7 +67,7 @@ class DataFacts:
 
 
 def look_at_data(
-    asked: InitSpec,
+    spec: InitSpec,
     inputs: Sequence[TensorInfo],
     outputs: Mapping[str, Sequence[int | str]],
     *,
@@ -77,33 +77,31 @@ def look_at_data(
     import numpy as np
 
     progress("look at the data")
-    fixed = [one.shape[0] for one in inputs if one.shape and isinstance(one.shape[0], int)]
-    limit = max([16, *fixed])  # at least a batch of a model that takes no smaller one
-    spelling = parse_spelling(asked.data) if asked.data else None
+    batches = [tensor.shape[0] for tensor in inputs if tensor.shape and isinstance(tensor.shape[0], int)]
+    limit = max([16, *batches])  # at least a batch of a model that takes no smaller one
+    parts, shared = dict.fromkeys(("calibration", "evaluation"), spec.data), ""
+    spelling = parse_spelling(spec.data) if spec.data and not (spec.calibration or spec.evaluation) else None
     # What a function yields is not divided between calibration and evaluation.
-    divided = spelling is not None and spelling.kind != FUNCTION and "part" not in spelling.query
-    divided = divided and not (asked.calibration or asked.evaluation)
-    parts = dict.fromkeys(("calibration", "evaluation"), asked.data)
-    if spelling is not None and divided:
+    if spelling and spelling.kind != FUNCTION and "part" not in spelling.query:
         parts = {part: str(replace(spelling, query={**spelling.query, "part": part})) for part in parts}
-    calibration = asked.calibration or parts["calibration"]
-    evaluation = asked.evaluation or parts["evaluation"]
-    for spec in {calibration, evaluation} - {evaluation, ""}:
-        next(iter(Data(spec, inputs, limit=limit)))
+        shared = "divided"
+    calibration = spec.calibration or parts["calibration"]
+    evaluation = spec.evaluation or parts["evaluation"]
+    if calibration and calibration != evaluation:
+        next(iter(Data(calibration, inputs, limit=limit)))
     if not evaluation:
         return DataFacts(calibration)
-    read = Data(evaluation, inputs, limit=limit)
-    first = next(iter(read))
-    shared = "divided" if divided else "same" if calibration == evaluation else ""
-    shapes = {
-        name: (first.samples, *(extent if isinstance(extent, int) else 1 for extent in shape[1:]))
+    data = Data(evaluation, inputs, limit=limit)
+    first = next(iter(data))
+    zeros = {  # shapes alone count
+        name: np.zeros((first.samples, *(n if isinstance(n, int) else 1 for n in shape[1:])), np.float32)
         for name, shape in outputs.items()
     }
-    zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}  # shapes alone count
     metric, why = choose(zeros, Truth(first.labels, first.samples, first.where), inputs)
     return DataFacts(
-        calibration, evaluation, shared, read.spelling.kind, Data(evaluation, inputs).total,
-        first.labels is not None, metric, why, tuple(read.notes()),
+        calibration, evaluation, shared or ("same" if calibration == evaluation else ""),
+        data.spelling.kind, Data(evaluation, inputs).total, first.labels is not None, metric, why,
+        tuple(data.notes()),
     )  # fmt: skip
 
 
@@ -112,15 +110,16 @@ def first_sample(spec: str, names: Sequence[str]) -> Feeds | None:
 
     It is by input name, with the axis of samples; `names` are the arguments that the model requires.
     """
+    import numpy as np
+
     spelling = parse_spelling(spec)
     if spelling.kind == FUNCTION:
         return _of_function(spelling.path, names)
     path = Path(spelling.path).expanduser()
     if path.is_dir():
-        path = next(iter(sorted(path.glob("*.npz"))), path)
+        path = min(path.glob("*.npz"), default=path)
     if path.suffix == ".npz" and path.is_file():
         return {name: array[:1] for name, array in map_arrays(path).items() if name != LABELS} or None
-    import numpy as np
 
     from ...model.load import find_preprocessing
     from ...model.preprocessing import ImagePreprocessing
@@ -219,75 +218,55 @@ class LeftOut:
         return f"{self.what}: {self.why}" + (f"; {self.how}" if self.how else "")
 
 
-@dataclass(frozen=True)
 class Choice:
-    """The artifacts of a recipe, and what was left out."""
+    """The artifacts of a recipe, and what is left out.
 
-    artifacts: tuple[Proposed, ...]
-    left_out: tuple[LeftOut, ...]
-
-
-def choose_artifacts(
-    model: ModelFacts,
-    data: DataFacts,
-    machine: Machine,
-    *,
-    targets: Sequence[Target] = (),
-    gpus: Sequence[str] = (),
-) -> Choice:
-    """Choose artifacts.
-
-    `targets` that were asked for are proposed even where only another machine can build them. TensorRT-RTX
+    `targets` of the user are proposed even where only another machine can build them. TensorRT-RTX
     builds for `gpus`; by default for the GPU's here, or `USUAL_GPUS`.
     """
-    chosen = _Chooser(model, data, machine, targets, gpus)
-    return Choice(tuple(chosen.artifacts()), tuple(chosen.left_out()))
 
-
-@dataclass
-class _Chooser:
-    model: ModelFacts
-    data: DataFacts
-    machine: Machine
-    asked: Sequence[Target]
-    gpus: Sequence[str]
-
-    def __post_init__(self) -> None:
-        model, data = self.model, self.data
-        self.is_quantized = model.precision != "fp32"
-        self.quantizes = bool(model.kinds) and not self.is_quantized
+    def __init__(
+        self,
+        model: ModelFacts,
+        data: DataFacts,
+        machine: Machine,
+        *,
+        targets: Sequence[Target] = (),
+        gpus: Sequence[str] = (),
+    ) -> None:
+        self.model, self.data, self.machine, self.targets, self.gpus = model, data, machine, targets, gpus
+        self.is_float = model.precision == "fp32"
+        self.quantizes = bool(model.kinds) and self.is_float
         self.has_ranges = bool(data.calibration) or model.precision == "int8"
+        self.static = (self.quantizes and self.has_ranges) or model.precision == "int8"
         self.dynamic = bool(model.kinds & {"attention", "recurrent"}) or "convolution" not in model.kinds
+        self.artifacts = tuple(self._artifacts())
+        self.left_out = tuple(self._left_out())
 
-    def takes(self, target: Target) -> bool:
-        return target in self.asked if self.asked else target not in self.machine.missing
-
-    def artifacts(self) -> Iterator[Proposed]:
-        for target in TARGETS:
+    def _artifacts(self) -> Iterator[Proposed]:
+        for target in self._taken():
             lines = list(self._of_tensorrt(target)) if target in TENSORRT_TARGETS else []
             fits: dict[When, bool] = {
-                "float": not self.is_quantized,
-                "float alone": not self._static and not self.is_quantized,
-                "static": self._static,
+                "float": self.is_float,
+                "float alone": not self.static and self.is_float,
+                "static": self.static,
                 "dynamic": self.quantizes and self.dynamic,
-                "bf16": not self.machine.emulates_bf16 and not self.is_quantized,
-                "named": target in self.asked,
+                "bf16": not self.machine.emulates_bf16 and self.is_float,
+                "named": target in self.targets,
             }
-            for one in engine(target).proposals() if self.takes(target) else ():
-                if fits[one.when]:
-                    what = ("target", target, ""), ("precision", one.precision, "")
-                    mode: list[Line] = [("mode", one.mode, "")] if one.mode else []
-                    yield Proposed(one.name, one.why, (*what, *lines, *mode))
+            for proposal in engine(target).proposals():
+                if fits[proposal.when]:
+                    what = ("target", target, ""), ("precision", proposal.precision, "")
+                    mode: list[Line] = [("mode", proposal.mode, "")] if proposal.mode else []
+                    yield Proposed(proposal.name, proposal.why, (*what, *lines, *mode))
 
-    def _proposes(self, when: When) -> Iterator[Target]:
+    def _taken(self) -> list[Target]:
+        missing = self.machine.missing
+        return [name for name in TARGETS if (name in self.targets if self.targets else name not in missing)]
+
+    def _proposing(self, when: When) -> list[Target]:
         """Targets that are taken and have a proposal of a kind."""
-        for target in filter(self.takes, TARGETS):
-            if any(one.when == when for one in engine(target).proposals()):
-                yield target
-
-    @property
-    def _static(self) -> bool:
-        return (self.quantizes and self.has_ranges) or self.model.precision == "int8"
+        return [name for name in self._taken() if any(p.when == when for p in engine(name).proposals())]
 
     def _of_tensorrt(self, target: Target) -> Iterator[Line]:
         """GPUs, and shapes where axes beyond the batch are dynamic: the defaults know only of batches."""
@@ -297,15 +276,15 @@ class _Chooser:
             yield "gpus", [self.machine.gpu], "the GPU of this machine"
         elif target == "tensorrt-rtx":
             yield "gpus", list(USUAL_GPUS), "Ampere and Ada, ahead of time: this machine has no GPU"
-        if not any(axis for one in self.model.inputs for axis in one.dynamic_axes):
+        if not any(axis for tensor in self.model.inputs for axis in tensor.dynamic_axes):
             return
+        shapes = {tensor.name: _extents(tensor, self.model) for tensor in self.model.inputs}
         why = ("smallest shapes", "shapes to optimize for", "largest shapes: other inputs are refused")
         for index, kind in enumerate(("min_shapes", "opt_shapes", "max_shapes")):
-            extents = {one.name: _extents(one, self.model)[index] for one in self.model.inputs}
-            yield kind, [f"{name}:{format_shape(shape)}" for name, shape in extents.items()], why[index]
+            yield kind, [f"{name}:{format_shape(shape[index])}" for name, shape in shapes.items()], why[index]
 
-    def left_out(self) -> Iterator[LeftOut]:
-        if not self.asked:
+    def _left_out(self) -> Iterator[LeftOut]:
+        if not self.targets:
             for target, reason in self.machine.missing.items():
                 if target != "torchscript":
                     yield LeftOut(target, reason, self.machine.fixes[target])
@@ -318,35 +297,32 @@ class _Chooser:
             yield LeftOut("accuracy", why, "give samples as `data`")
         if not self.model.kinds:
             yield LeftOut("INT8", "no layer of the model multiplies with weights")
-        elif self.quantizes and not self.dynamic and any(self._proposes("dynamic")):
+        elif self.quantizes and not self.dynamic and self._proposing("dynamic"):
             why = "it quantizes products of matrices alone: convolutions would stay in float"
             yield LeftOut("dynamic INT8", why, 'mode = "dynamic"')
-        if self.machine.emulates_bf16 and not self.is_quantized:
-            for target in self._proposes("bf16"):
+        if self.machine.emulates_bf16 and self.is_float:
+            for target in self._proposing("bf16"):
                 yield LeftOut(f"{target} bf16", self.machine.emulates_bf16)
 
 
-def _extents(one: TensorInfo, model: ModelFacts) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def _extents(tensor: TensorInfo, model: ModelFacts) -> list[tuple[int, ...]]:
     """Least, usual and largest shape of an input."""
     from ...model.preprocessing import preprocessing_of
 
-    said = {extents.axis: extents for extents in one.extents}
+    extents = {extents.axis: extents for extents in tensor.extents}
     longest = getattr(preprocessing_of(model.inputs), "max_length", 0)
-    least, usual, most = [], [], []
-    for axis, dim in enumerate(one.shape):
+    axes: list[tuple[int, int, int]] = []
+    for axis, dim in enumerate(tensor.shape):
         if isinstance(dim, int):
-            low = middle = high = dim
+            axes.append((dim, dim, dim))
         elif axis == 0:
-            low, middle, high = 1, batch_size(model)[0], DEFAULT_MAX
+            axes.append((1, batch_size(model)[0], DEFAULT_MAX))
         else:
-            known = said.get(axis)
-            low = known.minimum if known else 1
-            high = (known.maximum if known and known.maximum else 0) or longest or 512
-            middle = (known.traced if known and known.traced else 0) or max(low, min(high, 128))
-        least.append(low)
-        usual.append(middle)
-        most.append(high)
-    return tuple(least), tuple(usual), tuple(most)
+            extent = extents.get(axis)
+            low = extent.minimum if extent else 1
+            high = (extent.maximum if extent else 0) or longest or 512
+            axes.append((low, (extent.traced if extent else 0) or max(low, min(high, 128)), high))
+    return [tuple(axis[kind] for axis in axes) for kind in range(3)]
 
 
 def batch_size(model: ModelFacts, samples: int | None = None) -> tuple[int, str]:
@@ -354,9 +330,9 @@ def batch_size(model: ModelFacts, samples: int | None = None) -> tuple[int, str]
 
     It does not exceed the `samples` of the evaluation, if their number is known.
     """
-    for one in model.inputs:
-        if one.shape and isinstance(one.shape[0], int):
-            return one.shape[0], "the model takes no other"
+    for tensor in model.inputs:
+        if tensor.shape and isinstance(tensor.shape[0], int):
+            return tensor.shape[0], "the model takes no other"
     if not model.multiply_adds:
         return 1, "the latency of one sample"
     batch, most = 1, DEFAULT_MAX if samples is None else min(DEFAULT_MAX, samples)
@@ -368,24 +344,22 @@ def batch_size(model: ModelFacts, samples: int | None = None) -> tuple[int, str]
 
 
 def bench_lines(
-    model: ModelFacts, data: DataFacts, artifacts: Sequence[Proposed], asked: InitSpec
+    model: ModelFacts, data: DataFacts, artifacts: Sequence[Proposed], spec: InitSpec
 ) -> list[Line]:
     """Return the keys of `[bench]`."""
     lines: list[Line] = [("batch_size", *batch_size(model, data.samples))]
-    first = artifacts[0].name
     if model.is_onnx:
-        lines.append(("baseline", first, "there is no PyTorch model to compare with"))
+        lines.append(("baseline", artifacts[0].name, "there is no PyTorch model to compare with"))
     if data.evaluation:
-        known = asked.metric != AUTO
-        metric = (asked.metric, "as asked for") if known else (data.metric, data.why_metric)
+        is_auto = spec.metric == AUTO
+        metric = (data.metric, data.why_metric) if is_auto else (spec.metric, "as asked for")
         lines.append(("metric", *metric))
-        if asked.max_drop is not None:
+        if spec.max_drop is not None:
             why = "the report recommends nothing that may lose more, in points"
-            lines.append(("max_drop", asked.max_drop, why))
-    if asked.max_time_s is not None:
-        lines.append(("max_time_s", asked.max_time_s, "as asked for"))
-    else:
-        seconds = min(max(_SECONDS_EACH * (len(artifacts) + 1), _SECONDS[0]), _SECONDS[1])
-        why = f"{_SECONDS_EACH:g} s for each of {len(artifacts) + 1} rows; more narrows the intervals"
-        lines.append(("max_time_s", seconds, why))
-    return lines
+            lines.append(("max_drop", spec.max_drop, why))
+    seconds, why = spec.max_time_s, "as asked for"
+    if seconds is None:
+        rows = len(artifacts) + 1
+        seconds = min(max(_SECONDS_EACH * rows, _SECONDS[0]), _SECONDS[1])
+        why = f"{_SECONDS_EACH:g} s for each of {rows} rows; more narrows the intervals"
+    return [*lines, ("max_time_s", seconds, why)]

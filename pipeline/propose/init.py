@@ -26,7 +26,6 @@ from .choose import (
     DataFacts,
     Line,
     bench_lines,
-    choose_artifacts,
     first_sample,
     look_at_data,
     look_at_machine,
@@ -43,9 +42,10 @@ SCHEMA = Path(__file__).parents[2] / "docs" / "recipe.schema.json"
 
 
 def _written(
-    source: str, asked: InitSpec, model: ModelFacts, data: DataFacts, choice: Choice, command: str
+    source: str, spec: InitSpec, model: ModelFacts, data: DataFacts, choice: Choice, command: str
 ) -> Iterator[str]:
-    folder = asked.output.parent
+    """The lines of the recipe."""
+    folder = spec.output.parent
     if SCHEMA.is_file():  # editors that know taplo's line complete and check the keys
         yield f"#:schema {SCHEMA.as_uri()}"
     yield "# Every choice below is yours to change. Paths are relative to this file. It was written by"
@@ -57,37 +57,39 @@ def _written(
         words.append(f"{_large(model.multiply_adds)} multiply-adds a sample")
     words += [", ".join(sorted(model.kinds))] if model.kinds else []
     yield f"#   model    {plain('; '.join(' '.join(part.split()) for part in words))}"
-    name, cores = str(processor()["processor"]), usable_cores()
-    yield f"#   machine  {plain(name)}, {_counted(cores, 'core')}"
+    yield f"#   machine  {plain(str(processor()['processor']))}, {_counted(usable_cores(), 'core')}"
     for note in (*model.notes, *data.notes):
         yield f"#   note     {plain(note)}"
-    top: list[Line] = [
-        ("version", 1, ""),
-        ("name", model.name, "of the ONNX files"),
-        ("output", "out", "artifacts, results.json and report.html"),
-    ]
-    yield from _table("", top)
+    yield from _table(
+        "",
+        [
+            ("version", 1, ""),
+            ("name", model.name, "of the ONNX files"),
+            ("output", "out", "artifacts, results.json and report.html"),
+        ],
+    )
     lines: list[Line] = [("source", spelled_from(parse_source(source), folder), "")]
     if model.declared:
         lines.append(("inputs", list(model.declared), model.why_inputs))
-    if asked.weights:
-        why = "of its seed" if asked.weights == RANDOM else "in place of the model's own"
-        place = asked.weights if asked.weights == RANDOM else seen_from(folder, Path(asked.weights))
-        lines.append(("weights", place, why))
-    if asked.download:
+    if spec.weights == RANDOM:
+        lines.append(("weights", RANDOM, "of its seed"))
+    elif spec.weights:
+        lines.append(("weights", seen_from(folder, Path(spec.weights)), "in place of the model's own"))
+    if spec.download:
         lines.append(("download", True, "the package may download what its cache lacks"))
-    if asked.trust:
+    if spec.trust:
         lines.append(("trust", True, "the model's file may run code when it is loaded"))
     if not model.is_onnx:
         lines.append(("simplify", True, "folds and fuses; the outputs stay equal"))
     yield from _table("[model]", lines)
     yield from _data(data, folder, choice)
-    for one in choice.artifacts:
-        yield from _table(f"[[artifact]]  # {plain(one.why)}", [("name", one.name, ""), *one.lines])
-    yield from _table("[bench]", bench_lines(model, data, choice.artifacts, asked))
+    for artifact in choice.artifacts:
+        header = f"[[artifact]]  # {plain(artifact.why)}"
+        yield from _table(header, [("name", artifact.name, ""), *artifact.lines])
+    yield from _table("[bench]", bench_lines(model, data, choice.artifacts, spec))
     if choice.left_out:
         yield from ("", "# Left out:")
-        yield from (f"#   {plain(one)}" for one in choice.left_out)
+        yield from (f"#   {plain(str(item))}" for item in choice.left_out)
 
 
 def _data(data: DataFacts, folder: Path, choice: Choice) -> Iterator[str]:
@@ -104,7 +106,7 @@ def _data(data: DataFacts, folder: Path, choice: Choice) -> Iterator[str]:
         lines.append(("evaluation", relocated(data.evaluation, folder), f"{count}{labels}"))
     if lines:
         yield from _table("[data]", lines)
-    if data.calibration and any(("precision", "int8", "") in one.lines for one in choice.artifacts):
+    if data.calibration and any(("precision", "int8", "") in artifact.lines for artifact in choice.artifacts):
         why = "more samples seldom change the ranges; 0 takes all"
         yield from _table("[calibrate]", [("samples", CALIBRATION_SAMPLES, why)])
 
@@ -142,21 +144,21 @@ class InitResult:
     data: DataFacts
 
     def as_json(self) -> dict[str, Any]:
+        model, data = self.model, self.data
+        artifacts, left_out = self.choice.artifacts, self.choice.left_out
         return {
             "recipe": str(self.path),
-            "artifacts": [
-                {"name": one.name, "target": one.target, "why": one.why} for one in self.choice.artifacts
-            ],
-            "left_out": [{"what": one.what, "why": one.why, "how": one.how} for one in self.choice.left_out],
-            "inputs": [one.as_json() for one in self.model.inputs],
-            "kinds": sorted(self.model.kinds),
-            "parameters": self.model.parameters,
-            "multiply_adds": self.model.multiply_adds,
-            "data": self.data.kind,
-            "samples": self.data.samples,
-            "has_labels": self.data.has_labels,
-            "metric": self.data.metric,
-            "notes": [*self.model.notes, *self.data.notes],
+            "artifacts": [{"name": item.name, "target": item.target, "why": item.why} for item in artifacts],
+            "left_out": [vars(item) for item in left_out],
+            "inputs": [tensor.as_json() for tensor in model.inputs],
+            "kinds": sorted(model.kinds),
+            "parameters": model.parameters,
+            "multiply_adds": model.multiply_adds,
+            "data": data.kind,
+            "samples": data.samples,
+            "has_labels": data.has_labels,
+            "metric": data.metric,
+            "notes": [*model.notes, *data.notes],
         }
 
 
@@ -208,7 +210,7 @@ def init(
     )  # fmt: skip
     data = look_at_data(spec, facts.inputs, facts.outputs, progress=progress)
     progress("look at the installation")
-    choice = choose_artifacts(facts, data, look_at_machine(), targets=spec.asked, gpus=spec.gpus)
+    choice = Choice(facts, data, look_at_machine(), targets=spec.asked, gpus=spec.gpus)
     if not choice.artifacts:
         raise EngineUnavailable(
             "nothing can be built here: no runtime is installed",

@@ -108,15 +108,15 @@ def _look_at_onnx(source: Source) -> ModelFacts:
     from ...model.onnx_graph import read_weightless
 
     read = read_weightless(source.file)
-    counted = sum(math.prod(tensor.dims) for tensor in read.model.graph.initializer)
+    graph = read.model.graph
     return ModelFacts(
         source,
         plain_name(source),
         read.io.inputs,
-        {one.name: one.shape for one in read.io.outputs},
-        kinds=kinds_of_layers(node.op_type for node in read.model.graph.node),
+        {output.name: output.shape for output in read.io.outputs},
+        kinds=kinds_of_layers(node.op_type for node in graph.node),
         precision=graph_precision(read.model),
-        parameters=counted,
+        parameters=sum(math.prod(tensor.dims) for tensor in graph.initializer),
         weight_bytes=source.file.stat().st_size,
         multiply_adds=sum(multiply_adds(read.model).values()),
     )
@@ -130,24 +130,23 @@ def _look_at_module(
 
     declared, why = _declared(source, loaded, inputs, samples)
     with open_original(loaded, source.spec, declared, (), None) as original:
-        tensors = original.example.inputs
         arrays = flat_outputs(original.reference)[1]
         names = name_outputs((), original.reference)
-        outputs = {name: tuple(array.shape) for name, array in zip(names, arrays, strict=True)}
         weights = [*loaded.module.parameters(), *loaded.module.buffers()]
-        parts = loaded.module.modules()
-        modules = [getattr(part, "original_name", "") or type(part).__name__ for part in parts]
-        targets = [node.target for node in _captured(loaded.module)]
+        layers = [
+            getattr(part, "original_name", "") or type(part).__name__ for part in loaded.module.modules()
+        ]
+        operators = [str(node.target) for node in _captured(loaded.module)]
         return ModelFacts(
             source,
             plain_name(source),
-            tensors,
-            outputs,
+            original.example.inputs,
+            {name: tuple(array.shape) for name, array in zip(names, arrays, strict=True)},
             declared,
             why,
-            kinds_of_layers([*modules, *map(str, targets)]),
-            parameters=sum(one.numel() for one in weights),
-            weight_bytes=sum(one.numel() * one.element_size() for one in weights),
+            kinds_of_layers([*layers, *operators]),
+            parameters=sum(weight.numel() for weight in weights),
+            weight_bytes=sum(weight.numel() * weight.element_size() for weight in weights),
             multiply_adds=_multiply_adds(original),
             notes=tuple(original.warnings),
         )
@@ -165,10 +164,9 @@ def _declared(
         return (), ""
     if loaded.example is not None:
         example = make_example(loaded, (), ())
-        if example.has_dynamic_batch or any(one.preprocessing for one in example.inputs):
+        if example.has_dynamic_batch or any(tensor.preprocessing for tensor in example.inputs):
             return (), "the model declares them"
-        opened = _with_open_batch(loaded, example)
-        if opened:
+        if opened := _with_open_batch(loaded, example):
             return opened, "of the model's own example; any batch size"
         return (), "the model's own example"
     if captured := captured_inputs(loaded.module):
@@ -236,9 +234,8 @@ def spelled_from(source: Source, folder: Path) -> str:
 
 def seen_from(folder: Path, path: Path) -> str:
     """Return a path relative to a folder, or the absolute one where that is shorter."""
-    whole = str(path.resolve())
-    relative = os.path.relpath(whole, folder.resolve())
-    return min(relative, whole, key=len)
+    absolute = str(path.resolve())
+    return min(os.path.relpath(absolute, folder.resolve()), absolute, key=len)
 
 
 KINDS = {
@@ -259,7 +256,8 @@ def required_arguments(module: Any) -> list[str]:
     except (TypeError, ValueError):
         return []
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [one.name for one in parameters if one.kind in kinds and one.default is inspect.Parameter.empty]
+    required = [parameter for parameter in parameters if parameter.default is inspect.Parameter.empty]
+    return [parameter.name for parameter in required if parameter.kind in kinds]
 
 
 def input_templates(module: Any, names: Sequence[str]) -> str:

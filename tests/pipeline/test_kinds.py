@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from qcompile.bench.results.row import Latency, Row
 from qcompile.errors import InvalidOption, RecipeError
 from qcompile.files import digest_files
 from qcompile.pipeline.graph import key_of
-from qcompile.pipeline.recipe import Recipe, read_recipe
+from qcompile.pipeline.recipe import Recipe
 from qcompile.pipeline.run import run
 from qcompile.pipeline.stage import Done, Made, Stage, built_on, for_every_kind, measured_on, named_artifact
 from qcompile.pipeline.store import Store
@@ -71,26 +71,18 @@ def test_an_artifact_for_the_cluster_becomes_one_for_each_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("artifacts", "kinds", "said"),
+    ("artifacts", "sections", "says"),
     [
-        ([ENGINE], (), "artifact\\[0\\].gpus' is 'cluster'; there is no cluster with a GPU for 'engine'"),
-        ([ENGINE, {**FLOAT, "name": "engine-sm86"}], KINDS, "with artifacts for sm86, sm89, sm90, key"),
+        ([{**ENGINE, "gpus": ["cluster", "sm86"]}], {}, "give it alone"),
+        ([ENGINE], {"bench": {"baseline": "engine"}}, "one of pytorch, engine-sm86, engine-sm89, "),
+        ([ENGINE, {**FLOAT, "name": "engine-sm86"}], {}, "with artifacts for sm86, sm89, sm90, key"),
     ],
 )
 def test_what_cannot_be_expanded_is_refused(
-    artifacts: list[dict[str, object]], kinds: Sequence[str], said: str
+    artifacts: list[dict[str, object]], sections: dict[str, object], says: str
 ) -> None:
-    with pytest.raises(RecipeError, match=said):
-        for_every_kind(recipe_of(*artifacts), kinds)
-
-
-def test_the_word_stands_alone_and_is_for_recipes() -> None:
-    with pytest.raises(RecipeError, match="give it alone"):
-        recipe_of({**ENGINE, "gpus": ["cluster", "sm86"]})
-    with pytest.raises(InvalidOption, match="is for recipes"):
-        qcompile.build("net.onnx", "net.engine", target="tensorrt-rtx", gpus=["cluster"])
-    with pytest.raises(RecipeError, match="one of pytorch, engine-sm86 is required"):
-        for_every_kind(recipe_of(ENGINE, bench={"baseline": "engine"}), ["sm86"])
+    with pytest.raises(RecipeError, match=says):
+        for_every_kind(recipe_of(*artifacts, **sections), KINDS)
 
 
 def test_tensorrt_is_built_where_that_gpu_is_and_rtx_anywhere() -> None:
@@ -107,8 +99,9 @@ def test_tensorrt_takes_the_kind_of_its_own_gpu(
     named, plain = machine.build(model, name="a", gpus=["sm86"]), machine.build(model, name="b")
     assert named.manifest.device == plain.manifest.device
     assert named.manifest.device["gpus"] == ["sm86"]
-    with pytest.raises(InvalidOption, match="builds only for the GPU in this machine"):
-        machine.build(model, name="c", gpus=["sm90"])
+    for gpus, says in (["sm90"], "builds only for the GPU in this machine"), (["cluster"], "is for recipes"):
+        with pytest.raises(InvalidOption, match=says):
+            machine.build(model, name="c", gpus=gpus)
 
 
 @given(
@@ -178,9 +171,7 @@ def test_one_machine_measures_as_it_did(recipe: Callable[..., Path], tmp_path: P
 def test_without_a_cluster_it_is_said_before_anything_runs(
     recipe: Callable[..., Path], tmp_path: Path
 ) -> None:
-    path = recipe(*TABLES)
-    with pytest.raises(RecipeError, match="there is no cluster") as caught:
-        qcompile.run(path, output=tmp_path / "out")
+    with pytest.raises(RecipeError, match=r"key 'artifact\[1\].gpus' is 'cluster'; there is no") as caught:
+        qcompile.run(recipe(*TABLES), output=tmp_path / "out")
     assert "`scheduler`" in caught.value.hint
     assert not (tmp_path / "out").exists()
-    assert read_recipe(path).artifact[1].gpus == ("cluster",)

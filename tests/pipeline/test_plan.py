@@ -1,10 +1,14 @@
-"""One visit of the stages: `run --dry-run` says what it would do, another executor does as much."""
+"""One visit of the stages: `run --dry-run` says what it would do, another executor does as much.
+
+The table of kinds: a new kind of stage is one row, which every driver and executor goes by.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +18,27 @@ from recipes import artifact
 
 import qcompile
 from qcompile.cli import main
-from qcompile.errors import MissingFile
+from qcompile.cluster.resources import Facts, place
+from qcompile.errors import DataError, EngineUnavailable, MissingFile
 from qcompile.files import digest_files
-from qcompile.pipeline.graph import KINDS
+from qcompile.pipeline.graph import KINDS, key_of, stages_of
 from qcompile.pipeline.plan import RATE, by_rule, difference, plan
-from qcompile.pipeline.recipe import Recipe, read_recipe
+from qcompile.pipeline.recipe import Recipe, published, read_recipe
 from qcompile.pipeline.run import run
-from qcompile.pipeline.stage import Done, Scale, Stage
+from qcompile.pipeline.stage import (
+    SOURCE,
+    Done,
+    Job,
+    Key,
+    Made,
+    Needs,
+    Rule,
+    Scale,
+    Stage,
+    StageKind,
+    named_artifact,
+)
+from qcompile.pipeline.stages import calibrate_parts
 from qcompile.pipeline.store import Store
 
 CPU, INT8 = artifact("cpu"), artifact("cpu-int8", precision="int8")
@@ -72,39 +90,31 @@ def test_a_plan_says_what_a_run_would_do_before_between_and_after(recipe: Path) 
     assert [one.why for one in again.stages if one.name == "build-cpu"] == ["asked for"]
 
 
-def test_what_a_run_could_not_do_is_said(write_recipe: Callable[..., Path], tmp_path: Path) -> None:
-    path = write_recipe(artifact("rtx", "tensorrt-rtx", "fp16", gpus=["sm86"]))
-    qcompile.run(path)
-    (tmp_path / "calibration.npz").unlink()
+def test_what_a_run_could_not_do_is_said(recipe: Path) -> None:
+    run(recipe)
+    (recipe.parent / "calibration.npz").unlink()
     with pytest.raises(MissingFile, match=r"calibration\.npz"):
-        plan(path)
+        plan(recipe)
 
 
-def test_the_stages_of_a_recipe_that_measures_are_those_of_its_run(recipe: Path) -> None:
+def test_a_recipe_that_measures_takes_as_long_as_its_measurement(recipe: Path) -> None:
     recipe.write_text(recipe.read_text() + BENCH)
-    stages = plan(recipe).stages
-    assert [one.name for one in stages] == [*STAGES, "bench", "report"]
-    (bench,) = [one for one in stages if one.name == "bench"]
-    assert bench.estimate.seconds is not None
-    assert bench.estimate.seconds >= 7
+    stages = {stage.name: stage.estimate.seconds for stage in plan(recipe).stages}
+    assert list(stages) == [*STAGES, "bench", "report"]
+    assert stages["bench"] is not None
+    assert stages["bench"] >= 7
 
 
-def test_rules_count_with_work_and_weights() -> None:
+def test_rules_count_with_work_weights_and_precision(recipe: Path) -> None:
     scale = Scale(100_000_000, 10**9, 2, calibrated=200, evaluated=500, rows=3, max_time_s=30)
     assert by_rule(KINDS["calibrate"].rule, scale).seconds == pytest.approx(2 + 3 * 200 * 1e9 / (2 * RATE))
     assert by_rule(KINDS["export"].rule, scale).seconds == pytest.approx(5)
     assert by_rule(KINDS["bench"].rule, scale).seconds == pytest.approx(30 + 3 * (4 + 500 * 1e9 / (2 * RATE)))
-    assert by_rule(KINDS["export"].rule, scale).disk_bytes == 100_000_000
-    unknown = Scale(100, None, 2, calibrated=200, evaluated=0, rows=1, max_time_s=30)
+    sizes = [by_rule(KINDS["build"].rule, scale, one).disk_bytes for one in read_recipe(recipe).artifact]
+    assert sizes == [100_000_000, 30_000_000]
+    unknown = replace(scale, multiply_adds=None)
     assert by_rule(KINDS["calibrate"].rule, unknown).seconds is None, "no guess without multiply-adds"
     assert by_rule(KINDS["simplify"].rule, unknown).seconds is not None
-
-
-def test_the_size_of_an_artifact_follows_its_precision(recipe: Path) -> None:
-    scale = Scale(1000, 1, 1, calibrated=1, evaluated=1, rows=1, max_time_s=1)
-    whole, int8 = read_recipe(recipe).artifact
-    assert by_rule(KINDS["build"].rule, scale, whole).disk_bytes == 1000
-    assert by_rule(KINDS["build"].rule, scale, int8).disk_bytes == 300
 
 
 def test_differences_are_named_by_their_path() -> None:
@@ -153,11 +163,114 @@ def test_parts_give_the_files_of_one_process(recipe: Path, tmp_path: Path) -> No
         assert files[0] == files[1], name
     parts = [path.name for path in (tmp_path / "parted").iterdir() if "-of-" in path.name]
     assert not parts, "they are no artifacts"
+    # What one process did is done for several.
+    again = run(recipe, output=tmp_path / "whole", executor=InParts())
+    assert set(again.stages.values()) == {"skipped"}
+    assert not [name for name in again.stages if name.startswith("calibrate-")]
 
 
-def test_parts_are_not_observed_again(recipe: Path, tmp_path: Path) -> None:
-    """What one process did is done for the other, whichever is first."""
-    run(recipe, output=tmp_path / "out")
-    report = run(recipe, output=tmp_path / "out", executor=InParts())
-    assert set(report.stages.values()) == {"skipped"}
-    assert not [name for name in report.stages if name.startswith("calibrate-")]
+@pytest.mark.parametrize(
+    ("shards", "is_done", "number"), [(99, False, 16), (3, False, 3), (1, False, 1), (3, True, 1)]
+)
+def test_a_calibration_has_no_more_parts_than_samples(
+    shards: int, is_done: bool, number: int, recipe: Path
+) -> None:
+    stage = Stage(kind="calibrate")
+    parts = calibrate_parts(read_recipe(recipe), stage, Noting(shards=shards), lambda: is_done)
+    shards_of = [f"{part}/{number}" for part in range(1, number + 1)] if number > 1 else [""]
+    assert [part.shard for part in parts] == shards_of
+
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/recipe.toml"))
+
+
+def listing_key(_: Recipe, stage: Stage) -> Key:
+    return {"artifacts": {name: made.digest for name, made in stage.built.items()}}
+
+
+def listing_work(recipe: Recipe, stage: Stage, job: Job) -> object:
+    if recipe.name == "wrong":
+        raise DataError("no listing")
+    return job.path.write_text(json.dumps(sorted(stage.built)))
+
+
+LISTING = StageKind(
+    inputs=lambda *_: {"built": "build"},
+    file=lambda *_: "listing.json",
+    key=listing_key,
+    work=listing_work,
+    needs=lambda *_: Needs(("printer",)),
+    rule=Rule(lambda *_: 7.0, writes_weights=False),
+)
+
+
+@pytest.fixture
+def listing(monkeypatch: pytest.MonkeyPatch, write_recipe: Callable[..., Path]) -> Path:
+    """A recipe of two artifacts, where every recipe ends with a stage of a new kind."""
+    monkeypatch.setitem(KINDS, "listing", LISTING)
+    return write_recipe(artifact("a"), artifact("b"), model="simplify = false", data="")
+
+
+def test_a_row_is_a_stage_of_runs_and_dry_runs(listing: Path) -> None:
+    (planned,) = [stage for stage in plan(listing).stages if stage.name == "listing"]
+    assert (planned.state, planned.why, planned.estimate.seconds) == ("to do", "follows export", 7.0)
+    report = run(listing)
+    assert list(report.stages)[-1] == "listing"
+    assert json.loads((report.output / "listing.json").read_text()) == ["a", "b"]
+    assert sorted(report.artifacts) == ["a", "b"], "what is built, and nothing else"
+    assert set(run(listing).stages.values()) == {"skipped"}
+    assert {stage.state for stage in plan(listing).stages} == {"done"}
+    assert run(listing, again=("listing",)).stages["listing"] == "done"
+
+
+def test_a_stage_without_its_engine_is_left_to_the_next_where_its_row_says_so(
+    monkeypatch: pytest.MonkeyPatch, write_recipe: Callable[..., Path]
+) -> None:
+    """So a build says what is missing, not the quantization before it."""
+
+    def applies(*_: object) -> bool:
+        raise EngineUnavailable("not installed", engine="onnxruntime")
+
+    pytest.importorskip("onnxruntime")
+    recipe = read_recipe(write_recipe(artifact("a"), data=""))
+    stage = Stage(kind="quantize", artifact="a", files={"model": Made(recipe.path, "sha256:0")})
+    row = replace(KINDS["quantize"], applies=applies)
+    monkeypatch.setitem(KINDS, "quantize", row)
+    assert key_of(recipe, stage) is None
+    monkeypatch.setitem(KINDS, "quantize", replace(row, optional=False))
+    assert key_of(recipe, stage) is not None
+
+
+def test_a_row_says_where_a_stage_may_go_and_that_the_run_ends_with_it(listing: Path) -> None:
+    recipe, stage = read_recipe(listing), Stage(kind="listing")
+    workers = [Facts(name, f"tcp://{name}:1", {"slots": 1.0, name: 1000.0}) for name in ("printer", "other")]
+    assert place(recipe, stage, workers).workers == ("tcp://printer:1",)
+    with pytest.raises(EngineUnavailable, match="listing: no worker has printer"):
+        place(recipe, stage, workers[1:])
+    listing.write_text(listing.read_text().replace('"tiny"', '"wrong"'))
+    with pytest.raises(DataError, match="no listing"):
+        run(listing)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
+def test_every_stage_follows_those_that_write_its_files(path: Path) -> None:
+    recipe, written = read_recipe(path), set[tuple[str, str]]()
+    for group in stages_of(recipe):
+        for stage in (stage for branch in group for stage in branch):
+            for role, kind in KINDS[stage.kind].inputs(recipe, stage.artifact).items():
+                if role != SOURCE and not (kind == "calibrate" and KINDS[kind].replaced(recipe)):
+                    names = [stage.artifact] if stage.artifact else [one.name for one in recipe.artifact]
+                    of = names if KINDS[kind].per_artifact else [""]
+                    assert {(kind, name) for name in of} <= written, (stage.name, role)
+            written.add((stage.kind, stage.artifact))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
+def test_names_of_artifacts_are_judged_by_all_files_that_stages_publish(path: Path) -> None:
+    """A recipe in which two stages publish one file is refused; results and page have their own names."""
+    recipe = read_recipe(path)
+    judged = {file for file, _, _ in published(recipe)}
+    for stage in (stage for group in stages_of(recipe) for branch in group for stage in branch):
+        is_float = stage.artifact and named_artifact(recipe, stage.artifact).precision == "fp32"
+        if stage.kind not in ("bench", "report") and not (stage.kind == "quantize" and is_float):
+            assert KINDS[stage.kind].file(recipe, stage) in judged, stage.name

@@ -27,7 +27,6 @@ from qcompile.pipeline.run import RunReport
 from qcompile.pipeline.stage import Made, Stage
 from qcompile.pipeline.stages import with_isa
 from qcompile.pipeline.trust import portable_text
-from qcompile.tuning import trials
 from qcompile.tuning.trials import TrialAsk, TrialMaker, TrialSetting
 
 WriteRecipe = Callable[..., Path]
@@ -66,11 +65,8 @@ def test_openvino_int8_with_its_rest_told_while_it_loads(
     report = qcompile.run(recipe(text))
     assert list(report.stages) == ["export", "calibrate", "quantize-ov", "build-ov"]
     manifest = manifests(report)["ov"]
-    assert (manifest.target, manifest.precision, manifest.options.get("float_precision", "fp32")) == (
-        "openvino",
-        "int8",
-        float_precision,
-    )
+    assert (manifest.target, manifest.precision) == ("openvino", "int8")
+    assert manifest.options.get("float_precision", "fp32") == float_precision
     assert manifest.proof["reached_in_precision"] == manifest.proof["planned_in_precision"] == 2
     path, graph = graph_of(report, "ov")
     assert (graph.target, graph.options.get("float_precision", "fp32")) == ("openvino", "fp32")
@@ -78,7 +74,7 @@ def test_openvino_int8_with_its_rest_told_while_it_loads(
     assert not any(tensor.data_type in halves for tensor in onnx.load(path).graph.initializer)
 
 
-def test_int4_weights_need_no_calibration(recipe: WriteRecipe) -> None:
+def test_int4_weights_need_no_ranges_and_gptq_learns_from_the_data(recipe: WriteRecipe) -> None:
     report = qcompile.run(recipe(INT4, data=""))
     assert list(report.stages) == ["export", "quantize-w4", "build-w4"]
     manifest = manifests(report)["w4"]
@@ -87,9 +83,6 @@ def test_int4_weights_need_no_calibration(recipe: WriteRecipe) -> None:
     _, graph = graph_of(report, "w4")
     assert (graph.options["mode"], graph.options["block_size"]) == ("weights", 16)
     assert graph.proof["quant_format"] == "nbits"
-
-
-def test_gptq_learns_from_the_recipes_data(recipe: WriteRecipe) -> None:
     report = qcompile.run(recipe(INT4 + 'rounding = "gptq"'))
     assert "calibrate" not in report.stages
     assert graph_of(report, "w4")[1].options["rounding"] == "gptq"
@@ -102,22 +95,19 @@ def test_only_layers_and_correct_bias_reach_the_graph(recipe: WriteRecipe) -> No
     stages = ["quantize-plain", "build-plain", "quantize-cpu", "build-cpu"]
     assert list(report.stages) == ["export", "calibrate", *stages]
     _, graph = graph_of(report, "cpu")
-    assert graph.options["only"] == ["Conv", "gemm"]
-    assert graph.options["layers"] == ["conv[1]=fp32"]
-    assert graph.options["correct_bias"] is False
+    assert {name: graph.options[name] for name in options} == options
     assert graph.proof["left_in_float"] == {"conv1": "excluded by 'conv[1]'"}
     assert graph.proof["corrected_biases"] == 0
     _, plain = graph_of(report, "plain")
     assert plain.proof["corrected_biases"] == 3
-    assert "correct_bias" not in plain.options
-    reached = {name: found.proof["reached_in_precision"] for name, found in manifests(report).items()}
+    assert not options.keys() & plain.options.keys()
+    reached = {name: manifest.proof["reached_in_precision"] for name, manifest in manifests(report).items()}
     assert reached == {"plain": 3, "cpu": 2}
 
 
 def test_a_changed_option_of_one_artifact_makes_that_one_again(recipe: WriteRecipe) -> None:
     qcompile.run(recipe(STATIC, INT4))
-    options = ('only = ["Conv"]', 'layers = ["gemm=fp32"]', "correct_bias = false", 'isa = "avx2"')
-    for option in (*options, 'rounding = "gptq"'):
+    for option in ('layers = ["gemm=fp32"]', 'isa = "avx2"'):
         stages = qcompile.run(recipe(f"{STATIC}{option}\n", INT4)).stages
         done = [name for name, state in stages.items() if state == "done"]
         assert done[0] == "quantize-cpu", option
@@ -125,6 +115,17 @@ def test_a_changed_option_of_one_artifact_makes_that_one_again(recipe: WriteReci
     stages = qcompile.run(recipe(STATIC, INT4.replace("16", "32"))).stages
     assert next(name for name, state in stages.items() if state == "done") == "quantize-w4"
     assert set(qcompile.run(recipe(STATIC, INT4)).stages.values()) == {"skipped"}
+
+
+def test_whatever_changes_a_graph_is_in_its_key(recipe: WriteRecipe) -> None:
+    """And what a build alone reads is not."""
+    lines = ('only = ["Conv"]', "correct_bias = false", 'rounding = "gptq"', 'method = "minmax"')
+    plain = keys(read_recipe(recipe(STATIC)))
+    for line in lines:
+        changed = keys(read_recipe(recipe(f"{STATIC}{line}\n")))
+        assert changed[0]["options"] != plain[0]["options"], line
+    renamed = keys(read_recipe(recipe(STATIC.replace('"cpu"', '"other"'))))
+    assert renamed[0]["options"] == plain[0]["options"]
 
 
 def test_a_recipes_graph_is_planned_without_what_openvino_computes_in_float(
@@ -229,19 +230,6 @@ def scaled(folder: Path, write_recipe: WriteRecipe) -> WriteRecipe:
     return write
 
 
-def test_ranges_and_the_cache_made_of_them_give_the_same_scales(folder: Path, scaled: WriteRecipe) -> None:
-    graphs = []
-    for name in ("m.ranges", "m.cache"):
-        manifest = built(scaled(f'ranges = "{name}"'))
-        assert manifest.proof["layers_by_precision"] == {"int8": {"CONVOLUTION": 2, "MATRIX_MULTIPLY": 1}}
-        graphs.append(onnx.load(folder / "out/engine.graph.onnx"))
-    scales = [
-        {t.name: t.float_data or t.raw_data for t in graph.graph.initializer if "scale" in t.name}
-        for graph in graphs
-    ]
-    assert scales[0] == scales[1] != {}
-
-
 def test_the_ranges_of_a_cache_are_kept_in_a_file(folder: Path, scaled: WriteRecipe) -> None:
     found = read_cache(folder / "m.cache", folder / "residual.onnx")
     save_ranges(found, folder / "cache.ranges")
@@ -257,16 +245,15 @@ def test_the_ranges_of_a_cache_are_kept_in_a_file(folder: Path, scaled: WriteRec
 
 def test_other_ranges_build_again_and_the_same_do_not(folder: Path, scaled: WriteRecipe) -> None:
     path = scaled('ranges = "m.ranges"')
-    qcompile.run(path)
-    assert set(qcompile.run(path).stages.values()) == {"skipped"}
+    layers = {"int8": {"CONVOLUTION": 2, "MATRIX_MULTIPLY": 1}}
+    assert built(path).proof["layers_by_precision"] == layers
     (folder / "m.ranges").write_bytes((folder / "m.ranges").read_bytes())
     assert set(qcompile.run(path).stages.values()) == {"skipped"}
     cache = (folder / "m.cache").read_text().splitlines()
     (folder / "m.cache").write_text("\n".join([*cache[:-1], cache[-1].rpartition(": ")[0] + ": 3f000000"]))
-    assert qcompile.run(scaled('ranges = "m.cache"')).stages["quantize-engine"] == "done"
-
-
-def test_ranges_that_are_not_there_are_named(scaled: WriteRecipe) -> None:
+    report = qcompile.run(scaled('ranges = "m.cache"'))
+    assert report.stages["quantize-engine"] == "done"
+    assert manifests(report)["engine"].proof["layers_by_precision"] == layers
     with pytest.raises(MissingFile, match=r"ranges file .*n\.ranges does not exist"):
         qcompile.run(scaled('ranges = "n.ranges"'))
 
@@ -275,29 +262,17 @@ def test_ranges_that_are_not_there_are_named(scaled: WriteRecipe) -> None:
 def test_a_model_with_qdq_needs_no_ranges_and_its_rest_gets_the_float_precision(
     float_precision: str, folder: Path, scaled: WriteRecipe
 ) -> None:
-    """A weakly typed TensorRT made the rest FP16 by a flag; a strongly typed one takes the graph's types."""
-    qcompile.quantize(
-        folder / "residual.onnx", folder / "q.onnx", ranges=folder / "m.ranges", target="tensorrt",
-        exclude=["gemm"],
-    )  # fmt: skip
-    more = f'float_precision = "{float_precision}"\n'
-    manifest = built(scaled(source="q.onnx", more=more))
-    layers = manifest.proof["layers_by_precision"]
-    assert layers["int8"] == {"CONVOLUTION": 2}
-    assert layers[float_precision] == {"MATRIX_MULTIPLY": 1}
+    """A weakly typed TensorRT made the rest FP16 by a flag; a strongly typed one takes the graph's types.
 
-
-def test_a_file_that_has_half_types_already_keeps_them(folder: Path) -> None:
-    """Whoever quantized it chose them."""
-    qcompile.quantize(
-        folder / "residual.onnx", folder / "q.onnx", ranges=folder / "m.ranges", target="tensorrt",
-        exclude=["gemm"], float_precision="fp16",
-    )  # fmt: skip
-    made = qcompile.build(
-        folder / "q.onnx", folder / "q.engine", target="tensorrt-rtx", gpus=["sm86"], precision="int8",
-        float_precision="bf16",
-    )  # fmt: skip
-    assert made.manifest.proof["layers_by_precision"]["fp16"] == {"MATRIX_MULTIPLY": 1}
+    A file that has half types already keeps them: whoever quantized it chose them.
+    """
+    quantized = {"ranges": folder / "m.ranges", "target": "tensorrt", "exclude": ["gemm"]}
+    for typed in ("fp32", "fp16"):
+        qcompile.quantize(folder / "residual.onnx", folder / "q.onnx", **quantized, float_precision=typed)
+        manifest = built(scaled(source="q.onnx", more=f'float_precision = "{float_precision}"\n'))
+        layers = manifest.proof["layers_by_precision"]
+        assert layers["int8"] == {"CONVOLUTION": 2}
+        assert layers[float_precision if typed == "fp32" else typed] == {"MATRIX_MULTIPLY": 1}
 
 
 OnProcessor = Callable[..., None]
@@ -342,11 +317,15 @@ def test_a_graph_for_onnx_runtime_is_that_of_every_processor_with_the_instructio
     parsed: Callable[..., Recipe], on_processor: OnProcessor
 ) -> None:
     on_processor("avx512_vnni")
-    here = keys(parsed())[0]
+    key = keys(parsed())[0]
     on_processor("avx512_vnni", "avx512_bf16")
-    assert keys(parsed())[0] == here
+    assert keys(parsed())[0] == key
     on_processor()
-    assert keys(parsed(isa="avx512-vnni"))[0] == here
+    assert keys(parsed(isa="avx512-vnni"))[0] == key
+    read = parsed()  # what is sent elsewhere names it
+    sent = replace(read, artifact=tuple(with_isa(one, "avx2") for one in read.artifact))
+    assert portable_text(sent).count(b'isa = "avx2"') == 1
+    assert parse_recipe(portable_text(sent), read.path) == sent
 
 
 def test_an_instruction_set_that_a_recipe_names_is_obeyed(
@@ -358,14 +337,7 @@ def test_an_instruction_set_that_a_recipe_names_is_obeyed(
     one, on_gpu = parsed(isa="avx2").artifact
     assert with_isa(one, "amx") == one
     assert with_isa(on_gpu, "amx").isa == "auto"
-
-
-def test_what_is_sent_elsewhere_names_it(parsed: Callable[..., Recipe]) -> None:
-    read = parsed()
-    sent = replace(read, artifact=tuple(with_isa(one, "avx2") for one in read.artifact))
-    text = portable_text(sent)
-    assert text.count(b'isa = "avx2"') == 1
-    assert parse_recipe(text, read.path) == sent
+    assert (_isa(parsed()), _isa(parsed(isa="avx2"))) == ("auto", "avx2")  # of a search
 
 
 def test_trials_are_for_the_instruction_set_of_their_setting(
@@ -376,9 +348,3 @@ def test_trials_are_for_the_instruction_set_of_their_setting(
     maker = TrialMaker.__new__(TrialMaker)
     monkeypatch.setattr(maker, "setting", setting, raising=False)
     assert maker._spec(TrialAsk("int8", "onnxruntime", "int8")).isa == "avx2"
-    assert trials.TrialSetting(setting.model, setting.ranges, "data.npz", "cosine").isa == "auto"
-
-
-def test_a_search_is_for_the_instruction_set_of_the_recipe(parsed: Callable[..., Recipe]) -> None:
-    assert _isa(parsed().artifact) == "auto"
-    assert _isa(parsed(isa="avx2").artifact) == "avx2"

@@ -170,24 +170,17 @@ def test_failing_work_leaves_nothing(store: Store, work: Work) -> None:
 
 
 def test_one_run_at_a_time_holds_the_folder(tmp_path: Path) -> None:
-    with (
-        pytest.raises(InvalidOption, match="another run is using it"),
-        Store(tmp_path).locked(),
-        Store(tmp_path).locked(),
-    ):
-        pytest.fail("the block must not run")
+    (tmp_path / "file").write_text("no folder")
+    for folder, says in ((tmp_path, "another run is using it"), (tmp_path / "file", "output")):
+        with Store(tmp_path).locked(), pytest.raises(InvalidOption, match=says), Store(folder).locked():
+            pytest.fail("the block must not run")
     with Store(tmp_path).locked():  # it is free again after an error
         assert (tmp_path / FOLDER).is_dir()
-    (tmp_path / "out").write_text("a file")
-    with pytest.raises(InvalidOption, match="output"), Store(tmp_path / "out").locked():
-        pytest.fail("the block must not run")
 
 
 def test_stages_unused_for_two_weeks_are_forgotten(store: Store, work: Work) -> None:
-    month_ago = time.time() - 30 * 86400
     for stage in ("export", "build"):
-        stored = store.run(stage, {}, work)
-        os.utime(stored.folder / "stage.json", (month_ago, month_ago))
+        os.utime(store.run(stage, {}, work).folder / "stage.json", (time.time() - 30 * 86400,) * 2)
     store.run("simplify", {}, work)
     later = Store(store.output)
     later.run("build", {}, work)
@@ -212,17 +205,17 @@ def test_a_clock_that_jumps_costs_a_run_no_stage(
 
 def test_a_kept_stage_is_taken_by_name(store: Store) -> None:
     store.run("build-a", {"of": 1}, Work("one"))
-    first = store.kept("build-a")
+    (first,) = store.kept("build-a")
     store.run("build-a", {"of": 2}, Work("two"), took={"seconds": 7.0, "peak_bytes": None})
     assert (store.output / "m.onnx").read_text() == "two"
     assert store.records("build-a")[0]["seconds"] == 7.0
     assert (len(store.kept("build-a")), store.kept("build")) == (2, [])
-    taken = store.take(first[0])
+    taken = store.take(first)
     assert taken is not None
     assert (store.output / "m.onnx").read_text() == "one"
     (taken.folder / "m.onnx").write_text("changed")
-    assert store.take(first[0]) is None
-    assert first[0] not in store.kept("build-a")
+    assert store.take(first) is None
+    assert first not in store.kept("build-a")
 
 
 def test_a_kill_while_files_are_published_leaves_no_file_beside_anothers_manifest(
@@ -235,21 +228,18 @@ def test_a_kill_while_files_are_published_leaves_no_file_beside_anothers_manifes
         if Path(target) == public:
             raise KeyboardInterrupt
 
-    def work(version: int) -> Callable[[Path], None]:
-        def write(folder: Path) -> None:
-            (folder / "m.onnx").write_text(f"{version}")
-            (folder / "m.onnx.json").write_text(f'{{"of": {version}}}')
+    def work(folder: Path, version: int = 2) -> None:
+        (folder / "m.onnx").write_text(f"{version}")
+        (folder / "m.onnx.json").write_text(f'{{"of": {version}}}')
 
-        return write
-
-    store.run("export", {"number": 1}, work(1))
+    store.run("export", {"number": 1}, lambda folder: work(folder, 1))
     monkeypatch.setattr(os, "replace", cut)
     with pytest.raises(KeyboardInterrupt):
-        store.run("export", {"number": 2}, work(2))
+        store.run("export", {"number": 2}, work)
+    monkeypatch.undo()
     assert public.read_text() == "2"
     assert not public.with_name("m.onnx.json").exists()
-    monkeypatch.undo()
-    assert store.run("export", {"number": 2}, work(3)).was_done
+    assert store.run("export", {"number": 2}, work).was_done
     assert public.with_name("m.onnx.json").read_text() == '{"of": 2}'
 
 
@@ -273,18 +263,15 @@ def test_a_stage_is_on_the_disk_before_it_has_its_name(store: Store, monkeypatch
         events.append(f"name {Path(target).name.partition('-')[0]}")
         replace(source, target)
 
-    monkeypatch.setattr("os.open", note_open)
-    monkeypatch.setattr("os.fsync", note_fsync)
-    monkeypatch.setattr("os.replace", note_replace)
+    for name, function in (("open", note_open), ("fsync", note_fsync), ("replace", note_replace)):
+        monkeypatch.setattr(os, name, function)
     store.run("export", {}, Work())
-    named = events.index("name export")
-    for name in ("m.onnx", "m.onnx.data", "m.onnx.json", "the stage"):
-        assert f"sync {name}" in events[:named], events
-    assert events.index("name stage.json") < events.index("sync the stage", events.index("name stage.json"))
+    named, recorded = events.index("name export"), events.index("name stage.json")
+    assert {f"sync {name}" for name in ("m.onnx", "m.onnx.data", "m.onnx.json")} <= {*events[:named]}, events
+    assert recorded < events.index("sync the stage", recorded) < named
     assert events[named + 1] == "sync .qcompile"
-    assert [one for one in events[named:] if one.startswith("name m")] == [
-        "name m.onnx.data", "name m.onnx", "name m.onnx.json",
-    ]  # fmt: skip
+    public = [event.removeprefix("name ") for event in events[named:] if event.startswith("name m")]
+    assert public == ["m.onnx.data", "m.onnx", "m.onnx.json"]
     assert events[-1] == "sync out"
 
 
@@ -310,9 +297,8 @@ def test_a_folder_under_a_public_name_is_named(store: Store, work: Work) -> None
     assert caught.value.data["file"] == store.output / "m.onnx"
     (store.output / "m.onnx").rmdir()
     assert store.run("export", {}, work).was_done
-    assert sorted(path.name for path in store.output.iterdir()) == [
-        ".qcompile", "m.onnx", "m.onnx.data", "m.onnx.json",
-    ]  # fmt: skip
+    names = {path.name for path in store.output.iterdir()}
+    assert names == {".qcompile", "m.onnx", "m.onnx.data", "m.onnx.json"}
 
 
 @POSIX

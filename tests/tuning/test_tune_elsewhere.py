@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,11 @@ import pytest
 from executors import Noting
 from hostile_network import Case
 
-from qcompile.compiler.quantize.sensitivity import LayerSensitivity
 from qcompile.errors import DataError, InvalidOption, QCompileError
 from qcompile.files import digest_files
-from qcompile.pipeline.run import on_executor
+from qcompile.pipeline.run import StageTrials, on_executor
 from qcompile.pipeline.store import Store
+from qcompile.progress import silent
 from qcompile.tuning import TuneResult, tune
 from qcompile.tuning.trials import Score, TrialAsk, TrialSetting, rank_part, read_ask
 
@@ -78,10 +78,9 @@ def test_a_folder_that_another_tuning_holds_is_refused(
 ) -> None:
     case = make()
     timed({"": 1.0})
-    holding = Store(case.out, folder=case.out / ".qcompile")
-    with holding.locked(), pytest.raises(InvalidOption):
-        tune(str(case.model), case.data, case.out, max_drop=1, targets=["onnxruntime"],
-             elsewhere=on_executor(Noting(2), case.out))  # fmt: skip
+    elsewhere = on_executor(Noting(2), case.out)
+    with Store(case.out, folder=case.out / ".qcompile").locked(), pytest.raises(InvalidOption):
+        case.tune(max_drop=1, elsewhere=elsewhere)
 
 
 def test_a_trial_that_fails_elsewhere_is_a_note_and_one_that_is_lost_an_error(
@@ -90,28 +89,20 @@ def test_a_trial_that_fails_elsewhere_is_a_note_and_one_that_is_lost_an_error(
     case = make()
     timed({"": 1.0})
 
-    class Failing:
-        parallel = 2
+    class Failing(StageTrials):
         error: QCompileError = DataError("outputs are NaN")
 
-        def __init__(self, setting: TrialSetting) -> None:
-            self.here = on_executor(Noting(2), case.out)(setting)
-
-        def make(self, ask: TrialAsk) -> tuple[Score, Sequence[Path]]:
+        def make(self, ask: TrialAsk) -> tuple[Score, list[Path]]:
             if ask.precision == "int8":
                 raise self.error
-            return self.here.make(ask)
+            return super().make(ask)
 
-        def rank(self, target: Any, part: int, parts: int) -> list[LayerSensitivity]:
-            return self.here.rank(target, part, parts)
+    def elsewhere(setting: TrialSetting) -> Failing:
+        return Failing(Noting(2), setting, case.out, silent)
 
-        def close(self) -> None:
-            self.here.close()
-
-    options: dict[str, Any] = {"max_drop": 1, "targets": ["onnxruntime"], "elsewhere": Failing}
-    found = tune(str(case.model), case.data, case.out, **options)
+    found = case.tune(max_drop=1, elsewhere=elsewhere)
     assert found.best.precision == "fp32"
     assert "onnxruntime: some mixes cannot be made: outputs are NaN" in found.notes
     Failing.error = QCompileError("the workers are gone")
     with pytest.raises(QCompileError, match="the workers are gone"):
-        tune(str(case.model), case.data, case.out, **options)
+        case.tune(max_drop=1, elsewhere=elsewhere)
