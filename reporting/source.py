@@ -57,7 +57,6 @@ class ReportedArtifact:
 
     @property
     def text(self) -> SimpleNamespace:
-        """Its figures as text, by the keys of `render.COLUMNS`."""
         return render(self.row, self.row.name if self.is_baseline else "")
 
     @property
@@ -80,7 +79,6 @@ class ReportedArtifact:
 
     @property
     def drop(self) -> Interval | None:
-        """Of accuracy against the baseline, in `drop_unit`; positive is worse."""
         return self.row.accuracy.drop if self.row.accuracy else None
 
     @property
@@ -197,8 +195,6 @@ class Table:
 
 @dataclass(frozen=True)
 class Block:
-    """Text to be copied."""
-
     title: str
     text: str
     folded: bool = False
