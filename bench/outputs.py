@@ -40,7 +40,6 @@ class Interpreters:
     _answers: dict[str, str] = field(default_factory=dict)
 
     def python(self, engine_name: str) -> str:
-        """Return the interpreter of an engine; empty for this one."""
         return self.by_engine.get(engine_name, "")
 
     def why_not_run(self, engine_name: str) -> str:
@@ -272,7 +271,6 @@ def timing_feeds(
 def collect_outputs(
     runnable: RunnableArtifact, feeds: Sequence[Feeds], runnables: Sequence[RunnableArtifact], *, threads: int
 ) -> list[dict[str, np.ndarray[Any, Any]]]:
-    """Return the outputs of every batch, from a worker of its own."""
     require_runnable(runnable)
     with Worker(runnable.name, threads=threads, python=runnable.python) as worker:
         start(worker, runnable, runnables, threads)

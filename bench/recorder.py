@@ -21,8 +21,6 @@ T = TypeVar("T")
 
 
 class Recorder:
-    """Rows by name."""
-
     def __init__(self, rows: Iterable[Row], base: str) -> None:
         self._rows, self.base = {row.name: row for row in rows}, base
 
@@ -51,7 +49,6 @@ class Recorder:
         return answer
 
     def failed(self, name: str, error: QCompileError) -> None:
-        """Record why an artifact has no figures, and what its worker said last."""
         tail = str(error.data.get("output", ""))
         refused = isinstance(error, ArtifactError) and error.hint
         reason = f"{error.message}; {error.hint}" if refused else error.message
@@ -66,7 +63,6 @@ class Recorder:
         self.change(name, parameters=held.parameters or None, weights_bytes=held.bytes, precision=precision)
 
     def timed(self, series: Mapping[str, TimingSeries], samples: int) -> None:
-        """Record the latencies of all, and their speed-ups against the baseline."""
         for name, one in series.items():
             if one.failure is not None:
                 self.failed(name, one.failure)

@@ -47,7 +47,6 @@ def checks_of(old: Row, new: Row, limits: GateOptions, *, has_data: bool) -> lis
 
 
 def latency_check(old: Row, new: Row, limits: GateOptions) -> Check:
-    """Return whether the new version is slower than the limit."""
     before, after = (f"{figure(row.latency.median_ms if row.latency else None)} ms" for row in (old, new))
     ratio = slowdown(old.launches_ms, new.launches_ms)
     if ratio is None:
@@ -65,7 +64,6 @@ def latency_check(old: Row, new: Row, limits: GateOptions) -> Check:
 
 
 def size_check(old: Row, new: Row, limits: GateOptions) -> Check | None:
-    """Return whether the new file, or the weights of a MODEL, are larger; None of unknown sizes."""
     before, after = old.size_bytes, new.size_bytes
     if not before or not after:
         before, after = old.weights_bytes, new.weights_bytes
@@ -78,7 +76,6 @@ def size_check(old: Row, new: Row, limits: GateOptions) -> Check | None:
 
 
 def accuracy_check(old: Row, new: Row, limits: GateOptions) -> Check | None:
-    """Return whether the new version is less accurate; None where no accuracy was measured."""
     before, after = old.accuracy, new.accuracy
     if before is None or after is None:
         return None

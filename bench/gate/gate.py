@@ -176,7 +176,6 @@ def save_markdown(result: GateResult, path: Path) -> None:
 
 
 def markdown(result: GateResult) -> str:
-    """Return a heading, the table, and a sentence for each check that did not pass."""
     lines: list[tuple[str, ...]] = [_HEADER, ("---", "---", "---:", "---:", "---:", "---")]
     lines += [cells_of(result, pair, check) for pair, check in result.checks()]
     rows = ["| " + " | ".join(map(markdown_cell, cells)) + " |" for cells in lines]
@@ -187,7 +186,6 @@ def markdown(result: GateResult) -> str:
 
 
 def cells_of(result: GateResult, pair: PairResult, check: Check) -> tuple[str, ...]:
-    """Return the row of a check; the cells of what was not measured have a dash."""
     first = pair.name if check is pair.checks[0] else ""
     verdict = WORDS[check.state]
     if result.fails(check) and check.state != "failed":

@@ -321,5 +321,4 @@ def balanced_orders(items: Sequence[T]) -> list[list[T]]:
 
 
 def rounds(items: Sequence[T]) -> Iterator[list[T]]:
-    """Yield the orders of round after round, without end."""
     return chain.from_iterable(cycle([balanced_orders(items)]))

@@ -178,7 +178,6 @@ def class_labels(truth: Truth, metric: str) -> NDArray[np.int64]:
 
 
 def are_classes(labels: NDArray[Any]) -> bool:
-    """Return whether labels are whole numbers, of whatever type."""
     if labels.dtype.kind != "f":
         return labels.dtype.kind in "iub"
     return bool(np.isfinite(labels).all() and (labels == np.floor(labels)).all())

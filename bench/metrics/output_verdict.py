@@ -117,7 +117,6 @@ def _verdict(
 
 
 def default_tolerances(precision: str, max_abs: float) -> tuple[float, float]:
-    """Return the absolute and relative tolerance of a float precision."""
     kind = precision if precision in RTOL else "fp32"
     return ATOL_SHARE[kind] * max_abs, RTOL[kind]
 

@@ -327,7 +327,6 @@ def save_markdown(results: Results, path: Path) -> None:
 
 
 def markdown(results: Results) -> str:
-    """Return the table as GitHub's Markdown, the baseline first."""
     table = markdown_table(results)
     settings = results.settings
     shapes = ", ".join(f"{name}:{shape}" for name, shape in (settings.get("inputs") or {}).items())

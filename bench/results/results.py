@@ -137,7 +137,6 @@ def _no_results(path: Path, problem: str) -> ArtifactError:
 
 
 def read_results(value: Mapping[str, Any]) -> Results:
-    """Return the results that a JSON value of a known version holds."""
     value = {**value, "schema_version": SCHEMA_VERSION}
     if isinstance(entries := value.get("artifacts"), list):
         value["artifacts"] = [upgrade(entry) for entry in entries]

@@ -199,7 +199,7 @@ class Bench:
 @pytest.fixture
 def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Results]:
     """`measure(bench, ...)` measures three artifacts on every GPU."""
-    monkeypatch.setattr(every_gpu, "find_gpus", lambda: [A10, H200])
+    monkeypatch.setattr(driver, "find_gpus", lambda: [A10, H200])
     artifacts = {"pytorch": "net.py:build", "engine": "m.engine", "vino": "m.onnx"}
     unbuilt = [Row("late", "", "tensorrt", status="failed")]
 

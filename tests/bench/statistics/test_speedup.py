@@ -135,14 +135,6 @@ def test_only_a_last_launch_that_was_cut_short_is_left_out() -> None:
     assert level.within == pytest.approx(expected)
 
 
-def test_the_interval_of_one_level_by_hand() -> None:
-    launches = [[0.01, 0.01, 0.01], [0.03, 0.03, 0.03], [0.02, 0.02, 0.02]]
-    freedom = PRIOR_DEGREES + 2
-    variance = (PRIOR_DEGREES * PRIOR_SPREAD**2 + 0.0002) / freedom
-    expected = stats.t.ppf(0.975, freedom) * math.sqrt(variance / 3)
-    assert half_width([level_of(launches)], 0.95) == pytest.approx(expected)
-
-
 def test_the_interval_of_a_difference_by_hand() -> None:
     old, new = [[0.0] * 4, [0.02] * 4], [[0.0] * 4, [0.01] * 4, [0.02] * 4]
     freedom = PRIOR_DEGREES + 1 + 2
