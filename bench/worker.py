@@ -71,8 +71,8 @@ class WorkerSession:
     def do_why_not(self, request: dict[str, Any]) -> dict[str, Any]:
         from ..engines.registry import engine
 
-        asked = engine(request["engine"])
-        return {"why_not": asked.why_not_run(), "fix": asked.fix()}
+        runtime = engine(request["engine"])
+        return {"why_not": runtime.why_not_run(), "fix": runtime.fix()}
 
     def do_load(self, request: dict[str, Any]) -> dict[str, Any]:
         self.request = request
@@ -227,13 +227,13 @@ def _wait_for_rest() -> bool:
 
 def _wants_to_run() -> bool:
     """Whether another thread runs, or would on a machine that is less busy: state R, proc(5)."""
-    own = threading.get_native_id()
+    this_thread = threading.get_native_id()
     for thread in Path("/proc/self/task").glob("*/stat"):
         try:
             state = thread.read_text().rpartition(")")[2].split()[0]
         except (OSError, IndexError):
             continue  # it has ended meanwhile
-        if state == "R" and int(thread.parent.name) != own:
+        if state == "R" and int(thread.parent.name) != this_thread:
             return True
     return False
 
@@ -293,28 +293,28 @@ def time_in_flight(inferences: Sequence[InFlight], seconds: float) -> tuple[list
         the first start to the end of the last.
     """
     for _ in range(_WARM_UP_ROUNDS):
-        for one in inferences:
-            one.start()
-        for one in inferences:
-            one.wait()
+        for inference in inferences:
+            inference.start()
+        for inference in inferences:
+            inference.wait()
     clock = time.perf_counter_ns
     durations_ns: list[int] = []
     begin = clock()
     deadline = begin + int(seconds * 1e9)
     started_ns = []
-    for one in inferences:
+    for inference in inferences:
         started_ns.append(clock())
-        one.start()
+        inference.start()
     now = begin
     while now < deadline:
-        for index, one in enumerate(inferences):
-            one.wait()
+        for index, inference in enumerate(inferences):
+            inference.wait()
             now = clock()
             durations_ns.append(now - started_ns[index])
             started_ns[index] = now
-            one.start()
-    for index, one in enumerate(inferences):
-        one.wait()
+            inference.start()
+    for index, inference in enumerate(inferences):
+        inference.wait()
         now = clock()
         durations_ns.append(now - started_ns[index])
     return durations_ns, now - begin

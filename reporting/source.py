@@ -114,7 +114,7 @@ class Source:
     def baseline_of(self, subject: ReportedArtifact) -> ReportedArtifact | None:
         """What one is compared with: the baseline that was measured on its machine."""
         name = self.results.baseline_of(subject.row)
-        return next((one for one in self.subjects if one.name == name), None)
+        return next((other for other in self.subjects if other.name == name), None)
 
 
 def read_source(

@@ -61,8 +61,8 @@ def summarize(source: Source) -> Summary:
         for name, machine in source.results.machines.items():  # a speed-up counts within its own
             subjects = [subject for subject in source.subjects if subject.row.machine == name]
             results = structs.replace(source.results, baseline=machine.baseline, machines={})
-            one = summarize(replace(source, subjects=subjects, results=results))
-            reasons.append(f"{name}: {f'{one.chosen.label}. ' if one.chosen else ''}{one.headline}")
+            part = summarize(replace(source, subjects=subjects, results=results))
+            reasons.append(f"{name}: {f'{part.chosen.label}. ' if part.chosen else ''}{part.headline}")
         headline = "One recommendation for each model and shape."
         return Summary(None, headline, (), reasons, _caveats(source, None), title="Recommendations")
     measured = source.measured
@@ -72,12 +72,12 @@ def summarize(source: Source) -> Summary:
     if base not in measured:
         headline = "The baseline was not measured: there is nothing to compare the others with."
         return Summary(None, headline, caveats=_caveats(source, None))
-    kept = [subject for subject in measured if why_not(subject, source.budget) is None]
-    if not kept:
-        reasons = [f"{one.label}: {why_not(one, source.budget)}." for one in measured]
+    allowed = [subject for subject in measured if why_not(subject, source.budget) is None]
+    if not allowed:
+        reasons = [f"{subject.label}: {why_not(subject, source.budget)}." for subject in measured]
         return Summary(None, "No artifact keeps the budget.", (), reasons, _caveats(source, None))
     # A baseline that exceeds the budget is no reason to refuse what is not faster than it.
-    quick = [one for one in kept if one.is_baseline or one.verdict == "faster" or base not in kept]
+    quick = [s for s in allowed if s.is_baseline or s.verdict == "faster" or base not in allowed]
     chosen, equals = _smallest_of_fastest(quick) if quick else (base, [])
     if chosen.is_baseline:
         chosen = base
@@ -85,7 +85,7 @@ def summarize(source: Source) -> Summary:
         chosen,
         _headline(source, chosen, len(measured)),
         _facts(source, chosen),
-        [*_reasons(source, chosen, equals, kept), *_alternatives(source, chosen)],
+        [*_reasons(source, chosen, equals, allowed), *_alternatives(source, chosen)],
         _caveats(source, chosen),
     )
 
@@ -145,31 +145,30 @@ def _undecided(subject: ReportedArtifact, drop: Interval, max_drop: float) -> st
     )
 
 
-def faster(one: ReportedArtifact, other: ReportedArtifact) -> Speedup | None:
-    """Return how many times faster `one` is, round by round; None where that cannot be said."""
-    if one.row.machine != other.row.machine:
+def faster(subject: ReportedArtifact, other: ReportedArtifact) -> Speedup | None:
+    """Return how many times faster the first is, round by round; None where that cannot be said."""
+    if subject.row.machine != other.row.machine:
         return None
     try:
-        return speedup(other.row.launches_ms, one.row.launches_ms)
+        return speedup(other.row.launches_ms, subject.row.launches_ms)
     except InvalidOption:  # too few rounds, or a worker that failed on the way: no verdict
         return None
 
 
-_Choice = tuple[ReportedArtifact, list[ReportedArtifact]]
-
-
-def _smallest_of_fastest(kept: Sequence[ReportedArtifact]) -> _Choice:
+def _smallest_of_fastest(
+    subjects: Sequence[ReportedArtifact],
+) -> tuple[ReportedArtifact, list[ReportedArtifact]]:
     """The fastest artifact, or the smallest of those without a significant difference; and those others."""
-    fastest = max(kept, key=_speed)
+    fastest = max(subjects, key=_speed)
     ties = [
-        subject for subject in kept
+        subject for subject in subjects
         if subject is not fastest and (ratio := faster(subject, fastest)) and ratio.verdict == "no difference"
     ]  # fmt: skip
-    sized = [subject for subject in (fastest, *ties) if subject.size_bytes is not None]
-    if fastest.size_bytes is None:
-        return fastest, ties
-    chosen = min(sized, key=lambda subject: (subject.size_bytes or 0.0, -_speed(subject)))
-    return chosen, [subject for subject in (fastest, *ties) if subject is not chosen]
+    equals, best = [fastest, *ties], fastest
+    if fastest.size_bytes is not None:
+        sized = [subject for subject in equals if subject.size_bytes is not None]
+        best = min(sized, key=lambda subject: (subject.size_bytes or 0.0, -_speed(subject)))
+    return best, [subject for subject in equals if subject is not best]
 
 
 def _speed(subject: ReportedArtifact) -> float:
@@ -199,7 +198,7 @@ def _headline(source: Source, chosen: ReportedArtifact, measured: int) -> str:
 
 
 def _budget(source: Source) -> str:
-    unit = next((one.drop_unit for one in source.measured if one.drop is not None), "points")
+    unit = next((subject.drop_unit for subject in source.measured if subject.drop is not None), "points")
     return f"{drop_text(source.budget.max_drop, unit)} {unit}"
 
 
@@ -232,20 +231,20 @@ def _reasons(
     source: Source,
     chosen: ReportedArtifact,
     equals: Sequence[ReportedArtifact],
-    kept: Sequence[ReportedArtifact],
+    allowed: Sequence[ReportedArtifact],
 ) -> list[str]:
     sentences = []
-    others = len(source.measured) - 1
+    count = len(source.measured)
     if chosen.is_baseline:
-        slow = [s.label for s in kept if not s.is_baseline]
+        slow = [s.label for s in allowed if not s.is_baseline]
         return [f"No loss of accuracy, but no significant speed-up: {listed(slow)}."] if slow else []
     if equals:
-        told = listed([f"{s.label} ({bytes_text(s.size_bytes)})" for s in equals])
+        names = listed([f"{s.label} ({bytes_text(s.size_bytes)})" for s in equals])
         smallest = any((s.size_bytes or 0.0) > (chosen.size_bytes or 0.0) for s in equals)
         better = f"it is smaller ({bytes_text(chosen.size_bytes)})" if smallest else "its median is the best"
-        sentences.append(f"Its speed does not differ significantly from that of {told}; {better}.")
-    elif others > 1:
-        kind = "" if len(kept) == others + 1 else f" of the {len(kept)} that kept their accuracy"
+        sentences.append(f"Its speed does not differ significantly from that of {names}; {better}.")
+    elif count > 2:
+        kind = "" if len(allowed) == count else f" of the {len(allowed)} that kept their accuracy"
         sentences.append(f"Faster than every other{kind}.")
     accuracy = chosen.row.accuracy
     if accuracy is not None and accuracy.agreement is not None:
@@ -279,16 +278,15 @@ def _caveats(source: Source, chosen: ReportedArtifact | None) -> list[str]:
     if noise.get("noisy"):
         cautions += [f"Noisy run: {reason}." for reason in noise.get("reasons") or ["no reason was recorded"]]
     if machines := source.results.machines:
-        said = "each row is compared with the baseline of its own"
-        cautions.append(f"Several measurements ({listed(list(machines))}): {said}.")
+        names = listed(list(machines))
+        cautions.append(f"Several measurements ({names}): each row is compared with the baseline of its own.")
     cautions += _slow_int8(source.measured)
     if chosen is not None:
         cautions += _weak_accuracy(chosen, source.budget.max_drop)
         cautions += [f"{chosen.label}: {text}." for text in chosen.row.warnings]
-    for status, said in (("failed", "failed"), ("not run", "could not run here")):
-        names = [s.label for s in source.subjects if s.row.status == status]
-        if names:
-            cautions.append(f"{listed(names)} {said}; the reasons are below.")
+    for status, words in (("failed", "failed"), ("not run", "could not run here")):
+        if unmeasured := [s.label for s in source.subjects if s.row.status == status]:
+            cautions.append(f"{listed(unmeasured)} {words}; the reasons are below.")
     return list(dict.fromkeys(cautions))
 
 
@@ -364,13 +362,13 @@ def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendati
     if chosen is None or chosen.is_baseline:
         return _none(source, summary.headline, summary.caveats)
     others = {
-        one.name: _why_not_this(one, chosen, source.budget)
-        for one in source.subjects
-        if one is not chosen and not one.is_baseline and one.name != BASELINE
+        s.name: _why_not_this(s, chosen, source.budget)
+        for s in source.subjects
+        if s is not chosen and not s.is_baseline and s.name != BASELINE
     }
     # FP32 on ONNX Runtime on the processor is about twice as fast as PyTorch, and the fairer comparison.
-    floats = (one for one in source.measured if one.row.engine == "onnxruntime" and one.family == "float")
-    onnx = next((one for one in floats if one.row.device == "cpu"), None)
+    floats = (s for s in source.measured if s.row.engine == "onnxruntime" and s.family == "float")
+    onnx = next((s for s in floats if s.row.device == "cpu"), None)
     over_onnx = faster(chosen, onnx) if onnx is not None and onnx is not chosen else None
     groups: dict[str, list[str]] = {}
     for name, reason in others.items():
@@ -392,10 +390,10 @@ def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendati
 
 def _none(source: Source, headline: str, caveats: Sequence[str]) -> Recommendation:
     """Nothing is faster within the budget: what comes nearest, and what speaks against it."""
-    others = [one for one in source.measured if not one.is_baseline and one.name != BASELINE]
-    quick = [one for one in others if one.verdict == "faster"]
-    near = min(quick, key=_largest_drop, default=None) or max(others, key=_gain, default=None)
-    reasons = {one.name: why_not(one, source.budget) or "not surely faster" for one in others}
+    subjects = [s for s in source.measured if not s.is_baseline and s.name != BASELINE]
+    quick = [subject for subject in subjects if subject.verdict == "faster"]
+    near = min(quick, key=_largest_drop, default=None) or max(subjects, key=_gain, default=None)
+    reasons = {s.name: why_not(s, source.budget) or "not surely faster" for s in subjects}
     text = headline.rstrip(".")
     if near is not None:
         speed = " ".join(speedup_text(near.speedup)) if near.speedup else figure(near.latency_ms) + " ms"
@@ -403,9 +401,9 @@ def _none(source: Source, headline: str, caveats: Sequence[str]) -> Recommendati
     return Recommendation("", near.name if near else "", f"{text}.", None, None, reasons, tuple(caveats))
 
 
-def _described(one: ReportedArtifact) -> str:
-    runtime = RUNTIMES.get(one.row.engine, one.row.engine)
-    return f"{one.label} ({one.row.precision} on {runtime})"
+def _described(subject: ReportedArtifact) -> str:
+    runtime = RUNTIMES.get(subject.row.engine, subject.row.engine)
+    return f"{subject.label} ({subject.row.precision} on {runtime})"
 
 
 def _gains(
@@ -432,18 +430,18 @@ def _gains(
     return ", ".join(parts)
 
 
-def _why_not_this(one: ReportedArtifact, chosen: ReportedArtifact, budget: Budget) -> str:
-    if not one.is_measured:
-        return "failed" if one.row.status == "failed" else "could not run here"
-    ratio = faster(chosen, one)
+def _why_not_this(subject: ReportedArtifact, chosen: ReportedArtifact, budget: Budget) -> str:
+    if not subject.is_measured:
+        return "failed" if subject.row.status == "failed" else "could not run here"
+    ratio = faster(chosen, subject)
     is_equal = ratio is not None and ratio.verdict == "no difference"
-    return why_not(one, budget) or ("no faster" if is_equal else "slower")
+    return why_not(subject, budget) or ("no faster" if is_equal else "slower")
 
 
-def _gain(one: ReportedArtifact) -> float:
-    return one.speedup.value if one.speedup else 0.0
+def _gain(subject: ReportedArtifact) -> float:
+    return subject.speedup.value if subject.speedup else 0.0
 
 
-def _largest_drop(one: ReportedArtifact) -> tuple[float, float]:
-    drop = one.drop or Interval(math.inf)
-    return drop.value if drop.high is None else drop.high, -_gain(one)
+def _largest_drop(subject: ReportedArtifact) -> tuple[float, float]:
+    drop = subject.drop or Interval(math.inf)
+    return drop.value if drop.high is None else drop.high, -_gain(subject)

@@ -278,9 +278,7 @@ def test_pytorch_runs_in_its_other_modes_as_rows_of_their_own(
     assert results.rows[2].contains == "host to host: one forward(), traced and frozen"
 
 
-def test_further_models_are_measured_as_they_are(
-    torch_model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_further_models_are_measured_as_they_are(torch_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     workers_here.install(monkeypatch)
     results = qcompile.benchmark(
         {"net": torch_model}, baseline="net", models={"again": torch_model}, torch_modes=["half"],
