@@ -102,6 +102,17 @@ def test_metrics_that_need_no_labels_work_without(
             assert off.drop.value > 0
 
 
+def test_outputs_of_another_name_are_compared_by_their_position(
+    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = onnx.load(tiny_file("mlp"))
+    model.graph.node[-1].output[0] = model.graph.output[0].name = "other"
+    onnx.save(model, tmp_path / "renamed.onnx")
+    artifacts = {"base": str(tiny_file("mlp")), "renamed": str(tmp_path / "renamed.onnx")}
+    row = judged(artifacts, samples("mlp", 20), "top1")["renamed"]
+    assert (row.accuracy.agreement, row.difference.passed) == (1.0, True)
+
+
 def test_what_is_wrong_with_labels_or_metric_is_said_before_measuring(
     tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
 ) -> None:
