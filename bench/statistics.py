@@ -271,14 +271,8 @@ def resampled_interval(
     samples the interval is [0, 0], and yet up to about `3 / n` of all samples may change (Hanley and
     Lippman-Hand, JAMA 249, 1983). The draws depend on the number of units alone.
 
-    Args:
-        units: How many there are.
-        drop: How often each unit was drawn, [resamples, units], to the drops [resamples], which may be NaN.
-        confidence: Share of data sets whose interval is to hold the true drop.
-        count: Number of resamples.
-
-    Returns:
-        Its ends; None of fewer than `FEWEST_UNITS` units, or where no resample has a value.
+    `drop` takes how often each unit was drawn, [resamples, units], and gives drops [resamples], which may be
+    NaN. There is no interval of fewer than `FEWEST_UNITS` units, or where no resample has a value.
     """
     if units < FEWEST_UNITS:
         return None

@@ -241,8 +241,7 @@ def _wants_to_run() -> bool:
 def time_clients(runners: Sequence[Any], feeds: Feeds, seconds: float) -> tuple[list[int], int]:
     """Let one client per runner call in a closed loop; a runner may serve several threads.
 
-    Returns:
-        The nanoseconds of every call, and those from the common start to the end of the last call.
+    Returns the nanoseconds of every call, and those from the common start to the end of the last call.
     """
     calls = [runner.prepare(feeds) for runner in runners]
     for call in calls:
@@ -288,9 +287,7 @@ _WARM_UP_ROUNDS = 3
 def time_in_flight(inferences: Sequence[InFlight], seconds: float) -> tuple[list[int], int]:
     """Keep all inferences under way: as soon as the oldest is done, it is started again.
 
-    Returns:
-        The nanoseconds of each inference, from its start until its outputs were waited for, and those from
-        the first start to the end of the last.
+    Returns the nanoseconds of each inference, from its start until its outputs were waited for, and of all.
     """
     for _ in range(_WARM_UP_ROUNDS):
         for inference in inferences:

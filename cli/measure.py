@@ -62,8 +62,9 @@ def bench() -> None:
 def measure(session: Session, given: BenchCommand) -> int:
     """Print the table of what was measured."""
     from ..bench.benchmark import benchmark
-    from ..bench.results.render import save_csv, save_markdown
+    from ..bench.results.render import markdown, save_csv
     from ..bench.results.results import BenchInterrupted
+    from ..files import write_text
 
     try:
         results = benchmark(
@@ -77,7 +78,7 @@ def measure(session: Session, given: BenchCommand) -> int:
     if given.csv is not None:
         save_csv(results, given.csv)
     if given.markdown is not None:
-        save_markdown(results, given.markdown)
+        write_text(given.markdown, markdown(results))
     session.json(results.as_json())
     present_results(session, results)
     if results.interrupted:
@@ -127,17 +128,17 @@ for _command in (measure, compare):
 def gate(session: Session, given: GateCommand) -> int:
     """Print the table of checks, and why one failed."""
     from ..bench.gate.gate import gate as judge
-    from ..bench.gate.gate import notes_of, save_junit, save_markdown
-    from ..files import check_output
+    from ..bench.gate.gate import junit, markdown, notes_of
+    from ..files import check_output, write_text
 
     for path in (given.junit, given.markdown):
         if path is not None:
             check_output(path)
     result = judge(given.old, given.new, given, progress=session.progress)
     if given.junit is not None:
-        save_junit(result, given.junit)
+        write_text(given.junit, junit(result))
     if given.markdown is not None:
-        save_markdown(result, given.markdown)
+        write_text(given.markdown, markdown(result))
     session.json(result.as_json())
     session.table(gate_table(result))
     for note in notes_of(result):

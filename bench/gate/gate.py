@@ -14,7 +14,6 @@ from ...artifact import digest_artifact, is_manifest, read_manifest
 from ...engines.gpu import is_every_gpu
 from ...errors import EngineUnavailable, InvalidOption, QCompileError
 from ...figures import DASH
-from ...files import write_text
 from ...model.session import usable_cores
 from ...plain_text import plain
 from ...progress import Progress, silent
@@ -117,10 +116,6 @@ class GateResult:
 # class is the artifact and the name is the check.
 
 
-def save_junit(result: GateResult, path: Path) -> None:
-    write_text(path, junit(result))
-
-
 def junit(result: GateResult) -> str:
     """Return the XML. What is undecided is skipped, with its reason; with `strict` it is a failure."""
     cases = list(result.checks())
@@ -166,10 +161,6 @@ _HEADER = ("artifact", "check", "old", "new", "change", "verdict")
 WORDS: dict[State, str] = {
     "passed": "passed", "failed": "FAILED", "undecided": "undecided", "skipped": "not judged",
 }  # fmt: skip
-
-
-def save_markdown(result: GateResult, path: Path) -> None:
-    write_text(path, markdown(result))
 
 
 def markdown(result: GateResult) -> str:

@@ -134,16 +134,11 @@ def measure(
     An artifact that fails is left out of further rounds, and its process is ended; the others go on. Without
     a baseline there is nothing to compare with, but the others get the rounds that their own figures need.
 
-    Args:
-        workers: Name to worker of the first launch, the baseline among them.
-        relaunch: Ends these and starts new ones of all that have not failed; it sets `failure` of those that
-            do not start.
-        timed: Name to where its times go; what is there when this is interrupted is whole.
-        options: `max_time_s`: no launch is begun that would not end before this, and no round after it, but
-            the first eight; launches behind the first and their warm-up are contained. `precision_target`:
-            stop once the interval of every speed-up is narrower (0.02: two percent).
-        launch_s: What a launch takes, before the first of them was timed.
-        decided: Asked at the end of a launch whether to stop, in place of `precision_target`.
+    `relaunch` ends the workers and starts new ones of all that have not failed; it sets `failure` of those
+    that do not start. What is in `timed` when this is interrupted is whole. Of `options`, no launch is begun
+    that would not end before `max_time_s`, and no round after it, but the first eight; launches behind the
+    first and their warm-up are contained. `decided` is asked at the end of a launch whether to stop, in place
+    of `precision_target`. `launch_s` is what a launch takes, before the first of them was timed.
     """
     budget = _Budget(options, launch_s, decided)
     orders = rounds(list(workers))  # go on over launches, so that all of them together are balanced

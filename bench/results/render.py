@@ -312,10 +312,6 @@ def _csv_cell(value: Mapping[str, Any], group: str, part: str = "") -> Any:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
-def save_markdown(results: Results, path: Path) -> None:
-    write_text(path, markdown(results))
-
-
 def markdown(results: Results) -> str:
     table = markdown_table(results)
     settings = results.settings

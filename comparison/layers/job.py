@@ -174,10 +174,7 @@ def open_tapped(
 ) -> Iterator[Run]:
     """Yield the artifact with tensors of its graph to be read; without names as it is, for its own outputs.
 
-    Args:
-        folder: Where files of this run may lie.
-        io: Inputs and outputs of an engine that does not say.
-        debug: Debug tensors of an engine, which it shows beside its outputs.
+    Files of the run may lie in `folder`; an engine shows the tensors `debug` beside its outputs.
     """
     if not names:
         with load(str(path), threads=threads, io=io, trust=True) as runner:
