@@ -291,7 +291,6 @@ def _intervals(
     values: Sequence[tuple[ReportedArtifact, Interval | Speedup, str]], scale: Scale, title: str, label: str,
     reference: tuple[float, str, str], form: str = "{}",
 ) -> str:  # fmt: skip
-    """Rows of a mark with its interval, and a line at the reference."""
     rows: list[Row] = []
     for s, interval, words in values:
         track = ""
@@ -337,7 +336,6 @@ def _lines(
     lines: Sequence[tuple[ReportedArtifact, Sequence[svg.Label]]], height: int, label: str, grid: str,
     minor: Sequence[svg.Label] = (),
 ) -> str:  # fmt: skip
-    """Lines through marks with their tips, each with the number of its artifact at its end."""
     drawing, ends = grid, []
     for index, (s, points) in enumerate(lines):
         dashes = svg.DASHES[index // 2 % len(svg.DASHES)]
@@ -353,7 +351,6 @@ def _plane(drawing: str, height: int, label: str) -> str:
 
 
 def _whisker(x: float, y: Scale, low: float | None, high: float | None, family: str, **style: Any) -> str:
-    """A vertical line over an interval; nothing where an end is missing."""
     return "" if low is None or high is None else line((x, y.at(low)), (x, y.at(high)), family, **style)
 
 

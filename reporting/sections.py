@@ -122,17 +122,14 @@ def accuracy_section(source: Source) -> Section:
         for s in dropped
         if s.row.accuracy and (share := s.row.accuracy.agreement) is not None
     ]
-    tables = []
-    if agreement:
-        columns = ("artifact", "same prediction", "output SNR")
-        tables.append(Table("How often artifacts answer as the baseline does.", columns, agreement))
+    caption, columns = "How often artifacts answer as the baseline does.", ("artifact", "same prediction")
+    tables = [Table(caption, (*columns, "output SNR"), agreement)] if agreement else []
     tables += [table for s in dropped if (table := _classes(s))]
     drawn = Drawn(chart, f"Drop of {metric} against {base.label if base else 'the baseline'}", note)
     return Section(lead, [drawn], tables)
 
 
 def sweep_section(source: Source, key: Curve) -> Section:
-    """Throughput against latency over batch sizes, clients, or inferences in flight."""
     word, option = _SWEEPS[key]
     chart = drawing.curves_chart(source.measured, key, word)
     if not chart:
@@ -169,7 +166,6 @@ def costs_section(source: Source) -> Section:
 
 
 def history_section(source: Source) -> Section:
-    """Speed-ups over the runs that were written to the same file."""
     earlier = [run for run in source.results.history or () if isinstance(run, Mapping)]
     now = {
         "created": source.results.created or "now",
@@ -200,8 +196,7 @@ def _result(subject: ReportedArtifact, chosen: ReportedArtifact | None) -> list[
         for column in columns_of("report")
     }
     if not subject.is_measured:
-        status = "no latency" if row.status == "measured" else row.status
-        cells["latency"] = Cell(DASH, status)
+        cells["latency"] = Cell(DASH, subject.status)
         return [name, *cells.values()]
     tone = {"faster": "good", "slower": "bad"}.get(subject.verdict, "")
     compared = "\n".join(filter(None, (text.interval, text.verdict)))
@@ -210,15 +205,13 @@ def _result(subject: ReportedArtifact, chosen: ReportedArtifact | None) -> list[
         is_worse = drop.low is not None and drop.low > 0
         cells["drop"] = Cell(text.drop, text.drop_interval, tone="bad" if is_worse else "")
     cells["latency"] = Cell(text.latency, " · ".join(text.tail.split()))
-    is_baseline = subject.is_baseline
-    cells["speedup"] = (
-        Cell(text.speedup, "baseline") if is_baseline else Cell(text.speedup, compared, tone=tone)
-    )
+    cells["speedup"] = Cell(text.speedup, compared, tone=tone)
+    if subject.is_baseline:
+        cells["speedup"] = Cell(text.speedup, "baseline")
     return [name, *cells.values()]
 
 
 def _classes(subject: ReportedArtifact) -> Table | None:
-    """The classes whose value changed most; None where none did."""
     rows = [
         [
             Cell(str(change.label)), Cell(f"{change.baseline:.2%}"), Cell(f"{change.value:.2%}"),
@@ -262,11 +255,11 @@ def times_section(source: Source) -> Section:
     timed = [s for s in source.measured if s.row.layer_times_ms]
     if not timed:
         return Section(missing="layer times were not measured (`layer_times`)")
-    tables = []
-    for s in timed:
-        caption = f"{s.label}: medians by the runtime's profiler, which slows the layers."
-        rows = [[*map(Cell, cells)] for cells in slowest_layers(s.row)]
-        tables.append(Table(caption, ("layer", "ms", "share"), rows))
+    about, columns = "medians by the runtime's profiler, which slows the layers.", ("layer", "ms", "share")
+    tables = [
+        Table(f"{s.label}: {about}", columns, [[*map(Cell, cells)] for cells in slowest_layers(s.row)])
+        for s in timed
+    ]
     return Section(tables=tables)
 
 
@@ -332,11 +325,9 @@ def failures_section(source: Source) -> Section:
     for subject in source.subjects:
         if subject.is_measured:
             continue
-        row = subject.row
-        status = "no latency" if row.status == "measured" else row.status
-        rows.append(row_of(subject, status, words(row.reason)))
-        if row.output_tail:
-            blocks.append(Block(f"Last output of {subject.label}", row.output_tail, folded=True))
+        rows.append(row_of(subject, subject.status, words(subject.row.reason)))
+        if subject.row.output_tail:
+            blocks.append(Block(f"Last output of {subject.label}", subject.row.output_tail, folded=True))
     items = warning_lines(source.results)
     if not rows and not items:
         return Section(missing="every artifact was measured, and none has a warning")
@@ -345,7 +336,6 @@ def failures_section(source: Source) -> Section:
 
 
 def environment_section(source: Source) -> Section:
-    """The machine, and what changed on it while it was measured."""
     environment = source.results.environment
     noise = environment.get("noise")
     if isinstance(noise, Mapping):
@@ -391,7 +381,6 @@ def _values(caption: str, **columns: Mapping[str, Any]) -> list[Table]:
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings become dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
         if isinstance(value, Mapping) and value:

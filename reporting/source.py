@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 NO_BUDGET = Budget()
 LONGEST_NAME = 48
 
-_LOW = ("fp8", "float8", "mxfp8", "int4", "uint4", "fp4", "float4", "nvfp4")
-
 Family = Literal["float", "half", "int8", "low", "mixed"]
+_PRECISIONS: dict[Family, tuple[str, ...]] = {
+    "float": ("fp32", "float32", "float", "tf32", "fp64", "float64", "double"),
+    "half": ("fp16", "float16", "half", "bf16", "bfloat16"), "int8": ("int8", "uint8"),
+}  # fmt: skip
+_LOW = ("fp8", "float8", "mxfp8", "int4", "uint4", "fp4", "float4", "nvfp4")
 FAMILIES: dict[Family, str] = {
     "float": "FP32", "half": "FP16, BF16", "int8": "INT8", "low": "FP8, INT4", "mixed": "other",
 }  # fmt: skip
@@ -52,7 +55,6 @@ class ReportedArtifact:
 
     @property
     def family(self) -> Family:
-        """Group of its precision, which decides its colour."""
         return family_of(self.row.precision)
 
     @property
@@ -62,6 +64,11 @@ class ReportedArtifact:
     @property
     def is_measured(self) -> bool:
         return self.row.status == "measured" and self.row.latency is not None
+
+    @property
+    def status(self) -> str:
+        """Of one that has no figures."""
+        return "no latency" if self.row.status == "measured" else self.row.status
 
     @property
     def latency_ms(self) -> float | None:
@@ -92,8 +99,6 @@ class ReportedArtifact:
 
 @dataclass(frozen=True)
 class Source:
-    """Everything a report shows, with texts that can be shown."""
-
     subjects: Sequence[ReportedArtifact]
     results: Results
     layers: Sequence[tuple[str, LayerDiff]] = ()
@@ -147,15 +152,9 @@ def read_source(
 
 
 def family_of(precision: str) -> Family:
-    """Return the group of a precision as manifests and layers spell it."""
     name = precision.lower()
-    if name in ("fp32", "float32", "float", "tf32", "fp64", "float64", "double"):
-        return "float"
-    if name in ("fp16", "float16", "half", "bf16", "bfloat16"):
-        return "half"
-    if name in ("int8", "uint8"):
-        return "int8"
-    return "low" if name.startswith(_LOW) else "mixed"
+    family = next((family for family, names in _PRECISIONS.items() if name in names), None)
+    return family or ("low" if name.startswith(_LOW) else "mixed")
 
 
 @dataclass(frozen=True)

@@ -253,7 +253,6 @@ def _reasons(
 
 
 def _alternatives(source: Source, chosen: ReportedArtifact) -> list[str]:
-    """What the extremes would give, where they are not what is recommended."""
     sentences = []
     measured = source.measured
     fastest = max(measured, key=_speed)
@@ -291,7 +290,6 @@ def _caveats(source: Source, chosen: ReportedArtifact | None) -> list[str]:
 
 
 def _slow_int8(measured: Sequence[ReportedArtifact]) -> list[str]:
-    """INT8 artifacts that are slower than the fastest float artifact of the same engine."""
     cautions = []
     for quantized in (s for s in measured if s.family in ("int8", "low")):
         floats = [s for s in measured if s.family == "float" and s.row.engine == quantized.row.engine]
