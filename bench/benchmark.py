@@ -22,14 +22,14 @@ from ..spec.measure import BenchOptions, BenchSpec
 from ..spec.option import fields_of
 from ..spec.words import CUDA_GRAPH
 from ..tensors import format_shape, samples_in
-from .measuring import side_figures
-from .measuring.environment import Effort, environment, find_nvml, noise, state
-from .measuring.rounds import Decided, TimingSeries, measure
+from . import side_figures
+from .environment import Effort, environment, find_nvml, noise, state
 from .metrics import accuracy
 from .outputs import shared_io, timing_feeds
 from .recorder import Recorder
 from .results.results import BenchInterrupted, Results, earlier_runs, join_results, now, save_results
 from .results.row import Row
+from .rounds import Decided, TimingSeries, measure
 from .runnables import WorkerPool, choose_runnables, row_of
 from .statistics import CONFIDENCE
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from ..errors import ArtifactError, InvalidOption, QCompileError
 from ..model.graph import WeightsHeld
-from .measuring.rounds import TimingSeries
 from .results.row import Latency, Row, WarmUp
+from .rounds import TimingSeries
 from .statistics import percentile, speedup
 
 _QUANTILES = 101

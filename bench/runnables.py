@@ -16,10 +16,10 @@ from ..processes.worker import Worker
 from ..progress import Progress
 from ..spec.measure import BenchSpec
 from ..spec.words import CUDA_GRAPH
-from .measuring.rounds import TimingSeries
 from .outputs import RunnableArtifact, describe, parse_interpreters, short_name, start
 from .recorder import Recorder
 from .results.row import ColdStart, Row
+from .rounds import TimingSeries
 
 
 def choose_runnables(

@@ -81,7 +81,7 @@ class WorkerSession:
         spent = time.perf_counter_ns() - start
 
         from ..artifact import tool_versions
-        from .measuring.environment import measured_packages
+        from .environment import measured_packages
 
         packages = measured_packages()  # that could be what it measures
         return {

@@ -15,7 +15,7 @@ from .verb import Verb, verb
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..bench.gate.gate import GateResult
+    from ..bench.gate import GateResult
 
 _ARGUMENTS = "qcompile.bench.arguments"
 _MEASURE = "measure"
@@ -127,8 +127,8 @@ for _command in (measure, compare):
 )
 def gate(session: Session, given: GateCommand) -> int:
     """Print the table of checks, and why one failed."""
-    from ..bench.gate.gate import gate as judge
-    from ..bench.gate.gate import junit, markdown, notes_of
+    from ..bench.gate import gate as judge
+    from ..bench.gate import junit, markdown, notes_of
     from ..files import check_output, write_text
 
     for path in (given.junit, given.markdown):
@@ -156,7 +156,7 @@ def gate(session: Session, given: GateCommand) -> int:
 
 def gate_table(result: GateResult) -> Table:
     """Return the table of a gate, one row for each check."""
-    from ..bench.gate.gate import cells_of
+    from ..bench.gate import cells_of
 
     table = make_table(
         f"{result.machine} · {result.threads} threads", "artifact", "check", "old", "new", "change", "verdict"

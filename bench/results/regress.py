@@ -16,7 +16,7 @@ from ...errors import InvalidOption
 from ...spec.decode import spec_from_call
 from ...spec.measure import CompareSpec
 from ...spec.words import CUDA_GRAPH
-from ..measuring.environment import machine_of, machine_text
+from ..environment import machine_of, machine_text
 from ..statistics import FEWEST_ROUNDS, Launches, Speedup, level_of, logarithms, speedup_with_interval
 from .results import Results
 from .row import Row, Unit

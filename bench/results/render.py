@@ -16,7 +16,7 @@ from ...figures import DASH, bytes_text, figure, saved, times
 from ...files import write_text
 from ...plain_text import plain
 from ...spec.engines import rows
-from ..measuring.environment import machine_text
+from ..environment import machine_text
 from ..statistics import CONFIDENCE, DROP_CONFIDENCE, Speedup
 from .results import Results
 from .row import Row

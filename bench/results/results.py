@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from ...errors import ArtifactError
 from ...figures import finite
 from ...files import require_file, write_json
-from ..measuring.environment import machine_text
+from ..environment import machine_text
 from .row import Row, upgrade
 
 KIND = "qcompile.results"

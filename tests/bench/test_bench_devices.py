@@ -13,12 +13,12 @@ from commands import MakePath
 
 import qcompile
 from qcompile.bench import benchmark as every_gpu
-from qcompile.bench.measuring.side_figures import measure_gpu_latencies, sweep_at_once
 from qcompile.bench.recorder import Recorder
 from qcompile.bench.results.render import render
 from qcompile.bench.results.results import BenchInterrupted, Results, load_results
 from qcompile.bench.results.row import Row
 from qcompile.bench.runnables import choose_runnables, row_of
+from qcompile.bench.side_figures import measure_gpu_latencies, sweep_at_once
 from qcompile.bench.statistics import Speedup
 from qcompile.engines import gpu as driver
 from qcompile.engines.gpu import Gpu, find_gpus, parse_devices, why_no_gpu

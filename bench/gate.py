@@ -10,26 +10,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
 
-from ...artifact import digest_artifact, is_manifest, read_manifest
-from ...engines.gpu import is_every_gpu
-from ...errors import EngineUnavailable, InvalidOption, QCompileError
-from ...figures import DASH
-from ...model.session import usable_cores
-from ...plain_text import plain
-from ...progress import Progress, silent
-from ...spec.decode import shared, spec_from_call
-from ...spec.measure import BenchSpec, GateOptions
-from ..benchmark import benchmark
-from ..measuring.environment import environment, machine_text
-from ..outputs import Interpreters, describe, parse_interpreters, short_name
-from ..results.render import markdown_cell
-from ..results.results import now
-from .checks import Check, Slowdown, State, checks_of, is_decided, slowdown
+from ..artifact import digest_artifact, is_manifest, read_manifest
+from ..engines.gpu import is_every_gpu
+from ..errors import EngineUnavailable, InvalidOption, QCompileError
+from ..figures import DASH
+from ..model.session import usable_cores
+from ..plain_text import plain
+from ..progress import Progress, silent
+from ..spec.decode import shared, spec_from_call
+from ..spec.measure import BenchSpec, GateOptions
+from .benchmark import benchmark
+from .environment import environment, machine_text
+from .gate_checks import Check, Slowdown, State, checks_of, is_decided, slowdown
+from .outputs import Interpreters, describe, parse_interpreters, short_name
+from .results.render import markdown_cell
+from .results.results import now
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ...spec.keywords import GateKeywords
+    from ..spec.keywords import GateKeywords
 
 KIND = "qcompile.gate"
 SCHEMA_VERSION = 1

@@ -18,11 +18,11 @@ from itertools import cycle
 from statistics import median
 from typing import Any, Literal, TypeVar
 
-from ...errors import QCompileError
-from ...processes.worker import Worker
-from ...spec.measure import BenchOptions
-from ..results.row import WarmUp
-from ..statistics import FEWEST_ROUNDS, ratio_level, speedup_with_interval
+from ..errors import QCompileError
+from ..processes.worker import Worker
+from ..spec.measure import BenchOptions
+from .results.row import WarmUp
+from .statistics import FEWEST_ROUNDS, ratio_level, speedup_with_interval
 
 LIMIT_S = 10.0
 LEAST_S = 0.3

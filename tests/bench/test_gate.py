@@ -18,7 +18,8 @@ from msgspec import structs
 from numpy.typing import NDArray
 from scipy import stats
 
-from qcompile.bench.gate.checks import (
+from qcompile.bench.gate import GateResult, PairResult, junit, markdown
+from qcompile.bench.gate_checks import (
     MOST_LAUNCHES,
     Check,
     Decision,
@@ -34,9 +35,8 @@ from qcompile.bench.gate.checks import (
     size_check,
     slowdown,
 )
-from qcompile.bench.gate.gate import GateResult, PairResult, junit, markdown
-from qcompile.bench.measuring.rounds import TimingSeries, measure
 from qcompile.bench.results.row import Accuracy, Difference, Interval, Latency, Row
+from qcompile.bench.rounds import TimingSeries, measure
 from qcompile.spec.measure import BenchOptions, GateOptions
 
 LIMITS = GateOptions(evaluation="labels")

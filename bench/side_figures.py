@@ -9,15 +9,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...engines.gpu import parse_device
-from ...errors import QCompileError, WorkerError
-from ...processes.arrays import save_arrays
-from ...processes.worker import Worker
-from ...progress import Progress
-from ...tensors import Feeds
-from ..recorder import Recorder, latency_of
-from ..results.row import Curve, CurvePoint, Energy, GpuLatency
+from ..engines.gpu import parse_device
+from ..errors import QCompileError, WorkerError
+from ..processes.arrays import save_arrays
+from ..processes.worker import Worker
+from ..progress import Progress
+from ..tensors import Feeds
 from .environment import find_nvml, read_system
+from .recorder import Recorder, latency_of
+from .results.row import Curve, CurvePoint, Energy, GpuLatency
 from .rounds import TimingSeries, ask_timing, warm_up
 
 _GPU_CALLS = 50

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure
-from ...spec.measure import GateOptions
-from ..measuring.rounds import TimingSeries
-from ..results.row import Interval, Row
-from ..statistics import CONFIDENCE, FEWEST_ROUNDS, Launches, half_width, ratio_level
+from ..figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure
+from ..spec.measure import GateOptions
+from .results.row import Interval, Row
+from .rounds import TimingSeries
+from .statistics import CONFIDENCE, FEWEST_ROUNDS, Launches, half_width, ratio_level
 
 Kind = Literal["run", "latency", "size", "accuracy", "outputs"]
 State = Literal["passed", "failed", "undecided", "skipped"]
@@ -155,7 +155,7 @@ def change_text(ratio: float, of: Sequence[float] = ()) -> str:
 # ten looks and 5% on both sides together the level of each is 1.06%, so the intervals of 99% (`CONFIDENCE`)
 # at most ten times err at most 2.5% on each side, where processes differ no more than the prior says. This
 # is the error at the limit itself. A version that is as fast as the old one is a whole limit away from it:
-# a false alarm needs an error of the limit and half the interval. `tests/bench/gate/test_gate.py` has the
+# a false alarm needs an error of the limit and half the interval. `tests/bench/test_gate.py` has the
 # rates of other machines.
 #
 # One or two launches cannot show how far processes differ, and a prior that is too narrow would be believed.

@@ -13,8 +13,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from qcompile.bench.measuring import environment as nvml_module
-from qcompile.bench.measuring.environment import (
+from qcompile.bench import environment as nvml_module
+from qcompile.bench.environment import (
     Effort,
     Nvml,
     NvmlError,
@@ -23,7 +23,7 @@ from qcompile.bench.measuring.environment import (
     noise,
     state,
 )
-from qcompile.bench.measuring.side_figures import rapl_counter
+from qcompile.bench.side_figures import rapl_counter
 from qcompile.engines.gpu import why_no_gpu
 
 QUIET: dict[str, Any] = {

@@ -15,12 +15,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from ...artifact import tool_versions
-from ...engines.gpu import bus_id
-from ...engines.registry import names, packages_of
-from ...errors import first_line
-from ...machine_memory import machine_bytes
-from ...processor import processor
+from ..artifact import tool_versions
+from ..engines.gpu import bus_id
+from ..engines.registry import names, packages_of
+from ..errors import first_line
+from ..machine_memory import machine_bytes
+from ..processor import processor
 
 
 def measured_packages() -> dict[str, str]:
