@@ -216,18 +216,13 @@ def test_each_gpu_is_measured_for_itself_and_the_processor_once(
     bench = Bench()
     results = measure(bench)
     assert [spec.devices for _, spec in bench.asked] == [("cuda:0",), ("cuda:1",)]
-    assert [list(artifacts) for artifacts, _ in bench.asked] == [
-        ["pytorch", "engine", "vino"],
-        ["pytorch", "engine"],
-    ]
+    first, second = (list(artifacts) for artifacts, _ in bench.asked)
+    assert (first, second) == (["pytorch", "engine", "vino"], ["pytorch", "engine"])
     assert [(row.name, row.machine, row.device) for row in results.rows] == [
-        ("pytorch", "cuda:0", "cuda:0"),
-        ("engine", "cuda:0", "cuda:0"),
-        ("vino", "cuda:0", "cpu"),
-        ("late", "cuda:0", "cpu"),
-        ("pytorch (cuda:1)", "cuda:1", "cuda:1"),
+        ("pytorch", "cuda:0", "cuda:0"), ("engine", "cuda:0", "cuda:0"), ("vino", "cuda:0", "cpu"),
+        ("late", "cuda:0", "cpu"), ("pytorch (cuda:1)", "cuda:1", "cuda:1"),
         ("engine (cuda:1)", "cuda:1", "cuda:1"),
-    ]
+    ]  # fmt: skip
     assert load_results(tmp_path / "results.json").as_json() == results.as_json()
 
 

@@ -288,41 +288,29 @@ SOFTMAX = np.concatenate([per_class(1e-9), 1 - SCORES[..., None]], axis=2)
 SIGMOID = per_class(1e-9)
 
 
+BATCH = {  # it says how many count
+    "num_dets": np.array([[2]], np.int32), "det_boxes": padded(BOXES, by=3),
+    "det_scores": padded(SCORES[..., None], by=3)[..., 0],
+    "det_classes": padded(LABELS[..., None], by=3)[..., 0],
+}  # fmt: skip
+ROWS = padded(BOXES, SCORES[..., None], LABELS[..., None], by=4, fill=0)
+DETR = "DETR: logits 'logits' (softmax, the last class is nothing), boxes 'pred_boxes' as shares of the input"
+
+
 @pytest.mark.parametrize(
     ("outputs", "said", "count"),
     [
         # Of one image, without an axis of images; then by type and shape, whatever they are called.
-        (
-            {"boxes": BOXES[0], "labels": LABELS[0], "scores": SCORES[0]},
-            "boxes 'boxes', labels 'labels', scores 'scores'",
-            2,
-        ),
+        ({"boxes": BOXES[0], "labels": LABELS[0], "scores": SCORES[0]},
+         "boxes 'boxes', labels 'labels', scores 'scores'", 2),
         ({"a": SCORES[0], "b": LABELS[0], "c": BOXES[0]}, "boxes 'c', labels 'b', scores 'a'", 2),
-        (  # A batch says how many count.
-            {
-                "num_dets": np.array([[2]], np.int32),
-                "det_boxes": padded(BOXES, by=3),
-                "det_scores": padded(SCORES[..., None], by=3)[..., 0],
-                "det_classes": padded(LABELS[..., None], by=3)[..., 0],
-            },
-            "boxes 'det_boxes', labels 'det_classes', scores 'det_scores'",
-            2,
-        ),
-        (
-            {"logits": np.log(SOFTMAX), "pred_boxes": SHARES},
-            "DETR: logits 'logits' (softmax, the last class is nothing), boxes 'pred_boxes' as shares of the "
-            "input",
-            2,
-        ),
+        (BATCH, "boxes 'det_boxes', labels 'det_classes', scores 'det_scores'", 2),
+        ({"logits": np.log(SOFTMAX), "pred_boxes": SHARES}, DETR, 2),
         # Its successors score the classes alone: every pair of query and class counts.
         ({"logits": np.log(SIGMOID / (1 - SIGMOID)), "boxes": SHARES}, "sigmoid", 6),
-        (
-            {"output0": padded(BOXES, SCORES[..., None], LABELS[..., None], by=4, fill=0)},
-            "rows 'output0': x1, y1, x2, y2, score, class",
-            2,
-        ),
+        ({"output0": ROWS}, "rows 'output0': x1, y1, x2, y2, score, class", 2),
     ],
-)
+)  # fmt: skip
 def test_a_form_says_its_outputs_and_the_same_boxes(
     outputs: dict[str, NDArray[Any]], said: str, count: int
 ) -> None:
