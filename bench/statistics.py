@@ -12,9 +12,8 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -131,8 +130,7 @@ _MEDIAN_VARIANCE = math.pi / 2.0  # of a median, in units of a mean's, for norma
 _MAD = 1.4826  # standard deviation of normal noise in units of its median absolute deviation
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """Mean of logarithms over launches, of the median over rounds, and how they vary.
 
     Attributes:

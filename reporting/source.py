@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..bench.results.render import render
 from ..bench.results.results import Results, load_results, read_results
@@ -157,8 +157,7 @@ def family_of(precision: str) -> Family:
     return family or ("low" if name.startswith(_LOW) else "mixed")
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """A chart, as HTML, with its words: a title and what to read from it."""
 
     chart: str
@@ -166,8 +165,7 @@ class Drawn:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A cell of a table: its text, a smaller line below, the artifact whose sign stands before it."""
 
     text: str
@@ -180,8 +178,7 @@ def row_of(subject: ReportedArtifact, *texts: str) -> list[Cell]:
     return [Cell(subject.label, subject=subject), *map(Cell, texts)]
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """A table; the columns `words` hold no figures, rows of a `narrow` one lie close to each other."""
 
     caption: str
@@ -192,8 +189,7 @@ class Table:
     narrow: bool = False
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     title: str
     text: str
     folded: bool = False

@@ -7,7 +7,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,7 @@ IGNORED_POSITION = -100
 _CLASSES_LAST: tuple[Task, ...] = ("token-classification", "language-model", "speech-recognition")
 
 
-@dataclass(frozen=True)
-class Truth:
+class Truth(NamedTuple):
     """What is known about a batch: classes or targets, first axis the samples; and where it came from."""
 
     labels: NDArray[Any] | None
