@@ -67,7 +67,7 @@ def write_report(
 def render(source: Source, *, name: str) -> str:
     """Return the page; `name` is that of the results file."""
     summary = summarize(source)
-    every = sections(source, summary.chosen)
+    every = sections(source, summary.recommended)
     used = {subject.family for subject in source.subjects}
     return template("page.html").render(
         summary=summary,
@@ -82,10 +82,10 @@ def render(source: Source, *, name: str) -> str:
     )
 
 
-def sections(source: Source, chosen: ReportedArtifact | None) -> list[Section]:
-    """Return every section, those with nothing to show too; `chosen` is the recommended artifact."""
+def sections(source: Source, recommended: ReportedArtifact | None) -> list[Section]:
+    """Return every section, those with nothing to show too; `recommended` is the recommended artifact."""
     every = {
-        "results": ("Results", parts.results_section(source, chosen)),
+        "results": ("Results", parts.results_section(source, recommended)),
         "speed": ("Speed-up", parts.speed_section(source)),
         "tradeoff": ("Accuracy, latency and size", parts.tradeoff_section(source)),
         "latency": ("Latency distributions", parts.latency_section(source)),

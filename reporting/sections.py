@@ -24,8 +24,8 @@ _SWEEPS: dict[Curve, tuple[str, str]] = {
 _CLASSES_SHOWN = 10
 
 
-def results_section(source: Source, chosen: ReportedArtifact | None) -> Section:
-    """The table that papers print; `chosen` is the recommended artifact."""
+def results_section(source: Source, recommended: ReportedArtifact | None) -> Section:
+    """The table that papers print; `recommended` is the recommended artifact."""
     columns = ["method", *(column.title_in("report") for column in columns_of("report"))]
     metric = next((s.row.accuracy.metric for s in source.measured if s.row.accuracy), "")
     unit = next((s.drop_unit for s in source.measured if s.drop), "points")
@@ -37,7 +37,7 @@ def results_section(source: Source, chosen: ReportedArtifact | None) -> Section:
     )
     if metric:
         caption += f"; accuracy: {metric}, its drop in {unit} with the {DROP_CONFIDENCE:.0%} interval"
-    table = Table(f"{caption}.", columns, [_result(subject, chosen) for subject in source.subjects])
+    table = Table(f"{caption}.", columns, [_result(subject, recommended) for subject in source.subjects])
     contains = sorted({s.row.contains for s in source.measured if s.row.contains})
     lead = f"A latency contains: {'; '.join(contains)}." if contains else ""
     details = columns_of("details")
@@ -111,9 +111,9 @@ def accuracy_section(source: Source) -> Section:
     samples = dropped[0].row.accuracy.samples if dropped[0].row.accuracy else None
     value = base.text.accuracy if base else DASH
     lead = f"{base.label if base else 'The baseline'} reaches {value} {metric} on {samples} samples."
-    chosen = source.results.settings.get("metric_note")
-    if chosen and isinstance(chosen, str):
-        lead += f" Accuracy is {chosen}."
+    reason = source.results.settings.get("metric_note")
+    if reason and isinstance(reason, str):
+        lead += f" Accuracy is {reason}."
     note = (
         f"Below 0 the artifact is better. The bar is the {DROP_CONFIDENCE:.0%} interval (paired bootstrap)."
     )
@@ -185,12 +185,12 @@ def history_section(source: Source) -> Section:
     return Section(lead, [drawn], signs=source.measured)
 
 
-def _result(subject: ReportedArtifact, chosen: ReportedArtifact | None) -> list[Cell]:
+def _result(subject: ReportedArtifact, recommended: ReportedArtifact | None) -> list[Cell]:
     row, text = subject.row, subject.text
     about = f"{text.runtime} · {row.precision} · {row.runs_on}" + (f" · {row.machine}" if row.machine else "")
     if subject.is_baseline:
         about = f"baseline · {about}"
-    name = Cell(subject.label, about, subject, tone="chosen" if subject is chosen else "")
+    name = Cell(subject.label, about, subject, tone="chosen" if subject is recommended else "")
     cells = {
         column.key: Cell(getattr(text, column.key) if column.of_file or subject.is_measured else DASH)
         for column in columns_of("report")
