@@ -22,7 +22,7 @@ switch_off_telemetry()  # before any runtime is imported, in workers, too
 if TYPE_CHECKING:
     from .artifact import Artifact, Manifest, load_artifact
     from .bench.benchmark import benchmark
-    from .bench.gate.gate import gate
+    from .bench.gate import gate
     from .building import build, refit
     from .calibration.ranges import Ranges
     from .cluster.connection import connect
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Artifact": "artifact", "Manifest": "artifact", "load_artifact": "artifact",
-    "benchmark": "bench.benchmark", "gate": "bench.gate.gate", "diff": "comparison.diff",
+    "benchmark": "bench.benchmark", "gate": "bench.gate", "diff": "comparison.diff",
     "report": "reporting", "Ranges": "calibration.ranges", "calibrate": "compiler.quantize.calibrate",
     "connect": "cluster.connection", "export": "compiler.export",
     "quantize": "compiler.quantize.quantize", "simplify": "compiler.simplify.simplify",

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..engines.gpu import device_text, find_gpus, is_every_gpu, parse_device, parse_devices, why_no_gpu
+from ..engines import gpu as gpus
 from ..errors import EngineUnavailable
 from ..files import temporary_folder
 from ..model.archives import trusting
@@ -22,26 +22,14 @@ from ..spec.measure import BenchOptions, BenchSpec
 from ..spec.option import fields_of
 from ..spec.words import CUDA_GRAPH
 from ..tensors import format_shape, samples_in
-from .measuring.environment import Effort, environment, find_nvml, noise, state
-from .measuring.rounds import Decided, TimingSeries, measure
-from .measuring.side_figures import (
-    measure_energy,
-    measure_gpu_latencies,
-    measure_layer_times,
-    sweep_at_once,
-    sweep_batches,
-)
-from .metrics.accuracy import (
-    check_evaluation,
-    described_inputs,
-    measure_made_difference,
-    measure_quality,
-    read_metric,
-)
+from . import side_figures
+from .environment import Effort, environment, find_nvml, noise, state
+from .metrics import accuracy
 from .outputs import shared_io, timing_feeds
 from .recorder import Recorder
 from .results.results import BenchInterrupted, Results, earlier_runs, join_results, now, save_results
 from .results.row import Row
+from .rounds import Decided, TimingSeries, measure
 from .runnables import WorkerPool, choose_runnables, row_of
 from .statistics import CONFIDENCE
 
@@ -87,15 +75,15 @@ def benchmark(
         BenchInterrupted: After Ctrl-C, with what was measured until then; `output` is written.
     """
     spec = spec_from_call(BenchSpec, spec, options)
-    if is_every_gpu(spec.devices):
-        measure = partial(
+    if gpus.is_every_gpu(spec.devices):
+        on_one_gpu = partial(
             benchmark, command=command, recipe=recipe, decided=decided, compare_made=compare_made,
             progress=progress,
         )  # fmt: skip
-        return measure_every_gpu(measure, artifacts, spec, history, unbuilt)
-    scored = read_metric(spec.metric)  # a wrong one is refused even where nothing is evaluated
-    quality = scored if spec.evaluation is not None else None
-    numbers = parse_devices(spec.devices)
+        return measure_every_gpu(on_one_gpu, artifacts, spec, history, unbuilt)
+    metric = accuracy.read_metric(spec.metric)  # a wrong one is refused even where nothing is evaluated
+    quality = metric if spec.evaluation is not None else None
+    numbers = gpus.parse_devices(spec.devices)
     gpu = next((number for number in numbers if number is not None), 0)
     runnables, base = choose_runnables(artifacts, spec, numbers)
     threads = spec.threads or usable_cores()
@@ -117,8 +105,8 @@ def benchmark(
             stack.callback(pool.close)
             launch_s = pool.start()
             if spec.evaluation is not None and quality is not None:
-                quality = quality.for_inputs(described_inputs(io, runnables))
-                quality = check_evaluation(pool.workers[base], io, spec.evaluation, quality)
+                quality = quality.for_inputs(accuracy.described_inputs(io, runnables))
+                quality = accuracy.check_evaluation(pool.workers[base], io, spec.evaluation, quality)
                 if quality.note:
                     progress(quality.note)
             timed = pool.timed
@@ -129,23 +117,19 @@ def benchmark(
             workers = pool.workers
             if (spec.evaluation or spec.data) is not None and recorder.is_measured(base):
                 progress("compare outputs")
-                measure_quality(workers, recorder, io, str(spec.evaluation or spec.data), quality)
+                accuracy.measure_quality(workers, recorder, io, str(spec.evaluation or spec.data), quality)
             elif compare_made and recorder.is_measured(base):
-                measure_made_difference(workers, recorder, feeds)
+                accuracy.measure_made_difference(workers, recorder, feeds)
             if decided is None:  # who has a rule of his own wants its answer, not every figure
-                measure_gpu_latencies(workers, recorder)
-                measure_energy(workers, recorder, timed, samples_in(feeds), progress)
-            sweep_batches(workers, recorder, swept, folder, progress)
-            if swept and (spec.clients or spec.streams or spec.layer_times):
-                for name, worker in workers.items():
-                    if recorder.can_be_asked(name):
-                        recorder.attempt(name, partial(worker.ask, "feed", path=str(folder / "feeds.npz")))
+                side_figures.measure_gpu_latencies(workers, recorder)
+                side_figures.measure_energy(workers, recorder, timed, samples_in(feeds), progress)
+            side_figures.sweep_batches(workers, recorder, swept, folder, progress)
             at_once = {"clients": spec.clients, "streams": spec.streams}
-            sweep_at_once(workers, recorder, at_once, samples_in(feeds), progress)
+            side_figures.sweep_at_once(workers, recorder, at_once, samples_in(feeds), progress)
             if spec.layer_times:
-                measure_layer_times(workers, recorder, progress)
+                side_figures.measure_layer_times(workers, recorder, progress)
     except KeyboardInterrupt as error:
-        if not any(one.round_medians_ms for one in timed.values()):
+        if not any(series.round_medians_ms for series in timed.values()):
             raise  # nothing to keep
         stopped = error
         unknown = "it was interrupted before anyone looked what else ran: measure again"
@@ -170,11 +154,7 @@ def benchmark(
         history=earlier_runs(history or spec.output),
         interrupted=stopped is not None,
     )
-    if spec.output is not None:
-        save_results(results, spec.output)
-    if stopped is not None:
-        raise BenchInterrupted(results) from stopped
-    return results
+    return _saved(results, spec, stopped)
 
 
 _OF_ROWS = ("torch_modes", "models", "python", "timeout_s")
@@ -187,11 +167,10 @@ _ORDER = (
 
 def _settings(spec: BenchSpec, about: Mapping[str, Any], **measured: Any) -> dict[str, Any]:
     """Return what results say of the options, and what became of some of them; `about` stands behind all."""
-    options = {one.name: getattr(spec, one.name) for one in fields_of(BenchOptions)}
+    options = {option.name: getattr(spec, option.name) for option in fields_of(BenchOptions)}
     values = {"evaluation": spec.evaluation, **options, **measured}
     names = [*_ORDER, *(name for name in options if name not in (*_ORDER, *_OF_ROWS))]
-    plain = {name: list(one) if isinstance(one := values[name], tuple) else one for name in names}
-    return {**plain, **about}
+    return {n: list(values[n]) if isinstance(values[n], tuple) else values[n] for n in names} | {**about}
 
 
 def _measure(
@@ -224,7 +203,7 @@ def _measure(
         if timed[name].failure is None:
             memory = recorder.attempt(name, partial(worker.ask, "memory"))
             if memory is not None:
-                number = parse_device(recorder[name].device)
+                number = gpus.parse_device(recorder[name].device)
                 nvml = None if number is None else find_nvml(number)[0]
                 on_gpu = nvml.process_memory_bytes(worker.pid) if nvml else None
                 recorder.change(name, peak_memory_bytes=memory["peak_bytes"], gpu_memory_bytes=on_gpu)
@@ -245,25 +224,25 @@ def measure_every_gpu(
 
     What runs on the processor alone is measured once, beside the first GPU; the baseline beside each.
     """
-    gpus = find_gpus()
-    if not gpus:
+    count = len(gpus.find_gpus())
+    if not count:
         raise EngineUnavailable(
-            f"`devices` all: {why_no_gpu() or 'there is no GPU'}",
+            f"`devices` all: {gpus.why_no_gpu() or 'there is no GPU'}",
             hint="run it on a machine with an NVIDIA GPU, or give `devices` cpu",
             engine="cuda",
         )
     parts: dict[str, Results] = {}
     stopped: BenchInterrupted | None = None
-    asked = replace(spec, output=None)
-    for number in range(len(gpus)):
-        device = device_text(number)
+    part_spec = replace(spec, output=None)
+    for number in range(count):
+        device = gpus.device_text(number)
         try:
-            parts[device] = measure(artifacts, replace(asked, devices=(device,)), unbuilt=unbuilt)
+            parts[device] = measure(artifacts, replace(part_spec, devices=(device,)), unbuilt=unbuilt)
         except BenchInterrupted as interrupted:
             parts[device], stopped = interrupted.results, interrupted
             break
-        alone = {*(text.partition("=")[0] for text in asked.models), *(row.name for row in unbuilt)}
-        modes = ("eager",) if asked.cuda_graph else ("eager", CUDA_GRAPH)  # without rows that are added
+        alone = {*(text.partition("=")[0] for text in spec.models), *(row.name for row in unbuilt)}
+        modes = ("eager",) if spec.cuda_graph else ("eager", CUDA_GRAPH)  # without rows that are added
         artifacts = {
             row.name: row.artifact
             for row in parts[device].rows
@@ -271,8 +250,11 @@ def measure_every_gpu(
             and row.name not in alone
             and (row.device != "cpu" or row.name == parts[device].baseline)
         }
-        asked, unbuilt = replace(asked, baseline=parts[device].baseline), ()
-    results = join_results(parts, history=earlier_runs(history or spec.output))
+        part_spec, unbuilt = replace(part_spec, baseline=parts[device].baseline), ()
+    return _saved(join_results(parts, history=earlier_runs(history or spec.output)), spec, stopped)
+
+
+def _saved(results: Results, spec: BenchSpec, stopped: KeyboardInterrupt | None) -> Results:
     if spec.output is not None:
         save_results(results, spec.output)
     if stopped is not None:

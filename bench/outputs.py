@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +23,22 @@ from ..errors import DataError, EngineUnavailable, InvalidOption, MissingFile, W
 from ..files import temporary_folder
 from ..model.archives import check_program
 from ..model.graph import WeightsHeld, graph_precision, weights_of_graph
-from ..model.onnx_file import model_io
 from ..model.onnx_graph import read_graph
 from ..model.random_input import RandomInput, random_feeds
 from ..model.session import make_session, run_session, session_options
 from ..model.source import NAMED, parse_source
 from ..processes.arrays import load_arrays, save_arrays
 from ..processes.worker import Worker
-from ..tensors import Feeds, ModelIO, TensorInfo, format_shape, parse_input, samples_in
+from ..tensors import Feeds, ModelIO, format_shape, parse_input, samples_in
 
 
-@dataclass
 class Interpreters:
     """Engine to the interpreter that runs it, a Python or a script that starts one, and what these say."""
 
-    by_engine: dict[str, str] = field(default_factory=dict)
-    _answers: dict[str, str] = field(default_factory=dict)
+    def __init__(self, by_engine: Mapping[str, str]) -> None:
+        self.by_engine, self._answers = by_engine, dict[str, str]()
 
     def python(self, engine_name: str) -> str:
-        """Return the interpreter of an engine; empty for this one."""
         return self.by_engine.get(engine_name, "")
 
     def why_not_run(self, engine_name: str) -> str:
@@ -132,11 +129,12 @@ def describe(
     if path.suffix.lower() == ".pt2" and not trust:
         check_program(path)  # its worker will trust it
     manifest = read_manifest(path) if path.is_file() else None
-    io, precision, runs_on, layers, made, weights = None, "fp32", "CPU", None, None, None
+    io, precision, runs_on, layers, random, weights = None, "fp32", "CPU", None, None, None
     warnings: tuple[str, ...] = ()
     if path.suffix == ".onnx":
-        proto = read_graph(path).load()
-        io, precision, made = model_io(proto), graph_precision(proto), RandomInput(proto)
+        graph = read_graph(path)
+        proto = graph.model
+        io, precision, random = graph.io, graph_precision(proto), RandomInput(proto)
         weights = weights_of_graph(proto)
     if manifest:
         io = manifest.io or io
@@ -167,7 +165,7 @@ def describe(
         places=places,
         python=pythons.python(runtime) if pythons else "",
         layers_by_precision=dict(layers) if isinstance(layers, Mapping) else None,
-        made=made,
+        made=random,
         weights=weights,
         warnings=warnings,
     )
@@ -189,12 +187,15 @@ def shared_io(runnables: Sequence[RunnableArtifact], inputs: Sequence[str] = ())
     for runnable in runnables:
         if runnable.io is not None and runnable.io.inputs:
             return runnable.io
-    example = _example_io(runnables)
-    if example is None:
-        raise DataError(
-            "the inputs are not known: no artifact declares them", hint="give `inputs` NAME:SHAPE"
-        )
-    return example
+    from ..model.example import make_example
+    from ..model.load import load_torch
+
+    for runnable in runnables:  # the example that a MODEL's function returns; loads the model, so it is last
+        if runnable.engine == "pytorch":
+            loaded = load_torch(parse_source(runnable.artifact))
+            if loaded.example is not None:
+                return ModelIO(make_example(loaded, [], []).inputs, ())
+    raise DataError("the inputs are not known: no artifact declares them", hint="give `inputs` NAME:SHAPE")
 
 
 def feeds_for(
@@ -211,21 +212,21 @@ def feeds_for(
             yield batch.feeds
         return
     size = batch_size or min(samples or 8, 8)
-    runnable = next((one for one in runnables if one.made and one.made.inputs == io.inputs), None)
-    if runnable is None or runnable.made is None:
-        yield random_feeds(io.inputs, extent=size)
-        return
-    try_extents(runnable.made, Path(runnable.artifact))
-    yield runnable.made.feeds(size)
+    for runnable in runnables:
+        if runnable.made and runnable.made.inputs == io.inputs:
+            try_extents(runnable.made, Path(runnable.artifact))
+            yield runnable.made.feeds(size)
+            return
+    yield random_feeds(io.inputs, extent=size)
 
 
-def try_extents(made: RandomInput, path: Path) -> None:
+def try_extents(random: RandomInput, path: Path) -> None:
     """Where only a trial tells which extents suit a model, let ONNX Runtime try them."""
-    if not made.is_guess:
+    if not random.is_guess:
         return
     session = make_session(path, session_options(optimize=False))
     names = [value.name for value in session.get_outputs()]
-    made.run(lambda feeds: run_session(session, names, feeds, str(path)))
+    random.run(lambda feeds: run_session(session, names, feeds, str(path)))
 
 
 def timing_feeds(
@@ -248,11 +249,9 @@ def timing_feeds(
         return next(batches)
     parts: list[Feeds] = []
     samples = 0
-    for feeds in batches:
+    while samples < batch_size and (feeds := next(batches, None)):
         parts.append(feeds)
         samples += samples_in(feeds)
-        if samples >= batch_size:
-            break
     if samples < batch_size:
         raise DataError(
             f"{data}: holds {samples} samples; a batch of {batch_size} is required",
@@ -261,9 +260,9 @@ def timing_feeds(
     for name in parts[0]:
         shapes = dict.fromkeys(feeds[name].shape[1:] for feeds in parts)
         if len(shapes) > 1:
-            found = " and ".join(format_shape(("batch", *shape)) for shape in list(shapes)[:2])
+            two = " and ".join(format_shape(("batch", *shape)) for shape in list(shapes)[:2])
             raise DataError(
-                f"{data}: input {name!r} has batches of {found}; {batch_size} samples of one shape, which "
+                f"{data}: input {name!r} has batches of {two}; {batch_size} samples of one shape, which "
                 "are timed, are required",
                 hint=f"measure batches of {samples_in(parts[0])}, or let the first batch hold {batch_size}",
             )
@@ -273,7 +272,6 @@ def timing_feeds(
 def collect_outputs(
     runnable: RunnableArtifact, feeds: Sequence[Feeds], runnables: Sequence[RunnableArtifact], *, threads: int
 ) -> list[dict[str, np.ndarray[Any, Any]]]:
-    """Return the outputs of every batch, from a worker of its own."""
     require_runnable(runnable)
     with Worker(runnable.name, threads=threads, python=runnable.python) as worker:
         start(worker, runnable, runnables, threads)
@@ -295,13 +293,9 @@ def start(
     """Load an artifact in its worker; a MODEL without declared outputs gets those of the others."""
     io = runnable.io or next((other.io for other in runnables if other.io), None)
     return worker.ask(
-        "load",
-        artifact=runnable.artifact,
-        threads=threads,
-        io=io.as_json() if io else None,
-        mode=runnable.mode,
-        device=runnable.device,
-    )
+        "load", artifact=runnable.artifact, threads=threads, io=io.as_json() if io else None,
+        mode=runnable.mode, device=runnable.device,
+    )  # fmt: skip
 
 
 def infer_all(worker: Worker, feeds: Sequence[Feeds]) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
@@ -325,20 +319,6 @@ def paired(
             f"outputs {', '.join(outputs)}; as many as the baseline's are required: {', '.join(reference)}"
         )
     return dict(zip(reference, outputs.values(), strict=True))
-
-
-def _example_io(runnables: Sequence[RunnableArtifact]) -> ModelIO | None:
-    """The example that a MODEL's function returns; loads the model, so it is asked last."""
-    from ..model.example import make_example
-    from ..model.load import load_torch
-
-    for runnable in runnables:
-        if runnable.engine == "pytorch":
-            loaded = load_torch(parse_source(runnable.artifact))
-            if loaded.example is not None:
-                tensors: tuple[TensorInfo, ...] = make_example(loaded, [], []).inputs
-                return ModelIO(tensors, ())
-    return None
 
 
 def short_name(artifact: str) -> str:

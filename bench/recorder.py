@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from ..errors import ArtifactError, InvalidOption, QCompileError
 from ..model.graph import WeightsHeld
-from .measuring.rounds import TimingSeries
 from .results.row import Latency, Row, WarmUp
+from .rounds import TimingSeries
 from .statistics import percentile, speedup
 
 _QUANTILES = 101
@@ -21,8 +21,6 @@ T = TypeVar("T")
 
 
 class Recorder:
-    """Rows by name."""
-
     def __init__(self, rows: Iterable[Row], base: str) -> None:
         self._rows, self.base = {row.name: row for row in rows}, base
 
@@ -51,7 +49,6 @@ class Recorder:
         return answer
 
     def failed(self, name: str, error: QCompileError) -> None:
-        """Record why an artifact has no figures, and what its worker said last."""
         tail = str(error.data.get("output", ""))
         refused = isinstance(error, ArtifactError) and error.hint
         reason = f"{error.message}; {error.hint}" if refused else error.message
@@ -60,22 +57,21 @@ class Recorder:
     def warn(self, name: str, *texts: str) -> None:
         self.change(name, warnings=(*self._rows[name].warnings, *texts))
 
-    def weights(self, name: str, held: WeightsHeld) -> None:
+    def weights(self, name: str, weights: WeightsHeld) -> None:
         """Record what an artifact says of its weights, once it is loaded."""
-        precision = held.precision or self._rows[name].precision
-        self.change(name, parameters=held.parameters or None, weights_bytes=held.bytes, precision=precision)
+        precision, parameters = weights.precision or self._rows[name].precision, weights.parameters or None
+        self.change(name, parameters=parameters, weights_bytes=weights.bytes, precision=precision)
 
     def timed(self, series: Mapping[str, TimingSeries], samples: int) -> None:
-        """Record the latencies of all, and their speed-ups against the baseline."""
-        for name, one in series.items():
-            if one.failure is not None:
-                self.failed(name, one.failure)
-            elif not one.round_medians_ms:
+        for name, timing in series.items():
+            if timing.failure is not None:
+                self.failed(name, timing.failure)
+            elif not timing.round_medians_ms:
                 self.change(name, status="not run", reason="interrupted before its first round")
             else:
-                self._latency(name, one, samples)
+                self._latency(name, timing, samples)
                 if name != self.base and series[self.base].failure is None:
-                    self._speedup(name, series[self.base], one)
+                    self._speedup(name, series[self.base], timing)
 
     def conclude(self, precision_target: float) -> None:
         """Record what the rows say of each other: sizes, wide intervals, speed-ups between devices."""
@@ -130,9 +126,9 @@ class Recorder:
         if series.keeps_spinning:
             self.warn(name, "its threads never come to rest; it was stopped while others were measured")
 
-    def _speedup(self, name: str, base: TimingSeries, own: TimingSeries) -> None:
+    def _speedup(self, name: str, base: TimingSeries, timing: TimingSeries) -> None:
         try:
-            ratio = speedup(base.launches_ms, own.launches_ms)
+            ratio = speedup(base.launches_ms, timing.launches_ms)
         except InvalidOption as error:
             self.warn(name, f"no speed-up: {error.message}")
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from ..processes.worker import Worker
 from ..progress import Progress
 from ..spec.measure import BenchSpec
 from ..spec.words import CUDA_GRAPH
-from .measuring.rounds import TimingSeries
 from .outputs import RunnableArtifact, describe, parse_interpreters, short_name, start
 from .recorder import Recorder
 from .results.row import ColdStart, Row
+from .rounds import TimingSeries
 
 
 def choose_runnables(
@@ -40,38 +40,34 @@ def choose_runnables(
                 number += 1
                 name = f"{short_name(artifact)} ({number})"
             named[name] = artifact
-    base = next((name for name, item in named.items() if baseline in (name, item)), "")
+    base = next((name for name, artifact in named.items() if baseline in (name, artifact)), "")
     if not base:
-        base = short_name(baseline)
-        if base in named:
-            base = f"{base} (baseline)"
+        short = short_name(baseline)
+        base = f"{short} (baseline)" if short in named else short
         named = {base: baseline, **named}
     alone = dict(text.split("=", 1) for text in spec.models)
     if twice := sorted(alone.keys() & named.keys()):
         raise InvalidOption(f"`models`: the name {twice[0]!r} is taken", option="models")
-    listed, as_they_are = (
-        [
-            replace(placed, mode=CUDA_GRAPH, falls_back=True)
-            if cuda_graph is None and _is_plan(placed)
-            else placed
-            for name, artifact in group.items()
-            for placed in _on_devices(
-                describe(artifact, name=name, trust=spec.trust, pythons=pythons), devices
-            )
-        ]
-        for group in (named, alone)
-    )
-    runnables = [*listed, *as_they_are]
-    chosen = next(runnable for runnable in runnables if runnable.name == base)
-    if chosen.why_not:
-        raise InvalidOption(f"baseline {baseline}: cannot run here: {chosen.why_not}")
-    in_modes = [one for one in listed if one.engine == "pytorch"]
+
+    def placed(group: Mapping[str, str]) -> Iterator[RunnableArtifact]:
+        for name, artifact in group.items():
+            described = describe(artifact, name, trust=spec.trust, pythons=pythons)
+            if cuda_graph is None and _is_plan(described):
+                described = replace(described, mode=CUDA_GRAPH, falls_back=True)
+            yield from _on_devices(described, devices)
+
+    listed = list(placed(named))
+    runnables = [*listed, *placed(alone)]
+    reference = next(runnable for runnable in runnables if runnable.name == base)
+    if reference.why_not:
+        raise InvalidOption(f"baseline {baseline}: cannot run here: {reference.why_not}")
+    in_modes = [runnable for runnable in listed if runnable.engine == "pytorch"]
     if spec.torch_modes and not in_modes:
         raise InvalidOption("`torch_modes`: no artifact is a PyTorch MODEL", option="torch_modes")
     for mode in dict.fromkeys(spec.torch_modes):
         runnables += [
-            replace(one, name=f"{one.name} ({mode})", mode=mode, precision=_precision(one, mode))
-            for one in in_modes
+            replace(model, name=f"{model.name} ({mode})", mode=mode, precision=_precision(model, mode))
+            for model in in_modes
         ]
     if cuda_graph:
         plans = [runnable for runnable in runnables if _is_plan(runnable)]
@@ -88,7 +84,7 @@ def choose_runnables(
             hint="give `devices` cuda, or an engine of TensorRT; for the processor there is `clients`",
             option="streams",
         )
-    return sorted(runnables, key=lambda runnable: runnable is not chosen), base
+    return sorted(runnables, key=lambda runnable: runnable is not reference), base
 
 
 def _precision(model: RunnableArtifact, mode: str) -> str:
@@ -113,10 +109,10 @@ def _on_devices(runnable: RunnableArtifact, devices: Sequence[int | None]) -> li
         replace(runnable, device=device, name=f"{runnable.name} ({device})" if index else runnable.name)
         for index, device in enumerate(names)
     ] or [runnable]
-    return [
-        replace(one, runs_on="GPU") if one.device.startswith("cuda") and one.runs_on == "CPU" else one
-        for one in placed
-    ]
+    for index, copy in enumerate(placed):
+        if copy.device.startswith("cuda") and copy.runs_on == "CPU":
+            placed[index] = replace(copy, runs_on="GPU")
+    return placed
 
 
 def row_of(runnable: RunnableArtifact) -> Row:
@@ -209,8 +205,8 @@ class WorkerPool:
         self._used = {}
 
     def _start(self, runnable: RunnableArtifact) -> None:
-        again = f" again ({self._launches + 1})" if self._launches else ""
-        self._progress(f"load {runnable.name}{again}")
+        launch = f" again ({self._launches + 1})" if self._launches else ""
+        self._progress(f"load {runnable.name}{launch}")
         worker = self._stack.enter_context(
             Worker(runnable.name, threads=self._threads, python=runnable.python, timeout_s=self._timeout_s)
         )
@@ -243,7 +239,7 @@ class WorkerPool:
     def _start_without_graph(self, runnable: RunnableArtifact, error: ModelError) -> None:
         """Start an engine plainly, in a process that has seen no capture, now and in all further launches."""
         plain = replace(runnable, mode="eager", falls_back=False)
-        self._runnables = [plain if one is runnable else one for one in self._runnables]
+        self._runnables = [plain if item is runnable else item for item in self._runnables]
         self._start(plain)
         if self._recorder.is_measured(plain.name):
             self._recorder.change(plain.name, mode="eager")

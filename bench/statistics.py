@@ -12,9 +12,8 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -76,18 +75,17 @@ def speedup(baseline_ms: Launches, artifact_ms: Launches) -> Speedup:
 
 def ratio_level(baseline_ms: Launches, artifact_ms: Launches) -> Level:
     """Return the level of the logarithms of baseline time / artifact time; see `speedup`."""
-    pairs = [
-        [base - own for base, own in zip(*launch, strict=False)]
+    ratios = [
+        [base - artifact for base, artifact in zip(*launch, strict=False)]
         for launch in zip(logarithms(baseline_ms), logarithms(artifact_ms), strict=False)
     ]
-    pairs = [launch for launch in pairs if launch]
-    count = sum(map(len, pairs))
+    count = sum(map(len, ratios))
     if count < FEWEST_ROUNDS:
         raise InvalidOption(
             f"artifact and baseline have {count} rounds in common; at least {FEWEST_ROUNDS} are required",
             hint="raise `max_time_s`",
         )
-    return level_of(pairs)
+    return level_of(ratios)
 
 
 def logarithms(launches_ms: Launches) -> list[list[float]]:
@@ -102,15 +100,10 @@ def speedup_with_interval(logarithm: float, levels: Sequence[Level]) -> Speedup:
     """Return the speed-up of a logarithm that rests on one level of ratios, or on two of latencies."""
     half = half_width(levels, CONFIDENCE)
     low, high = math.exp(logarithm - half), math.exp(logarithm + half)
-    return Speedup(
-        math.exp(logarithm),
-        low,
-        high,
-        min(level.rounds for level in levels),
-        verdict_of(low, high),
-        max(level.correlation_rounds for level in levels),
-        min(level.launches for level in levels),
-    )
+    rounds = min(level.rounds for level in levels)
+    launches = min(level.launches for level in levels)
+    correlation = max(level.correlation_rounds for level in levels)
+    return Speedup(math.exp(logarithm), low, high, rounds, verdict_of(low, high), correlation, launches)
 
 
 # Mean level of launches and rounds, and its confidence interval.
@@ -137,8 +130,7 @@ _MEDIAN_VARIANCE = math.pi / 2.0  # of a median, in units of a mean's, for norma
 _MAD = 1.4826  # standard deviation of normal noise in units of its median absolute deviation
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """Mean of logarithms over launches, of the median over rounds, and how they vary.
 
     Attributes:
@@ -162,23 +154,19 @@ class Level:
 
 def level_of(launches: Sequence[Sequence[float]]) -> Level:
     """Return the level of logarithms; a last launch with less than half the usual rounds does not count."""
-    kept = [launch for launch in launches if launch]
-    if len(kept) > 1 and 2 * len(kept[-1]) < median([len(launch) for launch in kept[:-1]]):
-        kept.pop()
-    medians = [median(launch) for launch in kept]
+    counted = [launch for launch in launches if launch]
+    if len(counted) > 1 and 2 * len(counted[-1]) < median([len(launch) for launch in counted[:-1]]):
+        counted.pop()
+    medians = [median(launch) for launch in counted]
     mean = math.fsum(medians) / len(medians)
-    rests = [value - middle for launch, middle in zip(kept, medians, strict=True) for value in launch]
-    tau = correlation_time(rests)
-    freedom = max(len(rests) - len(kept), 1)
-    variance = (_MAD * median([abs(rest) for rest in rests])) ** 2 * len(rests) / freedom
-    return Level(
-        mean,
-        math.fsum((middle - mean) ** 2 for middle in medians),
-        _MEDIAN_VARIANCE * variance * tau * math.fsum(1.0 / len(launch) for launch in kept) / len(kept),
-        len(kept),
-        len(rests),
-        tau,
-    )
+    deviations = [value - middle for launch, middle in zip(counted, medians, strict=True) for value in launch]
+    tau = correlation_time(deviations)
+    freedom = max(len(deviations) - len(counted), 1)
+    variance = (_MAD * median([*map(abs, deviations)])) ** 2 * len(deviations) / freedom
+    shares = math.fsum(1.0 / len(launch) for launch in counted) / len(counted)
+    squares = math.fsum((middle - mean) ** 2 for middle in medians)
+    within = _MEDIAN_VARIANCE * variance * tau * shares
+    return Level(mean, squares, within, len(counted), len(deviations), tau)
 
 
 def half_width(levels: Sequence[Level], confidence: float) -> float:
@@ -281,14 +269,8 @@ def resampled_interval(
     samples the interval is [0, 0], and yet up to about `3 / n` of all samples may change (Hanley and
     Lippman-Hand, JAMA 249, 1983). The draws depend on the number of units alone.
 
-    Args:
-        units: How many there are.
-        drop: How often each unit was drawn, [resamples, units], to the drops [resamples], which may be NaN.
-        confidence: Share of data sets whose interval is to hold the true drop.
-        count: Number of resamples.
-
-    Returns:
-        Its ends; None of fewer than `FEWEST_UNITS` units, or where no resample has a value.
+    `drop` takes how often each unit was drawn, [resamples, units], and gives drops [resamples], which may be
+    NaN. There is no interval of fewer than `FEWEST_UNITS` units, or where no resample has a value.
     """
     if units < FEWEST_UNITS:
         return None

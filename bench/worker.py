@@ -71,8 +71,8 @@ class WorkerSession:
     def do_why_not(self, request: dict[str, Any]) -> dict[str, Any]:
         from ..engines.registry import engine
 
-        asked = engine(request["engine"])
-        return {"why_not": asked.why_not_run(), "fix": asked.fix()}
+        runtime = engine(request["engine"])
+        return {"why_not": runtime.why_not_run(), "fix": runtime.fix()}
 
     def do_load(self, request: dict[str, Any]) -> dict[str, Any]:
         self.request = request
@@ -81,7 +81,7 @@ class WorkerSession:
         spent = time.perf_counter_ns() - start
 
         from ..artifact import tool_versions
-        from .measuring.environment import measured_packages
+        from .environment import measured_packages
 
         packages = measured_packages()  # that could be what it measures
         return {
@@ -227,13 +227,13 @@ def _wait_for_rest() -> bool:
 
 def _wants_to_run() -> bool:
     """Whether another thread runs, or would on a machine that is less busy: state R, proc(5)."""
-    own = threading.get_native_id()
+    this_thread = threading.get_native_id()
     for thread in Path("/proc/self/task").glob("*/stat"):
         try:
             state = thread.read_text().rpartition(")")[2].split()[0]
         except (OSError, IndexError):
             continue  # it has ended meanwhile
-        if state == "R" and int(thread.parent.name) != own:
+        if state == "R" and int(thread.parent.name) != this_thread:
             return True
     return False
 
@@ -241,8 +241,7 @@ def _wants_to_run() -> bool:
 def time_clients(runners: Sequence[Any], feeds: Feeds, seconds: float) -> tuple[list[int], int]:
     """Let one client per runner call in a closed loop; a runner may serve several threads.
 
-    Returns:
-        The nanoseconds of every call, and those from the common start to the end of the last call.
+    Returns the nanoseconds of every call, and those from the common start to the end of the last call.
     """
     calls = [runner.prepare(feeds) for runner in runners]
     for call in calls:
@@ -288,33 +287,31 @@ _WARM_UP_ROUNDS = 3
 def time_in_flight(inferences: Sequence[InFlight], seconds: float) -> tuple[list[int], int]:
     """Keep all inferences under way: as soon as the oldest is done, it is started again.
 
-    Returns:
-        The nanoseconds of each inference, from its start until its outputs were waited for, and those from
-        the first start to the end of the last.
+    Returns the nanoseconds of each inference, from its start until its outputs were waited for, and of all.
     """
     for _ in range(_WARM_UP_ROUNDS):
-        for one in inferences:
-            one.start()
-        for one in inferences:
-            one.wait()
+        for inference in inferences:
+            inference.start()
+        for inference in inferences:
+            inference.wait()
     clock = time.perf_counter_ns
     durations_ns: list[int] = []
     begin = clock()
     deadline = begin + int(seconds * 1e9)
     started_ns = []
-    for one in inferences:
+    for inference in inferences:
         started_ns.append(clock())
-        one.start()
+        inference.start()
     now = begin
     while now < deadline:
-        for index, one in enumerate(inferences):
-            one.wait()
+        for index, inference in enumerate(inferences):
+            inference.wait()
             now = clock()
             durations_ns.append(now - started_ns[index])
             started_ns[index] = now
-            one.start()
-    for index, one in enumerate(inferences):
-        one.wait()
+            inference.start()
+    for index, inference in enumerate(inferences):
+        inference.wait()
         now = clock()
         durations_ns.append(now - started_ns[index])
     return durations_ns, now - begin

@@ -22,7 +22,7 @@ from .verb import Verb, verb
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..bench.gate.gate import GateResult
+    from ..bench.gate import GateResult
     from ..comparison.layers.outcome import LayerDiff, Neighbour
     from ..comparison.layers.rebuild import EngineSource
 
@@ -71,8 +71,9 @@ def bench() -> None:
 def measure(session: Session, options: BenchCommand) -> int:
     """Print the table of what was measured."""
     from ..bench.benchmark import benchmark
-    from ..bench.results.render import save_csv, save_markdown
+    from ..bench.results.render import markdown, save_csv
     from ..bench.results.results import BenchInterrupted
+    from ..files import write_text
 
     try:
         results = benchmark(
@@ -86,7 +87,7 @@ def measure(session: Session, options: BenchCommand) -> int:
     if options.csv is not None:
         save_csv(results, options.csv)
     if options.markdown is not None:
-        save_markdown(results, options.markdown)
+        write_text(options.markdown, markdown(results))
     session.json(results.as_json())
     tables.present_results(session, results)
     if results.interrupted:
@@ -135,18 +136,18 @@ for _command in (measure, compare):
 )
 def gate(session: Session, options: GateCommand) -> int:
     """Print the table of checks, and why one failed."""
-    from ..bench.gate.gate import gate as judge
-    from ..bench.gate.gate import notes_of, save_junit, save_markdown
-    from ..files import check_output
+    from ..bench.gate import gate as judge
+    from ..bench.gate import junit, markdown, notes_of
+    from ..files import check_output, write_text
 
     for path in (options.junit, options.markdown):
         if path is not None:
             check_output(path)
     result = judge(options.old, options.new, options, progress=session.progress)
     if options.junit is not None:
-        save_junit(result, options.junit)
+        write_text(options.junit, junit(result))
     if options.markdown is not None:
-        save_markdown(result, options.markdown)
+        write_text(options.markdown, markdown(result))
     session.json(result.as_json())
     session.table(gate_table(result))
     for note in notes_of(result):
@@ -164,7 +165,7 @@ def gate(session: Session, options: GateCommand) -> int:
 
 def gate_table(result: GateResult) -> Table:
     """Return the table of a gate, one row for each check."""
-    from ..bench.gate.gate import cells_of
+    from ..bench.gate import cells_of
 
     table = tables.make_table(
         f"{result.machine} · {result.threads} threads", "artifact", "check", "old", "new", "change", "verdict"

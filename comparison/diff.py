@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..bench.metrics.accuracy import ScoreSums, accuracy, described_inputs, read_metric
-from ..bench.metrics.metric import Outputs, Truth
+from ..bench.metrics.accuracy import ScoreSums, accuracy, described_inputs, read_metric, truth_of
+from ..bench.metrics.metric import Outputs
 from ..bench.metrics.output_verdict import OutputDifference, Tolerances, judge
 from ..bench.outputs import (
     RunnableArtifact,
@@ -27,7 +27,7 @@ from ..bench.outputs import (
 )
 from ..bench.results.row import Unit, unit_of
 from ..data.batches import Data
-from ..errors import DataError, InvalidOption
+from ..errors import InvalidOption
 from ..model.archives import trusting
 from ..model.judgement import BY_SIGNAL, RTOL, RULES, Rule
 from ..processes.worker import Worker
@@ -64,7 +64,6 @@ class Comparison:
         return agree and (self.accuracy is None or bool(self.accuracy))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the `--json` form."""
         return {"passed": bool(self), **asdict(self)}
 
 
@@ -103,10 +102,11 @@ def diff(
         if spec.data is None:
             raise InvalidOption("`metric`: there is no data; labelled samples are required", option="metric")
         read_metric(metric)
-    runnables = [describe(one, trust=spec.trust) for one in (reference, artifact)]
+    runnables = [describe(side, trust=spec.trust) for side in (reference, artifact)]
     with trusting(spec.trust):
         io = shared_io(runnables, spec.inputs)
-    precision = _precision(runnables)
+    # The coarser precision of the two sides decides what can be asked.
+    precision = max((runnable.precision for runnable in runnables), key=_COARSER.index)
     if metric is not None:
         accuracy_of_both, theirs, ours, count = evaluate(
             runnables, io, str(spec.data), metric, max_drop=spec.max_drop, samples=spec.samples,
@@ -157,11 +157,6 @@ def parse_tolerances(texts: Sequence[str], *, option: str) -> dict[str, float]:
     return limits
 
 
-def _precision(runnables: Sequence[RunnableArtifact]) -> str:
-    """The coarser precision of the two sides decides what can be asked."""
-    return max((runnable.precision for runnable in runnables), key=_COARSER.index)
-
-
 @dataclass(frozen=True)
 class AccuracyComparison:
     """What both sides reach; true where the drop is within the limit, or none was given.
@@ -190,7 +185,6 @@ class AccuracyComparison:
 
     @property
     def unit(self) -> Unit:
-        """What the drop is counted in."""
         return unit_of(self.metric)
 
 
@@ -210,42 +204,36 @@ def evaluate(
 
     Also returns the outputs of both for the first batches, and how many samples these hold: at least `keep`.
     """
-    chosen = read_metric(metric, inputs=described_inputs(io, runnables))
+    scoring = read_metric(metric, inputs=described_inputs(io, runnables))
     sums: list[ScoreSums] = []
-    kept: tuple[list[Outputs], list[Outputs]] = ([], [])
+    first: tuple[list[Outputs], list[Outputs]] = ([], [])
     seen = 0
     for runnable in runnables:
         require_runnable(runnable)
     with contextlib.ExitStack() as stack:
         workers = []
         for runnable in runnables:
-            workers.append(
-                stack.enter_context(Worker(runnable.name, threads=threads, python=runnable.python))
-            )
-            start(workers[-1], runnable, runnables, threads)
+            worker = Worker(runnable.name, threads=threads, python=runnable.python)
+            workers.append(stack.enter_context(worker))
+            start(worker, runnable, runnables, threads)
         progress("accuracy")
         for batch in Data(data, io.inputs, limit=samples):
-            if chosen.needs_labels and batch.labels is None:
-                raise DataError(
-                    f"{data}: has no labels, and {chosen.name} needs them",
-                    hint="yield (inputs, labels), put `labels` beside the arrays, or give `metric` cosine",
-                )
-            truth = Truth(batch.labels, batch.samples, batch.where)
+            truth = truth_of(batch, scoring, data)
             reference, outputs = (next(infer_all(worker, [batch.feeds])) for worker in workers)
             if not sums:
-                chosen = chosen.resolved(reference, truth)
-                sums = [ScoreSums(chosen), ScoreSums(chosen)]
+                scoring = scoring.resolved(reference, truth)
+                sums = [ScoreSums(scoring), ScoreSums(scoring)]
             if seen < keep:
                 seen += batch.samples
-                kept[0].append(reference)
-                kept[1].append(outputs)
-            scored = chosen.score(reference, reference, truth)
+                first[0].append(reference)
+                first[1].append(outputs)
+            scored = scoring.score(reference, reference, truth)
             sums[0].add(scored, scored, truth.samples)
-            sums[1].add(chosen.score(paired(reference, outputs), reference, truth), scored, truth.samples)
-    found = accuracy(sums[1], sums[0])
-    assert found.drop is not None, "an artifact has a drop"
+            sums[1].add(scoring.score(paired(reference, outputs), reference, truth), scored, truth.samples)
+    reached = accuracy(sums[1], sums[0])
+    assert reached.drop is not None, "an artifact has a drop"
     compared = AccuracyComparison(
-        chosen.name, chosen.note, sums[0].value(), found.value, found.drop.value, found.drop.low,
-        found.drop.high, sums[1].samples, found.agreement, max_drop,
+        scoring.name, scoring.note, sums[0].value(), reached.value, reached.drop.value, reached.drop.low,
+        reached.drop.high, sums[1].samples, reached.agreement, max_drop,
     )  # fmt: skip
-    return compared, *kept, seen
+    return compared, *first, seen

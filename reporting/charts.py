@@ -113,8 +113,8 @@ def pareto_chart(subjects: Sequence[ReportedArtifact]) -> str:
     label = f"accuracy drop, {unit} (up is better)" if by_drop else "size, MB (up is smaller)"
     names = ", ".join(s.name for s in shown if s in best)
     grid = svg.axes(x, y, ("median latency of a call, ms", label))
-    told = f"Trade-off of accuracy, latency and size; beaten by none: {names}"
-    return _plane(grid + "".join(marks), 336, told)
+    label = f"Trade-off of accuracy, latency and size; beaten by none: {names}"
+    return _plane(grid + "".join(marks), 336, label)
 
 
 def drops_differ(subjects: Sequence[ReportedArtifact]) -> bool:
@@ -130,8 +130,8 @@ def pareto_front(subjects: Sequence[ReportedArtifact]) -> list[ReportedArtifact]
     }
 
     def is_beaten(mine: tuple[float, ...]) -> bool:
-        others = (theirs for theirs in costs.values() if theirs != mine)
-        return any(all(a <= b for a, b in zip(theirs, mine, strict=True)) for theirs in others)
+        pairs = (zip(theirs, mine, strict=True) for theirs in costs.values() if theirs != mine)
+        return any(all(a <= b for a, b in pair) for pair in pairs)
 
     return [subject for subject in subjects if not is_beaten(costs[subject.number])]
 
@@ -153,13 +153,13 @@ def curves_chart(subjects: Sequence[ReportedArtifact], key: Curve, word: str) ->
         tips = [f"{s.name}, {word} {p.count}: {speed}" for p, speed in zip(points, speeds, strict=True)]
         lines.append((s, [*map(label, points, tips)]))
     highest = max((points for _, points in curves), key=lambda points: points[-1].throughput_per_s)
-    told = "; ".join(
+    highest_speeds = "; ".join(
         f"{s.name} up to {figure(max(point.throughput_per_s for point in points))} samples/s"
         for s, points in curves[:8]
     )
     grid = svg.axes(x, y, ("median latency of a call, ms", "samples per second"))
     minor = [label(point, str(point.count)) for point in highest[:-1]]
-    return _lines(lines, 316, f"Throughput against latency by {word}: {told}", grid, minor)
+    return _lines(lines, 316, f"Throughput against latency by {word}: {highest_speeds}", grid, minor)
 
 
 def curve(subject: ReportedArtifact, key: Curve) -> list[CurvePoint]:
@@ -244,14 +244,14 @@ def errors_chart(diff: LayerDiff) -> str:
         value = f"{first}{'equal' if snr is None else f'{figure(snr)} dB'} · {layer.operator or DASH}"
         track = svg.bar(start, end - start, colour, opacity=opacity, tip=tip)
         rows.append(("", layer.tensor, value, track))
-    told = f"the first that diverges is {bad}" if bad else "none diverges"
-    label = f"Signal-to-noise ratio of {len(worst)} tensors, the worst first; {told}"
+    first = f"the first that diverges is {bad}" if bad else "none diverges"
+    label = f"Signal-to-noise ratio of {len(worst)} tensors, the worst first; {first}"
     return _rows(rows, scale, "signal-to-noise ratio, dB (longer is better)", label)
 
 
 def histogram_chart(ranges: Ranges, summary: TensorSummary) -> str:
-    told = f"Histogram of {summary.tensor}: {figure(summary.min)} to {figure(summary.max)}"
-    return _plane(histogram_plane(ranges, summary), 150, told)
+    label = f"Histogram of {summary.tensor}: {figure(summary.min)} to {figure(summary.max)}"
+    return _plane(histogram_plane(ranges, summary), 150, label)
 
 
 def density(values: Sequence[float], *, logarithmic: bool) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -291,7 +291,6 @@ def _intervals(
     values: Sequence[tuple[ReportedArtifact, Interval | Speedup, str]], scale: Scale, title: str, label: str,
     reference: tuple[float, str, str], form: str = "{}",
 ) -> str:  # fmt: skip
-    """Rows of a mark with its interval, and a line at the reference."""
     rows: list[Row] = []
     for s, interval, words in values:
         track = ""
@@ -329,15 +328,14 @@ def _rows(
     words = "".join(svg.text(at, 0, tick, shift=(0, 16)) for at, tick in ticks)
     words += svg.text(50, 0, title, shift=(0, 36), size=12)
     axis = f'<div class="row axis"><svg class="track">{words}</svg></div>'
-    told = escaped(f"{label}: {'; '.join(f'{name} {value}' for _, name, value, _ in rows[:8])}")
-    return f'<div class="rows" role="img" aria-label="{told}">{head}{body}{axis}</div>'
+    label = escaped(f"{label}: {'; '.join(f'{name} {value}' for _, name, value, _ in rows[:8])}")
+    return f'<div class="rows" role="img" aria-label="{label}">{head}{body}{axis}</div>'
 
 
 def _lines(
     lines: Sequence[tuple[ReportedArtifact, Sequence[svg.Label]]], height: int, label: str, grid: str,
     minor: Sequence[svg.Label] = (),
 ) -> str:  # fmt: skip
-    """Lines through marks with their tips, each with the number of its artifact at its end."""
     drawing, ends = grid, []
     for index, (s, points) in enumerate(lines):
         dashes = svg.DASHES[index // 2 % len(svg.DASHES)]
@@ -353,7 +351,6 @@ def _plane(drawing: str, height: int, label: str) -> str:
 
 
 def _whisker(x: float, y: Scale, low: float | None, high: float | None, family: str, **style: Any) -> str:
-    """A vertical line over an interval; nothing where an end is missing."""
     return "" if low is None or high is None else line((x, y.at(low)), (x, y.at(high)), family, **style)
 
 
@@ -362,5 +359,5 @@ def _drop_words(drop: Interval, unit: Unit) -> str:
 
 
 def _bounds(intervals: Sequence[Interval | Speedup], reference: float) -> Point:
-    ends = [end for one in intervals for end in (one.value, one.low, one.high) if end is not None]
+    ends = [end for i in intervals for end in (i.value, i.low, i.high) if end is not None]
     return min([*ends, reference]), max([*ends, reference])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..bench.measuring.environment import machine_text
+from ..bench.environment import machine_text
 from ..errors import EngineUnavailable, InvalidOption
 from ..figures import words
 from ..files import check_output, write_text
@@ -16,23 +16,7 @@ from ..spec.looking import ReportSpec
 from ..spec.measure import Budget
 from ..svg import FAMILY_MARKS
 from ..version import __version__
-from .sections import (
-    accuracy_section,
-    calibration_section,
-    costs_section,
-    environment_section,
-    failures_section,
-    history_section,
-    latency_section,
-    layers_section,
-    precision_section,
-    reproduce_section,
-    results_section,
-    speed_section,
-    sweep_section,
-    times_section,
-    tradeoff_section,
-)  # fmt: skip  # fmt: skip
+from . import sections as parts
 from .source import FAMILIES, ReportedArtifact, Section, Source, read_source
 from .summary import summarize
 
@@ -72,9 +56,9 @@ def write_report(
         raise InvalidOption(f"`output` {path}: {' or '.join(SUFFIXES)} is required", option="output")
     check_output(path)
     template("page.html")
-    asked = spec_from_call(ReportSpec, spec or budget, options)
+    shown = spec_from_call(ReportSpec, spec or budget, options)
     source = read_source(
-        Path(results_path), layers=asked.layers, ranges=asked.ranges, recipe=asked.recipe, budget=asked
+        Path(results_path), layers=shown.layers, ranges=shown.ranges, recipe=shown.recipe, budget=shown
     )
     write_text(path, render(source, name=Path(results_path).name))
     return path
@@ -83,7 +67,7 @@ def write_report(
 def render(source: Source, *, name: str) -> str:
     """Return the page; `name` is that of the results file."""
     summary = summarize(source)
-    every = sections(source, summary.chosen)
+    every = sections(source, summary.recommended)
     used = {subject.family for subject in source.subjects}
     return template("page.html").render(
         summary=summary,
@@ -98,26 +82,26 @@ def render(source: Source, *, name: str) -> str:
     )
 
 
-def sections(source: Source, chosen: ReportedArtifact | None) -> list[Section]:
-    """Return every section, those with nothing to show too; `chosen` is the recommended artifact."""
+def sections(source: Source, recommended: ReportedArtifact | None) -> list[Section]:
+    """Return every section, those with nothing to show too; `recommended` is the recommended artifact."""
     every = {
-        "results": ("Results", results_section(source, chosen)),
-        "speed": ("Speed-up", speed_section(source)),
-        "tradeoff": ("Accuracy, latency and size", tradeoff_section(source)),
-        "latency": ("Latency distributions", latency_section(source)),
-        "accuracy": ("Accuracy", accuracy_section(source)),
-        "batches": ("Batch sizes", sweep_section(source, "batches")),
-        "concurrency": ("Concurrent clients", sweep_section(source, "concurrency")),
-        "in_flight": ("Inferences in flight", sweep_section(source, "in_flight")),
-        "costs": ("Start, memory, energy", costs_section(source)),
-        "precision": ("Precision of the layers", precision_section(source)),
-        "times": ("Time of the layers", times_section(source)),
-        "layers": ("Errors of the layers", layers_section(source)),
-        "calibration": ("Calibration", calibration_section(source)),
-        "history": ("History", history_section(source)),
-        "failures": ("Not measured, and warnings", failures_section(source)),
-        "environment": ("Environment", environment_section(source)),
-        "reproduce": ("To repeat it", reproduce_section(source)),
+        "results": ("Results", parts.results_section(source, recommended)),
+        "speed": ("Speed-up", parts.speed_section(source)),
+        "tradeoff": ("Accuracy, latency and size", parts.tradeoff_section(source)),
+        "latency": ("Latency distributions", parts.latency_section(source)),
+        "accuracy": ("Accuracy", parts.accuracy_section(source)),
+        "batches": ("Batch sizes", parts.sweep_section(source, "batches")),
+        "concurrency": ("Concurrent clients", parts.sweep_section(source, "concurrency")),
+        "in_flight": ("Inferences in flight", parts.sweep_section(source, "in_flight")),
+        "costs": ("Start, memory, energy", parts.costs_section(source)),
+        "precision": ("Precision of the layers", parts.precision_section(source)),
+        "times": ("Time of the layers", parts.times_section(source)),
+        "layers": ("Errors of the layers", parts.layers_section(source)),
+        "calibration": ("Calibration", parts.calibration_section(source)),
+        "history": ("History", parts.history_section(source)),
+        "failures": ("Not measured, and warnings", parts.failures_section(source)),
+        "environment": ("Environment", parts.environment_section(source)),
+        "reproduce": ("To repeat it", parts.reproduce_section(source)),
     }
     return [replace(section, name=name, title=title) for name, (title, section) in every.items()]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import astuple
 
@@ -13,26 +13,8 @@ from ..bench.results.row import Curve
 from ..bench.statistics import DROP_CONFIDENCE, SMALLEST_DIFFERENCE
 from ..calibration.plot import LINES, summarize
 from ..figures import DASH, bytes_text, decibels, drop_text, figure, number, words
-from .charts import (
-    WORST_HISTOGRAMS,
-    WORST_TENSORS,
-    curve,
-    curves_chart,
-    drop_chart,
-    drops_differ,
-    errors_chart,
-    histogram_chart,
-    history_chart,
-    latency_chart,
-    layers_by_precision,
-    pareto_chart,
-    precision_chart,
-    speedup_chart,
-)
+from . import charts as drawing
 from .source import Block, Cell, Drawn, ReportedArtifact, Section, Source, Table, row_of
-
-if TYPE_CHECKING:
-    pass
 
 _SWEEPS: dict[Curve, tuple[str, str]] = {
     "batches": ("batch size", "`batch_sizes` 1,8,32"),
@@ -42,8 +24,8 @@ _SWEEPS: dict[Curve, tuple[str, str]] = {
 _CLASSES_SHOWN = 10
 
 
-def results_section(source: Source, chosen: ReportedArtifact | None) -> Section:
-    """The table that papers print; `chosen` is the recommended artifact."""
+def results_section(source: Source, recommended: ReportedArtifact | None) -> Section:
+    """The table that papers print; `recommended` is the recommended artifact."""
     columns = ["method", *(column.title_in("report") for column in columns_of("report"))]
     metric = next((s.row.accuracy.metric for s in source.measured if s.row.accuracy), "")
     unit = next((s.drop_unit for s in source.measured if s.drop), "points")
@@ -55,7 +37,7 @@ def results_section(source: Source, chosen: ReportedArtifact | None) -> Section:
     )
     if metric:
         caption += f"; accuracy: {metric}, its drop in {unit} with the {DROP_CONFIDENCE:.0%} interval"
-    table = Table(f"{caption}.", columns, [_result(subject, chosen) for subject in source.subjects])
+    table = Table(f"{caption}.", columns, [_result(subject, recommended) for subject in source.subjects])
     contains = sorted({s.row.contains for s in source.measured if s.row.contains})
     lead = f"A latency contains: {'; '.join(contains)}." if contains else ""
     details = columns_of("details")
@@ -71,7 +53,7 @@ def results_section(source: Source, chosen: ReportedArtifact | None) -> Section:
 def speed_section(source: Source) -> Section:
     base = source.baseline.label if source.baseline else ""
     shown = interval_words(source.results.confidence)
-    chart = speedup_chart(source.measured, base, shown)
+    chart = drawing.speedup_chart(source.measured, base, shown)
     if not chart:
         return Section(missing="no artifact was compared with the baseline")
     counts = [s.speedup.launches for s in source.measured if s.speedup]
@@ -87,7 +69,7 @@ def speed_section(source: Source) -> Section:
 
 
 def latency_section(source: Source) -> Section:
-    chart = latency_chart(source.measured)
+    chart = drawing.latency_chart(source.measured)
     if not chart:
         return Section(missing="the results hold no quantiles of the calls (files of version 1 have none)")
     note = (
@@ -104,14 +86,14 @@ def latency_section(source: Source) -> Section:
 
 
 def tradeoff_section(source: Source) -> Section:
-    chart = pareto_chart(source.measured)
+    chart = drawing.pareto_chart(source.measured)
     if not chart:
         return Section(missing="at least two artifacts with a latency and an accuracy or a size are needed")
     note = (
         "Area is the file's size; a small ring has no file of its own. Strong: beaten by no other in all "
         "three. The dashed line joins the best in latency and the vertical axis."
     )
-    if not drops_differ(source.measured):
+    if not drawing.drops_differ(source.measured):
         note = f"No accuracy differs, or none was measured: size against latency. {note}"
     drawn = Drawn(chart, "The trade-off", note)
     return Section(charts=[drawn], signs=source.measured)
@@ -120,7 +102,7 @@ def tradeoff_section(source: Source) -> Section:
 def accuracy_section(source: Source) -> Section:
     dropped = [s for s in source.measured if s.drop is not None]
     metric = dropped[0].row.accuracy.metric if dropped and dropped[0].row.accuracy else ""
-    chart = drop_chart(dropped, metric)
+    chart = drawing.drop_chart(dropped, metric)
     if not chart:
         if dropped:
             return Section(missing="only the baseline's accuracy was measured")
@@ -129,9 +111,9 @@ def accuracy_section(source: Source) -> Section:
     samples = dropped[0].row.accuracy.samples if dropped[0].row.accuracy else None
     value = base.text.accuracy if base else DASH
     lead = f"{base.label if base else 'The baseline'} reaches {value} {metric} on {samples} samples."
-    chosen = source.results.settings.get("metric_note")
-    if chosen and isinstance(chosen, str):
-        lead += f" Accuracy is {chosen}."
+    reason = source.results.settings.get("metric_note")
+    if reason and isinstance(reason, str):
+        lead += f" Accuracy is {reason}."
     note = (
         f"Below 0 the artifact is better. The bar is the {DROP_CONFIDENCE:.0%} interval (paired bootstrap)."
     )
@@ -140,26 +122,23 @@ def accuracy_section(source: Source) -> Section:
         for s in dropped
         if s.row.accuracy and (share := s.row.accuracy.agreement) is not None
     ]
-    tables = []
-    if agreement:
-        columns = ("artifact", "same prediction", "output SNR")
-        tables.append(Table("How often artifacts answer as the baseline does.", columns, agreement))
+    caption, columns = "How often artifacts answer as the baseline does.", ("artifact", "same prediction")
+    tables = [Table(caption, (*columns, "output SNR"), agreement)] if agreement else []
     tables += [table for s in dropped if (table := _classes(s))]
     drawn = Drawn(chart, f"Drop of {metric} against {base.label if base else 'the baseline'}", note)
     return Section(lead, [drawn], tables)
 
 
 def sweep_section(source: Source, key: Curve) -> Section:
-    """Throughput against latency over batch sizes, clients, or inferences in flight."""
     word, option = _SWEEPS[key]
-    chart = curves_chart(source.measured, key, word)
+    chart = drawing.curves_chart(source.measured, key, word)
     if not chart:
         return Section(missing=f"no artifact was measured over them ({option})")
-    shown = [s for s in source.measured if curve(s, key)]
+    shown = [s for s in source.measured if drawing.curve(s, key)]
     rows = [
         row_of(s, str(point.count), *map(figure, (point.median_ms, point.p99_ms, point.throughput_per_s)))
         for s in shown
-        for point in curve(s, key)
+        for point in drawing.curve(s, key)
     ]
     columns = ("artifact", word, "median, ms", "p99, ms", "samples/s")
     table = Table(f"Throughput and latency by {word}.", columns, rows, folded=True)
@@ -174,7 +153,7 @@ def costs_section(source: Source) -> Section:
     powers = [s.row.energy for s in source.measured if s.row.energy]
     unavailable = sorted({power.unavailable for power in powers if power.unavailable})
     columns = columns_of("costs")
-    shown = [one for one in columns if any(getattr(s.text, one.key) != DASH for s in source.measured)]
+    shown = [c for c in columns if any(getattr(s.text, c.key) != DASH for s in source.measured)]
     if not shown:
         return Section(missing="nothing of it was measured")
     lead = f"Energy is not available: {'; '.join(unavailable)}." if unavailable else ""
@@ -187,7 +166,6 @@ def costs_section(source: Source) -> Section:
 
 
 def history_section(source: Source) -> Section:
-    """Speed-ups over the runs that were written to the same file."""
     earlier = [run for run in source.results.history or () if isinstance(run, Mapping)]
     now = {
         "created": source.results.created or "now",
@@ -198,7 +176,7 @@ def history_section(source: Source) -> Section:
         },
     }
     runs: list[Mapping[str, Any]] = [*earlier, now]
-    chart = history_chart(runs, source.measured)
+    chart = drawing.history_chart(runs, source.measured)
     if not chart:
         return Section(missing="the file holds one run; measuring again into the same file keeps its history")
     machines = {str(run["machine"]) for run in earlier if run.get("machine")}
@@ -207,19 +185,18 @@ def history_section(source: Source) -> Section:
     return Section(lead, [drawn], signs=source.measured)
 
 
-def _result(subject: ReportedArtifact, chosen: ReportedArtifact | None) -> list[Cell]:
+def _result(subject: ReportedArtifact, recommended: ReportedArtifact | None) -> list[Cell]:
     row, text = subject.row, subject.text
     about = f"{text.runtime} · {row.precision} · {row.runs_on}" + (f" · {row.machine}" if row.machine else "")
     if subject.is_baseline:
         about = f"baseline · {about}"
-    name = Cell(subject.label, about, subject, tone="chosen" if subject is chosen else "")
+    name = Cell(subject.label, about, subject, tone="chosen" if subject is recommended else "")
     cells = {
-        one.key: Cell(getattr(text, one.key) if one.of_file or subject.is_measured else DASH)
-        for one in columns_of("report")
+        column.key: Cell(getattr(text, column.key) if column.of_file or subject.is_measured else DASH)
+        for column in columns_of("report")
     }
     if not subject.is_measured:
-        status = "no latency" if row.status == "measured" else row.status
-        cells["latency"] = Cell(DASH, status)
+        cells["latency"] = Cell(DASH, subject.status)
         return [name, *cells.values()]
     tone = {"faster": "good", "slower": "bad"}.get(subject.verdict, "")
     compared = "\n".join(filter(None, (text.interval, text.verdict)))
@@ -228,22 +205,20 @@ def _result(subject: ReportedArtifact, chosen: ReportedArtifact | None) -> list[
         is_worse = drop.low is not None and drop.low > 0
         cells["drop"] = Cell(text.drop, text.drop_interval, tone="bad" if is_worse else "")
     cells["latency"] = Cell(text.latency, " · ".join(text.tail.split()))
-    is_baseline = subject.is_baseline
-    cells["speedup"] = (
-        Cell(text.speedup, "baseline") if is_baseline else Cell(text.speedup, compared, tone=tone)
-    )
+    cells["speedup"] = Cell(text.speedup, compared, tone=tone)
+    if subject.is_baseline:
+        cells["speedup"] = Cell(text.speedup, "baseline")
     return [name, *cells.values()]
 
 
 def _classes(subject: ReportedArtifact) -> Table | None:
-    """The classes whose value changed most; None where none did."""
     rows = [
         [
-            Cell(str(one.label)), Cell(f"{one.baseline:.2%}"), Cell(f"{one.value:.2%}"),
-            Cell(drop_text(100 * (one.value - one.baseline), "points")), Cell(str(one.samples)),
+            Cell(str(change.label)), Cell(f"{change.baseline:.2%}"), Cell(f"{change.value:.2%}"),
+            Cell(drop_text(100 * (change.value - change.baseline), "points")), Cell(str(change.samples)),
         ]
-        for one in (subject.row.accuracy.per_class or () if subject.row.accuracy else ())[:_CLASSES_SHOWN]
-        if one.value != one.baseline
+        for change in (subject.row.accuracy.per_class or () if subject.row.accuracy else ())[:_CLASSES_SHOWN]
+        if change.value != change.baseline
     ]  # fmt: skip
     if not rows:
         return None
@@ -261,13 +236,13 @@ _UNITS = {
 
 
 def precision_section(source: Source) -> Section:
-    chart = precision_chart(source.subjects)
+    chart = drawing.precision_chart(source.subjects)
     if not chart:
         return Section(missing="no artifact has a manifest that tells its layers' precisions")
     rows = [
         row_of(s, name, str(sum(kinds.values())), ", ".join(f"{n} {kind}" for kind, n in kinds.items()))
         for s in source.subjects
-        for name, kinds in layers_by_precision(s).items()
+        for name, kinds in drawing.layers_by_precision(s).items()
     ]
     caption = "Layers by precision and operator, from the artifacts' manifests."
     columns = ("artifact", "precision", "layers", "operators")
@@ -280,11 +255,11 @@ def times_section(source: Source) -> Section:
     timed = [s for s in source.measured if s.row.layer_times_ms]
     if not timed:
         return Section(missing="layer times were not measured (`layer_times`)")
-    tables = []
-    for s in timed:
-        caption = f"{s.label}: medians by the runtime's profiler, which slows the layers."
-        rows = [[*map(Cell, cells)] for cells in slowest_layers(s.row)]
-        tables.append(Table(caption, ("layer", "ms", "share"), rows))
+    about, columns = "medians by the runtime's profiler, which slows the layers.", ("layer", "ms", "share")
+    tables = [
+        Table(f"{s.label}: {about}", columns, [[*map(Cell, cells)] for cells in slowest_layers(s.row)])
+        for s in timed
+    ]
     return Section(tables=tables)
 
 
@@ -294,10 +269,10 @@ def layers_section(source: Source) -> Section:
         return Section(missing=missing)
     charts, tables = [], []
     for file, diff in source.layers:
-        chart = errors_chart(diff)
+        chart = drawing.errors_chart(diff)
         if not chart:
             continue
-        shown, bad = min(len(diff.layers), WORST_TENSORS), diff.first_bad
+        shown, bad = min(len(diff.layers), drawing.WORST_TENSORS), diff.first_bad
         first = "None of them diverges."
         if bad and bad.tensor:
             node = f", node {bad.node}" if bad.node else ""
@@ -309,7 +284,7 @@ def layers_section(source: Source) -> Section:
                 Cell(layer.tensor, layer.node), Cell(layer.operator or DASH), Cell(decibels(layer.snr_db)),
                 Cell(figure(number(layer.max_abs_error))), Cell(figure(number(layer.max_abs))),
             ]
-            for layer in diff.layers[:WORST_TENSORS]
+            for layer in diff.layers[:drawing.WORST_TENSORS]
         ]  # fmt: skip
         columns = ("tensor", "operator", "SNR", "largest error", "largest value")
         caption = f"{file}: tensors, the worst first."
@@ -327,19 +302,19 @@ def calibration_section(source: Source) -> Section:
         return Section(missing="the ranges hold no histograms")
     lead = (
         f"{source.ranges.samples} samples, {len(summaries)} tensors, method {source.ranges.method}. "
-        f"The {min(len(summaries), WORST_HISTOGRAMS)} tensors with the lowest SNR in symmetric INT8; thick "
-        "lines are the chosen thresholds."
+        f"The {min(len(summaries), drawing.WORST_HISTOGRAMS)} tensors with the lowest SNR in symmetric INT8; "
+        "thick lines are the chosen thresholds."
     )
     charts = [
         Drawn(
-            histogram_chart(source.ranges, one),
-            one.tensor,
-            f"{'no error' if number(one.snr_db) is None else f'{figure(one.snr_db)} dB'} after quantization, "
-            f"{one.clipped:.2%} of the values clipped. Thresholds: "
-            + ", ".join(f"{method} {figure(amax)}" for method, amax in one.amax.items())
+            drawing.histogram_chart(source.ranges, tensor),
+            tensor.tensor,
+            f"{'no error' if number(tensor.snr_db) is None else f'{figure(tensor.snr_db)} dB'} after "
+            f"quantization, {tensor.clipped:.2%} of the values clipped. Thresholds: "
+            + ", ".join(f"{method} {figure(amax)}" for method, amax in tensor.amax.items())
             + ".",
         )
-        for one in summaries[:WORST_HISTOGRAMS]
+        for tensor in summaries[: drawing.WORST_HISTOGRAMS]
     ]
     return Section(lead, charts, pairs=True, lines={method: LINES[method] for method in summaries[0].amax})
 
@@ -350,11 +325,9 @@ def failures_section(source: Source) -> Section:
     for subject in source.subjects:
         if subject.is_measured:
             continue
-        row = subject.row
-        status = "no latency" if row.status == "measured" else row.status
-        rows.append(row_of(subject, status, words(row.reason)))
-        if row.output_tail:
-            blocks.append(Block(f"Last output of {subject.label}", row.output_tail, folded=True))
+        rows.append(row_of(subject, subject.status, words(subject.row.reason)))
+        if subject.row.output_tail:
+            blocks.append(Block(f"Last output of {subject.label}", subject.row.output_tail, folded=True))
     items = warning_lines(source.results)
     if not rows and not items:
         return Section(missing="every artifact was measured, and none has a warning")
@@ -363,7 +336,6 @@ def failures_section(source: Source) -> Section:
 
 
 def environment_section(source: Source) -> Section:
-    """The machine, and what changed on it while it was measured."""
     environment = source.results.environment
     noise = environment.get("noise")
     if isinstance(noise, Mapping):
@@ -409,7 +381,6 @@ def _values(caption: str, **columns: Mapping[str, Any]) -> list[Table]:
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings become dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
         if isinstance(value, Mapping) and value:

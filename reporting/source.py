@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..bench.results.render import render
 from ..bench.results.results import Results, load_results, read_results
@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 NO_BUDGET = Budget()
 LONGEST_NAME = 48
 
-_LOW = ("fp8", "float8", "mxfp8", "int4", "uint4", "fp4", "float4", "nvfp4")
-
 Family = Literal["float", "half", "int8", "low", "mixed"]
+_PRECISIONS: dict[Family, tuple[str, ...]] = {
+    "float": ("fp32", "float32", "float", "tf32", "fp64", "float64", "double"),
+    "half": ("fp16", "float16", "half", "bf16", "bfloat16"), "int8": ("int8", "uint8"),
+}  # fmt: skip
+_LOW = ("fp8", "float8", "mxfp8", "int4", "uint4", "fp4", "float4", "nvfp4")
 FAMILIES: dict[Family, str] = {
     "float": "FP32", "half": "FP16, BF16", "int8": "INT8", "low": "FP8, INT4", "mixed": "other",
 }  # fmt: skip
@@ -52,17 +55,20 @@ class ReportedArtifact:
 
     @property
     def family(self) -> Family:
-        """Group of its precision, which decides its colour."""
         return family_of(self.row.precision)
 
     @property
     def text(self) -> SimpleNamespace:
-        """Its figures as text, by the keys of `render.COLUMNS`."""
         return render(self.row, self.row.name if self.is_baseline else "")
 
     @property
     def is_measured(self) -> bool:
         return self.row.status == "measured" and self.row.latency is not None
+
+    @property
+    def status(self) -> str:
+        """Of one that has no figures."""
+        return "no latency" if self.row.status == "measured" else self.row.status
 
     @property
     def latency_ms(self) -> float | None:
@@ -80,7 +86,6 @@ class ReportedArtifact:
 
     @property
     def drop(self) -> Interval | None:
-        """Of accuracy against the baseline, in `drop_unit`; positive is worse."""
         return self.row.accuracy.drop if self.row.accuracy else None
 
     @property
@@ -94,8 +99,6 @@ class ReportedArtifact:
 
 @dataclass(frozen=True)
 class Source:
-    """Everything a report shows, with texts that can be shown."""
-
     subjects: Sequence[ReportedArtifact]
     results: Results
     layers: Sequence[tuple[str, LayerDiff]] = ()
@@ -116,7 +119,7 @@ class Source:
     def baseline_of(self, subject: ReportedArtifact) -> ReportedArtifact | None:
         """What one is compared with: the baseline that was measured on its machine."""
         name = self.results.baseline_of(subject.row)
-        return next((one for one in self.subjects if one.name == name), None)
+        return next((other for other in self.subjects if other.name == name), None)
 
 
 def read_source(
@@ -149,19 +152,12 @@ def read_source(
 
 
 def family_of(precision: str) -> Family:
-    """Return the group of a precision as manifests and layers spell it."""
     name = precision.lower()
-    if name in ("fp32", "float32", "float", "tf32", "fp64", "float64", "double"):
-        return "float"
-    if name in ("fp16", "float16", "half", "bf16", "bfloat16"):
-        return "half"
-    if name in ("int8", "uint8"):
-        return "int8"
-    return "low" if name.startswith(_LOW) else "mixed"
+    family = next((family for family, names in _PRECISIONS.items() if name in names), None)
+    return family or ("low" if name.startswith(_LOW) else "mixed")
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """A chart, as HTML, with its words: a title and what to read from it."""
 
     chart: str
@@ -169,8 +165,7 @@ class Drawn:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A cell of a table: its text, a smaller line below, the artifact whose sign stands before it."""
 
     text: str
@@ -183,8 +178,7 @@ def row_of(subject: ReportedArtifact, *texts: str) -> list[Cell]:
     return [Cell(subject.label, subject=subject), *map(Cell, texts)]
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """A table; the columns `words` hold no figures, rows of a `narrow` one lie close to each other."""
 
     caption: str
@@ -195,10 +189,7 @@ class Table:
     narrow: bool = False
 
 
-@dataclass(frozen=True)
-class Block:
-    """Text to be copied."""
-
+class Block(NamedTuple):
     title: str
     text: str
     folded: bool = False

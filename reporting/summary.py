@@ -46,7 +46,7 @@ class Summary:
     """What a reader who reads nothing else should know: the recommended artifact, its figures, why it, what
     may make this wrong; and what stands in place of a chosen one."""
 
-    chosen: ReportedArtifact | None
+    recommended: ReportedArtifact | None
     headline: str
     facts: Sequence[Fact] = ()
     reasons: Sequence[str] = ()
@@ -61,8 +61,10 @@ def summarize(source: Source) -> Summary:
         for name, machine in source.results.machines.items():  # a speed-up counts within its own
             subjects = [subject for subject in source.subjects if subject.row.machine == name]
             results = structs.replace(source.results, baseline=machine.baseline, machines={})
-            one = summarize(replace(source, subjects=subjects, results=results))
-            reasons.append(f"{name}: {f'{one.chosen.label}. ' if one.chosen else ''}{one.headline}")
+            part = summarize(replace(source, subjects=subjects, results=results))
+            reasons.append(
+                f"{name}: {f'{part.recommended.label}. ' if part.recommended else ''}{part.headline}"
+            )
         headline = "One recommendation for each model and shape."
         return Summary(None, headline, (), reasons, _caveats(source, None), title="Recommendations")
     measured = source.measured
@@ -72,21 +74,21 @@ def summarize(source: Source) -> Summary:
     if base not in measured:
         headline = "The baseline was not measured: there is nothing to compare the others with."
         return Summary(None, headline, caveats=_caveats(source, None))
-    kept = [subject for subject in measured if why_not(subject, source.budget) is None]
-    if not kept:
-        reasons = [f"{one.label}: {why_not(one, source.budget)}." for one in measured]
+    allowed = [subject for subject in measured if why_not(subject, source.budget) is None]
+    if not allowed:
+        reasons = [f"{subject.label}: {why_not(subject, source.budget)}." for subject in measured]
         return Summary(None, "No artifact keeps the budget.", (), reasons, _caveats(source, None))
     # A baseline that exceeds the budget is no reason to refuse what is not faster than it.
-    quick = [one for one in kept if one.is_baseline or one.verdict == "faster" or base not in kept]
-    chosen, equals = _smallest_of_fastest(quick) if quick else (base, [])
-    if chosen.is_baseline:
-        chosen = base
+    quick = [s for s in allowed if s.is_baseline or s.verdict == "faster" or base not in allowed]
+    recommended, equals = _smallest_of_fastest(quick) if quick else (base, [])
+    if recommended.is_baseline:
+        recommended = base
     return Summary(
-        chosen,
-        _headline(source, chosen, len(measured)),
-        _facts(source, chosen),
-        [*_reasons(source, chosen, equals, kept), *_alternatives(source, chosen)],
-        _caveats(source, chosen),
+        recommended,
+        _headline(source, recommended, len(measured)),
+        _facts(source, recommended),
+        [*_reasons(source, recommended, equals, allowed), *_alternatives(source, recommended)],
+        _caveats(source, recommended),
     )
 
 
@@ -145,83 +147,82 @@ def _undecided(subject: ReportedArtifact, drop: Interval, max_drop: float) -> st
     )
 
 
-def faster(one: ReportedArtifact, other: ReportedArtifact) -> Speedup | None:
-    """Return how many times faster `one` is, round by round; None where that cannot be said."""
-    if one.row.machine != other.row.machine:
+def faster(subject: ReportedArtifact, other: ReportedArtifact) -> Speedup | None:
+    """Return how many times faster the first is, round by round; None where that cannot be said."""
+    if subject.row.machine != other.row.machine:
         return None
     try:
-        return speedup(other.row.launches_ms, one.row.launches_ms)
+        return speedup(other.row.launches_ms, subject.row.launches_ms)
     except InvalidOption:  # too few rounds, or a worker that failed on the way: no verdict
         return None
 
 
-_Choice = tuple[ReportedArtifact, list[ReportedArtifact]]
-
-
-def _smallest_of_fastest(kept: Sequence[ReportedArtifact]) -> _Choice:
+def _smallest_of_fastest(
+    subjects: Sequence[ReportedArtifact],
+) -> tuple[ReportedArtifact, list[ReportedArtifact]]:
     """The fastest artifact, or the smallest of those without a significant difference; and those others."""
-    fastest = max(kept, key=_speed)
+    fastest = max(subjects, key=_speed)
     ties = [
-        subject for subject in kept
+        subject for subject in subjects
         if subject is not fastest and (ratio := faster(subject, fastest)) and ratio.verdict == "no difference"
     ]  # fmt: skip
-    sized = [subject for subject in (fastest, *ties) if subject.size_bytes is not None]
-    if fastest.size_bytes is None:
-        return fastest, ties
-    chosen = min(sized, key=lambda subject: (subject.size_bytes or 0.0, -_speed(subject)))
-    return chosen, [subject for subject in (fastest, *ties) if subject is not chosen]
+    equals, best = [fastest, *ties], fastest
+    if fastest.size_bytes is not None:
+        sized = [subject for subject in equals if subject.size_bytes is not None]
+        best = min(sized, key=lambda subject: (subject.size_bytes or 0.0, -_speed(subject)))
+    return best, [subject for subject in equals if subject is not best]
 
 
 def _speed(subject: ReportedArtifact) -> float:
     return 1.0 if subject.speedup is None else subject.speedup.value
 
 
-def _headline(source: Source, chosen: ReportedArtifact, measured: int) -> str:
+def _headline(source: Source, recommended: ReportedArtifact, measured: int) -> str:
     if measured == 1:
         return "It is the only artifact that was measured: there is nothing to compare it with."
-    if chosen is source.baseline and not any(subject.verdict for subject in source.measured):
+    if recommended is source.baseline and not any(subject.verdict for subject in source.measured):
         return "It is the baseline; no comparison came about, for want of rounds."
     budget = source.budget.max_drop
-    if chosen is source.baseline:
+    if recommended is source.baseline:
         limit = "without losing accuracy" if budget is None else f"within the budget of {_budget(source)}"
         return f"No other artifact is surely faster {limit}."
     if source.budget.limits.keys() - {"max_drop"}:
         return "The fastest artifact within the budget."
-    if chosen.drop is not None and budget is not None:
-        shown = "" if chosen.drop.high is None else f", the {DROP_CONFIDENCE:.0%} interval included"
+    if recommended.drop is not None and budget is not None:
+        shown = "" if recommended.drop.high is None else f", the {DROP_CONFIDENCE:.0%} interval included"
         return f"The fastest artifact that drops by no more than {_budget(source)}{shown}."
-    if chosen.drop is not None:
-        shown = "" if chosen.drop.low is None else f" that its {DROP_CONFIDENCE:.0%} interval shows"
+    if recommended.drop is not None:
+        shown = "" if recommended.drop.low is None else f" that its {DROP_CONFIDENCE:.0%} interval shows"
         return f"The fastest artifact that lost no accuracy{shown}."
-    if chosen.row.difference is not None and chosen.row.difference.passed:
+    if recommended.row.difference is not None and recommended.row.difference.passed:
         return "The fastest artifact whose outputs agree with the baseline's."
     return "The fastest artifact; whether it still answers rightly was not measured."
 
 
 def _budget(source: Source) -> str:
-    unit = next((one.drop_unit for one in source.measured if one.drop is not None), "points")
+    unit = next((subject.drop_unit for subject in source.measured if subject.drop is not None), "points")
     return f"{drop_text(source.budget.max_drop, unit)} {unit}"
 
 
-def _facts(source: Source, chosen: ReportedArtifact) -> list[Fact]:
-    base = source.baseline_of(chosen)
-    latency = f"{figure(chosen.latency_ms)} ms a call"
-    facts = [Fact("median latency", f"{figure(chosen.latency_ms)} ms", "the baseline")]
-    if chosen.speedup and base:
-        value, shown = speedup_text(chosen.speedup)
+def _facts(source: Source, recommended: ReportedArtifact) -> list[Fact]:
+    base = source.baseline_of(recommended)
+    latency = f"{figure(recommended.latency_ms)} ms a call"
+    facts = [Fact("median latency", f"{figure(recommended.latency_ms)} ms", "the baseline")]
+    if recommended.speedup and base:
+        value, shown = speedup_text(recommended.speedup)
         shown += f", {interval_words(source.results.confidence)}"
         facts = [Fact(f"speed-up against {base.label}", value, f"{shown} · {latency}")]
-    reduction = chosen.row.size_ratio
-    compared = "" if chosen.size_bytes is not None else "a model in Python has no file of its own"
-    if reduction and reduction > 1.005 and not chosen.is_baseline:
+    reduction = recommended.row.size_ratio
+    compared = "" if recommended.size_bytes is not None else "a model in Python has no file of its own"
+    if reduction and reduction > 1.005 and not recommended.is_baseline:
         compared = f"{times(reduction)} smaller"
-    facts.append(Fact("size", bytes_text(chosen.size_bytes), compared))
-    accuracy, difference = chosen.row.accuracy, chosen.row.difference
-    if accuracy is not None and chosen.drop is not None:
-        unit = chosen.drop_unit
-        shown = drop_interval(chosen.drop.low, chosen.drop.high, unit)
-        drop = f"drop {drop_text(chosen.drop.value, unit)} {shown} {unit}".replace("  ", " ")
-        detail = "the baseline" if chosen.is_baseline else drop
+    facts.append(Fact("size", bytes_text(recommended.size_bytes), compared))
+    accuracy, difference = recommended.row.accuracy, recommended.row.difference
+    if accuracy is not None and recommended.drop is not None:
+        unit = recommended.drop_unit
+        shown = drop_interval(recommended.drop.low, recommended.drop.high, unit)
+        drop = f"drop {drop_text(recommended.drop.value, unit)} {shown} {unit}".replace("  ", " ")
+        detail = "the baseline" if recommended.is_baseline else drop
         facts.append(Fact(accuracy.metric, accuracy_text(accuracy.value, unit), detail))
         return facts
     detail = f"output SNR {decibels(difference.snr_db)}" if difference else ""
@@ -230,40 +231,41 @@ def _facts(source: Source, chosen: ReportedArtifact) -> list[Fact]:
 
 def _reasons(
     source: Source,
-    chosen: ReportedArtifact,
+    recommended: ReportedArtifact,
     equals: Sequence[ReportedArtifact],
-    kept: Sequence[ReportedArtifact],
+    allowed: Sequence[ReportedArtifact],
 ) -> list[str]:
     sentences = []
-    others = len(source.measured) - 1
-    if chosen.is_baseline:
-        slow = [s.label for s in kept if not s.is_baseline]
+    count = len(source.measured)
+    if recommended.is_baseline:
+        slow = [s.label for s in allowed if not s.is_baseline]
         return [f"No loss of accuracy, but no significant speed-up: {listed(slow)}."] if slow else []
     if equals:
-        told = listed([f"{s.label} ({bytes_text(s.size_bytes)})" for s in equals])
-        smallest = any((s.size_bytes or 0.0) > (chosen.size_bytes or 0.0) for s in equals)
-        better = f"it is smaller ({bytes_text(chosen.size_bytes)})" if smallest else "its median is the best"
-        sentences.append(f"Its speed does not differ significantly from that of {told}; {better}.")
-    elif others > 1:
-        kind = "" if len(kept) == others + 1 else f" of the {len(kept)} that kept their accuracy"
+        names = listed([f"{s.label} ({bytes_text(s.size_bytes)})" for s in equals])
+        smallest = any((s.size_bytes or 0.0) > (recommended.size_bytes or 0.0) for s in equals)
+        better = (
+            f"it is smaller ({bytes_text(recommended.size_bytes)})" if smallest else "its median is the best"
+        )
+        sentences.append(f"Its speed does not differ significantly from that of {names}; {better}.")
+    elif count > 2:
+        kind = "" if len(allowed) == count else f" of the {len(allowed)} that kept their accuracy"
         sentences.append(f"Faster than every other{kind}.")
-    accuracy = chosen.row.accuracy
+    accuracy = recommended.row.accuracy
     if accuracy is not None and accuracy.agreement is not None:
         sentences.append(f"It gives the baseline's prediction for {accuracy.agreement:.2%} of the samples.")
     return sentences
 
 
-def _alternatives(source: Source, chosen: ReportedArtifact) -> list[str]:
-    """What the extremes would give, where they are not what is recommended."""
+def _alternatives(source: Source, recommended: ReportedArtifact) -> list[str]:
     sentences = []
     measured = source.measured
     fastest = max(measured, key=_speed)
     reason = why_not(fastest, source.budget)
-    if fastest is not chosen and reason:
+    if fastest is not recommended and reason:
         sentences.append(f"{fastest.label} is the fastest ({times(_speed(fastest))}), but {reason}.")
     sized = [subject for subject in measured if subject.size_bytes is not None]
     smallest = min(sized, key=lambda subject: subject.size_bytes or 0.0, default=None)
-    if smallest is not None and smallest is not chosen and smallest.size_bytes != chosen.size_bytes:
+    if smallest is not None and smallest is not recommended and smallest.size_bytes != recommended.size_bytes:
         blame = why_not(smallest, source.budget)
         text = f"{smallest.label} is the smallest ({bytes_text(smallest.size_bytes)})"
         speed = f", at {times(smallest.speedup.value)}" if smallest.speedup else ""
@@ -271,7 +273,7 @@ def _alternatives(source: Source, chosen: ReportedArtifact) -> list[str]:
     return sentences
 
 
-def _caveats(source: Source, chosen: ReportedArtifact | None) -> list[str]:
+def _caveats(source: Source, recommended: ReportedArtifact | None) -> list[str]:
     noise = source.results.environment.get("noise") or {}
     cautions = []
     if source.results.interrupted:
@@ -279,21 +281,19 @@ def _caveats(source: Source, chosen: ReportedArtifact | None) -> list[str]:
     if noise.get("noisy"):
         cautions += [f"Noisy run: {reason}." for reason in noise.get("reasons") or ["no reason was recorded"]]
     if machines := source.results.machines:
-        said = "each row is compared with the baseline of its own"
-        cautions.append(f"Several measurements ({listed(list(machines))}): {said}.")
+        names = listed(list(machines))
+        cautions.append(f"Several measurements ({names}): each row is compared with the baseline of its own.")
     cautions += _slow_int8(source.measured)
-    if chosen is not None:
-        cautions += _weak_accuracy(chosen, source.budget.max_drop)
-        cautions += [f"{chosen.label}: {text}." for text in chosen.row.warnings]
-    for status, said in (("failed", "failed"), ("not run", "could not run here")):
-        names = [s.label for s in source.subjects if s.row.status == status]
-        if names:
-            cautions.append(f"{listed(names)} {said}; the reasons are below.")
+    if recommended is not None:
+        cautions += _weak_accuracy(recommended, source.budget.max_drop)
+        cautions += [f"{recommended.label}: {text}." for text in recommended.row.warnings]
+    for status, words in (("failed", "failed"), ("not run", "could not run here")):
+        if unmeasured := [s.label for s in source.subjects if s.row.status == status]:
+            cautions.append(f"{listed(unmeasured)} {words}; the reasons are below.")
     return list(dict.fromkeys(cautions))
 
 
 def _slow_int8(measured: Sequence[ReportedArtifact]) -> list[str]:
-    """INT8 artifacts that are slower than the fastest float artifact of the same engine."""
     cautions = []
     for quantized in (s for s in measured if s.family in ("int8", "low")):
         floats = [s for s in measured if s.family == "float" and s.row.engine == quantized.row.engine]
@@ -309,15 +309,15 @@ def _slow_int8(measured: Sequence[ReportedArtifact]) -> list[str]:
     return cautions
 
 
-def _weak_accuracy(chosen: ReportedArtifact, max_drop: float | None) -> list[str]:
-    if chosen.is_baseline:
+def _weak_accuracy(recommended: ReportedArtifact, max_drop: float | None) -> list[str]:
+    if recommended.is_baseline:
         return []
-    if chosen.drop is None:
+    if recommended.drop is None:
         return ["Accuracy was not measured: give `evaluation` with labelled samples."]
-    high, samples = chosen.drop.high, chosen.row.accuracy and chosen.row.accuracy.samples
-    if chosen.drop.low is None or high is None:
+    high, samples = recommended.drop.high, recommended.row.accuracy and recommended.row.accuracy.samples
+    if recommended.drop.low is None or high is None:
         return [f"The drop has no interval: {samples or 'too few'} samples do not say how sure it is."]
-    if max_drop is None and chosen.drop_unit == "points" and high >= _NOTICEABLE_POINTS:
+    if max_drop is None and recommended.drop_unit == "points" and high >= _NOTICEABLE_POINTS:
         return [
             f"The drop may be as large as {drop_text(high, 'points')} points: "
             f"{samples} samples do not say it closer."
@@ -360,42 +360,42 @@ def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendati
     """Return what to use of what `bench` or `run` measured, within a budget."""
     source = read_source(results_path, budget=budget)
     summary = summarize(source)
-    chosen = summary.chosen
-    if chosen is None or chosen.is_baseline:
+    recommended = summary.recommended
+    if recommended is None or recommended.is_baseline:
         return _none(source, summary.headline, summary.caveats)
-    others = {
-        one.name: _why_not_this(one, chosen, source.budget)
-        for one in source.subjects
-        if one is not chosen and not one.is_baseline and one.name != BASELINE
+    reasons = {
+        s.name: _why_not_this(s, recommended, source.budget)
+        for s in source.subjects
+        if s is not recommended and not s.is_baseline and s.name != BASELINE
     }
     # FP32 on ONNX Runtime on the processor is about twice as fast as PyTorch, and the fairer comparison.
-    floats = (one for one in source.measured if one.row.engine == "onnxruntime" and one.family == "float")
-    onnx = next((one for one in floats if one.row.device == "cpu"), None)
-    over_onnx = faster(chosen, onnx) if onnx is not None and onnx is not chosen else None
+    floats = (s for s in source.measured if s.row.engine == "onnxruntime" and s.family == "float")
+    onnx = next((s for s in floats if s.row.device == "cpu"), None)
+    over_onnx = faster(recommended, onnx) if onnx is not None and onnx is not recommended else None
     groups: dict[str, list[str]] = {}
-    for name, reason in others.items():
+    for name, reason in reasons.items():
         groups.setdefault(reason, []).append(name)
     against = "".join(
         f"{', ' if index else '; '}not {listed(names)} ({reason})"
         for index, (reason, names) in enumerate(groups.items())
     )
     return Recommendation(
-        chosen.name,
+        recommended.name,
         "",
-        f"Use {_described(chosen)}: {_gains(source, chosen, onnx, over_onnx)}{against}.",
-        chosen.speedup.as_json() if chosen.speedup else None,
+        f"Use {_described(recommended)}: {_gains(source, recommended, onnx, over_onnx)}{against}.",
+        recommended.speedup.as_json() if recommended.speedup else None,
         over_onnx.as_json() if over_onnx else None,
-        others,
+        reasons,
         tuple(summary.caveats),
     )
 
 
 def _none(source: Source, headline: str, caveats: Sequence[str]) -> Recommendation:
     """Nothing is faster within the budget: what comes nearest, and what speaks against it."""
-    others = [one for one in source.measured if not one.is_baseline and one.name != BASELINE]
-    quick = [one for one in others if one.verdict == "faster"]
-    near = min(quick, key=_largest_drop, default=None) or max(others, key=_gain, default=None)
-    reasons = {one.name: why_not(one, source.budget) or "not surely faster" for one in others}
+    subjects = [s for s in source.measured if not s.is_baseline and s.name != BASELINE]
+    quick = [subject for subject in subjects if subject.verdict == "faster"]
+    near = min(quick, key=_largest_drop, default=None) or max(subjects, key=_gain, default=None)
+    reasons = {s.name: why_not(s, source.budget) or "not surely faster" for s in subjects}
     text = headline.rstrip(".")
     if near is not None:
         speed = " ".join(speedup_text(near.speedup)) if near.speedup else figure(near.latency_ms) + " ms"
@@ -403,21 +403,21 @@ def _none(source: Source, headline: str, caveats: Sequence[str]) -> Recommendati
     return Recommendation("", near.name if near else "", f"{text}.", None, None, reasons, tuple(caveats))
 
 
-def _described(one: ReportedArtifact) -> str:
-    runtime = RUNTIMES.get(one.row.engine, one.row.engine)
-    return f"{one.label} ({one.row.precision} on {runtime})"
+def _described(subject: ReportedArtifact) -> str:
+    runtime = RUNTIMES.get(subject.row.engine, subject.row.engine)
+    return f"{subject.label} ({subject.row.precision} on {runtime})"
 
 
 def _gains(
-    source: Source, chosen: ReportedArtifact, onnx: ReportedArtifact | None, over_onnx: Speedup | None
+    source: Source, recommended: ReportedArtifact, onnx: ReportedArtifact | None, over_onnx: Speedup | None
 ) -> str:
-    base = source.baseline_of(chosen)
-    assert base is not None, "the chosen was compared with it"
-    assert chosen.speedup is not None, "the chosen is faster than the baseline"
-    parts = [f"{' '.join(speedup_text(chosen.speedup))} as fast as {base.label}"]
+    base = source.baseline_of(recommended)
+    assert base is not None, "the recommended one was compared with it"
+    assert recommended.speedup is not None, "the recommended one is faster than the baseline"
+    parts = [f"{' '.join(speedup_text(recommended.speedup))} as fast as {base.label}"]
     if over_onnx is not None and onnx is not None:
         parts[0] += f" and {' '.join(speedup_text(over_onnx))} as fast as {onnx.label}"
-    accuracy, drop, unit = chosen.row.accuracy, chosen.drop, chosen.drop_unit
+    accuracy, drop, unit = recommended.row.accuracy, recommended.drop, recommended.drop_unit
     if accuracy is not None and drop is not None:
         ends = drop_interval(drop.low, drop.high, unit)
         few = "" if ends else f" ({accuracy.samples or 'too few'} samples: too few for an interval)"
@@ -426,24 +426,24 @@ def _gains(
         parts.append(f"{accuracy.metric} {value}, {lost} lost{few}")
     else:
         parts.append("accuracy not measured")
-    ratio = chosen.row.size_ratio
+    ratio = recommended.row.size_ratio
     smaller = f" ({times(ratio)} smaller)" if ratio and ratio > 1.005 else ""
-    parts.append(f"{bytes_text(chosen.size_bytes)}{smaller}")
+    parts.append(f"{bytes_text(recommended.size_bytes)}{smaller}")
     return ", ".join(parts)
 
 
-def _why_not_this(one: ReportedArtifact, chosen: ReportedArtifact, budget: Budget) -> str:
-    if not one.is_measured:
-        return "failed" if one.row.status == "failed" else "could not run here"
-    ratio = faster(chosen, one)
+def _why_not_this(subject: ReportedArtifact, recommended: ReportedArtifact, budget: Budget) -> str:
+    if not subject.is_measured:
+        return "failed" if subject.row.status == "failed" else "could not run here"
+    ratio = faster(recommended, subject)
     is_equal = ratio is not None and ratio.verdict == "no difference"
-    return why_not(one, budget) or ("no faster" if is_equal else "slower")
+    return why_not(subject, budget) or ("no faster" if is_equal else "slower")
 
 
-def _gain(one: ReportedArtifact) -> float:
-    return one.speedup.value if one.speedup else 0.0
+def _gain(subject: ReportedArtifact) -> float:
+    return subject.speedup.value if subject.speedup else 0.0
 
 
-def _largest_drop(one: ReportedArtifact) -> tuple[float, float]:
-    drop = one.drop or Interval(math.inf)
-    return drop.value if drop.high is None else drop.high, -_gain(one)
+def _largest_drop(subject: ReportedArtifact) -> tuple[float, float]:
+    drop = subject.drop or Interval(math.inf)
+    return drop.value if drop.high is None else drop.high, -_gain(subject)

@@ -137,7 +137,7 @@ def build() -> nn.Module:
 @pytest.fixture
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bench in this process times a tenth of the usual: for tests that do not look at exact figures."""
-    from qcompile.bench.measuring import rounds, side_figures
+    from qcompile.bench import rounds, side_figures
 
     monkeypatch.setattr(rounds, "BLOCK_S", 0.015)
     monkeypatch.setattr(rounds, "_WARM_UP_BLOCK_S", 0.0025)

@@ -67,7 +67,7 @@ FORMATS: dict[str, tuple[str, Callable[[Path], int]]] = {
     "spec/recipes.py RECIPE_VERSION": ("recipe-*.toml", of_recipe),
 }
 """File and name of each constant, the files of its format, and their versions."""
-PRINTED = {"bench/gate/gate.py SCHEMA_VERSION"}
+PRINTED = {"bench/gate.py SCHEMA_VERSION"}
 """What `--json` prints, and nothing reads again."""
 
 

@@ -259,7 +259,7 @@ def test_the_commands_of_the_guide_are_parsed() -> None:
 
 
 def test_the_defaults_of_the_guide_are_those_of_the_command() -> None:
-    from qcompile.bench.gate.checks import FEWEST_LAUNCHES, MOST_LAUNCHES
+    from qcompile.bench.gate_checks import FEWEST_LAUNCHES, MOST_LAUNCHES
     from qcompile.spec.measure import GateCommand
 
     given = GateCommand(old="a", new="b")

@@ -11,13 +11,14 @@ All workers run the same batch before the next is read, so what is in memory doe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from ...data.batches import Data
+from ...data.readers import Batch
 from ...errors import DataError
 from ...processes.worker import Worker
 from ...tensors import Feeds, ModelIO, TensorInfo, samples_in
@@ -44,7 +45,6 @@ class ScoreSums:
         self._values: Values | None = None
 
     def add(self, scored: Scored, baseline: Scored, samples: int) -> None:
-        """Add a batch, and the baseline's score of it."""
         mine, theirs = scored.predictions, baseline.predictions
         if mine is not None and theirs is not None and mine.shape == theirs.shape:
             self._same += int((mine == theirs).sum())
@@ -59,7 +59,6 @@ class ScoreSums:
 
     @property
     def by_class(self) -> dict[int, tuple[float, int]]:
-        """Value and number of samples of each class that occurs in the labels."""
         return self.metric.classes(joined(self.scored)) if self.scored else {}
 
     @property
@@ -109,19 +108,20 @@ def accuracy(sums: ScoreSums, baseline: ScoreSums) -> Accuracy:
     )  # fmt: skip
 
 
-@dataclass
-class Answers:
-    """What is kept of an artifact: scores where there is a metric, its difference from the baseline."""
-
-    sums: ScoreSums | None
-    difference: RunningDifference | None
-
-
 def described_inputs(io: ModelIO, runnables: Sequence[RunnableArtifact]) -> Sequence[TensorInfo]:
     """Return inputs that say how samples become them: what is run, or one artifact's."""
-    known = [io, *(one.io for one in runnables if one.io is not None)]
-    said = (one.inputs for one in known if any(tensor.preprocessing for tensor in one.inputs))
-    return next(said, io.inputs)
+    inputs = [io.inputs, *(runnable.io.inputs for runnable in runnables if runnable.io is not None)]
+    return next((tensors for tensors in inputs if any(t.preprocessing for t in tensors)), io.inputs)
+
+
+def truth_of(batch: Batch, metric: Metric, data: str) -> Truth:
+    """Return what is known of a batch of data; refuse one without the labels that a metric needs."""
+    if metric.needs_labels and batch.labels is None:
+        raise DataError(
+            f"{data}: has no labels, and {metric.name} needs them",
+            hint="yield (inputs, labels), put `labels` beside the arrays, or give `metric` cosine",
+        )
+    return Truth(batch.labels, batch.samples, batch.where)
 
 
 def check_evaluation(worker: Worker, io: ModelIO, data: str, metric: Metric) -> Metric:
@@ -130,13 +130,8 @@ def check_evaluation(worker: Worker, io: ModelIO, data: str, metric: Metric) -> 
     Returns the metric; the chosen one where `metric` is to choose.
     """
     batch = next(iter(Data(data, io.inputs)))
-    if metric.needs_labels and batch.labels is None:
-        raise DataError(
-            f"{data}: has no labels, and {metric.name} needs them",
-            hint="yield (inputs, labels), put `labels` beside the arrays, or give `metric` cosine",
-        )
+    truth = truth_of(batch, metric, data)
     outputs = _infer(worker, batch.feeds)
-    truth = Truth(batch.labels, batch.samples, batch.where)
     metric = metric.resolved(outputs, truth)
     metric.score(outputs, outputs, truth)
     return metric
@@ -150,60 +145,48 @@ def measure_quality(
     `workers` are the running artifacts by name, the baseline among them. Without a metric outputs alone are
     compared. The failure of an artifact is its own.
     """
-    base = recorder.base
     samples = Data(data, io.inputs)
-    recorder.warn(base, *(f"evaluation: {note}" for note in samples.notes()))
-    answers = {base: Answers(ScoreSums(metric) if metric else None, None)}
-    for name in workers:
-        if name != base and recorder.is_measured(name):
-            difference = RunningDifference(recorder[name].precision)
-            answers[name] = Answers(ScoreSums(metric) if metric else None, difference)
-    base_sums = answers[base].sums
-    for batch in samples:
-        truth = Truth(batch.labels, batch.samples, batch.where)
-        reference = recorder.attempt(base, partial(_infer, workers[base], batch.feeds))
-        if reference is None:
-            return  # there is nothing to compare with
-        scored = metric.score(reference, reference, truth) if metric else None
-        if scored and base_sums is not None:
-            base_sums.add(scored, scored, truth.samples)
-        for name, answer in answers.items():
-            if name != base and recorder.is_measured(name):
-                step = partial(_look_at, workers[name], batch.feeds, reference, scored, truth, answer)
-                recorder.attempt(name, step)
-    for name, answer in answers.items():
-        if not recorder.is_measured(name):
-            continue
-        if answer.difference is not None:
-            recorder.change(name, difference=answer.difference.result())
-        if answer.sums is not None and base_sums is not None:
-            recorder.attempt(name, partial(accuracy, answer.sums, base_sums), "accuracy")
+    recorder.warn(recorder.base, *(f"evaluation: {note}" for note in samples.notes()))
+    batches = ((batch.feeds, Truth(batch.labels, batch.samples, batch.where)) for batch in samples)
+    _compare(workers, recorder, batches, metric)
 
 
 def measure_made_difference(workers: Mapping[str, Worker], recorder: Recorder, feeds: Feeds) -> None:
     """Measure the difference of outputs on one made input, for want of data."""
-    reference = recorder.attempt(recorder.base, partial(_infer, workers[recorder.base], feeds))
-    truth = Truth(None, samples_in(feeds), "made input")
-    for name, worker in workers.items():
-        if reference is None or name == recorder.base or not recorder.is_measured(name):
-            continue
-        difference = RunningDifference(recorder[name].precision)
-        answers = Answers(None, difference)
-        recorder.attempt(name, partial(_look_at, worker, feeds, reference, None, truth, answers))
-        if recorder.is_measured(name):
-            recorder.change(name, difference=difference.result())
+    _compare(workers, recorder, [(feeds, Truth(None, samples_in(feeds), "made input"))], None)
 
 
-def _look_at(
-    worker: Worker, feeds: Feeds, reference: Outputs, scored: Scored | None, truth: Truth, answers: Answers
+def _compare(
+    workers: Mapping[str, Worker],
+    recorder: Recorder,
+    batches: Iterable[tuple[Feeds, Truth]],
+    metric: Metric | None,
 ) -> None:
-    outputs = paired(reference, _infer(worker, feeds))
-    if answers.difference is not None:
-        answers.difference.add(reference, outputs)
-    if answers.sums is not None and scored is not None:
-        answers.sums.add(answers.sums.metric.score(outputs, reference, truth), scored, truth.samples)
+    base = recorder.base
+    compared = [name for name in workers if name != base and recorder.is_measured(name)]
+    differences = {name: RunningDifference(recorder[name].precision) for name in compared}
+    sums = {name: ScoreSums(metric) for name in (base, *compared)} if metric else {}
+    for feeds, truth in batches:
+        reference = recorder.attempt(base, partial(_infer, workers[base], feeds))
+        if reference is None:
+            return  # there is nothing to compare with
+        scored = metric.score(reference, reference, truth) if metric else None
+        if scored:
+            sums[base].add(scored, scored, truth.samples)
+        for name in filter(recorder.is_measured, compared):
+            outputs = recorder.attempt(name, partial(_infer, workers[name], feeds, reference))
+            if outputs is not None:
+                recorder.attempt(name, partial(differences[name].add, reference, outputs))
+            if outputs is not None and metric and scored:
+                score = recorder.attempt(name, partial(metric.score, outputs, reference, truth))
+                if score is not None:
+                    sums[name].add(score, scored, truth.samples)
+    for name in filter(recorder.is_measured, compared):
+        recorder.change(name, difference=differences[name].result())
+    for name in filter(recorder.is_measured, sums):
+        recorder.attempt(name, partial(accuracy, sums[name], sums[base]), "accuracy")
 
 
-def _infer(worker: Worker, feeds: Feeds) -> Outputs:
+def _infer(worker: Worker, feeds: Feeds, reference: Outputs | None = None) -> Outputs:
     [outputs] = infer_all(worker, [feeds])
-    return outputs
+    return outputs if reference is None else paired(reference, outputs)

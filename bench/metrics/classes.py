@@ -23,7 +23,7 @@ from .metric import (
     require_classes,
     require_numbers,
     scores_over_labels,
-)  # fmt: skip
+)
 
 IGNORED_PIXEL = 255
 """Label of a pixel that does not count, as Pascal VOC and Cityscapes have it."""
@@ -40,7 +40,7 @@ def _class_counts(
     samples = len(predictions)
     first = np.arange(samples).reshape(-1, *[1] * (predictions.ndim - 1)) * classes
     counts = np.stack(
-        [np.bincount((first + cells)[chosen], minlength=samples * classes) for cells, chosen in columns],
+        [np.bincount((first + cells)[counted], minlength=samples * classes) for cells, counted in columns],
         axis=1,
     )
     cells = np.flatnonzero(counts.any(axis=1))
@@ -72,10 +72,8 @@ class TopK(Metric):
         at = np.where(counted, labels, 0)[:, None]
         score = np.take_along_axis(scores, at, axis=1)
         index = np.arange(scores.shape[1]).reshape(1, -1, *[1] * (scores.ndim - 2))
-        rank = ((scores > score) | ((scores == score) & (index < at))).sum(
-            axis=1
-        )  # without sorting the others
-        right = (rank < self.k) & counted
+        before = (scores > score) | ((scores == score) & (index < at))
+        right = (before.sum(axis=1) < self.k) & counted  # without sorting the others
         predictions = scores.argmax(axis=1)
         return _class_counts(scores.shape[1], (labels, right), (labels, counted), predictions=predictions)
 
@@ -183,8 +181,7 @@ def predicted_classes(
         return output.astype(np.int64), labels
     scores, labels = scores_over_labels(output, labels, truth.where, classes_last=classes_last)
     require_classes(labels[labels != IGNORED_POSITION], scores.shape[1], truth.where)
-    predictions: NDArray[np.int64] = scores.argmax(axis=1)
-    return predictions, labels
+    return np.asarray(scores.argmax(axis=1)), labels
 
 
 class F1(_ClassMetric):
@@ -239,20 +236,19 @@ class EntityF1(Metric):
 
         tags = np.array(self.preprocessing.classes if self.preprocessing else (), dtype=str)
         if not is_iob2(tags.tolist()):
-            shown = f"the classes are named {', '.join(tags[:8])}" if len(tags) else ""
+            named = f"the classes are named {', '.join(tags[:8])}" if len(tags) else "no classes are named"
             raise DataError(
-                f"{self.name}: {shown or 'no classes are named'}; "
-                "IOB2 tags (O, B-PER, I-PER, ...) are required",
+                f"{self.name}: {named}; IOB2 tags (O, B-PER, I-PER, ...) are required",
                 hint="export with a `preprocessing` that names the classes, or give `metric` f1",
             )
         predictions, labels = predicted_classes(outputs, truth, self.name, classes_last=True)
         require_classes(predictions, len(tags), truth.where)
         counted, table = labels != IGNORED_POSITION, []
         for counts, *sides in zip(counted, labels, predictions, strict=True):
-            true, found = (set(get_entities(tags[side[counts]].tolist())) for side in sides)
-            table.append([2.0 * len(true & found), float(len(true) + len(found))])
-        shown_predictions = np.where(counted, predictions, IGNORED_POSITION)
-        return Scored(np.array(table).reshape(-1, 2), None, shown_predictions)
+            true, predicted = (set(get_entities(tags[side[counts]].tolist())) for side in sides)
+            table.append([2.0 * len(true & predicted), float(len(true) + len(predicted))])
+        shown = np.where(counted, predictions, IGNORED_POSITION)
+        return Scored(np.array(table).reshape(-1, 2), None, shown)
 
 
 def is_iob2(tags: Sequence[str]) -> bool:

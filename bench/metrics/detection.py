@@ -76,8 +76,9 @@ class MeanAveragePrecision(Metric):
 
         def values(weights: Floats) -> Floats:
             each = np.array([_average_precision(weights, *curve) for curve in classes.values()])
-            there = ~np.isnan(each)
-            return divide(np.where(there, each, 0.0).sum(axis=0), there.sum(axis=0).astype(np.float64))
+            has_boxes = ~np.isnan(each)
+            total = np.where(has_boxes, each, 0.0).sum(axis=0)
+            return divide(total, has_boxes.sum(axis=0).astype(np.float64))
 
         return values if classes else lambda weights: np.full(len(weights), np.nan)
 
@@ -106,15 +107,15 @@ def match(images: Sequence[Detections], labels: Sequence[Floats], thresholds: Fl
     from pycocotools.cocoeval import COCOeval
 
     sides = []
-    for rows in (
+    for side_rows in (
         (np.column_stack([label, box, np.zeros((len(box), 2)), score]) for box, score, label in images),
         (np.pad(boxes, ((0, 0), (0, 8 - boxes.shape[1])), constant_values=-1) for boxes in labels),
     ):
         side = COCO()
         side.dataset = {"images": [{"id": number} for number in range(len(images))], "categories": []}
-        side.dataset["annotations"] = list(_annotations(rows))
+        side.dataset["annotations"] = list(_annotations(side_rows))
         sides.append(side)
-    classes = sorted({one["category_id"] for side in sides for one in side.dataset["annotations"]})
+    classes = sorted({box["category_id"] for side in sides for box in side.dataset["annotations"]})
     with quiet():
         for side in sides:
             side.createIndex()
@@ -127,14 +128,14 @@ def match(images: Sequence[Detections], labels: Sequence[Floats], thresholds: Fl
     width = 2 + 2 * len(thresholds)
     tables: list[list[Floats]] = [[np.empty((0, width))] for _ in images]
     for matched in filter(None, evaluation.evalImgs):
-        found = np.concatenate([matched["dtMatches"] > 0, matched["dtIgnore"] > 0]).T
+        flags = np.concatenate([matched["dtMatches"] > 0, matched["dtIgnore"] > 0]).T
         scores = np.array(matched["dtScores"])
         boxes = int(np.count_nonzero(np.asarray(matched["gtIgnore"]) == 0))
-        kept = np.zeros((len(scores) + boxes, width))
-        kept[:, 0] = matched["category_id"]
-        kept[: len(scores), 1], kept[: len(scores), 2:] = scores, found.reshape(len(scores), width - 2)
-        kept[len(scores) :, 1] = np.nan
-        tables[matched["image_id"]].append(kept)
+        rows = np.zeros((len(scores) + boxes, width))
+        rows[:, 0] = matched["category_id"]
+        rows[: len(scores), 1], rows[: len(scores), 2:] = scores, flags.reshape(len(scores), width - 2)
+        rows[len(scores) :, 1] = np.nan
+        tables[matched["image_id"]].append(rows)
     counts = np.array([sum(map(len, parts)) for parts in tables], np.int64)
     return Scored(np.concatenate([part for parts in tables for part in parts]), counts)
 
@@ -205,20 +206,14 @@ def _boxes_labels_scores(outputs: Outputs, samples: int) -> tuple[str, list[Dete
             continue
         names = [name for name, other in outputs.items() if name != boxes and other.shape == shape]
         whole = {name for name in outputs if outputs[name].dtype.kind in "iu"}
-        labels = next(
-            (n for n in names if n in whole or any(w in n.lower() for w in ("label", "class"))), None
-        )
+        labels = next((n for n in names if n in whole or "label" in n.lower() or "class" in n.lower()), None)
         scores = next((n for n in names if n != labels and outputs[n].dtype.kind == "f"), None)
         if labels is None or scores is None:
             continue
-        counts = (
-            outputs[n].ravel() for n in whole - {labels} if outputs[n].shape in ((samples,), (samples, 1))
-        )
+        counts = (outputs[n].ravel() for n in whole - {labels} if outputs[n].size == samples)
         ends = next(counts, [shape[-1]] * samples)
-        arrays = [
-            outputs[name].reshape(samples, *outputs[name].shape[len(shape) - 1 :])
-            for name in (boxes, scores, labels)
-        ]
+        columns = [outputs[name] for name in (boxes, scores, labels)]
+        arrays = [array.reshape(samples, *array.shape[len(shape) - 1 :]) for array in columns]
         images = [(b[:end], s[:end], label[:end]) for b, s, label, end in zip(*arrays, ends, strict=True)]
         return f"boxes {boxes!r}, labels {labels!r}, scores {scores!r}", images
     return None
@@ -261,10 +256,9 @@ def _rows_or_yolo(outputs: Outputs, samples: int, classes: int) -> tuple[str, li
     arrays = {name: array for name, array in outputs.items() if array.ndim == 3 and len(array) == samples}
     for name, array in arrays.items():
         if array.shape[2] == 6 and classes != 2 and (array[..., 5] == np.floor(array[..., 5])).all():
-            kept = [image[(image[:, 4] > 0) & (image[:, 5] >= 0)] for image in array]
-            return f"rows {name!r}: x1, y1, x2, y2, score, class", [
-                (i[:, :4], i[:, 4], i[:, 5]) for i in kept
-            ]
+            rows = [image[(image[:, 4] > 0) & (image[:, 5] >= 0)] for image in array]
+            images = [(i[:, :4], i[:, 4], i[:, 5]) for i in rows]
+            return f"rows {name!r}: x1, y1, x2, y2, score, class", images
     for name, array in arrays.items():
         middle, last = array.shape[1:]
         layouts = [(middle < last, 4)] if min(middle, last) > 4 else []
@@ -282,9 +276,9 @@ def _rows_or_yolo(outputs: Outputs, samples: int, classes: int) -> tuple[str, li
 def _yolo_image(rows: Floats, first: int) -> Detections:
     scores = rows[:, first:] * (rows[:, 4:5] if first == 5 else 1.0)
     at, classes = np.nonzero(scores > _SMALLEST_SCORE)
-    boxes, chosen = _corners(rows[:, :4])[at], scores[at, classes]
-    kept = suppressed(boxes, chosen, classes)
-    return boxes[kept], chosen[kept], classes[kept]
+    boxes, best = _corners(rows[:, :4])[at], scores[at, classes]
+    clear = suppressed(boxes, best, classes)
+    return boxes[clear], best[clear], classes[clear]
 
 
 def suppressed(

@@ -27,9 +27,10 @@ from .metric import (
     Truth,
     class_labels,
     first_output,
+    labels_of,
     require_classes,
     require_numbers,
-)  # fmt: skip
+)
 
 _SMALLEST_PROBABILITY = 1e-12
 _SUM_TOLERANCE = 1e-3
@@ -66,17 +67,16 @@ class Perplexity(Metric):
             logits, labels = logits[:, :-1], labels[:, 1:]
         counted = labels != IGNORED_POSITION
         require_classes(labels[counted], logits.shape[2], truth.where)
-        known = is_distribution(reference[name])
+        normalized = is_distribution(reference[name])
         rows = []
         for row, label, counts in zip(logits, labels, counted, strict=True):  # one at a time: they are large
-            scores = log_probabilities(row[counts], known=known)
+            scores = log_probabilities(row[counts], normalized=normalized)
             rows.append([-scores[np.arange(len(scores)), label[counts]].sum(), float(len(scores))])
         return Scored(np.array(rows, np.float64).reshape(-1, 2))
 
     def finished(self, values: Floats) -> Floats:
         with np.errstate(over="ignore"):
-            perplexity: Floats = np.exp(values)
-        return perplexity
+            return np.asarray(np.exp(values))
 
 
 class Divergence(Metric):
@@ -103,13 +103,13 @@ class Divergence(Metric):
         counted = np.ones(output.shape[:-1], bool)
         if truth.labels is not None and np.shape(truth.labels) == counted.shape and counted.ndim > 1:
             counted = np.asarray(truth.labels) != IGNORED_POSITION
-        known = is_distribution(expected)
+        normalized = is_distribution(expected)
         rows = []
-        for found, theirs, kept in zip(output, expected, counted, strict=True):
-            mine, log = (log_probabilities(one[kept], known=known) for one in (found, theirs))
-            seen = (log > -np.inf) & (log != mine)
-            ratio = np.subtract(log, mine, out=np.zeros_like(log), where=seen)
-            rows.append([(np.exp(log) * ratio).sum(), float(kept.sum())])
+        for *sides, counts in zip(output, expected, counted, strict=True):
+            mine, log = (log_probabilities(side[counts], normalized=normalized) for side in sides)
+            differs = (log > -np.inf) & (log != mine)
+            ratio = np.subtract(log, mine, out=np.zeros_like(log), where=differs)
+            rows.append([(np.exp(log) * ratio).sum(), float(counts.sum())])
         return Scored(np.array(rows, np.float64).reshape(-1, 2))
 
 
@@ -120,17 +120,15 @@ def is_distribution(values: NDArray[Any]) -> bool:
     return bool(np.abs(sums - 1.0).max() <= _SUM_TOLERANCE)
 
 
-def log_probabilities(values: NDArray[Any], *, known: bool) -> Floats:
-    """Return the logarithm of the softmax over the last axis, or of the probabilities that are `known`."""
-    wide = values.astype(np.float64)
-    if known:
+def log_probabilities(values: NDArray[Any], *, normalized: bool) -> Floats:
+    """Return the logarithm of the softmax over the last axis, or of what are probabilities already."""
+    wide: Floats = values.astype(np.float64)
+    if normalized:
         wide = np.maximum(wide, _SMALLEST_PROBABILITY)
-        found: Floats = np.log(wide / wide.sum(axis=-1, keepdims=True))
-        return found
+        return np.asarray(np.log(wide / wide.sum(axis=-1, keepdims=True)))
     wide = wide - wide.max(axis=-1, keepdims=True, initial=-np.inf)
     with np.errstate(divide="ignore"):
-        logs: Floats = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
-    return logs
+        return np.asarray(wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True)))
 
 
 class ErrorRate(Metric):
@@ -145,9 +143,7 @@ class ErrorRate(Metric):
     undefined = "the references hold no word; at least one is required"
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        if truth.labels is None:
-            raise DataError(f"{truth.where}: has no labels; {self.name} needs the text of each sample")
-        labels = np.asarray(truth.labels)
+        labels = labels_of(truth, self.name, "the text of each sample")
         if labels.dtype.kind not in "USO" or labels.size != truth.samples:
             raise DataError(
                 f"{truth.where}: labels of type {labels.dtype} and shape {labels.shape}; a text for each of "
@@ -172,7 +168,7 @@ class ErrorRate(Metric):
     def _hypotheses(self, outputs: Outputs, truth: Truth) -> list[str]:
         name, output = first_output(outputs, truth.where)
         if output.dtype.kind in "USO" and output.size == truth.samples:
-            return [as_text(one) for one in output.ravel()]
+            return [as_text(text) for text in output.ravel()]
         classes: NDArray[np.int64] | None = None
         if output.dtype.kind == "f" and output.ndim == 3:
             require_numbers(name, output, truth.where, finite=False)
@@ -204,8 +200,8 @@ def ctc_text(classes: NDArray[np.int64], vocabulary: Sequence[str], blank: int) 
 
     `|` and a leading `▁` are blanks between words; entries such as `<unk>` and `[PAD]` are left out.
     """
-    kept = classes[np.append(True, classes[1:] != classes[:-1])] if classes.size else classes
-    pieces = [vocabulary[index] for index in kept if index != blank]
+    path = classes[np.append(True, classes[1:] != classes[:-1])] if classes.size else classes
+    pieces = [vocabulary[index] for index in path if index != blank]
     spaced = " " not in vocabulary
     text = "".join(
         " " if spaced and piece == _WORD_DELIMITER else piece

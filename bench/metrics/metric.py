@@ -7,7 +7,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,7 @@ IGNORED_POSITION = -100
 _CLASSES_LAST: tuple[Task, ...] = ("token-classification", "language-model", "speech-recognition")
 
 
-@dataclass(frozen=True)
-class Truth:
+class Truth(NamedTuple):
     """What is known about a batch: classes or targets, first axis the samples; and where it came from."""
 
     labels: NDArray[Any] | None
@@ -165,20 +164,23 @@ def require_numbers(name: str, array: NDArray[Any], where: str, *, finite: bool)
         raise DataError(f"{where}: output {name!r} holds an infinity; it has no accuracy", tensor=name)
 
 
-def class_labels(truth: Truth, metric: str) -> NDArray[np.int64]:
+def labels_of(truth: Truth, metric: str, required: str = "them") -> NDArray[Any]:
     if truth.labels is None:
         raise DataError(
-            f"{truth.where}: has no labels; {metric} needs them",
+            f"{truth.where}: has no labels; {metric} needs {required}",
             hint="yield (inputs, labels), or put `labels` beside the arrays",
         )
-    labels = np.asarray(truth.labels)
+    return np.asarray(truth.labels)
+
+
+def class_labels(truth: Truth, metric: str) -> NDArray[np.int64]:
+    labels = labels_of(truth, metric)
     if not are_classes(labels):
         raise DataError(f"{truth.where}: labels of type {labels.dtype}; class indices are required")
     return labels.astype(np.int64)
 
 
 def are_classes(labels: NDArray[Any]) -> bool:
-    """Return whether labels are whole numbers, of whatever type."""
     if labels.dtype.kind != "f":
         return labels.dtype.kind in "iub"
     return bool(np.isfinite(labels).all() and (labels == np.floor(labels)).all())
@@ -193,11 +195,9 @@ def scores_over_labels(
     `classes_last` says which it is where both fit. An axis of extent 1 behind the labels is left out.
     """
     if scores.ndim >= 2:
-        first, last = (scores.shape[0], *scores.shape[2:]), scores.shape[:-1]
-        for shape, is_last in sorted(
-            ((first, False), (last, True)), key=lambda form: form[1] != classes_last
-        ):
-            if labels.shape in (shape, (*shape, 1)):
+        shapes = {False: (scores.shape[0], *scores.shape[2:]), True: scores.shape[:-1]}
+        for is_last in (classes_last, not classes_last):
+            if labels.shape in ((shape := shapes[is_last]), (*shape, 1)):
                 return np.moveaxis(scores, -1, 1) if is_last else scores, labels.reshape(shape)
     raise DataError(
         f"{where}: an output of shape {scores.shape} with labels of shape {labels.shape}; [batch, classes] "

@@ -47,12 +47,12 @@ def read_metric(text: str, *, base: Path | None = None, inputs: Sequence[TensorI
     name, colon, parameter = text.partition(":")
     if name in _MAKERS and (not colon or name in METRIC_PARAMETERS):
         if colon and not re.fullmatch(METRIC_PARAMETERS[name][1], parameter):
-            known = METRIC_PARAMETERS[name][1].split("|")
-            if len(known) == 1:
+            kinds = METRIC_PARAMETERS[name][1].split("|")
+            if len(kinds) == 1:
                 raise InvalidOption(f"metric {text!r}: {name}:K with K from 1 is required", option="metric")
             raise InvalidOption(
-                f"metric {text!r}: {name} or {name}: followed by {', '.join(known)} is required",
-                hint=_nearest(parameter, known, f"{name}:"),
+                f"metric {text!r}: {name} or {name}: followed by {', '.join(kinds)} is required",
+                hint=_nearest(parameter, kinds, f"{name}:"),
                 option="metric",
             )
         return _MAKERS[name](text, parameter).for_inputs(inputs)
@@ -65,8 +65,8 @@ def read_metric(text: str, *, base: Path | None = None, inputs: Sequence[TensorI
     return OwnMetric(text, base=base)
 
 
-def _nearest(text: str, known: Sequence[str], prefix: str = "") -> str:
-    near = difflib.get_close_matches(text, known, n=1)
+def _nearest(text: str, names: Sequence[str], prefix: str = "") -> str:
+    near = difflib.get_close_matches(text, names, n=1)
     return f"did you mean {prefix + near[0]!r}?" if near else ""
 
 
@@ -86,8 +86,8 @@ class Automatic(Metric):
 
 
 def choose(outputs: Outputs, truth: Truth, inputs: Sequence[TensorInfo]) -> tuple[str, str]:
-    said = preprocessing_of(inputs)
-    task, classes = (said.task, said.classes) if said else ("", ())
+    preprocessing = preprocessing_of(inputs)
+    task, classes = (preprocessing.task, preprocessing.classes) if preprocessing else ("", ())
     if truth.labels is None:
         kind = "kl" if task == "language-model" else "cosine"
         return kind, "the data has no labels, so outputs are compared with the baseline's"

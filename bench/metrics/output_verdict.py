@@ -117,7 +117,6 @@ def _verdict(
 
 
 def default_tolerances(precision: str, max_abs: float) -> tuple[float, float]:
-    """Return the absolute and relative tolerance of a float precision."""
     kind = precision if precision in RTOL else "fp32"
     return ATOL_SHARE[kind] * max_abs, RTOL[kind]
 
@@ -198,12 +197,14 @@ class RunningDifference:
         ]
         name = min(telling or self._outputs, key=lambda name: self._outputs[name].snr_db)
         worst = self._outputs[name]
+        passed, criterion = all(passed for passed, _ in verdicts.values()), verdicts[name][1]
+        if worst.mismatch:
+            return Difference(
+                output=name, snr_db=-math.inf, max_abs_error=math.inf, mean_abs_error=math.inf,
+                passed=passed, criterion=criterion,
+            )  # fmt: skip
         return Difference(
-            passed=all(passed for passed, _ in verdicts.values()),
-            output=name,
-            snr_db=worst.snr_db,
-            max_abs_error=math.inf if worst.mismatch else worst.sums.max_abs_error,
-            agreement=None if worst.mismatch else worst.rows.agreement,
-            criterion=verdicts[name][1],
-            mean_abs_error=math.inf if worst.mismatch else worst.sums.mean_abs_error,
-        )
+            output=name, snr_db=worst.snr_db, max_abs_error=worst.sums.max_abs_error,
+            mean_abs_error=worst.sums.mean_abs_error, agreement=worst.rows.agreement,
+            passed=passed, criterion=criterion,
+        )  # fmt: skip

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from ...errors import DataError, InvalidOption
 from ...model.source import parse_source
 from ...model.user_code import call, load_function
-from .metric import Floats, Metric, Outputs, Scored, Truth, Values, first_output, require_numbers
+from .metric import Floats, Metric, Outputs, Scored, Truth, Values, first_output, labels_of, require_numbers
 
-PerSample = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
+PerSample = Callable[[Floats, Floats], Floats]
 
 
-def cosine(actual: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:
+def cosine(actual: Floats, expected: Floats) -> Floats:
     """Return the cosine of each pair of rows, [samples, elements] to [samples].
 
     Equal rows have 1, also where they are zero; anything else against zero has 0.
@@ -38,10 +38,9 @@ def cosine(actual: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArra
     return np.where(equal, 1.0, products / np.where(lengths > 0, lengths, 1.0))
 
 
-def mean_squared_error(actual: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:
+def mean_squared_error(actual: Floats, expected: Floats) -> Floats:
     """Return the mean squared error of each pair of rows, [samples, elements] to [samples]."""
-    error: NDArray[np.float64] = np.square(actual - expected).mean(axis=1)
-    return error
+    return np.asarray(np.square(actual - expected).mean(axis=1))
 
 
 class Similarity(Metric):
@@ -92,17 +91,16 @@ class OwnMetric(Metric):
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         # Copies: what a function changes in place is compared with other artifacts afterwards.
-        own = {name: array.copy() for name, array in outputs.items()}
-        returned = call(lambda: self._function(own, truth.labels), self._source)
+        copies = {name: array.copy() for name, array in outputs.items()}
+        returned = call(lambda: self._function(copies, truth.labels), self._source)
         if hasattr(returned, "detach"):  # a torch tensor, without importing torch
             returned = returned.detach().cpu().numpy()
         values = None
         is_number = isinstance(returned, int | float | np.generic | np.ndarray | list | tuple)
         if is_number and not isinstance(returned, bool):
             with contextlib.suppress(ValueError):  # lists of different lengths
-                values = np.asarray(returned)
-        if values is not None:
-            values = values.astype(np.float64) if values.dtype.kind in "fiub" else None
+                array = np.asarray(returned)
+                values = array.astype(np.float64) if array.dtype.kind in "fiub" else None
         if values is None or values.shape not in ((), (truth.samples,)):
             shown = type(returned).__name__ if values is None else f"an array of shape {values.shape}"
             raise DataError(
@@ -118,11 +116,10 @@ class OwnMetric(Metric):
         return Scored(np.stack([values.ravel() * weight, weight], axis=1))
 
 
-def _scale(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+def _scale(rows: Floats) -> Floats:
     """A power of two near each row's largest magnitude: dividing by it changes no bit of the fractions."""
     largest = np.abs(rows).max(axis=1, keepdims=True, initial=0.0)
-    scale: NDArray[np.float64] = np.ldexp(1.0, np.frexp(largest)[1] - 1)
-    return scale
+    return np.asarray(np.ldexp(1.0, np.frexp(largest)[1] - 1))
 
 
 def _pairs(
@@ -131,8 +128,8 @@ def _pairs(
     name, first = first_output(outputs, truth.where)
     labels = None if truth.labels is None else np.asarray(truth.labels)
     if labels is not None:
-        fits = _without_ones(labels.shape) == _without_ones(first.shape) and len(labels) == truth.samples
-        if fits:
+        shapes = [[extent for extent in array.shape[1:] if extent != 1] for array in (labels, first)]
+        if shapes[0] == shapes[1] and len(labels) == truth.samples:
             yield name, first, labels.reshape(first.shape)
             return
         if labels.dtype.kind not in "iub":
@@ -147,10 +144,6 @@ def _pairs(
                 f"{expected.shape}, is required"
             )
         yield name, outputs[name], expected
-
-
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(extent for extent in shape[1:] if extent != 1)
 
 
 DEFAULT_K = 10
@@ -174,9 +167,7 @@ class Ndcg(Metric):
         from sklearn.metrics import ndcg_score
 
         name, scores = first_output(outputs, truth.where)
-        if truth.labels is None:
-            raise DataError(f"{truth.where}: has no labels; {self.name} needs the relevance of each item")
-        relevance = np.asarray(truth.labels)
+        relevance = labels_of(truth, self.name, "the relevance of each item")
         if scores.ndim != 2 or relevance.shape != scores.shape or scores.shape[1] < 2:
             raise DataError(
                 f"{truth.where}: output {name!r} of shape {scores.shape} with labels of shape "
@@ -205,9 +196,7 @@ class Spearman(Metric):
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         name, output = first_output(outputs, truth.where)
-        if truth.labels is None:
-            raise DataError(f"{truth.where}: has no labels; {self.name} needs a target of each sample")
-        targets = np.asarray(truth.labels)
+        targets = labels_of(truth, self.name, "a target of each sample")
         if output.size != truth.samples or targets.size != truth.samples:
             raise DataError(
                 f"{truth.where}: output {name!r} of shape {output.shape} with targets of shape "
@@ -264,11 +253,11 @@ class Neighbours(Metric):
                 hint=f"evaluate more samples, or give `metric` neighbours:{max(1, scored.units // 2)}",
             )
         baseline, artifact = np.split(scored.table, 2, axis=1)
-        kept = kept_neighbours(baseline, artifact, self._k)
-        return lambda weights: weights @ kept / weights.sum(axis=1)
+        shares = shared_neighbours(baseline, artifact, self._k)
+        return lambda weights: weights @ shares / weights.sum(axis=1)
 
 
-def kept_neighbours(baseline: NDArray[np.float32], artifact: NDArray[np.float32], k: int) -> Floats:
+def shared_neighbours(baseline: NDArray[np.float32], artifact: NDArray[np.float32], k: int) -> Floats:
     """Return the share of each sample's `k` nearest others that two sets of embeddings share."""
     sides = []
     for embeddings in (baseline, artifact):

@@ -7,9 +7,8 @@ against each run's own baseline instead.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -17,7 +16,7 @@ from ...errors import InvalidOption
 from ...spec.decode import spec_from_call
 from ...spec.measure import CompareSpec
 from ...spec.words import CUDA_GRAPH
-from ..measuring.environment import machine_of, machine_text
+from ..environment import machine_of, machine_text
 from ..statistics import FEWEST_ROUNDS, Launches, Speedup, level_of, logarithms, speedup_with_interval
 from .results import Results
 from .row import Row, Unit
@@ -111,8 +110,9 @@ def compare_results(
     machines = machine_text(old.environment), machine_text(new.environment)
     same = _machines(old) == _machines(new)
     if not same and not across_machines:
+        differing = "" if machines[0] != machines[1] else _differing(_machines(old), _machines(new))
         raise InvalidOption(
-            f"results of different machines: {machines[0]}; {machines[1]}{_differing(old, new, machines)}",
+            f"results of different machines: {machines[0]}; {machines[1]}{differing}",
             hint="measure both on one machine, or give `across_machines` to see them side by side",
             option="across_machines",
         )
@@ -179,13 +179,8 @@ def _change(
         gain=after.accuracy.gain_on(before.accuracy) if before.accuracy and after.accuracy else None,
         unit=after.accuracy.unit if after.accuracy else "points",
     )
-    graphs = ["with CUDA graphs" if row.mode == CUDA_GRAPH else "" for row in (before, after)]
-    places = [
-        " ".join(filter(None, (row.machine, row.device, graph)))
-        for row, graph in zip((before, after), graphs, strict=True)
-    ]
-    if places[0] != places[1]:
-        reason = f"ran on {places[0]}, and now on {places[1]}"
+    if (place := _place(before)) != _place(after):
+        reason = f"ran on {place}, and now on {_place(after)}"
         return replace(change, reason=reason, broken=(reason,) if limits else ())
     if not verdict:
         return change
@@ -197,15 +192,18 @@ def _change(
     return replace(change, broken=tuple(limit.text for limit in limits if _breaks(change, limit)))
 
 
+def _place(row: Row) -> str:
+    graph = "with CUDA graphs" if row.mode == CUDA_GRAPH else ""
+    return " ".join(filter(None, (row.machine, row.device, graph)))
+
+
 def _launches(results: Results, row: Row, relative: bool) -> Launches:
     if not relative:
         return row.launches_ms
     base = results.row(results.baseline_of(row)).launches_ms
     # A smaller ratio is a faster artifact, as with latencies. An interrupted round has some of them.
-    return [
-        [own / first for own, first in zip(*launch, strict=False)]
-        for launch in zip(row.launches_ms, base, strict=False)
-    ]
+    return [[ms / base_ms for ms, base_ms in zip(*pair, strict=False)]
+            for pair in zip(row.launches_ms, base, strict=False)]  # fmt: skip
 
 
 def _machines(results: Results) -> list[dict[str, Any]]:
@@ -213,20 +211,18 @@ def _machines(results: Results) -> list[dict[str, Any]]:
     return [machine_of(environment) for environment in measured or [results.environment]]
 
 
-def _differing(old: Results, new: Results, machines: tuple[str, str]) -> str:
-    """Name what differs between two machines that read alike."""
-    if machines[0] != machines[1]:
-        return ""
-    first, second = _machines(old), _machines(new)
-    if len(first) != len(second):
-        return f" ({len(first)} and {len(second)} machines)"
+def _differing(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> str:
+    """Name what differs between machines that read alike."""
+    if len(old) != len(new):
+        return f" ({len(old)} and {len(new)} machines)"
+    first, second = next(pair for pair in zip(old, new, strict=True) if pair[0] != pair[1])
     differences = []
-    for name in first[0]:
-        pairs = ((a[name], b[name]) for a, b in zip(first, second, strict=True) if a[name] != b[name])
-        for a, b in itertools.islice(pairs, 1):
-            is_list = isinstance(a, list) and isinstance(b, list)
-            alone = ", ".join(sorted(map(str, {*a} ^ {*b}))) if is_list else ""
-            differences.append(f"{name}: {f'{alone} in one alone' if is_list else f'{a} and {b}'}")
+    for name in first:
+        a, b = first[name], second[name]
+        if isinstance(a, list) and isinstance(b, list) and a != b:
+            differences.append(f"{name}: {', '.join(sorted(map(str, {*a} ^ {*b})))} in one alone")
+        elif a != b:
+            differences.append(f"{name}: {a} and {b}")
     return f" ({'; '.join(differences)})"
 
 

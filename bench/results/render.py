@@ -11,22 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from ...figures import (
-    DASH,
-    accuracy_text,
-    bytes_text,
-    decibels,
-    drop_interval,
-    drop_text,
-    figure,
-    interval,
-    saved,
-    times,
-)
+from ... import figures
+from ...figures import DASH, bytes_text, figure, saved, times
 from ...files import write_text
 from ...plain_text import plain
 from ...spec.engines import rows
-from ..measuring.environment import machine_text
+from ..environment import machine_text
 from ..statistics import CONFIDENCE, DROP_CONFIDENCE, Speedup
 from .results import Results
 from .row import Row
@@ -73,13 +63,13 @@ def _drop(row: Row) -> tuple[str, str]:
     if row.accuracy is None or (drop := row.accuracy.drop) is None:
         return DASH, ""
     unit = row.accuracy.unit
-    return drop_text(drop.value, unit), drop_interval(drop.low, drop.high, unit)
+    return figures.drop_text(drop.value, unit), figures.drop_interval(drop.low, drop.high, unit)
 
 
 def _difference(row: Row) -> str:
     if row.difference is None:
         return DASH
-    text = decibels(row.difference.snr_db)
+    text = figures.decibels(row.difference.snr_db)
     return text if row.difference.passed else f"{text} MISMATCH"
 
 
@@ -196,7 +186,7 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column(
         "accuracy", "accuracy",
-        lambda row, _: accuracy_text(row.accuracy.value, row.accuracy.unit) if row.accuracy else DASH,
+        lambda row, _: figures.accuracy_text(row.accuracy.value, row.accuracy.unit) if row.accuracy else DASH,
         "accuracy.metric accuracy.value",
         ("terminal", "markdown", "report"), 50,
         {"terminal": "accuracy, drop", "narrow": "accuracy\ndrop"},
@@ -244,11 +234,11 @@ COLUMNS: tuple[Column, ...] = (
 
 
 def columns_of(place: Place) -> list[Column]:
-    return sorted((one for one in COLUMNS if place in one.places), key=lambda column: column.rank)
+    return sorted((column for column in COLUMNS if place in column.places), key=lambda column: column.rank)
 
 
 def render(row: Row, baseline: str) -> SimpleNamespace:
-    return SimpleNamespace(**{one.key: one.text(row, row.name == baseline) for one in COLUMNS})
+    return SimpleNamespace(**{column.key: column.text(row, row.name == baseline) for column in COLUMNS})
 
 
 def _line(*texts: str) -> str:
@@ -259,7 +249,7 @@ def speedup_text(ratio: Speedup) -> tuple[str, str]:
     """Return "3.59×" and "[3.56, 3.63]", with as many decimals as show whether an end is beyond 1."""
     near = min(abs(ratio.low - 1.0), abs(ratio.high - 1.0)) < _NEAR_ONE
     decimals = 3 if near else 2
-    return times(ratio.value, decimals), interval(ratio.low, ratio.high, decimals)
+    return times(ratio.value, decimals), figures.interval(ratio.low, ratio.high, decimals)
 
 
 def slowest_layers(row: Row) -> list[tuple[str, str, str]]:
@@ -322,17 +312,12 @@ def _csv_cell(value: Mapping[str, Any], group: str, part: str = "") -> Any:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
-def save_markdown(results: Results, path: Path) -> None:
-    write_text(path, markdown(results))
-
-
 def markdown(results: Results) -> str:
-    """Return the table as GitHub's Markdown, the baseline first."""
     table = markdown_table(results)
     settings = results.settings
     shapes = ", ".join(f"{name}:{shape}" for name, shape in (settings.get("inputs") or {}).items())
-    named = [f"{name}: {machine_text(one.environment)}" for name, one in results.machines.items()]
-    machines = "; ".join(named) or machine_text(results.environment)
+    parts = [f"{name}: {machine_text(part.environment)}" for name, part in results.machines.items()]
+    machines = "; ".join(parts) or machine_text(results.environment)
     about = (
         f"{machines}, {settings.get('threads')} threads, input {shapes}; "
         f"speed-up against {results.baseline} with its {interval_words(results.confidence)}"
@@ -362,9 +347,9 @@ def markdown_cell(text: str) -> str:
 
 
 def _cells(text: SimpleNamespace) -> list[str]:
-    columns = columns_of("markdown")
     cells = {
-        one.key: getattr(text, one.key) if one.of_file or not text.problem else DASH for one in columns
+        column.key: getattr(text, column.key) if column.of_file or not text.problem else DASH
+        for column in columns_of("markdown")
     } | ({"latency": text.problem} if text.problem else {})
-    name, *others = cells.values()
-    return [markdown_cell(name), *(cell.translate(_CHARACTERS) for cell in others)]
+    name, *numbers = cells.values()
+    return [markdown_cell(name), *(cell.translate(_CHARACTERS) for cell in numbers)]

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from ...errors import ArtifactError
 from ...figures import finite
 from ...files import require_file, write_json
-from ..measuring.environment import machine_text
+from ..environment import machine_text
 from .row import Row, upgrade
 
 KIND = "qcompile.results"
@@ -29,7 +29,7 @@ SCHEMA = Path(__file__).with_name("results.schema.json")
 HISTORY_LIMIT = 100
 _OLDER_CONFIDENCE = 0.95  # of speed-ups in files that do not say it
 _DEEPEST = 64
-_KEY = re.compile(r"(?P<text>.*) - at `\$\.?(?P<key>.+)`", re.DOTALL)
+_KEY = re.compile(r"(?P<text>.*) - at `\$\.?(?P<key>.+)`\Z", re.DOTALL)
 
 
 class Measured(Struct, frozen=True):
@@ -70,10 +70,7 @@ class Results(Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND):
         return measured.baseline if measured else self.baseline
 
     def row(self, name: str) -> Row:
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise KeyError(name)
+        return {row.name: row for row in self.rows}[name]
 
     @property
     def confidence(self) -> float:
@@ -128,8 +125,8 @@ def parse_results(content: bytes, path: Path) -> Results:
     except UnicodeError as error:  # in a message about a key that no file can hold
         raise _no_results(path, str(error)) from error
     except ValueError as error:
-        found = _KEY.fullmatch(str(error))
-        raise _no_results(path, f"key '{found['key']}': {found['text']}" if found else str(error)) from error
+        problem = _KEY.sub(r"key '\g<key>': \g<text>", str(error))
+        raise _no_results(path, problem) from error
 
 
 def _no_results(path: Path, problem: str) -> ArtifactError:
@@ -137,7 +134,6 @@ def _no_results(path: Path, problem: str) -> ArtifactError:
 
 
 def read_results(value: Mapping[str, Any]) -> Results:
-    """Return the results that a JSON value of a known version holds."""
     value = {**value, "schema_version": SCHEMA_VERSION}
     if isinstance(entries := value.get("artifacts"), list):
         value["artifacts"] = [upgrade(entry) for entry in entries]
@@ -248,18 +244,17 @@ def _summary(results: Results) -> dict[str, Any]:
     return {
         "created": results.created,
         "machine": machine_text(results.environment),
-        "artifacts": {
-            row.name: {
-                "median_ms": row.latency.median_ms if row.latency else None,
-                "speedup": row.speedup.value if row.speedup else None,
-                "low": row.speedup.low if row.speedup else None,
-                "high": row.speedup.high if row.speedup else None,
-                "accuracy": row.accuracy.value if row.accuracy else None,
-            }
-            for row in results.rows
-            if row.status == "measured"
-        },
+        "artifacts": {row.name: _figures(row) for row in results.rows if row.status == "measured"},
     }
+
+
+def _figures(row: Row) -> dict[str, Any]:
+    ratio = row.speedup
+    return {
+        "median_ms": row.latency and row.latency.median_ms,
+        "speedup": ratio and ratio.value, "low": ratio and ratio.low, "high": ratio and ratio.high,
+        "accuracy": row.accuracy and row.accuracy.value,
+    }  # fmt: skip
 
 
 def _depth(value: object) -> int:
@@ -267,8 +262,8 @@ def _depth(value: object) -> int:
     depth, level = 0, [value]
     while level and depth <= _DEEPEST:
         inner: list[object] = []
-        for one in level:
-            items = one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+        for outer in level:
+            items = outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ()
             inner += [item for item in items if isinstance(item, dict | list)]
         depth, level = depth + 1, inner
     return depth
@@ -291,7 +286,8 @@ def join_results(parts: Mapping[str, Results], *, history: Sequence[dict[str, An
         return replace(first, history=[*history])
     rows, machines = list[Row](), dict[str, Measured]()
     for part_name, results in parts.items():
-        names = {row.name: _free(row.name, part_name, {one.name for one in rows}) for row in results.rows}
+        taken = {row.name for row in rows}
+        names = {row.name: _free(row.name, part_name, taken) for row in results.rows}
         alone = {"": Measured(results.baseline, results.environment)}
         for inner, measured in (results.machines or alone).items():
             machines[_joined(part_name, inner)] = replace(measured, baseline=names[measured.baseline])
@@ -300,16 +296,16 @@ def join_results(parts: Mapping[str, Results], *, history: Sequence[dict[str, An
             for row in results.rows
         ]
     noise = {name: results.environment.get("noise") or {} for name, results in parts.items()}
-    noisy = any(one.get("noisy") for one in noise.values())
-    reasons = [f"{name}: {reason}" for name, one in noise.items() for reason in one.get("reasons", ())]
+    noisy = any(part.get("noisy") for part in noise.values())
+    reasons = [f"{name}: {reason}" for name, part in noise.items() for reason in part.get("reasons", ())]
     return replace(
         first,
         baseline=machines[_joined(first_name, next(iter(first.machines), ""))].baseline,
         rows=rows,
         machines=machines,
         history=[*history],
-        created=max(one.created for one in parts.values()),
-        interrupted=any(one.interrupted for one in parts.values()),
+        created=max(part.created for part in parts.values()),
+        interrupted=any(part.interrupted for part in parts.values()),
         environment={**first.environment, "noise": {"noisy": noisy, "reasons": reasons}},
     )
 

@@ -381,8 +381,8 @@ def _speedup(table: Any) -> Any:
 def _accuracy(table: Any) -> Any:
     group = _group(Accuracy, table)
     if isinstance(group, dict) and isinstance(classes := group.get("per_class"), list):
-        changes = [change for one in classes if (change := _group(ClassChange, one)) is not None]
-        group["per_class"] = changes or None
+        changes = (_group(ClassChange, change) for change in classes)
+        group["per_class"] = [change for change in changes if change is not None] or None
     return group
 
 
@@ -416,8 +416,8 @@ def _positive(kind: type[Struct], table: dict[str, Any]) -> dict[str, Any]:
 def _keys(kind: type[Struct]) -> tuple[set[str], set[str]]:
     """The keys that a type requires, and those whose values are above 0."""
     fields = msgspec.structs.fields(kind)
-    required = {one.encode_name for one in fields if one.required}
-    return required, {one.encode_name for one in fields if "gt=0" in str(one.type)}
+    required = {info.encode_name for info in fields if info.required}
+    return required, {info.encode_name for info in fields if "gt=0" in str(info.type)}
 
 
 def _is_nothing(value: object) -> bool:

@@ -13,7 +13,7 @@ from ...progress import Progress, silent
 from ...spec.decode import spec_from_call
 from ...spec.measure import LayerDiffSpec
 from .outcome import LayerDiff
-from .pairing import Pairs, pair_outputs, pair_tensors, restricted
+from .pairing import Pair, Pairs, pair_outputs, pair_tensors, restricted
 from .rebuild import EngineRefinement, EngineRuns, EngineSource
 from .search import Refinement
 from .sides import Form, Side, artifact_side, input_casts, reference_side
@@ -53,27 +53,27 @@ def layer_diff(
     spec = spec_from_call(LayerDiffSpec, spec, options)
     if spec.save_results is not None:
         require_polygraphy()
-    left, right = reference_side(reference, trust=spec.trust), artifact_side(artifact, trust=spec.trust)
-    casts = input_casts(left, right)
+    ours, theirs = reference_side(reference, trust=spec.trust), artifact_side(artifact, trust=spec.trust)
+    casts = input_casts(ours, theirs)
     progress("pair tensors")
-    assert left.weightless is not None, "`reference_side` takes ONNX files alone"
-    if right.weightless is not None or spec.max_builds == 0:
+    assert ours.weightless is not None, "`reference_side` takes ONNX files alone"
+    if theirs.weightless is not None or spec.max_builds == 0:
         source = None
-    pairs = _pairs(left, right, source)
+    pairs = _pairs(ours, theirs, source)
     with temporary_folder("layers") as folder:
         limit = spec.samples or SAMPLES
-        written = write_samples(left.weightless, spec.data, folder / "samples", limit=limit)
+        written = write_samples(ours.weightless, spec.data, folder / "samples", limit=limit)
         most, keep = spec.taps or len(pairs.pairs), spec.save_results is not None
         settings: dict[str, Any] = {"threads": spec.threads, "casts": casts, "progress": progress}
-        runs: LayerRuns
+        sides = (ours, theirs, pairs, written)
         comparison: Refinement
         if source is None:
-            runs = LayerRuns(left, right, pairs, written, **settings)
-            comparison = Refinement(runs, most, spec.threshold, keep=keep)
+            comparison = Refinement(LayerRuns(*sides, **settings), most, spec.threshold, keep=keep)
         else:
-            runs = parts = EngineRuns(left, right, pairs, written, source, **settings)
+            parts = EngineRuns(source, *sides, **settings)
             comparison = EngineRefinement(parts, most, spec.threshold, keep=keep, max_builds=spec.max_builds)
         comparison.run()
+        runs = comparison.runs
         if not comparison.errors:
             why = next(iter(runs.refused.values()), "nothing was measured")
             raise InvalidOption(f"{artifact}: no tensor can be compared with {reference}'s: {why}")
@@ -105,14 +105,13 @@ def _pairs(reference: Side, artifact: Side, source: EngineSource | None) -> Pair
 def observable(pairs: Pairs, graph: onnx.ModelProto) -> Pairs:
     """Return the pairs of a graph that can be outputs of an engine: of integers, what they are scaled to."""
     readers = consumers(graph.graph)
-    found, kept = list(pairs.pairs), []
+    visible: dict[int, Pair] = {}
     for index, pair in enumerate(pairs.pairs):
-        if not pair.form.is_integer:
-            kept.append(index)
-            continue
         scaled = [node for node in readers.get(pair.artifact, []) if node.op_type == "DequantizeLinear"]
-        if scaled:
+        if not pair.form.is_integer:
+            visible[index] = pair
+        elif scaled:
             form = Form(channels_last=pair.form.channels_last)
-            found[index] = replace(pair, artifact=str(scaled[0].output[0]), form=form)
-            kept.append(index)
-    return restricted(replace(pairs, pairs=tuple(found)), kept)
+            visible[index] = replace(pair, artifact=str(scaled[0].output[0]), form=form)
+    seen = tuple(visible.get(index, pair) for index, pair in enumerate(pairs.pairs))
+    return restricted(replace(pairs, pairs=seen), list(visible))

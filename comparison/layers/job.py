@@ -81,8 +81,8 @@ class Job:
     debug: bool = False
 
 
-def run_job(job: Mapping[str, Any], told: Callable[[int], None]) -> dict[str, Any]:
-    """Run a job; its keys are those of `Job`. `told` is called with the number of batches done."""
+def run_job(job: Mapping[str, Any], on_batch: Callable[[int], None]) -> dict[str, Any]:
+    """Run a job; its keys are those of `Job`. `on_batch` is called with the number of batches done."""
     from ...bench.worker import peak_memory_bytes
 
     taps = {tap["tensor"]: tap for tap in job["taps"]}
@@ -96,7 +96,7 @@ def run_job(job: Mapping[str, Any], told: Callable[[int], None]) -> dict[str, An
             for name, array in run(feeds, job["where"][number]):
                 work.take(name, number, array)
                 del array
-            told(number + 1)
+            on_batch(number + 1)
     return {**work.answer(), "peak_bytes": peak_memory_bytes()}
 
 
@@ -112,9 +112,8 @@ class _Work:
     def take(self, name: str, number: int, array: NDArray[Any]) -> None:
         job, tap = self.job, self.taps.get(name)
         if tap is not None and job["reference"]:
-            self._compare(
-                name, msgspec.convert(tap["form"], Form), Path(job["reference"]) / tap["file"], number, array
-            )
+            form = msgspec.convert(tap["form"], Form)
+            self._compare(name, form, Path(job["reference"]) / tap["file"], number, array)
         elif tap is None and name in job["outputs"] and job["reference_outputs"]:
             folder = Path(job["reference_outputs"]) / job["outputs"][name]
             self._compare(name, Form(), folder, number, array)
@@ -129,8 +128,8 @@ class _Work:
 
     def answer(self) -> dict[str, Any]:
         return {
-            "errors": {name: one.as_json() for name, one in self.errors.items()},
-            "changed": {name: one.as_json() for name, one in self.changed.items()},
+            "errors": {name: sums.as_json() for name, sums in self.errors.items()},
+            "changed": {name: sums.as_json() for name, sums in self.changed.items()},
             "refused": self.refused,
         }
 
@@ -159,12 +158,7 @@ def _compare_file(sums: ErrorSums, folder: Path, number: int, array: NDArray[Any
 
 def _feeds(job: Mapping[str, Any], number: int) -> dict[str, Any]:
     arrays = load_arrays(Path(job["feeds"]) / f"{number}.npz")
-    asked = set(job["inputs"]) or set(arrays)
-    return {
-        name: array.astype(job["cast"].get(name, array.dtype))
-        for name, array in arrays.items()
-        if name in asked
-    }
+    return {n: arrays[n].astype(job["cast"].get(n, arrays[n].dtype)) for n in job["inputs"] or arrays}
 
 
 @contextlib.contextmanager
@@ -180,10 +174,7 @@ def open_tapped(
 ) -> Iterator[Run]:
     """Yield the artifact with tensors of its graph to be read; without names as it is, for its own outputs.
 
-    Args:
-        folder: Where files of this run may lie.
-        io: Inputs and outputs of an engine that does not say.
-        debug: Debug tensors of an engine, which it shows beside its outputs.
+    Files of the run may lie in `folder`; an engine shows the tensors `debug` beside its outputs.
     """
     if not names:
         with load(str(path), threads=threads, io=io, trust=True) as runner:
@@ -231,24 +222,18 @@ def with_taps(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelP
 
 def _emptying(infer: Callable[[Feeds], dict[str, Any]]) -> Run:
     def run(feeds: Feeds, where: str) -> Iterator[tuple[str, NDArray[Any]]]:
-        with _translated(where):
+        try:
             values = infer(feeds)
+        except QCompileError:
+            raise
+        except Exception as error:  # the exceptions of runtimes share no narrower base
+            raise DataError(
+                f"{where}: the model failed on it: {first_line(error)}",
+                hint="check the sample's shape and values against the model, or give `data`",
+                sample=where,
+            ) from error
         for name in list(values):
             value = values.pop(name)
             yield name, value.numpy() if hasattr(value, "numpy") else value
 
     return run
-
-
-@contextlib.contextmanager
-def _translated(where: str) -> Iterator[None]:
-    try:
-        yield
-    except QCompileError:
-        raise
-    except Exception as error:  # the exceptions of runtimes share no narrower base
-        raise DataError(
-            f"{where}: the model failed on it: {first_line(error)}",
-            hint="check the sample's shape and values against the model, or give `data`",
-            sample=where,
-        ) from error

@@ -188,13 +188,11 @@ class LayerDiff(Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND):
         return self.passed
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content of `layers.json`."""
         value: dict[str, Any] = finite(msgspec.to_builtins(self))
         del value["complete"]
         return value if self.engine else {key: item for key, item in value.items() if key != "engine"}
 
     def save(self, path: Path) -> None:
-        """Write `layers.json`, whole or not at all."""
         write_json(path, self.as_json())
 
 
@@ -222,10 +220,11 @@ def _with_infinities(value: dict[str, Any]) -> dict[str, Any]:
     tensors = value.get("tensors")
     if not isinstance(tensors, list):
         return value
-    return value | {"tensors": [_infinite(one) if isinstance(one, dict) else one for one in tensors]}
-
-
-def _infinite(tensor: dict[str, Any]) -> dict[str, Any]:
-    figures = {key: item for key, item in tensor.items() if item is not None}
-    is_equal = tensor.get("state", "equal") == "equal"
-    return {"snr_db": math.inf if is_equal else -math.inf, **figures}
+    whole: list[Any] = []
+    for tensor in tensors:
+        if isinstance(tensor, dict):
+            figures = {key: item for key, item in tensor.items() if item is not None}
+            is_equal = tensor.get("state", "equal") == "equal"
+            tensor = {"snr_db": math.inf if is_equal else -math.inf, **figures}
+        whole.append(tensor)
+    return value | {"tensors": whole}

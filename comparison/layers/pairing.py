@@ -60,7 +60,6 @@ class Pairs:
     artifact_only: tuple[str, ...] = ()
 
     def named(self, artifact: str) -> int | None:
-        """Return the index of the pair with that tensor of the artifact."""
         return next((i for i, pair in enumerate(self.pairs) if pair.artifact == artifact), None)
 
 
@@ -81,29 +80,29 @@ def pair_tensors(reference: onnx.ModelProto, artifact: onnx.ModelProto) -> Pairs
 
 def pair_outputs(reference: onnx.ModelProto, outputs: Iterable[str]) -> Pairs:
     """Pair the outputs of an engine, whose graph cannot be seen, with the tensors of these names."""
-    own, names = pair_tensors(reference, reference), set(outputs)
-    kept = restricted(own, [index for index, pair in enumerate(own.pairs) if pair.reference in names])
-    return replace(kept, artifact_only=())
+    pairs, names = pair_tensors(reference, reference), set(outputs)
+    shown = [index for index, pair in enumerate(pairs.pairs) if pair.reference in names]
+    return replace(restricted(pairs, shown), artifact_only=())
 
 
-def restricted(pairs: Pairs, kept: Sequence[int]) -> Pairs:
+def restricted(pairs: Pairs, indexes: Sequence[int]) -> Pairs:
     """Return some of the pairs, each with those that lie before it among these alone."""
-    own, place = pairs.pairs, {index: at for at, index in enumerate(kept)}
-    nearest: list[set[int]] = []  # the kept ones right before each pair, behind those that are left out
-    for pair in own:
-        sets = ({place[one]} if one in place else nearest[one] for one in pair.parents)
+    place = {index: at for at, index in enumerate(indexes)}
+    nearest: list[set[int]] = []  # those of them right before each pair, behind those that are left out
+    for pair in pairs.pairs:
+        sets = ({place[parent]} if parent in place else nearest[parent] for parent in pair.parents)
         nearest.append(set().union(*sets))
-    found = [
+    some = tuple(
         replace(
-            own[index],
-            upstream=sum(1 << at for at, other in enumerate(kept) if own[index].upstream >> other & 1),
+            pairs.pairs[index],
+            upstream=sum(1 << at for at, i in enumerate(indexes) if pairs.pairs[index].upstream >> i & 1),
             parents=tuple(sorted(nearest[index])),
         )
-        for index in kept
-    ]
-    left = {pair.reference for pair in own} - {pair.reference for pair in found}
-    alone = [*pairs.reference_only, *(pair.reference for pair in own if pair.reference in left)]
-    return Pairs(tuple(found), tuple(dict.fromkeys(alone)), pairs.artifact_only)
+        for index in indexes
+    )
+    paired = {pair.reference for pair in some}
+    alone = [*pairs.reference_only, *(p.reference for p in pairs.pairs if p.reference not in paired)]
+    return Pairs(some, tuple(dict.fromkeys(alone)), pairs.artifact_only)
 
 
 @dataclass
@@ -122,7 +121,7 @@ class _Reference:
         for node in self.graph.node:
             for index, name in enumerate(node.output):
                 if name in self.floats:
-                    key = structure(node, index, [one for one in node.input if one in self.floats])
+                    key = structure(node, index, [read for read in node.input if read in self.floats])
                     self.by_structure[key].append(name)
 
 
@@ -133,8 +132,6 @@ def structure(node: onnx.NodeProto, index: int, read: Iterable[str]) -> tuple[ob
 
 
 class _Walk:
-    """One walk over the artifact in its order of execution."""
-
     def __init__(self, reference: onnx.ModelProto, artifact: onnx.ModelProto) -> None:
         self.reference = _Reference(reference.graph, float_tensors(reference))
         self.graph = artifact.graph
@@ -154,15 +151,13 @@ class _Walk:
         }
         self.as_ref = {value.name: value.name for value in self.graph.input}  # tensor to the reference's
         self.upstream: dict[str, int] = {}  # tensor to the pairs before it, itself included
-        self.nearest: dict[
-            str, frozenset[int]
-        ] = {}  # tensor to itself as a pair, or to the pairs right before
+        # Tensor to itself as a pair, or to the pairs right before.
+        self.nearest: dict[str, frozenset[int]] = {}
         self.seen: dict[tuple[object, ...], int] = defaultdict(int)
         self.pairs: list[Pair] = []
         self.apart: list[str] = []
 
     def visit(self, node: onnx.NodeProto) -> None:
-        """Pair what a node makes."""
         before, nearest = 0, frozenset[int]()
         for name in (*node.input, *captured_names(node)):
             before |= self.upstream.get(name, 0)
@@ -272,7 +267,7 @@ class _Walk:
         readers = self.reference.readers.get(partner or "", [])
         if partner is None or len(readers) != 1 or readers[0].op_type not in _ACTIVATIONS:
             return partner
-        behind = [reader for one in self.readers.get(name, []) for reader in self._behind(one)]
+        behind = [node for reader in self.readers.get(name, []) for node in self._behind(reader)]
         if plain_name(readers[0]) in self.nodes or any(node.op_type in _ACTIVATIONS for node in behind):
             return partner
         return str(readers[0].output[0])
@@ -280,16 +275,10 @@ class _Walk:
     def _behind(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         if node.op_type not in _PASS_ON:
             return [node]
-        return [inner for one in self.readers.get(node.output[0], []) for inner in self._behind(one)]
+        return [n for reader in self.readers.get(node.output[0], []) for n in self._behind(reader)]
 
     def _goes_into_integers(self, name: str) -> bool:
         """Whether QuantizeLinear alone reads a tensor, so that its integers are what there is of it."""
         readers = self.readers.get(name, [])
-        return (
-            bool(readers)
-            and name not in self.outputs
-            and all(
-                node.op_type == "QuantizeLinear" and self.forms.of(node.output[0]) is not None
-                for node in readers
-            )
-        )
+        stored = (n.op_type == "QuantizeLinear" and self.forms.of(n.output[0]) is not None for n in readers)
+        return bool(readers) and name not in self.outputs and all(stored)

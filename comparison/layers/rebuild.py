@@ -38,10 +38,9 @@ from ...spec.artifacts import BuildSpec
 from ...spec.decode import non_default_options
 from ...tensors import format_shape
 from .outcome import EngineSearch
-from .pairing import Pairs
 from .search import ABRUPT_DB, Refinement, Search, packed
 from .sides import Side
-from .taps import SHARE, LayerRuns, Samples
+from .taps import SHARE, LayerRuns
 
 Profile = Mapping[str, Mapping[str, Sequence[int]]]
 
@@ -179,22 +178,19 @@ class EngineRefinement(Refinement):
 
     def run(self) -> None:
         """Measure until the first bad one is confirmed, or the builds are used up."""
-        self.outputs = self.runs.plain()
-        known = {self.runs.pairs.named(name): sums for name, sums in self.outputs.items()}
-        self._take({index: sums for index, sums in known.items() if index is not None})
+        self._run_plain()
         if self.search.bad(self.threshold_db) is None or not self._left():
             return
         self._survey()
         while self._left() and not self.given_up:
             region = self.search.region(self.threshold_db)
-            chosen = self.search.cut(region, self.most) if region else self._unconfirmed()
-            if not chosen:
+            indexes = self.search.cut(region, self.most) if region else self._unconfirmed()
+            if not indexes:
                 break
-            self._measure(chosen)
+            self._measure(indexes)
         self._conclude()
 
     def engine(self) -> EngineSearch:
-        """Return what the search took and could not tell."""
         bad = self.search.bad(self.threshold_db)
         parents = self.pairs[bad].parents if bad is not None else ()
         return EngineSearch(
@@ -233,8 +229,8 @@ class EngineRefinement(Refinement):
     def _reproduces(self, outputs: dict[str, ErrorSums], kind: str) -> bool:
         """Whether the whole graph, built again, has a bad output where the engine has one."""
         bad = {name for name, sums in self.outputs.items() if sums.snr_db < self.threshold_db}
-        again = {name for name in bad if name in outputs and outputs[name].snr_db < self.threshold_db}
-        if again or not bad & outputs.keys():
+        rebuilt = {name for name in bad if name in outputs and outputs[name].snr_db < self.threshold_db}
+        if rebuilt or not bad & outputs.keys():
             return True
         if kind == "marked":
             self.unknown.append(
@@ -252,15 +248,15 @@ class EngineRefinement(Refinement):
             "then, such as kernels by their times, or the file was made otherwise"
         )
 
-    def _measure(self, chosen: Sequence[int]) -> None:
+    def _measure(self, indexes: Sequence[int]) -> None:
         plain = {index: sums for index, sums in self.errors.items() if index not in self.ratios}
-        measured = self.runs.measure(chosen)
-        for index in chosen:
+        measured = self.runs.measure(indexes)
+        for index in indexes:
             if index not in measured:
                 self.search.skip(index)
         for index, sums in measured.items():
             self.ratios[index] = sums.snr_db
-            together = any(self.pairs[index].upstream >> other & 1 for other in chosen)
+            together = any(self.pairs[index].upstream >> other & 1 for other in indexes)
             (self.beside.add if together else self.beside.discard)(index)
         gone = [
             index
@@ -291,7 +287,6 @@ class EngineRefinement(Refinement):
         )
 
     def _conclude(self) -> None:
-        """Say what is not known."""
         if self.given_up:  # what was measured since says nothing of the engine
             return
         bad = self.search.bad(self.threshold_db)
@@ -308,18 +303,18 @@ class EngineRefinement(Refinement):
                 "the first bad one was not confirmed by a part that ends with it, and by those before it: "
                 f"{self.allowed} builds were allowed"
             )
-        known = {**self.hints, **self.ratios}
+        ratios = {**self.hints, **self.ratios}
         better = [
             (i, j)
-            for i, low in known.items()
-            for j, high in known.items()
+            for i, low in ratios.items()
+            for j, high in ratios.items()
             if low < self.threshold_db <= high and self.pairs[j].upstream >> i & 1
         ]
         if better:
             i, j = better[0]
             self.unknown.append(
-                f"the error shrinks again: {self.pairs[i].reference} has {known[i]:.1f} dB, "
-                f"{self.pairs[j].reference} behind it {known[j]:.1f} dB; a fault that is hidden before "
+                f"the error shrinks again: {self.pairs[i].reference} has {ratios[i]:.1f} dB, "
+                f"{self.pairs[j].reference} behind it {ratios[j]:.1f} dB; a fault that is hidden before "
                 "every tensor that was read is not seen"
             )
         if bad is not None:
@@ -336,42 +331,31 @@ class EngineRefinement(Refinement):
 class EngineRuns(LayerRuns):
     """The runs of a comparison with an engine, and the builds of its parts."""
 
-    def __init__(
-        self,
-        reference: Side,
-        artifact: Side,
-        pairs: Pairs,
-        samples: Samples,
-        source: EngineSource,
-        *,
-        threads: int,
-        casts: Mapping[str, str],
-        progress: Progress,
-    ) -> None:
-        super().__init__(reference, artifact, pairs, samples, threads=threads, casts=casts, progress=progress)
-        self.rebuilder = Rebuilder(source, artifact, self.folder, progress)
+    def __init__(self, source: EngineSource, *parts: Any, **settings: Any) -> None:
+        super().__init__(*parts, **settings)
+        self.rebuilder = Rebuilder(source, self.artifact, self.folder, self.progress)
         self.most_builds = 0
 
-    def fits(self, chosen: Sequence[int]) -> bool:
+    def fits(self, indexes: Sequence[int]) -> bool:
         """Whether the reference's taps may be read in one run; an engine's outputs are on the GPU."""
         allowed = SHARE * self.memory_bytes["reference"]["plain"]
-        return sum(self._cost["reference"][index] for index in chosen) <= allowed
+        return sum(self._cost["reference"][index] for index in indexes) <= allowed
 
-    def measure(self, chosen: Sequence[int]) -> dict[int, ErrorSums]:
+    def measure(self, indexes: Sequence[int]) -> dict[int, ErrorSums]:
         """Build what lies before the tensors, run it, and return index to distance, or fill `refused`."""
-        names = {self.pairs.pairs[index].artifact: index for index in chosen}
+        names = {self.pairs.pairs[index].artifact: index for index in indexes}
         self._tell(f"{len(names)} tensors" if len(names) > 1 else next(iter(names)))
         try:
             part, outputs = self.rebuilder.part(list(names))
         except (BuildError, InvalidOption, ModelError) as error:
-            self.refused.update(dict.fromkeys(chosen, f"cannot be built: {error.message}"))
+            self.refused.update(dict.fromkeys(indexes, f"cannot be built: {error.message}"))
             return {}
-        written = self._write_reference(chosen)
+        written = self._write_reference(indexes)
         files = {outputs[name]: self.tap_file(index) for name, index in names.items()}
         answer = self._compare(part, files, written)
         by_output = {outputs[name]: index for name, index in names.items()}
         self.refused.update({by_output[name]: why for name, why in answer["refused"].items()})
-        return {by_output[name]: ErrorSums.from_json(one) for name, one in answer["errors"].items()}
+        return {by_output[name]: ErrorSums.from_json(sums) for name, sums in answer["errors"].items()}
 
     def survey(self) -> tuple[dict[int, ErrorSums], dict[str, ErrorSums]]:
         """Build the whole graph with debug tensors and run it; return index, and output, to distance.
@@ -386,23 +370,20 @@ class EngineRuns(LayerRuns):
             self._write_reference(group, into=written)
         files = {name: self.tap_file(index) for name, index in names.items()}
         answer = self._compare(part, files, written, debug=True)
-        found = {name: ErrorSums.from_json(one) for name, one in answer["errors"].items()}
-        outputs = {tensor.name for tensor in part.io.outputs}
-        return (
-            {names[name]: sums for name, sums in found.items()},
-            {name: sums for name, sums in found.items() if name in outputs},
-        )
+        errors = {name: ErrorSums.from_json(sums) for name, sums in answer["errors"].items()}
+        outputs = {t.name: errors[t.name] for t in part.io.outputs if t.name in errors}
+        return {names[name]: sums for name, sums in errors.items()}, outputs
 
-    def keep(self, chosen: Sequence[int]) -> tuple[Path, Path]:
+    def keep(self, indexes: Sequence[int]) -> tuple[Path, Path]:
         """Build a part that ends with the tensors and leave their values on disk, beside the reference's."""
-        written = self._write_reference(chosen)
-        kept = self._folder("kept")
-        names = [self.pairs.pairs[index].artifact for index in chosen]
+        written = self._write_reference(indexes)
+        values = self._folder("kept")
+        names = [self.pairs.pairs[index].artifact for index in indexes]
         self._tell(f"{len(names)} tensors to keep")
         part, outputs = self.rebuilder.part(names)
-        own = {outputs[name]: self.tap_file(index) for name, index in zip(names, chosen, strict=True)}
-        self._run("artifact", f"keep {len(chosen)} tensors", part=part, own=own, write=kept)
-        return Path(written), Path(kept)
+        files = {outputs[name]: self.tap_file(index) for name, index in zip(names, indexes, strict=True)}
+        self._run("artifact", f"keep {len(indexes)} tensors", part=part, own=files, write=values)
+        return Path(written), Path(values)
 
     def _compare(
         self, part: Side, files: Mapping[str, str], written: str, *, debug: bool = False

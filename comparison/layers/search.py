@@ -38,21 +38,17 @@ class Search:
         self._skipped = 0
 
     def record(self, snr_db: Mapping[int, float]) -> None:
-        """Take in what was measured."""
         self.snr_db.update(snr_db)
 
     def skip(self, index: int) -> None:
-        """Leave a tensor out: it could not be measured."""
         self._skipped |= 1 << index
 
     def level(self, index: int) -> float:
-        """Return the ratio of a measured tensor, between the limits."""
         return min(max(self.snr_db[index], FLOOR_DB), self.cap_db)
 
     def drops(self) -> dict[int, float]:
-        """Return the drop of each measured tensor, in decibels."""
         levels = {index: self.level(index) for index in self.snr_db}
-        ascending = [(1 << index, level) for index, level in sorted(levels.items(), key=lambda one: one[1])]
+        ascending = [(1 << index, levels[index]) for index in sorted(levels, key=lambda i: levels[i])]
         drops: dict[int, float] = {}
         for index, level in levels.items():
             before = (lowest for bit, lowest in ascending if self.upstream[index] & bit)
@@ -103,9 +99,9 @@ class Search:
         for count in range(min(most, len(ranked)), 1, -1):
             share = len(ranked) / (count + 1) if count < len(ranked) else 1.0
             first = 0 if count == len(ranked) else 1
-            chosen = list(dict.fromkeys(ranked[int(share * (j + first))] for j in range(count)))
-            if fits(chosen):
-                return sorted(chosen)
+            indexes = list(dict.fromkeys(ranked[int(share * (j + first))] for j in range(count)))
+            if fits(indexes):
+                return sorted(indexes)
         return [ranked[len(ranked) // 2]]
 
     def cut(self, region: Sequence[int], most: int) -> list[int]:
@@ -131,7 +127,6 @@ def packed(indexes: Sequence[int], fits: Callable[[Sequence[int]], bool], most: 
 
 
 def _largest(drops: Mapping[int, float]) -> int:
-    """The first of those with the largest drop."""
     best = min(drops)
     for index, drop in sorted(drops.items()):
         if drop > drops[best] + _EQUAL_DB:
@@ -163,11 +158,9 @@ class Refinement:
 
     def run(self) -> None:
         """Measure until the largest drop is that of one tensor."""
-        self.outputs = self.runs.plain()
-        known = {self.runs.pairs.named(name): sums for name, sums in self.outputs.items()}
-        self._take({index: sums for index, sums in known.items() if index is not None})
-        rest = [index for index in range(len(self.pairs)) if index not in self.errors]
-        groups = packed(rest, self.runs.fits, self.most)
+        self._run_plain()
+        unmeasured = [index for index in range(len(self.pairs)) if index not in self.errors]
+        groups = packed(unmeasured, self.runs.fits, self.most)
         if self.runs.runs + len(groups) <= self.limit:
             for group in groups:
                 self._measure(group)
@@ -187,21 +180,17 @@ class Refinement:
     def shown(self) -> list[int]:
         """Return the pairs whose values are worth keeping: the worst, and what is around it."""
         worst = self.worst()
-        chosen: list[int] = []
-        for index in [worst, *self._near(worst)]:
-            if not chosen or (len(chosen) < self.most and self.runs.fits([*chosen, index])):
-                chosen.append(index)
-        return sorted(chosen)
+        return self._fitting(self._near(worst), [worst])
 
     def engine(self) -> EngineSearch | None:
         """Return what the search inside an engine took; None where nothing was rebuilt."""
         return None
 
     def outcome(self, reference: str, artifact: str, casts: dict[str, str]) -> LayerDiff:
-        """Return what was found."""
         drops = self.search.drops()
         layers = {index: self._layer(index, drops[index]) for index in sorted(self.errors)}
         bad = self.search.bad(self.threshold_db)
+        worst = self.pairs[bad or 0]
         ranked = sorted(layers, key=lambda index: (-layers[index].drop_db, layers[index].snr_db, index))
         if bad is not None:
             ranked = [bad, *(index for index in ranked if index != bad)]
@@ -211,11 +200,7 @@ class Refinement:
             precision=self.runs.artifact.precision,
             samples=self.runs.samples.count,
             threshold_db=self.threshold_db,
-            first_bad=(
-                FirstBad(layers[bad].tensor, layers[bad].operator, layers[bad].node)
-                if bad is not None
-                else None
-            ),
+            first_bad=None if bad is None else FirstBad(worst.reference, worst.operator, worst.node),
             layers=[layers[index] for index in ranked],
             pairs=PairCounts(
                 paired=len(self.pairs),
@@ -233,18 +218,23 @@ class Refinement:
             engine=self.engine(),
         )
 
-    def _measure(self, chosen: Sequence[int]) -> None:
-        self._take(self.runs.measure(chosen))
-        for index in chosen:
+    def _measure(self, indexes: Sequence[int]) -> None:
+        self._take(self.runs.measure(indexes))
+        for index in indexes:
             if index not in self.errors:
                 self.search.skip(index)
+
+    def _run_plain(self) -> None:
+        """Run both sides as they are: the outputs are measured then."""
+        self.outputs = self.runs.plain()
+        indexes = {self.runs.pairs.named(name): sums for name, sums in self.outputs.items()}
+        self._take({index: sums for index, sums in indexes.items() if index is not None})
 
     def _take(self, measured: dict[int, ErrorSums]) -> None:
         self.errors.update(measured)
         self.search.record({index: sums.snr_db for index, sums in measured.items()})
 
     def worst(self) -> int:
-        """Return the first bad pair, or the one with the lowest ratio."""
         bad = self.search.bad(self.threshold_db)
         return bad if bad is not None else min(self.errors, key=lambda i: self.errors[i].snr_db)
 
@@ -254,12 +244,15 @@ class Refinement:
         return list(dict.fromkeys([*before, *(i for i, _, _ in self._walk(index, 1))]))
 
     def _unknown_near(self) -> list[int]:
-        chosen: list[int] = []
-        for index in self._near(self.worst()):
-            new = index not in self.errors and index not in self.runs.refused
-            if new and len(chosen) < self.most and self.runs.fits([*chosen, index]):
-                chosen.append(index)
-        return sorted(chosen)
+        measured = {*self.errors, *self.runs.refused}
+        return self._fitting([index for index in self._near(self.worst()) if index not in measured], [])
+
+    def _fitting(self, candidates: Sequence[int], indexes: list[int]) -> list[int]:
+        """The indexes with as many of the candidates as one run may read."""
+        for index in candidates:
+            if index not in indexes and len(indexes) < self.most and self.runs.fits([*indexes, index]):
+                indexes.append(index)
+        return sorted(indexes)
 
     def _walk(self, start: int, way: int) -> list[tuple[int, int, int]]:
         """(pair, steps, pair that it hangs on) up to two steps one way, depth first."""
@@ -270,10 +263,10 @@ class Refinement:
                 near = list(self.pairs[index].parents)
             else:
                 near = [i for i, pair in enumerate(self.pairs) if index in pair.parents]
-            for one in near:
-                neighbours.append((one, steps, index))
+            for neighbour in near:
+                neighbours.append((neighbour, steps, index))
                 if abs(steps) < 2:
-                    visit(one, steps + way)
+                    visit(neighbour, steps + way)
 
         visit(start, way)
         return neighbours

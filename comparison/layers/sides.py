@@ -60,7 +60,6 @@ class Form:
 
     @property
     def is_integer(self) -> bool:
-        """Whether integers are read."""
         return bool(self.scale)
 
     def ordered(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -91,9 +90,7 @@ class Forms:
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._stored = stored_values(graph)
-        self.scales: dict[
-            str, tuple[str, str, int]
-        ] = {}  # integer tensor to names of its scale and zero point
+        self.scales: dict[str, tuple[str, str, int]] = {}  # integers to names of scale and zero point
         self.moved: set[str] = set()  # integer tensors that have the scale of what they were moved from
         self.channels_last: set[str] = set()
         for node in graph.node:
@@ -178,11 +175,6 @@ class Side:
     io: ModelIO
 
     @property
-    def name(self) -> str:
-        """How progress and errors call it."""
-        return self.path.name
-
-    @property
     def layers(self) -> int:
         """Number of nodes that do the arithmetic; 1 where that is not known."""
         nodes = weighted_nodes(self.weightless.model).values() if self.weightless else ()
@@ -190,7 +182,6 @@ class Side:
 
 
 def reference_side(reference: str, *, trust: bool = False) -> Side:
-    """Look at the reference."""
     path = Path(reference)
     if path.suffix != ".onnx":
         raise InvalidOption(
@@ -236,8 +227,9 @@ def _engine_side(path: Path, runtime: str, manifest: Manifest | None) -> Side:
         raise ModelError(
             f"{path}: {manifest_path(path).name} names no inputs and outputs", hint=_LOOK, file=path
         )
-    known = manifest.precision in THRESHOLD_DB  # "best" may be anything down to INT8
-    return Side(path, runtime, manifest.precision if known else "int8", None, manifest.io)
+    # "best" may be anything down to INT8
+    precision = manifest.precision if manifest.precision in THRESHOLD_DB else "int8"
+    return Side(path, runtime, precision, None, manifest.io)
 
 
 def input_casts(reference: Side, artifact: Side) -> dict[str, str]:
@@ -246,8 +238,8 @@ def input_casts(reference: Side, artifact: Side) -> dict[str, str]:
     casts: dict[str, str] = {}
     if set(theirs) != {tensor.name for tensor in reference.io.inputs}:
         raise InvalidOption(
-            f"inputs differ: {reference.name} takes {_names(reference.io.inputs)}; "
-            f"{artifact.name} takes {_names(artifact.io.inputs)}",
+            f"inputs differ: {reference.path.name} takes {_names(reference.io.inputs)}; "
+            f"{artifact.path.name} takes {_names(artifact.io.inputs)}",
             hint="compare an artifact with the model that it was made from",
         )
     for tensor in reference.io.inputs:
@@ -256,7 +248,8 @@ def input_casts(reference: Side, artifact: Side) -> dict[str, str]:
             continue
         if not (dtype in ("float16", "float32") and "float" in tensor.dtype):
             raise InvalidOption(
-                f"input {tensor.name!r} is {tensor.dtype} in {reference.name} and {dtype} in {artifact.name}"
+                f"input {tensor.name!r} is {tensor.dtype} in {reference.path.name} "
+                f"and {dtype} in {artifact.path.name}"
             )
         casts[tensor.name] = dtype
     return casts

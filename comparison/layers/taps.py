@@ -25,7 +25,7 @@ from ...model.random_input import RandomInput
 from ...processes.arrays import load_array, save_arrays
 from ...processes.worker import Worker
 from ...progress import Progress, quiet
-from ...tensors import Feeds, samples_in
+from ...tensors import samples_in
 from .job import Job
 from .pairing import Pairs
 from .sides import Form, Side
@@ -71,38 +71,33 @@ class LayerRuns:
     def plain(self) -> dict[str, ErrorSums]:
         """Run both as they are; return the artifact's outputs' distances."""
         io = self.reference.io
-        own = {tensor.name: f"r{number}" for number, tensor in enumerate(io.outputs)}
+        files = {tensor.name: f"r{number}" for number, tensor in enumerate(io.outputs)}
         theirs = [tensor.name for tensor in self.artifact.io.outputs]
         partners = self._partners([tensor.name for tensor in io.outputs], theirs)
-        outputs = {name: own[partner] for name, partner in partners.items()}
+        outputs = {name: files[partner] for name, partner in partners.items()}
         written = self._folder("outputs")
-        self._run("reference", "run", own=own, write=written, plain=True)
+        self._run("reference", "run", own=files, write=written, plain=True)
         self._own = {name: f"a{number}" for number, name in enumerate(theirs)}
         answer = self._run(
-            "artifact",
-            "run",
-            own=self._own,
-            outputs=outputs,
-            write=written,
-            reference_outputs=written,
+            "artifact", "run", own=self._own, outputs=outputs, write=written, reference_outputs=written,
             plain=True,
-        )
-        return {name: ErrorSums.from_json(one) for name, one in answer["errors"].items()}
+        )  # fmt: skip
+        return {name: ErrorSums.from_json(sums) for name, sums in answer["errors"].items()}
 
-    def fits(self, chosen: Sequence[int]) -> bool:
+    def fits(self, indexes: Sequence[int]) -> bool:
         """Whether taps may be read in one run: in memory they stay a small share of a run without."""
         return all(
-            sum(cost[index] for index in chosen) <= SHARE * self.memory_bytes[side]["plain"]
+            sum(cost[index] for index in indexes) <= SHARE * self.memory_bytes[side]["plain"]
             for side, cost in self._cost.items()
         )
 
-    def measure(self, chosen: Sequence[int]) -> dict[int, ErrorSums]:
+    def measure(self, indexes: Sequence[int]) -> dict[int, ErrorSums]:
         """Run both with taps; return index to distance. Pairs that cannot be compared are in `refused`."""
-        written = self._write_reference(chosen)
+        written = self._write_reference(indexes)
         answer = self._run(
             "artifact",
-            f"run with {len(chosen)} taps",
-            **self._compared(chosen, written),
+            f"run with {len(indexes)} taps",
+            **self._shown(indexes, written),
             own=self._own,
             own_outputs=str(self.folder / "outputs"),
         )
@@ -111,28 +106,26 @@ class LayerRuns:
             sums = ErrorSums.from_json(stored)
             if name not in self.changed or sums.snr_db < self.changed[name].snr_db:
                 self.changed[name] = sums
-        by_name = {self.pairs.pairs[index].artifact: index for index in chosen}
+        by_name = {self.pairs.pairs[index].artifact: index for index in indexes}
         self.refused.update({by_name[name]: why for name, why in answer["refused"].items()})
-        return {by_name[name]: ErrorSums.from_json(one) for name, one in answer["errors"].items()}
+        return {by_name[name]: ErrorSums.from_json(sums) for name, sums in answer["errors"].items()}
 
-    def keep(self, chosen: Sequence[int]) -> tuple[Path, Path]:
+    def keep(self, indexes: Sequence[int]) -> tuple[Path, Path]:
         """Run both once more and leave the values of the taps on disk: the reference's and the artifact's."""
-        written = self._write_reference(chosen)
-        kept = self._folder("kept")
-        text = f"keep {len(chosen)} tensors"
-        self._run("artifact", text, **self._written(chosen), write=kept)
-        return Path(written), Path(kept)
+        written = self._write_reference(indexes)
+        values = self._folder("kept")
+        self._run("artifact", f"keep {len(indexes)} tensors", **self._shown(indexes), write=values)
+        return Path(written), Path(values)
 
     def tap_file(self, index: int) -> str:
-        """Return the folder of a pair's values, below those of `keep`."""
         return f"t{index}"
 
-    def _write_reference(self, chosen: Sequence[int], *, into: str = "") -> str:
+    def _write_reference(self, indexes: Sequence[int], *, into: str = "") -> str:
         written = into or self._folder("taps")
         inputs = {tensor.name for tensor in self.reference.io.inputs}
         taps: dict[str, dict[str, Any]] = {}
-        again: list[tuple[str, str]] = []  # an artifact may have two forms of one tensor
-        for index in chosen:
+        links: list[tuple[str, str]] = []  # an artifact may have two forms of one tensor
+        for index in indexes:
             name, file = self.pairs.pairs[index].reference, self.tap_file(index)
             if name in inputs:
                 (Path(written) / file).mkdir()
@@ -140,45 +133,37 @@ class LayerRuns:
                     values = self.samples.read(number, name)
                     np.save(Path(written) / file / f"{number}.npy", values, allow_pickle=False)
             elif name in taps:
-                again.append((taps[name]["file"], file))
+                links.append((taps[name]["file"], file))
             else:
                 taps[name] = {"tensor": name, "file": file, "form": Form()}
         if taps:
             self._run("reference", f"run with {len(taps)} taps", taps=list(taps.values()), write=written)
-        for first, other in again:
+        for first, other in links:
             (Path(written) / other).symlink_to(Path(written) / first)
         return written
 
-    def _compared(self, chosen: Sequence[int], written: str) -> dict[str, Any]:
-        """Job of a run of the artifact that compares; an engine has its outputs and no taps."""
-        if self.artifact.weightless is not None:
-            return {"taps": self._artifact_taps(chosen), "reference": written}
-        files = {self.pairs.pairs[index].artifact: self.tap_file(index) for index in chosen}
-        return {"outputs": files, "reference_outputs": written}
+    def _shown(self, indexes: Sequence[int], reference: str = "") -> dict[str, Any]:
+        """Job of a run of the artifact that compares with the values in a folder, or writes its own.
 
-    def _written(self, chosen: Sequence[int]) -> dict[str, Any]:
-        """Job of a run of the artifact that writes its tensors."""
+        An engine has its outputs and no taps.
+        """
+        pairs = {self.tap_file(index): self.pairs.pairs[index] for index in indexes}
         if self.artifact.weightless is not None:
-            return {"taps": self._artifact_taps(chosen)}
-        return {"own": {self.pairs.pairs[index].artifact: self.tap_file(index) for index in chosen}}
-
-    def _artifact_taps(self, chosen: Sequence[int]) -> list[dict[str, Any]]:
-        pairs = self.pairs.pairs
-        return [
-            {"tensor": pairs[i].artifact, "file": self.tap_file(i), "form": pairs[i].form} for i in chosen
-        ]
+            taps = [{"tensor": pair.artifact, "file": f, "form": pair.form} for f, pair in pairs.items()]
+            return {"taps": taps, "reference": reference}
+        files = {pair.artifact: file for file, pair in pairs.items()}
+        return {"outputs": files, "reference_outputs": reference} if reference else {"own": files}
 
     def _run(
         self, side: str, text: str, *, plain: bool = False, part: Side | None = None, **settings: Any
     ) -> dict[str, Any]:
-        """Run one side, or a part of it."""
-        one = part or (self.reference if side == "reference" else self.artifact)
+        runnable = part or (self.reference if side == "reference" else self.artifact)
         job = Job(
-            path=str(one.path.resolve()),
-            runtime=one.runtime,
+            path=str(runnable.path.resolve()),
+            runtime=runnable.runtime,
             threads=self.threads,
-            io=one.io.as_json(),
-            inputs=[tensor.name for tensor in one.io.inputs] if part else (),
+            io=runnable.io.as_json(),
+            inputs=[tensor.name for tensor in runnable.io.inputs] if part else (),
             feeds=str(self.samples.folder),
             batches=len(self.samples.where),
             where=self.samples.where,
@@ -186,15 +171,15 @@ class LayerRuns:
             **settings,
         )
         self.runs += side == "artifact"
-        answer = run(job, one.name, f"{text}: {one.name}", self.progress)
+        name = runnable.path.name
+        answer = run(job, name, f"{text}: {name}", self.progress)
         memory, kind = self.memory_bytes[side], "plain" if plain else "tapped"
         memory[kind] = max(memory[kind], answer["peak_bytes"])
         return answer
 
     def _folder(self, name: str) -> str:
         folder = self.folder / name
-        if folder.exists():
-            shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         return str(folder)
 
@@ -224,7 +209,6 @@ SILENCE_S = 600.0
 
 
 def run(job: Job, name: str, text: str, progress: Progress) -> dict[str, Any]:
-    """Carry out a job in a process of its own and return its answer."""
     with (
         held_folder(Path(job.feeds).parent, "run") as folder,
         Worker(name, threads=job.threads, timeout_s=SILENCE_S) as worker,
@@ -246,7 +230,6 @@ class Samples:
     shapes: Mapping[str, tuple[int, ...]]
 
     def read(self, number: int, name: str) -> NDArray[Any]:
-        """Return one input of a batch."""
         return load_array(self.folder / f"{number}.npz", name)
 
 
@@ -258,7 +241,13 @@ def write_samples(reference: Graph, data: str | None, folder: Path, *, limit: in
     shapes: dict[str, tuple[int, ...]] = {}
     for name, feeds in _batches(reference, data, limit):
         shapes = shapes or {key: array.shape for key, array in feeds.items()}
-        _check_plain(feeds, name)
+        for key, array in feeds.items():
+            if array.dtype.name == "bfloat16" or array.dtype.kind in "OSU":
+                raise DataError(
+                    f"{name}: input {key!r} is of {array.dtype.name}, which layers are not compared on",
+                    hint="leave `layers` out to compare the outputs",
+                    tensor=key,
+                )
         save_arrays(folder / f"{len(where)}.npz", feeds)
         where.append(name)
         count += samples_in(feeds)
@@ -270,20 +259,10 @@ def _batches(reference: Graph, data: str | None, limit: int) -> Any:
         for batch in Data(data, reference.io.inputs, batch_size=1, limit=limit):
             yield batch.where, batch.feeds
         return
-    made = RandomInput(reference.model)
-    try_extents(made, reference.path)
+    random = RandomInput(reference.model)
+    try_extents(random, reference.path)
     for seed in range(limit):
-        yield f"made input {seed + 1}", made.feeds(seed=seed)
-
-
-def _check_plain(feeds: Feeds, where: str) -> None:
-    for name, array in feeds.items():
-        if array.dtype.name == "bfloat16" or array.dtype.kind in "OSU":
-            raise DataError(
-                f"{where}: input {name!r} is of {array.dtype.name}, which layers are not compared on",
-                hint="leave `layers` out to compare the outputs",
-                tensor=name,
-            )
+        yield f"made input {seed + 1}", random.feeds(seed=seed)
 
 
 def tensor_sizes(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
@@ -294,9 +273,9 @@ def tensor_sizes(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) 
             dims = value.type.tensor_type.shape.dim
             for dim, extent in zip(dims, shapes[value.name], strict=False):
                 dim.dim_value = extent
-    known = [value for value in light.graph.value_info if not _is_symbolic(value)]
+    concrete = [value for value in light.graph.value_info if not _is_symbolic(value)]
     del light.graph.value_info[:]
-    light.graph.value_info.extend(known)
+    light.graph.value_info.extend(concrete)
     for value in filter(_is_symbolic, light.graph.output):
         value.type.tensor_type.ClearField("shape")
     sizes: dict[str, int] = {}
@@ -323,12 +302,12 @@ def require_polygraphy() -> None:
         ) from error
 
 
-def save_results(runs: LayerRuns, chosen: Sequence[int], path: Path) -> None:
+def save_results(runs: LayerRuns, indexes: Sequence[int], path: Path) -> None:
     """Run both sides once more and save the values of pairs by the reference's names, per batch."""
     from polygraphy.comparator import RunResults
     from polygraphy.logger import G_LOGGER
 
-    by_name = {runs.pairs.pairs[index].reference: index for index in reversed(chosen)}
+    by_name = {runs.pairs.pairs[index].reference: index for index in reversed(indexes)}
     ours, theirs = runs.keep(sorted(by_name.values()))
     results = RunResults()
     results.add(_iterations(runs, by_name, ours, scaled=False), runner_name="reference")

@@ -13,12 +13,12 @@ from commands import MakePath
 
 import qcompile
 from qcompile.bench import benchmark as every_gpu
-from qcompile.bench.measuring.side_figures import measure_gpu_latencies, sweep_at_once
 from qcompile.bench.recorder import Recorder
 from qcompile.bench.results.render import render
 from qcompile.bench.results.results import BenchInterrupted, Results, load_results
 from qcompile.bench.results.row import Row
 from qcompile.bench.runnables import choose_runnables, row_of
+from qcompile.bench.side_figures import measure_gpu_latencies, sweep_at_once
 from qcompile.bench.statistics import Speedup
 from qcompile.engines import gpu as driver
 from qcompile.engines.gpu import Gpu, find_gpus, parse_devices, why_no_gpu
@@ -199,7 +199,7 @@ class Bench:
 @pytest.fixture
 def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Results]:
     """`measure(bench, ...)` measures three artifacts on every GPU."""
-    monkeypatch.setattr(every_gpu, "find_gpus", lambda: [A10, H200])
+    monkeypatch.setattr(driver, "find_gpus", lambda: [A10, H200])
     artifacts = {"pytorch": "net.py:build", "engine": "m.engine", "vino": "m.onnx"}
     unbuilt = [Row("late", "", "tensorrt", status="failed")]
 
@@ -216,18 +216,13 @@ def test_each_gpu_is_measured_for_itself_and_the_processor_once(
     bench = Bench()
     results = measure(bench)
     assert [spec.devices for _, spec in bench.asked] == [("cuda:0",), ("cuda:1",)]
-    assert [list(artifacts) for artifacts, _ in bench.asked] == [
-        ["pytorch", "engine", "vino"],
-        ["pytorch", "engine"],
-    ]
+    first, second = (list(artifacts) for artifacts, _ in bench.asked)
+    assert (first, second) == (["pytorch", "engine", "vino"], ["pytorch", "engine"])
     assert [(row.name, row.machine, row.device) for row in results.rows] == [
-        ("pytorch", "cuda:0", "cuda:0"),
-        ("engine", "cuda:0", "cuda:0"),
-        ("vino", "cuda:0", "cpu"),
-        ("late", "cuda:0", "cpu"),
-        ("pytorch (cuda:1)", "cuda:1", "cuda:1"),
+        ("pytorch", "cuda:0", "cuda:0"), ("engine", "cuda:0", "cuda:0"), ("vino", "cuda:0", "cpu"),
+        ("late", "cuda:0", "cpu"), ("pytorch (cuda:1)", "cuda:1", "cuda:1"),
         ("engine (cuda:1)", "cuda:1", "cuda:1"),
-    ]
+    ]  # fmt: skip
     assert load_results(tmp_path / "results.json").as_json() == results.as_json()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ import workers_here
 from commands import MakePath
 
 import qcompile
-from qcompile.bench.measuring.rounds import Decided, TimingSeries
 from qcompile.bench.outputs import describe, timing_feeds
 from qcompile.bench.results.render import slowest_layers
 from qcompile.bench.results.results import SCHEMA, load_results
 from qcompile.bench.results.row import Energy, Row, upgrade
+from qcompile.bench.rounds import Decided, TimingSeries
 from qcompile.engines.registry import engine
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption
 from qcompile.spec.measure import BenchOptions
@@ -37,7 +37,7 @@ LONG_S = 600.0
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that hangs is given up after a tenth of the usual time."""
-    from qcompile.bench.measuring import rounds
+    from qcompile.bench import rounds
 
     monkeypatch.setattr(rounds, "_LEAST_PATIENCE_S", 3.0)
 
@@ -144,46 +144,50 @@ def build():
 """
 
 
-@pytest.fixture
-def faulty(tmp_path: Path) -> Callable[..., str]:
-    """`faulty("os.abort()")` is a MODEL that does so at its fortieth call: while it is measured."""
-
-    def make(fault: str, *, call: int = 40) -> str:
-        path = tmp_path / "faulty.py"
-        path.write_text(FAULTY.format(fault=fault, call=call))
-        return f"{path}:build"
-
-    return make
+FAULTS = {
+    "aborts": ("os.abort()", 40, "SIGABRT"),
+    "is killed": ("os.kill(os.getpid(), signal.SIGKILL)", 40, "SIGKILL, out of memory?"),
+    "hangs": ("time.sleep(600)", 40, "gave no answer to 'time' for"),
+    "has no memory": ("raise MemoryError('no more')", 40, "MemoryError: no more"),
+    "does not start": ("raise RuntimeError('no weights')", 1, "no weights"),
+}
+"""What an artifact does, at which call, and what its row says of it."""
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason", "baseline"),
-    [
-        ("os.abort()", "SIGABRT", "good"),
-        ("os.abort()", "SIGABRT", "bad"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL, out of memory?", "good"),
-        ("time.sleep(600)", "gave no answer to 'time' for", "good"),
-        ("raise MemoryError('no more')", "MemoryError: no more", "good"),
-        ("raise RuntimeError('no weights')", "no weights", "good"),  # at the first call
-    ],
-)
+def faulty(folder: Path, name: str) -> str:
+    fault, call, _ = FAULTS[name]
+    path = folder / f"{name.replace(' ', '_')}.py"
+    path.write_text(FAULTY.format(fault=fault, call=call))
+    return f"{path}:build"
+
+
 def test_what_dies_hangs_or_runs_out_of_memory_leaves_the_others_their_numbers(
-    tiny_file: MakePath, faulty: Callable[..., str], tmp_path: Path, fault: str, reason: str,
-    baseline: str,
-) -> None:  # fmt: skip
+    tiny_file: MakePath, tmp_path: Path
+) -> None:
     good = str(tiny_file("mlp"))
     results = qcompile.benchmark(
-        {"good": good, "bad": faulty(fault, call=1 if "weights" in fault else 40), "other": good},
-        baseline=baseline, output=tmp_path / "r.json", threads=1, max_time_s=0.5,
+        {"good": good, **{name: faulty(tmp_path, name) for name in FAULTS}, "other": good},
+        baseline="good", output=tmp_path / "r.json", threads=1, max_time_s=0.5,
     )  # fmt: skip
-    bad, other = results.row("bad"), results.row("other")
-    assert bad.status == "failed"
-    assert reason in bad.reason
-    assert "at the end of its tether" in bad.output_tail
-    assert bad.latency is None
-    assert other.latency is not None
-    assert (other.speedup.rounds >= 8) if baseline == "good" else (other.speedup is None)
+    for name, (_, _, reason) in FAULTS.items():
+        row = results.row(name)
+        assert (row.status, row.latency) == ("failed", None)
+        assert reason in row.reason
+        assert "at the end of its tether" in row.output_tail
+    assert results.row("other").latency is not None
+    assert results.row("other").speedup.rounds >= 8
     jsonschema.validate(json.loads((tmp_path / "r.json").read_text()), json.loads(SCHEMA.read_text()))
+
+
+def test_where_the_baseline_dies_the_others_keep_their_latencies(tiny_file: MakePath, tmp_path: Path) -> None:
+    results = qcompile.benchmark(
+        {"good": str(tiny_file("mlp")), "bad": faulty(tmp_path, "aborts")}, baseline="bad", threads=1,
+        max_time_s=0.5,
+    )  # fmt: skip
+    good, bad = results.row("good"), results.row("bad")
+    assert (bad.status, "SIGABRT" in bad.reason) == ("failed", True)
+    assert good.latency is not None
+    assert good.speedup is None
 
 
 ONCE = """
@@ -193,7 +197,7 @@ import torch
 def build():
     marks = Path(__file__).with_name("marks")
     marks.write_text((marks.read_text() if marks.exists() else "") + ".")
-    if len(marks.read_text()) > {launches}:
+    if len(marks.read_text()) > 1:
         raise RuntimeError("not again")
     return torch.nn.Tanh(), (torch.ones(1, 16),)
 """
@@ -208,33 +212,30 @@ def after(launches: int) -> Decided:
     return decided
 
 
-def test_every_launch_is_a_process_of_its_own(tiny_file: MakePath, tmp_path: Path) -> None:
-    path = tmp_path / "net.py"
-    path.write_text(ONCE.format(launches=1000))
-    results = qcompile.benchmark(
-        {"onnx": str(tiny_file("mlp")), "net": f"{path}:build"}, baseline="onnx", threads=1,
-        max_time_s=LONG_S, decided=after(3),
-    )  # fmt: skip
-    base, own = results.rows
-    assert own.speedup.launches == len(own.launch_rounds) == 3
-    assert [len(one) for one in own.launches_ms] == [len(one) for one in base.launches_ms]
-    # One launch more than was measured is for the example that tells the inputs of the model.
-    assert len(own.launch_rounds) <= (tmp_path / "marks").read_text().count(".") <= len(own.launch_rounds) + 1
-
-
-@pytest.mark.parametrize("is_baseline", [False, True])
-def test_an_artifact_that_does_not_start_again_has_failed_and_the_others_go_on(
-    tiny_file: MakePath, tmp_path: Path, is_baseline: bool
+def test_every_launch_starts_each_artifact_again(
+    tiny_file: MakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "net.py"
-    path.write_text(ONCE.format(launches=1))
+    workers, model = workers_here.install(monkeypatch), str(tiny_file("mlp"))
     results = qcompile.benchmark(
-        {"onnx": str(tiny_file("mlp")), "net": f"{path}:build"},
-        baseline="net" if is_baseline else "onnx",
-        threads=1,
-        max_time_s=LONG_S,
-        decided=after(2),
+        {"a": model, "b": model}, baseline="a", threads=1, max_time_s=LONG_S, decided=after(3)
     )
+    base, other = results.rows
+    assert other.speedup.launches == len(other.launch_rounds) == 3
+    assert [len(launch) for launch in other.launches_ms] == [len(launch) for launch in base.launches_ms]
+    assert workers.asked.count(("b", "load eager")) == 3
+
+
+@pytest.mark.parametrize("baseline", ["onnx", "net"])
+def test_an_artifact_that_does_not_start_again_has_failed_and_the_others_go_on(
+    tiny_file: MakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, baseline: str
+) -> None:
+    workers_here.install(monkeypatch)
+    path = tmp_path / "net.py"
+    path.write_text(ONCE)
+    results = qcompile.benchmark(
+        {"onnx": str(tiny_file("mlp")), "net": f"{path}:build"}, baseline=baseline, threads=1,
+        max_time_s=LONG_S, decided=after(2),
+    )  # fmt: skip
     onnx, net = results.row("onnx"), results.row("net")
     assert (net.status, onnx.status) == ("failed", "measured")
     assert "not again" in net.reason
@@ -277,7 +278,8 @@ def test_pytorch_runs_in_its_other_modes_as_rows_of_their_own(
     assert results.rows[2].contains == "host to host: one forward(), traced and frozen"
 
 
-def test_further_models_are_measured_as_they_are(torch_model: str) -> None:
+def test_further_models_are_measured_as_they_are(torch_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers_here.install(monkeypatch)
     results = qcompile.benchmark(
         {"net": torch_model}, baseline="net", models={"again": torch_model}, torch_modes=["half"],
         inputs=["x:2x3x8x8"], threads=1, max_time_s=0.1,
@@ -388,8 +390,8 @@ def test_nothing_is_timed_once_a_profiler_was_on(
     )  # fmt: skip
     assert workers.asked[-2:] == [("a", "layer_times"), ("b", "layer_times")]
     assert [do for _, do in workers.asked].count("layer_times") == 2
-    fed = [do for of, do in workers.asked if of == "a" and do in ("feed", "layer_times")]
-    assert fed[-3:] == ["feed", "feed", "layer_times"]  # batches of 2, then what was timed first
+    asked = [do for of, do in workers.asked if of == "a"]
+    assert asked[asked.index("clients") - 1] == "feed"  # after batches of 2, what was timed first
 
 
 def test_on_a_gpu_onnx_runtime_tells_none() -> None:

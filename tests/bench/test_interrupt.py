@@ -52,15 +52,15 @@ def wait_for(process: subprocess.Popen[str], text: str) -> None:
 
 def workers_of(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:
     deadline = time.monotonic() + 300
-    while len(found := psutil.Process(process.pid).children(recursive=True)) < count:
+    while len(children := psutil.Process(process.pid).children(recursive=True)) < count:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    return list(found)
+    return list(children)
 
 
 def require_gone(processes: list[psutil.Process]) -> None:
     _, alive = psutil.wait_procs(processes, timeout=60)
-    assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.parametrize(("moment", "alive"), [("launch 3, round 1", 2), ("load mlp.onnx again (3)", 1)])
@@ -103,11 +103,11 @@ def test_ended_while_loading_it_leaves_nothing_behind(tmp_path: Path, number: si
 
 
 def test_a_recipe_that_is_interrupted_keeps_its_measurements_beside_the_results(
-    torch_model: str, tmp_path: Path
+    tiny_file: Callable[..., Path], tmp_path: Path
 ) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
-        f'version = 1\nname = "net"\n[model]\nsource = "{torch_model}"\ninputs = ["x:[batch,3,8,8]"]\n'
+        f'version = 1\nname = "net"\n[model]\nsource = "{tiny_file("mlp")}"\n'
         '[[artifact]]\nname = "cpu"\ntarget = "onnxruntime"\n'
         "[bench]\nthreads = 1\nmax_time_s = 300\nprecision_target = 1e-6\n"
     )
@@ -118,7 +118,7 @@ def test_a_recipe_that_is_interrupted_keeps_its_measurements_beside_the_results(
         process.communicate(timeout=300)
     assert process.returncode == 130
     require_gone(workers)
-    kept = load_results(tmp_path / "out/results.interrupted.json")
-    assert kept.settings["recipe"] == recipe.read_text()
-    assert kept.row("cpu").speedup is not None
+    results = load_results(tmp_path / "out/results.interrupted.json")
+    assert results.settings["recipe"] == recipe.read_text()
+    assert results.row("cpu").speedup is not None
     assert not (tmp_path / "out/results.json").exists()

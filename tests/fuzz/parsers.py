@@ -335,7 +335,7 @@ PARSERS: dict[str, Parser] = {
     "recipe": Parser(lambda c, _: parse_recipe(c, Path("recipe.toml"), told=lambda _: None)),
     "results": Parser(results, json=True),
     "report": Parser(
-        lambda c, f: sections(source := read_source(_file(c, f, "results.json")), summarize(source).chosen),
+        lambda c, f: sections(s := read_source(_file(c, f, "results.json")), summarize(s).recommended),
         json=True,
     ),
     "layers": Parser(lambda c, f: load_layers(_file(c, f, "layers.json")), json=True),

@@ -22,11 +22,12 @@ from qcompile.reporting import write_report
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _TIMEOUT_S = 60.0
-
-
-def find_chromium() -> str | None:
-    """Path of the browser; None where there is none."""
-    return next((path for name in _NAMES if (path := shutil.which(name))), None)
+_COMPLAINTS = {
+    "Runtime.consoleAPICalled": lambda event: f"console: {event['type']}: {event['args']}",
+    "Runtime.exceptionThrown": lambda event: f"exception: {event['exceptionDetails']}",
+    "Log.entryAdded": lambda event: f"log: {event['entry']['text']}",
+    "Audits.issueAdded": lambda event: f"issue: {event['issue']}",
+}
 
 
 class Page:
@@ -42,21 +43,21 @@ class Page:
         self._number, self._rest, self._session = 0, b"", ""
         self.complaints: list[str] = []
         self.requests: list[str] = []
-        target = self._send("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self._send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network", "Audits"):
-            self._send(f"{domain}.enable")
+            self.send(f"{domain}.enable")
 
     def show(self, path: Path, *, width: int, height: int, dark: bool = False) -> None:
         """Open a file as a screen of that size in CSS pixels."""
         self.complaints, self.requests = [], []
-        self._send(
+        self.send(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
         )  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._send("Emulation.setEmulatedMedia", media="screen", features=[scheme])
-        self._send("Page.navigate", url=path.resolve().as_uri())
+        self.send("Emulation.setEmulatedMedia", media="screen", features=[scheme])
+        self.send("Page.navigate", url=path.resolve().as_uri())
         end = time.monotonic() + _TIMEOUT_S
         while self.run("document.readyState") != "complete":
             assert time.monotonic() < end, "the page does not finish to load"
@@ -64,20 +65,11 @@ class Page:
 
     def run(self, expression: str) -> Any:
         """Evaluate JavaScript in the page; the value must be JSON. A page's policy does not hold here."""
-        answer = self._send("Runtime.evaluate", expression=expression, returnByValue=True)
+        answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def pdf(self) -> bytes:
-        """Return the page as it is printed on A4."""
-        answer = self._send("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, printBackground=True)
-        return base64.b64decode(answer["data"])
-
-    def print_media(self) -> None:
-        """Lay the page out as for paper."""
-        self._send("Emulation.setEmulatedMedia", media="print")
-
-    def _send(self, method: str, **parameters: Any) -> dict[str, Any]:
+    def send(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -86,12 +78,15 @@ class Page:
         while data:
             data = data[os.write(self._command, data) :]
         while True:
-            found = self._next()
-            if found.get("id") == self._number:
-                assert "error" not in found, f"{method}: {found['error']}"
-                result: dict[str, Any] = found["result"]
+            event = self._next()
+            if event.get("id") == self._number:
+                assert "error" not in event, f"{method}: {event['error']}"
+                result: dict[str, Any] = event["result"]
                 return result
-            self._note(found)
+            if event["method"] == "Network.requestWillBeSent":
+                self.requests.append(event["params"]["request"]["url"])
+            elif complaint := _COMPLAINTS.get(event["method"]):
+                self.complaints.append(complaint(event["params"]))
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
@@ -101,22 +96,8 @@ class Page:
             assert part, "the browser ended"
             self._rest += part
         text, _, self._rest = self._rest.partition(b"\0")
-        found: dict[str, Any] = json.loads(text)
-        return found
-
-    def _note(self, event: dict[str, Any]) -> None:
-        parameters = event.get("params", {})
-        match event.get("method"):
-            case "Network.requestWillBeSent":
-                self.requests.append(parameters["request"]["url"])
-            case "Runtime.consoleAPICalled":
-                self.complaints.append(f"console: {parameters['type']}: {parameters['args']}")
-            case "Runtime.exceptionThrown":
-                self.complaints.append(f"exception: {parameters['exceptionDetails']}")
-            case "Log.entryAdded":
-                self.complaints.append(f"log: {parameters['entry']['text']}")
-            case "Audits.issueAdded":
-                self.complaints.append(f"issue: {parameters['issue']}")
+        event: dict[str, Any] = json.loads(text)
+        return event
 
 
 @contextlib.contextmanager
@@ -245,7 +226,7 @@ PALE = """
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    chromium = find_chromium()
+    chromium = next((path for name in _NAMES if (path := shutil.which(name))), None)
     if chromium is None:
         if os.environ.get("CI") == "true":
             pytest.fail("CI has no Chromium: apt-get install chromium")
@@ -311,12 +292,13 @@ def test_a_report_is_drawn_whole_on(
 
 def test_paper_is_white_and_shows_charts_within_its_width(browser: Page, reports: dict[str, Path]) -> None:
     browser.show(reports["full"], width=A4_BETWEEN_MARGINS, height=1000, dark=True)
-    browser.print_media()
+    browser.send("Emulation.setEmulatedMedia", media="print")
     assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert browser.run("document.scrollingElement.scrollWidth") == A4_BETWEEN_MARGINS
     assert browser.run(OVERFLOWS) == []
     assert browser.run(CUT) == []
-    assert browser.pdf().startswith(b"%PDF")
+    printed = browser.send("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, printBackground=True)
+    assert base64.b64decode(printed["data"]).startswith(b"%PDF")
 
 
 def test_the_page_forbids_itself_to_load_or_run_anything(

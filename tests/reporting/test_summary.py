@@ -110,7 +110,7 @@ def test_the_fastest_that_may_be_used_is_recommended_with_reasons(
     words: list[str],
 ) -> None:  # fmt: skip
     found = summary(tmp_path, *artifacts, budget=Budget(**budget))
-    assert (found.chosen and found.chosen.name) == chosen
+    assert (found.recommended and found.recommended.name) == chosen
     text = "\n".join([found.headline, *found.reasons, *found.caveats])
     for said in words:
         assert (said.lstrip("!") in text) != said.startswith("!"), said
@@ -139,7 +139,7 @@ def test_too_few_rounds_are_no_comparison(tmp_path: Path) -> None:
     for entry in value["artifacts"]:
         entry["speedup"] = None
     found = summarize(read_source(write(tmp_path / "r.json", value)))
-    assert found.chosen.is_baseline
+    assert found.recommended.is_baseline
     assert "no comparison came about" in found.headline
 
 

@@ -92,15 +92,25 @@ def test_metrics_that_need_no_labels_work_without(
         "def norm(outputs, labels):\n    assert labels is None\n    return (outputs['y'] ** 2).sum(1)\n"
     )
     other = perturbed(model, tmp_path / "off.onnx", by=0.1)
-    for metric, base_value in (("cosine", 1.0), ("mse", 0.0), (f"{tmp_path}/own.py:norm", None)):
-        entries = judged({"base": str(model), "off": other}, data, metric)
-        base, off = (entry.accuracy for entry in entries.values())
-        assert off.metric == metric
-        assert off.agreement is None
-        assert off.per_class is None
-        if base_value is not None:
-            assert base.value == base_value
-            assert off.drop.value > 0
+    with workers_of({"base": str(model), "off": other}) as (workers, recorder):
+        for metric, base_value in (("cosine", 1.0), ("mse", 0.0), (f"{tmp_path}/own.py:norm", None)):
+            measure_quality(workers, recorder, read_graph(model).io, str(data), read_metric(metric))
+            base, off = recorder["base"].accuracy, recorder["off"].accuracy
+            assert (off.metric, off.agreement, off.per_class) == (metric, None, None)
+            if base_value is not None:
+                assert base.value == base_value
+                assert off.drop.value > 0
+
+
+def test_outputs_of_another_name_are_compared_by_their_position(
+    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = onnx.load(tiny_file("mlp"))
+    model.graph.node[-1].output[0] = model.graph.output[0].name = "other"
+    onnx.save(model, tmp_path / "renamed.onnx")
+    artifacts = {"base": str(tiny_file("mlp")), "renamed": str(tmp_path / "renamed.onnx")}
+    row = judged(artifacts, samples("mlp", 20), "top1")["renamed"]
+    assert (row.accuracy.agreement, row.difference.passed) == (1.0, True)
 
 
 def test_what_is_wrong_with_labels_or_metric_is_said_before_measuring(

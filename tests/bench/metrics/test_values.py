@@ -1,4 +1,4 @@
-"""Cosine and mean squared error: what they are compared with, and what is refused."""
+"""Cosine and squared error by hand; rankings against scikit-learn's and scipy's vectors; neighbours."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy.stats import spearmanr
+from scoring import expanded, scored, value
+from sklearn.metrics import ndcg_score
 
+from qcompile.bench.metrics import values as neighbours
 from qcompile.bench.metrics.accuracy import read_metric
-from qcompile.bench.metrics.metric import Truth
+from qcompile.bench.metrics.metric import Truth, joined
 from qcompile.bench.metrics.values import cosine
 from qcompile.errors import DataError
 
@@ -88,3 +94,128 @@ def test_the_metric_of_the_page_runs(tmp_path: Path) -> None:
     truth = Truth(np.array([2, 0, 0, 1]), 4, "data[0:4]")  # against classes 0, 1, 2, 3
     scored = metric.score({"logits": np.eye(4)}, None, truth)
     assert scored.table.tolist() == [[1, 1], [0, 1], [1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("scores", "metric", "expected", "digits"),
+    [
+        ([0.1, 0.2, 0.3, 4, 70], "ndcg", 0.69, 2),
+        ([0.05, 1.1, 1.0, 0.5, 0.0], "ndcg", 0.49, 2),
+        ([0.05, 1.1, 1.0, 0.5, 0.0], "ndcg:4", 0.35, 2),
+        ([10, 0, 0, 1, 5], "ndcg:4", 1.0, 12),
+        ([1, 0, 0, 0, 1], "ndcg:1", 0.75, 12),
+    ],
+)
+def test_the_examples_of_scikit_learn(scores: list[float], metric: str, expected: float, digits: int) -> None:
+    """Source: the docstring of `sklearn.metrics.ndcg_score`, 1.9.1; it shows two digits, cut off."""
+    relevance = np.array([[10, 0, 0, 1, 5]])
+    found = value(metric, np.array([scores], np.float64), relevance)
+    assert found == pytest.approx(expected, abs=10.0**-digits)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 8), items=st.integers(2, 9), k=st.integers(1, 10))
+def test_ndcg_is_that_of_scikit_learn(seed: int, count: int, items: int, k: int) -> None:
+    rng = np.random.default_rng(seed)
+    relevance = rng.integers(0, 4, (count, items)) * (rng.random((count, 1)) < 0.8)
+    scores = rng.integers(-3, 4, (count, items)).astype(np.float32)  # many ties
+    for metric, cut in (("ndcg", None), (f"ndcg:{k}", k)):
+        expected = ndcg_score(relevance, scores, k=cut)
+        assert value(metric, scores, relevance, [count // 2]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_spearman_of_a_published_example() -> None:
+    """Source: the docstring of `scipy.stats.spearmanr`, 1.17.1."""
+    found = value("spearman", np.array([1.0, 2, 3, 4, 5]), np.array([5.0, 6, 7, 8, 7]))
+    assert found == pytest.approx(0.82078268166812329)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(3, 40), levels=st.integers(2, 30))
+def test_spearman_is_that_of_scipy(seed: int, count: int, levels: int) -> None:
+    rng = np.random.default_rng(seed)
+    found, targets = rng.integers(0, levels, (2, count)).astype(np.float64)
+    found[:2], targets[:2] = [0, 1], [1, 0]  # not all equal
+    expected = float(spearmanr(found, targets).statistic)
+    assert value("spearman", found[:, None], targets, [count // 2]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_weights_are_repeated_samples() -> None:
+    rng = np.random.default_rng(2)
+    found, targets = rng.integers(0, 9, (2, 40)).astype(np.float64)
+    metric = read_metric("spearman")
+    values = metric.values(joined([metric.score({"y": found}, {}, Truth(targets, 40, "data"))]))
+    for weights in rng.integers(0, 3, (20, 40)).astype(np.float64):
+        expected = spearmanr(expanded(found, weights), expanded(targets, weights)).statistic
+        assert values(weights[None])[0] == pytest.approx(float(expected), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("metric", "outputs", "labels", "message"),
+    [
+        ("ndcg", np.zeros((1, 3)), np.array([[0, -1, 2]]), "relevance -1; 0 or more is required"),
+        ("ndcg", np.zeros((2, 3)), np.zeros((2, 4)), r"output 'y' of shape \(2, 3\) with labels of shape"),
+        ("ndcg", np.zeros((2, 3)), None, "has no labels; ndcg needs the relevance"),
+        ("spearman", np.zeros(12), np.arange(12.0), "spearman: outputs or targets are all equal"),
+        ("spearman", np.zeros((12, 2)), np.arange(12.0), "one number of each for a sample is required"),
+        ("neighbours", np.ones((10, 3), np.float32), None, "10 samples; more than 10 are.*\n.*neighbours:5"),
+        ("neighbours", np.ones((10, 3, 3), np.float32), None, r"embeddings \[batch, size\]"),
+    ],
+)
+def test_what_has_no_rank_is_refused(metric: str, outputs: Any, labels: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        value(metric, outputs, labels)
+
+
+Floats = NDArray[np.float64]
+
+
+def nearest(rows: Floats, k: int) -> list[set[int]]:
+    """By a plain search; of equal similarities the earlier is nearer."""
+    found = []
+    for i, one in enumerate(rows):
+        near = sorted(
+            (
+                (-round(float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other))), 12), j)
+                for j, other in enumerate(rows)
+                if j != i
+            )
+        )
+        found.append({j for _, j in near[:k]})
+    return found
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(8, 25), k=st.integers(1, 7))
+def test_the_share_of_kept_neighbours_is_that_of_a_plain_search(seed: int, count: int, k: int) -> None:
+    rng = np.random.default_rng(seed)
+    base = rng.standard_normal((count, 4))
+    base[1] = 2 * base[0]  # as near as can be
+    found = base + 0.5 * rng.standard_normal(base.shape)
+    base, found = (one.astype(np.float32).astype(np.float64) for one in (base, found))
+    kept = [len(a & b) / k for a, b in zip(nearest(base, k), nearest(found, k), strict=True)]
+    result = scored(f"neighbours:{k}", base.astype(np.float32), found.astype(np.float32), cuts=[3, 5])
+    assert result.value == pytest.approx(np.mean(kept))
+    assert value(f"neighbours:{k}", base) == 1.0
+    assert result.drop.value == pytest.approx(100 * (1 - np.mean(kept)))
+
+
+def test_blocks_of_samples_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    base, found = rng.standard_normal((2, 60, 5)).astype(np.float32)
+    whole = scored("neighbours", base, found)
+    monkeypatch.setattr(neighbours, "_BLOCK", 200)
+    assert scored("neighbours", base, found) == whole
+    assert whole.drop.low < whole.drop.value
+
+
+def test_scale_and_outputs_that_are_no_embeddings_do_not_matter() -> None:
+    rows = np.random.default_rng(1).standard_normal((30, 8)).astype(np.float32)
+    outputs = {"tokens": np.zeros((30, 4, 8), np.float32), "embedding": rows}
+    assert scored("neighbours:5", outputs, {**outputs, "embedding": 7 * rows}).value == 1.0
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_embeddings_that_collapse_keep_few_neighbours(value: float) -> None:
+    rows = np.random.default_rng(1).standard_normal((200, 8)).astype(np.float32)
+    assert scored("neighbours:5", rows, np.full_like(rows, value)).value < 0.1

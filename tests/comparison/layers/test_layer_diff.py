@@ -28,20 +28,23 @@ from qcompile.model.judgement import output_error
 
 
 @pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Jobs are carried out here, for speed: what they do is the same."""
+def in_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
+    """Jobs are carried out here, for speed: what they do is the same. Holds how many taps each had."""
+    tapped: list[int] = []
 
-    def run(one: job.Job, *_: object) -> dict[str, Any]:
+    def run(work: job.Job, *_: object) -> dict[str, Any]:
         folder = tmp_path / "jobs" / str(len(list(tmp_path.glob("jobs/*"))))
         folder.mkdir(parents=True)
-        return job.run_job({**asdict(one), "folder": str(folder)}, lambda _: None)
+        tapped.append(len(work.taps))
+        return job.run_job({**asdict(work), "folder": str(folder)}, lambda _: None)
 
     monkeypatch.setattr(taps, "run", run)
+    return tapped
 
 
 @pytest.fixture
 def compared(
-    in_process: None,  # noqa: ARG001
+    in_process: list[int],  # noqa: ARG001
     tiny_file: MakePath,
     samples: MakePath,
 ) -> Callable[..., LayerDiff]:
@@ -152,11 +155,10 @@ def test_a_built_artifact_is_looked_into_as_it_runs(
     assert ratios(diff) == pytest.approx(ratios(compared(int8_file(target))), abs=0.5)
 
 
-@pytest.mark.usefixtures("in_process")
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(3, 14), st.integers(0, 99), st.integers(1, 3), st.data())
 def test_a_fault_planted_anywhere_in_a_random_graph_is_found_as_by_brute_force(
-    tmp_path: Path, layers: int, seed: int, most: int, data: st.DataObject
+    tmp_path: Path, in_process: list[int], layers: int, seed: int, most: int, data: st.DataObject
 ) -> None:
     model = random_network(layers, seed)
     weights = [tensor.name for tensor in model.graph.initializer]
@@ -169,7 +171,9 @@ def test_a_fault_planted_anywhere_in_a_random_graph_is_found_as_by_brute_force(
     np.savez(tmp_path / "rows.npz", x=rows)
     arguments = {"data": str(tmp_path / "rows.npz"), "samples": 3}
     diff = layer_diff(str(tmp_path / "good.onnx"), str(tmp_path / "bad.onnx"), taps=most, **arguments)
+    assert max(in_process) <= most
     everything = layer_diff(str(tmp_path / "good.onnx"), str(tmp_path / "bad.onnx"), **arguments)
+    in_process.clear()
     expected = brute_force(model, bad, [{"x": rows[i : i + 1]} for i in range(3)])
     first = next(name for name in expected if expected[name] < 80)
     assert diff.first_bad.tensor == everything.first_bad.tensor == first

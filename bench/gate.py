@@ -7,30 +7,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
 
-from ...artifact import digest_artifact, is_manifest, read_manifest
-from ...engines.gpu import is_every_gpu
-from ...errors import EngineUnavailable, InvalidOption, QCompileError
-from ...figures import DASH
-from ...files import write_text
-from ...model.session import usable_cores
-from ...plain_text import plain
-from ...progress import Progress, silent
-from ...spec.decode import shared, spec_from_call
-from ...spec.measure import BenchSpec, GateOptions
-from ..benchmark import benchmark
-from ..measuring.environment import environment, machine_text
-from ..outputs import Interpreters, describe, parse_interpreters, short_name
-from ..results.render import markdown_cell
-from ..results.results import now
-from .checks import Check, Slowdown, State, checks_of, is_decided, slowdown
+from ..artifact import digest_artifact, is_manifest, read_manifest
+from ..engines.gpu import is_every_gpu
+from ..errors import EngineUnavailable, InvalidOption, QCompileError
+from ..figures import DASH
+from ..model.session import usable_cores
+from ..plain_text import plain
+from ..progress import Progress, silent
+from ..spec.decode import shared, spec_from_call
+from ..spec.measure import BenchSpec, GateOptions
+from .benchmark import benchmark
+from .environment import environment, machine_text
+from .gate_checks import Check, Slowdown, State, checks_of, is_decided, slowdown
+from .outputs import Interpreters, describe, parse_interpreters, short_name
+from .results.render import markdown_cell
+from .results.results import now
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ...spec.keywords import GateKeywords
+    from ..spec.keywords import GateKeywords
 
 KIND = "qcompile.gate"
 SCHEMA_VERSION = 1
@@ -85,9 +84,9 @@ class GateResult:
         failed = sum(self.fails(check) for _, check in self.checks())
         undecided = sum(check.state == "undecided" for _, check in self.checks())
         count = f"{len(self.pairs)} artifact{'' if len(self.pairs) == 1 else 's'}"
-        left = f", {undecided} undecided" if undecided else ""
+        unclear = f", {undecided} undecided" if undecided else ""
         verdict = f"failed: {failed} check{'' if failed == 1 else 's'}" if failed else "passed"
-        return f"{verdict}, {count}{left}, {self.seconds:.0f} s"
+        return f"{verdict}, {count}{unclear}, {self.seconds:.0f} s"
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -117,21 +116,15 @@ class GateResult:
 # class is the artifact and the name is the check.
 
 
-def save_junit(result: GateResult, path: Path) -> None:
-    write_text(path, junit(result))
-
-
 def junit(result: GateResult) -> str:
     """Return the XML. What is undecided is skipped, with its reason; with `strict` it is a failure."""
     cases = list(result.checks())
-    about = {
-        "name": "qcompile gate",
-        "tests": str(len(cases)),
-        "failures": str(sum(result.fails(check) for _, check in cases)),
-        "errors": "0",
-        "time": f"{result.seconds:.3f}",
-    }
+    failures = str(sum(result.fails(check) for _, check in cases))
     skipped = str(sum(_is_skipped(result, check) for _, check in cases))
+    about = {
+        "name": "qcompile gate", "tests": str(len(cases)), "failures": failures, "errors": "0",
+        "time": f"{result.seconds:.3f}",
+    }  # fmt: skip
     root = ElementTree.Element("testsuites", about)
     about |= {"skipped": skipped, "timestamp": result.created}
     suite = ElementTree.SubElement(root, "testsuite", about)
@@ -152,9 +145,8 @@ def _case(suite: ElementTree.Element, result: GateResult, pair: PairResult, chec
     text = plain(check.text)
     if result.fails(check):
         failure = ElementTree.SubElement(case, "failure", type=check.state, message=text)
-        failure.text = "\n".join(
-            filter(None, (text, plain(check.hint), f"old: {plain(pair.old)}", f"new: {plain(pair.new)}"))
-        )
+        lines = (text, plain(check.hint), f"old: {plain(pair.old)}", f"new: {plain(pair.new)}")
+        failure.text = "\n".join(filter(None, lines))
     elif _is_skipped(result, check):
         ElementTree.SubElement(case, "skipped", type=check.state, message=text)
     else:
@@ -171,12 +163,7 @@ WORDS: dict[State, str] = {
 }  # fmt: skip
 
 
-def save_markdown(result: GateResult, path: Path) -> None:
-    write_text(path, markdown(result))
-
-
 def markdown(result: GateResult) -> str:
-    """Return a heading, the table, and a sentence for each check that did not pass."""
     lines: list[tuple[str, ...]] = [_HEADER, ("---", "---", "---:", "---:", "---:", "---")]
     lines += [cells_of(result, pair, check) for pair, check in result.checks()]
     rows = ["| " + " | ".join(map(markdown_cell, cells)) + " |" for cells in lines]
@@ -187,7 +174,6 @@ def markdown(result: GateResult) -> str:
 
 
 def cells_of(result: GateResult, pair: PairResult, check: Check) -> tuple[str, ...]:
-    """Return the row of a check; the cells of what was not measured have a dash."""
     first = pair.name if check is pair.checks[0] else ""
     verdict = WORDS[check.state]
     if result.fails(check) and check.state != "failed":
@@ -299,8 +285,7 @@ def _without_figures(pair: Pair, state: State, text: str, hint: str = "") -> Pai
     return PairResult(pair.name, pair.old, pair.new, None, [Check("run", state, text=text, hint=hint)])
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """Two versions of one artifact, as paths or MODEL spellings; `new` is empty where there is none."""
 
     name: str
@@ -334,16 +319,13 @@ def find_pairs(old: str, new: str) -> tuple[list[Pair], list[str]]:
 
 def built_artifacts(folder: Path) -> dict[str, Path]:
     """Return name to path of the artifacts of a folder that the stage `build` made, in order of names."""
-    found = {}
+    artifacts = {}
     for beside in sorted(folder.glob("*.json")):
         path = beside.with_suffix("")
-        if path.is_file() and is_manifest(beside):
-            manifest = read_manifest(path)
-            if (
-                manifest is not None and manifest.stage == "build"
-            ):  # the files of others lie beside those that run
-                found[path.name] = path
-    return found
+        manifest = read_manifest(path) if path.is_file() and is_manifest(beside) else None
+        if manifest is not None and manifest.stage == "build":  # files of other stages lie beside them
+            artifacts[path.name] = path
+    return artifacts
 
 
 def is_identical(pair: Pair) -> bool:

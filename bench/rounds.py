@@ -14,15 +14,15 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, cycle
+from itertools import cycle
 from statistics import median
 from typing import Any, Literal, TypeVar
 
-from ...errors import QCompileError
-from ...processes.worker import Worker
-from ...spec.measure import BenchOptions
-from ..results.row import WarmUp
-from ..statistics import FEWEST_ROUNDS, ratio_level, speedup_with_interval
+from ..errors import QCompileError
+from ..processes.worker import Worker
+from ..spec.measure import BenchOptions
+from .results.row import WarmUp
+from .statistics import FEWEST_ROUNDS, ratio_level, speedup_with_interval
 
 LIMIT_S = 10.0
 LEAST_S = 0.3
@@ -134,16 +134,11 @@ def measure(
     An artifact that fails is left out of further rounds, and its process is ended; the others go on. Without
     a baseline there is nothing to compare with, but the others get the rounds that their own figures need.
 
-    Args:
-        workers: Name to worker of the first launch, the baseline among them.
-        relaunch: Ends these and starts new ones of all that have not failed; it sets `failure` of those that
-            do not start.
-        timed: Name to where its times go; what is there when this is interrupted is whole.
-        options: `max_time_s`: no launch is begun that would not end before this, and no round after it, but
-            the first eight; launches behind the first and their warm-up are contained. `precision_target`:
-            stop once the interval of every speed-up is narrower (0.02: two percent).
-        launch_s: What a launch takes, before the first of them was timed.
-        decided: Asked at the end of a launch whether to stop, in place of `precision_target`.
+    `relaunch` ends the workers and starts new ones of all that have not failed; it sets `failure` of those
+    that do not start. What is in `timed` when this is interrupted is whole. Of `options`, no launch is begun
+    that would not end before `max_time_s`, and no round after it, but the first eight; launches behind the
+    first and their warm-up are contained. `decided` is asked at the end of a launch whether to stop, in place
+    of `precision_target`. `launch_s` is what a launch takes, before the first of them was timed.
     """
     budget = _Budget(options, launch_s, decided)
     orders = rounds(list(workers))  # go on over launches, so that all of them together are balanced
@@ -201,17 +196,12 @@ class _Budget:
         self.start_s, self.warm_s = (now_s if launch == 1 else self.start_s), now_s
 
     def next_step(
-        self,
-        launch: int,
-        count: int,
-        uncertainty: _Uncertainty,
-        timed: Mapping[str, TimingSeries],
-        base: TimingSeries,
-        now_s: float,
-    ) -> _Step:
-        enough = max(len(one.round_medians_ms) for one in timed.values()) >= FEWEST_ROUNDS
+        self, launch: int, count: int, uncertainty: _Uncertainty, timed: Mapping[str, TimingSeries],
+        base: TimingSeries, now_s: float,
+    ) -> _Step:  # fmt: skip
+        enough = max(len(series.round_medians_ms) for series in timed.values()) >= FEWEST_ROUNDS
         over = now_s - self.start_s > self.options.max_time_s or base.failure is not None
-        if all(one.failure for one in timed.values()) or (enough and over):
+        if all(series.failure for series in timed.values()) or (enough and over):
             return "end"
         round_s = (now_s - self.warm_s) / count
         share_s = self.options.max_time_s / FEWEST_LAUNCHES
@@ -222,8 +212,8 @@ class _Budget:
             return "round"
         if enough and self._is_sure(launch, uncertainty, timed):
             return "end"
-        left_s = self.start_s + self.options.max_time_s - now_s
-        if self.launch_s + _FEWEST_SLOW_ROUNDS * round_s < left_s:
+        remaining_s = self.start_s + self.options.max_time_s - now_s
+        if self.launch_s + _FEWEST_SLOW_ROUNDS * round_s < remaining_s:
             return "launch"
         # Further rounds of this launch would say nothing new, unless it is the only one.
         return "end" if launch > 1 and enough else "round"
@@ -258,33 +248,35 @@ def _warm_up(worker: Worker, max_time_s: float, clock: Callable[[], float], time
     if not timed.warm_up.stable:
         timed.unsettled = timed.warm_up
     timed.iterations = max(int(BLOCK_S * 1e9 / timed.warm_up.call_ns), _FEWEST_CALLS)
-    expected_s = (timed.iterations + _DISCARD) * timed.warm_up.call_ns / 1e9
     # The first block does not count, as little as the warm-up does: it shows whether it comes to rest.
-    _, at_rest = ask_timing(worker, expected_s, iterations=1)
-    timed.keeps_spinning |= not at_rest
+    _time_block(worker, timed, iterations=1)
 
 
 def _patience_s(expected_s: float) -> float:
     return max(_PATIENCE * expected_s, _LEAST_PATIENCE_S)
 
 
-def _block(worker: Worker, timed: TimingSeries) -> None:
+def _time_block(worker: Worker, timed: TimingSeries, **arguments: int) -> list[float]:
     assert timed.warm_up is not None
     expected_s = (timed.iterations + _DISCARD) * timed.warm_up.call_ns / 1e9
-    durations, at_rest = ask_timing(worker, expected_s, iterations=timed.iterations, discard=_DISCARD)
+    durations, at_rest = ask_timing(worker, expected_s, **arguments)
     timed.keeps_spinning |= not at_rest
-    latencies = [ns / 1e6 for ns in durations]
-    timed.latencies_ms.extend(latencies)
-    timed.launches_ms[-1].append(median(latencies))
+    return [ns / 1e6 for ns in durations]
+
+
+def _block(worker: Worker, timed: TimingSeries) -> None:
+    latencies_ms = _time_block(worker, timed, iterations=timed.iterations, discard=_DISCARD)
+    timed.latencies_ms.extend(latencies_ms)
+    timed.launches_ms[-1].append(median(latencies_ms))
 
 
 def _uncertainty(timed: Mapping[str, TimingSeries], baseline: str) -> _Uncertainty:
     reference, uncertainty = timed[baseline], _Uncertainty()
-    for name, one in timed.items():
-        if name != baseline and one.failure is None and not reference.failure:
-            if len(one.round_medians_ms) < FEWEST_ROUNDS:
-                return _Uncertainty(float("inf"), _ROUND_VARIANCE)
-            level = ratio_level(reference.launches_ms, one.launches_ms)
+    for name, series in timed.items():
+        if name != baseline and series.failure is None and not reference.failure:
+            if len(series.round_medians_ms) < FEWEST_ROUNDS:
+                return _Uncertainty(math.inf, _ROUND_VARIANCE)
+            level = ratio_level(reference.launches_ms, series.launches_ms)
             uncertainty.widest = max(uncertainty.widest, speedup_with_interval(level.mean, [level]).width)
             uncertainty.variance = max(uncertainty.variance, level.round_variance)
             uncertainty.launches = min(uncertainty.launches, level.launches)
@@ -321,5 +313,4 @@ def balanced_orders(items: Sequence[T]) -> list[list[T]]:
 
 
 def rounds(items: Sequence[T]) -> Iterator[list[T]]:
-    """Yield the orders of round after round, without end."""
-    return chain.from_iterable(cycle([balanced_orders(items)]))
+    return cycle(balanced_orders(items))

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qcompile.bench.measuring.rounds import (
+from qcompile.bench.rounds import (
     LIMIT_S,
     balanced_orders,
     change_significance,

@@ -9,21 +9,24 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...engines.gpu import parse_device
-from ...errors import QCompileError, WorkerError
-from ...processes.arrays import save_arrays
-from ...processes.worker import Worker
-from ...progress import Progress
-from ...tensors import Feeds
-from ..recorder import Recorder, latency_of
-from ..results.row import Curve, CurvePoint, Energy, GpuLatency
-from .environment import find_nvml
+from ..engines.gpu import parse_device
+from ..errors import QCompileError, WorkerError
+from ..processes.arrays import save_arrays
+from ..processes.worker import Worker
+from ..progress import Progress
+from ..tensors import Feeds
+from .environment import find_nvml, read_system
+from .recorder import Recorder, latency_of
+from .results.row import Curve, CurvePoint, Energy, GpuLatency
 from .rounds import TimingSeries, ask_timing, warm_up
 
 _GPU_CALLS = 50
 
 
-def measure_gpu_latencies(workers: Mapping[str, Worker], recorder: Recorder) -> None:
+Workers = Mapping[str, Worker]
+
+
+def measure_gpu_latencies(workers: Workers, recorder: Recorder) -> None:
     """Measure by the GPU's clock what TensorRT and PyTorch run there; other runtimes have none."""
     for name, worker in workers.items():
         row = recorder[name]
@@ -32,35 +35,21 @@ def measure_gpu_latencies(workers: Mapping[str, Worker], recorder: Recorder) -> 
             recorder.attempt(name, partial(_gpu_latency, worker), "gpu_latency")
 
 
+def _gpu_latency(worker: Worker) -> GpuLatency:
+    times = worker.ask("gpu_times", iterations=_GPU_CALLS)
+    return GpuLatency(*(median(times[f"{k}_ns"]) / 1e6 for k in ("compute", "with_transfers", "enqueue")))
+
+
 def measure_energy(
-    workers: Mapping[str, Worker],
-    recorder: Recorder,
-    series: Mapping[str, TimingSeries],
-    samples: int,
-    progress: Progress,
+    workers: Workers, recorder: Recorder, series: Mapping[str, TimingSeries], samples: int, progress: Progress
 ) -> None:
-    """Measure the energy of every artifact; where that cannot be, its row says why."""
     for name, worker in workers.items():
         warm_up = series[name].warm_up
         if not recorder.is_measured(name) or warm_up is None:
             continue
         progress(f"energy of {name}")
-        step = partial(
-            energy_per_sample,
-            worker,
-            call_ns=warm_up.call_ns,
-            samples=samples,
-            gpu=parse_device(recorder[name].device),
-        )
-        recorder.attempt(name, step, "energy")
-
-
-def _gpu_latency(worker: Worker) -> GpuLatency:
-    times = worker.ask("gpu_times", iterations=_GPU_CALLS)
-    compute, transfers, enqueue = (
-        median(times[f"{kind}_ns"]) / 1e6 for kind in ("compute", "with_transfers", "enqueue")
-    )
-    return GpuLatency(compute, transfers, enqueue)
+        gpu = parse_device(recorder[name].device)
+        recorder.attempt(name, partial(_energy, worker, warm_up.call_ns, samples, gpu), "energy")
 
 
 # Energy is that of counters of the whole board (NVML) or package (RAPL): whatever else runs is contained.
@@ -68,7 +57,7 @@ POWERCAP = Path("/sys/class/powercap")
 RUN_S = 2.0  # NVML renews its counter some ten times a second
 
 
-def energy_per_sample(worker: Worker, *, call_ns: float, samples: int, gpu: int | None) -> Energy:
+def _energy(worker: Worker, call_ns: float, samples: int, gpu: int | None) -> Energy:
     """Run an artifact for two seconds between two readings of a counter; return the energy, or why not."""
     read, source, why_not = rapl_counter() if gpu is None else _gpu_counter(gpu)
     if read is None:
@@ -85,8 +74,9 @@ def rapl_counter(folder: Path = POWERCAP) -> tuple[Callable[[], float] | None, s
     https://docs.kernel.org/power/powercap/powercap.html. Counters that wrap around are unwrapped.
     """
     packages = sorted(
-        path for path in folder.glob("intel-rapl:*") if path.name.count(":") == 1 and _is_package(path)
-    )
+        zone for zone in folder.glob("intel-rapl:*")
+        if zone.name.count(":") == 1 and (read_system(str(zone / "name")) or "").startswith("package")
+    )  # fmt: skip
     if not packages:
         return None, "", f"this system tells no energy (no intel-rapl in {folder})"
     limits, last, carried = {}, {}, dict.fromkeys(packages, 0)
@@ -117,14 +107,7 @@ def _gpu_counter(gpu: int) -> tuple[Callable[[], float] | None, str, str]:
     return lambda: nvml.energy_mj() or 0.0, "NVML, the whole board, idle power contained", ""
 
 
-def _is_package(path: Path) -> bool:
-    try:
-        return (path / "name").read_text().startswith("package")
-    except OSError:
-        return False
-
-
-def measure_layer_times(workers: Mapping[str, Worker], recorder: Recorder, progress: Progress) -> None:
+def measure_layer_times(workers: Workers, recorder: Recorder, progress: Progress) -> None:
     """Ask for the times of all layers; where a runtime tells none, the row has the reason as a warning.
 
     It must come last: each worker closes what it has measured, and opens the artifact with the profiler on.
@@ -149,20 +132,16 @@ _AT_ONCE: dict[str, tuple[str, Curve, str]] = {
 
 
 def sweep_batches(
-    workers: Mapping[str, Worker],
-    recorder: Recorder,
-    feeds_of: Mapping[int, Feeds],
-    folder: Path,
-    progress: Progress,
+    workers: Workers, recorder: Recorder, feeds_of: Mapping[int, Feeds], folder: Path, progress: Progress
 ) -> None:
+    """Measure over batch sizes; afterwards the workers have the feeds in the folder again."""
     for batch_size, feeds in feeds_of.items():
         path = folder / f"batch-{batch_size}.npz"
         save_arrays(path, feeds)
 
         def step(name: str, worker: Worker, path: Path = path, batch_size: int = batch_size) -> None:
             worker.ask("feed", path=str(path))
-            time_calls = partial(_time_calls, worker)
-            call_ns = warm_up(time_calls, limit_s=_WARM_UP_S).call_ns
+            call_ns = warm_up(partial(_time_calls, worker), limit_s=_WARM_UP_S).call_ns
             calls = max(int(POINT_S * 1e9 / call_ns), _FEWEST_CALLS)
             durations, _ = ask_timing(worker, calls * call_ns / 1e9, iterations=calls)
             throughput_per_s = batch_size * len(durations) / (sum(durations) / 1e9)
@@ -171,9 +150,15 @@ def sweep_batches(
         progress(f"batch size {batch_size}")
         each_worker(workers, recorder, f"batch size {batch_size}", step)
 
+    def restore(_: str, worker: Worker) -> None:
+        worker.ask("feed", path=str(folder / "feeds.npz"))
+
+    if feeds_of:
+        each_worker(workers, recorder, "feeds", restore)
+
 
 def sweep_at_once(
-    workers: Mapping[str, Worker],
+    workers: Workers,
     recorder: Recorder,
     counts_of: Mapping[str, Sequence[int]],
     samples: int,
@@ -203,9 +188,7 @@ def _at_once(recorder: Recorder, option: str, count: int, samples: int, name: st
     _add_point(recorder, name, curve, option, count, answer["ns"], throughput_per_s)
 
 
-def each_worker(
-    workers: Mapping[str, Worker], recorder: Recorder, what: str, step: Callable[[str, Worker], None]
-) -> None:
+def each_worker(workers: Workers, recorder: Recorder, what: str, step: Callable[[str, Worker], None]) -> None:
     """Do a step with every worker that can be asked.
 
     One that fails is a warning: the artifact's other figures stand. A dead worker is asked no more.

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure
-from ...spec.measure import GateOptions
-from ..measuring.rounds import TimingSeries
-from ..results.row import Interval, Row
-from ..statistics import CONFIDENCE, FEWEST_ROUNDS, Launches, half_width, ratio_level
+from ..figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure
+from ..spec.measure import GateOptions
+from .results.row import Interval, Row
+from .rounds import TimingSeries
+from .statistics import CONFIDENCE, FEWEST_ROUNDS, Launches, half_width, ratio_level
 
 Kind = Literal["run", "latency", "size", "accuracy", "outputs"]
 State = Literal["passed", "failed", "undecided", "skipped"]
@@ -47,7 +47,6 @@ def checks_of(old: Row, new: Row, limits: GateOptions, *, has_data: bool) -> lis
 
 
 def latency_check(old: Row, new: Row, limits: GateOptions) -> Check:
-    """Return whether the new version is slower than the limit."""
     before, after = (f"{figure(row.latency.median_ms if row.latency else None)} ms" for row in (old, new))
     ratio = slowdown(old.launches_ms, new.launches_ms)
     if ratio is None:
@@ -65,7 +64,6 @@ def latency_check(old: Row, new: Row, limits: GateOptions) -> Check:
 
 
 def size_check(old: Row, new: Row, limits: GateOptions) -> Check | None:
-    """Return whether the new file, or the weights of a MODEL, are larger; None of unknown sizes."""
     before, after = old.size_bytes, new.size_bytes
     if not before or not after:
         before, after = old.weights_bytes, new.weights_bytes
@@ -78,7 +76,6 @@ def size_check(old: Row, new: Row, limits: GateOptions) -> Check | None:
 
 
 def accuracy_check(old: Row, new: Row, limits: GateOptions) -> Check | None:
-    """Return whether the new version is less accurate; None where no accuracy was measured."""
     before, after = old.accuracy, new.accuracy
     if before is None or after is None:
         return None
@@ -115,31 +112,28 @@ def outputs_check(old: Row, new: Row, limits: GateOptions, *, has_data: bool) ->
     text = f"outputs {'agree' if difference.passed else 'differ'}: {change}; {required}"
     if difference.passed:
         return Check("outputs", "passed", "", "", change, text)
+    why = ""
     if limits.outputs == "any":
-        return Check("outputs", "skipped", "", "", change, f"{text} only with `outputs` same")
-    if limits.outputs == "auto":
-        why = ""
-        if new.accuracy is not None:
-            why = "accuracy decides"
-        elif old.precision != new.precision:
-            why = f"the precisions differ ({old.precision}, {new.precision})"
-        elif not has_data and new.precision not in FLOATS:
-            why = f"random input says little of {new.precision}: give `data`"
-        if why:
-            return Check("outputs", "skipped", "", "", change, f"{text}, but {why}")
-    return Check("outputs", "failed", "", "", change, text)
+        why = " only with `outputs` same"
+    elif limits.outputs == "auto" and new.accuracy is not None:
+        why = ", but accuracy decides"
+    elif limits.outputs == "auto" and old.precision != new.precision:
+        why = f", but the precisions differ ({old.precision}, {new.precision})"
+    elif limits.outputs == "auto" and not has_data and new.precision not in FLOATS:
+        why = f", but random input says little of {new.precision}: give `data`"
+    return Check("outputs", "skipped" if why else "failed", "", "", change, f"{text}{why}")
 
 
-def interval_text(found: Slowdown) -> str:
+def interval_text(ratio: Slowdown) -> str:
     """Return a slowdown with its interval; all three as percentages, or all as factors."""
-    values = (found.value, found.low, found.high)
-    value, low, high = (change_text(ratio, of=values) for ratio in values)
+    ends = (ratio.value, ratio.low, ratio.high)
+    value, low, high = (change_text(end, of=ends) for end in ends)
     return f"{value} [{low}, {high}]"
 
 
 def change_text(ratio: float, of: Sequence[float] = ()) -> str:
     """Return a ratio as a signed change: "+5.1%"; as "3.1x" if it or one of `of` changes by over a half."""
-    if not all(0.5 < one < 1.5 for one in of or (ratio,)):
+    if not all(0.5 < value < 1.5 for value in of or (ratio,)):
         return f"{ratio:.3g}x"
     return f"{100.0 * (ratio - 1.0):+.1f}%".replace("-", "\N{MINUS SIGN}")
 
@@ -161,7 +155,7 @@ def change_text(ratio: float, of: Sequence[float] = ()) -> str:
 # ten looks and 5% on both sides together the level of each is 1.06%, so the intervals of 99% (`CONFIDENCE`)
 # at most ten times err at most 2.5% on each side, where processes differ no more than the prior says. This
 # is the error at the limit itself. A version that is as fast as the old one is a whole limit away from it:
-# a false alarm needs an error of the limit and half the interval. `tests/bench/gate/test_gate.py` has the
+# a false alarm needs an error of the limit and half the interval. `tests/bench/test_gate.py` has the
 # rates of other machines.
 #
 # One or two launches cannot show how far processes differ, and a prior that is too narrow would be believed.
@@ -197,13 +191,13 @@ def slowdown(old_ms: Launches, new_ms: Launches) -> Slowdown | None:
     return Slowdown(math.exp(-level.mean), low, high, level.launches, level.rounds)
 
 
-def decide(found: Slowdown | None, limit: float) -> Decision:
+def decide(ratio: Slowdown | None, limit: float) -> Decision:
     """Return what an interval says of the share by which the new version may be slower: 0.02 is 2%."""
-    if found is None:
+    if ratio is None:
         return "undecided"
-    if found.low > 1.0 + limit:
+    if ratio.low > 1.0 + limit:
         return "slower"
-    return "not slower" if found.high < 1.0 + limit else "undecided"
+    return "not slower" if ratio.high < 1.0 + limit else "undecided"
 
 
 def is_decided(limit: float, timed: Mapping[str, TimingSeries], /) -> bool:

@@ -11,17 +11,16 @@ import functools
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-from ...artifact import tool_versions
-from ...engines.gpu import bus_id
-from ...engines.registry import names, packages_of
-from ...errors import first_line
-from ...machine_memory import machine_bytes
-from ...processor import processor
+from ..artifact import tool_versions
+from ..engines.gpu import bus_id
+from ..engines.registry import names, packages_of
+from ..errors import first_line
+from ..machine_memory import machine_bytes
+from ..processor import processor
 
 
 def measured_packages() -> dict[str, str]:
@@ -41,9 +40,9 @@ def environment(threads: int, gpu: int = 0) -> dict[str, Any]:
         "cores_usable": len(_affinity() or ()) or None,
         "affinity": _affinity(),
         "threads": threads,
-        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-        "turbo_off": _read("/sys/devices/system/cpu/intel_pstate/no_turbo"),
-        "cpu_limit": _read("/sys/fs/cgroup/cpu.max"),
+        "governor": read_system("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "turbo_off": read_system("/sys/devices/system/cpu/intel_pstate/no_turbo"),
+        "cpu_limit": read_system("/sys/fs/cgroup/cpu.max"),
         "memory_bytes": machine_bytes(),
         "system": platform.platform(),
         "python": platform.python_version(),
@@ -88,33 +87,33 @@ def _affinity() -> list[int] | None:
 
 def _frequency_mhz() -> float | None:
     files = [f"/sys/devices/system/cpu/cpu{n}/cpufreq/scaling_cur_freq" for n in _affinity() or ()]
-    clocks_mhz = [int(text) / 1e3 for text in map(_read, files) if text]
+    clocks_mhz = [int(text) / 1e3 for text in map(read_system, files) if text]
     if not clocks_mhz:
-        lines = (_read("/proc/cpuinfo") or "").splitlines()
+        lines = (read_system("/proc/cpuinfo") or "").splitlines()
         clocks_mhz = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
     return sum(clocks_mhz) / len(clocks_mhz) if clocks_mhz else None
 
 
 def _cpu_ticks() -> dict[str, float] | None:
     """Seconds of all cores since the start of the system."""
-    words = (_read("/proc/stat") or "").splitlines()[:1]
+    words = (read_system("/proc/stat") or "").splitlines()[:1]
     if not words:
         return None
     user, nice, system, idle, wait, irq, soft, steal = map(float, words[0].split()[1:9])
-    hertz = os.sysconf("SC_CLK_TCK")
-    busy = user + nice + system + irq + soft
-    return {"busy_s": busy / hertz, "stolen_s": steal / hertz, "idle_s": (idle + wait) / hertz}
+    ticks = {"busy_s": user + nice + system + irq + soft, "stolen_s": steal, "idle_s": idle + wait}
+    return {name: count / os.sysconf("SC_CLK_TCK") for name, count in ticks.items()}
 
 
 def _cpu_limited_us() -> float | None:
     """Time that a container's limit has kept threads waiting, cgroup v2."""
-    for line in (_read("/sys/fs/cgroup/cpu.stat") or "").splitlines():
+    for line in (read_system("/sys/fs/cgroup/cpu.stat") or "").splitlines():
         if line.startswith("throttled_usec"):
             return float(line.split()[1])
     return None
 
 
-def _read(path: str) -> str | None:
+def read_system(path: str) -> str | None:
+    """Return what a file of the kernel says; None where it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -129,8 +128,7 @@ _SWITCHES_PER_S = 100.0
 _FEWEST_ROUNDS = 9  # three thirds of three
 
 
-@dataclass(frozen=True)
-class Effort:
+class Effort(NamedTuple):
     """What the measuring has used between two states: processor time of all and of the workers alone, and how
     often the system took a core away from a worker's thread."""
 
@@ -149,7 +147,20 @@ def noise(
     governor: str | None = None,
 ) -> dict[str, Any]:
     """Return `{"noisy", "reasons"}` of two states, what was used between them, and the baseline's rounds."""
-    reasons = [*_other_work(before, after, effort), *_clock(before, after, governor)]
+    reasons = _other_work(before, after, effort)
+    old_mhz, new_mhz = before.get("frequency_mhz"), after.get("frequency_mhz")
+    # Under a governor that follows the load, an idle core's clock says nothing of a busy one's.
+    steady = governor in (None, "performance")
+    if old_mhz and new_mhz and steady and abs(new_mhz / old_mhz - 1.0) > _FREQUENCY:
+        reasons.append(
+            f"the processor's clock went from {old_mhz:.0f} to {new_mhz:.0f} MHz: "
+            "fix it (governor performance, turbo off), or let the machine cool down"
+        )
+    if governor == "powersave":
+        reasons.append(
+            "the processor's governor is powersave: choose performance "
+            "(cpupower frequency-set --governor performance)"
+        )
     if len(baseline_medians_ms) >= _FEWEST_ROUNDS:
         third = len(baseline_medians_ms) // 3
         change = median(baseline_medians_ms[-third:]) / median(baseline_medians_ms[:third]) - 1.0
@@ -159,7 +170,8 @@ def noise(
                 f"the baseline became {became} while it was measured: "
                 "let the machine cool down or settle, then measure again"
             )
-    throttled = {reason for one in (before, after) for reason in (one.get("gpu") or {}).get("throttled", ())}
+    gpus = [moment.get("gpu") or {} for moment in (before, after)]
+    throttled = {reason for gpu in gpus for reason in gpu.get("throttled", ())}
     if throttled:
         causes = ", ".join(sorted(throttled))
         reasons.append(
@@ -174,10 +186,10 @@ def _other_work(before: Mapping[str, Any], after: Mapping[str, Any], effort: Eff
     if first and second:
         spent = {name: second[name] - first[name] for name in first}
         capacity = max(sum(spent.values()), 1e-9)
-        others = max(spent["busy_s"] - effort.cpu_s, 0.0) / capacity
-        if others > _OTHERS:
+        share = max(spent["busy_s"] - effort.cpu_s, 0.0) / capacity
+        if share > _OTHERS:
             reasons.append(
-                f"other processes took {others:.0%} of the processor: end them, or measure at another time"
+                f"other processes took {share:.0%} of the processor: end them, or measure at another time"
             )
         if spent["stolen_s"] / capacity > _STOLEN:
             reasons.append(
@@ -195,23 +207,6 @@ def _other_work(before: Mapping[str, Any], after: Mapping[str, Any], effort: Eff
         reasons.append(
             f"workers lost their core {rate:.0f} times per second of work: "
             "give fewer `threads` than cores, or end what else runs"
-        )
-    return reasons
-
-
-def _clock(before: Mapping[str, Any], after: Mapping[str, Any], governor: str | None) -> list[str]:
-    reasons = []
-    first, second = before.get("frequency_mhz"), after.get("frequency_mhz")
-    # Under a governor that follows the load, an idle core's clock says nothing of a busy one's.
-    if first and second and governor in (None, "performance") and abs(second / first - 1.0) > _FREQUENCY:
-        reasons.append(
-            f"the processor's clock went from {first:.0f} to {second:.0f} MHz: "
-            "fix it (governor performance, turbo off), or let the machine cool down"
-        )
-    if governor == "powersave":
-        reasons.append(
-            "the processor's governor is powersave: choose performance "
-            "(cpupower frequency-set --governor performance)"
         )
     return reasons
 
@@ -286,7 +281,7 @@ class Nvml:
             processes = self._call("nvmlDeviceGetComputeRunningProcesses", self._device)
         except NvmlError:
             return None
-        return next((one.usedGpuMemory for one in processes if one.pid == pid), None)
+        return next((process.usedGpuMemory for process in processes if process.pid == pid), None)
 
     def _ask(self, function: str, *arguments: Any) -> int | None:
         try:

@@ -1,1 +1,0 @@
-"""Gate: whether a new version is slower, larger or less accurate than the old one."""

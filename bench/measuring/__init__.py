@@ -1,1 +1,0 @@
-"""Warm-up, interleaved rounds, curves, energy, and sources of noise."""
