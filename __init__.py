@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .compiler.simplify.simplify import simplify
     from .deploy import TritonOptions, package_ep_context, package_triton
     from .engines.doctor import doctor
-    from .engines.load import load
+    from .engines.registry import load
     from .errors import QCompileError
     from .pipeline.auto import auto
     from .pipeline.migrate import migrate
@@ -53,7 +53,7 @@ _HOME = {
     "quantize": "compiler.quantize.quantize", "simplify": "compiler.simplify.simplify",
     "build": "building", "inspect": "reporting.inspection", "refit": "building",
     "doctor": "engines.doctor", "TritonOptions": "deploy", "package_ep_context": "deploy",
-    "package_triton": "deploy", "load": "engines.load", "QCompileError": "errors",
+    "package_triton": "deploy", "load": "engines.registry", "QCompileError": "errors",
     "auto": "pipeline.auto", "init": "pipeline.propose", "run": "pipeline.run",
     "migrate": "pipeline.migrate", "Recipe": "pipeline.recipe", "read_recipe": "pipeline.recipe",
     "run_untrusted": "processes.untrusted", "tune": "tuning.tune",

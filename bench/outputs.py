@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from ..artifact import accept, checked_input, read_manifest, size_bytes
 from ..data.batches import Data
 from ..engines.base import Place
-from ..engines.load import engine_of
-from ..engines.registry import engine
+from ..engines.registry import engine, engine_of
 from ..errors import DataError, EngineUnavailable, InvalidOption, MissingFile, WorkerError
 from ..files import temporary_folder
 from ..model.archives import check_program

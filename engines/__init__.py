@@ -3,7 +3,6 @@
 from .base import Runner
 from .build import build_engine
 from .doctor import doctor
-from .load import load
-from .registry import engine, names
+from .registry import engine, load, names
 
 __all__ = ["Runner", "build_engine", "doctor", "engine", "load", "names"]

@@ -54,8 +54,9 @@ class TargetState:
     fix: str = ""
 
 
-def target_state(one: Engine) -> TargetState:
-    return TargetState(one.name, one.why_not_build(), one.why_not_run(), one.why_not_run_on_gpu(), one.fix())
+def target_state(runtime: Engine) -> TargetState:
+    not_built, not_run = runtime.why_not_build(), runtime.why_not_run()
+    return TargetState(runtime.name, not_built, not_run, runtime.why_not_run_on_gpu(), runtime.fix())
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ def precision_states(
             else:
                 verdicts = {gpu.capability: _on_gpu(target, precision, gpu, here=here) for gpu in gpus}
                 verdicts = verdicts or {"gpu": _installed(target)}
-            states += [PrecisionState(target.target, on, precision, *said) for on, said in verdicts.items()]
+            for device, verdict in verdicts.items():
+                states.append(PrecisionState(target.target, device, precision, *verdict))
     return states
 
 
@@ -114,9 +116,9 @@ def _on_cpu(target: TargetState, precision: Precision) -> Verdict:
 
 def _way_out(precision: Precision) -> str:
     """Name the targets that compute in a precision on processors that have it."""
-    runtimes = [one for one in map(engine, CPU_TARGETS) if precision in one.precisions]
-    others = [one.name for one in runtimes if one.verdict(precision) is None]
-    instead = f"`target` {' or '.join(others)} where the processor has it, or " if others else ""
+    runtimes = [runtime for runtime in map(engine, CPU_TARGETS) if precision in runtime.precisions]
+    targets = [runtime.name for runtime in runtimes if runtime.verdict(precision) is None]
+    instead = f"`target` {' or '.join(targets)} where the processor has it, or " if targets else ""
     return f"choose {instead}`precision` int8"
 
 
@@ -125,8 +127,8 @@ def _on_gpu(target: TargetState, precision: Precision, gpu: GpuTypes, *, here: b
     if lacks := gpu.why_not(precision):
         return "no", lacks, "choose another `precision`, or a newer GPU"
     if rtx and gpu.number not in _RTX_BUILDS_FOR:
-        known = ", ".join(f"sm{number}" for number in _RTX_BUILDS_FOR)
-        return "no", f"TensorRT-RTX builds for {known}", "choose `target` tensorrt"
+        capabilities = ", ".join(f"sm{number}" for number in _RTX_BUILDS_FOR)
+        return "no", f"TensorRT-RTX builds for {capabilities}", "choose `target` tensorrt"
     if rtx and gpu.number == _RTX_BUILDS_FOR[0] and precision not in ("fp16", "int8"):
         reason = f"TensorRT-RTX multiplies matrices of fp16 and int8 alone on {gpu.capability}"
         return "no", reason, "choose `precision` fp16 or int8, or `target` tensorrt"
@@ -196,7 +198,7 @@ def gpu_types(capability: str) -> GpuTypes:
     """Return what a compute capability ("sm86", "86" or "8.6") has; the GPU need not be here."""
     match = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)[a-z]?", capability.strip().lower(), re.ASCII)
     number = int(match[1]) * 10 + int(match[2]) if match else 0
-    below = [known for known in _ROWS if known <= number]
+    below = [row for row in _ROWS if row <= number]
     if not below or number >= 1000:
         problem = f"`gpus` {capability}: a compute capability from sm50 on is required, such as sm86"
         raise InvalidOption(problem, option="gpus")
@@ -210,7 +212,7 @@ def extras() -> Mapping[str, tuple[str, ...]]:
 
     def of_engines(targets: Iterable[str]) -> dict[str, tuple[str, ...]]:
         runtimes = [engine(name) for name in targets]
-        return {one.extra: tuple(one.packages) for one in runtimes if one.extra}
+        return {runtime.extra: tuple(runtime.packages) for runtime in runtimes if runtime.extra}
 
     return {
         "torch": ("torch", "onnxscript"),
@@ -288,8 +290,8 @@ def clash(name: str, version_of: Versions, asks: Requirements) -> str:
             continue
         present = version_of(required.name)
         if present and not required.specifier.contains(present, prereleases=True):
-            asked = f"{required.name}{required.specifier}"
-            return f"{name} {version_of(name)} is built for {asked}; {present} is installed"
+            requirement = f"{required.name}{required.specifier}"
+            return f"{name} {version_of(name)} is built for {requirement}; {present} is installed"
     return ""
 
 
@@ -340,21 +342,21 @@ def doctor(spec: DoctorCommand | None = None, /, **options: Unpack[DoctorKeyword
         InvalidOption: If one is no compute capability, or the interpreter is spelled otherwise.
     """
     spec = spec_from_call(DoctorCommand, spec, options)
-    asked = [gpu_types(text) for text in spec.gpus]
-    targets, here = [target_state(engine(name)) for name in names()], find_gpus()
-    shown = asked or [gpu_types(name) for name in dict.fromkeys(gpu.architecture for gpu in here)]
+    named_types = [gpu_types(text) for text in spec.gpus]
+    targets, gpus = [target_state(engine(name)) for name in names()], find_gpus()
+    shown = named_types or [gpu_types(name) for name in dict.fromkeys(gpu.architecture for gpu in gpus)]
     of_extras = (name for packages in extras().values() for name in packages)
     packages = ["onnx", "numpy", "safetensors", *of_extras, *packages_of(names())]
     return Diagnosis(
         python=platform.python_version(),
         system=platform.platform(),
-        packages={name: known for name in dict.fromkeys(packages) if (known := installed_version(name))},
+        packages={name: version for name in dict.fromkeys(packages) if (version := installed_version(name))},
         targets=targets,
-        problems=find_problems({str(one.metadata["Name"]).lower() for one in distributions()}),
+        problems=find_problems({str(package.metadata["Name"]).lower() for package in distributions()}),
         machine=machine_facts(),
-        gpus=here,
+        gpus=gpus,
         types=shown,
-        precisions=precision_states(targets, shown, here=not asked),
+        precisions=precision_states(targets, shown, here=not named_types),
         extras=extra_states(),
         tensorflow=_tensorflow_state(spec.python),
     )
@@ -362,13 +364,13 @@ def doctor(spec: DoctorCommand | None = None, /, **options: Unpack[DoctorKeyword
 
 def machine_facts() -> dict[str, object]:
     """The processor with what INT8 does to a graph for it, threads of this process, memory, free disk."""
-    here, isa = processor(), isa_here()
+    cpu, isa = processor(), isa_here()
     fitted = "weights are fitted so that no pair of products overflows, which costs accuracy"
     cost = "activations are signed" if is_arm() else fitted if isa == "avx2" else "weights use all 8 bits"
     unknown = "the system does not tell what multiplies integers here"
     sizes = {"memory_bytes": machine_bytes() or 0, "free_bytes": shutil.disk_usage(".").free}
-    int8 = f"INT8 on {isa}: {cost}" if here["features"] else f"INT8: {unknown}"
-    return {**here, "isa": isa, "int8": int8, "threads": usable_cores(), **sizes}
+    int8 = f"INT8 on {isa}: {cost}" if cpu["features"] else f"INT8: {unknown}"
+    return {**cpu, "isa": isa, "int8": int8, "threads": usable_cores(), **sizes}
 
 
 def _tensorflow_state(texts: Sequence[str]) -> TensorFlowState:
@@ -391,7 +393,7 @@ def find_problems(installed: set[str], version_of: Callable[[str], str] = instal
     tensorrt = version_of("tensorrt") if "tensorrt" in installed else ""
     # TensorRT 8 is built with a pybind11 before 2.12, which first knew numpy 2; all else wants numpy 2.
     is_old, wants_old = numpy.startswith("1."), tensorrt.startswith("8.")
-    known = (
+    states = (
         (len(runtimes) > 1,
          f"{' and '.join(runtimes)} are installed together: they own the same files, and which one is "
          "imported is chance",
@@ -409,4 +411,4 @@ def find_problems(installed: set[str], version_of: Callable[[str], str] = instal
         (is_old and not wants_old,
          f"numpy {numpy} is installed; qcompile is tested with numpy 2", "pip install 'numpy>=2'"),
     )  # fmt: skip
-    return [Problem(problem, fix) for is_there, problem, fix in known if is_there]
+    return [Problem(problem, fix) for is_there, problem, fix in states if is_there]

@@ -165,24 +165,24 @@ def check_values(
     comparison = _Comparison(request, execution, [*samples, *random], rounds=rounds_activations(graph))
     try:
         try:
-            found = comparison.deviations(graph, artifact)
+            deviations = comparison.deviations(graph, artifact)
         except ModelError:  # input that was made up; what ran is left
             random = [] if samples else [feeds]
             comparison.feeds = [*samples, *random]
-            found = comparison.deviations(graph, artifact)
+            deviations = comparison.deviations(graph, artifact)
     except (EngineUnavailable, ModelError) as error:
         return _not_compared(error.message)
     except BuildError as error:
         return Values([Check(SUBJECT, False, error.message)], f"{runtime} does not run it: {error.message}")
-    if not any(found.values()):
+    if not any(deviations.values()):
         return _not_compared("the extents of its outputs depend on their values")
     excess = {
-        (words, name): comparison.excess(one)
-        for words, outputs in found.items()
-        for name, one in outputs.items()
+        (words, name): comparison.excess(deviation)
+        for words, outputs in deviations.items()
+        for name, deviation in outputs.items()
     }
     words, name = max(excess, key=lambda key: excess[key])
-    detail = found[words][name].words(name)
+    detail = deviations[words][name].words(name)
     counts = {"samples": sum(map(samples_in, samples)), "random inputs": sum(map(samples_in, random))}
     detail += "; " + " and ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     if excess[words, name] <= 1:
@@ -197,15 +197,15 @@ def _random_feeds(graph: onnx.ModelProto, feeds: Feeds, count: int) -> list[Feed
     """Random input of the extents of `feeds`, so that it is `SAMPLES` with as many as there are."""
     shapes = {name: array.shape for name, array in feeds.items()}
     inputs, domains = model_io(graph).inputs, read_domains(graph)
-    made: list[Feeds] = []
+    batches: list[Feeds] = []
     while feeds and count < SAMPLES:
         try:
-            values = random_feeds(inputs, seed=len(made), shapes=shapes, domains=domains)
-            made.append({**feeds, **values})  # an artifact may take inputs that the optimizer left over
+            values = random_feeds(inputs, seed=len(batches), shapes=shapes, domains=domains)
+            batches.append({**feeds, **values})  # an artifact may take inputs that the optimizer left over
         except DataError:  # texts cannot be made up
             break
         count += max(samples_in(feeds), 1)
-    return made
+    return batches
 
 
 def _failure(
@@ -259,7 +259,7 @@ class _Comparison:
         plain = self._outputs(without_roundings(graph)) if rounds else ref
         floats = [name for name, arrays in ref.items() if arrays[0].dtype.kind == "f"]
         names = floats or [name for name, arrays in ref.items() if arrays[0].dtype.kind in "iub"]
-        found: dict[str, dict[str, Deviation]] = {}
+        by_way: dict[str, dict[str, Deviation]] = {}
         for words, opened in self.execution.ways.items():
             sums = {name: Deviation() for name in names}
             with opened(artifact) as runner:
@@ -274,8 +274,8 @@ class _Comparison:
                             sums[name].add(a, b, out[name])
                         else:  # such as the boxes above a threshold
                             del sums[name]
-            found[words] = sums
-        return found
+            by_way[words] = sums
+        return by_way
 
     def excess(self, deviation: Deviation) -> float:
         """Return what execution adds to an output, as a share of what is allowed."""
@@ -290,10 +290,10 @@ class _Comparison:
             save_onnx(part, path)
             try:
                 self.execution.make(path, artifact)
-                found = self.deviations(part, artifact)
+                by_way = self.deviations(part, artifact)
             except QCompileError:  # a prefix that cannot be built tells nothing
                 return False
-        return any(self.excess(one) > 1 for outputs in found.values() for one in outputs.values())
+        return any(self.excess(sums) > 1 for outputs in by_way.values() for sums in outputs.values())
 
     def _outputs(self, graph: onnx.ModelProto) -> Outputs:
         """Outputs of a graph by name, each a list by sample, without integer kernels."""
@@ -303,7 +303,7 @@ class _Comparison:
         reference = Graph(graph, Path("reference.onnx"))
         session = make_session(reference, options, without=[WEIGHT_BIAS_QUANTIZATION])
         runs = [
-            run_session(session, names, {one.name: feeds[one.name] for one in io.inputs}, "the graph")
+            run_session(session, names, {value.name: feeds[value.name] for value in io.inputs}, "the graph")
             for feeds in self.feeds
         ]
         return {
@@ -325,17 +325,17 @@ def first_layer(graph: onnx.ModelProto, fails: Callable[[str], bool]) -> onnx.No
     weighted = {node.name: node for nodes in weighted_nodes(graph).values() for node in nodes}
     suspects = [node for node in graph.graph.node if node.name in weighted]
     made_by, readers = producers(graph.graph), consumers(graph.graph)
-    found: onnx.NodeProto | None = None
+    first_failing: onnx.NodeProto | None = None
     while suspects:
         middle = suspects[len(suspects) // 2]
         tensor = _result(middle, readers, weighted)
         before = _ancestors(tensor, made_by) - {middle.name}
         if fails(tensor):
-            found = middle
+            first_failing = middle
             suspects = [node for node in suspects if node.name in before]
         else:
             suspects = [node for node in suspects if node.name not in before | {middle.name}]
-    return found
+    return first_failing
 
 
 def _result(
@@ -346,7 +346,7 @@ def _result(
     is_fused = True
     while True:
         behind = readers.get(tensor, [])
-        quantized = [one for one in behind if one.op_type == "QuantizeLinear"]
+        quantized = [node for node in behind if node.op_type == "QuantizeLinear"]
         follower = quantized[0] if quantized else behind[0] if len(behind) == 1 else None
         if follower is None or follower.name in layers:
             return fused

@@ -22,8 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...engines.load import load
-from ...engines.registry import engine
+from ...engines.registry import engine, load
 from ...errors import DataError, QCompileError, first_line
 from ...model.graph import infer_types
 from ...model.judgement import ErrorSums

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...artifact import Manifest, accept, checked_input, read_manifest
-from ...engines.load import engine_of
-from ...engines.registry import engine
+from ...engines.registry import engine, engine_of
 from ...errors import EngineUnavailable, InvalidOption, ModelError
 from ...files import manifest_path, require_file
 from ...model.graph import graph_precision, weighted_nodes

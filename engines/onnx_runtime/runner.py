@@ -122,12 +122,11 @@ def placement_notes(operators: Mapping[str, Counter[str]]) -> tuple[str, ...]:
     if not operators:
         return ("this ONNX Runtime does not tell which nodes it left to the processor; 1.24 and newer do",)
     notes = []
-    left, there = operators.get(CPU, Counter()), operators.get(CUDA, Counter())
-    if left:
-        notes.append(
-            f"{left.total()} of {left.total() + there.total()} nodes run on the processor: {_listed(left)}"
-        )
-    pairs = there["DequantizeLinear"]
+    on_cpu, on_gpu = operators.get(CPU, Counter()), operators.get(CUDA, Counter())
+    if on_cpu:
+        count = on_cpu.total() + on_gpu.total()
+        notes.append(f"{on_cpu.total()} of {count} nodes run on the processor: {_listed(on_cpu)}")
+    pairs = on_gpu["DequantizeLinear"]
     if pairs:
         notes.append(
             f"ONNX Runtime's CUDA provider computes {pairs} DequantizeLinear as they stand: "
@@ -164,14 +163,14 @@ def put_in_order(optimized: onnx.ModelProto, model: onnx.ModelProto) -> bool:
     the optimizer has numbered anything; else nothing is changed.
     """
     graph = optimized.graph
-    given = {name for node in model.graph.node for name in (node.name, *node.output)}
-    given |= {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
-    made = {name for node in graph.node for name in (node.name, *node.output)} - given
-    kinds = {match[1] for name in made if (match := _NUMBERED.fullmatch(name))}
+    names_of_model = {name for node in model.graph.node for name in (node.name, *node.output)}
+    names_of_model |= {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    new_names = {name for node in graph.node for name in (node.name, *node.output)} - names_of_model
+    kinds = {match[1] for name in new_names if (match := _NUMBERED.fullmatch(name))}
     if not kinds:
         return False
     ordered = _ordered(graph)
-    names = (name for node in ordered for name in (node.name, *node.output) if name in made)
+    names = (name for node in ordered for name in (node.name, *node.output) if name in new_names)
     renamed: dict[str, str] = {}
     numbers = itertools.count()
     for name in dict.fromkeys(names):
@@ -179,7 +178,9 @@ def put_in_order(optimized: onnx.ModelProto, model: onnx.ModelProto) -> bool:
         kind = match[1] if match else name
         if kind in kinds:
             spelled = (f"{kind}_token_{number}" for number in numbers)
-            renamed[name] = next(new for new in spelled if new not in given)  # weights are numbered, too
+            renamed[name] = next(
+                new for new in spelled if new not in names_of_model
+            )  # weights are numbered, too
     for node in ordered:
         node.name = renamed.get(node.name, node.name)
         for tensors in (node.input, node.output):

@@ -291,9 +291,9 @@ class OpenVinoRunner(Runner):
 def reason(error: Exception) -> str:
     """What OpenVINO says is wrong, on one line: without the places in its source and the headings."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if not line.startswith(_NOISE) and not line.endswith(("Failure:", ":"))]
+    reasons = [line for line in lines if not line.startswith(_NOISE) and not line.endswith(("Failure:", ":"))]
     checks = [line.partition(" failed at ")[0] + " failed" for line in lines if line.startswith("Check '")]
-    return "; ".join(told[:2] or checks[-1:] or [first_line(error)])
+    return "; ".join(reasons[:2] or checks[-1:] or [first_line(error)])
 
 
 _NOISE = ("Exception from", "Check '", "src/", "Summary", "While validating", "Shape inference")

@@ -116,8 +116,8 @@ class _Search:
         self.taken: set[str] = set()
 
     def by_name(self, node: onnx.NodeProto) -> Kernel | None:
-        own = {node.name, node.output[0]}
-        return _one(kernel for kernel in self.products if kernel.nodes & own)
+        names = {node.name, node.output[0]}
+        return _one(kernel for kernel in self.products if kernel.nodes & names)
 
     def by_weight(self, node: onnx.NodeProto) -> Kernel | None:
         stored = set(self._chain(node.input[1])) | {f"{node.name}/transpose_b"}
@@ -143,9 +143,9 @@ class _Search:
     def by_block(self, node: onnx.NodeProto) -> Kernel | None:
         if node.op_type not in ("MatMul", "Gemm"):
             return None
-        own = {node.name, node.output[0]}
-        own |= {f"{name}/WithoutBiases" for name in own}  # not the scales that came from other kernels
-        if named := [kernel for kernel in self.blocks if kernel.names & own]:
+        names = {node.name, node.output[0]}
+        names |= {f"{name}/WithoutBiases" for name in names}  # not the scales that came from other kernels
+        if named := [kernel for kernel in self.blocks if kernel.names & names]:
             return _one(named)
         behind = set(self._followers(node))
         operands = self._operands(node)
@@ -160,8 +160,7 @@ class _Search:
         """A kernel of the direction of a recurrent node, where all that it may be compute alike."""
         if node.op_type not in _RECURRENT:
             return None
-        free = [one for one in self.products if one.kind in _RECURRENCES and one.key not in self.taken]
-        return free[0] if len({kernel.precision for kernel in free}) == 1 else None
+        return self._free(lambda kernel: kernel.kind in _RECURRENCES)
 
     def precision(self, kernel: Kernel, node: onnx.NodeProto) -> str:
         """What a kernel computes a node in.
@@ -172,7 +171,7 @@ class _Search:
         if kernel.kind == _BLOCK:
             read = [self.kernels[key] for key in kernel.inputs]
             for operand in self._operands(node):
-                if any(one.writes == "int8" and self._names_of(one) & operand for one in read):
+                if any(source.writes == "int8" and self._names_of(source) & operand for source in read):
                     return "int8"
         return kernel.precision
 
@@ -210,13 +209,13 @@ class _Search:
     def _names_of(self, kernel: Kernel) -> set[str]:
         names: set[str] = set()
         seen: set[str] = set()
-        left = [kernel]
-        while left:
-            source = left.pop()
+        waiting = [kernel]
+        while waiting:
+            source = waiting.pop()
             if source.key not in seen:
                 seen.add(source.key)
                 names |= {source.name} | source.names | source.nodes
-                left.extend(self.kernels[key] for key in source.inputs if source.kind in _MOVES)
+                waiting.extend(self.kernels[key] for key in source.inputs if source.kind in _MOVES)
         return names
 
 

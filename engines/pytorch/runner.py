@@ -18,7 +18,7 @@ from ...progress import quiet
 from ...spec.words import TORCH_MODES, TorchMode
 from ...tensors import Feeds, ModelIO, TensorInfo, check_feeds
 from ..base import InFlight, Runner
-from ..gpu_times import GpuTimes, time_runs
+from ..gpu import GpuTimes, time_runs
 
 Mode = Literal["eager", TorchMode]
 MODES: tuple[Mode, ...] = ("eager", *TORCH_MODES)
@@ -122,16 +122,16 @@ class PyTorchRunner(Runner):
         if self._mode != "eager":
             key = tuple((tensor.name, tensor.shape) for tensor in tensors)
             if key not in self._converted:
-                there, named = arguments, keywords
+                positional, named = arguments, keywords
                 if self._device is not None:
                     # As in `GpuCall`: what is compiled for other tensors would be compiled again.
                     with torch.inference_mode():
-                        there = tuple(tensor.to(self._device) for tensor in arguments)
+                        positional = tuple(tensor.to(self._device) for tensor in arguments)
                         named = {name: tensor.to(self._device) for name, tensor in keywords.items()}
                 self._converted[key] = (
                     in_sixteen_bits(torch, module, self._mode, self._device)
                     if self._mode in ("half", "autocast")
-                    else _convert(torch, module, self._mode, there, named)
+                    else _convert(torch, module, self._mode, positional, named)
                 )
             module = self._converted[key]
         return module, arguments, keywords
@@ -311,11 +311,11 @@ class GpuCall:
         index, self._count = self._count, self._count + 1
         if index == len(self._pinned):
             self._pinned.append(None)
-        kept = self._pinned[index]
-        if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
-            kept = self._torch.empty_like(tensor, device="cpu").pin_memory()
-            self._pinned[index] = kept
-        return kept
+        memory = self._pinned[index]
+        if memory is None or (memory.shape, memory.dtype) != (tensor.shape, tensor.dtype):
+            memory = self._torch.empty_like(tensor, device="cpu").pin_memory()
+            self._pinned[index] = memory
+        return memory
 
 
 _INTEGER = ("torch.qint8", "torch.quint8", "torch.qint32", "torch.int8", "torch.uint8")

@@ -179,10 +179,10 @@ class Adapter:
         if not self.builds_ahead_of_time:
             problem = f"`gpus`: TensorRT {self.version} builds only for the GPU in this machine"
             raise InvalidOption(problem, hint="leave `gpus` out, or use `target` tensorrt-rtx")
-        known = self.compute_capabilities()
+        capabilities = self.compute_capabilities()
         config.num_compute_capabilities = len(gpus)
         for index, gpu in enumerate(gpus):
-            config.set_compute_capability(known[gpu.upper()], index)
+            config.set_compute_capability(capabilities[gpu.upper()], index)
 
     def compute_capabilities(self) -> dict[str, Any]:
         members: dict[str, Any] = self.module.ComputeCapability.__members__
@@ -193,14 +193,14 @@ class Adapter:
         members = kind.__members__
         spelled = name.upper().replace("-", "_")
         if spelled not in members:
-            known = ", ".join(sorted(member.lower().replace("_", "-") for member in members))
-            raise self.lacks(f"{option} {name}", f"such {what}; it has {known}", "choose one of these")
+            spellings = ", ".join(sorted(member.lower().replace("_", "-") for member in members))
+            raise self.lacks(f"{option} {name}", f"such {what}; it has {spellings}", "choose one of these")
         return members[spelled]
 
     def require_dla(self) -> None:
         """Refuse a deep learning accelerator where this TensorRT supports none."""
-        first, again = _WITHOUT_DLA
-        if self.is_rtx or first <= version_numbers(self.version) < again:
+        removed, restored = _WITHOUT_DLA
+        if self.is_rtx or removed <= version_numbers(self.version) < restored:
             hint = "leave it out: the GPU is used; TensorRT 8.5 to 10.7 and 11.4 have DLA"
             raise self.lacks("`dla_core`", "support for DLA", hint)
 
@@ -219,9 +219,9 @@ class Adapter:
 
     def tactic_sources(self, names: Sequence[str]) -> int:
         """Return the bits of tactic sources, such as "jit-convolutions"; ("none",) is no bit."""
-        chosen = () if tuple(names) == ("none",) else dict.fromkeys(names)
+        sources = () if tuple(names) == ("none",) else dict.fromkeys(names)
         kind = self.module.TacticSource
-        return sum({1 << int(self.member(kind, name, "`tactic_sources`", "source")) for name in chosen})
+        return sum({1 << int(self.member(kind, name, "`tactic_sources`", "source")) for name in sources})
 
     def strip_flags(self, *, refit: bool, strip: bool) -> list[Any]:
         """Return the flags for engines that take new weights, and for those stored without any.
@@ -257,9 +257,9 @@ class Adapter:
         8.x is never asked: its binding exchanges the two arguments of `getProfileShapeValues`, and reads a
         value per axis, not per element (python/src/infer/pyCore.cpp, `engine_get_profile_shape_input`).
         """
-        told = hasattr(engine, "get_tensor_profile_values") and engine.is_shape_inference_io(name)
+        has_values = hasattr(engine, "get_tensor_profile_values") and engine.is_shape_inference_io(name)
         # By position: the real function takes (profile, name), and names them the other way round.
-        return list(engine.get_tensor_profile_values(profile, name)) if told else []
+        return list(engine.get_tensor_profile_values(profile, name)) if has_values else []
 
     def can_be_captured(self, context: Any, stream: int) -> bool:
         """Return what TensorRT says; True where it has no say, and the capture itself shows it."""

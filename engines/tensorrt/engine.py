@@ -87,8 +87,8 @@ class TensorRT(Engine):
 
     def known_faults(self) -> Sequence[KnownFault]:
         adapter, gpu = load_adapter(self.name), find_gpu()
-        here = gpu.architecture if gpu else ""
-        return [fault for fault in KNOWN_FAULTS if fault.affects(adapter.target, adapter.version, here)]
+        about = adapter.target, adapter.version, gpu.architecture if gpu else ""
+        return [fault for fault in KNOWN_FAULTS if fault.affects(*about)]
 
     def check(self, spec: BuildSpec) -> None:
         adapter = load_adapter(self.name).typed(spec.tensorrt.typing)
@@ -97,11 +97,11 @@ class TensorRT(Engine):
             raise adapter.lacks("`precision_constraints`", "say in a strongly typed network", hint)
         if spec.tensorrt.device and why_not_gpu(spec.tensorrt.device):
             raise InvalidOption(f"`device`: {why_not_gpu(spec.tensorrt.device)}", option="device")
-        known = [fault.name for fault in KNOWN_FAULTS]
+        names = [fault.name for fault in KNOWN_FAULTS]
         for name in spec.tensorrt.ignore_faults:
-            if name not in (*known, "all"):
+            if name not in (*names, "all"):
                 problem = f"`ignore_faults` {name}: there is no such known fault"
-                raise InvalidOption(f"{problem}; there are {', '.join(known)}", option="ignore_faults")
+                raise InvalidOption(f"{problem}; there are {', '.join(names)}", option="ignore_faults")
         if spec.tensorrt.dla_core >= 0:
             adapter.require_dla()
         if spec.calibrator:
@@ -142,8 +142,8 @@ class TensorRT(Engine):
 
     def _for_gpu_here(self, request: BuildRequest) -> BuildRequest:
         """Leave `gpus` out where TensorRT builds for the GPU in the machine, and it is the one asked for."""
-        spec, here = request.spec, find_gpu(request.spec.tensorrt.device)
-        if load_adapter(self.name).builds_ahead_of_time or not here or spec.gpus != (here.architecture,):
+        spec, gpu = request.spec, find_gpu(request.spec.tensorrt.device)
+        if load_adapter(self.name).builds_ahead_of_time or not gpu or spec.gpus != (gpu.architecture,):
             return request
         return replace(request, spec=replace(spec, gpus=()))
 

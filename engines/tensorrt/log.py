@@ -45,10 +45,10 @@ class Log:
         self.warnings: list[str] = []
 
     def add(self, message: str, *, is_error: bool) -> None:
-        kept = self.errors if is_error else self.warnings
-        if is_error or message not in kept:
-            kept.append(message)
-            del kept[:-_KEPT]
+        messages = self.errors if is_error else self.warnings
+        if is_error or message not in messages:
+            messages.append(message)
+            del messages[:-_KEPT]
 
 
 def make_log(module: Any) -> Log:
@@ -75,7 +75,7 @@ def _make_logger(module: Any) -> Any:
 
         def listen(self, log: Log) -> None:
             with self._changing:
-                present = tuple(one for one in self._listeners if one() is not None)
+                present = tuple(listener for listener in self._listeners if listener() is not None)
                 self._listeners = (*present, weakref.ref(log))
 
         def log(self, severity: Any, message: str) -> None:
@@ -108,10 +108,10 @@ def setting(log: Log, option: str, name: str) -> Iterator[None]:
             yield
     except (ValueError, TypeError, RuntimeError) as error:
         raise InvalidOption(f"{option}: {name} refuses it: {error}", option=option.split()[0]) from error
-    said = [text for text in heard.errors if not any(word in text for word in _NO_ERRORS)]
-    said += [text for text in heard.warnings if any(word in text.lower() for word in _IGNORED)]
-    if said:
-        raise InvalidOption(f"{option}: {name} refuses it: {plain(said[0])}", option=option.split()[0])
+    complaints = [text for text in heard.errors if not any(word in text for word in _NO_ERRORS)]
+    complaints += [text for text in heard.warnings if any(word in text.lower() for word in _IGNORED)]
+    if complaints:
+        raise InvalidOption(f"{option}: {name} refuses it: {plain(complaints[0])}", option=option.split()[0])
 
 
 def last_error(log: Log, otherwise: str) -> str:

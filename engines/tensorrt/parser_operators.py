@@ -97,7 +97,7 @@ def ask_parser(module: Any) -> ParserOperators | None:
         logger = make_log(module).logger  # TensorRT has one for the whole process
         network = module.Builder(logger).create_network(0)
         parser = module.OnnxParser(network, logger)
-        names = {one.name for one in onnx.defs.get_all_schemas() if one.domain == ""} | _EVER
+        names = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""} | _EVER
         return ParserOperators(frozenset(filter(parser.supports_operator, sorted(names))), UNKNOWN_OPSET)
     except Exception:  # whatever a TensorRT raises that finds no GPU
         return None

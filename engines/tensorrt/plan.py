@@ -84,14 +84,14 @@ def carries_runtime(options: Mapping[str, object]) -> bool:
     return bool(options.get("version_compatible")) and not options.get("exclude_lean_runtime")
 
 
-def _same_version(built_by: str, here: str, compatible: bool) -> bool:
+def _same_version(built_by: str, installed: str, compatible: bool) -> bool:
     """Plans are of one version; version-compatible ones of one major version.
 
     From 8.6 on a plan is of one version to its fourth number ("expecting library version 8.6.1.6 got
     8.6.1.2", NVIDIA/TensorRT issue 3069; "9.2.0.5 got 9.2.0.4", issue 3793), before to its third
     ("8.2.4 got 8.2.3", pytorch/TensorRT issue 1059).
     """
-    built, present = version_numbers(built_by, 4), version_numbers(here, 4)
+    built, present = version_numbers(built_by, 4), version_numbers(installed, 4)
     if compatible and built[:1] == present[:1] and present[:3] >= built[:3]:
         return bool(built)
     count = min(len(built), len(present), 4 if built >= _FOUR_NUMBERS else 3)
@@ -106,13 +106,13 @@ _WHICH = (
 
 def require_gpus(adapter: Adapter, gpus: Sequence[str]) -> None:
     """Check the compute capabilities that an engine is to be built for, before any work is done."""
-    known = adapter.compute_capabilities()
+    capabilities = adapter.compute_capabilities()
     for gpu in gpus:
-        if gpu.upper() in known:
+        if gpu.upper() in capabilities:
             continue
         digits = "".join(re.findall("[0-9]", gpu))
-        problem = f"`gpus` {gpu}: {adapter.name} builds for {', '.join(known).lower()}"
-        hint = f"write sm{digits}" if f"SM{digits}" in known else _WHICH
+        problem = f"`gpus` {gpu}: {adapter.name} builds for {', '.join(capabilities).lower()}"
+        hint = f"write sm{digits}" if f"SM{digits}" in capabilities else _WHICH
         raise InvalidOption(problem, hint=hint, option="gpus")
 
 
@@ -157,8 +157,8 @@ def check_block_format(adapter: Adapter, precision: str, gpus: Sequence[str], de
         problem = f"`precision` {precision}: {adapter.name} has no type {kind}"
         hint = f"use TensorRT {since} or newer, or `precision` fp8 or int8"
         raise InvalidOption(problem, hint=hint, option="precision")
-    here = None if gpus else find_gpu(device)
-    for gpu in gpus or ([here.architecture] if here is not None else []):
+    gpu_here = None if gpus else find_gpu(device)
+    for gpu in gpus or ([gpu_here.architecture] if gpu_here is not None else []):
         if 0 <= _capability(gpu) < _FIRST_CAPABILITY:
             problem = f"`precision` {precision}: {gpu} has no {precision.upper()}; it begins with sm100"
             hint = "name GPUs from sm100 on, such as sm120, or choose `precision` fp8 (from sm89) or int8"
@@ -210,8 +210,8 @@ class OpenPlan:
 
 
 def needs_of(manifest: Manifest | None) -> PlanNeeds:
-    """Return what a file's manifest says it needs; one without is loaded (`engines.load`) only if the user
-    trusts it, and may then hold host code."""
+    """Return what a file's manifest says it needs; one without is loaded only if the user trusts it, and
+    may then hold host code."""
     return PlanNeeds(host_code=True) if manifest is None else needs_of_options(manifest.options)
 
 

@@ -23,9 +23,8 @@ import pytest
 from onnx import parser
 from packaging_engines import make_engine
 from recorded_tensorrt import VERSIONS
-from runner_checks import simulate
 from simulated_cuda import SimulatedGpu, install
-from tensorrt_simulation import HEADER
+from tensorrt_simulation import HEADER, simulate
 
 import qcompile
 from qcompile.cli import main

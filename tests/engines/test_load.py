@@ -25,13 +25,12 @@ from qcompile.engines import load
 from qcompile.engines.base import BuildRequest, Engine
 from qcompile.engines.build import build_engine
 from qcompile.engines.gpu import device_text, parse_device, parse_devices, why_no_gpu, why_not_gpu
-from qcompile.engines.load import engine_of
 from qcompile.engines.onnx_runtime import engine as onnx_runtime
 from qcompile.engines.onnx_runtime import runner as on_gpu
 from qcompile.engines.onnx_runtime.runner import CPU, CUDA, placement_notes
 from qcompile.engines.pytorch import MODES, PyTorch, PyTorchRunner
 from qcompile.engines.pytorch import runner as home
-from qcompile.engines.registry import engine, names
+from qcompile.engines.registry import engine, engine_of, names
 from qcompile.errors import ArtifactError, EngineUnavailable, InvalidOption, MissingFile
 from qcompile.files import manifest_path
 from qcompile.spec.artifacts import BuildSpec

@@ -18,10 +18,9 @@ from mode_models import Floats, normal, run, snr_db, written
 
 import qcompile
 from qcompile.artifact import Artifact
-from qcompile.engines.load import engine_of
 from qcompile.engines.openvino.engine import OpenVinoRunner
 from qcompile.engines.openvino.kernels import Kernel
-from qcompile.engines.registry import engine
+from qcompile.engines.registry import engine, engine_of
 from qcompile.errors import ArtifactError, BuildError, DataError, IntentNotReached, QCompileError
 from qcompile.model.judgement import output_error
 from qcompile.model.saturating_kernels import probe

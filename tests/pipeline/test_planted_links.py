@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from qcompile.cli import main
-from qcompile.engines.tensorrt.builder.timing_cache import CacheFile, _merge
+from qcompile.engines.tensorrt.builder.configure import CacheFile, _merge
 from qcompile.files import open_lock, temporary_folder
 
 if TYPE_CHECKING:

@@ -1,7 +1,9 @@
-"""Models, and the engines made of them on a simulated GPU, for the tests of the runner."""
+"""Models, the engines made of them on a simulated GPU, arrays there, and checks of the runner."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,3 +98,57 @@ def rows(model: onnx.ModelProto, *counts: int) -> dict[str, list[list[int]]]:
 def values(*shape: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Normal float32 values."""
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+class Producer:
+    """Values on the device, written there by a stream of another library that nobody has waited for yet."""
+
+    def __init__(self, gpu: SimulatedGpu, values: np.ndarray[Any, Any], *, offset: int = 0) -> None:
+        self.gpu, self.shape, self.dtype = gpu, values.shape, values.dtype
+        self.stream = gpu.foreign_stream()
+        self.address, self.free = gpu.array_on_device(np.zeros_like(values), offset)
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).copy()
+
+        def write() -> None:
+            gpu.bytes_at(self.address, data.size)[:] = data
+
+        self.stream.tell(write)
+
+
+class InterfaceArray(Producer):
+    """As Numba's arrays."""
+
+    def __init__(self, gpu: SimulatedGpu, values: np.ndarray[Any, Any], **about: Any) -> None:
+        super().__init__(gpu, values, offset=about.pop("offset", 0))
+        gpu.placed[self.address] = about.pop("device", 0)
+        self.__cuda_array_interface__ = {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.address, False),
+            "version": 3,
+            "stream": self.stream.handle,
+        } | about
+
+
+def simulate(version: str, gpu: SimulatedGpu, folder: Path) -> Simulation:
+    """A version of TensorRT on a simulated GPU."""
+    return Simulation(version, gpu, make_adapter(version, gpu), folder)
+
+
+def assert_negates(runner: TensorRTRunner, *counts: int, seed: int = 0) -> None:
+    """Run the engine of the model "negate" on so many rows in turn, and compare."""
+    for count in counts:
+        x = values(count, 4, seed=seed)
+        np.testing.assert_array_equal(runner.infer({"x": x})["y"], -x)
+
+
+@contextmanager
+def failing(gpu: SimulatedGpu, fails: str | Callable[[str], bool]) -> Iterator[None]:
+    """Let a call fail in the block: the one of this name, or those that the function chooses."""
+    ordinary = gpu.enter
+    chosen = fails if callable(fails) else lambda name: name == fails
+    gpu.enter = lambda name: chosen(name) or ordinary(name)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        gpu.enter = ordinary  # type: ignore[method-assign]

@@ -31,11 +31,16 @@ from ..runner.cuda import current_device
 from ..runner.io_tensors import InputRange
 from .calibration import Feeder, Scales, calibration_inputs, make_calibrator, scaling, set_ranges
 from .configure import (
+    CacheFile,
     add_profiles,
     build_routes,
+    cache_file,
     configure,
+    keep_timings,
     make_profiles,
+    merge_cache,
     set_calibration_profile,
+    use_cache,
     verbosity,
 )
 from .inspector import Inspection, inspect_plan, twin_differs
@@ -51,7 +56,6 @@ from .network import (
     set_formats,
 )
 from .refit import weights_digest
-from .timing_cache import CacheFile, cache_file, keep_timings, merge_cache, use_cache
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 

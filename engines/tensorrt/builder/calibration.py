@@ -193,10 +193,10 @@ def convert(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
     with np.errstate(over="ignore", invalid="ignore"):
         converted = np.ascontiguousarray(array.astype(dtype, copy=False)).reshape(array.shape)
     if array.dtype.kind == dtype.kind == "f":
-        kept = np.isfinite(converted) == np.isfinite(array)
+        equal = np.isfinite(converted) == np.isfinite(array)
     else:
-        kept = converted == array
-    return converted if kept.all() else None
+        equal = converted == array
+    return converted if equal.all() else None
 
 
 def calibration_inputs(adapter: Adapter, network: Any, first: Batch) -> dict[str, CalibrationInput]:

@@ -1,22 +1,36 @@
 """Apply options to TensorRT's builder configuration, and refuse what TensorRT does not take.
 
 The shapes that a dynamic input may have, its optimization profiles, are checked before the build starts.
+The timing cache has TensorRT's kernel timings, per device and version, for the next build. Builds that run
+at once may share a file: it is read when a build begins, and when one ends, what others wrote meanwhile is
+merged in under a lock.
+
+Where TensorRT does not take a cache, a warning says so, and the kernels are timed anew: TensorRT 8.5 without
+cuDNN cannot read what it wrote itself (KataGo issue 739). It makes an empty cache of such bytes, which
+`set_timing_cache` may take: TensorRT's log decides, as neither trtexec 8.5 (samples/common/sampleEngines.cpp,
+`networkToSerializedEngine`) nor Polygraphy (backend/trt/config.py) asks what it returns.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ....errors import BuildError, InvalidOption, first_line
+from ....files import open_lock, writing
 from ....model.input_notes import AxisRange, InputNote
 from ....spec.artifacts import BuildSpec
-from ....spec.tensorrt import TensorRTOptions
+from ....spec.tensorrt import AUTO, OFF, TensorRTOptions
 from ....tensors import TensorInfo, fill_dynamic, format_shape, parse_shape
+from ...gpu import Gpu
 from ..adapter import Adapter
-from ..log import Log, setting
+from ..log import Log, listening, plain, setting
 from ..runner.io_tensors import InputRange
 
 _FLAGS = ("version_compatible", "exclude_lean_runtime", "gpu_fallback", "sparse_weights", "weight_streaming")
@@ -77,9 +91,9 @@ def _attributes(adapter: Adapter, config: Any, options: TensorRTOptions) -> Iter
     if options.build_route:
         # A recipe of a stranger must not reach options of the compiler that it does not list.
         adapter.require_config("build_route", "`build_route`")
-        known = build_routes(config)
+        routes = build_routes(config)
         for option in (word.partition("=")[0] for word in options.build_route.split()):
-            if option not in known:
+            if option not in routes:
                 hint = "`dry_run` lists the options and their values"
                 raise adapter.lacks(f"`build_route` {option}", "such option of its compiler", hint)
         yield "`build_route`", "build_route", options.build_route
@@ -167,7 +181,9 @@ def make_profiles(
         if missing:
             raise InvalidOption(f"{option}: gives no shapes for {', '.join(missing)}", option="profiles")
         _check_shapes(inputs, shapes, shape_tensors, option)
-        ranges = [_range(one, shapes, one.name in shape_tensors, notes.get(one.name)) for one in dynamic]
+        ranges = [
+            _range(tensor, shapes, tensor.name in shape_tensors, notes.get(tensor.name)) for tensor in dynamic
+        ]
         _check_shared_axes(inputs, ranges)
         profiles.append(ranges)
     return [ranges for ranges in profiles if ranges]
@@ -198,23 +214,27 @@ def _check_shared_axes(inputs: Sequence[TensorInfo], ranges: Sequence[InputRange
     for item in ranges:
         for axis, name in () if item.of_values else tensors[item.name].dynamic_axes.items():
             limits = item.min[axis], item.opt[axis], item.max[axis]
-            where, known = first.setdefault(name, (item.name, limits))
-            if known != limits and name != "?":
-                here, there = ("/".join(map(str, extents)) for extents in (limits, known))
-                problem = f"{there} (min/opt/max) in input {where!r}, {here} in input {item.name!r}"
+            where, first_limits = first.setdefault(name, (item.name, limits))
+            if first_limits != limits and name != "?":
+                first_text, text = ("/".join(map(str, extents)) for extents in (first_limits, limits))
+                problem = f"{first_text} (min/opt/max) in input {where!r}, {text} in input {item.name!r}"
                 hint = "give both inputs the same extents there"
                 raise InvalidOption(f"axis {name!r}: {problem}; one axis has one range", hint=hint)
 
 
 def _check_shapes(
-    inputs: Sequence[TensorInfo], given: Mapping[str, Shapes], shape_tensors: Collection[str], option: str
+    inputs: Sequence[TensorInfo],
+    by_kind: Mapping[str, Shapes],
+    shape_tensors: Collection[str],
+    option: str,
 ) -> None:
-    for kind, shapes in given.items():
+    for kind, shapes in by_kind.items():
         for name, shape in shapes.items():
             tensor = next((tensor for tensor in inputs if tensor.name == name), None)
             if tensor is None:
-                option, known = option or f"`{kind}_shapes`", ", ".join(tensor.name for tensor in inputs)
-                raise InvalidOption(f"{option}: no input {name!r}; the inputs are {known}")
+                listed = ", ".join(tensor.name for tensor in inputs)
+                subject = option or f"`{kind}_shapes`"
+                raise InvalidOption(f"{subject}: no input {name!r}; the inputs are {listed}")
             count = tensor.shape[0] if tensor.shape else 1
             if name in shape_tensors and len(shape) != count:
                 problem = f"input {name!r} holds a shape of {count} values; its {kind} has {len(shape)}"
@@ -227,7 +247,7 @@ def _check_shapes(
 
 
 def _range(
-    tensor: TensorInfo, given: Mapping[str, Shapes], of_values: bool, note: InputNote | None
+    tensor: TensorInfo, by_kind: Mapping[str, Shapes], of_values: bool, note: InputNote | None
 ) -> InputRange:
     """The range of a dynamic input.
 
@@ -235,7 +255,7 @@ def _range(
     opt. When nothing is given, a batch gets 1, 8 and 16; other axes get the ranges of the file's notes, the
     example's extent as opt, and twice that as max where there is no end.
     """
-    low, opt, high = (given[kind].get(tensor.name) for kind in ("min", "opt", "max"))
+    low, opt, high = (by_kind[kind].get(tensor.name) for kind in ("min", "opt", "max"))
     if low is None and opt is None and high is None:
         if of_values:
             problem = "its values are a shape, and no ranges for them are given"
@@ -277,3 +297,115 @@ def _from_note(tensor: TensorInfo, note: InputNote) -> InputRange:
         shapes.append((limits.nearest(1), opt, high))
     low, opts, highs = zip(*shapes, strict=True)
     return InputRange(tensor.name, low, opts, highs)
+
+
+@dataclass(frozen=True)
+class CacheFile:
+    """A file of kernel timings. One that `is_ours`, named by device and version, is replaced where it cannot
+    be read; one that the user named may be another device's, and is left as it is."""
+
+    path: Path
+    is_ours: bool
+
+    def __str__(self) -> str:
+        return f"timing cache {self.path}"
+
+
+def cache_file(adapter: Adapter, gpu: Gpu | None, choice: str) -> CacheFile | None:
+    """Return where the timing cache of this device and version lies; None for none."""
+    if choice == OFF or (choice == AUTO and not adapter.keeps_timing_caches):
+        return None
+    if not adapter.keeps_timing_caches:
+        lacking = "use for one: it chooses its kernels where the engine runs"
+        raise adapter.lacks("`timing_cache`", lacking, "leave it out")
+    if choice != AUTO:
+        return CacheFile(Path(choice), is_ours=False)
+    device = f"{gpu.name}-{gpu.architecture}" if gpu else "unknown"
+    name = re.sub(r"[^\w.-]+", "_", f"{adapter.module.__name__}-{adapter.version}-{device}")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return CacheFile(Path(base) / "qcompile" / "timing" / f"{name}.cache", is_ours=True)
+
+
+def use_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
+    """Give a build what was measured before; return warnings of what it was not given."""
+    if file is None:
+        return ()
+    try:
+        refusal = _attach(config, log, _read(file.path))
+    except OSError as error:
+        if not file.is_ours:
+            raise InvalidOption(f"{file}: {error.strerror}", option="timing_cache") from error
+        refusal = str(error.strerror)
+    if not refusal:
+        return ()
+    fate = "it will be replaced" if file.is_ours else "it is of another device or version, or damaged"
+    _attach(config, log, b"")
+    return (f"{file} is not used, kernels are timed anew: {refusal}; {fate}",)
+
+
+def keep_timings(config: Any, log: Log) -> None:
+    """Give a build a cache in memory where it has none: a second build then chooses the same kernels."""
+    if config.get_timing_cache() is None:
+        _attach(config, log, b"")
+
+
+def merge_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
+    """Write what a build measured, merged with what others wrote meanwhile; returns why nothing was kept.
+
+    The engine is on the disk by now, and whatever happens here leaves it there.
+    """
+    if file is None:
+        return ()
+    try:
+        refusal = _merge(config, log, file)
+    except Exception as error:  # of the disk, or of a binding that was given nothing
+        why = getattr(error, "message", None) or getattr(error, "strerror", None) or str(error)
+        refusal = why or type(error).__name__
+    return (f"{file}: what was measured is not kept: {refusal}",) if refusal else ()
+
+
+def _merge(config: Any, log: Log, file: CacheFile) -> str:
+    measured = config.get_timing_cache()
+    if measured is None:
+        return "TensorRT has no timing cache of this build"
+    file.path.parent.mkdir(parents=True, exist_ok=True)
+    with open_lock(file.path.with_name(f"{file.path.name}.lock")) as lock:
+        with contextlib.suppress(ImportError):  # not POSIX: the rename still keeps the file whole
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another build holds it as long as writing a file takes
+        theirs = _read(file.path)
+        if theirs:
+            with listening(log) as heard:
+                other = config.create_timing_cache(theirs)
+                combined = other is not None and measured.combine(other, False)
+            refusal = _complaint(heard) or ("" if combined else "it cannot be merged with the file's")
+            if refusal and not file.is_ours:
+                return f"{refusal}; remove the file, or name another with `timing_cache`"
+        serialized = measured.serialize()
+        if serialized is None:
+            return "TensorRT does not serialize it"
+        with writing(file.path) as temporary:
+            temporary.write_bytes(memoryview(serialized))
+    return ""
+
+
+def _attach(config: Any, log: Log, content: bytes) -> str:
+    """Make a cache of what is known and give it to a build; returns why TensorRT does not take it."""
+    with listening(log) as heard:
+        cache = config.create_timing_cache(content)
+        taken = cache is not None and config.set_timing_cache(cache, False)
+    return _complaint(heard) or ("" if taken else "TensorRT refuses it")
+
+
+def _complaint(heard: Log) -> str:
+    """What TensorRT said of a cache, its cause first."""
+    messages = [*heard.errors, *(text for text in heard.warnings if "cache" in text.lower())]
+    return plain(messages[0]) if messages else ""
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""

@@ -89,8 +89,8 @@ class Members:
 
     def has(self, layer: str, node: str = "") -> bool:
         """Whether a layer of the network is among them."""
-        found = layer in self.layers or layer in self.nodes or layer.replace(".", "_") in self.kernels
-        return found or (bool(node) and node in self.nodes)
+        is_named = layer in self.layers or layer in self.nodes or layer.replace(".", "_") in self.kernels
+        return is_named or (bool(node) and node in self.nodes)
 
 
 @dataclass(frozen=True)
@@ -170,10 +170,10 @@ def read_layers(answer: object, profile: int = 0) -> Inspection:
         return Inspection(problem="its answer holds no list of layers")
     numbers = [_PROFILE.search(_name(entry)) for entry in entries]
     profiles = [int(number[1][:9]) if number else 0 for number in numbers]
-    chosen = profile if profile in profiles else 0
+    number_of_profile = profile if profile in profiles else 0
     layers, moving, unreadable = [], 0, 0
     for entry, its_profile in zip(entries, profiles, strict=True):
-        if its_profile != chosen:
+        if its_profile != number_of_profile:
             continue
         if isinstance(entry, str):
             layers.append(EngineLayer(entry, "", UNREPORTED, "", members(entry)))
@@ -208,11 +208,11 @@ def _layer(entry: dict[str, Any]) -> EngineLayer:
     first = inputs[0] if isinstance(inputs, list) and inputs else {}
     sources = [first.get(key) for key in _TYPE_KEYS] if isinstance(first, dict) else []
     weights = [entry.get(key) for key in _WEIGHT_KEYS]
-    sources += [one.get("Type") for one in weights if isinstance(one, dict)]
+    sources += [part.get("Type") for part in weights if isinstance(part, dict)]
     operands = _OPERANDS.search(tactic)
     precisions = [*map(spelled_precision, sources), _OF_OPERANDS.get(operands[1] if operands else "")]
-    told = (precision for precision in precisions if precision not in (None, UNREPORTED))
-    return replace(layer, precision=next(told, UNREPORTED))
+    reported = (precision for precision in precisions if precision not in (None, UNREPORTED))
+    return replace(layer, precision=next(reported, UNREPORTED))
 
 
 def spelled_precision(spelled: object) -> str:
@@ -245,8 +245,8 @@ def members(name: str, metadata: str = "") -> Members:
 
 def in_metadata(layer: Any) -> str:
     """Return the ONNX node that a network layer's metadata names first; empty where it names none (8.5)."""
-    found = _NODE.search(getattr(layer, "metadata", ""))
-    return found.group(1) if found else ""
+    match = _NODE.search(getattr(layer, "metadata", ""))
+    return match.group(1) if match else ""
 
 
 def _parts(text: str, separator: str = "") -> list[str]:
@@ -272,8 +272,8 @@ def inspect_plan(
     stat = getattr(adapter.module, "EngineStat", None)  # from 10 on
     inspections = []
     for index, ranges in enumerate(profiles or [()]):
-        kept: list[Any] = []
-        problem = _choose_shapes(context, index, ranges, kept)
+        shape_values: list[Any] = []
+        problem = _choose_shapes(context, index, ranges, shape_values)
         if context is not None and not problem:
             inspector.execution_context = context
         read = _answered(adapter, inspector, engine, index)
@@ -282,7 +282,7 @@ def inspect_plan(
         memory, count = adapter.memory_bytes(engine), int(engine.num_layers)
         read = replace(read, problem=problem, memory_bytes=memory, weights_bytes=weights, count=count)
         inspections.append(read)
-        del kept
+        del shape_values
     return inspections
 
 
@@ -304,7 +304,7 @@ def _opened(adapter: Adapter, plan: Any, needs: PlanNeeds) -> OpenPlan:
         raise BuildError(error.message) from error
 
 
-def _choose_shapes(context: Any, index: int, ranges: Sequence[InputRange], kept: list[Any]) -> str:
+def _choose_shapes(context: Any, index: int, ranges: Sequence[InputRange], shape_values: list[Any]) -> str:
     """Give a context the OPT shapes of a profile; returns why it does not take them.
 
     The bindings return False, or raise RuntimeError (python/src/infer/pyCore.cpp).
@@ -315,8 +315,8 @@ def _choose_shapes(context: Any, index: int, ranges: Sequence[InputRange], kept:
         for item in ranges:
             if item.of_values:
                 wide = str(context.engine.get_tensor_dtype(item.name)).endswith("INT64")  # from 10 on
-                kept.append(np.array(item.opt, np.int64 if wide else np.int32))
-                taken = context.set_tensor_address(item.name, kept[-1].ctypes.data)
+                shape_values.append(np.array(item.opt, np.int64 if wide else np.int32))
+                taken = context.set_tensor_address(item.name, shape_values[-1].ctypes.data)
             else:
                 taken = context.set_input_shape(item.name, item.opt)
             if not taken:

@@ -97,8 +97,8 @@ def set_formats(adapter: Adapter, network: Any, log: Log, formats: Mapping[str, 
         if not spelled:
             continue
         if spelled.upper() not in members:
-            known = f"format {spelled!r}; it has {', '.join(sorted(members)).lower()}"
-            raise InvalidOption(f"`io_formats` {name}: {adapter.name} has no {known}")
+            formats_here = f"format {spelled!r}; it has {', '.join(sorted(members)).lower()}"
+            raise InvalidOption(f"`io_formats` {name}: {adapter.name} has no {formats_here}")
         with setting(log, f"`io_formats` {name}={spelled}", adapter.name):
             tensors[name].allowed_formats = 1 << int(members[spelled.upper()])
 
@@ -145,14 +145,14 @@ def _layers_by_node(network: Any, names: Collection[str]) -> dict[str, list[Any]
     The first has its name, further ones a number behind it (ImporterContext::registerLayer); from 8.6 on each
     says in its metadata which node it is of ("[ONNX Layer: NAME]").
     """
-    made: dict[str, list[Any]] = {}
+    by_node: dict[str, list[Any]] = {}
     for layer in map(network.get_layer, range(network.num_layers)):
         numbered = _NUMBERED.fullmatch(layer.name)
         candidates = [layer.name, in_metadata(layer), numbered[1] if numbered else ""]
         name = next((one for one in candidates if one in names), "")
         if name:
-            made.setdefault(name, []).append(layer)
-    return made
+            by_node.setdefault(name, []).append(layer)
+    return by_node
 
 
 def _force(adapter: Adapter, layer: Any, precision: str, log: Log) -> None:
@@ -281,12 +281,12 @@ def judge(planned: Sequence[ComputeLayer], precision: str, inspections: Sequence
     A layer has reached it when it has in every profile that tells.
     """
     verdict = Verdict()
-    problem = next((one.problem for one in inspections if one.problem), "")
+    problem = next((inspection.problem for inspection in inspections if inspection.problem), "")
     has_blocks = any(home.is_block for inspection in inspections for home in inspection.layers)
     for layer in planned:
         homes = [home for inspection in inspections for home in _homes(layer, inspection.layers)]
-        told = {home.precision for home in homes} - {UNREPORTED}
-        if not told:
+        precisions = {home.precision for home in homes} - {UNREPORTED}
+        if not precisions:
             if any(home.is_block for home in homes):
                 reason = "inside a fused block, of which TensorRT tells no precision"
             elif homes:
@@ -298,10 +298,10 @@ def judge(planned: Sequence[ComputeLayer], precision: str, inspections: Sequence
             else:
                 reason = "the engine does not name it"
             verdict.unreported[layer.name] = reason
-        elif told == {precision}:
+        elif precisions == {precision}:
             verdict.reached.append(layer.name)
         else:
-            verdict.fell_back[layer.name] = ", ".join(sorted(told - {precision}))
+            verdict.fell_back[layer.name] = ", ".join(sorted(precisions - {precision}))
     return verdict
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ....errors import ModelError, first_line
 from ....tensors import format_shape
-from ...gpu_times import GpuTimes, time_runs
+from ...gpu import GpuTimes, time_runs
 from .cuda import CudaError, CudaGraph, Event, Stream
 from .io_tensors import FeedShapes, IOTensor, Profile, refused_input
 from .loaded_engine import GRAPH_HINT, LoadedEngine

@@ -141,8 +141,8 @@ class LoadedEngine:
         try:
             accepted = call(*arguments)
         except (RuntimeError, TypeError, ValueError) as error:
-            said = self.said()
-            reason = first_line(error) if said == "no reason given" else said
+            message = self.said()
+            reason = first_line(error) if message == "no reason given" else message
             raise ModelError(f"{self.path}: {refusal}: {reason}") from error
         if not accepted:
             raise ModelError(f"{self.path}: {refusal}: {self.said()}")

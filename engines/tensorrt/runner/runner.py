@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ....errors import InvalidOption, ModelError
 from ....tensors import Feeds, ModelIO, check_feeds
 from ...base import InFlight, Runner
-from ...gpu_times import GpuTimes
+from ...gpu import GpuTimes
 from ..adapter import Adapter
 from .bound_context import BoundContext, Values
 from .cuda import Event, OutOfMemory, Stream
@@ -68,11 +68,11 @@ class StreamSlot:
                 bound = self._context(key)
                 bound.bind(values, feed_shapes, profile, graph=graph)
             except (ModelError, OutOfMemory) as error:
-                others = [other for other in self._contexts if other != key]
-                if not others or (key in self._contexts and isinstance(error, ModelError)):
+                older = [other for other in self._contexts if other != key]
+                if not older or (key in self._contexts and isinstance(error, ModelError)):
                     raise
-                self._contexts.pop(others[0]).free()
-                self._kept = len(others)
+                self._contexts.pop(older[0]).free()
+                self._kept = len(older)
                 self._notes.append(
                     f"CUDA graphs of {self._kept} input shapes are kept in place of {GRAPHS_KEPT}: memory "
                     "does not suffice for more; other shapes are captured again"

@@ -45,7 +45,7 @@ class Road:
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.recipe, self.folder = recipe, folder
         self.graphs: dict[str, Path] = {}
-        self.built: dict[tuple[str, ...], Artifact] = {}
+        self.built: dict[str, Artifact] = {}
         self.left: set[str] = set()
 
     @cached_property
@@ -99,34 +99,33 @@ class Road:
             self.graphs[precision] = path
         return self.graphs[precision]
 
-    def build(self, precision: str, *gpus: str) -> Artifact:
+    def build(self, precision: str) -> Artifact:
         """An engine for the dynamic axes' whole range."""
-        key = (precision, *gpus)
-        if key not in self.built:
+        if precision not in self.built:
             kinds = ("min_shapes", "opt_shapes", "max_shapes")
             shapes = {
                 kind: {name: of[index] for name, of in self.shapes.items()}
                 for index, kind in enumerate(kinds)
             }
-            self.built[key] = qcompile.build(
-                self.graph(precision), self.folder / f"{precision}-{'-'.join(gpus)}.engine",
-                target="tensorrt-rtx", precision=precision, gpus=gpus, **shapes,  # type: ignore[arg-type]
+            self.built[precision] = qcompile.build(
+                self.graph(precision), self.folder / f"{precision}.engine", target="tensorrt-rtx",
+                precision=precision, gpus=GPUS, **shapes,  # type: ignore[arg-type]
             )  # fmt: skip
-        return self.built[key]
+        return self.built[precision]
 
-    def build_fixed(self, precision: str) -> Artifact:
-        """An engine for sm86 from a graph whose axes are all fixed: the least extents."""
-        model = onnx.load(self.graph(precision))
+    def build_fixed(self) -> Artifact:
+        """An INT8 engine for sm86 from a graph whose axes are all fixed: the least extents."""
+        model = onnx.load(self.graph("int8"))
         least = {axis: extents[0] for axis, extents in EXTENTS.items()}
         for value in (*model.graph.input, *model.graph.output):
             for axis in value.type.tensor_type.shape.dim:
                 if axis.dim_param:
                     axis.dim_value = least[axis.dim_param]
         del model.graph.value_info[:]
-        path = self.folder / f"{precision}-fixed.onnx"
+        path = self.folder / "fixed.onnx"
         onnx.save(model, path)
         output = path.with_suffix(".engine")
-        return qcompile.build(path, output, target="tensorrt-rtx", precision=precision, gpus=["sm86"])
+        return qcompile.build(path, output, target="tensorrt-rtx", precision="int8", gpus=["sm86"])
 
     def expected_layers(self, precision: str) -> dict[str, dict[str, int]]:
         """What the graph holds, as TensorRT counts it; an LSTM, and what INT8 leaves out, is in float."""
@@ -165,12 +164,11 @@ def road(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("gpus", [GPUS, ("sm86",)], ids=["four", "sm86"])
-def test_every_model_builds_in_its_precision(gpus: tuple[str, ...], precision: str, road: Road) -> None:
-    artifact = road.build(precision, *gpus)
+def test_every_model_builds_in_its_precision(precision: str, road: Road) -> None:
+    artifact = road.build(precision)
     loaded = load_artifact(artifact.path).manifest  # digests agree
     assert loaded.as_json() == artifact.manifest.as_json()
-    assert loaded.device["gpus"] == list(gpus)
+    assert loaded.device["gpus"] == list(GPUS)
     assert loaded.sources["graph"] == fingerprint(road.graph(precision))
     assert loaded.proof["layers_by_precision"] == road.expected_layers(precision)
     assert (loaded.proof["typing"], loaded.proof["has_run"]) == ("strong", False)
@@ -185,17 +183,16 @@ def test_every_model_builds_in_its_precision(gpus: tuple[str, ...], precision: s
     ]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_every_model_builds_with_a_fixed_batch_of_one(precision: str, road: Road) -> None:
-    manifest = road.build_fixed(precision).manifest
+def test_every_model_builds_with_a_fixed_batch_of_one(road: Road) -> None:
+    manifest = road.build_fixed().manifest
     assert manifest.proof["profiles"] == []
-    assert manifest.proof["layers_by_precision"] == road.expected_layers(precision)
+    assert manifest.proof["layers_by_precision"] == road.expected_layers("int8")
     assert manifest.io is not None
     assert all(tensor.shape[0] == 1 and not tensor.dynamic_axes for tensor in manifest.io.inputs)
 
 
 def test_int8_engines_are_smaller_than_fp16_and_those_than_fp32(road: Road) -> None:
-    fp32, fp16, int8 = (road.build(precision, "sm86").path.stat().st_size for precision in PRECISIONS)
+    fp32, fp16, int8 = (road.build(precision).path.stat().st_size for precision in PRECISIONS)
     weights_bytes = road.graph("fp32").stat().st_size
     layers = sum(road.expected_layers("fp32")["fp32"].values())
     assert fp16 < fp32

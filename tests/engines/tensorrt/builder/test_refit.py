@@ -21,7 +21,7 @@ from qcompile.artifact import Artifact
 from qcompile.engines.gpu import Gpu
 from qcompile.engines.tensorrt import engine
 from qcompile.engines.tensorrt.adapter import Adapter
-from qcompile.engines.tensorrt.builder import builder, calibration, refit, timing_cache
+from qcompile.engines.tensorrt.builder import builder, calibration, configure, refit
 from qcompile.engines.tensorrt.runner.cuda import current_device
 from qcompile.errors import ArtifactError, BuildError, EngineUnavailable, InvalidOption, ModelError
 from qcompile.spec.artifacts import BuildSpec
@@ -258,7 +258,7 @@ def test_what_another_build_wrote_meanwhile_is_kept(
     machine: OnMachine, model: Path, tiny_file: MakeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, path = machine("10.16"), tmp_path / "shared.cache"
-    merge, entered = timing_cache.merge_cache, []
+    merge, entered = configure.merge_cache, []
 
     def while_another_builds(*arguments: Any) -> tuple[str, ...]:
         if not entered:

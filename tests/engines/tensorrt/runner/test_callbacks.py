@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import tensorrt_rtx
 from onnx import parser
-from runner_checks import failing
 from simulated_cuda import SimulatedGpu
-from tensorrt_simulation import HEADER, Simulation, make_adapter, rows, values
+from tensorrt_simulation import HEADER, Simulation, failing, make_adapter, rows, values
 
 from qcompile.engines.tensorrt.runner import memory
 from qcompile.engines.tensorrt.runner.cuda import PrimaryContext

@@ -18,10 +18,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from device_producers import InterfaceArray
-from runner_checks import assert_negates
 from simulated_cuda import COPY_NS, KERNEL_NS, SimulatedGpu, install
-from tensorrt_simulation import PYTORCHS, Simulation, values
+from tensorrt_simulation import PYTORCHS, InterfaceArray, Simulation, assert_negates, values
 
 from qcompile.engines.tensorrt.builder.calibration import Device
 from qcompile.engines.tensorrt.runner import cuda

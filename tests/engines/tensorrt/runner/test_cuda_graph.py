@@ -10,10 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from device_producers import InterfaceArray
-from runner_checks import assert_negates, failing, simulate
 from simulated_cuda import SimulatedGpu
-from tensorrt_simulation import Simulation, values
+from tensorrt_simulation import InterfaceArray, Simulation, assert_negates, failing, simulate, values
 
 from qcompile.engines.tensorrt.runner.loaded_engine import SUFFIX
 from qcompile.engines.tensorrt.runner.runner import GRAPHS_KEPT

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import parser
-from runner_checks import assert_negates, failing
-from tensorrt_simulation import HEADER, Simulation, values
+from tensorrt_simulation import HEADER, Simulation, assert_negates, failing, values
 
 from qcompile.engines.tensorrt.plan import PlanNeeds
 from qcompile.engines.tensorrt.runner.io_tensors import FeedShapes, InputRange, Profile, fitting_profiles

@@ -15,11 +15,9 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from device_producers import InterfaceArray
 from hypothesis import given
 from hypothesis import strategies as st
-from runner_checks import assert_negates, failing
-from tensorrt_simulation import PYTORCHS, Simulation, values
+from tensorrt_simulation import PYTORCHS, InterfaceArray, Simulation, assert_negates, failing, values
 
 from qcompile.engines.tensorrt.runner.io_tensors import WideIntegers
 from qcompile.engines.tensorrt.runner.runner import TensorRTRunner

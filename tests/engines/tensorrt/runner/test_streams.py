@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_producers import InterfaceArray
-from runner_checks import assert_negates
-from tensorrt_simulation import PYTORCHS, Simulation, values
+from tensorrt_simulation import PYTORCHS, InterfaceArray, Simulation, assert_negates, values
 
 import qcompile.engines
 from qcompile.bench import worker
