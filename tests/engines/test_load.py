@@ -244,9 +244,12 @@ def test_engines_refuse_a_wrong_device(engine_file: Path, tiny_file: MakePath, t
 
 
 @pytest.mark.parametrize("options", [{"streams": 2}, {"cuda_graph": True}])
-def test_streams_and_cuda_graphs_are_tensorrts(torch_model: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("device", [0, None])
+def test_streams_and_cuda_graphs_are_tensorrts(
+    torch_model: str, device: int | None, options: dict[str, Any]
+) -> None:
     with pytest.raises(InvalidOption, match="streams and cuda_graph: engine pytorch has no use"):
-        load(torch_model, device=0, **options)
+        load(torch_model, device=device, **options)
 
 
 @pytest.fixture
@@ -335,7 +338,7 @@ class Mixed:
 @pytest.mark.parametrize(
     ("switches", "capability", "notes"),
     [
-        (SimpleNamespace(allow_tf32=True), (9, 0), ("PyTorch computes float32 convolutions in TF32 here",)),
+        (SimpleNamespace(allow_tf32=True), (8, 0), ("PyTorch computes float32 convolutions in TF32 here",)),
         (SimpleNamespace(allow_tf32=True), (7, 5), ()),
         (Mixed(), (9, 0), ()),
     ],

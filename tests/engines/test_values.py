@@ -66,6 +66,9 @@ def test_without_quantization_error_a_neighbouring_integer_passes_and_two_do_not
     assert excess((ref, ref, one)) == pytest.approx(1.0)
     assert excess((ref, ref, two)) == pytest.approx(4.0)
     assert excess((ref, ref, one), integers=False) == math.inf
+    many = np.full(1200, 12.7)
+    off = many + np.where(np.arange(1200) < 100, 0.1, 0)  # a twelfth of them, as rounding would
+    assert excess((many, many, off)) == pytest.approx(1.0)
 
 
 def test_noise_of_floats_is_allowed_at_its_decibels() -> None:

@@ -211,6 +211,7 @@ def test_a_capability_is_spelled_as_nvidia_does_and_one_that_is_not_listed_takes
     # INT4 came with Turing and left with Hopper.
     with_int4 = [one for one in ("7.0", "7.5", "8.9", "9.0", "12.0") if "INT4" in gpu_types(one).types]
     assert with_int4 == ["7.5", "8.9"]
+    assert [gpu_types(one).why_not("int4") == "" for one in ("7.5", "8.0", "12.0")] == [False, True, True]
     assert gpu_types("sm86").why_not("fp8") == "the Tensor Cores of sm86 take no FP8, which begins with sm89"
 
 

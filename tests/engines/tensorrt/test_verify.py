@@ -121,6 +121,10 @@ def test_a_corner_of_the_profile_that_the_graph_cannot_compute_is_left_out(tmp_p
 
 def test_every_profile_is_tried_and_the_largest_shape_where_it_is_cheap(model: Path) -> None:
     stand = Stand(model)
+    four_times = {"x": {"min": [2, 4, 8, 8], "opt": [2, 4, 8, 8], "max": [8, 4, 8, 8]}}
+    assert run(Stand(model), None, four_times).proof["run_on"] == [
+        f"random input at {x}" for x in ("OPT", "MAX")
+    ]
     wide = {"x": {"min": [1, 4, 8, 8], "opt": [3, 4, 8, 8], "max": [13, 4, 8, 8]}}
     found = run(stand, None, wide, PROFILE)
     # MAX has more than 4 times the elements of OPT; OPT and MIN of the second are those of the first.

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from simulated_cuda import COPY_NS, KERNEL_NS, SimulatedGpu, install
+from simulated_cuda import COPY_NS, KERNEL_NS, Misuse, SimulatedGpu, install
 from tensorrt_simulation import PYTORCHS, InterfaceArray, Simulation, assert_negates, values
 
 from qcompile.engines.tensorrt.builder.calibration import Device
@@ -107,6 +107,7 @@ def test_what_is_collected_in_another_thread_is_freed_in_its_context(gpu: Simula
         driver = context.cuda
         buffer = DeviceBuffer(driver)
         buffer.reserve(8)
+        assert getattr(buffer._release, "atexit", True) is False  # the driver may be gone by then
         held = [Stream(driver), Event(driver), buffer, driver.pagelocked_empty(8)[2:]]
         del buffer
     assert sum(gpu.live.values()) == 4
@@ -346,6 +347,18 @@ def test_an_output_on_the_device_speaks_the_protocol(newest: Simulation) -> None
         np.testing.assert_array_equal(next_runner.infer({"x": between})["y"], values(3, 4))
         with pytest.raises(DataError, match="input 'x' is this runner's own output 'y'"):
             runner.infer({"x": between})
+
+
+def test_memory_right_behind_an_output_is_not_that_output(
+    newest: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(newest.gpu, "is_memory", lambda _: True)
+    with newest.open("negate", profiles=[{"x": [[16, 4]] * 3}]) as runner:
+        output = runner.infer({"x": values(16, 4)}, on_device=True)["y"]
+        behind = InterfaceArray(newest.gpu, values(16, 4), data=(output.address + 256, False))
+        with pytest.raises(Misuse, match="are no live device memory"):  # it was read
+            runner.infer({"x": behind})
+    behind.free()
 
 
 def test_it_is_valid_until_the_runner_is_used_again(newest: Simulation) -> None:
