@@ -151,8 +151,8 @@ class Road:
 
 
 def recipes() -> list[Any]:
-    """Every small model, and every one of the published size, which is slow."""
-    small = [pytest.param(recipe, id=name) for name, recipe in COMPACT.items()]
+    """Small models whose layers differ, and every one of the published size, which is slow."""
+    small = [pytest.param(recipe, id=name) for name, recipe in COMPACT.items() if name != "mobilenet"]
     return small + [
         pytest.param(recipe, id=f"{name}-full", marks=pytest.mark.slow) for name, recipe in FULL.items()
     ]
