@@ -25,7 +25,6 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str) -> Simu
 
 
 _NOT_HERE = {
-    "test_a_group_norm_runs_in_a_fresh_process": "another process has no stand-ins",
     "test_ten_thousand_inferences_take_no_memory": "the driver counts the memory",
     "test_a_hundred_loads_give_everything_back": "the driver counts the memory",
     "test_no_context_stays_current": "asks libcuda itself",

@@ -1,10 +1,10 @@
 """Builds on a real GPU, with whichever TensorRT is installed there: precisions, calibrators, every option.
 
-What TensorRT's versions do differently is here too: normalizations and 64-bit integers.
-
 Needs numpy, onnx, cuda-bindings or PyCUDA, and TensorRT; quantized graphs and ranges are made without ONNX
 Runtime. The oracle is ONNX's own reference implementation. An option that the version here does not have must
 be refused. Not yet run on a GPU, only on stand-ins (tests/engines/tensorrt/on_stand_ins).
+`benchmarks/gpu_day.py` checks more: normalizations, 64-bit integers, refits, timing caches, shape tensors,
+CUDA graphs, two runners.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ import numpy as np
 import onnx
 import pytest
 from carried_graphs import quantized, write_ranges
-from engines_on_gpu import infer_in_a_fresh_process
-from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 import qcompile
@@ -149,33 +147,6 @@ def test_an_option_is_taken_and_the_engine_right_or_it_is_refused_by_name(
     assert error(artifact.path, model) < 1e-3
 
 
-def test_the_timing_cache_serves_the_second_build_and_a_damaged_one_costs_no_engine(
-    build: Build, tmp_path: Path
-) -> None:
-    cache = tmp_path / "t.cache"
-    build(timing_cache=str(cache))
-    first = cache.read_bytes()
-    build(timing_cache=str(cache), name="again")
-    assert len(cache.read_bytes()) >= len(first) > 0
-    cache.write_bytes(b"garbage")
-    built = build(timing_cache=str(cache), name="third")
-    assert [text for text in built.manifest.warnings if "kernels are timed anew" in text]
-    assert cache.read_bytes() == b"garbage"
-
-
-def test_new_weights_change_what_a_refitted_engine_computes(
-    build: Build, model: Path, tmp_path: Path
-) -> None:
-    made = onnx.load(model)
-    for tensor in made.graph.initializer:
-        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(1.5), tensor.name))
-    onnx.save(made, tmp_path / "retrained.onnx")
-    built = build(refit=True)
-    new = qcompile.refit(built.path, tmp_path / "retrained.onnx", tmp_path / "new.engine")
-    assert error(new.path, tmp_path / "retrained.onnx") < 1e-4
-    assert error(built.path, model) < 1e-4
-
-
 def test_a_stripped_engine_runs_once_it_is_refitted(build: Build, model: Path, tmp_path: Path) -> None:
     import tensorrt
 
@@ -208,116 +179,3 @@ def test_an_opset_beyond_the_parser_is_computed_right(build: Build, tmp_path: Pa
     onnx.save(onnx.parser.parse_model(text), source)
     artifact = build(source=source)
     assert error(artifact.path, source) < 1e-5
-
-
-HEADER = '<ir_version: 8, opset_import: ["" : {opset}]>\n'
-LAYER_NORM = """normed (float[batch,8,16] x) => (float[batch,8,16] y) {
-    normal = LayerNormalization <axis = -1, epsilon = 1.0e-5> (x, scale, bias)
-    product = MatMul (normal, w)
-    y = Add (product, x)
-}"""
-LAYER_NORM_16 = """normed (float[batch,8,16] x) => (float[batch,8,16] y) {
-    mean = ReduceMean <axes = [-1]> (x)
-    centred = Sub (x, mean)
-    square = Mul (centred, centred)
-    variance = ReduceMean <axes = [-1]> (square)
-    moved = Add (variance, epsilon)
-    root = Sqrt (moved)
-    plain = Div (centred, root)
-    scaled = Mul (plain, scale)
-    normal = Add (scaled, bias)
-    product = MatMul (normal, w)
-    y = Add (product, x)
-}"""
-GROUP_NORM = """normed (float[batch,4,8,8] x) => (float[batch,4,8,8] y) {
-    flat = Reshape (x, groups)
-    normal = InstanceNormalization <epsilon = 1.0e-5> (flat, ones, zeros)
-    back = Reshape (normal, whole)
-    scaled = Mul (back, channel_scale)
-    shifted = Add (scaled, channel_bias)
-    y = Relu (shifted)
-}"""
-EMBEDDING = """embedded (int64[batch,6] tokens) => (float[batch,6,8] y) {
-    x = Gather (table, tokens)
-    product = MatMul (x, first)
-    active = Relu (product)
-    y = MatMul (active, second)
-}"""
-
-
-def weights() -> dict[str, Any]:
-    """What the networks hold, by name."""
-    generator = np.random.default_rng(0)
-
-    def normal(*shape: int) -> Any:
-        return (generator.standard_normal(shape) * 0.3).astype(np.float32)
-
-    return {
-        "scale": 1 + normal(16), "bias": normal(16), "w": normal(16, 16), "epsilon": np.float32(1e-5),
-        "groups": np.array([0, 2, -1]), "whole": np.array([-1, 4, 8, 8]), "ones": np.ones(2, np.float32),
-        "zeros": np.zeros(2, np.float32), "channel_scale": normal(4, 1, 1), "channel_bias": normal(4, 1, 1),
-        "table": normal(100, 8), "first": normal(8, 16), "second": normal(16, 8),
-    }  # fmt: skip
-
-
-def network(path: Path, text: str, opset: int = 16) -> Path:
-    """Write a checked model, with those of `weights` that it uses; every node has a name."""
-    model = parser.parse_model(HEADER.format(opset=opset) + text)
-    used = {name for node in model.graph.node for name in node.input}
-    held = [numpy_helper.from_array(np.asarray(v), n) for n, v in weights().items() if n in used]
-    model.graph.initializer.extend(held)
-    for node in model.graph.node:
-        node.name = f"{node.op_type}_{node.output[0]}"
-    onnx.checker.check_model(model)
-    onnx.save(model, path)
-    return path
-
-
-SEQUENCES, IMAGES = "x:1x8x16..2x8x16..4x8x16", "x:1x4x8x8..2x4x8x8..4x4x8x8"
-
-
-@pytest.mark.parametrize(
-    ("text", "opset", "profile", "shapes"),
-    [
-        pytest.param(LAYER_NORM_16, 16, SEQUENCES, [(n, 8, 16) for n in (1, 3, 4)], id="spelled out"),
-        pytest.param(LAYER_NORM, 17, SEQUENCES, [(4, 8, 16)], id="layer"),
-        pytest.param(GROUP_NORM, 16, IMAGES, [(3, 4, 8, 8)], id="group"),
-    ],
-)
-def test_a_normalization_is_computed_right(
-    text: str, opset: int, profile: str, shapes: list[tuple[int, ...]], build: Build, tmp_path: Path
-) -> None:
-    import tensorrt
-
-    if opset == 17 and tensorrt.__version__.startswith("8.5"):
-        pytest.importorskip("onnxruntime")  # its parser has no importer: the graph is converted, and compared
-    source = network(tmp_path / "norm.onnx", text, opset)
-    engine = build(source=source, profiles=(profile,)).path
-    for shape in shapes:
-        x = np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
-        assert error(engine, source, {"x": x}) < 3e-5
-
-
-def test_a_group_norm_runs_in_a_fresh_process(build: Build, tmp_path: Path) -> None:
-    """InstanceNormalization is a plugin in TensorRT 8.5, which nothing has registered there."""
-    source, feeds = network(tmp_path / "norm.onnx", GROUP_NORM), {"x": feed(3)}
-    found = infer_in_a_fresh_process(build(source=source, profiles=(IMAGES,)).path, feeds, tmp_path)["y"]
-    (expected,) = ReferenceEvaluator(onnx.load(source)).run(None, feeds)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_tensorrts_calibrator_takes_int64_samples(build: Build, tmp_path: Path) -> None:
-    tokens = np.random.default_rng(0).integers(0, 100, (16, 6))
-    np.savez(tmp_path / "samples.npz", tokens=tokens)
-    source = network(tmp_path / "embedded.onnx", EMBEDDING)
-    options: dict[str, Any] = {"profiles": ("tokens:1x6..2x6..4x6",), "source": source}
-    options["more"] = {
-        "calibrator": "native", "allow_fallback": True, "data": str(tmp_path / "samples.npz"),
-        "calibration_cache": tmp_path / "found.cache",
-    }  # fmt: skip
-    if not load_adapter("tensorrt").has_calibrators():
-        with pytest.raises(InvalidOption, match="has no INT8 calibrators"):
-            build("int8", **options)
-        return
-    assert error(build("int8", **options).path, source, {"tokens": tokens[:4]}) < 0.1
-    assert len((tmp_path / "found.cache").read_text().splitlines()) > 1

@@ -1,4 +1,4 @@
-"""The runner on a real GPU, with whichever TensorRT is installed there, and its shape tensors.
+"""The runner on a real GPU, with whichever TensorRT is installed there.
 
 Not yet run on one, only against the simulation of tests/support. Needs numpy, onnx, TensorRT, and
 cuda-bindings or PyCUDA; what needs PyTorch is skipped without it. The oracle is ONNX's own reference
@@ -102,12 +102,6 @@ def test_it_computes_what_the_model_does(
             np.testing.assert_allclose(found, expected(model, x), rtol=tolerance, atol=tolerance)
 
 
-def test_shapes_outside_the_profile_are_refused_with_its_range(engine: Path) -> None:
-    said = r"input 'x' has shape 17x4x8x8, .* 1x4x8x8 to 16x4x8x8"
-    with open_runner(engine) as runner, pytest.raises(DataError, match=said):
-        runner.infer({"x": values(17)})
-
-
 @pytest.mark.parametrize(
     ("cuda_graph", "rows", "turns"), [(False, (16, 1, 5), 10_000), (True, range(1, 17), 320)]
 )
@@ -151,17 +145,6 @@ def test_no_context_stays_current(engine: Path, context: PrimaryContext) -> None
     assert current() == before
     with context.active("comparing"):
         assert current() is not None
-
-
-def test_a_cuda_graph_computes_the_same_there_and_back_and_is_replayed(engine: Path) -> None:
-    with open_runner(engine) as plain, open_runner(engine, cuda_graph=True) as graph:
-        for turn, rows in enumerate([4, 4, 16, 4, 1, 2, 3, 4, 16]):
-            feeds = {"x": values(rows, seed=turn)}
-            np.testing.assert_array_equal(graph.infer(feeds)["y"], plain.infer(feeds)["y"])
-        assert graph.time(feeds, 50).min() > 0
-        for runner in (plain, graph):
-            found = runner.prepare(feeds, on_device=True)()["y"].copy_to_host()
-            np.testing.assert_array_equal(found, plain.infer(feeds)["y"])
 
 
 def test_a_data_dependent_shape_is_the_real_one(folder: Path) -> None:
@@ -244,62 +227,6 @@ def test_tensors_of_pytorch_are_used_where_they_lie(engine: Path, model: onnx.Mo
     assert float((torch.ones(3, device="cuda") * 2).sum()) == 6.0  # its context is still what it was
 
 
-EXPANDED = """expanded (float[1,1] x, {kind}[2] size) => (float[a,b] y) {{
-    wide = Cast <to = 7> (size)
-    twice = Add (x, x)
-    y = Expand (twice, wide)
-}}"""
-"""Two values: a runtime that reads one of them, or 32 bits of 64, computes another shape."""
-VALUES: dict[str, dict[str, tuple[int, ...]]] = {
-    "min_shapes": {"size": (1, 1)},
-    "opt_shapes": {"size": (8, 6)},
-    "max_shapes": {"size": (96, 96)},
-}
-X = np.full((1, 1), 1.5, np.float32)
-
-
-KINDS = pytest.mark.parametrize("kind", ["int32", "int64"], scope="module")
-
-
-@pytest.fixture(scope="module")
-def expanded(kind: str, folder: Path) -> Path:
-    """The engine of the network with a shape tensor of two values."""
-    return build(parser.parse_model(HEADER + EXPANDED.format(kind=kind)), folder / kind, shapes=VALUES)
-
-
-@KINDS
-@pytest.mark.parametrize("cuda_graph", [False, True], ids=["plain", "graph"])
-def test_a_shape_tensor_of_two_values_decides_the_shape(expanded: Path, kind: str, cuda_graph: bool) -> None:
-    with open_runner(expanded, cuda_graph=cuda_graph) as runner:
-        assert {tensor.name: tensor.dtype for tensor in runner.io.inputs}["size"] == kind
-        for size in ((8, 6), (6, 8), (48, 1), (2, 96), (1, 1), (8, 6)):
-            found = runner.infer({"x": X, "size": np.array(size, kind)})["y"]
-            np.testing.assert_array_equal(found, np.full(size, 3.0, np.float32))
-        said = r"input 'size' holds 1, 97, outside .* required: 1x1 to 96x96"
-        with pytest.raises(DataError, match=said):
-            runner.infer({"x": X, "size": np.array([1, 97], kind)})
-
-
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("first_closed", [0, 1])
-def test_two_runners_of_a_file_or_of_one_engine_are_closed_in_any_order(
-    negate: Path, first_closed: int, shared: bool
-) -> None:
-    owner = open_runner(negate)
-    if shared and not owner.can_be_shared:
-        owner.close()
-        pytest.skip("before TensorRT 8.6 an engine with one profile has one execution context")
-    runners = [owner, owner.share() if shared else open_runner(negate)]
-    x = values(3)
-    for runner in runners:
-        np.testing.assert_array_equal(runner.infer({"x": x})["y"], -x)
-    runners.pop(first_closed).close()
-    np.testing.assert_array_equal(runners[0].infer({"x": x})["y"], -x)
-    runners[0].close()
-    with pytest.raises(ModelError, match="its runner is closed"):
-        runners[0].infer({"x": x})
-
-
 def test_inferences_in_flight_compute_and_overlap(negate: Path) -> None:
     with open_runner(negate) as runner:
         if not runner.can_be_shared:
@@ -310,16 +237,6 @@ def test_inferences_in_flight_compute_and_overlap(negate: Path) -> None:
         assert len(durations_ns) > 4
         assert wall_ns > 0
         np.testing.assert_array_equal(runner.infer({"x": x})["y"], -x)
-
-
-def test_a_graph_reads_inputs_of_any_address(negate: Path) -> None:
-    torch = torch_with_cuda()
-    with open_runner(negate, cuda_graph=True) as runner:
-        kept = []
-        for seed in range(20):
-            x = torch.from_numpy(values(4, seed=seed)).cuda()
-            kept.append(x)  # so that each has an address of its own
-            np.testing.assert_array_equal(runner.infer({"x": x})["y"], -values(4, seed=seed))
 
 
 def test_pytorch_is_measured_in_the_same_memory_and_by_the_same_clock(torch_model: str) -> None:
