@@ -78,12 +78,6 @@ def test_tensorrts_own_plugins_are_there_before_a_plan_is_read(version: str) -> 
     assert open_plan(adapter, plan, PlanNeeds(), subject="m.engine").engine is not None
 
 
-def test_a_runner_registers_them_too(simulation: Simulation) -> None:
-    x = values(2, 4)
-    with simulation.open("negate", plugins=["InstanceNormalization_TRT"]) as runner:
-        np.testing.assert_array_equal(runner.infer({"x": x})["y"], -x)
-
-
 def with_a_node_of(library: Path, model: Path) -> Path:
     """Give a graph a node whose operator is a library's, and return the library."""
     library.write_bytes(b"")
