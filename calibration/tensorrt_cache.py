@@ -78,9 +78,9 @@ def read_cache(path: Path, model: Path) -> Ranges:
     scales = parse_cache_bytes(require_file(path, what="cache").read_bytes(), path)
     weightless = read_weightless(model)
     graph = weightless.model.graph
-    known = {value.name for value in graph.input} | {name for node in graph.node for name in node.output}
+    tensors = {value.name for value in graph.input} | {name for node in graph.node for name in node.output}
     weights = {tensor.name for tensor in graph.initializer}  # TensorRT may name constants after them
-    unknown = sorted(set(scales) - known - weights - {name for name in scales if _INTERNAL.search(name)})
+    unknown = sorted(set(scales) - tensors - weights - {name for name in scales if _INTERNAL.search(name)})
     if unknown:
         raise CalibrationError(
             f"{path}: names {len(unknown)} of {len(scales)} tensors that {model} does not have: "
@@ -89,7 +89,7 @@ def read_cache(path: Path, model: Path) -> Ranges:
             file=path,
             tensor=unknown[0],
         )
-    fixed = {name: scale * INT8.qmax for name, scale in scales.items() if name in known}
+    fixed = {name: scale * INT8.qmax for name, scale in scales.items() if name in tensors}
     if not fixed:
         raise CalibrationError(f"{path}: holds no tensor of {model}", file=path)
     return Ranges(weightless.fingerprint(), {f"TensorRT's cache {path.name}": Portion(0)}, fixed=fixed)

@@ -33,8 +33,7 @@ from ..model.onnx_file import load_onnx
 from ..model.session import make_session, session_options, usable_cores
 from ..model.weightless import WeightlessModel
 from ..tensors import Feeds
-from .counting import make_count
-from .histogram import Count, Histogram, NonFinite
+from .histogram import Count, Histogram, NonFinite, make_count
 from .taps import Taps
 
 if TYPE_CHECKING:
@@ -130,13 +129,12 @@ def _without_reorders(
     if not skipped:
         return session
     del session
-    as_it_is = session_options(threads, optimize=False)
     written.write_bytes(optimized.SerializeToString())
-    again = make_session(written, as_it_is)
+    session = make_session(written, session_options(threads, optimize=False))
     for output, source in skipped.items():
         tap = outputs.pop(output)
         outputs[source] = tap
-    return again
+    return session
 
 
 def _skip_reorders(graph: onnx.GraphProto, outputs: dict[str, str]) -> dict[str, str]:
@@ -154,9 +152,9 @@ def _skip_reorders(graph: onnx.GraphProto, outputs: dict[str, str]) -> dict[str,
         skipped[value.name] = node.input[0]
         if value.name not in read:
             graph.node.remove(node)
-    kept = [value for value in graph.value_info if value.name not in set(skipped.values())]
+    values = [value for value in graph.value_info if value.name not in set(skipped.values())]
     del graph.value_info[:]
-    graph.value_info.extend(kept)
+    graph.value_info.extend(values)
     for value in graph.output:
         if value.name in skipped:
             value.name = skipped[value.name]
@@ -211,13 +209,10 @@ class Workers:
         """Samples that are counted, of those submitted."""
 
     def __enter__(self) -> Workers:
-        if address_space_limit() is not None:  # what is left of it is known only while nothing else runs
-            count = make_count()
-            self._observer = self._stack.enter_context(open_observer(self._model, self._taps, 1))
-            self._add_counter(count)
-            return self
         with ThreadPoolExecutor(1) as loader:
             loading = loader.submit(make_count)  # compiled or loaded while ONNX Runtime reads the model
+            if address_space_limit() is not None:  # what is left is known only while nothing else runs
+                loading.result()
             self._observer = self._stack.enter_context(open_observer(self._model, self._taps, 1))
             self._add_counter(loading.result())
         return self
@@ -298,7 +293,17 @@ class _Counter:
 
     def add(self, batch: Batch, observer: Observer) -> None:
         for name, array in batch.feeds.items():
-            self._add_input(name, array, batch.where)
+            if name not in self.histograms and array.dtype.kind not in "fV":
+                continue
+            try:  # of what is no tap, too: a NaN fed in is an error all the same
+                self.histograms.get(name, Histogram()).add(array, self._count)
+            except NonFinite as error:
+                raise DataError(
+                    f"{batch.where}: input {name!r} holds {error.what}",
+                    hint="clean the sample, or leave it out",
+                    tensor=name,
+                    sample=batch.where,
+                ) from error
         observed = observer.run(batch.feeds, batch.where)
         self.bytes = sum(array.nbytes for _, array in observed)
         for name, array in observed:
@@ -314,22 +319,6 @@ class _Counter:
                     tensor=name,
                     sample=batch.where,
                 ) from error
-
-    def _add_input(self, name: str, array: Any, where: str) -> None:
-        histogram = self.histograms.get(name)
-        if histogram is None:
-            if array.dtype.kind not in "fV":
-                return
-            histogram = Histogram()  # not a tap, but a NaN fed in is an error all the same
-        try:
-            histogram.add(array, self._count)
-        except NonFinite as error:
-            raise DataError(
-                f"{where}: input {name!r} holds {error.what}",
-                hint="clean the sample, or leave it out",
-                tensor=name,
-                sample=where,
-            ) from error
 
 
 def _empty(taps: Taps) -> Histograms:

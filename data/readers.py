@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import itertools
 import os
 from abc import ABC, abstractmethod
 from collections import deque
@@ -226,11 +227,10 @@ def read_function(source: Source, inputs: Sequence[TensorInfo]) -> Iterator[Batc
     """Yield what a function yields, or what the iterable it returns holds."""
     result = call(load_function(source), source)
     if not isinstance(result, Iterable):
-        raise DataError(
-            f"{source.spec}: returned {type(result).__name__}; an iterable of samples is required"
-        )
-    iterator, index = iter(result), 0
-    while True:
+        kind = type(result).__name__
+        raise DataError(f"{source.spec}: returned {kind}; an iterable of samples is required")
+    iterator = iter(result)
+    for index in itertools.count():
         try:
             with beside(source):  # a generator runs, and imports, when it is asked for the next
                 item = next(iterator)
@@ -238,15 +238,13 @@ def read_function(source: Source, inputs: Sequence[TensorInfo]) -> Iterator[Batc
             return
         except QCompileError:
             raise
-        except Exception as error:
-            # Ending here instead would calibrate on part of the data without a word.
+        except Exception as error:  # to end here would calibrate on part of the data without a word
             raise DataError(
                 f"{source.spec}: raised {type(error).__name__} at batch {index}: {error}"
                 f"{where_raised(error, source.path)}",
                 sample=index,
             ) from error
         yield _as_batch(item, inputs, f"{source.function} batch {index}")
-        index += 1
 
 
 def _as_batch(item: Any, inputs: Sequence[TensorInfo], where: str) -> Batch:
@@ -298,10 +296,10 @@ def list_files(root: Path) -> Iterator[str]:
 
 def _below(folder: Path, prefix: str, above: tuple[str, ...]) -> Iterator[str]:
     with os.scandir(folder) as scanned:
-        entries = sorted(
-            (entry for entry in scanned if not entry.name.startswith(".")), key=lambda entry: entry.name
-        )
+        entries = sorted(scanned, key=lambda entry: entry.name)
     for entry in entries:
+        if entry.name.startswith("."):
+            continue
         if entry.is_file():
             yield prefix + entry.name
         elif entry.is_dir():
@@ -315,11 +313,10 @@ def list_images(root: Path) -> tuple[list[str], list[str]]:
     files = list(list_files(root))
     names = [name for name in files if name.lower().endswith(IMAGES)]
     if not names:
-        raise DataError(
-            f"{root}: holds no image; at least one file {', '.join(sorted(IMAGES))} is required", file=root
-        )
-    others = sum(not name.lower().endswith((*IMAGES, *_BESIDE)) for name in files)
-    return names, [f"{others} files in {root} are no images, and are left out"] if others else []
+        message = f"{root}: holds no image; at least one file {', '.join(sorted(IMAGES))} is required"
+        raise DataError(message, file=root)
+    strays = sum(not name.lower().endswith((*IMAGES, *_BESIDE)) for name in files)
+    return names, [f"{strays} files in {root} are no images, and are left out"] if strays else []
 
 
 def split_folder(spelling: Spelling) -> Path:
@@ -337,7 +334,5 @@ def split_folder(spelling: Spelling) -> Path:
     for name in (split, *spellings.get(split, ())):
         if name in present:
             return root / name
-    raise InvalidOption(
-        f"data {spec!r}: split={split}: no folder of this name in {root}; "
-        f"found {', '.join(present[:8]) or 'none'}"
-    )
+    found = ", ".join(present[:8]) or "none"
+    raise InvalidOption(f"data {spec!r}: split={split}: no folder of this name in {root}; found {found}")

@@ -80,14 +80,13 @@ def test_inputs_that_differ_in_their_first_axis_are_fed_as_they_come(tmp_path: P
 def test_a_fixed_batch_is_fed_whole(tmp_path: Path) -> None:
     body = "t = Transpose(x) m = MatMul(x, t) y = Relu(m)"
     model = save(tmp_path / "m.onnx", body, "(float[4, 3] x) => (float[4, 4] y)")
-    x = normal(12, 3)
-    file = npz(tmp_path / "x.npz", x=x)
+    parts = np.split(normal(12, 3), 3)
+    file = npz(tmp_path / "x.npz", x=np.concatenate(parts))
     assert observed(model, file, limit=6).samples in (4, 8)
-    for spec in (file, function_of(tmp_path / "d", np.split(x, 3))):
+    for spec in (file, function_of(tmp_path / "d", parts)):
         found = observed(model, spec)
         assert found.samples == 12
-        feeds = [{"x": part} for part in np.split(x, 3)]
-        for tensor, arrays in plain(model, list(found.histograms), feeds).items():
+        for tensor, arrays in plain(model, list(found.histograms), [{"x": part} for part in parts]).items():
             assert_counts(found.histograms[tensor], arrays)
 
 
@@ -164,14 +163,6 @@ def test_inputs_may_be_strings(tmp_path: Path) -> None:
     assert observed(tmp_path / "m.onnx", spec).histograms["y"].max == 2.0
 
 
-def test_samples_are_counted_by_the_models_first_input(tmp_path: Path) -> None:
-    model = save(tmp_path / "m.onnx", "y = MatMul(x, t)", "(float[n, 3] x, float[3, 4] t) => (float[n, 4] y)")
-    spec = function_from(
-        tmp_path / "d", "yield {'t': np.ones((3, 4), np.float32), 'x': np.ones((7, 3), np.float32)}"
-    )
-    assert observed(model, spec).samples == 7
-
-
 def batches_in_any_order() -> st.SearchStrategy[tuple[list[int], list[int]]]:
     """The order of the samples, and where to cut it."""
     cuts = st.sets(st.integers(1, COUNT - 1)).map(sorted)
@@ -192,8 +183,8 @@ def test_neither_batches_nor_order_nor_threads_leave_a_trace(
     assert_equal(observed(network, spec, threads=threads), whole)
 
 
-def test_an_npz_and_a_folder_of_the_same_samples_give_the_same(
-    network: Path, data: str, whole: Ranges, tmp_path: Path
+def test_how_samples_are_stored_and_run_leaves_no_trace(
+    network: Path, data: str, whole: Ranges, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -203,21 +194,10 @@ def test_an_npz_and_a_folder_of_the_same_samples_give_the_same(
     assert_equal(observed(network, folder), whole)
     inputs = read_weightless(network).io.inputs
     assert_equal(observe(network, Data(data, inputs, batch_size=5)), whole)
-
-
-def test_samples_that_are_mapped_and_cannot_be_written_are_counted(
-    network: Path, whole: Ranges, tmp_path: Path
-) -> None:
-    np.save(tmp_path / "x.npy", SAMPLES)
-    body = f"    yield from np.split(np.load({str(tmp_path / 'x.npy')!r}, mmap_mode='r'), [1, 4])"
-    (tmp_path / "data.py").write_text(f"import numpy as np\ndef samples():\n{body}\n")
-    assert_equal(observed(network, f"{tmp_path / 'data.py'}:samples"), whole)
-
-
-def test_a_model_with_large_activations_gets_fewer_workers_and_the_same_counts(
-    network: Path, data: str, whole: Ranges, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("qcompile.calibration.workers.IN_FLIGHT_BYTES", 1)
+    np.save(tmp_path / "x.npy", SAMPLES)  # mapped: its samples cannot be written
+    body = f"yield from np.split(np.load({str(tmp_path / 'x.npy')!r}, mmap_mode='r'), [1, 4])"
+    assert_equal(observed(network, function_from(tmp_path / "mapped", body)), whole)
+    monkeypatch.setattr("qcompile.calibration.workers.IN_FLIGHT_BYTES", 1)  # large activations: fewer workers
     assert_equal(observed(network, data, threads=3), whole)
 
 

@@ -20,8 +20,6 @@ from qcompile.calibration.thresholds import METHODS, Method, amax, amax_by_metho
 from qcompile.errors import InvalidOption
 from qcompile.svg import COLOURS
 
-MANY = 5
-
 Values = np.ndarray
 
 
@@ -50,10 +48,11 @@ def texts(path: Path) -> list[str]:
     return ["".join(element.itertext()).strip() for element in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, MANY])
+@pytest.mark.parametrize("number", [1, 2, 5])
 def test_an_svg_has_the_title_and_the_methods_of_each_tensor_as_text(number: int, tmp_path: Path) -> None:
     ranges = normals(number)
     found = texts(drawn(ranges, tmp_path / "all.svg"))
+    assert drawn(normals(number), tmp_path / "again.svg").read_bytes() == (tmp_path / "all.svg").read_bytes()
     for one in summarize(ranges):
         assert f"{one.tensor}   {one.snr_db:.1f} dB, {one.clipped:.2%} clipped" in found
         for method in METHODS:
@@ -61,13 +60,6 @@ def test_an_svg_has_the_title_and_the_methods_of_each_tensor_as_text(number: int
     assert sum("clipped" in text for text in found) == number
     for method in METHODS:
         assert sum(text.startswith(f"{method} ") for text in found) == number
-
-
-def test_equal_pictures_have_equal_bytes(tmp_path: Path) -> None:
-    one = drawn(normals(3), tmp_path / "one.svg").read_bytes()
-    other = drawn(normals(3), tmp_path / "other.svg").read_bytes()
-    assert one == other
-    assert drawn(normals(2), tmp_path / "less.svg").read_bytes() != one
 
 
 def test_the_threshold_stands_on_the_negative_side_only_where_there_are_negative_values(
@@ -143,24 +135,13 @@ def ranges() -> Ranges:
 
 @BOTH_WAYS
 @BY_EVERY_METHOD
-def test_the_worst_ratio_is_first(ranges: Ranges, method: Method, symmetric: bool) -> None:
-    ratios = [one.snr_db for one in summarize(ranges, method=method, symmetric=symmetric)]
-    assert ratios == sorted(ratios)
-    assert ratios[0] < ratios[-1]
-
-
-def test_an_outlier_that_is_kept_is_the_worst_and_values_on_the_whole_range_the_best(ranges: Ranges) -> None:
-    found = [one.tensor for one in summarize(ranges, method=Method("minmax"), symmetric=True)]
-    assert found[0] == "outlier"
-    assert set(found[-2:]) == {"uniform", "negative"}
-
-
-@BOTH_WAYS
-@BY_EVERY_METHOD
 def test_a_summary_says_what_the_single_functions_say(
     ranges: Ranges, method: Method, symmetric: bool
 ) -> None:
     found = summarize(ranges, method=method, symmetric=symmetric)
+    ratios = [one.snr_db for one in found]
+    assert ratios == sorted(ratios)
+    assert ratios[0] < ratios[-1]
     assert {one.tensor for one in found} == set(ranges.histograms) - {"empty"}
     for one in found:
         counts = ranges.histograms[one.tensor]
@@ -177,14 +158,6 @@ def test_the_method_of_the_ranges_is_the_default(ranges: Ranges) -> None:
         ranges.method = Method(name, 99.5)
         assert summarize(ranges) == summarize(ranges, method=Method(name, 99.5), symmetric=True)
     assert summarize(ranges, method=Method("minmax")) != summarize(ranges, method=Method("percentile", 90.0))
-
-
-def test_the_percentile_of_the_method_is_the_one_listed(ranges: Ranges) -> None:
-    low = summarize(ranges, method=Method("entropy", 50.0))
-    high = {one.tensor: one for one in summarize(ranges, method=Method("entropy", 100.0))}
-    for one in low:
-        assert one.amax["percentile"] < high[one.tensor].amax["percentile"]
-        assert high[one.tensor].amax["percentile"] == one.amax["minmax"]
 
 
 def test_a_ratio_without_bound_is_null_in_json() -> None:

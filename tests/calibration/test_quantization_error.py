@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from qcompile.calibration.histogram import BINS, Histogram
 from qcompile.calibration.thresholds import (
-    METHODS,
     Method,
     amax,
     amax_by_method,
@@ -166,15 +165,6 @@ def test_mse_is_the_least_of_all_candidates(name: str, symmetric: bool) -> None:
 
 
 @BOTH_WAYS
-@pytest.mark.parametrize("largest", [1e-44, 1e-42, 1.0, 3e38])
-def test_mse_is_at_most_the_largest_magnitude_whatever_that_is(largest: float, symmetric: bool) -> None:
-    for values in ([largest], [-largest], [largest, -largest, 0.0]):
-        made = histogram(np.array(values, np.float32))
-        found = amax_mse(made, symmetric=symmetric)
-        assert 0.99 * np.float32(largest) <= found <= np.float32(largest)
-
-
-@BOTH_WAYS
 def test_where_as_many_bins_as_levels_hold_everything_nothing_is_clipped(symmetric: bool) -> None:
     counts = np.zeros(2 * BINS, np.int64)
     counts[BINS - 100 : BINS + 128] = 5
@@ -182,31 +172,10 @@ def test_where_as_many_bins_as_levels_hold_everything_nothing_is_clipped(symmetr
     assert amax_mse(made, symmetric=symmetric) == 127.5 / 16
 
 
-def test_mse_cuts_an_outlier_among_many_values_and_keeps_one_among_few() -> None:
-    many, few = histogram(draw("outlier", 300_000)), histogram(draw("outlier", 30))
-    for symmetric in (True, False):
-        assert amax_mse(many, symmetric=symmetric) < 50
-        assert amax_mse(few, symmetric=symmetric) > 59
-
-
-TWO_WAYS = [
-    "normal",
-    "laplace",
-    "relu",
-    "minus relu",
-    "uniform",
-    "5 to 6",
-    "-6 to -5",
-    "mostly positive",
-    "outlier",
-    "sparse",
-]
-ESTIMATED = pytest.mark.parametrize(
-    ("name", "symmetric"), [(name, way) for name in TWO_WAYS for way in (True, False)]
+@BOTH_WAYS
+@pytest.mark.parametrize(
+    "name", [name for name in DRAWS if name not in ("mostly negative", "heavy tail", "two outliers")]
 )
-
-
-@ESTIMATED
 def test_the_estimated_ratio_is_that_of_really_quantizing(name: str, symmetric: bool) -> None:
     for size in (2000, 100_000):
         values = draw(name, size)
@@ -230,23 +199,6 @@ def test_the_share_clipped_is_that_of_the_values_to_one_bin(name: str) -> None:
             assert surely <= loss(made, float(limit), symmetric=symmetric).clipped <= perhaps
 
 
-@BOTH_WAYS
-def test_the_ratio_does_not_depend_on_the_unit(symmetric: bool) -> None:
-    values = draw("normal", 10_000)
-    one, other = histogram(values), histogram(values * np.float32(2.0**-100))
-    for limit in (0.5, 3.0):
-        expected = loss(one, limit, symmetric=symmetric)
-        assert loss(other, limit * 2.0**-100, symmetric=symmetric) == expected
-
-
-def test_where_every_middle_is_a_level_nothing_is_lost() -> None:
-    counts = np.zeros(2 * BINS, np.int64)
-    counts[BINS - 60 : BINS + 60] = 9
-    made = Histogram(0, counts, -59.5, 59.5)
-    found = loss(made, 63.5, symmetric=True)  # levels are half a bin apart
-    assert (found.snr_db, found.clipped) == (math.inf, 0.0)
-
-
 RANGES = st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1, max_size=20)
 
 
@@ -258,32 +210,10 @@ def test_asymmetric_limits_hold_zero_and_are_within_the_values_and_the_threshold
     made = histogram(np.array(values, np.float32))
     limit = max(abs(made.min), abs(made.max)) * share
     low, high = limits(made, limit, symmetric=False)
-    assert low <= 0 <= high
-    assert min(made.min, 0) <= low
-    assert high <= max(made.max, 0)
-    assert max(-low, high) <= limit
     # Nothing is given away: each end is a value's or the threshold.
-    assert low == max(min(made.min, 0), -limit)
-    assert high == min(max(made.max, 0), limit)
-
-
-@settings(deadline=None)
-@given(RANGES, st.floats(0, 1))
-def test_symmetric_limits_are_the_threshold_both_ways(values: list[float], share: float) -> None:
-    made = histogram(np.array(values, np.float32))
-    limit = max(abs(made.min), abs(made.max)) * share
+    assert low == max(min(made.min, 0), -limit) <= 0
+    assert high == min(max(made.max, 0), limit) >= 0
     assert limits(made, limit, symmetric=True) == (-limit, limit)
-
-
-@BOTH_WAYS
-@pytest.mark.parametrize("name", DRAWS)
-def test_every_method_loses_something_and_less_than_all(name: str, symmetric: bool) -> None:
-    made = histogram(draw(name, 5000))
-    found = amax_by_method(made, symmetric=symmetric)
-    assert set(found) == set(METHODS)
-    best = loss(made, found["mse"], symmetric=symmetric).snr_db
-    for limit in found.values():
-        assert 0 < loss(made, limit, symmetric=symmetric).snr_db <= best + 1e-9
 
 
 @BOTH_WAYS

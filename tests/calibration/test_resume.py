@@ -160,18 +160,6 @@ def test_a_checkpoint_of_something_else_is_not_gone_on_from(network: Path, data:
         assert_equal(found, observed(model, spec, **options))
 
 
-@pytest.mark.parametrize("size", [0, 1, 8, 9, 100, 2000, 50_000, -1])
-def test_a_checkpoint_that_is_cut_off_is_begun_anew(
-    network: Path, data: str, whole: Ranges, tmp_path: Path, size: int
-) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    interrupt(network, data, checkpoint, 6)
-    checkpoint.write_bytes(checkpoint.read_bytes()[:size])
-    heard = Listener()
-    assert_equal(observed(network, data, checkpoint=checkpoint, progress=heard), whole)
-    assert heard.continued() == []
-
-
 def test_the_checkpoint_is_used_and_removed_at_the_end(
     network: Path, data: str, whole: Ranges, tmp_path: Path
 ) -> None:

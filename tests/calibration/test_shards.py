@@ -8,10 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from calibrated import (
-    SAMPLES,
-    assert_counts,
     assert_equal,
-    function_from,
     function_of,
     normal,
     npz,
@@ -22,20 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qcompile.calibration import calibrate, load_ranges, observe
-from qcompile.calibration.calibrate import Shard, parse_shard
-from qcompile.calibration.one_by_one import numbered_units, one_by_one
+from qcompile.calibration.calibrate import Shard, numbered_units, one_by_one, parse_shard
 from qcompile.calibration.ranges_file import merge_files
 from qcompile.data.batches import Data
 from qcompile.data.readers import Batch
-from qcompile.errors import CalibrationError, InvalidOption
+from qcompile.errors import InvalidOption
 from qcompile.model.weightless import read_weightless
-
-
-def test_the_parts_of_a_shard_are_every_so_many_samples(network: Path, data: str) -> None:
-    for part in (1, 2, 3):
-        found = observed(network, data, shard=Shard(part, 3))
-        assert_counts(found.histograms["x"], [SAMPLES[part - 1 :: 3]])
-        assert found.samples == len(SAMPLES[part - 1 :: 3])
 
 
 def test_a_shard_without_samples_is_a_warning_and_merges(tmp_path: Path) -> None:
@@ -66,20 +55,6 @@ def test_a_misspelled_shard_is_refused(text: str) -> None:
         parse_shard(text)
     assert caught.value.data["option"] == "shard"
     assert repr(text) in caught.value.message
-
-
-def test_shards_of_a_function_beside_its_outputs_merge(tmp_path: Path) -> None:
-    (tmp_path / "w").mkdir()
-    model = save(tmp_path / "m.onnx", "y = Relu(x)", "(float[n, 4] x) => (float[n, 4] y)")
-    spec = function_from(tmp_path / "w", "yield np.arange(40, dtype=np.float32).reshape(10, 4)")
-    one, two, again = (
-        load_ranges(calibrate(model, spec, tmp_path / "w" / f"{number}.ranges", shard=shard).path)
-        for number, shard in enumerate(("1/2", "2/2", "2/2"))
-    )
-    one.merge(two)
-    assert len(one.portions) == 1
-    with pytest.raises(CalibrationError, match="count twice"):
-        one.merge(again)
 
 
 def test_the_progress_of_a_shard_counts_whole_batches(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from clusters import Cluster
-from onnx import TensorProto, helper, numpy_helper
+from recipes import artifact
+from written_models import model_of
 
 LIMIT_S = 300.0
 DETERMINISTIC = (".onnx", ".ranges", ".data")
@@ -31,19 +31,32 @@ simplify = false
 [data]
 calibration = "data.py:calibration"
 [[artifact]]
-name = "cpu"
-target = "onnxruntime"
-[[artifact]]
-name = "cpu-int8"
+name = "int8"
 target = "onnxruntime"
 precision = "int8"
 """
+INT8 = (
+    'version = 1\nname = "tiny"\n[model]\nsource = "residual.onnx"\n[data]\ncalibration = "{}"\n'
+    + artifact("int8", precision="int8")
+)
+"""A recipe of the tiny residual model on other data."""
 BENCH = """
+version = 1
+name = "measured"
+[model]
+source = "model.onnx"
+simplify = false
+[data]
+evaluation = "npz:test.npz"
+[[artifact]]
+name = "cpu"
+target = "onnxruntime"
 [bench]
 batch_size = 4
 threads = 1
-max_time_s = 2
+max_time_s = 0.2
 baseline = "cpu"
+metric = "metric.py:slow"
 """
 DATA = """
 import time
@@ -57,29 +70,11 @@ def calibration():
 """
 
 
-def model(weights: int = 0) -> onnx.ModelProto:
-    """Two convolutions with a residual add: x [batch,4,16,16] to y; a further layer has so many bytes."""
-    rng = np.random.default_rng(0)
-
-    def weight(name: str, *shape: int) -> onnx.TensorProto:
-        return numpy_helper.from_array((rng.standard_normal(shape) * 0.3).astype(np.float32), name)
-
-    wide = max(3, weights // 16)
-    nodes = [
-        helper.make_node("Conv", ["x", "w1", "b1"], ["c1"], "conv1", pads=[1] * 4, kernel_shape=[3, 3]),
-        helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
-        helper.make_node("Conv", ["r1", "w2", "b2"], ["c2"], "conv2", pads=[1] * 4, kernel_shape=[3, 3]),
-        helper.make_node("Add", ["c2", "r1"], ["a"], "add"),
-        helper.make_node("GlobalAveragePool", ["a"], ["p"], "pool"),
-        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
-        helper.make_node("Gemm", ["f", "w3", "b3"], ["y"], "gemm", transB=1),
-    ]
-    stored = [weight("w1", 4, 4, 3, 3), weight("b1", 4), weight("w2", 4, 4, 3, 3), weight("b2", 4)]
-    stored += [weight("w3", wide, 4), weight("b3", wide)]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4, 16, 16])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", wide])
-    graph = helper.make_graph(nodes, "small", [x], [y], stored)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+MODEL = """(float[batch, 4, 16, 16] x) => (float[batch, {wide}] y) <float[4, 4, 3, 3] w1, float[4] b1,
+    float[4, 4, 3, 3] w2, float[4] b2, float[1024, {wide}] w3, float[{wide}] b3> {{
+    c1 = Conv <pads = [1, 1, 1, 1]> (x, w1, b1)  r1 = Relu (c1)  c2 = Conv <pads = [1, 1, 1, 1]> (r1, w2, b2)
+    a = Add (c2, r1)  f = Flatten (a)  y = Gemm (f, w3, b3) }}"""
+"""Two convolutions with a residual add, and a layer of 4 kB for each of its outputs."""
 
 
 def write_recipe(
@@ -87,10 +82,11 @@ def write_recipe(
 ) -> Path:
     """Write a recipe with what it reads, and return its path; each sample takes `pause_s` seconds."""
     folder.mkdir(parents=True, exist_ok=True)
-    onnx.save(model(weights), str(folder / "model.onnx"))
+    model = model_of(MODEL.format(wide=max(3, weights >> 12)), named=True)
+    onnx.save(model, str(folder / "model.onnx"))
     (folder / "data.py").write_text(DATA.format(samples=samples, pause_s=pause_s))
     path = folder / "recipe.toml"
-    path.write_text(RECIPE + (BENCH if bench else ""))
+    path.write_text(BENCH if bench else RECIPE)
     return path
 
 
@@ -128,11 +124,6 @@ class Client:
             self.process.wait(30)
             raise
         return Said(code, self.log.read_text(encoding="utf-8", errors="replace"))
-
-
-def run_once(cluster: Cluster, recipe: Path, output: Path, *more: object) -> Said:
-    """Run a recipe on a cluster to its end."""
-    return Client(cluster, recipe, output, *more).wait()
 
 
 def await_stage(cluster: Cluster, stage: str, client: Client, timeout_s: float = LIMIT_S) -> str:
