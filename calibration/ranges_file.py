@@ -142,7 +142,9 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
 
 def header_schema() -> dict[str, Any]:
     """Return the JSON Schema of the header."""
-    return msgspec.json.schema(_Header)
+    schema = msgspec.json.schema(_Header)
+    schema["$defs"]["Portion"]["required"] = [*Portion.__struct_fields__]
+    return schema
 
 
 def _require_checksum(

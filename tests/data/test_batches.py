@@ -163,15 +163,6 @@ def test_data_that_does_not_fit_is_refused(
         list(Data(npz(tmp_path / "data.npz", **arrays), [X]))
 
 
-def test_pickled_and_damaged_files_of_a_folder_are_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "0.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match=r"0\.npy: cannot be read as numpy data .*\n  hint: pickled objects"):
-        list(Data(str(tmp_path), [X]))
-    (tmp_path / "0.npy").write_bytes(b"\x93NUMPY")
-    with pytest.raises(DataError, match=r"0\.npy: cannot be read as numpy data"):
-        _ = Data(str(tmp_path), [X]).total
-
-
 def test_a_generator_that_raises_is_an_error_naming_batch_and_line(script: Script) -> None:
     batches = iter(Data(script("yield np.zeros((1, 3), np.float32)\nraise OSError('disk')"), [X]))
     assert next(batches).samples == 1
@@ -221,16 +212,6 @@ def test_the_digest_changes_with_the_data(tmp_path: Path, script: Script) -> Non
     (tmp_path / "data.py").write_text("def samples(): return [1]\n")
     assert [new == old for new, old in zip(digests(), first, strict=True)] == [True, False, False]
     assert Data(npz(path, x=rows(4)), [X]).digest() != first[0]
-
-
-def test_samples_in_front_of_damage_are_read_before_it_is_found(tmp_path: Path) -> None:
-    path = Path(npz(tmp_path / "data.npz", x=rows(20_000)))
-    content = bytearray(path.read_bytes())
-    content[-500] ^= 0xFF
-    path.write_bytes(content)
-    assert samples_of(list(Data(str(path), [X], batch_size=5, limit=12))) == list(range(12))
-    with pytest.raises(DataError, match=r"data\.npz: cannot be read as numpy data"):
-        list(Data(str(path), [X], batch_size=1000))
 
 
 def test_an_npz_need_not_hold_the_inputs_in_the_models_order(tmp_path: Path) -> None:
