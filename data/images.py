@@ -34,18 +34,7 @@ from ..errors import DataError, MissingFile, first_line
 from ..files import digest_files, nearest_name, require_file
 from ..model.preprocessing import ImagePreprocessing, is_channels_last
 from ..tensors import TensorInfo
-from .readers import (
-    Batch,
-    Reader,
-    Sample,
-    SampleSet,
-    digest_contents,
-    digest_texts,
-    list_files,
-    list_images,
-    require_package,
-    split_folder,
-)
+from . import readers
 from .spelling import Spelling
 from .table import class_numbers, preprocessing_for
 
@@ -58,13 +47,13 @@ _NO_CLASS = 255  # of pixels that belong to none
 _BOX_COLUMNS = 7
 
 
-class ImageFolder(SampleSet):
+class ImageFolder(readers.SampleSet):
     """A folder of images; two or more folders in it with images are classes."""
 
     def __init__(self, spelling: Spelling) -> None:
         self.spelling = spelling
-        self.root = split_folder(spelling)
-        self.names, self.notes = list_images(self.root)
+        self.root = readers.split_folder(spelling)
+        self.names, self.notes = readers.list_images(self.root)
         inside = [name for name in self.names if "/" in name]
         self.has_classes = len({name.split("/")[0] for name in inside}) > 1
         if self.has_classes and (loose := len(self.names) - len(inside)):
@@ -84,10 +73,10 @@ class ImageFolder(SampleSet):
         files, labels = [self.file(index)[0] for index in order()], self.classes() or [""] * len(self.names)
         texts = [f"{self.names[index]}\n{labels[index]}" for index in order()]
         # All labels: their set numbers the classes.
-        classes = digest_texts(sorted(set(self.classes() or ())))
-        return f"{digest_contents(files)}:{digest_texts(texts)}:{classes}"
+        classes = readers.digest_texts(sorted(set(self.classes() or ())))
+        return f"{readers.digest_contents(files)}:{readers.digest_texts(texts)}:{classes}"
 
-    def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
+    def reader(self, inputs: Sequence[TensorInfo]) -> readers.Reader:
         target, classes = image_input(inputs, self.spelling), self.classes()
         if classes is None:
             return ImageReader(target, self.file)
@@ -95,7 +84,7 @@ class ImageFolder(SampleSet):
         return ImageReader(target, self.file, lambda index, _: numbers[classes[index]], notes)
 
 
-class ImageReader(Reader):
+class ImageReader(readers.Reader):
     """Decodes images for what `image_input` returned; `label` takes the image's width and height, too."""
 
     def __init__(
@@ -108,14 +97,14 @@ class ImageReader(Reader):
         (self._preprocessing, self._tensor), self._file = target, file
         self._label, self.notes = label, notes
 
-    def read(self, index: int) -> Sample:
+    def read(self, index: int) -> readers.Sample:
         source, where = self._file(index)
         channels = self._preprocessing.channels
         image = decode(source, "RGB" if channels == 3 else "L", where)
         array = as_input(image, self._preprocessing)
         array = array.transpose(1, 2, 0) if is_channels_last(self._tensor, channels) else array
         feeds = {self._tensor.name: np.ascontiguousarray(array, self._tensor.dtype)}
-        return Sample(feeds, self._label(index, image.size), where)
+        return readers.Sample(feeds, self._label(index, image.size), where)
 
 
 class MaskedImages(ImageFolder):
@@ -129,16 +118,18 @@ class MaskedImages(ImageFolder):
             raise MissingFile(
                 f"masks: folder {folder} does not exist", hint=nearest_name(folder), file=folder
             )
-        self.root = split_folder(spelling)
-        names, self.notes = list_images(self.root)
+        self.root = readers.split_folder(spelling)
+        names, self.notes = readers.list_images(self.root)
         self.names = [name for name in names if not (self.root / name).is_relative_to(folder)]
         self.masks = [folder / name for name in _masks_of(self.names, folder)]
 
     def digest(self, order: Callable[[], Sequence[int]]) -> str:
         files = [self.root / self.names[index] for index in order()] + [self.masks[i] for i in order()]
-        return f"{digest_contents(files)}:{digest_texts(self.names[index] for index in order())}"
+        return (
+            f"{readers.digest_contents(files)}:{readers.digest_texts(self.names[index] for index in order())}"
+        )
 
-    def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
+    def reader(self, inputs: Sequence[TensorInfo]) -> readers.Reader:
         target = image_input(inputs, self.spelling)
         return ImageReader(target, self.file, lambda at, size: read_mask(self.masks[at], size, target[0]))
 
@@ -165,7 +156,7 @@ def read_mask(path: Path, size: tuple[int, int], preprocessing: ImagePreprocessi
 def _masks_of(names: Sequence[str], folder: Path) -> list[str]:
     by_path: dict[str, str] = {}
     by_name: dict[str, list[str]] = {}
-    for mask in list_files(folder):
+    for mask in readers.list_files(folder):
         by_path[str(Path(mask).with_suffix(""))] = mask
         by_name.setdefault(Path(mask).stem, []).append(mask)
     masks = []
@@ -214,7 +205,7 @@ class AnnotatedImages(ImageFolder):
 
     def __init__(self, spelling: Spelling) -> None:
         self.spelling = spelling
-        self.root = split_folder(spelling)
+        self.root = readers.split_folder(spelling)
         self.path = require_file(Path(spelling.query["annotations"]), what="annotations")
         try:
             content = msgspec.json.decode(self.path.read_bytes(), type=_Annotations)
@@ -241,8 +232,8 @@ class AnnotatedImages(ImageFolder):
 
     def digest(self, order: Callable[[], Sequence[int]]) -> str:
         files = [self.file(index)[0] for index in order()]
-        names = digest_texts(self.names[index] for index in order())
-        return f"{digest_contents(files)}:{names}:{digest_files([self.path])}"
+        names = readers.digest_texts(self.names[index] for index in order())
+        return f"{readers.digest_contents(files)}:{names}:{digest_files([self.path])}"
 
     def _boxes_of(self, index: int, numbers: Mapping[int, int]) -> NDArray[np.float64]:
         """The boxes of an image, [boxes, 7] in its pixels, with these numbers of the categories."""
@@ -259,7 +250,7 @@ class AnnotatedImages(ImageFolder):
             rows.append([numbers[box.category_id], x, y, x + width, y + height, box.iscrowd, area])
         return np.asarray(rows, np.float64).reshape(-1, _BOX_COLUMNS)
 
-    def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
+    def reader(self, inputs: Sequence[TensorInfo]) -> readers.Reader:
         target, notes = image_input(inputs, self.spelling), list[str]()
         preprocessing, names = target[0], list(self.categories.values())
         numbers = {number: place for place, number in enumerate(self.categories)}
@@ -282,7 +273,7 @@ class AnnotatedImages(ImageFolder):
 
 
 class _BoxReader(ImageReader):
-    def join(self, samples: Sequence[Sample]) -> Batch:
+    def join(self, samples: Sequence[readers.Sample]) -> readers.Batch:
         most = max(len(sample.label) for sample in samples)
         labels = np.zeros((len(samples), most, _BOX_COLUMNS), np.float32)
         labels[:, :, 0] = -1
@@ -293,7 +284,7 @@ class _BoxReader(ImageReader):
 
 def decode(source: Path | IO[bytes], mode: str, where: str) -> Image.Image:
     """Return the image in "RGB" or "L"; in any mode where `mode` is empty."""
-    require_package("PIL", "pillow", "reads images")
+    readers.require_package("PIL", "pillow", "reads images")
     from PIL import Image
 
     try:

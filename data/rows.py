@@ -20,39 +20,29 @@ from typing import Any
 from ..errors import DataError, InvalidOption, QCompileError, first_line
 from ..progress import quiet
 from ..tensors import TensorInfo
+from . import readers
 from .images import ImageReader, image_input
 from .processors import AudioReader, TextReader
-from .readers import (
-    FORMATS,
-    IMAGES,
-    METADATA,
-    RECORDINGS,
-    Reader,
-    SampleSet,
-    digest_contents,
-    digest_texts,
-    list_files,
-    require_package,
-    split_folder,
-)
 from .spelling import Spelling
 from .table import Table, load_rows, undecoded
 
 _SPLIT_OF_FILE = re.compile(r"(train|test|validation|valid|val|dev)\b|(.+?)-\d+-of-\d+")
 
 
-class RowSet(SampleSet):
+class RowSet(readers.SampleSet):
     """The rows of a spelling of kind `text`, `jsonl`, `csv`, `audio` or `datasets`."""
 
     def __init__(self, spelling: Spelling) -> None:
         self.spelling, path = spelling, Path(spelling.path)
         self.is_saved = any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
-        suffixes = tuple(suffix for suffix, (kind, _) in FORMATS.items() if kind == spelling.kind)
+        suffixes = tuple(suffix for suffix, (kind, _) in readers.FORMATS.items() if kind == spelling.kind)
         if spelling.kind == "jsonl":
             suffixes += (".json",)
-        below = [] if path.is_file() else [path / name for name in list_files(path)]
+        below = [] if path.is_file() else [path / name for name in readers.list_files(path)]
         tables = [
-            file for file in below if file.name.lower().endswith(suffixes) and file.name not in METADATA
+            file
+            for file in below
+            if file.name.lower().endswith(suffixes) and file.name not in readers.METADATA
         ]
         self.root, self.media = path, False
         if self.is_saved:
@@ -60,8 +50,8 @@ class RowSet(SampleSet):
         elif path.is_file() or (tables and spelling.kind != "audio"):
             self.files = self._of_split(tables or [path])
         elif spelling.kind in ("audio", "datasets"):
-            self.root, self.media = split_folder(spelling), True
-            self.files = [self.root / name for name in list_files(self.root)]
+            self.root, self.media = readers.split_folder(spelling), True
+            self.files = [self.root / name for name in readers.list_files(self.root)]
         else:
             raise DataError(f"{path}: holds no file {' or '.join(suffixes)}; one is required", file=path)
 
@@ -86,7 +76,7 @@ class RowSet(SampleSet):
     def _rows(self) -> Any:
         if not self.is_saved:
             return load_rows(self.files, "json" if self.spelling.kind == "jsonl" else "")
-        require_package("datasets", "datasets", "reads data sets")
+        readers.require_package("datasets", "datasets", "reads data sets")
         import datasets
 
         rows = datasets.load_from_disk(str(self.root))
@@ -95,15 +85,19 @@ class RowSet(SampleSet):
 
     def _media_files(self) -> Table:
         """Image or audio files, with the columns of the metadata beside them, or the folder of each."""
-        suffixes: tuple[str, ...] = RECORDINGS
-        if self.spelling.kind != "audio" and any(file.suffix.lower() in IMAGES for file in self.files):
-            suffixes = IMAGES
+        suffixes: tuple[str, ...] = readers.RECORDINGS
+        if self.spelling.kind != "audio" and any(
+            file.suffix.lower() in readers.IMAGES for file in self.files
+        ):
+            suffixes = readers.IMAGES
         media = [file for file in self.files if file.suffix.lower() in suffixes]
         if not media:
-            raise DataError(f"{self.root}: holds no recording {', '.join(RECORDINGS)}", file=self.root)
-        columns: dict[str, Sequence[Any]] = {"image" if suffixes is IMAGES else "audio": media}
+            raise DataError(
+                f"{self.root}: holds no recording {', '.join(readers.RECORDINGS)}", file=self.root
+            )
+        columns: dict[str, Sequence[Any]] = {"image" if suffixes is readers.IMAGES else "audio": media}
         names = [file.relative_to(self.root).as_posix() for file in media]
-        if metadata := [file for file in self.files if file.name in METADATA]:
+        if metadata := [file for file in self.files if file.name in readers.METADATA]:
             rows = load_rows(metadata, "")
             if "file_name" not in rows.column_names:
                 raise DataError(
@@ -161,9 +155,9 @@ class RowSet(SampleSet):
 
     def digest(self, order: Callable[[], Sequence[int]]) -> str:
         names = [file.relative_to(self.root).as_posix() for file in self.files if file != self.root]
-        return f"{digest_contents(self.files)}:{digest_texts(names)}"
+        return f"{readers.digest_contents(self.files)}:{readers.digest_texts(names)}"
 
-    def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
+    def reader(self, inputs: Sequence[TensorInfo]) -> readers.Reader:
         table = self.table
         if table.media != "Image":
             return (AudioReader if table.media else TextReader)(table, inputs, self.spelling)
