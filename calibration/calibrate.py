@@ -286,5 +286,5 @@ def _holds_both(*tensors: NDArray[Any]) -> bool:
         return True
     low, high = min(first.min(), second.min()), max(first.max(), second.max())
     tolerance = 1e-3 * max(abs(low), abs(high)) + np.finfo(np.float32).tiny
-    found = np.array([whole.min(), whole.max(), whole.mean()])
-    return bool((np.abs(found - [low, high, parts.mean()]) <= tolerance).all())
+    differences = np.array([whole.min() - low, whole.max() - high, whole.mean() - parts.mean()])
+    return bool((np.abs(differences) <= tolerance).all())

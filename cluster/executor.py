@@ -269,7 +269,7 @@ class ClusterExecutor:
             needs = kind_of(stage).needs(run.recipe, stage)
             home = self._home(run.recipe, workers) if needs.as_measured else None
             try:
-                answer = self._submitted(request, resources.place(run.recipe, stage, workers, home))
+                answer = self._submitted(request, *resources.place(run.recipe, stage, workers, home))
                 if answer.outcome != "missing":
                     return answer
                 carrier = self._shared or bundle.ClientCarrier(self.client, run.futures, answer.address)
@@ -288,10 +288,12 @@ class ClusterExecutor:
         # Engines are measured on machines of their own kinds: this is the one for the others.
         built = {artifact.name: Made(Path(), "") for artifact in recipe.artifact}
         stage = Stage(kind="bench", machine=kind_of_others(recipe, self.kinds), built=built)
-        address = resources.place(recipe, stage, workers).workers[0]
+        (address, *_), _ = resources.place(recipe, stage, workers)
         return next(facts for facts in workers if facts.address == address)
 
-    def _submitted(self, request: bundle.Request, chosen: resources.Place) -> bundle.Answer:
+    def _submitted(
+        self, request: bundle.Request, workers: list[str], needs: dict[str, float]
+    ) -> bundle.Answer:
         def qcompile_stage(request: bytes) -> bytes:  # sent by value: the scheduler needs no qcompile
             from qcompile.cluster.plugin import carry_out_request
 
@@ -301,8 +303,8 @@ class ClusterExecutor:
             qcompile_stage,
             msgspec.json.encode(request),
             key=f"qcompile-stage-{request.name}-{uuid.uuid4().hex}",
-            workers=list(chosen.workers),
-            resources=chosen.resources,
+            workers=workers,
+            resources=needs,
             retries=_RETRIES,
             pure=False,
         )
@@ -311,7 +313,7 @@ class ClusterExecutor:
             future.add_done_callback(lambda _: over.set())
             while not over.wait(_LOOK_S) and not future.done():
                 addresses = {facts.address for facts in self.await_workers(_REJOIN_S)}
-                if addresses.isdisjoint(chosen.workers) and not future.done():
+                if addresses.isdisjoint(workers) and not future.done():
                     raise _Lost
             return self._result(future)
         except BaseException:
@@ -354,11 +356,10 @@ class ClusterExecutor:
             if stored is None:  # changed within the moment
                 raise _Lost
             return Done(_noted(run, stored, main), True)
-        contents, here = answer.bundle, bundle.ClientCarrier(self.client, run.futures)
+        contents, carrier = answer.bundle, self._shared or bundle.ClientCarrier(self.client, run.futures)
         keys = contents.keys()
         if self._shared is None:  # what keeps the chunks that the worker put for this client
             run.futures.update({key: Future(key, self.client) for key in keys})
-        carrier = self._shared or here
 
         def download(folder: Path) -> None:
             bundle.write_files(contents, (carrier.get(key) for key in keys[1:]), folder)

@@ -134,16 +134,10 @@ def isa_announced(facts: Facts) -> Isa | None:
     return next((isa for name, isa in arm.items() if has.get(name)), None)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a stage may go: addresses, the best first, and what it takes there."""
-
-    workers: tuple[str, ...]
-    resources: dict[str, float]
-
-
-def place(recipe: Recipe, stage: Stage, workers: Sequence[Facts], home: Facts | None = None) -> Place:
-    """Return the workers that a stage may go to.
+def place(
+    recipe: Recipe, stage: Stage, workers: Sequence[Facts], home: Facts | None = None
+) -> tuple[list[str], dict[str, float]]:
+    """Return the addresses of the workers that a stage may go to, the best first, and what it takes there.
 
     `home` is the worker that will measure what is built: another processor may run it otherwise.
     """
@@ -174,7 +168,7 @@ def place(recipe: Recipe, stage: Stage, workers: Sequence[Facts], home: Facts | 
     shared = set.intersection(*(set(gpus_of(facts)) for facts in able))
     if needs.gpu and not alone and shared:  # else each has another kind, and Dask cannot count "any of them"
         resources[min(shared)] = 1.0
-    return Place(tuple(facts.address for facts in able), resources)
+    return [facts.address for facts in able], resources
 
 
 def gpus_of(facts: Facts) -> list[str]:
@@ -192,12 +186,7 @@ def _processor(facts: Facts) -> set[str]:
 
 # Which addresses are spoken to: by TLS any, without it this machine alone. A scheduler runs what it is told
 # to by whoever reaches it, and so do its workers: another host must be named twice, `--insecure HOST` each.
-
-
-_ENCRYPTED = ("tls", "wss")
-_PLAIN = ("tcp", "ws")
-_INSIDE = ("inproc",)
-_PROTOCOLS = (*_ENCRYPTED, *_PLAIN, *_INSIDE)
+_PROTOCOLS = ("tls", "wss", "tcp", "ws", "inproc")
 _TWICE = 2
 
 
@@ -217,7 +206,7 @@ def split_address(address: str) -> tuple[str, str, int | None]:
     if parts.scheme not in _PROTOCOLS:
         problem = f"has the protocol {parts.scheme!r}; one of {', '.join(_PROTOCOLS)} is required"
         raise _wrong(address, problem)
-    if parts.scheme in _INSIDE:
+    if parts.scheme == "inproc":
         return parts.scheme, host, None
     if not host or parts.path.strip("/") or set(parts.netloc) & set("@ %"):
         raise _wrong(address, "names no host; PROTOCOL://HOST:PORT is required")
@@ -227,7 +216,7 @@ def split_address(address: str) -> tuple[str, str, int | None]:
 def check_address(address: str, insecure: Sequence[str] = (), *, what: str = "scheduler") -> None:
     """Refuse an address of another host without TLS that the user did not name twice in `insecure`."""
     protocol, host, _ = split_address(address)
-    if protocol in (*_ENCRYPTED, *_INSIDE) or is_this_machine(host):
+    if protocol not in ("tcp", "ws") or is_this_machine(host):
         return
     times = sum(name.strip().strip("[]").lower() == host.lower() for name in insecure)
     if times >= _TWICE:

@@ -186,7 +186,7 @@ class _Category(msgspec.Struct):
 
 class _Box(msgspec.Struct):
     image_id: int | str
-    category_id: int | None = None
+    category_id: int = -1
     bbox: list[float] = []
     area: float | None = None
     iscrowd: float = 0
@@ -239,7 +239,8 @@ class AnnotatedImages(ImageFolder):
         """The boxes of an image, [boxes, 7] in its pixels, with these numbers of the categories."""
         rows = []
         for box in self._boxes[index]:
-            if len(box.bbox) != 4 or box.category_id not in numbers:
+            number = numbers.get(box.category_id)
+            if len(box.bbox) != 4 or number is None:
                 raise DataError(
                     f"{self.path}: a box of {self.names[index]} cannot be read; "
                     "bbox [x, y, width, height] and a known category_id are required",
@@ -247,7 +248,7 @@ class AnnotatedImages(ImageFolder):
                 )
             x, y, width, height = box.bbox
             area = width * height if box.area is None else box.area
-            rows.append([numbers[box.category_id], x, y, x + width, y + height, box.iscrowd, area])
+            rows.append([number, x, y, x + width, y + height, box.iscrowd, area])
         return np.asarray(rows, np.float64).reshape(-1, _BOX_COLUMNS)
 
     def reader(self, inputs: Sequence[TensorInfo]) -> readers.Reader:

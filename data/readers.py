@@ -334,5 +334,5 @@ def split_folder(spelling: Spelling) -> Path:
     for name in (split, *spellings.get(split, ())):
         if name in present:
             return root / name
-    found = ", ".join(present[:8]) or "none"
-    raise InvalidOption(f"data {spec!r}: split={split}: no folder of this name in {root}; found {found}")
+    shown = ", ".join(present[:8]) or "none"
+    raise InvalidOption(f"data {spec!r}: split={split}: no folder of this name in {root}; found {shown}")

@@ -132,10 +132,10 @@ class RowSet(readers.SampleSet):
     def _split(self, splits: Sequence[str]) -> str:
         split = self.spelling.query.get("split", "")
         if split not in splits and (split or len(splits) > 1):
-            found = ", ".join(filter(None, splits))
-            what = f"holds {found}; one of them is required"
+            present = ", ".join(filter(None, splits))
+            what = f"holds {present}; one of them is required"
             if split:
-                what = f"split={split}: no such split; found {found or 'one only'}"
+                what = f"split={split}: no such split; found {present or 'one only'}"
             hint = "" if split else f"add ?split={next(filter(None, splits))}"
             raise InvalidOption(f"data {self.spelling.spec!r}: {what}", hint=hint)
         return split or splits[0]

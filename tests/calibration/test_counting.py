@@ -88,15 +88,6 @@ def test_long_arrays_are_counted_exactly_however_they_are_cut(values: Values, cu
     assert_counted_exactly(*cut(values, cuts))
 
 
-@property_test
-@given(st.lists(long_arrays() | SHORT, min_size=2, max_size=6))
-def test_arrays_may_be_counted_both_ways_in_turn(batches: list[Values]) -> None:
-    mixed = Histogram()
-    for index, batch in enumerate(batches):
-        mixed.add(batch, COMPILED if index % 2 else count_by_numpy)
-    assert_equal(mixed, histogram(batches, COMPILED))
-
-
 @pytest.mark.parametrize(
     "values",
     [

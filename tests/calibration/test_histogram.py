@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -65,14 +64,6 @@ def test_bins_of_any_number_of_doublings_fall_together_as_counted_one_by_one(
     assert made.exponent == exponent + doublings
     assert counted(made) == expected
     assert (made.min, made.max) == (-BINS * width, (BINS - 0.5) * width)
-
-
-def test_merging_leaves_the_other_as_it_was() -> None:
-    small, large = histogram(np.array([1.0, -1.0], np.float32)), histogram(np.array([1e6], np.float32))
-    for one, other in ((small, large), (large, small)):
-        before = copy.deepcopy(other)
-        copy.deepcopy(one).merge(other)
-        assert_equal(other, before)
 
 
 def test_an_array_larger_than_what_is_counted_at_once_is_counted_whole() -> None:

@@ -66,21 +66,6 @@ def test_a_shared_tensor_holds_the_values_of_all_its_sources() -> None:
     assert_same_counts(ranges.histogram("x"), count(values["x"]))
 
 
-def test_thresholds_of_a_shared_tensor_are_those_of_the_values_together() -> None:
-    values = tensors()
-    together = np.concatenate([array.ravel() for array in values.values()])
-    ranges = make(values, shared={"concat": ("x", "conv1/out:0")})
-    direct = make({"concat": together})
-    for name in METHODS:
-        for symmetric in (True, False):
-            found = ranges.amax("concat", Method(name), symmetric=symmetric)
-            assert found == direct.amax("concat", Method(name), symmetric=symmetric)
-    assert ranges.amax("concat", Method("minmax")) == float(np.abs(together).max())
-    expected = float(np.percentile(np.abs(together.astype(np.float64)), 90))
-    found = ranges.amax("concat", Method("percentile", 90.0))
-    assert abs(found - expected) <= ranges.histogram("concat").width
-
-
 def test_a_tensor_that_was_not_observed_has_no_range() -> None:
     ranges = make(
         tensors() | {"empty": np.zeros(0, np.float32)},

@@ -9,6 +9,7 @@ import ipaddress
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,6 @@ from hypothesis import strategies as st
 from qcompile.cluster.resources import (
     PLENTY,
     Facts,
-    Place,
     check_address,
     isa_announced,
     place,
@@ -72,7 +72,7 @@ WORKERS = [
 
 
 @pytest.fixture
-def placed(tmp_path: Path) -> Callable[..., Place]:
+def placed(tmp_path: Path) -> Callable[..., Any]:
     (tmp_path / "net.py").write_text("")
     recipe: Recipe = parse_recipe(RECIPE, tmp_path / "recipe.toml")
     return lambda stage, workers=WORKERS, home=None: place(recipe, stage, workers, home)
@@ -93,16 +93,21 @@ def placed(tmp_path: Path) -> Callable[..., Place]:
     ],
 )
 def test_a_step_goes_where_its_needs_are_met(
-    placed: Callable[..., Place], stage: Stage, names: str, resources: dict[str, float]
+    placed: Callable[..., Any], stage: Stage, names: str, resources: dict[str, float]
 ) -> None:
     chosen = placed(stage)
-    assert chosen.workers == tuple(f"tcp://{name}:1" for name in names)
-    assert chosen.resources == resources
+    assert chosen == ([f"tcp://{name}:1" for name in names], resources)
 
 
-def test_what_is_measured_is_built_on_the_processor_that_measures_it(placed: Callable[..., Place]) -> None:
-    chosen = placed(Stage(kind="build", artifact="cpu"), home=WORKERS[2])
-    assert chosen.workers == ("tcp://c:1",)
+def test_what_is_measured_is_built_on_the_processor_that_measures_it(placed: Callable[..., Any]) -> None:
+    workers, _ = placed(Stage(kind="build", artifact="cpu"), home=WORKERS[2])
+    assert workers == ["tcp://c:1"]
+
+
+def test_a_measurement_goes_to_one_worker_and_takes_all_its_slots(placed: Callable[..., Any]) -> None:
+    alike = [worker(name, "onnxruntime", "pytorch", slots=3) for name in "yx"]
+    workers, needs = placed(Stage(kind="bench", built={"cpu": MODEL}), alike)
+    assert (workers, needs["slots"]) == (["tcp://x:1"], 3)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +117,7 @@ def test_what_is_measured_is_built_on_the_processor_that_measures_it(placed: Cal
         (Stage(kind="export"), "export: no worker has export"),
     ],
 )
-def test_what_nobody_has_is_named(placed: Callable[..., Place], stage: Stage, words: str) -> None:
+def test_what_nobody_has_is_named(placed: Callable[..., Any], stage: Stage, words: str) -> None:
     with pytest.raises(EngineUnavailable) as raised:
         placed(stage, [WORKERS[1]])
     assert words in raised.value.message
