@@ -1,7 +1,4 @@
-"""What `calibrate` tells, keeps and refuses; bad samples and models are named, with the sample.
-
-Models and samples of every shape, batch, order, layout and storage give the ranges of the values alone.
-"""
+"""`calibrate` gives the ranges of the values alone; bad samples and models are named, with the sample."""
 
 from __future__ import annotations
 

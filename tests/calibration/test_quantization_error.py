@@ -1,7 +1,4 @@
-"""What eight bits lose, reckoned on histograms, against quantizing bin by bin and value by value.
-
-What a summary says of each tensor, and the picture of it.
-"""
+"""What eight bits lose, against quantizing bin by bin and value by value; summaries and pictures of it."""
 
 from __future__ import annotations
 

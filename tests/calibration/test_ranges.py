@@ -1,7 +1,4 @@
-"""Ranges in memory: which tensors have one, by which method, and how those of shards become one.
-
-The ranges file: what is written is read, equal ranges are equal bytes, and damage is named.
-"""
+"""Ranges in memory and in files: which tensors have one, how shards merge, equal ones are equal bytes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Parts of the data, observed apart and merged, are the whole.
-
-Interrupted, killed or repeated: nothing is lost and nothing counts twice.
-"""
+"""Parts of the data, observed apart and merged, are the whole; interrupted or killed, nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Files in chunks: any cut gives the same bytes back, and nothing damaged gets a name.
-
-A stage in a process of its own answers, says why it ended, and ends when nobody wants it any more.
-"""
+"""Files in chunks come back whatever the cut; a stage in a process answers, and says why it ended."""
 
 from __future__ import annotations
 

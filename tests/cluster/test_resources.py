@@ -1,7 +1,4 @@
-"""Which workers a stage may go to, by what they announce.
-
-Addresses: whose are spoken to, and how they are read.
-"""
+"""Which workers a stage may go to, by what they announce; which addresses are spoken to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kind of data is made of: batches, samples drawn, decoding ahead in order, digests."""
+"""What a kind of data is made of: spellings, batches, samples drawn, decoding ahead in order, digests."""
 
 from __future__ import annotations
 

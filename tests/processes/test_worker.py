@@ -1,7 +1,4 @@
-"""Workers die, hang and fail alone, and say why; other interpreters; tensors of any name come back.
-
-One watch for every child: limits, an answer that nobody wants any more, and the end of the whole tree.
-"""
+"""Workers die, hang and fail alone, and say why; one watch over every child and its whole tree."""
 
 from __future__ import annotations
 
