@@ -348,13 +348,16 @@ def placement(preprocessing: ImagePreprocessing, width: int, height: int) -> Pla
     resized = (resize[-1], resize[0])
     if preprocessing.letterbox:
         ratio = min(size[0] / width, size[1] / height)
-        across, down = (max(1, min(most, round(n * ratio))) for n, most in zip(extents, size, strict=True))
+        across, down = (
+            max(1, min(most, round(extent * ratio))) for extent, most in zip(extents, size, strict=True)
+        )
         resized = (across, down)
     elif len(resize) == 1:
         shorter = min(extents)
         resized = (max(1, int(resize[0] * width / shorter)), max(1, int(resize[0] * height / shorter)))
     left, top = (
-        (most - n) // 2 if n < most else -round((n - most) / 2) for n, most in zip(resized, size, strict=True)
+        (most - extent) // 2 if extent < most else -round((extent - most) / 2)
+        for extent, most in zip(resized, size, strict=True)
     )
     return Placement(resized, (left, top), size)
 
