@@ -40,8 +40,6 @@ def assert_counted_exactly(*batches: Values) -> None:
 
 
 BORDERS = [2.0**e for e in (-149, -148, -139, -138, -127, -126, -12, -1, 0, 1, 10, 11, 12, 24, 126, 127)]
-
-
 SPECIAL = [
     0.0, -0.0, 1e-45, -1e-45, 1e38, -1e38, 2.0**-126 - LEAST, LARGEST, -LARGEST, 1e-30, -1e-30, 3.0, 2047.5,
     *BORDERS, *(-border for border in BORDERS),
@@ -49,11 +47,7 @@ SPECIAL = [
     *(-float(np.nextafter(np.float32(border), np.float32(0))) for border in BORDERS),
     *(float(np.nextafter(np.float32(border), np.float32(np.inf))) for border in BORDERS),
 ]  # fmt: skip
-
-
 FLOAT32 = st.sampled_from(SPECIAL) | st.floats(allow_nan=False, allow_infinity=False, width=32)
-
-
 SHORT = st.lists(FLOAT32, max_size=40).map(lambda values: np.array(values, np.float32))
 
 

@@ -19,7 +19,6 @@ from qcompile.calibration.histogram import BINS, Histogram
 from qcompile.calibration.thresholds import amax_entropy, amax_minmax, entropy_divergences
 
 Values = NDArray[np.floating]
-
 # Machines share these cores: an example that once takes long is not an error.
 property_test = settings(deadline=None, max_examples=60)
 

@@ -34,12 +34,9 @@ from qcompile.errors import InvalidOption
 from qcompile.svg import COLOURS
 
 Floats = NDArray[np.float64]
-
 BOTH_WAYS = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
-
 MIDDLES = np.arange(-BINS, BINS) + 0.5
 MIDDLES[BINS] = 0.0  # the bin that begins at zero stands there
-
 DRAWS: dict[str, Draw] = {
     "sparse": lambda generator, size: np.maximum(generator.standard_normal(size) - 1.3, 0),
     "normal": lambda generator, size: generator.standard_normal(size),

@@ -143,11 +143,7 @@ FOLDING = {
     "Sum": ("c = Sum (x, x, x)", {}),
     "Gemm": ("f = Flatten (x) c = Gemm (f, w)", {"w": normal(256, 5)}),
 }
-
-
 ACTIVATIONS = {"Relu": "Relu (c)", "Clip": "Clip (c, low, high)"}
-
-
 LIMITS = {"low": np.array(0, np.float32), "high": np.array(6, np.float32)}
 
 

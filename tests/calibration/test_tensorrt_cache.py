@@ -85,8 +85,6 @@ NAMES = st.text(min_size=1, max_size=20).filter(lambda name: name.splitlines() =
         "a\u2028b",
     ]
 )
-
-
 AMAX = st.floats(2.0**-120, 2.0**120)
 
 

@@ -47,11 +47,7 @@ from qcompile.calibration.thresholds import (
 from qcompile.errors import CalibrationError, InvalidOption
 
 EVERY_METHOD = [Method(name) for name in METHODS]
-
-
 BOTH_WAYS = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
-
-
 BY_EVERY_METHOD = pytest.mark.parametrize("method", EVERY_METHOD, ids=str)
 
 

@@ -62,7 +62,6 @@ def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[s
 
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
-
 Words = Callable[[str], list[str]]
 Left = Callable[[], list[str]]
 UNFINISHED = """\

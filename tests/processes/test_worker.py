@@ -315,7 +315,6 @@ def test_tensors_called_file_and_allow_pickle_are_compared_and_measured(tmp_path
 
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
-
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(600)"]
 LEADER = """
 import subprocess, sys, time
