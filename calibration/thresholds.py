@@ -192,12 +192,6 @@ def parse_method(text: str) -> Method:
     return Method(METHODS[METHODS.index(name)], percentile)
 
 
-def amax_minmax(histogram: Histogram) -> float:
-    """Return the largest magnitude seen, exactly."""
-    _require_values(histogram)
-    return histogram.largest
-
-
 def amax_percentile(histogram: Histogram, percentile: float = DEFAULT_PERCENTILE) -> float:
     """Return the magnitude that `percentile` percent of the values do not exceed.
 
@@ -205,7 +199,7 @@ def amax_percentile(histogram: Histogram, percentile: float = DEFAULT_PERCENTILE
     """
     if not 0.0 < percentile <= 100.0:
         raise InvalidOption(f"percentile {percentile}: a number above 0 and at most 100 is required")
-    largest = amax_minmax(histogram)
+    largest = histogram.largest
     cumulative = np.cumsum(histogram.magnitudes())
     # numpy's default interpolates between the order statistics around rank p * (n - 1).
     rank = percentile / 100.0 * (int(cumulative[-1]) - 1)
@@ -227,7 +221,7 @@ def amax_entropy(histogram: Histogram) -> float:
     does, the count of the bin at zero is replaced by its neighbour's: the spike that a ReLU leaves at zero is
     exact at any scale and must not decide.
     """
-    largest = amax_minmax(histogram)
+    largest = histogram.largest
     counts = histogram.magnitudes().astype(np.float64)
     counts[0] = counts[1]
     levels = INT8.qmax + 1
@@ -287,7 +281,7 @@ def _divergences_at_once(
 
 
 METHOD_AMAX: Mapping[MethodName, Callable[[Histogram, float, bool], float]] = {
-    "minmax": lambda histogram, _, __: amax_minmax(histogram),
+    "minmax": lambda histogram, _, __: histogram.largest,
     "percentile": lambda histogram, percentile, _: amax_percentile(histogram, percentile),
     "entropy": lambda histogram, _, __: amax_entropy(histogram),
     "mse": lambda histogram, _, symmetric: amax_mse(histogram, symmetric=symmetric),
@@ -297,8 +291,6 @@ METHOD_AMAX: Mapping[MethodName, Callable[[Histogram, float, bool], float]] = {
 
 def amax(histogram: Histogram, method: Method, *, symmetric: bool = True) -> float:
     """Return the clipping magnitude by a method: "mse" and "auto" mind whether int8 is symmetric."""
-    if method.name not in METHODS:
-        raise InvalidOption(f"method {method.name!r} is unknown; known are {', '.join(METHODS)}")
     _require_values(histogram)
     if method.name == "auto":
         return amax_by_method(histogram, method.percentile, symmetric=symmetric)["auto"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from qcompile.calibration.histogram import BINS, Histogram
-from qcompile.calibration.thresholds import amax_entropy, amax_minmax, entropy_divergences
+from qcompile.calibration.thresholds import amax_entropy, entropy_divergences
 
 Values = NDArray[np.floating]
 # Machines share these cores: an example that once takes long is not an error.
@@ -127,8 +127,8 @@ def assert_best_by_the_definition(made: Histogram) -> None:
     }
     chosen = amax_entropy(made)
     # The largest magnitude lies in the last bin, whose edge it stands for.
-    candidate = bins if chosen == amax_minmax(made) else round(chosen / made.width)
-    assert chosen == amax_minmax(made) or chosen == candidate * made.width
+    candidate = bins if chosen == made.largest else round(chosen / made.width)
+    assert chosen == made.largest or chosen == candidate * made.width
     least = min(divergences.values())
     assert divergences[candidate] <= least + 1e-11, (candidate, divergences[candidate], least)
 
