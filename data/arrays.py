@@ -20,10 +20,10 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, first_line
+from ..errors import DataError
 from ..files import digest_files
 from ..tensors import TensorInfo
-from .readers import LABELS, Batch, Reader, SampleSet, Shapes, extent_of, require_inputs
+from .readers import LABELS, Batch, Reader, SampleSet, Shapes, extent_of, require_inputs, translated
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -64,16 +64,9 @@ def map_arrays(path: Path) -> Arrays:
             }
 
 
-@contextlib.contextmanager
-def _numpy_data(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # zipfile, struct and ValueError: numpy has no one type for "damaged"
-        raise DataError(
-            f"{path}: cannot be read as numpy data ({error})",
-            hint="pickled objects are not read; save plain arrays with numpy.savez",
-            file=path,
-        ) from error
+def _numpy_data(path: Path) -> contextlib.AbstractContextManager[None]:
+    hint = "pickled objects are not read; save plain arrays with numpy.savez"
+    return translated(f"{path}: cannot be read as numpy data", hint=hint, file=path)
 
 
 def _mapped(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, file: IO[bytes]) -> NDArray[Any]:
@@ -258,10 +251,8 @@ class _Inferences(_Stored):
 
 def load_polygraphy(path: Path) -> list[Arrays]:
     """Return the dicts of arrays of a file that `polygraphy.json.save_json` wrote, without Polygraphy."""
-    try:
+    with translated(f"{path}: cannot be read as JSON", file=path):
         content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError, OSError) as error:
-        raise DataError(f"{path}: cannot be read as JSON ({first_line(error)})", file=path) from error
     if not isinstance(content, list) or not all(isinstance(feeds, dict) for feeds in content):
         raise DataError(
             f"{path}: is no file of Polygraphy's inputs; a list of dicts of arrays is required",
@@ -283,17 +274,13 @@ def _decoded(value: Any, where: str) -> NDArray[Any]:
     text = value.get("array", value.get("tensor")) if isinstance(value, dict) else None
     if not isinstance(text, str):
         raise DataError(f"{where}: is no array; what polygraphy.json writes of one is required")
-    try:
+    with translated(f"{where}: cannot be read as an array", hint="pickled objects are not read"):
         content = io.BytesIO(base64.b64decode(text, validate=True))
         if "tensor" not in value:
             return np.asarray(np.load(content, allow_pickle=False))
         import torch
 
         return np.asarray(torch.load(content, weights_only=True).numpy())
-    except Exception as error:  # binascii.Error, ValueError, EOFError, SyntaxError: damaged in many ways
-        raise DataError(
-            f"{where}: cannot be read as an array ({first_line(error)})", hint="pickled objects are not read"
-        ) from error
 
 
 def _sample_files(folder: Path) -> list[Path]:

@@ -288,16 +288,13 @@ def decode(source: Path | IO[bytes], mode: str, where: str) -> Image.Image:
     readers.require_package("PIL", "pillow", "reads images")
     from PIL import Image
 
-    try:
-        with Image.open(source, formats=FORMATS) as image:
-            image.load()
-            return _converted(image, mode) if mode else image.copy()
-    except Exception as error:  # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
-        raise DataError(
-            f"{where}: cannot be decoded as an image ({first_line(error)})",
-            hint="remove or replace the file",
-            file=where,
-        ) from error
+    message, hint = f"{where}: cannot be decoded as an image", "remove or replace the file"
+    with (
+        readers.translated(message, hint=hint, file=where),
+        Image.open(source, formats=FORMATS) as image,
+    ):
+        image.load()
+        return _converted(image, mode) if mode else image.copy()
 
 
 def _converted(image: Any, mode: str) -> Image.Image:

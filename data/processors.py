@@ -21,13 +21,13 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, first_line
+from ..errors import DataError
 from ..machine_memory import require_address_space
 from ..model.preprocessing import AudioPreprocessing, TextPreprocessing
 from ..model.source_paths import path_here
 from ..progress import quiet
 from ..tensors import TensorInfo
-from .readers import Batch, Reader, Sample, joined, require_package
+from .readers import Batch, Reader, Sample, joined, require_package, translated
 from .spelling import Spelling, whole
 from .table import IGNORED, Table, preprocessing_for
 
@@ -47,16 +47,11 @@ def load_processor(kind: str, name: str, what: str) -> Any:
     import transformers
 
     name = path_here(name)
-    try:
-        with quiet():
-            return getattr(transformers, kind).from_pretrained(
-                name, local_files_only=True, trust_remote_code=False
-            )
-    except Exception as error:  # OSError, ValueError, KeyError, ...: as its files are missing or damaged
-        raise DataError(
-            f"{what} {name}: cannot be loaded ({first_line(error)})",
-            hint="" if Path(name).is_dir() else f"give a folder with the {what}'s files",
-        ) from error
+    hint = "" if Path(name).is_dir() else f"give a folder with the {what}'s files"
+    with translated(f"{what} {name}: cannot be loaded", hint=hint), quiet():
+        return getattr(transformers, kind).from_pretrained(
+            name, local_files_only=True, trust_remote_code=False
+        )
 
 
 def _feeds_of(
@@ -243,13 +238,8 @@ class AudioReader(Reader):
             options["padding"] = True
         if "return_attention_mask" in takes and "attention_mask" in self.preprocessing.inputs:
             options["return_attention_mask"] = True
-        try:
-            with quiet():
-                return dict(self._extractor(list(waveforms), **options))
-        except Exception as error:
-            raise DataError(
-                f"feature extractor {self.preprocessing.extractor}: failed ({first_line(error)})"
-            ) from error
+        with translated(f"feature extractor {self.preprocessing.extractor}: failed"), quiet():
+            return dict(self._extractor(list(waveforms), **options))
 
 
 def decode_audio(
@@ -259,28 +249,24 @@ def decode_audio(
     require_package("soundfile", "soundfile", "reads recordings")
     import soundfile
 
-    parts = [np.zeros(0, np.float32)]
-    try:
-        with soundfile.SoundFile(source) as file:
-            stored_hz, (least, most) = file.samplerate, _RATES_HZ
-            if not least <= stored_hz <= most:
-                raise ValueError(f"it has {stored_hz} samples per second; {least} to {most} are required")
-            frames = math.ceil(max_seconds * stored_hz)
-            while frames > 0:  # a header may promise more than there is
-                part = file.read(min(frames, _FRAMES_AT_ONCE), dtype="float32", always_2d=True)
-                if not len(part):
-                    break
-                parts.append(part.mean(1, dtype=np.float32))
-                frames -= len(part)
-    except Exception as error:  # LibsndfileError, which is a RuntimeError, TypeError, ...
-        raise DataError(
-            f"{where}: cannot be decoded as a recording ({first_line(error)})",
-            hint="remove or replace the file",
-            file=where,
-        ) from error
+    parts, hint = [np.zeros(0, np.float32)], "remove or replace the file"
+    with (
+        translated(f"{where}: cannot be decoded as a recording", hint=hint, file=where),
+        soundfile.SoundFile(source) as file,
+    ):
+        stored_hz, (least, most) = file.samplerate, _RATES_HZ
+        if not least <= stored_hz <= most:
+            raise ValueError(f"it has {stored_hz} samples per second; {least} to {most} are required")
+        frames = math.ceil(max_seconds * stored_hz)
+        while frames > 0:  # a header may promise more than there is
+            part = file.read(min(frames, _FRAMES_AT_ONCE), dtype="float32", always_2d=True)
+            if not len(part):
+                break
+            parts.append(part.mean(1, dtype=np.float32))
+            frames -= len(part)
     samples = np.concatenate(parts)
     if not len(samples):
-        raise DataError(f"{where}: holds no samples", hint="remove or replace the file", file=where)
+        raise DataError(f"{where}: holds no samples", hint=hint, file=where)
     if stored_hz != rate_hz:
         require_package("scipy", "scipy", "resamples recordings")
         require_address_space(_SCIPY_BYTES, "load scipy, which resamples recordings")
