@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-import queue
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -202,8 +201,7 @@ class Workers:
         self._threads = threads or usable_cores()
         self._stack = contextlib.ExitStack()
         self._pool: ThreadPoolExecutor | None = None
-        self._free: queue.SimpleQueue[_Counter] = queue.SimpleQueue()
-        self._counters: list[_Counter] = []
+        self._counters: list[_Counter] = []  # those that no thread counts with just now
         self._pending: deque[Future[int]] = deque()
         self.samples = 0
         """Samples that are counted, of those submitted."""
@@ -214,7 +212,7 @@ class Workers:
             if address_space_limit() is not None:  # what is left is known only while nothing else runs
                 loading.result()
             self._observer = self._stack.enter_context(open_observer(self._model, self._taps, 1))
-            self._add_counter(loading.result())
+            self._counters.append(_Counter(self._taps, loading.result(), infinite=self._infinite))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -232,7 +230,7 @@ class Workers:
             self.samples += batch.samples
             return
         self._pending.append(self._pool.submit(self._observe, batch))
-        while len(self._pending) > 2 * len(self._counters):
+        while len(self._pending) > 2 * self._threads:
             self._collect()
 
     def run(self, batch: Batch) -> list[NDArray[Any]]:
@@ -256,26 +254,22 @@ class Workers:
         self.samples = samples
 
     def _start(self) -> ThreadPoolExecutor:
-        number = max(1, min(self._threads, IN_FLIGHT_BYTES // max(self._counters[0].bytes, 1)))
-        inside = self._threads // number
+        granted = self._threads
+        self._threads = max(1, min(granted, IN_FLIGHT_BYTES // max(self._counters[0].bytes, 1)))
+        inside = granted // self._threads
         if inside > 1:
             self._stack.close()
             self._observer = self._stack.enter_context(open_observer(self._model, self._taps, inside))
-        for _ in range(number - 1):
-            self._add_counter(make_count())
-        return ThreadPoolExecutor(number, thread_name_prefix="qcompile-calibrate")
-
-    def _add_counter(self, count: Count) -> None:
-        counter = _Counter(self._taps, count, infinite=self._infinite)
-        self._counters.append(counter)
-        self._free.put(counter)
+        for _ in range(self._threads - 1):
+            self._counters.append(_Counter(self._taps, make_count(), infinite=self._infinite))
+        return ThreadPoolExecutor(self._threads, thread_name_prefix="qcompile-calibrate")
 
     def _observe(self, batch: Batch) -> int:
-        counter = self._free.get()
+        counter = self._counters.pop()
         try:
             counter.add(batch, self._observer)
         finally:
-            self._free.put(counter)
+            self._counters.append(counter)
         return batch.samples
 
     def _collect(self) -> None:

@@ -153,14 +153,11 @@ def _local(folder: Path) -> Iterator[Any]:
 def quiet_dask() -> Iterator[None]:
     """Keep what Dask logs off the terminal: what matters is told in our own words."""
     loggers = [logging.getLogger(name) for name in ("distributed", "tornado", "asyncio", "bokeh")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
-    try:
+    with contextlib.ExitStack() as levels:
+        for logger in loggers:
+            levels.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL + 1)
         yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 @contextlib.contextmanager
@@ -246,13 +243,12 @@ def _problem(error: Exception, address: str, name: str) -> QCompileError:
         if isinstance(cause, QCompileError):
             return cause
         last, cause = cause, cause.__cause__
+    problem = f"worker {name!r} cannot join ({first_line(last)})"
+    hint = "give it another `name` where that one is taken"
     if isinstance(error, TimeoutError):
         problem = f"has not answered for {JOIN_S:.0f} s ({first_line(last)})"
-        return resources.scheduler_error(
-            address, problem, "start it with `dask scheduler`, and give its address"
-        )
-    problem = f"worker {name!r} cannot join ({first_line(last)})"
-    return resources.scheduler_error(address, problem, "give it another `name` where that one is taken")
+        hint = "start it with `dask scheduler`, and give its address"
+    return resources.scheduler_error(address, problem, hint)
 
 
 def _worker(options: WorkerCommand, address: str) -> Any:
