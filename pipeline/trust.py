@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from ..data.batches import data_files
+from ..data.kinds import data_files
 from ..data.spelling import FILE_KEYS, FUNCTION, parse_spelling
 from ..errors import QCompileError
 from ..files import manifest_path, require_file, side_files

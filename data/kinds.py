@@ -1,0 +1,125 @@
+"""Find the kind of DATA from what lies at its path, open it, and list the files that reading it opens."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..errors import DataError, InvalidOption
+from ..files import require_file
+from ..files.storage import reading
+from ..model.load import preprocessing_files
+from ..model.source import parse_source, source_files
+from ..spec.removed import removed_source
+from ..tensors import TensorInfo
+from .arrays import ArraySet
+from .images import AnnotatedImages, ImageFolder, MaskedImages
+from .readers import FORMATS, IMAGES, METADATA, RECORDINGS, TABLES, SampleSet, list_files, split_folder
+from .rows import RowSet
+from .spelling import FILE_KEYS, FUNCTION, KEYS, Spelling, parse_spelling
+
+ARRAYS = ("npz", "npy", "arrays", "polygraphy")
+_BY_SUFFIX = {".npz": "npz", ".npy": "npy", ".json": "polygraphy"} | {
+    suffix: kind for suffix, (kind, _) in FORMATS.items()
+}
+_SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
+_PICKLES = (".pkl", ".pickle", ".pt", ".pth")
+_EXAMINED = 10_000
+"""Files that are looked at to tell the kind of a folder."""
+
+
+def find_kind(spelling: Spelling) -> str:
+    """Return the kind of what lies at a spelling's path."""
+    path = Path(spelling.path)
+    with reading(path):
+        is_folder = path.is_dir()
+        names = sorted(os.listdir(path)) if is_folder else [path.name]
+    if not is_folder:
+        require_file(path, what="data")
+    if spelling.kind:
+        return spelling.kind
+    kind = _kind_of_folder(path, names, spelling.spec) if is_folder else _BY_SUFFIX.get(path.suffix.lower())
+    if kind:
+        return kind
+    if any(name.endswith((*_PICKLES, "batches.meta", "data_batch_1", "test_batch")) for name in names):
+        raise DataError(
+            f"{path}: holds pickles; unpickling can run code",
+            hint="save arrays with numpy.savez, or give a function that reads the pickles",
+            file=path,
+        )
+    is_cifar = any("_batch" in name or "train.bin" in name for name in names)
+    raise InvalidOption(
+        f"data {spelling.spec!r} is of no known kind; KIND:PATH with one of {', '.join(KEYS)}, or "
+        "file.py:function is required",
+        hint=removed_source("cifar10:") if is_cifar else "",
+    )
+
+
+def _kind_of_folder(path: Path, names: Sequence[str], spec: str) -> str:
+    if any(name in _SAVED or name in METADATA for name in names):
+        return "datasets"
+    if any(name.endswith((".npz", ".npy")) for name in names) or not names:
+        return "arrays"  # of an empty folder its reader says so
+    first: dict[str, str] = {}
+    for name in itertools.islice(list_files(path), _EXAMINED):
+        for kind, suffixes in (("images", IMAGES), ("audio", RECORDINGS), ("datasets", TABLES)):
+            if name.lower().endswith(suffixes):
+                first.setdefault(kind, name)
+        if name.rpartition("/")[2] in METADATA:
+            return "datasets"
+    kind = next(iter(first), "")
+    if len(first) > 1:
+        shown = ", ".join(f"{kind} ({name})" for kind, name in first.items())
+        raise InvalidOption(f"data {spec!r} holds {shown}; one kind is required", hint=f"write {kind}:{spec}")
+    return kind
+
+
+def open_set(spelling: Spelling, inputs: Sequence[TensorInfo]) -> SampleSet:
+    """Return the samples of a spelling whose kind is known and whose paths are absolute."""
+    if spelling.kind in ARRAYS:
+        return ArraySet(spelling.kind, Path(spelling.path), inputs)
+    if spelling.kind != "images":
+        return RowSet(spelling)
+    if all(key in spelling.query for key in FILE_KEYS):
+        raise InvalidOption(f"data {spelling.spec!r}: {' and '.join(FILE_KEYS)} exclude each other")
+    if "masks" in spelling.query:
+        return MaskedImages(spelling)
+    return AnnotatedImages(spelling) if "annotations" in spelling.query else ImageFolder(spelling)
+
+
+def data_files(spec: str, base: Path, *, inside: bool = True) -> Iterator[Path]:
+    """Yield the files of a spelling, one by one, without opening them: a folder may hold millions.
+
+    Relative paths start from `base`. Of a function they are those that its digest is of; it can open others,
+    which `depends` names. Without `inside` they are only what the spelling itself names.
+    """
+    spelling = parse_spelling(spec)
+    if spelling.kind == FUNCTION:
+        yield from source_files(parse_source(spelling.path, base=base))
+        return
+    spelling = spelling.located(base)
+    spelling = spelling.with_kind(find_kind(spelling))
+    for key, value in spelling.query.items():
+        if key in FILE_KEYS:
+            yield from _listed(Path(value), IMAGES) if inside else [Path(value)]
+        elif key == "preprocessing":
+            yield from preprocessing_files(value, base=base)
+    path = Path(spelling.path)
+    if not inside:
+        yield path
+    elif spelling.kind == "images":
+        yield from _listed(split_folder(spelling), IMAGES)
+    elif spelling.kind == "arrays":
+        yield from (file for file in _listed(path, (".npy", ".npz")) if file.parent == path)
+    else:
+        yield from _listed(path, ())
+
+
+def _listed(path: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
+    """A file, or those of a folder with these suffixes; with none, all of them."""
+    if not path.is_dir():
+        yield path
+        return
+    yield from (path / name for name in list_files(path) if not suffixes or name.lower().endswith(suffixes))
