@@ -235,11 +235,7 @@ def _in_process(
             tell(text, done, total)
 
     with Worker(
-        "a stage",
-        threads=0,
-        timeout_s=math.inf,
-        module="qcompile.cluster.stage_work",
-        variables=variables,
+        "a stage", threads=0, timeout_s=math.inf, module="qcompile.cluster.stage_work", variables=variables
     ) as worker:
         try:
             return worker.ask(**question, check=check, on_progress=on_progress)["answer"]

@@ -289,10 +289,7 @@ def decode(source: Path | IO[bytes], mode: str, where: str) -> Image.Image:
     from PIL import Image
 
     message, hint = f"{where}: cannot be decoded as an image", "remove or replace the file"
-    with (
-        readers.translated(message, hint=hint, file=where),
-        Image.open(source, formats=FORMATS) as image,
-    ):
+    with readers.translated(message, hint=hint, file=where), Image.open(source, formats=FORMATS) as image:
         image.load()
         return _converted(image, mode) if mode else image.copy()
 

@@ -18,7 +18,7 @@ from .arrays import ArraySet
 from .images import AnnotatedImages, ImageFolder, MaskedImages
 from .readers import FORMATS, IMAGES, METADATA, RECORDINGS, TABLES, SampleSet, list_files, split_folder
 from .rows import RowSet
-from .spelling import FILE_KEYS, FUNCTION, KEYS, Spelling, parse_spelling
+from .spelling import FILE_KEYS, FUNCTION, KEYS, Spelling, parse_spelling, wrong
 
 ARRAYS = ("npz", "npy", "arrays", "polygraphy")
 _BY_SUFFIX = {".npz": "npz", ".npy": "npy", ".json": "polygraphy"} | {
@@ -83,7 +83,7 @@ def open_set(spelling: Spelling, inputs: Sequence[TensorInfo]) -> SampleSet:
     if spelling.kind != "images":
         return RowSet(spelling)
     if all(key in spelling.query for key in FILE_KEYS):
-        raise InvalidOption(f"data {spelling.spec!r}: {' and '.join(FILE_KEYS)} exclude each other")
+        raise wrong(spelling.spec, f"{' and '.join(FILE_KEYS)} exclude each other")
     if "masks" in spelling.query:
         return MaskedImages(spelling)
     return AnnotatedImages(spelling) if "annotations" in spelling.query else ImageFolder(spelling)

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..artifact import known_digest
-from ..errors import DataError, EngineUnavailable, InvalidOption, QCompileError, first_line
+from ..errors import DataError, EngineUnavailable, QCompileError, first_line
 from ..model.session import granted_cores
 from ..model.source import Source
 from ..model.user_code import beside, call, load_function, where_raised
 from ..tensors import Feeds, TensorInfo, samples_in
-from .spelling import Spelling
+from .spelling import Spelling, wrong
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -338,8 +338,9 @@ def split_folder(spelling: Spelling) -> Path:
     spellings = {name: names for names in _SPLITS.values() for name in names}
     if not split:
         if len(present) > 1 and all(name.lower() in spellings for name in present):
-            raise InvalidOption(
-                f"data {spec!r}: holds {', '.join(present)}; one of them is required",
+            raise wrong(
+                spec,
+                f"holds {', '.join(present)}; one of them is required",
                 hint=f"add ?split={present[0]}, or name the folder {root / present[0]}",
             )
         return root
@@ -347,4 +348,4 @@ def split_folder(spelling: Spelling) -> Path:
         if name in present:
             return root / name
     shown = ", ".join(present[:8]) or "none"
-    raise InvalidOption(f"data {spec!r}: split={split}: no folder of this name in {root}; found {shown}")
+    raise wrong(spec, f"split={split}: no folder of this name in {root}; found {shown}")

@@ -17,13 +17,13 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError, InvalidOption, QCompileError, first_line
+from ..errors import DataError, QCompileError, first_line
 from ..progress import quiet
 from ..tensors import TensorInfo
 from . import readers
 from .images import ImageReader, image_input
 from .processors import AudioReader, TextReader
-from .spelling import Spelling
+from .spelling import Spelling, wrong
 from .table import Table, load_rows, undecoded
 
 _SPLIT_OF_FILE = re.compile(r"(train|test|validation|valid|val|dev)\b|(.+?)-\d+-of-\d+")
@@ -121,7 +121,7 @@ class RowSet(readers.SampleSet):
         split, splits = self.spelling.query.get("split", ""), dict[str, list[Path]]()
         if self.root.is_file():
             if split:
-                raise InvalidOption(f"data {self.spelling.spec!r}: split={split}: a file has no splits")
+                raise wrong(self.spelling.spec, f"split={split}: a file has no splits")
             return [self.root]
         for file in files:
             match = _SPLIT_OF_FILE.match(file.name)
@@ -137,7 +137,7 @@ class RowSet(readers.SampleSet):
             if split:
                 what = f"split={split}: no such split; found {present or 'one only'}"
             hint = "" if split else f"add ?split={next(filter(None, splits))}"
-            raise InvalidOption(f"data {self.spelling.spec!r}: {what}", hint=hint)
+            raise wrong(self.spelling.spec, what, hint)
         return split or splits[0]
 
     @property

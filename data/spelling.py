@@ -57,9 +57,8 @@ def read_query(values: Mapping[str, str], spec: str) -> Query:
     """Read the keys `samples`, `seed`, `balanced` and `part`; others are left to the kinds."""
     for key, words in (("balanced", ("true", "false")), ("part", PARTS)):
         if (word := values.get(key, words[0])) not in words:
-            raise InvalidOption(
-                f"data {spec!r}: {key}={word}; {' or '.join(words)} is required",
-                hint=nearest(word, words, f"{key}="),
+            raise wrong(
+                spec, f"{key}={word}; {' or '.join(words)} is required", nearest(word, words, f"{key}=")
             )
     return Query(
         samples=whole(values["samples"], "samples", spec, least=1) if "samples" in values else None,
@@ -69,11 +68,16 @@ def read_query(values: Mapping[str, str], spec: str) -> Query:
     )
 
 
+def wrong(spec: str, problem: str, hint: str = "") -> InvalidOption:
+    """Return the refusal of a spelling."""
+    return InvalidOption(f"data {spec!r}: {problem}", hint=hint)
+
+
 def whole(text: str, key: str, spec: str, *, least: int) -> int:
     """Read a whole number."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else -1
     if number < least:
-        raise InvalidOption(f"data {spec!r}: {key}={text}; a whole number of at least {least} is required")
+        raise wrong(spec, f"{key}={text}; a whole number of at least {least} is required")
     return number
 
 
@@ -110,17 +114,16 @@ class Spelling:
         for key, value in self.query.items():
             if key in keys:
                 if not value:
-                    raise InvalidOption(f"data {self.spec!r}: {key} has no value", hint=f"write {key}=VALUE")
+                    raise wrong(self.spec, f"{key} has no value", f"write {key}=VALUE")
                 continue
             if kind == FUNCTION:
-                raise InvalidOption(f"data {self.spec!r}: a function takes no keys; {key}= was given")
+                raise wrong(self.spec, f"a function takes no keys; {key}= was given")
             if removed := removed_option(f"data.{key}"):
-                raise InvalidOption(f"data {self.spec!r}: {removed}")
+                raise wrong(self.spec, removed)
             what = f"data of kind {kind}" if kind else "data"
             near = "" if key in _ALL_KEYS else nearest(key, keys)
-            raise InvalidOption(
-                f"data {self.spec!r}: {key}= is no key of {what}; {', '.join(keys)} are",
-                hint=near or _ESCAPED_MARK,
+            raise wrong(
+                self.spec, f"{key}= is no key of {what}; {', '.join(keys)} are", near or _ESCAPED_MARK
             )
         return replace(self, kind=kind)
 
@@ -171,12 +174,9 @@ def parse_spelling(spec: str) -> Spelling:
     for part in text.split("&") if question else ():
         key, equals, value = part.partition("=")
         if not equals or not key:
-            raise InvalidOption(
-                f"data {spec!r}: {part!r} after the `?`; key=value is required, joined by `&`",
-                hint=_ESCAPED_MARK,
-            )
+            raise wrong(spec, f"{part!r} after the `?`; key=value is required, joined by `&`", _ESCAPED_MARK)
         if key in query:
-            raise InvalidOption(f"data {spec!r}: {key}= is given twice")
+            raise wrong(spec, f"{key}= is given twice")
         query[key] = _unescape(value)
     return Spelling(spec, "", path, query).with_kind(kind)
 
@@ -185,22 +185,23 @@ def _kind_and_path(spec: str, head: str) -> tuple[str, str]:
     word, colon, path = head.partition(":")
     if colon and word in KEYS:
         if not path:
-            raise InvalidOption(f"data {spec!r}: a path is required after {word}:")
+            raise wrong(spec, f"a path is required after {word}:")
         return word, _unescape(path)
     if removed := removed_source(head):
-        raise InvalidOption(f"data {spec!r}: {removed}")
+        raise wrong(spec, removed)
     is_function = _is_function(head)
     if colon and _WORD.fullmatch(word):
         near = nearest(word, KEYS)
         if not is_function or (near and importlib.util.find_spec(word) is None):
-            raise InvalidOption(
-                f"data {spec!r}: unknown kind {word!r}; {', '.join(KEYS)} are known",
+            raise wrong(
+                spec,
+                f"unknown kind {word!r}; {', '.join(KEYS)} are known",
                 hint=near or f"a path that begins like this is written ./{head}",
             )
     if is_function:
         return FUNCTION, head
     if not head:
-        raise InvalidOption(f"data {spec!r}: a path is required")
+        raise wrong(spec, "a path is required")
     return "", _unescape(head)
 
 

@@ -19,7 +19,7 @@ from ..model.named.description import network
 from ..model.preprocessing import PRESETS, Preprocessing, fit_preprocessing, preprocessing_of
 from ..tensors import TensorInfo
 from .readers import FORMATS, require_package
-from .spelling import Spelling, nearest
+from .spelling import Spelling, nearest, wrong
 
 IGNORED = -100
 """Label of a token that has none."""
@@ -45,9 +45,7 @@ def preprocessing_for(
             option="preprocessing",
         )
     if not isinstance(preprocessing, kind):
-        raise InvalidOption(
-            f"data {spelling.spec!r}: the model takes {preprocessing.kind}, and these are {what}"
-        )
+        raise wrong(spelling.spec, f"the model takes {preprocessing.kind}, and these are {what}")
     if not named:
         return preprocessing
     fitted = next(iter(fit_preprocessing(preprocessing, inputs).values()))
@@ -157,8 +155,9 @@ class Table:
         self._named_label = spelling.query.get("label", "")
         for key, name in [*(("column", name) for name in self._named), ("label", self._named_label)]:
             if name and name not in self.columns:
-                raise InvalidOption(
-                    f"data {spelling.spec!r}: {key}={name}: no such column; found {', '.join(self.columns)}",
+                raise wrong(
+                    spelling.spec,
+                    f"{key}={name}: no such column; found {', '.join(self.columns)}",
                     hint=nearest(name, self.columns, f"{key}="),
                 )
         kinds = {"image": "Image", "audio": "Audio"} if names else {
