@@ -189,7 +189,7 @@ class _Box(msgspec.Struct):
     category_id: int = -1
     bbox: list[float] = []
     area: float | None = None
-    iscrowd: float = 0
+    iscrowd: float | bool = 0
 
 
 class _Annotations(msgspec.Struct):
@@ -208,7 +208,7 @@ class AnnotatedImages(ImageFolder):
         self.root = readers.split_folder(spelling)
         self.path = require_file(Path(spelling.query["annotations"]), what="annotations")
         try:
-            content = msgspec.json.decode(self.path.read_bytes(), type=_Annotations)
+            content = msgspec.json.decode(self.path.read_bytes(), type=_Annotations, strict=False)
         except (ValueError, RecursionError, OSError) as error:
             raise DataError(
                 f"{self.path}: cannot be read as COCO's annotations ({first_line(error)}); "
