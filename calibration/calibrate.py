@@ -1,24 +1,31 @@
-"""`qcompile calibrate`: run the samples through the model once and count the values of its tensors."""
+"""`qcompile calibrate`: run the samples through the model once and count the values of its tensors.
+
+Samples run one by one, so that batching changes no bit of the results. A first axis need not be one of
+samples: it may be time, or a model may mix its rows. Such batches stay whole.
+"""
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..artifact import Artifact, commit, tool_versions
 from ..data.batches import Data
 from ..data.readers import Batch
-from ..errors import CalibrationError, InvalidOption, QCompileError
+from ..errors import CalibrationError, DataError, InvalidOption, ModelError, QCompileError
 from ..files import check_output, writing
 from ..model.onnx_graph import Graph, read_weightless
 from ..progress import Progress, silent
 from ..spec.decode import spec_from_call
 from ..spec.models import CalibrateSpec
-from .one_by_one import numbered_units, one_by_one
 from .ranges import Portion, Ranges
 from .ranges_file import Checkpoint, load_checkpoint, ranges_manifest, save_checkpoint, save_ranges
 from .taps import choose_taps
@@ -148,11 +155,20 @@ def observe(
         "tools": tool_versions("onnxruntime"),
     }
     with Workers(weightless, taps, threads, infinite=infinite) as workers:
-        done = load_checkpoint(checkpoint, key) if checkpoint else None
-        if done is not None:
-            workers.resume(done.histograms, done.samples)
-        save = _saver(checkpoint, key, workers, checkpoint_every_s)
-        _run(data, shard, workers, save, done.units if done else 0, progress)
+        start = 0
+        if checkpoint and (stored := load_checkpoint(checkpoint, key)):
+            start = stored.units
+            workers.resume(stored.histograms, stored.samples)
+        last_s = time.monotonic()
+
+        def save(units: int) -> None:
+            nonlocal last_s
+            if checkpoint and time.monotonic() - last_s >= checkpoint_every_s:
+                histograms = workers.drain()
+                save_checkpoint(Checkpoint(key, units, workers.samples, histograms), checkpoint)
+                last_s = time.monotonic()
+
+        _run(data, shard, workers, save, start, progress)
         ranges.histograms = dict(workers.drain())
         ranges.portions = {identity: Portion(workers.samples, shard.shards, (shard.part,))}
     return ranges
@@ -188,17 +204,87 @@ def _weightless(model: str | Path | Graph) -> Graph:
     return model if isinstance(model, Graph) else read_weightless(Path(model))
 
 
-def _saver(
-    path: Path | None, key: dict[str, object], workers: Workers, every_s: float
-) -> Callable[[int], None]:
-    """Return what writes a checkpoint if the last is old enough; it waits for the samples under way."""
-    last = time.monotonic()
+Run = Callable[[Batch], Sequence[NDArray[Any]]]
+"""Runs one batch and returns the tensors that are observed, in the same order each time.
 
-    def save(units: int) -> None:
-        nonlocal last
-        if path is not None and time.monotonic() - last >= every_s:
-            histograms = workers.drain()
-            save_checkpoint(Checkpoint(key, units, workers.samples, histograms), path)
-            last = time.monotonic()
+It raises DataError or ModelError if the model fails on the batch."""
 
-    return save
+
+def one_by_one(data: Data, run: Run, limit: int | None = None) -> Iterator[Batch]:
+    """Yield the samples of the data one by one, or whole batches where that would change the tensors.
+
+    A batch that stays whole may exceed the `limit` of samples.
+    """
+    separable: bool | None = None
+    samples = 0
+    for batch in data:
+        parts = iter([batch])
+        if not data.is_fixed and batch.can_be_split():
+            separable = gives_the_same_one_by_one(batch, run) if separable is None else separable
+            parts = batch.split() if separable else parts
+        for part in parts:
+            yield part
+            samples += part.samples
+            if limit is not None and samples >= limit:
+                return
+
+
+def numbered_units(data: Data, run: Run, holds: Callable[[int], bool]) -> Iterator[tuple[int, Batch]]:
+    """Yield what `one_by_one` yields and `holds` says, each with its number from 0.
+
+    Data whose shapes are known is not decoded where no unit of a batch is held, but for the first batch that
+    can be split: it decides, for every part of the data alike, whether batches are.
+    """
+    extents = data.extents()
+    if extents is None:
+        yield from ((unit, batch) for unit, batch in enumerate(one_by_one(data, run)) if holds(unit))
+        return
+    first = next((number for number, extent in enumerate(extents) if extent > 1), None)
+    batch = None if data.is_fixed or first is None else next(data.at(first.__eq__))
+    if batch is None or not (batch.can_be_split() and gives_the_same_one_by_one(batch, run)):
+        extents = [1] * len(extents)
+    starts = list(itertools.accumulate(extents, initial=0))
+
+    def units(batch: int) -> range:
+        return range(starts[batch], starts[batch + 1])
+
+    numbers = [number for number in range(len(extents)) if any(map(holds, units(number)))]
+    for number, whole in zip(numbers, data.at(frozenset(numbers).__contains__), strict=True):
+        parts = whole.split() if extents[number] > 1 else iter([whole])
+        yield from (pair for pair in zip(units(number), parts, strict=True) if holds(pair[0]))
+
+
+def gives_the_same_one_by_one(batch: Batch, run: Run) -> bool:
+    """Return whether two samples of made-up floats (real ones may be equal) run alone as together."""
+    generator = np.random.default_rng(0)
+    feeds = {
+        name: generator.standard_normal(array.shape).astype(array.dtype)
+        if array.dtype.kind in "fV"
+        else array
+        for name, array in batch.head(2).feeds.items()
+    }
+    pair = Batch(feeds, None, batch.where)
+    try:
+        singles = [run(sample) for sample in pair.split()]
+    except (DataError, ModelError):
+        return False  # the batch is then run as it is, and fails with its own words
+    try:
+        together = run(pair)
+    except (DataError, ModelError):
+        return True
+    return all(_holds_both(*arrays) for arrays in zip(together, *singles, strict=True))
+
+
+def _holds_both(*tensors: NDArray[Any]) -> bool:
+    """Whether an array holds the values of two others, in any order; or all three are alike."""
+    whole, first, second = (tensor.astype(np.float64) for tensor in tensors)
+    alike = whole.size == first.size == second.size
+    if not alike and whole.size != first.size + second.size:
+        return False
+    parts = first if alike else np.concatenate([first.reshape(-1), second.reshape(-1)])
+    if not whole.size or not (np.isfinite(whole).all() and np.isfinite(parts).all()):
+        return True
+    low, high = min(first.min(), second.min()), max(first.max(), second.max())
+    tolerance = 1e-3 * max(abs(low), abs(high)) + np.finfo(np.float32).tiny
+    differences = np.array([whole.min() - low, whole.max() - high, whole.mean() - parts.mean()])
+    return bool((np.abs(differences) <= tolerance).all())

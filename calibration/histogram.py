@@ -5,11 +5,12 @@ and neighbouring bins merge. A power of two scales exactly and `floor(floor(x / 
 so the counts are a function of the multiset of values alone: batch size, order and sharding cannot
 change a single one, and two histograms merge without loss.
 
-numpy counts here; `counting` compiles a loop that does the same in an eighth of the time.
+numpy counts; where numba is there, it compiles a loop that does the same in an eighth of the time.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CalibrationError
+from ..machine_memory import require_address_space
+from ..model.session import usable_cores
 
 BINS = 2048
 """Bins on each side of zero, a power of two. At least half of them are in use on one side."""
@@ -92,7 +95,7 @@ class Histogram:
         return int(self.counts.sum())
 
     def add(self, values: NDArray[Any], count: Count | None = None) -> None:
-        """Count the values of an array of any shape and float type, by a `counting.make_count` or numpy."""
+        """Count the values of an array of any shape and float type, by a `make_count` or numpy."""
         flat = np.ascontiguousarray(values).reshape(-1)
         double = flat.dtype.kind == "f" and flat.dtype.itemsize > 4
         flat = flat.astype(np.float64 if double else np.float32, copy=False)  # native byte order, too
@@ -175,3 +178,137 @@ def _merged(counts: NDArray[np.int64], doublings: int) -> NDArray[np.int64]:
         half = BINS // together
         merged[BINS - half : BINS + half] = counts.reshape(-1, together).sum(axis=1)
     return merged
+
+
+CHUNK = 2048
+"""Values whose bins are computed at a time: they and their bins stay in the first-level cache."""
+LANES = 16
+"""Slots that share the counts of zero: a ReLU's runs of zeros would wait for one slot each time."""
+
+
+def _count(
+    values: Any, bits: Any, first: Any, second: Any, limit: Any, bins: Any, table: Any, counts: Any
+) -> tuple[int, int, int]:
+    """Count values until one does not fit.
+
+    The extremes are found on integers, which the compiler can vectorize (a comparison of floats must mind
+    NaN): a float's bits, the lower 31 of them flipped where it is negative, are ordered as the floats are,
+    with infinity and NaN at the ends.
+
+    `values` are float32 [n], `bits` the same memory as int32. The product of `first` and `second`, powers of
+    two, is one over the width of a bin, which alone may be beyond float32; the second is at least one.
+    `limit` has the bits of the least magnitude that does not fit. `bins` (uint16 [CHUNK]) and `table` (uint32
+    [2 * BINS + LANES], zeros before and after) are scratch. `counts`, int64 [2 * BINS], are added to.
+
+    Returns how many values were counted, and the ordered bits of the extremes so far, those of the chunk that
+    did not fit among them.
+    """
+    low, high = np.int32(2147483647), np.int32(-2147483648)
+    done = values.size
+    for start in range(0, values.size, CHUNK):
+        size = min(CHUNK, values.size - start)
+        chunk, chunk_bits = values[start : start + size], bits[start : start + size]
+        for i in range(size):
+            value = chunk[i]
+            key = chunk_bits[i] ^ ((chunk_bits[i] >> np.int32(31)) & np.int32(0x7FFFFFFF))
+            low, high = min(low, key), max(high, key)
+            scaled = value * first
+            if second != np.float32(1):  # the same for all values: the compiler takes it out of the loop
+                scaled *= second
+            index = np.int32(np.floor(scaled)) + np.int32(BINS)
+            if first < np.float32(1) and value < np.float32(0) and scaled == np.float32(0):
+                index = np.int32(BINS - 1)  # it vanished against the width, and is below zero all the same
+            lane = np.int32(2 * BINS) + np.int32(i & (LANES - 1))
+            bins[i] = np.uint16(lane if value == np.float32(0) else index)
+        if high >= limit or np.int32(-1) - low >= limit:
+            done = start
+            break
+        for i in range(size):
+            table[bins[i]] += np.uint32(1)
+    for lane in range(2 * BINS, 2 * BINS + LANES):
+        table[BINS] += table[lane]
+        table[lane] = np.uint32(0)
+    for i in range(2 * BINS):
+        counts[i] += table[i]
+        table[i] = np.uint32(0)
+    return done, low, high
+
+
+@functools.cache
+def _compiled() -> Any:
+    """Compile the loop, or load it from numba's cache on disk."""
+    import numba
+
+    read_only = [numba.types.Array(kind, 1, "C", readonly=True) for kind in (numba.float32, numba.int32)]
+    scratch = numba.uint16[::1], numba.uint32[::1], numba.int64[::1]
+    signature = numba.types.UniTuple(numba.int64, 3)(
+        *read_only, numba.float32, numba.float32, numba.int32, *scratch
+    )
+    options = {"nogil": True, "error_model": "numpy"}
+    try:
+        return numba.njit(signature, cache=True, **options)(_count)
+    except RuntimeError:  # no folder for the cache can be written
+        return numba.njit(signature, **options)(_count)
+
+
+_NEEDED_BYTES, _THREAD_BYTES = 256 << 20, 40 << 20
+"""Address space of llvmlite, numba and scipy, and of each thread of the OpenBLAS in scipy."""
+_LIMIT_INFINITE = 128  # exponent of the first power of two beyond float32
+
+
+def make_count() -> Count:
+    """Return a counting function with scratch memory of its own: one for each thread.
+
+    The first call on a machine compiles, in about a second; numba keeps the result on disk.
+    """
+    if not _compiled.cache_info().currsize:
+        needed_bytes = _NEEDED_BYTES + usable_cores() * _THREAD_BYTES
+        require_address_space(needed_bytes, "load numba, which counts values")
+    try:
+        return _Compiled()
+    except ImportError:
+        return count_by_numpy
+
+
+def why_slow() -> str:
+    """Return why counting is not compiled here; empty when it is."""
+    try:
+        import numba  # noqa: F401
+    except ImportError as error:
+        return f"numba cannot be imported ({error}), so values are counted by numpy, which is slower"
+    return ""
+
+
+class _Compiled:
+    """The compiled loop with its scratch memory."""
+
+    def __init__(self) -> None:
+        self._count = _compiled()
+        self._bins = np.empty(CHUNK, np.uint16)
+        self._table = np.zeros(2 * BINS + LANES, np.uint32)
+
+    def __call__(
+        self, values: NDArray[Any], exponent: int, counts: NDArray[np.int64]
+    ) -> tuple[int, float, float]:
+        if values.dtype != np.float32:
+            return count_by_numpy(values, exponent, counts)
+        top = exponent + BINS.bit_length() - 1
+        limit = math.ldexp(1.0, top) if top < _LIMIT_INFINITE else math.inf
+        first = max(-126, min(-exponent, 127))
+        done, low, high = self._count(
+            values,
+            values.view(np.int32),
+            np.float32(math.ldexp(1.0, first)),
+            np.float32(math.ldexp(1.0, -exponent - first)),
+            np.float32(limit).view(np.int32),
+            self._bins,
+            self._table,
+            counts,
+        )
+        return done, _from_ordered(low), _from_ordered(high)
+
+
+def _from_ordered(key: int) -> float:
+    """The float whose ordered bits (see `_count`) these are."""
+    bits = key if key >= 0 else key ^ 0x7FFFFFFF
+    return float(np.int32(bits).view(np.float32))

@@ -15,7 +15,7 @@ from .. import svg
 from ..errors import InvalidOption
 from ..figures import figure
 from ..spec.words import METHODS
-from ..svg import Scale, area, axes, line, picture, text
+from ..svg import Scale, line, text
 from .histogram import BINS, Histogram
 from .ranges import Ranges
 from .thresholds import Method, amax_by_method, loss
@@ -46,16 +46,13 @@ def summarize(ranges: Ranges, *, method: Method | None = None, symmetric: bool =
     """Return a summary of every observed tensor, the worst signal-to-noise ratio first, by `method` or the
     ranges' own, for symmetric int8 or asymmetric uint8.
     """
-    chosen = method or ranges.method
-    observed = {name: h for name, h in ranges.histograms.items() if not h.is_empty}
-    summaries = [_summary(name, histogram, chosen, symmetric) for name, histogram in observed.items()]
-    return sorted(summaries, key=lambda one: (one.snr_db, one.tensor))
-
-
-def _summary(tensor: str, histogram: Histogram, method: Method, symmetric: bool) -> TensorSummary:
-    every = amax_by_method(histogram, method.percentile, symmetric=symmetric)
-    lost = loss(histogram, every[method.name], symmetric=symmetric)
-    return TensorSummary(tensor, histogram.min, histogram.max, every, lost.clipped, lost.snr_db)
+    method, summaries = method or ranges.method, []
+    for name, values in ranges.histograms.items():
+        if not values.is_empty:
+            amax = amax_by_method(values, method.percentile, symmetric=symmetric)
+            lost = loss(values, amax[method.name], symmetric=symmetric)
+            summaries.append(TensorSummary(name, values.min, values.max, amax, lost.clipped, lost.snr_db))
+    return sorted(summaries, key=lambda summary: (summary.snr_db, summary.tensor))
 
 
 SUFFIX = ".svg"
@@ -90,7 +87,7 @@ def plot_ranges(ranges: Ranges, tensors: Sequence[TensorSummary], path: Path) ->
             ((x + _PLOT[0], y + _PLOT[1], *_PLOT[2:]), histogram_plane(ranges, summary) + "".join(parts))
         )
     size = (columns * _PANEL[0], -(-len(tensors) // columns) * _PANEL[1])
-    path.write_text(picture(panels, size), encoding="utf-8")
+    path.write_text(svg.picture(panels, size), encoding="utf-8")
 
 
 def histogram_plane(ranges: Ranges, summary: TensorSummary) -> str:
@@ -103,11 +100,11 @@ def histogram_plane(ranges: Ranges, summary: TensorSummary) -> str:
     x = Scale(min(ends) - space, max(ends) + space)
     y = Scale(0.5, 2.0 * max(counts), "log", grows_up=True)
     outline = []
-    for left, right, count in zip(edges[:-1], edges[1:], counts, strict=True):
+    for start, end, count in zip(edges[:-1], edges[1:], counts, strict=True):
         height = y.at(max(count, 0.5))
-        outline += [(x.at(left), height), (x.at(right), height)]
-    drawing = axes(x, y, ("value of the tensor", "values, logarithmic scale"))
-    drawing += area([(outline[0][0], 100), *outline, (outline[-1][0], 100)], "float", opacity=0.45)
+        outline += [(x.at(start), height), (x.at(end), height)]
+    drawing = svg.axes(x, y, ("value of the tensor", "values, logarithmic scale"))
+    drawing += svg.area([(outline[0][0], 100), *outline, (outline[-1][0], 100)], "float", opacity=0.45)
     for method, amax in summary.amax.items():
         is_chosen = method == ranges.method.name
         for side in sides[method]:

@@ -78,8 +78,8 @@ def scale_and_zero_point(low: Any, high: Any, scheme: Scheme, xp: Any = np) -> t
 
 def channel_amax(weight: NDArray[Any], axis: int | None) -> NDArray[np.float64]:
     """Return the largest magnitude of each channel [weight.shape[axis]], or of all where axis is None."""
-    others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis % weight.ndim)
-    amax: NDArray[np.float64] = np.abs(weight).max(axis=others, initial=0.0).astype(np.float64)
+    reduced = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis % weight.ndim)
+    amax: NDArray[np.float64] = np.abs(weight).max(axis=reduced, initial=0.0).astype(np.float64)
     return amax
 
 

@@ -10,14 +10,18 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from ..errors import CalibrationError
 from .histogram import Histogram
 from .thresholds import Method, amax, limits
 
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
 
-@dataclass(frozen=True)
-class Portion:
+
+class Portion(msgspec.Struct, frozen=True):
     """How much of some data was observed.
 
     Attributes:
@@ -26,12 +30,31 @@ class Portion:
         parts: Which of them were observed, from 1, in order. Once all are there, it is one part of one.
     """
 
-    samples: int
-    shards: int = 1
-    parts: tuple[int, ...] = (1,)
+    samples: Annotated[int, msgspec.Meta(ge=0)]
+    shards: _Positive = 1
+    parts: tuple[_Positive, ...] = (1,)
 
     def __str__(self) -> str:
         return "" if self.shards == 1 else f" ({', '.join(map(str, self.parts))} of {self.shards} parts)"
+
+    def joined(self, other: Portion) -> Portion:
+        """Return both parts of the same data together."""
+        if self.shards != other.shards:
+            first, second = (
+                "one part" if count == 1 else f"{count} parts" for count in (self.shards, other.shards)
+            )
+            raise CalibrationError(
+                f"the same data is cut into {first} in one ranges file and {second} in another; "
+                "samples would count twice",
+                hint="give every shard the same number of parts",
+            )
+        if twice := set(self.parts) & set(other.parts):
+            part = f"part {min(twice)} of {self.shards}" if self.shards > 1 else "the same data"
+            message = f"{part} is in both ranges files; its samples would count twice"
+            raise CalibrationError(message, hint="merge each part once")
+        samples, parts = self.samples + other.samples, tuple(sorted(self.parts + other.parts))
+        is_whole = len(parts) == self.shards
+        return Portion(samples) if is_whole else Portion(samples, self.shards, parts)
 
 
 @dataclass
@@ -157,46 +180,22 @@ class Ranges:
             )
         if self.fixed or other.fixed:
             raise CalibrationError("a TensorRT cache holds scales, not counts: it cannot be merged")
-        differing = set(self.histograms) ^ set(other.histograms)
-        if differing:
-            raise CalibrationError(
-                f"tensor {min(differing)!r} is in one ranges file only; both must observe the same",
-                hint="calibrate every shard for the same `targets`",
-                tensor=min(differing),
-            )
-        if self.shared != other.shared:
-            every = {*self.shared, *other.shared}
-            name = min(name for name in every if self.shared.get(name) != other.shared.get(name))
-            raise CalibrationError(
-                f"tensor {name!r} takes its range from others in one ranges file only",
-                hint="calibrate every shard for the same `targets`",
-                tensor=name,
-            )
+        observed = set(self.histograms) ^ set(other.histograms)
+        every = {*self.shared, *other.shared}
+        shared = {name for name in every if self.shared.get(name) != other.shared.get(name)}
+        for differing, problem in (
+            (observed, "is in one ranges file only; both must observe the same"),
+            (shared, "takes its range from others in one ranges file only"),
+        ):
+            if differing:
+                raise CalibrationError(
+                    f"tensor {min(differing)!r} {problem}",
+                    hint="calibrate every shard for the same `targets`",
+                    tensor=min(differing),
+                )
         portions = dict(self.portions)
         for digest, portion in other.portions.items():
-            portions[digest] = _together(portions[digest], portion) if digest in portions else portion
+            portions[digest] = portions[digest].joined(portion) if digest in portions else portion
         self.portions = portions
         for name, histogram in other.histograms.items():
             self.histograms[name].merge(histogram)
-
-
-def _parts(count: int) -> str:
-    return "one part" if count == 1 else f"{count} parts"
-
-
-def _together(one: Portion, other: Portion) -> Portion:
-    if one.shards != other.shards:
-        raise CalibrationError(
-            f"the same data is cut into {_parts(one.shards)} in one ranges file and "
-            f"{_parts(other.shards)} in another; samples would count twice",
-            hint="give every shard the same number of parts",
-        )
-    twice = set(one.parts) & set(other.parts)
-    if twice:
-        part = f"part {min(twice)} of {one.shards}" if one.shards > 1 else "the same data"
-        raise CalibrationError(
-            f"{part} is in both ranges files; its samples would count twice", hint="merge each part once"
-        )
-    samples, parts = one.samples + other.samples, tuple(sorted(one.parts + other.parts))
-    whole = len(parts) == one.shards
-    return Portion(samples) if whole else Portion(samples, one.shards, parts)

@@ -17,7 +17,6 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,8 +29,7 @@ from ..errors import CalibrationError, InvalidOption
 from ..files import writing
 from ..progress import Progress, silent
 from ..spec.words import METHODS
-from .counting import why_slow
-from .histogram import BINS, Histogram
+from .histogram import BINS, Histogram, why_slow
 from .ranges import Portion, Ranges
 from .thresholds import Method, amax_by_method
 
@@ -45,13 +43,15 @@ def save_ranges(ranges: Ranges, path: Path) -> None:
         name: histogram for name, histogram in sorted(ranges.histograms.items()) if not histogram.is_empty
     }
     entries = {
-        name: _Entry(one.exponent, one.min, one.max, amax_by_method(one, ranges.method.percentile))
-        for name, one in observed.items()
+        name: _Entry(
+            values.exponent, values.min, values.max, amax_by_method(values, ranges.method.percentile)
+        )
+        for name, values in observed.items()
     }
     header = _Header(
         version=_FIXED_VERSION if ranges.fixed else FORMAT_VERSION,
         model=ranges.model,
-        data={digest: _Data(**vars(portion)) for digest, portion in sorted(ranges.portions.items())},
+        data=dict(sorted(ranges.portions.items())),
         method=ranges.method.name,
         percentile=ranges.method.percentile,
         tensors=entries,
@@ -78,6 +78,8 @@ def load_ranges(path: Path) -> Ranges:
                     hint="calibrate again",
                 )
             typed = msgspec.convert(header, _Header)
+            for portion in header["data"].values():
+                portion["shards"], portion["parts"]  # a file names both, always
             counts = {name: file.get_tensor(name) for name in typed.tensors}
         _require_checksum(path, header, typed, counts)
         return _ranges(typed, counts)
@@ -89,10 +91,6 @@ def load_ranges(path: Path) -> Ranges:
             hint="make it with qcompile calibrate",
             file=path,
         ) from error
-
-
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -108,14 +106,6 @@ class _Entry(msgspec.Struct, frozen=True):
     min: float
     max: float
     amax: Any = None
-
-
-class _Data(msgspec.Struct, frozen=True):
-    """How much of a set of samples was observed: see `Portion`."""
-
-    samples: _Count
-    shards: _Positive
-    parts: tuple[_Positive, ...]
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +129,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     bins: int = BINS
     model: str
-    data: dict[str, _Data]
+    data: dict[str, Portion]
     method: str
     percentile: Annotated[float, msgspec.Meta(gt=0, le=100)]
     tensors: dict[str, _Entry]
@@ -152,7 +142,9 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
 
 def header_schema() -> dict[str, Any]:
     """Return the JSON Schema of the header."""
-    return msgspec.json.schema(_Header)
+    schema = msgspec.json.schema(_Header)
+    schema["$defs"]["Portion"]["required"] = [*Portion.__struct_fields__]
+    return schema
 
 
 def _require_checksum(
@@ -177,7 +169,8 @@ def _ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ranges:
         if array.shape != (2 * BINS,) or array.dtype != np.int64:
             raise ValueError(f"its histograms are not of {2 * BINS} integers")
     histograms = {
-        name: Histogram(one.exponent, counts[name], one.min, one.max) for name, one in header.tensors.items()
+        name: Histogram(entry.exponent, counts[name], entry.min, entry.max)
+        for name, entry in header.tensors.items()
     }
     for name, histogram in histograms.items():
         if histogram.is_empty or not histogram.is_plausible:
@@ -189,13 +182,12 @@ def _ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ranges:
     lost = [source for sources in header.shared.values() for source in sources if source not in histograms]
     if lost:
         raise ValueError(f"it refers to {lost[0]!r}, which it does not hold")
-    for one in header.data.values():
-        if list(one.parts) != sorted({*one.parts}) or max(one.parts, default=0) > one.shards:
-            raise ValueError(f"parts {', '.join(map(str, one.parts))} are none of {one.shards}")
-    portions = {digest: Portion(one.samples, one.shards, one.parts) for digest, one in header.data.items()}
+    for portion in header.data.values():
+        if list(portion.parts) != sorted({*portion.parts}) or max(portion.parts, default=0) > portion.shards:
+            raise ValueError(f"parts {', '.join(map(str, portion.parts))} are none of {portion.shards}")
     method = Method(METHODS[METHODS.index(header.method)], header.percentile)
     return Ranges(
-        header.model, portions, method, histograms,
+        header.model, header.data, method, histograms,
         {name: tuple(sources) for name, sources in header.shared.items()}, header.skipped, fixed,
         is_verified=bool(header.checksum),
     )  # fmt: skip
@@ -226,42 +218,33 @@ def _plain_text(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-@dataclass
-class Checkpoint:
+class Checkpoint(msgspec.Struct):
     """The state of a calibration between two samples, as one safetensors file that is replaced as a whole.
 
     Attributes:
         key: Everything that decides what is counted: another key is another calibration.
         units: How many units of the data were read: samples, or batches that are not taken apart.
         samples: How many samples were counted, of this shard.
+        histograms: Tensor to counts; in the file, "tensors" has their exponents, least and largest values.
     """
-
-    key: Mapping[str, object]
-    units: int
-    samples: int
-    histograms: dict[str, Histogram]
-
-
-@dataclass(frozen=True)
-class _CheckpointHeader:
-    """What the metadata hold: a tensor has its exponent, least and largest value."""
 
     key: dict[str, Any]
     units: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
     samples: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-    tensors: dict[str, tuple[int, float, float]]
-    checksum: str
+    histograms: Any = None
 
 
 def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
     """Replace the file at once: a kill leaves the earlier one or this one."""
-    tensors = {name: [one.exponent, one.min, one.max] for name, one in checkpoint.histograms.items()}
-    header = {key: value for key, value in vars(checkpoint).items() if key != "histograms"}
+    tensors = {
+        name: [values.exponent, values.min, values.max] for name, values in checkpoint.histograms.items()
+    }
+    header = {name: getattr(checkpoint, name) for name in ("key", "units", "samples")} | {"tensors": tensors}
     with writing(path) as temporary:
-        temporary.write_bytes(_file_content({**header, "tensors": tensors}, checkpoint.histograms))
+        temporary.write_bytes(_file_content(header, checkpoint.histograms))
 
 
-def load_checkpoint(path: Path, key: Mapping[str, object]) -> Checkpoint | None:
+def load_checkpoint(path: Path, key: dict[str, Any]) -> Checkpoint | None:
     """Return the checkpoint of a calibration; None where there is none, or it is of another calibration."""
     from safetensors import SafetensorError, safe_open
 
@@ -270,18 +253,18 @@ def load_checkpoint(path: Path, key: Mapping[str, object]) -> Checkpoint | None:
     try:
         with safe_open(path, framework="np") as file:
             header = json.loads((file.metadata() or {})[_KEY])
-            typed = msgspec.convert(header, _CheckpointHeader)
-            if typed.key != json.loads(json.dumps(key)):
+            checkpoint = msgspec.convert(header, Checkpoint)
+            if checkpoint.key != json.loads(json.dumps(key)):
                 return None
-            counts = {name: np.array(file.get_tensor(name)) for name in typed.tensors}
+            tensors = msgspec.convert(header["tensors"], dict[str, tuple[int, float, float]])
+            counts = {name: np.array(file.get_tensor(name)) for name in tensors}
         histograms = {
             name: Histogram(exponent, counts[name], low, high)
-            for name, (exponent, low, high) in typed.tensors.items()
+            for name, (exponent, low, high) in tensors.items()
         }
-        intact = typed.checksum == checksum(header, counts)
-        if not (intact and all(histogram.is_plausible for histogram in histograms.values())):
-            return None
-        return Checkpoint(key, typed.units, typed.samples, histograms)
+        checkpoint.histograms = histograms
+        intact = header["checksum"] == checksum(header, counts)
+        return checkpoint if intact and all(counted.is_plausible for counted in histograms.values()) else None
     except (SafetensorError, KeyError, ValueError, OSError, RecursionError):
         return None  # damaged: to begin anew loses time only
 
@@ -332,10 +315,8 @@ def merge_files(
     assert total is not None
     with writing(output) as path:
         save_ranges(total, path)
-        made = (
-            ranges_manifest(total, "merge")
-            if all_of is None
-            else ranges_manifest(total, "calibrate", all_of, shard="1/1")
-        )
-        manifest = commit(path, made)
+        manifest = ranges_manifest(total, "merge")
+        if all_of is not None:
+            manifest = ranges_manifest(total, "calibrate", all_of, shard="1/1")
+        manifest = commit(path, manifest)
     return Artifact(output, manifest)

@@ -64,6 +64,10 @@ def choose_taps(model: onnx.ModelProto, scaled: Collection[str] | None = None) -
     return _Choice(model).taps(scaled)
 
 
+def _is_one_of(node: onnx.NodeProto, operators: Collection[str]) -> bool:
+    return node.op_type in operators and node.domain in ("", "ai.onnx")
+
+
 class _Choice:
     def __init__(self, model: onnx.ModelProto) -> None:
         self.graph = model.graph
@@ -75,15 +79,14 @@ class _Choice:
         self.captured = {name for node in model.graph.node for name in captured_names(node)}
 
     def taps(self, scaled: Collection[str] | None) -> Taps:
-        chosen = self._quantizable() if scaled is None else self._in_order(scaled)
-        skipped = {name: reason for name in chosen if (reason := self._why_not(name))}
+        scaled = self._quantizable() if scaled is None else self._in_order(scaled)
+        skipped = {name: reason for name in scaled if (reason := self._why_not(name))}
         shared: dict[str, tuple[str, ...]] = {}
         roots: dict[str, None] = {}
-        for name in chosen:
+        for name in scaled:
             if name in skipped:
                 continue
-            folded = self._folded(name)
-            sources = self._sources(folded or name)
+            sources = self._sources(self._folded(name) or name)
             roots.update(dict.fromkeys(sources))
             if sources != (name,):
                 shared[name] = sources
@@ -93,17 +96,17 @@ class _Choice:
     def _quantizable(self) -> list[str]:
         names: dict[str, None] = {}
         for node in self.graph.node:
-            if node.op_type in QUANTIZABLE and node.domain in ("", "ai.onnx"):
+            if _is_one_of(node, QUANTIZABLE):
                 names.update(dict.fromkeys((*node.input, *node.output)))
         return [name for name in names if name and name not in self.constants]
 
     def _in_order(self, names: Collection[str]) -> list[str]:
         """The names in the order in which the model has them."""
-        asked = set(names) - self.constants
+        names = set(names) - self.constants
         every: dict[str, None] = dict.fromkeys(value.name for value in self.graph.input)
         for node in self.graph.node:
             every.update(dict.fromkeys(node.output))
-        return [name for name in every if name in asked]
+        return [name for name in every if name in names]
 
     def _why_not(self, name: str) -> str:
         dtype = self.types.get(name, "undefined")
@@ -117,30 +120,18 @@ class _Choice:
 
     def _folded(self, name: str) -> str:
         """What comes out of the activation that is folded into the maker of a tensor; empty if none is."""
-        readers = self.readers.get(name, [])
-        maker = self.made_by.get(name)
-        folded = (
-            maker is not None
-            and maker.op_type in _FOLDS_INTO
-            and maker.domain in ("", "ai.onnx")
-            and len(readers) == 1
-            and readers[0].op_type in _FOLDED
-            and readers[0].domain in ("", "ai.onnx")
-            and name not in self.outputs | self.captured
-        )
-        return str(readers[0].output[0]) if folded else ""
+        readers, maker = self.readers.get(name, []), self.made_by.get(name)
+        if maker is None or len(readers) != 1 or name in self.outputs | self.captured:
+            return ""
+        folds = _is_one_of(maker, _FOLDS_INTO) and _is_one_of(readers[0], _FOLDED)
+        return str(readers[0].output[0]) if folds else ""
 
     def _sources(self, name: str) -> tuple[str, ...]:
         """The tensors to observe for a tensor: itself, or those whose values it holds."""
         maker = self.made_by.get(name)
-        if maker is None or maker.domain not in ("", "ai.onnx"):
+        if maker is None or not _is_one_of(maker, _MOVES | {"Concat"}):
             return (name,)
-        if maker.op_type in _MOVES:
-            origins = list(maker.input[:1])
-        elif maker.op_type == "Concat":
-            origins = list(maker.input)
-        else:
-            return (name,)
+        origins = list(maker.input) if maker.op_type == "Concat" else list(maker.input[:1])
         if any(name in self.constants or self.types.get(name) not in _FLOATS for name in origins):
             return (name,)
         return tuple(dict.fromkeys(source for origin in origins for source in self._sources(origin)))

@@ -75,12 +75,12 @@ def is_cache(path: Path) -> bool:
 
 def read_cache(path: Path, model: Path) -> Ranges:
     """Return the scales of a cache as ranges of a model, without layers of TensorRT's own."""
-    scales = parse_cache_bytes(require_file(path, what="cache").read_bytes(), path)
+    scales = parse_cache(require_file(path, what="cache").read_bytes(), path)
     weightless = read_weightless(model)
     graph = weightless.model.graph
-    known = {value.name for value in graph.input} | {name for node in graph.node for name in node.output}
+    tensors = {value.name for value in graph.input} | {name for node in graph.node for name in node.output}
     weights = {tensor.name for tensor in graph.initializer}  # TensorRT may name constants after them
-    unknown = sorted(set(scales) - known - weights - {name for name in scales if _INTERNAL.search(name)})
+    unknown = sorted(set(scales) - tensors - weights - {name for name in scales if _INTERNAL.search(name)})
     if unknown:
         raise CalibrationError(
             f"{path}: names {len(unknown)} of {len(scales)} tensors that {model} does not have: "
@@ -89,25 +89,20 @@ def read_cache(path: Path, model: Path) -> Ranges:
             file=path,
             tensor=unknown[0],
         )
-    fixed = {name: scale * INT8.qmax for name, scale in scales.items() if name in known}
+    fixed = {name: scale * INT8.qmax for name, scale in scales.items() if name in tensors}
     if not fixed:
         raise CalibrationError(f"{path}: holds no tensor of {model}", file=path)
     return Ranges(weightless.digest(), {f"TensorRT's cache {path.name}": Portion(0)}, fixed=fixed)
 
 
-def parse_cache_bytes(content: bytes, path: Path) -> dict[str, float]:
-    """Return what `parse_cache` does of a file's content."""
+def parse_cache(content: bytes | str, path: Path) -> dict[str, float]:
+    """Return tensor name to scale of a file's content."""
     try:
-        text = content.decode("utf-8")
+        text = content if isinstance(content, str) else content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise CalibrationError(f"{path}: no TensorRT calibration cache ({error})", file=path) from error
-    return parse_cache(text.replace("\r\n", "\n").replace("\r", "\n"), path)
-
-
-def parse_cache(text: str, path: Path) -> dict[str, float]:
-    """Return tensor name to scale."""
-    lines = text.split("\n")
-    if not lines or not _HEADER.fullmatch(lines[0].strip()):
+    lines = text.replace("\r\n", "\n").split("\n")
+    if not _HEADER.fullmatch(lines[0].strip()):
         raise CalibrationError(
             f"{path}: its first line is no TensorRT calibration cache's (TRT-VERSION-CALIBRATOR)", file=path
         )

@@ -192,12 +192,6 @@ def parse_method(text: str) -> Method:
     return Method(METHODS[METHODS.index(name)], percentile)
 
 
-def amax_minmax(histogram: Histogram) -> float:
-    """Return the largest magnitude seen, exactly."""
-    _require_values(histogram)
-    return histogram.largest
-
-
 def amax_percentile(histogram: Histogram, percentile: float = DEFAULT_PERCENTILE) -> float:
     """Return the magnitude that `percentile` percent of the values do not exceed.
 
@@ -205,7 +199,7 @@ def amax_percentile(histogram: Histogram, percentile: float = DEFAULT_PERCENTILE
     """
     if not 0.0 < percentile <= 100.0:
         raise InvalidOption(f"percentile {percentile}: a number above 0 and at most 100 is required")
-    largest = amax_minmax(histogram)
+    largest = histogram.largest
     cumulative = np.cumsum(histogram.magnitudes())
     # numpy's default interpolates between the order statistics around rank p * (n - 1).
     rank = percentile / 100.0 * (int(cumulative[-1]) - 1)
@@ -215,28 +209,27 @@ def amax_percentile(histogram: Histogram, percentile: float = DEFAULT_PERCENTILE
     return min((index + 1) * histogram.width, largest)
 
 
-def amax_entropy(histogram: Histogram, *, num_bits: int = 8) -> float:
+def amax_entropy(histogram: Histogram) -> float:
     """Return the clipping magnitude that loses least information.
 
-    Minimizes KL(P‖Q) over every candidate of `i` bins, `2**(num_bits-1) <= i <= bins`: P is the clipped
-    distribution with its tail folded into the last bin; Q is P without the tail, quantized to
-    `2**(num_bits-1)` levels (bin `j` belongs to level `j * levels // i`) and spread evenly over the bins
-    of each level that are not empty in P (Migacz, GTC 2017, "8-bit inference with TensorRT"). A
-    candidate for which Q is zero where P is not has infinite divergence, and one that would clip more than
-    `MOST_CLIPPED` of the values is left out: a distribution that begins far from zero would otherwise be
-    represented best by its first bin, alone with all of the tail. As TensorRT does, the count of
-    the bin at zero is replaced by its neighbour's: the spike that a ReLU leaves at zero is represented
-    exactly at any scale and must not decide.
+    Minimizes KL(P‖Q) over every candidate of `i` bins, `128 <= i <= bins`: P is the clipped distribution with
+    its tail folded into the last bin; Q is P without the tail, quantized to 128 levels (bin `j` belongs to
+    level `j * 128 // i`) and spread evenly over the bins of each level that are not empty in P (Migacz, GTC
+    2017, "8-bit inference with TensorRT"). A candidate for which Q is zero where P is not has infinite
+    divergence. One that would clip more than `MOST_CLIPPED` of the values is left out: a distribution that
+    begins far from zero would be represented best by its first bin, alone with all of the tail. As TensorRT
+    does, the count of the bin at zero is replaced by its neighbour's: the spike that a ReLU leaves at zero is
+    exact at any scale and must not decide.
     """
-    largest = amax_minmax(histogram)
+    largest = histogram.largest
     counts = histogram.magnitudes().astype(np.float64)
     counts[0] = counts[1]
-    levels = 1 << (num_bits - 1)
+    levels = INT8.qmax + 1
     used = np.flatnonzero(counts)
     if not used.size or used[-1] < levels:
         return largest
-    kept = np.cumsum(counts)
-    fewest = int(np.searchsorted(kept, (1.0 - MOST_CLIPPED) * kept[-1])) + 1
+    cumulative = np.cumsum(counts)
+    fewest = int(np.searchsorted(cumulative, (1.0 - MOST_CLIPPED) * cumulative[-1])) + 1
     candidates = np.arange(max(levels, fewest), used[-1] + 2)
     divergences = entropy_divergences(counts, candidates, levels)
     best = int(candidates[int(np.argmin(divergences))])
@@ -251,11 +244,11 @@ def entropy_divergences(
     With `S_k` the counts and `n_k` the non-empty bins of level `k`, T all counts and C those kept:
     KL = (Σ p log p − Σ_k S_k log(S_k / n_k) − tail · log q_last) / T − log T + log C.
 
-    Args:
-        counts: float64 [bins], of magnitudes.
-        candidates: int64, each the number of bins kept, `levels` to bins.
+    `counts` [bins] are of magnitudes; a candidate is the number of bins kept, `levels` to bins.
     """
-    prefixes = _prefix(counts), _prefix((counts > 0).astype(np.float64)), _prefix(_xlogx(counts))
+    prefixes = tuple(
+        np.concatenate([[0.0], np.cumsum(values)]) for values in (counts, counts > 0, _xlogx(counts))
+    )
     parts = [
         _divergences_at_once(counts, prefixes, candidates[start : start + _AT_ONCE], levels)
         for start in range(0, len(candidates), _AT_ONCE)
@@ -270,13 +263,11 @@ def _divergences_at_once(
     levels: int,
 ) -> NDArray[np.float64]:
     total = counts.sum()
-    kept, filled, plogp = prefixes
-    tail = total - kept[candidates]
-    last = counts[candidates - 1]
+    cumulative, filled, plogp = prefixes
+    tail, last = total - cumulative[candidates], counts[candidates - 1]
     # The first bin of level k, ceil(k * i / levels), for every candidate i: int64 [candidates, levels + 1]
     edges = -(-np.arange(levels + 1)[None, :] * candidates[:, None] // levels)
-    sums = np.diff(kept[edges], axis=1)
-    bins = np.diff(filled[edges], axis=1)
+    sums, bins = np.diff(cumulative[edges], axis=1), np.diff(filled[edges], axis=1)
     # The tail fills the last bin of P, so it counts as non-empty even where no value fell into it.
     bins[:, -1] += (last == 0) & (tail > 0)
 
@@ -284,27 +275,22 @@ def _divergences_at_once(
         spread = np.where(sums > 0, sums * np.log(sums / bins), 0.0).sum(axis=1)
         share = np.log(sums[:, -1] / bins[:, -1])
         cross = spread + np.where(tail > 0, tail * share, 0.0)
-        own = plogp[candidates] - _xlogx(last) + _xlogx(last + tail)
-        divergence = (own - cross) / total - np.log(total) + np.log(kept[candidates])
+        entropy = plogp[candidates] - _xlogx(last) + _xlogx(last + tail)
+        divergence = (entropy - cross) / total - np.log(total) + np.log(cumulative[candidates])
     return np.where(np.isfinite(divergence), divergence, np.inf)
 
 
 METHOD_AMAX: Mapping[MethodName, Callable[[Histogram, float, bool], float]] = {
-    "minmax": lambda histogram, _, __: amax_minmax(histogram),
+    "minmax": lambda histogram, _, __: histogram.largest,
     "percentile": lambda histogram, percentile, _: amax_percentile(histogram, percentile),
     "entropy": lambda histogram, _, __: amax_entropy(histogram),
     "mse": lambda histogram, _, symmetric: amax_mse(histogram, symmetric=symmetric),
 }
 """Name to the magnitude of a histogram that has values, by percentile and whether int8 is symmetric."""
 
-AUTO_WEIGHS: tuple[MethodName, ...] = ("minmax", "percentile", "entropy", "mse")
-"""Methods that "auto" chooses among."""
-
 
 def amax(histogram: Histogram, method: Method, *, symmetric: bool = True) -> float:
     """Return the clipping magnitude by a method: "mse" and "auto" mind whether int8 is symmetric."""
-    if method.name not in METHODS:
-        raise InvalidOption(f"method {method.name!r} is unknown; known are {', '.join(METHODS)}")
     _require_values(histogram)
     if method.name == "auto":
         return amax_by_method(histogram, method.percentile, symmetric=symmetric)["auto"]
@@ -316,15 +302,15 @@ def amax_by_method(
 ) -> dict[str, float]:
     """Return the magnitude by each of `METHODS`.
 
-    "auto" is the largest of those of `AUTO_WEIGHS` whose squared error is near the least: `mse` has that by
-    its definition. Where another method clips less and costs at most `AUTO_TOLERANCE` times as much, it is
+    "auto" is the largest of the others whose squared error is near the least: `mse` has that by its
+    definition. Where another method clips less and costs at most `AUTO_TOLERANCE` times as much, it is
     taken: calibration has seen a part of the values only, and what it has not seen is larger, not smaller.
     """
     _require_values(histogram)
     by_method: dict[str, float] = {
         name: choose(histogram, percentile, symmetric) for name, choose in METHOD_AMAX.items()
     }
-    magnitudes = np.array([by_method[name] for name in AUTO_WEIGHS])
+    magnitudes = np.array([*by_method.values()])
     if magnitudes.all():
         errors = squared_errors(histogram, magnitudes / histogram.width, symmetric=symmetric)
         magnitudes = magnitudes[errors <= errors.min() * AUTO_TOLERANCE]
@@ -337,10 +323,6 @@ def _require_values(histogram: Histogram) -> None:
             "no values were observed; a threshold needs at least one",
             hint="calibrate with samples in which the tensor is not empty",
         )
-
-
-def _prefix(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.concatenate([[0.0], np.cumsum(values)])
 
 
 def _xlogx(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-import queue
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,8 +31,7 @@ from ..model.graph import attribute, captured_names, holds_half
 from ..model.onnx_graph import Graph, read_graph
 from ..model.session import make_session, session_options, usable_cores
 from ..tensors import Feeds
-from .counting import make_count
-from .histogram import Count, Histogram, NonFinite
+from .histogram import Count, Histogram, NonFinite, make_count
 from .taps import Taps
 
 if TYPE_CHECKING:
@@ -125,13 +123,12 @@ def _without_reorders(
     if not skipped:
         return session
     del session
-    as_it_is = session_options(threads, optimize=False)
     written.write_bytes(optimized.SerializeToString())
-    again = make_session(written, as_it_is)
+    session = make_session(written, session_options(threads, optimize=False))
     for output, source in skipped.items():
         tap = outputs.pop(output)
         outputs[source] = tap
-    return again
+    return session
 
 
 def _skip_reorders(graph: onnx.GraphProto, outputs: dict[str, str]) -> dict[str, str]:
@@ -149,9 +146,9 @@ def _skip_reorders(graph: onnx.GraphProto, outputs: dict[str, str]) -> dict[str,
         skipped[value.name] = node.input[0]
         if value.name not in read:
             graph.node.remove(node)
-    kept = [value for value in graph.value_info if value.name not in set(skipped.values())]
+    values = [value for value in graph.value_info if value.name not in set(skipped.values())]
     del graph.value_info[:]
-    graph.value_info.extend(kept)
+    graph.value_info.extend(values)
     for value in graph.output:
         if value.name in skipped:
             value.name = skipped[value.name]
@@ -199,22 +196,18 @@ class Workers:
         self._threads = threads or usable_cores()
         self._stack = contextlib.ExitStack()
         self._pool: ThreadPoolExecutor | None = None
-        self._free: queue.SimpleQueue[_Counter] = queue.SimpleQueue()
-        self._counters: list[_Counter] = []
+        self._counters: list[_Counter] = []  # those that no thread counts with just now
         self._pending: deque[Future[int]] = deque()
         self.samples = 0
         """Samples that are counted, of those submitted."""
 
     def __enter__(self) -> Workers:
-        if address_space_limit() is not None:  # what is left of it is known only while nothing else runs
-            count = make_count()
-            self._observer = self._stack.enter_context(open_observer(self._model, self._taps, 1))
-            self._add_counter(count)
-            return self
         with ThreadPoolExecutor(1) as loader:
             loading = loader.submit(make_count)  # compiled or loaded while ONNX Runtime reads the model
+            if address_space_limit() is not None:  # what is left is known only while nothing else runs
+                loading.result()
             self._observer = self._stack.enter_context(open_observer(self._model, self._taps, 1))
-            self._add_counter(loading.result())
+            self._counters.append(_Counter(self._taps, loading.result(), infinite=self._infinite))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -232,7 +225,7 @@ class Workers:
             self.samples += batch.samples
             return
         self._pending.append(self._pool.submit(self._observe, batch))
-        while len(self._pending) > 2 * len(self._counters):
+        while len(self._pending) > 2 * self._threads:
             self._collect()
 
     def run(self, batch: Batch) -> list[NDArray[Any]]:
@@ -256,26 +249,22 @@ class Workers:
         self.samples = samples
 
     def _start(self) -> ThreadPoolExecutor:
-        number = max(1, min(self._threads, IN_FLIGHT_BYTES // max(self._counters[0].bytes, 1)))
-        inside = self._threads // number
+        granted = self._threads
+        self._threads = max(1, min(granted, IN_FLIGHT_BYTES // max(self._counters[0].bytes, 1)))
+        inside = granted // self._threads
         if inside > 1:
             self._stack.close()
             self._observer = self._stack.enter_context(open_observer(self._model, self._taps, inside))
-        for _ in range(number - 1):
-            self._add_counter(make_count())
-        return ThreadPoolExecutor(number, thread_name_prefix="qcompile-calibrate")
-
-    def _add_counter(self, count: Count) -> None:
-        counter = _Counter(self._taps, count, infinite=self._infinite)
-        self._counters.append(counter)
-        self._free.put(counter)
+        for _ in range(self._threads - 1):
+            self._counters.append(_Counter(self._taps, make_count(), infinite=self._infinite))
+        return ThreadPoolExecutor(self._threads, thread_name_prefix="qcompile-calibrate")
 
     def _observe(self, batch: Batch) -> int:
-        counter = self._free.get()
+        counter = self._counters.pop()
         try:
             counter.add(batch, self._observer)
         finally:
-            self._free.put(counter)
+            self._counters.append(counter)
         return batch.samples
 
     def _collect(self) -> None:
@@ -293,7 +282,17 @@ class _Counter:
 
     def add(self, batch: Batch, observer: Observer) -> None:
         for name, array in batch.feeds.items():
-            self._add_input(name, array, batch.where)
+            if name not in self.histograms and array.dtype.kind not in "fV":
+                continue
+            try:  # of what is no tap, too: a NaN fed in is an error all the same
+                self.histograms.get(name, Histogram()).add(array, self._count)
+            except NonFinite as error:
+                raise DataError(
+                    f"{batch.where}: input {name!r} holds {error.what}",
+                    hint="clean the sample, or leave it out",
+                    tensor=name,
+                    sample=batch.where,
+                ) from error
         observed = observer.run(batch.feeds, batch.where)
         self.bytes = sum(array.nbytes for _, array in observed)
         for name, array in observed:
@@ -309,22 +308,6 @@ class _Counter:
                     tensor=name,
                     sample=batch.where,
                 ) from error
-
-    def _add_input(self, name: str, array: Any, where: str) -> None:
-        histogram = self.histograms.get(name)
-        if histogram is None:
-            if array.dtype.kind not in "fV":
-                return
-            histogram = Histogram()  # not a tap, but a NaN fed in is an error all the same
-        try:
-            histogram.add(array, self._count)
-        except NonFinite as error:
-            raise DataError(
-                f"{where}: input {name!r} holds {error.what}",
-                hint="clean the sample, or leave it out",
-                tensor=name,
-                sample=where,
-            ) from error
 
 
 def _empty(taps: Taps) -> Histograms:

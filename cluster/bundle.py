@@ -84,11 +84,11 @@ def bundle_of_recipe(recipe: Recipe) -> LocalBundle:
 
     Names are relative to the folder that all of them lie in, so that relative paths lead where they led.
     """
-    here = recipe.path.resolve()
-    paths = sorted({*recipe_files(recipe)} - {here})
-    base = os.path.commonpath([here.parent, *(path.parent for path in paths)])
+    file = recipe.path.resolve()
+    paths = sorted({*recipe_files(recipe)} - {file})
+    base = os.path.commonpath([file.parent, *(path.parent for path in paths)])
     text = portable_text(recipe)
-    name = Path(os.path.relpath(here, base)).as_posix()
+    name = Path(os.path.relpath(file, base)).as_posix()
     refs = [FileRef(name, f"sha256:{hashlib.sha256(text).hexdigest()}", len(text))]
     refs += [_ref(os.path.relpath(path, base), path) for path in paths]
     return LocalBundle(Bundle(tuple(refs), name, base), [text, *paths])
@@ -321,7 +321,7 @@ async def _from_workers(key: str, scheduler: Any, rpc: Any) -> Any:
     from distributed.utils_comm import gather_from_workers
 
     who_has = await scheduler.who_has(keys=[key])
-    found = (await gather_from_workers(who_has, rpc=rpc))[0] if who_has.get(key) else {}
-    if key not in found:
+    chunks = (await gather_from_workers(who_has, rpc=rpc))[0] if who_has.get(key) else {}
+    if key not in chunks:
         raise MissingChunk(key)
-    return found[key]
+    return chunks[key]

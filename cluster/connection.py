@@ -17,16 +17,8 @@ from ..machine_memory import machine_bytes
 from ..model.session import usable_cores
 from ..spec.decode import spec_from_call
 from ..spec.recipes import LOCAL, ConnectionOptions, WorkerCommand
+from . import resources
 from .executor import ClusterExecutor, Fleet
-from .resources import (
-    Facts,
-    check_address,
-    is_this_machine,
-    read_scheduler,
-    scheduler_error,
-    security,
-    split_address,
-)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -83,10 +75,12 @@ def connect(
             client = stack.enter_context(_local(folder.absolute()))
             url = str(folder.absolute() / "chunks")
         else:
-            address = read_scheduler(scheduler)
-            check_address(address, spec.insecure)
+            address = resources.read_scheduler(scheduler)
+            resources.check_address(address, spec.insecure)
             stack.enter_context(quiet_dask())
-            client = stack.enter_context(_opened(address, security(spec.tls_ca, spec.tls_cert, spec.tls_key)))
+            client = stack.enter_context(
+                _opened(address, resources.security(spec.tls_ca, spec.tls_cert, spec.tls_key))
+            )
         executor = ClusterExecutor(client, Fleet(client, spec.insecure, told or warnings.warn), url)
         stack.callback(executor.close)
         executor.await_workers(_CONNECT_S)
@@ -101,7 +95,7 @@ def _opened(address: str, secured: Any) -> Iterator[Any]:
     ours: Any = secured or Security()  # type: ignore[no-untyped-call]
     if address.startswith(("tls:", "wss:")) and not (ours.tls_ca_file and ours.tls_client_cert):
         hint = "give `tls_ca`, `tls_cert` and `tls_key`"
-        raise scheduler_error(address, "speaks TLS; certificates are required", hint)
+        raise resources.scheduler_error(address, "speaks TLS; certificates are required", hint)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"\s*(Mismatched versions|$)")  # we compare ours
@@ -114,7 +108,7 @@ def _opened(address: str, secured: Any) -> Iterator[Any]:
         hint = "start it with `dask scheduler`, or look at its address and at firewalls"
         if any(word in words for word in ("certificate", "ssl", "tls")):
             hint = "give the certificates of this cluster: `tls_ca`, `tls_cert` and `tls_key`"
-        raise scheduler_error(address, f"cannot be reached ({reason})", hint) from error
+        raise resources.scheduler_error(address, f"cannot be reached ({reason})", hint) from error
     try:
         yield client
     finally:
@@ -159,14 +153,11 @@ def _local(folder: Path) -> Iterator[Any]:
 def quiet_dask() -> Iterator[None]:
     """Keep what Dask logs off the terminal: what matters is told in our own words."""
     loggers = [logging.getLogger(name) for name in ("distributed", "tornado", "asyncio", "bokeh")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
-    try:
+    with contextlib.ExitStack() as levels:
+        for logger in loggers:
+            levels.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL + 1)
         yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 @contextlib.contextmanager
@@ -208,7 +199,7 @@ JOIN_S = 300.0
 _LEAST_BYTES = 2 << 30
 _ENDED = ("scheduler-remove-worker", "scheduler-close-worker", "worker-close", "worker-close-gracefully")
 """Reasons of Dask's with which a worker is told to end; with others the scheduler was lost."""
-_Announced = Callable[[Facts], None]
+_Announced = Callable[[resources.Facts], None]
 _Told = Callable[[str], None]
 
 
@@ -218,8 +209,8 @@ def serve(options: WorkerCommand, *, announced: _Announced, told: _Told) -> None
     A scheduler that is away, of which `told` hears, is tried again for five minutes; `announced` hears what
     the worker announces, each time that it has joined. The process's children end with it.
     """
-    address = read_scheduler(options.scheduler)
-    check_address(address, options.insecure)
+    address = resources.read_scheduler(options.scheduler)
+    resources.check_address(address, options.insecure)
     parse_resources(options.resources)
     require_dask()
     logging.getLogger("distributed").setLevel(logging.ERROR)  # the command line tells the rest
@@ -252,11 +243,12 @@ def _problem(error: Exception, address: str, name: str) -> QCompileError:
         if isinstance(cause, QCompileError):
             return cause
         last, cause = cause, cause.__cause__
+    problem = f"worker {name!r} cannot join ({first_line(last)})"
+    hint = "give it another `name` where that one is taken"
     if isinstance(error, TimeoutError):
         problem = f"has not answered for {JOIN_S:.0f} s ({first_line(last)})"
-        return scheduler_error(address, problem, "start it with `dask scheduler`, and give its address")
-    problem = f"worker {name!r} cannot join ({first_line(last)})"
-    return scheduler_error(address, problem, "give it another `name` where that one is taken")
+        hint = "start it with `dask scheduler`, and give its address"
+    return resources.scheduler_error(address, problem, hint)
 
 
 def _worker(options: WorkerCommand, address: str) -> Any:
@@ -276,8 +268,8 @@ def _worker(options: WorkerCommand, address: str) -> Any:
             return await super().close(timeout, executor_wait, nanny, reason)
 
     folder = options.store.absolute()
-    protocol, host, _ = split_address(address)
-    tls = security(options.tls_ca, options.tls_cert, options.tls_key)
+    protocol, host, _ = resources.split_address(address)
+    tls = resources.security(options.tls_ca, options.tls_cert, options.tls_key)
     plugin = StagePlugin(
         str(folder),
         slots=options.slots,
@@ -296,13 +288,13 @@ def _worker(options: WorkerCommand, address: str) -> Any:
         death_timeout=JOIN_S,
         local_directory=str(folder / "dask"),
         # Without TLS it listens where its scheduler is reached: at loopback, no other machine gets in.
-        host="127.0.0.1" if protocol == "tcp" and is_this_machine(host) else None,
+        host="127.0.0.1" if protocol == "tcp" and resources.is_this_machine(host) else None,
     )
 
 
 def parse_resources(texts: tuple[str, ...]) -> dict[str, float]:
     """Return what a user announces: "rack-7=1" as a name and a quantity."""
-    resources: dict[str, float] = {}
+    quantities: dict[str, float] = {}
     for text in texts:
         name, equals, number = text.partition("=")
         try:
@@ -311,5 +303,5 @@ def parse_resources(texts: tuple[str, ...]) -> dict[str, float]:
             quantity = -1.0
         if not (name and equals and 0 <= quantity < float("inf")):
             raise InvalidOption(f"`resources` {text!r}: NAME=NUMBER is required", option="resources")
-        resources[name] = quantity
-    return resources
+        quantities[name] = quantity
+    return quantities

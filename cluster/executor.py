@@ -30,31 +30,7 @@ from ..pipeline.stages import with_isa
 from ..pipeline.store import Store, Stored
 from ..processor import isa_here
 from ..progress import Progress, silent
-from .bundle import (
-    OUTPUT,
-    RECIPE,
-    Answer,
-    ClientCarrier,
-    LocalBundle,
-    MissingChunk,
-    Request,
-    StageKilled,
-    StoreCarrier,
-    bundle_beside,
-    bundle_of_recipe,
-    bundle_of_stage,
-    write_files,
-)
-from .resources import (
-    Facts,
-    Place,
-    check_address,
-    gpus_of,
-    isa_announced,
-    place,
-    scheduler_error,
-    why_refused,
-)
+from . import bundle, resources
 
 _ATTEMPTS = 20
 _RETRIES = 2
@@ -79,48 +55,47 @@ class Fleet:
     def __init__(self, client: Any, insecure: Sequence[str], told: Callable[[str], None]) -> None:
         self.client, self.insecure, self._told = client, insecure, told
         self.refused: dict[str, str] = {}
-        self._ready: list[Facts] = []
+        self._ready: list[resources.Facts] = []
         self._lock = threading.Lock()
         self._looked_s = -_LOOK_S
         self._has_plugin = False
 
-    def ready(self, *, now: bool = False) -> list[Facts]:
+    def ready(self, *, now: bool = False) -> list[resources.Facts]:
         """Return the workers that may be asked; looks who is there at most once a second, unless `now`."""
         with self._lock:
             if now or not self._ready or time.monotonic() - self._looked_s > _LOOK_S:
-                there = self._announced()
-                if not self._has_plugin and any("slots" not in facts.resources for facts in there):
+                workers = self._announced()
+                if not self._has_plugin and any("slots" not in facts.resources for facts in workers):
                     self._register()
-                    there = self._announced()
-                self.refused = {facts.address: self._why_not(facts) for facts in there}
+                    workers = self._announced()
+                self.refused = {facts.address: self._why_not(facts) for facts in workers}
                 # A task that needs resources waits for ever where its worker announces them later.
                 self._ready = [
-                    facts
-                    for facts in there
+                    facts for facts in workers
                     if "slots" in facts.resources and not self.refused.get(facts.address)
-                ]
+                ]  # fmt: skip
                 self._looked_s = time.monotonic()
             return list(self._ready)
 
-    def _why_not(self, facts: Facts) -> str:
+    def _why_not(self, facts: resources.Facts) -> str:
         if facts.address in self.refused:
             return self.refused[facts.address]
-        reason = why_refused(facts)
+        reason = resources.why_refused(facts)
         try:
-            check_address(facts.address, self.insecure, what="worker")
+            resources.check_address(facts.address, self.insecure, what="worker")
         except ClusterError as error:
             reason = f"{error.message} ({error.hint})"
         if reason:
             self._told(f"{reason}: it is not used")
         return reason
 
-    def _announced(self) -> list[Facts]:
+    def _announced(self) -> list[resources.Facts]:
         try:
             identity = self.client.sync(self.client.scheduler.identity, n_workers=-1, callback_timeout=30)
         except (OSError, TimeoutError) as error:
             raise lost_scheduler(self.client, error) from error
         return [
-            Facts(str(about["name"]), address, about.get("resources", {}))
+            resources.Facts(str(about["name"]), address, about.get("resources", {}))
             for address, about in identity["workers"].items()
             if about.get("status", "running") == "running"
         ]
@@ -135,7 +110,7 @@ class Fleet:
             address = self.client.scheduler.address
             problem = f"a worker cannot take stages ({first_line(error)})"
             hint = "install the client's version of qcompile on all workers"
-            raise scheduler_error(address, problem, hint) from error
+            raise resources.scheduler_error(address, problem, hint) from error
         self._has_plugin = True
 
 
@@ -144,7 +119,7 @@ def lost_scheduler(client: Any, error: BaseException | None = None) -> ClusterEr
     address = getattr(getattr(client, "scheduler", None), "address", "") or "the scheduler"
     reason = f" ({first_line(error)})" if error is not None and str(error) else ""
     hint = "what was finished is kept: start the scheduler and its workers, and run again to go on"
-    return scheduler_error(address, f"the connection is lost{reason}", hint)
+    return resources.scheduler_error(address, f"the connection is lost{reason}", hint)
 
 
 @dataclass
@@ -153,14 +128,14 @@ class _Run:
 
     recipe: Recipe
     digest: str = ""
-    bundles: dict[str, LocalBundle] = field(default_factory=dict)
+    bundles: dict[str, bundle.LocalBundle] = field(default_factory=dict)
     of_path: dict[Path, str] = field(default_factory=dict)
     futures: dict[str, Any] = field(default_factory=dict)
 
-    def note(self, path: Path, bundle: LocalBundle) -> str:
+    def note(self, path: Path, contents: bundle.LocalBundle) -> str:
         """Remember which bundle a file is the first one of."""
-        digest = bundle.bundle.digest()
-        self.bundles[digest], self.of_path[path] = bundle, digest
+        digest = contents.bundle.digest()
+        self.bundles[digest], self.of_path[path] = contents, digest
         return digest
 
 
@@ -175,14 +150,14 @@ class ClusterExecutor:
         self.client, self.fleet, self.store = client, fleet, store
         self.did: dict[str, str] = {}
         self.stopped = threading.Event()
-        self._shared = StoreCarrier(store) if store else None
+        self._shared = bundle.StoreCarrier(store) if store else None
         self._runs: weakref.WeakKeyDictionary[Store, _Run] = weakref.WeakKeyDictionary()
         self._lock, self._uploading = threading.Lock(), threading.Lock()
         self._progress: dict[tuple[str, str], Progress] = {}
         client.subscribe_topic(f"qcompile-{client.id}", self._hear)
 
     @property
-    def workers(self) -> Mapping[str, Facts]:
+    def workers(self) -> Mapping[str, resources.Facts]:
         return {facts.address: facts for facts in self.fleet.ready()}
 
     @property
@@ -192,7 +167,7 @@ class ClusterExecutor:
 
     @property
     def kinds(self) -> Sequence[str]:
-        names = {name for facts in self.fleet.ready() for name in gpus_of(facts)}
+        names = {name for facts in self.fleet.ready() for name in resources.gpus_of(facts)}
         return sorted(name.removeprefix("gpu-") for name in names)
 
     @property
@@ -217,13 +192,12 @@ class ClusterExecutor:
                 return None
             if answer.outcome == "failed":
                 text = msgspec.json.encode(answer.error).decode()
-                for name, here in ((OUTPUT, store.output), (RECIPE, recipe.folder)):
-                    text = text.replace(name, msgspec.json.encode(str(here)).decode()[1:-1])
-                told = msgspec.json.decode(text)  # by the worker; raised as one process would raise it
-                error: QCompileError = getattr(errors, told["error"], QCompileError)(
-                    told["message"], hint=told["hint"]
-                )
-                error.data = {**told["data"], "worker": answer.worker}
+                for name, folder in ((bundle.OUTPUT, store.output), (bundle.RECIPE, recipe.folder)):
+                    text = text.replace(name, msgspec.json.encode(str(folder)).decode()[1:-1])
+                failure = msgspec.json.decode(text)  # raised as one process would raise it
+                kind: type[QCompileError] = getattr(errors, failure["error"], QCompileError)
+                error = kind(failure["message"], hint=failure["hint"])
+                error.data = {**failure["data"], "worker": answer.worker}
                 raise error
             with contextlib.suppress(_Lost):
                 done = self._stored(run, stage, store, answer, again)
@@ -247,7 +221,7 @@ class ClusterExecutor:
             self._runs.clear()
             self.client.unsubscribe_topic(f"qcompile-{self.client.id}")
 
-    def await_workers(self, seconds: float) -> list[Facts]:
+    def await_workers(self, seconds: float) -> list[resources.Facts]:
         """Return the workers that may be asked, waiting as long as a restart takes."""
         deadline_s = time.monotonic() + seconds
         while not self.stopped.is_set():
@@ -259,28 +233,30 @@ class ClusterExecutor:
                 reasons = "; ".join(filter(None, self.fleet.refused.values()))
                 what = f"none of its workers can be used: {reasons}" if reasons else "it has no workers"
                 address = self.client.scheduler.address
-                raise scheduler_error(address, what, f"start workers with `qcompile worker`; {_AGAIN}")
+                raise resources.scheduler_error(
+                    address, what, f"start workers with `qcompile worker`; {_AGAIN}"
+                )
             self.stopped.wait(0.2)
         raise ClusterError("the run was ended", hint=_AGAIN)
 
     def _answer(
         self, run: _Run, stage: Stage, store: Store, again: bool, progress: Progress, *, look: bool = False
-    ) -> Answer:
+    ) -> bundle.Answer:
         """Ask workers until one has all files of a stage."""
         digests = {
-            role: {key: made.digest for key, made in getattr(stage, role).items()}
+            role: {key: artifact.digest for key, artifact in getattr(stage, role).items()}
             for role in ("files", "parts", "built")
         }
         with self._lock:
-            for made in stage.inputs():
-                if made.path not in run.of_path:  # ranges that the recipe names
-                    run.note(made.path, bundle_beside(made.path))
-        request = Request(
+            for artifact in stage.inputs():
+                if artifact.path not in run.of_path:  # ranges that the recipe names
+                    run.note(artifact.path, bundle.bundle_beside(artifact.path))
+        request = bundle.Request(
             client=self.client.id,
             stage={**vars(stage), **digests},
             name=stage.name,
             recipe=run.digest,
-            inputs={made.digest: run.of_path[made.path] for made in stage.inputs()},
+            inputs={artifact.digest: run.of_path[artifact.path] for artifact in stage.inputs()},
             store=self.store,
             known=() if again else tuple(store.kept(stage.name)),
             look=look,
@@ -293,29 +269,31 @@ class ClusterExecutor:
             needs = kind_of(stage).needs(run.recipe, stage)
             home = self._home(run.recipe, workers) if needs.as_measured else None
             try:
-                answer = self._submitted(request, place(run.recipe, stage, workers, home))
+                answer = self._submitted(request, *resources.place(run.recipe, stage, workers, home))
                 if answer.outcome != "missing":
                     return answer
-                carrier = self._shared or ClientCarrier(self.client, run.futures, answer.address)
+                carrier = self._shared or bundle.ClientCarrier(self.client, run.futures, answer.address)
                 with self._uploading:
                     for digest in answer.missing:
                         for key, chunk in run.bundles[digest].items():
                             carrier.put(key, chunk)
-            except (_Lost, MissingChunk):
+            except (_Lost, bundle.MissingChunk):
                 self.fleet.ready(now=True)
         raise _gave_up(stage)
 
-    def _home(self, recipe: Recipe, workers: Sequence[Facts]) -> Facts | None:
+    def _home(self, recipe: Recipe, workers: Sequence[resources.Facts]) -> resources.Facts | None:
         """Return the worker that will measure a recipe's artifacts; None where nothing is measured."""
         if recipe.bench is None:
             return None
         # Engines are measured on machines of their own kinds: this is the one for the others.
         built = {artifact.name: Made(Path(), "") for artifact in recipe.artifact}
         stage = Stage(kind="bench", machine=kind_of_others(recipe, self.kinds), built=built)
-        address = place(recipe, stage, workers).workers[0]
+        (address, *_), _ = resources.place(recipe, stage, workers)
         return next(facts for facts in workers if facts.address == address)
 
-    def _submitted(self, request: Request, chosen: Place) -> Answer:
+    def _submitted(
+        self, request: bundle.Request, workers: list[str], needs: dict[str, float]
+    ) -> bundle.Answer:
         def qcompile_stage(request: bytes) -> bytes:  # sent by value: the scheduler needs no qcompile
             from qcompile.cluster.plugin import carry_out_request
 
@@ -325,8 +303,8 @@ class ClusterExecutor:
             qcompile_stage,
             msgspec.json.encode(request),
             key=f"qcompile-stage-{request.name}-{uuid.uuid4().hex}",
-            workers=list(chosen.workers),
-            resources=chosen.resources,
+            workers=workers,
+            resources=needs,
             retries=_RETRIES,
             pure=False,
         )
@@ -334,8 +312,8 @@ class ClusterExecutor:
         try:
             future.add_done_callback(lambda _: over.set())
             while not over.wait(_LOOK_S) and not future.done():
-                there = {facts.address for facts in self.await_workers(_REJOIN_S)}
-                if there.isdisjoint(chosen.workers) and not future.done():
+                addresses = {facts.address for facts in self.await_workers(_REJOIN_S)}
+                if addresses.isdisjoint(workers) and not future.done():
                     raise _Lost
             return self._result(future)
         except BaseException:
@@ -345,12 +323,12 @@ class ClusterExecutor:
         finally:
             future.release()
 
-    def _result(self, future: Any) -> Answer:
+    def _result(self, future: Any) -> bundle.Answer:
         from distributed.comm.core import CommClosedError
         from distributed.scheduler import KilledWorker, NoValidWorkerError
 
         try:
-            return msgspec.json.decode(future.result(timeout=60), type=Answer)
+            return msgspec.json.decode(future.result(timeout=60), type=bundle.Answer)
         except (CommClosedError, TimeoutError, NoValidWorkerError) as error:
             raise _Lost from error
         except CancelledError as error:
@@ -361,37 +339,36 @@ class ClusterExecutor:
             number, last = error.allowed_failures + 1, error.last_worker.address
             message = f"{number} workers ended while they did it; the last was {last}"
             raise ClusterError(message, hint=f"see what ended them; {_AGAIN}", worker=last) from error
-        except StageKilled as error:
+        except bundle.StageKilled as error:
             hint = f"the stage may crash a native library, or take more memory than there is; {_AGAIN}"
             raise ClusterError(f"{error} ({_RETRIES + 1} times)", hint=hint) from error
         except Exception as error:  # of Dask, or of a worker whose qcompile is another one
             message = f"a worker failed: {type(error).__name__}: {first_line(error)}"
             raise ClusterError(message, hint=f"see the worker's log; {_AGAIN}") from error
 
-    def _stored(self, run: _Run, stage: Stage, store: Store, answer: Answer, again: bool) -> Done:
+    def _stored(self, run: _Run, stage: Stage, store: Store, answer: bundle.Answer, again: bool) -> Done:
         """The files of a stage in the store of the run."""
         from distributed import Future
 
         main, publish = str(answer.key.get("file", "")), is_published(stage)
         if answer.bundle is None:
-            known = store.take(answer.name, publish=publish)
-            if known is None:  # changed within the moment
+            stored = store.take(answer.name, publish=publish)
+            if stored is None:  # changed within the moment
                 raise _Lost
-            return Done(_noted(run, known, main), True)
-        bundle, here = answer.bundle, ClientCarrier(self.client, run.futures)
-        keys = bundle.keys()
+            return Done(_noted(run, stored, main), True)
+        contents, carrier = answer.bundle, self._shared or bundle.ClientCarrier(self.client, run.futures)
+        keys = contents.keys()
         if self._shared is None:  # what keeps the chunks that the worker put for this client
             run.futures.update({key: Future(key, self.client) for key in keys})
-        carrier = self._shared or here
 
         def download(folder: Path) -> None:
-            write_files(bundle, (carrier.get(key) for key in keys[1:]), folder)
+            bundle.write_files(contents, (carrier.get(key) for key in keys[1:]), folder)
 
         try:
             stored = store.run(
                 stage.name, answer.key, download, again=again, publish=publish, took=answer.took
             )
-        except (MissingChunk, ArtifactError) as error:  # its worker is lost, or a chunk is damaged
+        except (bundle.MissingChunk, ArtifactError) as error:  # its worker is lost, or a chunk is damaged
             raise _Lost from error
         return Done(_noted(run, stored, main), answer.was_done, answer.worker)
 
@@ -400,13 +377,13 @@ class ClusterExecutor:
             run = self._runs.get(store)
         if run is not None:
             return run
-        facts: Facts | None = None
+        facts: resources.Facts | None = None
         with contextlib.suppress(EngineUnavailable):
             facts = self._home(recipe, self.await_workers(_REJOIN_S))
-        isa = (isa_announced(facts) if facts else None) or isa_here()
+        isa = (resources.isa_announced(facts) if facts else None) or isa_here()
         recipe = replace(recipe, artifact=tuple(with_isa(artifact, isa) for artifact in recipe.artifact))
         run = _Run(recipe)
-        run.digest = run.note(recipe.path, bundle_of_recipe(recipe))
+        run.digest = run.note(recipe.path, bundle.bundle_of_recipe(recipe))
         with self._lock:
             return self._runs.setdefault(store, run)
 
@@ -418,7 +395,7 @@ class ClusterExecutor:
 
 def _noted(run: _Run, stored: Stored, main: str) -> Made:
     path = stored.folder / main
-    run.note(path, bundle_of_stage(stored.folder, main, stored.files))
+    run.note(path, bundle.bundle_of_stage(stored.folder, main, stored.files))
     return Made(path, stored.files[main])
 
 

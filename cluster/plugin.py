@@ -34,19 +34,7 @@ from ..model.session import CORES, usable_cores
 from ..pipeline.store import KEPT_DAYS, Store
 from ..processes.worker import Worker, thread_variables
 from ..progress import Progress, silent
-from .bundle import (
-    Answer,
-    Bundle,
-    Carrier,
-    MissingChunk,
-    Request,
-    StageKilled,
-    StoreCarrier,
-    WorkerCarrier,
-    bundle_of_stage,
-    read_index,
-    write_files,
-)
+from . import bundle
 from .resources import Facts
 from .stage_work import BUNDLES, FILES, INDEX, PUBLISHED, STAGES
 
@@ -122,21 +110,23 @@ class Service:
                 self._semaphores[name] = Semaphore(leases, name=f"qcompile-{host}-{name}")  # type: ignore[no-untyped-call]
             return self._semaphores[name]
 
-    def bring(self, digest: str, carrier: Carrier) -> None:
+    def bring(self, digest: str, carrier: bundle.Carrier) -> None:
         """Have the files of a bundle here; those that are here and have their sizes stay."""
         with self._arriving:
             final = self.folder / BUNDLES / digest
             with contextlib.suppress(OSError, msgspec.MsgspecError):
-                bundle = msgspec.json.decode((final / INDEX).read_bytes(), type=Bundle)
+                contents = msgspec.json.decode((final / INDEX).read_bytes(), type=bundle.Bundle)
                 os.utime(final)
-                if all((final / FILES / ref.name).lstat().st_size == ref.size_bytes for ref in bundle.files):
+                if all(
+                    (final / FILES / ref.name).lstat().st_size == ref.size_bytes for ref in contents.files
+                ):
                     return
             shutil.rmtree(final, ignore_errors=True)  # what is left of another one
-            bundle = read_index(carrier.get(f"qcompile-{digest}"), digest)
+            contents = bundle.read_index(carrier.get(f"qcompile-{digest}"), digest)
             with held_folder(self.folder / BUNDLES) as folder:
-                chunks = (carrier.get(key) for key in bundle.keys()[1:])
-                write_files(bundle, chunks, folder / FILES, mode=0o444)
-                (folder / INDEX).write_bytes(bundle.index())
+                chunks = (carrier.get(key) for key in contents.keys()[1:])
+                bundle.write_files(contents, chunks, folder / FILES, mode=0o444)
+                (folder / INDEX).write_bytes(contents.index())
                 os.replace(folder, final)
 
 
@@ -149,7 +139,7 @@ def carry_out_request(text: bytes) -> bytes:
     worker = get_worker()
     service = SERVICES.get(worker)
     assert service is not None, "it has announced what it has"
-    request, task = msgspec.json.decode(text, type=Request), str(worker.get_current_task())
+    request, task = msgspec.json.decode(text, type=bundle.Request), str(worker.get_current_task())
     answer = _carry_out(service, request, lambda: service.check(task))
     answer = msgspec.structs.replace(answer, worker=str(worker.name), address=worker.address)
     return msgspec.json.encode(answer)
@@ -161,7 +151,7 @@ def look(service: Service) -> dict[str, float]:
     return resources
 
 
-def _carry_out(service: Service, request: Request, check: _Check) -> Answer:
+def _carry_out(service: Service, request: bundle.Request, check: _Check) -> bundle.Answer:
     def tell(text: str, done: int = 0, total: int | None = None, /) -> None:
         event = {"stage": [request.recipe, request.name], "text": text, "done": done, "total": total}
         with contextlib.suppress(Exception):  # the connection is closing: nobody listens
@@ -169,31 +159,35 @@ def _carry_out(service: Service, request: Request, check: _Check) -> Answer:
 
     try:
         carrier = (
-            StoreCarrier(request.store)
+            bundle.StoreCarrier(request.store)
             if request.store
-            else WorkerCarrier(service.worker, request.client, lambda work: service.on_loop(work, check))
+            else bundle.WorkerCarrier(
+                service.worker, request.client, lambda work: service.on_loop(work, check)
+            )
         )
         missing = []
         for digest in dict.fromkeys([request.recipe, *request.inputs.values()]):
             try:
                 service.bring(digest, carrier)
-            except MissingChunk:
+            except bundle.MissingChunk:
                 missing.append(digest)
         if missing:
-            return Answer("missing", missing=tuple(missing))
+            return bundle.Answer("missing", missing=tuple(missing))
         question = {"request": msgspec.to_builtins(request), "folder": str(service.folder)}
-        answer = Answer("none")
+        answer = bundle.Answer("none")
         if request.look or (request.alone and request.known):  # known without waiting for all others
-            answer = msgspec.convert(_in_process(service, {"do": "find", **question}, check, tell), Answer)
+            answer = msgspec.convert(
+                _in_process(service, {"do": "find", **question}, check, tell), bundle.Answer
+            )
         if answer.outcome == "none" and not request.look:
             with _machine_turn(service, request.alone, check, tell):
                 cores = service.cores if request.alone else max(1, service.cores // service.slots)
                 done = _in_process(service, {"do": "carry_out", **question}, check, tell, cores=cores)
-                answer = msgspec.convert(done, Answer)
+                answer = msgspec.convert(done, bundle.Answer)
         if answer.bundle is not None:
             main, folder = answer.bundle.files[0].name, service.folder / STAGES / answer.name
             digests = {ref.name: ref.digest for ref in answer.bundle.files}
-            for key, chunk in bundle_of_stage(folder, main, digests).items():
+            for key, chunk in bundle.bundle_of_stage(folder, main, digests).items():
                 carrier.put(key, chunk)
         return answer
     except Cancelled:
@@ -202,7 +196,7 @@ def _carry_out(service: Service, request: Request, check: _Check) -> Answer:
         error = failure
     except OSError as failure:
         error = StorageError(f"worker {service.name}: {first_line(failure)}")
-    return Answer("failed", error=error.as_json())
+    return bundle.Answer("failed", error=error.as_json())
 
 
 @contextlib.contextmanager
@@ -213,12 +207,12 @@ def _machine_turn(service: Service, alone: bool, check: _Check, progress: Progre
     is killed holds its leases until Dask lets them run out, 30 s later.
     """
     stages, gate = service.semaphore("stages", _LEASES), service.semaphore("measurement", 1)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as leases:
         for semaphore in [gate, *[stages] * _LEASES] if alone else [stages]:
             while not semaphore.acquire(timeout=_WAIT_S):
                 progress(f"wait until {'nothing else runs' if alone else 'a measurement ends'} here")
                 check()
-            held.callback(semaphore.release)
+            leases.callback(semaphore.release)
         yield
 
 
@@ -241,17 +235,13 @@ def _in_process(
             tell(text, done, total)
 
     with Worker(
-        "a stage",
-        threads=0,
-        timeout_s=math.inf,
-        module="qcompile.cluster.stage_work",
-        variables=variables,
+        "a stage", threads=0, timeout_s=math.inf, module="qcompile.cluster.stage_work", variables=variables
     ) as worker:
         try:
             return worker.ask(**question, check=check, on_progress=on_progress)["answer"]
         except WorkerError as error:
             ended = f"the process of a stage ended ({worker.cause()}); it said: {worker.last_output()}"
-            raise StageKilled(f"worker {service.name}: {ended}") from error
+            raise bundle.StageKilled(f"worker {service.name}: {ended}") from error
 
 
 _starting: WeakKeyDictionary[Any, asyncio.Lock] = WeakKeyDictionary()

@@ -7,6 +7,7 @@ measurements. A stage takes one of each that it needs, and one of `slots`; a mea
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import ipaddress
 import json
@@ -76,11 +77,11 @@ def why_refused(facts: Facts) -> str:
 
     A package that only one of them has is no reason.
     """
-    here = versions_here()
+    required = versions_here()
     different = [
-        f"{name} {there}; {here[name]} is required"
+        f"{name} {version}; {required[name]} is required"
         for name in MUST_MATCH
-        if name in here and (there := facts.value(name, "==")) and there != here[name]
+        if name in required and (version := facts.value(name, "==")) and version != required[name]
     ]
     return f"worker {facts.name} ({facts.address}) has {', '.join(different)}" if different else ""
 
@@ -96,17 +97,17 @@ def resources_here() -> dict[str, float]:
         for name in names()
     }
     versions = versions_here()
-    there = [name for name, reason in why_not.items() if not reason]
-    if "tensorrt" in there and "tensorrt" in versions:
-        there.append(f"tensorrt-{versions['tensorrt'].split('.')[0]}")
+    present = [name for name, reason in why_not.items() if not reason]
+    if "tensorrt" in present and "tensorrt" in versions:
+        present.append(f"tensorrt-{versions['tensorrt'].split('.')[0]}")
     if "torch" in versions and "onnxscript" in versions:
-        there.append("export")
+        present.append("export")
     features = processor()["features"]
     flags = set(features) if isinstance(features, list) else set()
-    there += [name for name, needed in _SETS.items() if flags & set(needed)]
-    there += [f"{name}=={versions[name]}" for name in MUST_MATCH if name in versions]
+    present += [name for name, needed in _SETS.items() if flags & set(needed)]
+    present += [f"{name}=={versions[name]}" for name in MUST_MATCH if name in versions]
     gpus = Counter(f"gpu-{gpu.architecture}" for gpu in find_gpus())
-    return {**dict.fromkeys([*there, f"host={host_id()}"], PLENTY), **gpus}
+    return {**dict.fromkeys([*present, f"host={host_id()}"], PLENTY), **gpus}
 
 
 def host_id() -> str:
@@ -115,8 +116,12 @@ def host_id() -> str:
     The kernel's boot id also joins containers on one machine, which share its cores and devices. Where the
     system does not tell it, the machine's id and its name stand for it.
     """
-    text = _text("/proc/sys/kernel/random/boot_id") or f"{_text('/etc/machine-id')} {platform.node()}"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    identity = f"no machine id {platform.node()}"
+    for path, name in (("/proc/sys/kernel/random/boot_id", ""), ("/etc/machine-id", f" {platform.node()}")):
+        with contextlib.suppress(OSError):
+            identity = Path(path).read_text(encoding="ascii", errors="replace").strip() + name
+            break
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
 def isa_announced(facts: Facts) -> Isa | None:
@@ -129,23 +134,10 @@ def isa_announced(facts: Facts) -> Isa | None:
     return next((isa for name, isa in arm.items() if has.get(name)), None)
 
 
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a stage may go: addresses, the best first, and what it takes there."""
-
-    workers: tuple[str, ...]
-    resources: dict[str, float]
-
-
-def place(recipe: Recipe, stage: Stage, workers: Sequence[Facts], home: Facts | None = None) -> Place:
-    """Return the workers that a stage may go to.
+def place(
+    recipe: Recipe, stage: Stage, workers: Sequence[Facts], home: Facts | None = None
+) -> tuple[list[str], dict[str, float]]:
+    """Return the addresses of the workers that a stage may go to, the best first, and what it takes there.
 
     `home` is the worker that will measure what is built: another processor may run it otherwise.
     """
@@ -157,9 +149,9 @@ def place(recipe: Recipe, stage: Stage, workers: Sequence[Facts], home: Facts | 
         required = needs.required or ("a GPU",)
         missing = [name for name in required if not any(_has(facts, (name,)) for facts in workers)]
         words = " and ".join(missing or required)
-        there = {name for facts in workers for name in facts.resources if "=" not in name} - {"slots"}
+        names = {name for facts in workers for name in facts.resources if "=" not in name} - {"slots"}
         raise EngineUnavailable(
-            f"{stage.name}: no worker has {words}; they announce {', '.join(sorted(there)) or 'nothing'}",
+            f"{stage.name}: no worker has {words}; they announce {', '.join(sorted(names)) or 'nothing'}",
             hint="start a worker that has it; `qcompile doctor` there says why it has not",
             engine=required[0],
             reason=f"no worker has {words}",
@@ -171,14 +163,12 @@ def place(recipe: Recipe, stage: Stage, workers: Sequence[Facts], home: Facts | 
     if home is not None and needs.as_measured and not needs.gpu:
         able = [facts for facts in able if _processor(facts) == _processor(home)] or able
     able = able[:1] if alone else able
-    resources = {
-        "slots": able[0].resources["slots"] if alone else 1.0,
-        **dict.fromkeys(needs.required, 1.0),
-    }
+    slots = able[0].resources["slots"] if alone else 1.0
+    resources = {"slots": slots, **dict.fromkeys(needs.required, 1.0)}
     shared = set.intersection(*(set(gpus_of(facts)) for facts in able))
     if needs.gpu and not alone and shared:  # else each has another kind, and Dask cannot count "any of them"
         resources[min(shared)] = 1.0
-    return Place(tuple(facts.address for facts in able), resources)
+    return [facts.address for facts in able], resources
 
 
 def gpus_of(facts: Facts) -> list[str]:
@@ -196,12 +186,7 @@ def _processor(facts: Facts) -> set[str]:
 
 # Which addresses are spoken to: by TLS any, without it this machine alone. A scheduler runs what it is told
 # to by whoever reaches it, and so do its workers: another host must be named twice, `--insecure HOST` each.
-
-
-_ENCRYPTED = ("tls", "wss")
-_PLAIN = ("tcp", "ws")
-_INSIDE = ("inproc",)
-_PROTOCOLS = (*_ENCRYPTED, *_PLAIN, *_INSIDE)
+_PROTOCOLS = ("tls", "wss", "tcp", "ws", "inproc")
 _TWICE = 2
 
 
@@ -219,10 +204,9 @@ def split_address(address: str) -> tuple[str, str, int | None]:
     except ValueError as error:
         raise _wrong(address, str(error)) from error
     if parts.scheme not in _PROTOCOLS:
-        raise _wrong(
-            address, f"has the protocol {parts.scheme!r}; one of {', '.join(_PROTOCOLS)} is required"
-        )
-    if parts.scheme in _INSIDE:
+        problem = f"has the protocol {parts.scheme!r}; one of {', '.join(_PROTOCOLS)} is required"
+        raise _wrong(address, problem)
+    if parts.scheme == "inproc":
         return parts.scheme, host, None
     if not host or parts.path.strip("/") or set(parts.netloc) & set("@ %"):
         raise _wrong(address, "names no host; PROTOCOL://HOST:PORT is required")
@@ -232,9 +216,9 @@ def split_address(address: str) -> tuple[str, str, int | None]:
 def check_address(address: str, insecure: Sequence[str] = (), *, what: str = "scheduler") -> None:
     """Refuse an address of another host without TLS that the user did not name twice in `insecure`."""
     protocol, host, _ = split_address(address)
-    if protocol in (*_ENCRYPTED, *_INSIDE) or is_this_machine(host):
+    if protocol not in ("tcp", "ws") or is_this_machine(host):
         return
-    times = sum(one.strip().strip("[]").lower() == host.lower() for one in insecure)
+    times = sum(name.strip().strip("[]").lower() == host.lower() for name in insecure)
     if times >= _TWICE:
         return
     hint = f"use tls:// with `tls_ca`, `tls_cert` and `tls_key`; or give `insecure` {host} twice"
@@ -278,13 +262,13 @@ def read_scheduler(text: str) -> str:
 
 def security(ca: Path | None, cert: Path | None, key: Path | None) -> Security | None:
     """Return what Dask needs for TLS; None without it."""
-    given = {"tls_ca": ca, "tls_cert": cert, "tls_key": key}
-    if not any(given.values()):
+    files = {"tls_ca": ca, "tls_cert": cert, "tls_key": key}
+    if not any(files.values()):
         return None
-    for option, path in given.items():
+    for option, path in files.items():
         if path is None:
-            there = next(name for name, one in given.items() if one)
-            raise InvalidOption(f"`{option}` is missing; it is required with `{there}`", option=option)
+            other = next(name for name, file in files.items() if file)
+            raise InvalidOption(f"`{option}` is missing; it is required with `{other}`", option=option)
         if not path.is_file():
             raise MissingFile(f"`{option}` {path}: does not exist; a file is required", file=path)
     from distributed import Security

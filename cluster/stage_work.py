@@ -42,10 +42,10 @@ def carry_out_request(request: Request, folder: Path, progress: Progress, *, fin
     except QCompileError as error:
         failure = out_of_memory(error, request.name) or error
     except OSError as error:
-        said = storage_error(error)
-        if said is None:
+        stored = storage_error(error)
+        if stored is None:
             raise
-        failure = said
+        failure = stored
     return Answer("failed", error=failure.as_json())
 
 
@@ -88,11 +88,11 @@ def _carry_out(request: Request, folder: Path, progress: Progress, find_only: bo
 def _stored(request: Request, stage: Stage, key: Key, store: Store, work: Callable[[Path], object]) -> Answer:
     """What this worker has of a stage, or what carrying it out gives."""
     name = store.name(stage.name, key)
-    with open_lock(store.folder / f".{name}.lock") as held:  # another process here may be asked for it, too
+    with open_lock(store.folder / f".{name}.lock") as file:  # another process here may be asked for it, too
         with contextlib.suppress(ImportError):  # Windows
             import fcntl
 
-            fcntl.flock(held, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX)
         stored = store.run(stage.name, key, work, again=request.again, publish=is_published(stage))
     record = read_json(stored.folder / "stage.json")
     return Answer(
@@ -108,14 +108,14 @@ def _stored(request: Request, stage: Stage, key: Key, store: Store, work: Callab
 def _stage(request: Request, folder: Path) -> Stage:
     """The stage with its files as they lie here."""
 
-    def made(digest: str) -> Made:
+    def artifact(digest: str) -> Made:
         place = folder / BUNDLES / request.inputs[digest]
         bundle = msgspec.json.decode((place / INDEX).read_bytes(), type=Bundle)
         return Made(place / FILES / bundle.files[0].name, digest)
 
     values: dict[str, Any] = dict(request.stage)
     for role in ("files", "parts", "built"):
-        values[role] = {key: made(digest) for key, digest in values[role].items()}
+        values[role] = {key: artifact(digest) for key, digest in values[role].items()}
     return Stage(**values | {"unavailable": tuple(values["unavailable"])})
 
 
@@ -126,18 +126,18 @@ def _named_as_on_client(recipe: Recipe, files: Path, output: Path) -> Iterator[N
     beside = str(Path(RECIPE, os.path.relpath(files, folder)))
     names: Mapping[str, str] = {str(output): OUTPUT, str(folder): RECIPE, str(files): beside}
 
-    def there(value: Any) -> Any:
+    def renamed(value: Any) -> Any:
         if isinstance(value, str | Path):
             value = str(value)
-            for here, name in names.items():
-                value = value.replace(here, name)
+            for path, name in names.items():
+                value = value.replace(path, name)
         return value
 
     try:
         yield
     except QCompileError as error:
-        error.message, error.hint = there(error.message), there(error.hint)
-        error.data = {name: there(value) for name, value in error.data.items()}
+        error.message, error.hint = renamed(error.message), renamed(error.hint)
+        error.data = {name: renamed(value) for name, value in error.data.items()}
         raise
 
 
@@ -151,8 +151,8 @@ def _name_as_on_client(results: Path, recipe: Recipe, files: Path, output: Path)
         (str(files), os.path.relpath(files, folder)),
     ]
     text = results.read_text(encoding="utf-8")
-    for here, there in spellings:
-        before, after = (json.dumps(path, ensure_ascii=False)[1:-1] for path in (here, there))
+    for spelling in spellings:
+        before, after = (json.dumps(path, ensure_ascii=False)[1:-1] for path in spelling)
         text = text.replace(f"{before}/", f"{after}/" if after else "")
     results.write_text(text, encoding="utf-8")
 

@@ -1,8 +1,7 @@
 """Arrays in files: `.npz`, `.npy`, folders of them, and Polygraphy's JSON. Nothing is unpickled.
 
 Rows of `.npy` files and of uncompressed `.npz` files are mapped. A file of a folder, and an inference of
-Polygraphy's, is a batch as it lies, or the samples that it can be split into. Where keys choose among
-samples, a sample is identified by its number, and read in stored order.
+Polygraphy's, is a batch as it lies, or the samples that it can be split into. Keys choose samples by number.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, first_line
+from ..errors import DataError
 from ..files import digest_files
 from ..tensors import TensorInfo
-from .readers import LABELS, Batch, Reader, SampleSet, Shapes, extent_of, require_inputs
+from .readers import LABELS, Batch, Reader, SampleSet, Shapes, extent_of, require_inputs, translated
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -65,16 +64,9 @@ def map_arrays(path: Path) -> Arrays:
             }
 
 
-@contextlib.contextmanager
-def _numpy_data(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # zipfile, struct and ValueError: numpy has no one type for "damaged"
-        raise DataError(
-            f"{path}: cannot be read as numpy data ({error})",
-            hint="pickled objects are not read; save plain arrays with numpy.savez",
-            file=path,
-        ) from error
+def _numpy_data(path: Path) -> contextlib.AbstractContextManager[None]:
+    hint = "pickled objects are not read; save plain arrays with numpy.savez"
+    return translated(f"{path}: cannot be read as numpy data", hint=hint, file=path)
 
 
 def _mapped(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, file: IO[bytes]) -> NDArray[Any]:
@@ -94,21 +86,20 @@ def _mapped(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, file: 
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)
-    return np.lib.format.read_array_header_2_0(file)
+    read = np.lib.format.read_array_header_2_0
+    if np.lib.format.read_magic(file) == (1, 0):
+        read = np.lib.format.read_array_header_1_0
+    return read(file)
 
 
 class ArraySet(SampleSet):
     """The samples of a file or folder of arrays, for a model with these inputs."""
 
     def __init__(self, kind: str, path: Path, inputs: Sequence[TensorInfo]) -> None:
-        self.path, self._is_folder = path, kind == "arrays"
-        readers: Mapping[str, type[_Rows | _Files | _Inferences]] = {
-            "npz": _Rows, "npy": _Rows, "arrays": _Files, "polygraphy": _Inferences,
-        }  # fmt: skip
-        self._open = functools.cache(lambda: readers[kind](path, inputs))
+        self._is_folder = kind == "arrays"
+        self._files = functools.cache(lambda: _sample_files(path) if self._is_folder else [path])
+        reader = {"arrays": _Files, "polygraphy": _Inferences}.get(kind, _Rows)
+        self._open: Callable[[], Any] = functools.cache(lambda: reader(path, inputs))
 
     @property
     def names(self) -> Sequence[str]:  # type: ignore[override]
@@ -117,7 +108,7 @@ class ArraySet(SampleSet):
 
     def classes(self) -> Sequence[int] | None:
         classes: list[int] = []
-        for path in _sample_files(self.path) if self._is_folder else [self.path]:
+        for path in self._files():
             if path.suffix != ".npz" or len(read_shapes(path).get(LABELS, ())) != 1:
                 return None
             labels = map_arrays(path)[LABELS]
@@ -128,93 +119,75 @@ class ArraySet(SampleSet):
 
     def digest(self, order: Callable[[], Sequence[int]]) -> str:
         del order  # keys are digested beside; a limit takes the first
-        if not self._is_folder:
-            return digest_files([self.path])
-        files = _sample_files(self.path)
-        names = hashlib.sha256("\n".join(path.name for path in files).encode()).hexdigest()
-        return f"{digest_files(files)}:{names[:16]}"
+        names = hashlib.sha256("\n".join(path.name for path in self._files()).encode()).hexdigest()
+        return digest_files(self._files()) + (f":{names[:16]}" if self._is_folder else "")
 
     def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
-        return self._open()
+        return self._open()  # type: ignore[no-any-return]
 
 
 class _Rows(Reader):
     """Rows of the arrays of one file."""
 
     def __init__(self, path: Path, inputs: Sequence[TensorInfo]) -> None:
-        self._path, shapes = path, read_shapes(path)
-        if path.suffix == ".npy":
-            shapes = _by_input(path, shapes, inputs)
-        require_inputs(shapes, inputs, str(path))
-        if any(not shape for shape in shapes.values()):
-            scalar = next(name for name, shape in shapes.items() if not shape)
-            raise DataError(
-                f"{path}: {scalar or 'it'} is a scalar; a first axis of samples is required", file=path
-            )
+        self._path, self._inputs, self._is_whole = path, inputs, False
+        shapes = _by_input(path, read_shapes(path), inputs)
+        for name, shape in shapes.items():
+            if not shape:
+                message = f"{path}: {name or 'it'} is a scalar; a first axis of samples is required"
+                raise DataError(message, file=path)
         extents = {name: shape[0] for name, shape in shapes.items()}
         if len(set(extents.values())) > 1:
             counts = ", ".join(f"{name} {extent}" for name, extent in extents.items())
             raise DataError(f"{path}: arrays differ in their number of samples ({counts})")
-        self.count, self._inputs, self._is_whole = next(iter(extents.values()), 0), inputs, False
-
-    def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
-        """Yield rows; a whole file's checksums are checked after its last row."""
-        arrays = map_arrays(self._path)
-        if self._path.suffix == ".npy":
-            arrays = _by_input(self._path, arrays, self._inputs)
-        for group in groups:
-            first, end = group[0], group[-1] + 1
-            rows = slice(first, end) if len(group) == end - first else list(group)
-            feeds = {name: np.array(array[rows], order="C") for name, array in arrays.items()}
-            labels = feeds.pop(LABELS, None)
-            yield Batch(feeds, labels, f"{self._path.name}[{first}:{end}]")
-        if self._path.suffix == ".npz" and self._is_whole:
-            with _numpy_data(self._path), zipfile.ZipFile(self._path) as archive:
-                if damaged := archive.testzip():
-                    raise ValueError(f"Bad CRC-32 for file {damaged!r}")
+        self.count = next(iter(extents.values()), 0)
 
     def arrange(self, order: list[int], batch_size: int, *, fixed: bool) -> list[list[int]]:
         self._is_whole = len(order) == self.count
         return super().arrange(order, batch_size, fixed=fixed)
 
+    def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
+        """Yield rows; a whole file's checksums are checked after its last row."""
+        arrays = _by_input(self._path, map_arrays(self._path), self._inputs)
+        for group in groups:
+            first, end = group[0], group[-1] + 1
+            rows = slice(first, end) if len(group) == end - first else list(group)
+            feeds = {name: np.array(array[rows], order="C") for name, array in arrays.items()}
+            yield Batch(feeds, feeds.pop(LABELS, None), f"{self._path.name}[{first}:{end}]")
+        if self._path.suffix == ".npz" and self._is_whole:
+            with _numpy_data(self._path), zipfile.ZipFile(self._path) as archive:
+                if damaged := archive.testzip():
+                    raise ValueError(f"Bad CRC-32 for file {damaged!r}")
+
 
 class _Stored(Reader):
-    """Batches of these shapes as they are stored, or the samples that they can be split into."""
+    """Batches of these shapes as `load` has them, or the samples that they can be split into."""
 
-    def __init__(self, shapes: Sequence[Shapes]) -> None:
-        self._extents = [
-            0 if next(iter(batch.values()), ())[:1] == (0,) else extent_of(batch) for batch in shapes
-        ]
-        self._rows = [
-            {name: (1, *shape[1:]) if extent > 1 else shape for name, shape in batch.items()}
-            for batch, extent in zip(shapes, self._extents, strict=True)
-        ]
-        self._places = [(number, row) for number, extent in enumerate(self._extents) for row in range(extent)]
+    def __init__(self, shapes: Sequence[Shapes], load: Callable[[int], Batch]) -> None:
+        self._load, self._places = functools.lru_cache(maxsize=1)(load), list[tuple[int, int]]()
+        self._extents, self._rows = list[int](), list[Shapes]()
+        for number, batch in enumerate(shapes):
+            extent = 0 if next(iter(batch.values()), ())[:1] == (0,) else extent_of(batch)
+            rows = {name: (1, *shape[1:]) if extent > 1 else shape for name, shape in batch.items()}
+            self._extents.append(extent)
+            self._rows.append(rows)
+            self._places += [(number, row) for row in range(extent)]
         self.count = len(self._places)
-        self._load = functools.lru_cache(maxsize=1)(self.stored)
-
-    def stored(self, number: int) -> Batch:
-        """Return a batch as it is stored."""
-        raise NotImplementedError
 
     def arrange(self, order: list[int], batch_size: int, *, fixed: bool) -> list[list[int]]:
         """Return stored batches, cut at the end of `order`; drawn samples make batches of one shape each."""
+        is_drawn = order != list(range(len(order)))
         groups: list[list[int]] = []
-        if order == list(range(len(order))):
-            for index in order:
-                if self._places[index][1] == 0:
-                    groups.append([])
-                groups[-1].append(index)
-            whole = [len(group) == self._extents[self._places[group[0]][0]] for group in groups]
-            return [group for group, is_whole in zip(groups, whole, strict=True) if is_whole or not fixed]
         before: Shapes | None = None
         for index in order:
-            row_shapes = self._rows[self._places[index][0]]
-            if row_shapes != before or len(groups[-1]) == batch_size:
+            number, row = self._places[index]
+            ends = self._rows[number] != before or len(groups[-1]) == batch_size if is_drawn else row == 0
+            if ends:
                 groups.append([])
             groups[-1].append(index)
-            before = row_shapes
-        return [group for group in groups if len(group) == batch_size] if fixed else groups
+            before = self._rows[number]
+        sizes = [batch_size if is_drawn else self._extents[self._places[group[0]][0]] for group in groups]
+        return [group for group, size in zip(groups, sizes, strict=True) if len(group) == size or not fixed]
 
     def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
         for group in groups:
@@ -229,71 +202,70 @@ class _Stored(Reader):
             ]
             feeds = {name: np.concatenate([part.feeds[name] for part in parts]) for name in parts[0].feeds}
             labels = [part.labels for part in parts if part.labels is not None]
-            joined = np.concatenate(labels) if len(labels) == len(parts) else None
             where = parts[0].where if len(parts) == 1 else f"{parts[0].where} to {parts[-1].where}"
-            yield Batch(feeds, joined, where)
+            yield Batch(feeds, np.concatenate(labels) if len(labels) == len(parts) else None, where)
 
 
 class _Files(_Stored):
     """The `.npy` and `.npz` files of a folder, in the order of their names."""
 
     def __init__(self, path: Path, inputs: Sequence[TensorInfo]) -> None:
-        self._files, self._inputs = _sample_files(path), inputs
-        super().__init__([self._shapes(file) for file in self._files])
+        files, ranks = _sample_files(path), {tensor.name: len(tensor.shape) for tensor in inputs}
 
-    def _shapes(self, path: Path) -> Shapes:
-        shapes = _by_input(path, read_shapes(path), self._inputs)
-        for tensor in self._inputs:
-            if len(shapes[tensor.name]) == len(tensor.shape) - 1:
-                shapes[tensor.name] = (1, *shapes[tensor.name])
-        return {tensor.name: shapes[tensor.name] for tensor in self._inputs}
+        def shapes(file: Path) -> Shapes:
+            stored = _by_input(file, read_shapes(file), inputs)
+            return {
+                name: (1,) * (len(stored[name]) == rank - 1) + stored[name] for name, rank in ranks.items()
+            }
 
-    def stored(self, number: int) -> Batch:
-        path = self._files[number]
-        arrays = load_arrays(path)
-        labels = arrays.pop(LABELS, None)
-        arrays = _by_input(path, arrays, self._inputs)
-        for tensor in self._inputs:  # a file holds a batch, or one sample without the first axis
-            if arrays[tensor.name].ndim == len(tensor.shape) - 1:
-                arrays[tensor.name] = arrays[tensor.name][None]
-        feeds = {tensor.name: arrays[tensor.name] for tensor in self._inputs}
-        return Batch(feeds, labels, f"{path.parent.name}/{path.name}")
+        def load(number: int) -> Batch:
+            file = files[number]
+            arrays = load_arrays(file)
+            labels = arrays.pop(LABELS, None)
+            arrays = _by_input(file, arrays, inputs)
+            feeds = {  # a file holds a batch, or one sample without the first axis
+                name: arrays[name][None] if arrays[name].ndim == rank - 1 else arrays[name]
+                for name, rank in ranks.items()
+            }
+            return Batch(feeds, labels, f"{path.name}/{file.name}")
+
+        super().__init__([shapes(file) for file in files], load)
 
 
 class _Inferences(_Stored):
     """What `polygraphy run --save-inputs` saved: a JSON list with a dict of arrays for each inference."""
 
     def __init__(self, path: Path, inputs: Sequence[TensorInfo]) -> None:
-        self._path, self._feeds, names = path, load_polygraphy(path), [tensor.name for tensor in inputs]
+        inferences, names = load_polygraphy(path), [tensor.name for tensor in inputs]
         shapes = [
             {name: feeds[name].shape for name in (*names, *feeds) if name in feeds and name != LABELS}
-            for feeds in self._feeds
+            for feeds in inferences
         ]
-        super().__init__(shapes)
 
-    def stored(self, number: int) -> Batch:
-        feeds = dict(self._feeds[number])
-        return Batch(feeds, feeds.pop(LABELS, None), f"{self._path.name}[{number}]")
+        def load(number: int) -> Batch:
+            feeds = dict(inferences[number])
+            return Batch(feeds, feeds.pop(LABELS, None), f"{path.name}[{number}]")
+
+        super().__init__(shapes, load)
 
 
 def load_polygraphy(path: Path) -> list[Arrays]:
     """Return the dicts of arrays of a file that `polygraphy.json.save_json` wrote, without Polygraphy."""
-    try:
+    with translated(f"{path}: cannot be read as JSON", file=path):
         content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError, OSError) as error:
-        raise DataError(f"{path}: cannot be read as JSON ({first_line(error)})", file=path) from error
     if not isinstance(content, list) or not all(isinstance(feeds, dict) for feeds in content):
         raise DataError(
             f"{path}: is no file of Polygraphy's inputs; a list of dicts of arrays is required",
             hint="save it with polygraphy.json.save_json",
             file=path,
         )
-    for feeds in content:
-        feeds.pop("polygraphy_class", None)
     return [
-        {name: _decoded(value, f"{path}[{index}] {name!r}") for name, value in feeds.items()}
-        for index, feeds in enumerate(content)
-    ]
+        {
+            name: _decoded(value, f"{path}[{number}] {name!r}")
+            for name, value in feeds.items() if name != "polygraphy_class"
+        }
+        for number, feeds in enumerate(content)
+    ]  # fmt: skip
 
 
 def _decoded(value: Any, where: str) -> NDArray[Any]:
@@ -302,17 +274,13 @@ def _decoded(value: Any, where: str) -> NDArray[Any]:
     text = value.get("array", value.get("tensor")) if isinstance(value, dict) else None
     if not isinstance(text, str):
         raise DataError(f"{where}: is no array; what polygraphy.json writes of one is required")
-    try:
+    with translated(f"{where}: cannot be read as an array", hint="pickled objects are not read"):
         content = io.BytesIO(base64.b64decode(text, validate=True))
         if "tensor" not in value:
             return np.asarray(np.load(content, allow_pickle=False))
         import torch
 
         return np.asarray(torch.load(content, weights_only=True).numpy())
-    except Exception as error:  # binascii.Error, ValueError, EOFError, SyntaxError: damaged in many ways
-        raise DataError(
-            f"{where}: cannot be read as an array ({first_line(error)})", hint="pickled objects are not read"
-        ) from error
 
 
 def _sample_files(folder: Path) -> list[Path]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 
@@ -218,11 +217,11 @@ def select(
     `names` tell each sample from the others. At most `limit` are drawn, like `samples`. `classes` gives the
     class of each, called only where needed; None where they have none.
     """
-    chosen = _half(names, query.part, query.seed) if query.part else list(range(len(names)))
+    indices = _half(names, query.part, query.seed) if query.part else list(range(len(names)))
     count = min((number for number in (query.samples, limit) if number is not None), default=None)
     if count is None:
-        return chosen
-    drawn = _shuffled(names, chosen, query.seed)
+        return indices
+    drawn = _shuffled(names, indices, query.seed)
     of_class = classes() if query.balanced else None
     if of_class is not None:  # the first of each class first, then the second of each, and so on
         seen: dict[Hashable, int] = {}
@@ -255,17 +254,9 @@ def _hash(text: str) -> bytes:
 
 def located(spec: str, base: Path) -> str:
     """Return a spelling that does not depend on the working folder."""
-    spelling = parse_spelling(spec)
-    if spelling.kind == FUNCTION:
-        return parse_source(spelling.path, base=base).absolute
-    return str(spelling.located(base))
+    return str(parse_spelling(spec).located(base))
 
 
 def seen_from(spec: str, folder: Path) -> str:
     """Return a spelling of the working folder as a file in another folder names it."""
-    spelling = parse_spelling(spec)
-    if spelling.kind == FUNCTION:
-        source = parse_source(spelling.path)
-        path = os.path.relpath(source.path, folder) if source.path else source.module
-        return f"{path}:{source.function}"
-    return str(spelling.located(Path.cwd()).seen_from(folder.resolve()))
+    return str(parse_spelling(spec).seen_from(folder.resolve()))

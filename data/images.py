@@ -21,12 +21,12 @@ counted from 0, or the model's where it has every category's name.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,18 +34,7 @@ from ..errors import DataError, MissingFile, first_line
 from ..files import digest_files, nearest_name, require_file
 from ..model.preprocessing import ImagePreprocessing, is_channels_last
 from ..tensors import TensorInfo
-from .readers import (
-    Batch,
-    Reader,
-    Sample,
-    SampleSet,
-    digest_contents,
-    digest_texts,
-    list_files,
-    list_images,
-    require_package,
-    split_folder,
-)
+from . import readers
 from .spelling import Spelling
 from .table import class_numbers, preprocessing_for
 
@@ -58,20 +47,19 @@ _NO_CLASS = 255  # of pixels that belong to none
 _BOX_COLUMNS = 7
 
 
-class ImageFolder(SampleSet):
+class ImageFolder(readers.SampleSet):
     """A folder of images; two or more folders in it with images are classes."""
 
     def __init__(self, spelling: Spelling) -> None:
         self.spelling = spelling
-        self.root = split_folder(spelling)
-        self.names, self.notes = list_images(self.root)
-        self.has_classes = len({name.split("/")[0] for name in self.names if "/" in name}) > 1
-        if self.has_classes:
-            inside = [name for name in self.names if "/" in name]
-            if loose := len(self.names) - len(inside):
-                note = f"{loose} images lie in {self.root} beside the folders of classes, and are left out"
-                self.notes = [*self.notes, note]
-            self.names = inside
+        self.root = readers.split_folder(spelling)
+        self.names, self.notes = readers.list_images(self.root)
+        inside = [name for name in self.names if "/" in name]
+        self.has_classes = len({name.split("/")[0] for name in inside}) > 1
+        if self.has_classes and (loose := len(self.names) - len(inside)):
+            note = f"{loose} images lie in {self.root} beside the folders of classes, and are left out"
+            self.notes = [*self.notes, note]
+        self.names = inside if self.has_classes else self.names
 
     def classes(self) -> Sequence[str] | None:
         return [name.split("/")[0] for name in self.names] if self.has_classes else None
@@ -82,14 +70,13 @@ class ImageFolder(SampleSet):
         return path, str(path)
 
     def digest(self, order: Callable[[], Sequence[int]]) -> str:
-        files = [self.root / self.names[index] for index in order()]
-        labels = self.classes() or [""] * len(self.names)
+        files, labels = [self.file(index)[0] for index in order()], self.classes() or [""] * len(self.names)
         texts = [f"{self.names[index]}\n{labels[index]}" for index in order()]
         # All labels: their set numbers the classes.
-        classes = digest_texts(sorted(set(self.classes() or ())))
-        return f"{digest_contents(files)}:{digest_texts(texts)}:{classes}"
+        classes = readers.digest_texts(sorted(set(self.classes() or ())))
+        return f"{readers.digest_contents(files)}:{readers.digest_texts(texts)}:{classes}"
 
-    def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
+    def reader(self, inputs: Sequence[TensorInfo]) -> readers.Reader:
         target, classes = image_input(inputs, self.spelling), self.classes()
         if classes is None:
             return ImageReader(target, self.file)
@@ -97,7 +84,7 @@ class ImageFolder(SampleSet):
         return ImageReader(target, self.file, lambda index, _: numbers[classes[index]], notes)
 
 
-class ImageReader(Reader):
+class ImageReader(readers.Reader):
     """Decodes images for what `image_input` returned; `label` takes the image's width and height, too."""
 
     def __init__(
@@ -110,14 +97,14 @@ class ImageReader(Reader):
         (self._preprocessing, self._tensor), self._file = target, file
         self._label, self.notes = label, notes
 
-    def read(self, index: int) -> Sample:
+    def read(self, index: int) -> readers.Sample:
         source, where = self._file(index)
         channels = self._preprocessing.channels
         image = decode(source, "RGB" if channels == 3 else "L", where)
         array = as_input(image, self._preprocessing)
         array = array.transpose(1, 2, 0) if is_channels_last(self._tensor, channels) else array
         feeds = {self._tensor.name: np.ascontiguousarray(array, self._tensor.dtype)}
-        return Sample(feeds, self._label(index, image.size), where)
+        return readers.Sample(feeds, self._label(index, image.size), where)
 
 
 class MaskedImages(ImageFolder):
@@ -131,22 +118,20 @@ class MaskedImages(ImageFolder):
             raise MissingFile(
                 f"masks: folder {folder} does not exist", hint=nearest_name(folder), file=folder
             )
-        self.root = split_folder(spelling)
-        names, self.notes = list_images(self.root)
+        self.root = readers.split_folder(spelling)
+        names, self.notes = readers.list_images(self.root)
         self.names = [name for name in names if not (self.root / name).is_relative_to(folder)]
         self.masks = [folder / name for name in _masks_of(self.names, folder)]
 
     def digest(self, order: Callable[[], Sequence[int]]) -> str:
         files = [self.root / self.names[index] for index in order()] + [self.masks[i] for i in order()]
-        return f"{digest_contents(files)}:{digest_texts(self.names[index] for index in order())}"
+        return (
+            f"{readers.digest_contents(files)}:{readers.digest_texts(self.names[index] for index in order())}"
+        )
 
-    def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
+    def reader(self, inputs: Sequence[TensorInfo]) -> readers.Reader:
         target = image_input(inputs, self.spelling)
-
-        def label(index: int, size: tuple[int, int]) -> NDArray[np.int64]:
-            return read_mask(self.masks[index], size, target[0])
-
-        return ImageReader(target, self.file, label)
+        return ImageReader(target, self.file, lambda at, size: read_mask(self.masks[at], size, target[0]))
 
 
 def read_mask(path: Path, size: tuple[int, int], preprocessing: ImagePreprocessing) -> NDArray[np.int64]:
@@ -171,21 +156,46 @@ def read_mask(path: Path, size: tuple[int, int], preprocessing: ImagePreprocessi
 def _masks_of(names: Sequence[str], folder: Path) -> list[str]:
     by_path: dict[str, str] = {}
     by_name: dict[str, list[str]] = {}
-    for mask in list_files(folder):
+    for mask in readers.list_files(folder):
         by_path[str(Path(mask).with_suffix(""))] = mask
         by_name.setdefault(Path(mask).stem, []).append(mask)
     masks = []
     for name in names:
-        exact, same = by_path.get(str(Path(name).with_suffix(""))), by_name.get(Path(name).stem, [])
-        if exact is None and len(same) != 1:
+        plain = Path(name).with_suffix("")
+        same = [by_path[str(plain)]] if str(plain) in by_path else by_name.get(plain.name, [])
+        if len(same) != 1:
             what = f"{len(same)} masks have its name" if same else "no mask has its name"
             raise DataError(
                 f"{folder}: {what}: {name}; one is required for each image",
-                hint=f"add {Path(name).with_suffix('.png')}, or move the image away",
+                hint=f"add {plain}.png, or move the image away",
                 file=folder,
             )
-        masks.append(exact or same[0])
+        masks += same
     return masks
+
+
+class _Image(msgspec.Struct):
+    id: int | str
+    file_name: int | str
+
+
+class _Category(msgspec.Struct):
+    id: int
+    name: str | int = ""
+
+
+class _Box(msgspec.Struct):
+    image_id: int | str
+    category_id: int = -1
+    bbox: list[float] = []
+    area: float | None = None
+    iscrowd: float | bool = 0
+
+
+class _Annotations(msgspec.Struct):
+    images: list[_Image]
+    categories: list[_Category]
+    annotations: list[_Box] = []
 
 
 class AnnotatedImages(ImageFolder):
@@ -195,22 +205,26 @@ class AnnotatedImages(ImageFolder):
 
     def __init__(self, spelling: Spelling) -> None:
         self.spelling = spelling
-        self.root = split_folder(spelling)
+        self.root = readers.split_folder(spelling)
         self.path = require_file(Path(spelling.query["annotations"]), what="annotations")
-        content = _read_annotations(self.path)
-        images = sorted(content["images"], key=lambda image: str(image["file_name"]))
-        self.names = [str(image["file_name"]) for image in images]
+        try:
+            content = msgspec.json.decode(self.path.read_bytes(), type=_Annotations, strict=False)
+        except (ValueError, RecursionError, OSError) as error:
+            raise DataError(
+                f"{self.path}: cannot be read as COCO's annotations ({first_line(error)}); "
+                "images, annotations and categories are required",
+                file=self.path,
+            ) from error
+        images = sorted(content.images, key=lambda image: str(image.file_name))
+        self.names = [str(image.file_name) for image in images]
         if not self.names:
             raise DataError(f"{self.path}: names no images; at least one is required", file=self.path)
-        self.categories = {
-            int(category["id"]): str(category.get("name", category["id"]))
-            for category in sorted(content["categories"], key=lambda category: int(category["id"]))
-        }
-        of_image: dict[Any, list[Mapping[str, Any]]] = {image["id"]: [] for image in images}
-        for box in content["annotations"]:
-            if box["image_id"] in of_image:
-                of_image[box["image_id"]].append(box)
-        self._boxes = [of_image[image["id"]] for image in images]
+        categories = sorted(content.categories, key=lambda category: category.id)
+        self.categories = {category.id: str(category.name or category.id) for category in categories}
+        of_image: dict[int | str, list[_Box]] = {image.id: [] for image in images}
+        for box in content.annotations:
+            of_image.get(box.image_id, []).append(box)
+        self._boxes = [of_image[image.id] for image in images]
 
     def file(self, index: int) -> tuple[Path, str]:
         path, where = super().file(index)
@@ -218,27 +232,26 @@ class AnnotatedImages(ImageFolder):
 
     def digest(self, order: Callable[[], Sequence[int]]) -> str:
         files = [self.file(index)[0] for index in order()]
-        names = digest_texts(self.names[index] for index in order())
-        return f"{digest_contents(files)}:{names}:{digest_files([self.path])}"
+        names = readers.digest_texts(self.names[index] for index in order())
+        return f"{readers.digest_contents(files)}:{names}:{digest_files([self.path])}"
 
     def _boxes_of(self, index: int, numbers: Mapping[int, int]) -> NDArray[np.float64]:
         """The boxes of an image, [boxes, 7] in its pixels, with these numbers of the categories."""
         rows = []
         for box in self._boxes[index]:
-            try:
-                left, top, width, height = map(float, box["bbox"])
-                label, area = numbers[int(box["category_id"])], float(box.get("area", width * height))
-                crowd = float(box.get("iscrowd", 0))
-                rows.append([label, left, top, left + width, top + height, crowd, area])
-            except (KeyError, TypeError, ValueError, OverflowError) as error:
+            number = numbers.get(box.category_id)
+            if len(box.bbox) != 4 or number is None:
                 raise DataError(
-                    f"{self.path}: a box of {self.names[index]} cannot be read ({first_line(error)}); "
+                    f"{self.path}: a box of {self.names[index]} cannot be read; "
                     "bbox [x, y, width, height] and a known category_id are required",
                     file=self.path,
-                ) from error
+                )
+            x, y, width, height = box.bbox
+            area = width * height if box.area is None else box.area
+            rows.append([number, x, y, x + width, y + height, box.iscrowd, area])
         return np.asarray(rows, np.float64).reshape(-1, _BOX_COLUMNS)
 
-    def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
+    def reader(self, inputs: Sequence[TensorInfo]) -> readers.Reader:
         target, notes = image_input(inputs, self.spelling), list[str]()
         preprocessing, names = target[0], list(self.categories.values())
         numbers = {number: place for place, number in enumerate(self.categories)}
@@ -261,7 +274,7 @@ class AnnotatedImages(ImageFolder):
 
 
 class _BoxReader(ImageReader):
-    def join(self, samples: Sequence[Sample]) -> Batch:
+    def join(self, samples: Sequence[readers.Sample]) -> readers.Batch:
         most = max(len(sample.label) for sample in samples)
         labels = np.zeros((len(samples), most, _BOX_COLUMNS), np.float32)
         labels[:, :, 0] = -1
@@ -270,40 +283,15 @@ class _BoxReader(ImageReader):
         return replace(super().join([replace(sample, label=None) for sample in samples]), labels=labels)
 
 
-def _read_annotations(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = {"annotations": [], **json.loads(path.read_bytes())}
-        for key, name, kind in (
-            ("images", "id", int | str), ("images", "file_name", int | str),
-            ("annotations", "image_id", int | str), ("categories", "id", int),
-        ):  # fmt: skip
-            for item in content[key]:
-                if not isinstance(item[name], kind):
-                    raise TypeError(f"{name} is {str(item[name])[:40]!r}")
-    except (ValueError, TypeError, KeyError, RecursionError, OSError) as error:
-        raise DataError(
-            f"{path}: cannot be read as COCO's annotations ({first_line(error)}); "
-            "images, annotations and categories are required",
-            file=path,
-        ) from error
-    return content
-
-
 def decode(source: Path | IO[bytes], mode: str, where: str) -> Image.Image:
     """Return the image in "RGB" or "L"; in any mode where `mode` is empty."""
-    require_package("PIL", "pillow", "reads images")
+    readers.require_package("PIL", "pillow", "reads images")
     from PIL import Image
 
-    try:
-        with Image.open(source, formats=FORMATS) as image:
-            image.load()
-            return _converted(image, mode) if mode else image.copy()
-    except Exception as error:  # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
-        raise DataError(
-            f"{where}: cannot be decoded as an image ({first_line(error)})",
-            hint="remove or replace the file",
-            file=where,
-        ) from error
+    message, hint = f"{where}: cannot be decoded as an image", "remove or replace the file"
+    with readers.translated(message, hint=hint, file=where), Image.open(source, formats=FORMATS) as image:
+        image.load()
+        return _converted(image, mode) if mode else image.copy()
 
 
 def _converted(image: Any, mode: str) -> Image.Image:
@@ -339,8 +327,7 @@ def image_input(inputs: Sequence[TensorInfo], spelling: Spelling) -> tuple[Image
     )
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(NamedTuple):
     """Where an image's pixels land in the model's input."""
 
     resized: tuple[int, int]  # width and height
@@ -350,21 +337,23 @@ class Placement:
 
 def placement(preprocessing: ImagePreprocessing, width: int, height: int) -> Placement:
     """Return where an image of these extents lands."""
-    size = (preprocessing.width, preprocessing.height)
-    if preprocessing.letterbox:
-        ratio = min(size[0] / width, size[1] / height)
-        fitted = (max(1, min(size[0], round(width * ratio))), max(1, min(size[1], round(height * ratio))))
-        return Placement(fitted, (_offset(fitted[0], size[0]), _offset(fitted[1], size[1])), size)
+    size, extents = (preprocessing.width, preprocessing.height), (width, height)
     resize = preprocessing.resize or (size[1], size[0])
     resized = (resize[-1], resize[0])
-    if len(resize) == 1:
-        shorter = min(width, height)
+    if preprocessing.letterbox:
+        ratio = min(size[0] / width, size[1] / height)
+        across, down = (
+            max(1, min(most, round(extent * ratio))) for extent, most in zip(extents, size, strict=True)
+        )
+        resized = (across, down)
+    elif len(resize) == 1:
+        shorter = min(extents)
         resized = (max(1, int(resize[0] * width / shorter)), max(1, int(resize[0] * height / shorter)))
-    return Placement(resized, (_offset(resized[0], size[0]), _offset(resized[1], size[1])), size)
-
-
-def _offset(extent: int, size: int) -> int:
-    return (size - extent) // 2 if extent < size else -round((extent - size) / 2)
+    left, top = (
+        (most - extent) // 2 if extent < most else -round((extent - most) / 2)
+        for extent, most in zip(resized, size, strict=True)
+    )
+    return Placement(resized, (left, top), size)
 
 
 def place(image: Image.Image, where: Placement, interpolation: str, fill: Any) -> Image.Image:

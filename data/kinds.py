@@ -18,7 +18,7 @@ from .arrays import ArraySet
 from .images import AnnotatedImages, ImageFolder, MaskedImages
 from .readers import FORMATS, IMAGES, METADATA, RECORDINGS, TABLES, SampleSet, list_files, split_folder
 from .rows import RowSet
-from .spelling import FILE_KEYS, FUNCTION, KEYS, Spelling, parse_spelling
+from .spelling import FILE_KEYS, FUNCTION, KEYS, Spelling, parse_spelling, wrong
 
 ARRAYS = ("npz", "npy", "arrays", "polygraphy")
 _BY_SUFFIX = {".npz": "npz", ".npy": "npy", ".json": "polygraphy"} | {
@@ -49,13 +49,11 @@ def find_kind(spelling: Spelling) -> str:
             hint="save arrays with numpy.savez, or give a function that reads the pickles",
             file=path,
         )
-    removed = (
-        removed_source("cifar10:") if any("_batch" in name or "train.bin" in name for name in names) else ""
-    )
+    is_cifar = any("_batch" in name or "train.bin" in name for name in names)
     raise InvalidOption(
         f"data {spelling.spec!r} is of no known kind; KIND:PATH with one of {', '.join(KEYS)}, or "
         "file.py:function is required",
-        hint=removed,
+        hint=removed_source("cifar10:") if is_cifar else "",
     )
 
 
@@ -64,19 +62,18 @@ def _kind_of_folder(path: Path, names: Sequence[str], spec: str) -> str:
         return "datasets"
     if any(name.endswith((".npz", ".npy")) for name in names) or not names:
         return "arrays"  # of an empty folder its reader says so
-    found: dict[str, str] = {}
+    first: dict[str, str] = {}
     for name in itertools.islice(list_files(path), _EXAMINED):
         for kind, suffixes in (("images", IMAGES), ("audio", RECORDINGS), ("datasets", TABLES)):
             if name.lower().endswith(suffixes):
-                found.setdefault(kind, name)
+                first.setdefault(kind, name)
         if name.rpartition("/")[2] in METADATA:
             return "datasets"
-    if len(found) > 1:
-        shown = ", ".join(f"{kind} ({name})" for kind, name in found.items())
-        raise InvalidOption(
-            f"data {spec!r} holds {shown}; one kind is required", hint=f"write {next(iter(found))}:{spec}"
-        )
-    return next(iter(found), "")
+    kind = next(iter(first), "")
+    if len(first) > 1:
+        shown = ", ".join(f"{kind} ({name})" for kind, name in first.items())
+        raise InvalidOption(f"data {spec!r} holds {shown}; one kind is required", hint=f"write {kind}:{spec}")
+    return kind
 
 
 def open_set(spelling: Spelling, inputs: Sequence[TensorInfo]) -> SampleSet:
@@ -86,7 +83,7 @@ def open_set(spelling: Spelling, inputs: Sequence[TensorInfo]) -> SampleSet:
     if spelling.kind != "images":
         return RowSet(spelling)
     if all(key in spelling.query for key in FILE_KEYS):
-        raise InvalidOption(f"data {spelling.spec!r}: {' and '.join(FILE_KEYS)} exclude each other")
+        raise wrong(spelling.spec, f"{' and '.join(FILE_KEYS)} exclude each other")
     if "masks" in spelling.query:
         return MaskedImages(spelling)
     return AnnotatedImages(spelling) if "annotations" in spelling.query else ImageFolder(spelling)

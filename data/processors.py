@@ -21,13 +21,13 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, first_line
+from ..errors import DataError
 from ..machine_memory import require_address_space
 from ..model.preprocessing import AudioPreprocessing, TextPreprocessing
 from ..model.source_paths import path_here
 from ..progress import quiet
 from ..tensors import TensorInfo
-from .readers import Batch, Reader, Sample, joined, require_package
+from .readers import Batch, Reader, Sample, joined, require_package, translated
 from .spelling import Spelling, whole
 from .table import IGNORED, Table, preprocessing_for
 
@@ -47,16 +47,11 @@ def load_processor(kind: str, name: str, what: str) -> Any:
     import transformers
 
     name = path_here(name)
-    try:
-        with quiet():
-            return getattr(transformers, kind).from_pretrained(
-                name, local_files_only=True, trust_remote_code=False
-            )
-    except Exception as error:  # OSError, ValueError, KeyError, ...: as its files are missing or damaged
-        raise DataError(
-            f"{what} {name}: cannot be loaded ({first_line(error)})",
-            hint="" if Path(name).is_dir() else f"give a folder with the {what}'s files",
-        ) from error
+    hint = "" if Path(name).is_dir() else f"give a folder with the {what}'s files"
+    with translated(f"{what} {name}: cannot be loaded", hint=hint), quiet():
+        return getattr(transformers, kind).from_pretrained(
+            name, local_files_only=True, trust_remote_code=False
+        )
 
 
 def _feeds_of(
@@ -169,11 +164,10 @@ class TextReader(Reader):
             padded = self.tokenizer.pad(
                 dict(encoded), padding="max_length", max_length=length, return_tensors="np"
             )
-        words = []
+        words, is_left = [], self.tokenizer.padding_side == "left"
         for row in range(len(texts)) if in_words else ():
             of_tokens = encoded.word_ids(row)
             padding = [None] * (length - len(of_tokens))
-            is_left = self.tokenizer.padding_side == "left"
             words.append([*padding, *of_tokens] if is_left else [*of_tokens, *padding])
         return {name: np.asarray(array, np.int64) for name, array in padded.items()}, words
 
@@ -201,15 +195,12 @@ class AudioReader(Reader):
     """Decodes the recordings of a table, and makes the model's inputs of the waveforms of a batch."""
 
     def __init__(self, table: Table, inputs: Sequence[TensorInfo], spelling: Spelling) -> None:
-        self._table = table
-        self.preprocessing = preprocessing_for(
-            inputs, spelling, AudioPreprocessing, what="recordings", names=_NAMES
-        )
-        names, extractor = self.preprocessing.inputs, self.preprocessing.extractor
-        self._inputs = {tensor.name: tensor for tensor in inputs if tensor.name in names}
-        self._extractor = (
-            load_processor("AutoFeatureExtractor", extractor, "feature extractor") if extractor else None
-        )
+        self._table, what = table, "recordings"
+        self.preprocessing = preprocessing_for(inputs, spelling, AudioPreprocessing, what=what, names=_NAMES)
+        self._inputs = {tensor.name: tensor for tensor in inputs if tensor.name in self.preprocessing.inputs}
+        name, self._extractor = self.preprocessing.extractor, None
+        if name:
+            self._extractor = load_processor("AutoFeatureExtractor", name, "feature extractor")
         is_speech = self.preprocessing.task == "speech-recognition"
         self._labels, self.notes = table.labels(self.preprocessing.classes, texts=is_speech)
 
@@ -240,21 +231,15 @@ class AudioReader(Reader):
 
     def _features(self, waveforms: Sequence[NDArray[np.float32]]) -> dict[str, NDArray[Any]]:
         assert self._extractor is not None
-        call = inspect.signature(self._extractor.__call__).parameters
+        takes = inspect.signature(self._extractor.__call__).parameters
+        options: dict[str, Any] = {"sampling_rate": self.preprocessing.rate_hz, "return_tensors": "np"}
         # Some pad to a length of their own; one that would not pad at all cannot make a batch.
-        options = {"padding": True} if "padding" in call and not call["padding"].default else {}
-        if "return_attention_mask" in call and "attention_mask" in self.preprocessing.inputs:
+        if "padding" in takes and not takes["padding"].default:
+            options["padding"] = True
+        if "return_attention_mask" in takes and "attention_mask" in self.preprocessing.inputs:
             options["return_attention_mask"] = True
-        rate = self.preprocessing.rate_hz
-        try:
-            with quiet():
-                return dict(
-                    self._extractor(list(waveforms), sampling_rate=rate, return_tensors="np", **options)
-                )
-        except Exception as error:
-            raise DataError(
-                f"feature extractor {self.preprocessing.extractor}: failed ({first_line(error)})"
-            ) from error
+        with translated(f"feature extractor {self.preprocessing.extractor}: failed"), quiet():
+            return dict(self._extractor(list(waveforms), **options))
 
 
 def decode_audio(
@@ -264,29 +249,24 @@ def decode_audio(
     require_package("soundfile", "soundfile", "reads recordings")
     import soundfile
 
-    parts = [np.zeros(0, np.float32)]
-    try:
-        with soundfile.SoundFile(source) as file:
-            stored_hz = file.samplerate
-            if not _RATES_HZ[0] <= stored_hz <= _RATES_HZ[1]:
-                least, most = _RATES_HZ
-                raise ValueError(f"it has {stored_hz} samples per second; {least} to {most} are required")
-            frames = math.ceil(max_seconds * stored_hz)
-            while frames > 0:  # a header may promise more than there is
-                part = file.read(min(frames, _FRAMES_AT_ONCE), dtype="float32", always_2d=True)
-                if not len(part):
-                    break
-                parts.append(part.mean(1, dtype=np.float32))
-                frames -= len(part)
-    except Exception as error:  # LibsndfileError, which is a RuntimeError, TypeError, ...
-        raise DataError(
-            f"{where}: cannot be decoded as a recording ({first_line(error)})",
-            hint="remove or replace the file",
-            file=where,
-        ) from error
+    parts, hint = [np.zeros(0, np.float32)], "remove or replace the file"
+    with (
+        translated(f"{where}: cannot be decoded as a recording", hint=hint, file=where),
+        soundfile.SoundFile(source) as file,
+    ):
+        stored_hz, (least, most) = file.samplerate, _RATES_HZ
+        if not least <= stored_hz <= most:
+            raise ValueError(f"it has {stored_hz} samples per second; {least} to {most} are required")
+        frames = math.ceil(max_seconds * stored_hz)
+        while frames > 0:  # a header may promise more than there is
+            part = file.read(min(frames, _FRAMES_AT_ONCE), dtype="float32", always_2d=True)
+            if not len(part):
+                break
+            parts.append(part.mean(1, dtype=np.float32))
+            frames -= len(part)
     samples = np.concatenate(parts)
     if not len(samples):
-        raise DataError(f"{where}: holds no samples", hint="remove or replace the file", file=where)
+        raise DataError(f"{where}: holds no samples", hint=hint, file=where)
     if stored_hz != rate_hz:
         require_package("scipy", "scipy", "resamples recordings")
         require_address_space(_SCIPY_BYTES, "load scipy, which resamples recordings")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
+import itertools
 import os
 from abc import ABC, abstractmethod
 from collections import deque
@@ -17,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..artifact import known_digest
-from ..errors import DataError, EngineUnavailable, InvalidOption, QCompileError, first_line
+from ..errors import DataError, EngineUnavailable, QCompileError, first_line
 from ..model.session import granted_cores
 from ..model.source import Source
 from ..model.user_code import beside, call, load_function, where_raised
 from ..tensors import Feeds, TensorInfo, samples_in
-from .spelling import Spelling
+from .spelling import Spelling, wrong
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -209,6 +211,17 @@ def digest_contents(paths: Sequence[Path]) -> str:
     return digest_texts(in_order(lambda path: known_digest([path]), paths))
 
 
+@contextlib.contextmanager
+def translated(message: str, **details: Any) -> Iterator[None]:
+    """Say in our words what cannot be read: numpy, Pillow and others raise many types of errors."""
+    try:
+        yield
+    except QCompileError:
+        raise
+    except Exception as error:
+        raise DataError(f"{message} ({first_line(error)})", **details) from error
+
+
 def require_package(module: str, package: str, use: str, *, extra: str = "data") -> None:
     """Make sure that a package can be imported."""
     try:
@@ -226,11 +239,10 @@ def read_function(source: Source, inputs: Sequence[TensorInfo]) -> Iterator[Batc
     """Yield what a function yields, or what the iterable it returns holds."""
     result = call(load_function(source), source)
     if not isinstance(result, Iterable):
-        raise DataError(
-            f"{source.spec}: returned {type(result).__name__}; an iterable of samples is required"
-        )
-    iterator, index = iter(result), 0
-    while True:
+        kind = type(result).__name__
+        raise DataError(f"{source.spec}: returned {kind}; an iterable of samples is required")
+    iterator = iter(result)
+    for index in itertools.count():
         try:
             with beside(source):  # a generator runs, and imports, when it is asked for the next
                 item = next(iterator)
@@ -238,15 +250,13 @@ def read_function(source: Source, inputs: Sequence[TensorInfo]) -> Iterator[Batc
             return
         except QCompileError:
             raise
-        except Exception as error:
-            # Ending here instead would calibrate on part of the data without a word.
+        except Exception as error:  # to end here would calibrate on part of the data without a word
             raise DataError(
                 f"{source.spec}: raised {type(error).__name__} at batch {index}: {error}"
                 f"{where_raised(error, source.path)}",
                 sample=index,
             ) from error
         yield _as_batch(item, inputs, f"{source.function} batch {index}")
-        index += 1
 
 
 def _as_batch(item: Any, inputs: Sequence[TensorInfo], where: str) -> Batch:
@@ -298,10 +308,10 @@ def list_files(root: Path) -> Iterator[str]:
 
 def _below(folder: Path, prefix: str, above: tuple[str, ...]) -> Iterator[str]:
     with os.scandir(folder) as scanned:
-        entries = sorted(
-            (entry for entry in scanned if not entry.name.startswith(".")), key=lambda entry: entry.name
-        )
+        entries = sorted(scanned, key=lambda entry: entry.name)
     for entry in entries:
+        if entry.name.startswith("."):
+            continue
         if entry.is_file():
             yield prefix + entry.name
         elif entry.is_dir():
@@ -315,11 +325,10 @@ def list_images(root: Path) -> tuple[list[str], list[str]]:
     files = list(list_files(root))
     names = [name for name in files if name.lower().endswith(IMAGES)]
     if not names:
-        raise DataError(
-            f"{root}: holds no image; at least one file {', '.join(sorted(IMAGES))} is required", file=root
-        )
-    others = sum(not name.lower().endswith((*IMAGES, *_BESIDE)) for name in files)
-    return names, [f"{others} files in {root} are no images, and are left out"] if others else []
+        message = f"{root}: holds no image; at least one file {', '.join(sorted(IMAGES))} is required"
+        raise DataError(message, file=root)
+    strays = sum(not name.lower().endswith((*IMAGES, *_BESIDE)) for name in files)
+    return names, [f"{strays} files in {root} are no images, and are left out"] if strays else []
 
 
 def split_folder(spelling: Spelling) -> Path:
@@ -329,15 +338,14 @@ def split_folder(spelling: Spelling) -> Path:
     spellings = {name: names for names in _SPLITS.values() for name in names}
     if not split:
         if len(present) > 1 and all(name.lower() in spellings for name in present):
-            raise InvalidOption(
-                f"data {spec!r}: holds {', '.join(present)}; one of them is required",
+            raise wrong(
+                spec,
+                f"holds {', '.join(present)}; one of them is required",
                 hint=f"add ?split={present[0]}, or name the folder {root / present[0]}",
             )
         return root
     for name in (split, *spellings.get(split, ())):
         if name in present:
             return root / name
-    raise InvalidOption(
-        f"data {spec!r}: split={split}: no folder of this name in {root}; "
-        f"found {', '.join(present[:8]) or 'none'}"
-    )
+    shown = ", ".join(present[:8]) or "none"
+    raise wrong(spec, f"split={split}: no folder of this name in {root}; found {shown}")

@@ -17,54 +17,41 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError, InvalidOption, QCompileError, first_line
+from ..errors import DataError, QCompileError, first_line
 from ..progress import quiet
 from ..tensors import TensorInfo
+from . import readers
 from .images import ImageReader, image_input
 from .processors import AudioReader, TextReader
-from .readers import (
-    FORMATS,
-    IMAGES,
-    METADATA,
-    RECORDINGS,
-    Reader,
-    SampleSet,
-    digest_contents,
-    digest_texts,
-    list_files,
-    require_package,
-    split_folder,
-)
-from .spelling import Spelling
-from .table import Table, _undecoded, load_rows
+from .spelling import Spelling, wrong
+from .table import Table, load_rows, undecoded
 
 _SPLIT_OF_FILE = re.compile(r"(train|test|validation|valid|val|dev)\b|(.+?)-\d+-of-\d+")
 
 
-class RowSet(SampleSet):
+class RowSet(readers.SampleSet):
     """The rows of a spelling of kind `text`, `jsonl`, `csv`, `audio` or `datasets`."""
 
     def __init__(self, spelling: Spelling) -> None:
         self.spelling, path = spelling, Path(spelling.path)
         self.is_saved = any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
-        suffixes = tuple(suffix for suffix, (kind, _) in FORMATS.items() if kind == spelling.kind)
+        suffixes = tuple(suffix for suffix, (kind, _) in readers.FORMATS.items() if kind == spelling.kind)
         if spelling.kind == "jsonl":
             suffixes += (".json",)
-        split = spelling.query.get("split", "")
-        below = [] if path.is_file() else list(list_files(path))
+        below = [] if path.is_file() else [path / name for name in readers.list_files(path)]
         tables = [
-            path / name
-            for name in below
-            if name.lower().endswith(suffixes) and Path(name).name not in METADATA
+            file
+            for file in below
+            if file.name.lower().endswith(suffixes) and file.name not in readers.METADATA
         ]
         self.root, self.media = path, False
         if self.is_saved:
-            self.files = [path / name for name in below if not Path(name).name.startswith("cache-")]
+            self.files = [file for file in below if not file.name.startswith("cache-")]
         elif path.is_file() or (tables and spelling.kind != "audio"):
-            self.files = _of_split(tables or [path], path, split, spelling.spec)
+            self.files = self._of_split(tables or [path])
         elif spelling.kind in ("audio", "datasets"):
-            self.root, self.media = split_folder(spelling), True
-            self.files = [self.root / name for name in list_files(self.root)]
+            self.root, self.media = readers.split_folder(spelling), True
+            self.files = [self.root / name for name in readers.list_files(self.root)]
         else:
             raise DataError(f"{path}: holds no file {' or '.join(suffixes)}; one is required", file=path)
 
@@ -89,24 +76,28 @@ class RowSet(SampleSet):
     def _rows(self) -> Any:
         if not self.is_saved:
             return load_rows(self.files, "json" if self.spelling.kind == "jsonl" else "")
-        require_package("datasets", "datasets", "reads data sets")
+        readers.require_package("datasets", "datasets", "reads data sets")
         import datasets
 
-        rows, split = datasets.load_from_disk(str(self.root)), self.spelling.query.get("split", "")
+        rows = datasets.load_from_disk(str(self.root))
         splits = rows if isinstance(rows, dict) else {"": rows}
-        return _undecoded(splits[_chosen(split, list(splits), self.spelling.spec)])
+        return undecoded(splits[self._split(list(splits))])
 
     def _media_files(self) -> Table:
         """Image or audio files, with the columns of the metadata beside them, or the folder of each."""
-        suffixes: tuple[str, ...] = RECORDINGS
-        if self.spelling.kind != "audio" and any(file.suffix.lower() in IMAGES for file in self.files):
-            suffixes = IMAGES
+        suffixes: tuple[str, ...] = readers.RECORDINGS
+        if self.spelling.kind != "audio" and any(
+            file.suffix.lower() in readers.IMAGES for file in self.files
+        ):
+            suffixes = readers.IMAGES
         media = [file for file in self.files if file.suffix.lower() in suffixes]
         if not media:
-            raise DataError(f"{self.root}: holds no recording {', '.join(RECORDINGS)}", file=self.root)
-        columns: dict[str, Sequence[Any]] = {"image" if suffixes is IMAGES else "audio": media}
+            raise DataError(
+                f"{self.root}: holds no recording {', '.join(readers.RECORDINGS)}", file=self.root
+            )
+        columns: dict[str, Sequence[Any]] = {"image" if suffixes is readers.IMAGES else "audio": media}
         names = [file.relative_to(self.root).as_posix() for file in media]
-        if metadata := [file for file in self.files if file.name in METADATA]:
+        if metadata := [file for file in self.files if file.name in readers.METADATA]:
             rows = load_rows(metadata, "")
             if "file_name" not in rows.column_names:
                 raise DataError(
@@ -114,17 +105,40 @@ class RowSet(SampleSet):
                 )
             numbers = {name: number for number, name in enumerate(rows["file_name"])}
             if missing := [name for name in names if name not in numbers]:
-                raise DataError(
-                    f"{metadata[0]}: has no row for {missing[0]} of {self.root}", file=metadata[0]
-                )
+                message = f"{metadata[0]}: has no row for {missing[0]} of {self.root}"
+                raise DataError(message, file=metadata[0])
             for column in set(rows.column_names) - {"file_name"}:
                 values = list(rows[column])
                 columns[column] = [values[numbers[name]] for name in names]
         elif len({name.split("/")[0] for name in names if "/" in name}) > 1:
             columns["label"] = [name.split("/")[0] if "/" in name else "" for name in names]
-        others = len(self.files) - len(media) - len(metadata)
-        self.notes = [f"{others} files in {self.root} are left out"] if others else []
+        strays = len(self.files) - len(media) - len(metadata)
+        self.notes = [f"{strays} files in {self.root} are left out"] if strays else []
         return Table(self.root, columns, self.spelling, names=names)
+
+    def _of_split(self, files: Sequence[Path]) -> list[Path]:
+        """The files of the split: they begin with its name, or lie in a folder of it."""
+        split, splits = self.spelling.query.get("split", ""), dict[str, list[Path]]()
+        if self.root.is_file():
+            if split:
+                raise wrong(self.spelling.spec, f"split={split}: a file has no splits")
+            return [self.root]
+        for file in files:
+            match = _SPLIT_OF_FILE.match(file.name)
+            inside = file.parent.name if file.parent != self.root else split if file.stem == split else ""
+            splits.setdefault(inside or (match[1] or match[2] if match else ""), []).append(file)
+        return splits[self._split(list(splits))]
+
+    def _split(self, splits: Sequence[str]) -> str:
+        split = self.spelling.query.get("split", "")
+        if split not in splits and (split or len(splits) > 1):
+            present = ", ".join(filter(None, splits))
+            what = f"holds {present}; one of them is required"
+            if split:
+                what = f"split={split}: no such split; found {present or 'one only'}"
+            hint = "" if split else f"add ?split={next(filter(None, splits))}"
+            raise wrong(self.spelling.spec, what, hint)
+        return split or splits[0]
 
     @property
     def names(self) -> Sequence[str]:  # type: ignore[override]
@@ -141,40 +155,15 @@ class RowSet(SampleSet):
 
     def digest(self, order: Callable[[], Sequence[int]]) -> str:
         names = [file.relative_to(self.root).as_posix() for file in self.files if file != self.root]
-        return f"{digest_contents(self.files)}:{digest_texts(names)}"
+        return f"{readers.digest_contents(self.files)}:{readers.digest_texts(names)}"
 
-    def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
+    def reader(self, inputs: Sequence[TensorInfo]) -> readers.Reader:
         table = self.table
         if table.media != "Image":
             return (AudioReader if table.media else TextReader)(table, inputs, self.spelling)
         target = image_input(inputs, self.spelling)
         labels, notes = table.labels(target[0].classes)
         return ImageReader(target, table.file, lambda row, _: labels[row] if labels else None, notes)
-
-
-def _of_split(files: Sequence[Path], path: Path, split: str, spec: str) -> list[Path]:
-    """The files of the chosen split: they begin with its name, or lie in a folder of it."""
-    if path.is_file():
-        if split:
-            raise InvalidOption(f"data {spec!r}: split={split}: a file has no splits")
-        return [path]
-    splits: dict[str, list[Path]] = {}
-    for file in files:
-        match = _SPLIT_OF_FILE.match(file.name)
-        inside = file.parent.name if file.parent != path else split if file.stem == split else ""
-        splits.setdefault(inside or (match[1] or match[2] if match else ""), []).append(file)
-    return splits[_chosen(split, list(splits), spec)]
-
-
-def _chosen(split: str, splits: Sequence[str], spec: str) -> str:
-    if split not in splits and (split or len(splits) > 1):
-        named = [name for name in splits if name]
-        what = f"split={split}: no such split; found {', '.join(named) or 'one only'}" if split else (
-            f"holds {', '.join(named)}; one of them is required"
-        )  # fmt: skip
-        hint = "" if split else f"add ?split={named[0]}"
-        raise InvalidOption(f"data {spec!r}: {what}", hint=hint)
-    return split or splits[0]
 
 
 def _plain(value: Any) -> str:

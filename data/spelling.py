@@ -11,7 +11,7 @@ import difflib
 import importlib.util
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -55,34 +55,35 @@ class Query:
 
 def read_query(values: Mapping[str, str], spec: str) -> Query:
     """Read the keys `samples`, `seed`, `balanced` and `part`; others are left to the kinds."""
+    for key, words in (("balanced", ("true", "false")), ("part", PARTS)):
+        if (word := values.get(key, words[0])) not in words:
+            raise wrong(
+                spec, f"{key}={word}; {' or '.join(words)} is required", nearest(word, words, f"{key}=")
+            )
     return Query(
         samples=whole(values["samples"], "samples", spec, least=1) if "samples" in values else None,
         seed=whole(values.get("seed", "0"), "seed", spec, least=0),
-        balanced=_word_of(values.get("balanced", "true"), ("true", "false"), "balanced", spec) == "true",
-        part=_word_of(values.get("part", ""), ("", *PARTS), "part", spec),
+        balanced=values.get("balanced") != "false",
+        part=values.get("part", ""),
     )
+
+
+def wrong(spec: str, problem: str, hint: str = "") -> InvalidOption:
+    """Return the refusal of a spelling."""
+    return InvalidOption(f"data {spec!r}: {problem}", hint=hint)
 
 
 def whole(text: str, key: str, spec: str, *, least: int) -> int:
     """Read a whole number."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else -1
     if number < least:
-        raise InvalidOption(f"data {spec!r}: {key}={text}; a whole number of at least {least} is required")
+        raise wrong(spec, f"{key}={text}; a whole number of at least {least} is required")
     return number
 
 
-def _word_of(text: str, words: Sequence[str], key: str, spec: str) -> str:
-    if text not in words:
-        raise InvalidOption(
-            f"data {spec!r}: {key}={text}; {' or '.join(filter(None, words))} is required",
-            hint=nearest(text, words, f"{key}="),
-        )
-    return text
-
-
-def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return "did you mean ...?" with the known word nearest to a wrong one; empty where none is near."""
-    near = difflib.get_close_matches(word, list(known), n=1)
+def nearest(word: str, words: Iterable[str], prefix: str = "") -> str:
+    """Return "did you mean ...?" with the word nearest to a wrong one; empty where none is near."""
+    near = difflib.get_close_matches(word, list(words), n=1)
     return f"did you mean {prefix}{near[0]}?" if near else ""
 
 
@@ -109,26 +110,27 @@ class Spelling:
 
     def with_kind(self, kind: str) -> Spelling:
         """Return it with this kind, which the keys suit."""
-        known = KEYS.get(kind, () if kind == FUNCTION else _ALL_KEYS)
+        keys = KEYS.get(kind, () if kind == FUNCTION else _ALL_KEYS)
         for key, value in self.query.items():
-            if key in known:
+            if key in keys:
                 if not value:
-                    raise InvalidOption(f"data {self.spec!r}: {key} has no value", hint=f"write {key}=VALUE")
+                    raise wrong(self.spec, f"{key} has no value", f"write {key}=VALUE")
                 continue
             if kind == FUNCTION:
-                raise InvalidOption(f"data {self.spec!r}: a function takes no keys; {key}= was given")
+                raise wrong(self.spec, f"a function takes no keys; {key}= was given")
             if removed := removed_option(f"data.{key}"):
-                raise InvalidOption(f"data {self.spec!r}: {removed}")
+                raise wrong(self.spec, removed)
             what = f"data of kind {kind}" if kind else "data"
-            near = "" if key in _ALL_KEYS else nearest(key, known)
-            raise InvalidOption(
-                f"data {self.spec!r}: {key}= is no key of {what}; {', '.join(known)} are",
-                hint=near or _ESCAPED_MARK,
+            near = "" if key in _ALL_KEYS else nearest(key, keys)
+            raise wrong(
+                self.spec, f"{key}= is no key of {what}; {', '.join(keys)} are", near or _ESCAPED_MARK
             )
         return replace(self, kind=kind)
 
     def located(self, base: Path) -> Spelling:
         """Return it with absolute paths; a key's file is looked for in the data's folder, then in `base`."""
+        if self.kind == FUNCTION:
+            return replace(self, path=parse_source(self.path, base=base).absolute)
         path = absolute_path(self.path, base)
         query = dict(self.query)
         for key, value in query.items():
@@ -140,12 +142,17 @@ class Spelling:
         return replace(self, path=str(path), query=query)
 
     def seen_from(self, folder: Path) -> Spelling:
-        """Return one with absolute paths as a file in `folder` names it."""
+        """Return it as a file in `folder` names it."""
+        if self.kind == FUNCTION:
+            source = parse_source(self.path)
+            path = os.path.relpath(source.path, folder) if source.path else source.module
+            return replace(self, path=f"{path}:{source.function}")
+        located = self.located(Path.cwd())
         query = {
             key: os.path.relpath(value, folder) if _is_path(key, value) else value
-            for key, value in self.query.items()
+            for key, value in located.query.items()
         }
-        return replace(self, path=os.path.relpath(self.path, folder), query=query)
+        return replace(self, path=os.path.relpath(located.path, folder), query=query)
 
     def keyed(self) -> list[str]:
         """Return what decides how samples are read: kind and query, files by their content."""
@@ -161,48 +168,41 @@ class Spelling:
 
 def parse_spelling(spec: str) -> Spelling:
     """Read a spelling."""
-    head, question, query = spec.partition("?")
+    head, question, text = spec.partition("?")
     kind, path = _kind_and_path(spec, head)
-    spelling = Spelling(spec, "", path, _parse_query(spec, query) if question else {})
-    return spelling.with_kind(kind)
+    query: dict[str, str] = {}
+    for part in text.split("&") if question else ():
+        key, equals, value = part.partition("=")
+        if not equals or not key:
+            raise wrong(spec, f"{part!r} after the `?`; key=value is required, joined by `&`", _ESCAPED_MARK)
+        if key in query:
+            raise wrong(spec, f"{key}= is given twice")
+        query[key] = _unescape(value)
+    return Spelling(spec, "", path, query).with_kind(kind)
 
 
 def _kind_and_path(spec: str, head: str) -> tuple[str, str]:
-    word, colon, rest = head.partition(":")
+    word, colon, path = head.partition(":")
     if colon and word in KEYS:
-        if not rest:
-            raise InvalidOption(f"data {spec!r}: a path is required after {word}:")
-        return word, _unescape(rest)
+        if not path:
+            raise wrong(spec, f"a path is required after {word}:")
+        return word, _unescape(path)
     if removed := removed_source(head):
-        raise InvalidOption(f"data {spec!r}: {removed}")
+        raise wrong(spec, removed)
     is_function = _is_function(head)
     if colon and _WORD.fullmatch(word):
         near = nearest(word, KEYS)
         if not is_function or (near and importlib.util.find_spec(word) is None):
-            raise InvalidOption(
-                f"data {spec!r}: unknown kind {word!r}; {', '.join(KEYS)} are known",
+            raise wrong(
+                spec,
+                f"unknown kind {word!r}; {', '.join(KEYS)} are known",
                 hint=near or f"a path that begins like this is written ./{head}",
             )
     if is_function:
         return FUNCTION, head
     if not head:
-        raise InvalidOption(f"data {spec!r}: a path is required")
+        raise wrong(spec, "a path is required")
     return "", _unescape(head)
-
-
-def _parse_query(spec: str, text: str) -> dict[str, str]:
-    query: dict[str, str] = {}
-    for part in text.split("&"):
-        key, equals, value = part.partition("=")
-        if not equals or not key:
-            raise InvalidOption(
-                f"data {spec!r}: {part!r} after the `?`; key=value is required, joined by `&`",
-                hint=_ESCAPED_MARK,
-            )
-        if key in query:
-            raise InvalidOption(f"data {spec!r}: {key}= is given twice")
-        query[key] = _unescape(value)
-    return query
 
 
 def _is_function(head: str) -> bool:

@@ -19,7 +19,7 @@ from ..model.named.description import network
 from ..model.preprocessing import PRESETS, Preprocessing, fit_preprocessing, preprocessing_of
 from ..tensors import TensorInfo
 from .readers import FORMATS, require_package
-from .spelling import Spelling, nearest
+from .spelling import Spelling, nearest, wrong
 
 IGNORED = -100
 """Label of a token that has none."""
@@ -45,9 +45,7 @@ def preprocessing_for(
             option="preprocessing",
         )
     if not isinstance(preprocessing, kind):
-        raise InvalidOption(
-            f"data {spelling.spec!r}: the model takes {preprocessing.kind}, and these are {what}"
-        )
+        raise wrong(spelling.spec, f"the model takes {preprocessing.kind}, and these are {what}")
     if not named:
         return preprocessing
     fitted = next(iter(fit_preprocessing(preprocessing, inputs).values()))
@@ -74,10 +72,10 @@ def class_numbers(
     for number, text in enumerate(classes):
         for name in {_plain(text), *(_plain(part) for part in text.split(","))}:
             synonyms.setdefault(name, set()).add(number)
-    known = {name: min(numbers) for name, numbers in synonyms.items() if len(numbers) == 1}
-    strangers = [name for name in names if _plain(name) not in known]
-    if known and not strangers:
-        return {name: known[_plain(name)] for name in names}, []
+    unique = {name: min(numbers) for name, numbers in synonyms.items() if len(numbers) == 1}
+    strangers = [name for name in names if _plain(name) not in unique]
+    if unique and not strangers:
+        return {name: unique[_plain(name)] for name in names}, []
     if all(name.isascii() and name.isdigit() and len(name) < 10 for name in names):
         return {name: int(name) for name in names}, []
     notes = [
@@ -104,9 +102,8 @@ def read_labels(
     for index, value in enumerate(values):
         for label in value if isinstance(value, list) else [value]:
             if not isinstance(label, str | int | float) or label == "":
-                raise DataError(
-                    f"{where(index)}: label {label!r}; a number or a name is required", sample=index
-                )
+                message = f"{where(index)}: label {label!r}; a number or a name is required"
+                raise DataError(message, sample=index)
             distinct.add(label)
     numbers, notes = _label_numbers(distinct, classes, names)
     return [
@@ -130,8 +127,8 @@ def _label_numbers(
     try:
         return {label: float(label) for label in labels}, []
     except (ValueError, OverflowError):
-        found, notes = class_numbers([str(label) for label in labels], classes, what="labels")
-        return {label: found[str(label)] for label in labels}, notes
+        numbers, notes = class_numbers([str(label) for label in labels], classes, what="labels")
+        return {label: numbers[str(label)] for label in labels}, notes
 
 
 _TEXTS = (
@@ -156,9 +153,13 @@ class Table:
         self.columns: Mapping[str, Sequence[Any]] = {name: rows[name] for name in columns}
         self._named = tuple(filter(None, spelling.query.get("column", "").split(",")))
         self._named_label = spelling.query.get("label", "")
-        for key, names_of_key in (("column", self._named), ("label", filter(None, [self._named_label]))):
-            for name in names_of_key:
-                self._require(name, key)
+        for key, name in [*(("column", name) for name in self._named), ("label", self._named_label)]:
+            if name and name not in self.columns:
+                raise wrong(
+                    spelling.spec,
+                    f"{key}={name}: no such column; found {', '.join(self.columns)}",
+                    hint=nearest(name, self.columns, f"{key}="),
+                )
         kinds = {"image": "Image", "audio": "Audio"} if names else {
             name: type(feature).__name__ for name, feature in self._features.items()
         }  # fmt: skip
@@ -185,18 +186,15 @@ class Table:
     def texts(self) -> list[Sequence[Any]]:
         """The column of the texts, or both of a pair: `column=`, or by their common names."""
         common = (names for names in _TEXTS if all(name in self.columns for name in names))
-        chosen = self._named or next(common, ())
-        if not chosen:
+        names, data = self._named or next(common, ()), f"data {self._spelling.spec!r}"
+        if not names:
             raise InvalidOption(
-                f"data {self._spelling.spec!r}: no column has a name that texts have; found "
-                f"{', '.join(self.columns)}",
+                f"{data}: no column has a name that texts have; found {', '.join(self.columns)}",
                 hint="add ?column=NAME, or column=FIRST,SECOND for pairs",
             )
-        if len(chosen) > 2:
-            raise InvalidOption(
-                f"data {self._spelling.spec!r}: column={','.join(chosen)}; one column, or two of a pair"
-            )
-        return [self.columns[name] for name in chosen]
+        if len(names) > 2:
+            raise InvalidOption(f"{data}: column={','.join(names)}; one column, or two of a pair")
+        return [self.columns[name] for name in names]
 
     def labels(self, classes: Sequence[str], *, texts: bool = False) -> tuple[list[Any] | None, list[str]]:
         """Return the labels as numbers, and what to tell of them; `texts` gives the transcripts."""
@@ -223,14 +221,6 @@ class Table:
 
     def _first_of(self, names: Sequence[str]) -> str:
         return next((name for name in names if name in self.columns), "")
-
-    def _require(self, name: str, key: str) -> None:
-        if name not in self.columns:
-            raise InvalidOption(
-                f"data {self._spelling.spec!r}: {key}={name}: no such column; "
-                f"found {', '.join(self.columns)}",
-                hint=nearest(name, self.columns, f"{key}="),
-            )
 
 
 def load_rows(files: Sequence[Path], builder: str) -> Any:
@@ -263,10 +253,11 @@ def load_rows(files: Sequence[Path], builder: str) -> Any:
             keep_in_memory=True,
             **options,
         )
-    return _undecoded(rows)
+    return undecoded(rows)
 
 
-def _undecoded(rows: Any) -> Any:
+def undecoded(rows: Any) -> Any:
+    """Return rows whose images and recordings are not decoded."""
     import datasets
 
     for name, feature in list(rows.features.items()):

@@ -21,7 +21,7 @@ def save_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     stored = {}
     for name, array in arrays.items():
         # Texts, which ONNX Runtime returns as objects, become numpy's own type of texts.
-        texts = array.dtype.kind == "O" and all(isinstance(one, str) for one in array.flat)
+        texts = array.dtype.kind == "O" and all(isinstance(text, str) for text in array.flat)
         stored[f"{_MARK}{name}{_MARK}"] = array.astype(str) if texts else array
     np.savez(path, allow_pickle=False, **stored)
 

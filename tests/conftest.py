@@ -192,8 +192,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 LONG = (
-    "test_readme", "test_tutorial", "test_run_on_cluster", "test_kinds", "test_lowering", "test_gpu_day",
-    "test_train", "test_run", "test_tune", "test_benchmark", "test_interrupt", "test_sweep",
+    "test_readme", "test_tutorial", "test_run_on_cluster", "test_faults", "test_kinds", "test_lowering",
+    "test_gpu_day", "test_train", "test_run", "test_tune", "test_benchmark", "test_interrupt", "test_sweep",
     "test_emulation", "test_small_examples", "test_foreign_models", "test_tune_elsewhere",
 )  # fmt: skip
 """Files that take many seconds: they begin first, so that no process waits for another at the end."""

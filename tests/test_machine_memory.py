@@ -19,7 +19,7 @@ from qcompile.pipeline.run import run
 LIMITED = """
 import resource, sys
 import numpy, onnxruntime
-from qcompile.calibration.counting import make_count
+from qcompile.calibration.histogram import make_count
 from qcompile.errors import OutOfMemory
 from qcompile.machine_memory import address_space_left
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

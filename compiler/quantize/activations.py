@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from ...calibration.one_by_one import one_by_one
+from ...calibration.calibrate import one_by_one
 from ...data.batches import Data
 from ...data.readers import Batch
 from ...errors import CalibrationError

@@ -6,6 +6,7 @@ What is no ranges file is named.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,19 +67,9 @@ def test_one_changed_byte_is_refused_or_changes_nothing(tmp_path: Path) -> None:
         assert ranges.is_verified
     assert len(refused) > 290
     assert all(message.startswith(f"{damaged}: ") for message in refused)
-
-
-def test_the_message_names_both_checksums_and_the_way_out(tmp_path: Path) -> None:
-    path = saved(full(), tmp_path / "a.ranges")
-    content = bytearray(path.read_bytes())
-    content[-8] += 1  # one more value in the last bin
-    path.write_bytes(content)
-    with pytest.raises(
-        CalibrationError, match=r"its checksum sha256:\w{12}… is not .* \(sha256:\w{12}…\)"
-    ) as e:
-        load_ranges(path)
-    assert e.value.message.startswith(f"{path}: ")
-    assert "calibrate again" in e.value.hint
+    assert any(
+        re.search(r"its checksum sha256:\w{12}… is not .* \(sha256:\w{12}…\)", text) for text in refused
+    )
 
 
 def test_a_file_of_the_former_format_is_read_and_says_so(tmp_path: Path) -> None:
@@ -113,27 +104,17 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @settings(deadline=None)
-@given(data=st.data())
-def test_a_truncated_file_is_named(content: bytes, file: Path, data: st.DataObject) -> None:
-    header = 8 + int.from_bytes(content[:8], "little")
-    size = data.draw(st.integers(0, header) | st.integers(0, len(content) - 1))
-    file.write_bytes(content[:size])
+@given(size=st.integers(0, 2**20), garbage=st.none() | st.binary(max_size=300))
+@example(0, b"PK\x03\x04" + bytes(100))
+@example(0, b"TRT-8503-EntropyCalibration2\n")
+def test_a_file_that_is_cut_off_or_another_is_named(
+    content: bytes, file: Path, size: int, garbage: bytes | None
+) -> None:
+    file.write_bytes(content[: size % len(content)] if garbage is None else garbage)
     with pytest.raises(CalibrationError, match="not a ranges file, or cut off") as caught:
         load_ranges(file)
     assert caught.value.message.startswith(f"{file}: ")
     assert caught.value.data["file"] == file
-
-
-@settings(deadline=None)
-@given(garbage=st.binary(max_size=300))
-@example(b"not safetensors at all")
-@example(b"PK\x03\x04" + bytes(100))
-@example(b"TRT-8503-EntropyCalibration2\n")
-def test_what_is_no_safetensors_file_is_named(file: Path, garbage: bytes) -> None:
-    file.write_bytes(garbage)
-    with pytest.raises(CalibrationError, match="not a ranges file") as caught:
-        load_ranges(file)
-    assert str(file) in caught.value.message
     assert "qcompile calibrate" in caught.value.hint
 
 

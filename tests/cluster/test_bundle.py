@@ -1,11 +1,15 @@
-"""Files in chunks: any cut gives the same bytes back, and nothing damaged gets a name."""
+"""Files in chunks come back whatever the cut; a stage in a process answers, and says why it ended."""
 
 from __future__ import annotations
 
 import hashlib
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,12 +19,14 @@ from qcompile.cluster.bundle import (
     Bundle,
     FileRef,
     MissingChunk,
+    StageKilled,
     StoreCarrier,
     bundle_of_recipe,
     bundle_of_stage,
     read_index,
     write_files,
 )
+from qcompile.cluster.plugin import Cancelled, _in_process, look
 from qcompile.errors import ArtifactError
 from qcompile.pipeline.recipe import read_recipe
 
@@ -94,3 +100,35 @@ def test_a_store_keeps_chunks_by_their_keys(tmp_path: Path) -> None:
         carrier.put("qcompile-0", b"bytes")
         carrier.put("qcompile-0", b"other")  # the same key means the same bytes
         assert StoreCarrier(url).get("qcompile-0") == b"bytes"
+
+
+@pytest.fixture
+def service() -> Any:
+    """What a stage's process needs of a worker."""
+    return SimpleNamespace(name="one", cores=1, worker=SimpleNamespace(nanny=None))
+
+
+def test_a_process_answers_what_the_machine_has(service: Any) -> None:
+    assert look(service)["onnxruntime"] > 0
+
+
+def test_a_process_that_fails_says_its_last_lines(service: Any, tmp_path: Path) -> None:
+    question = {"do": "find", "request": {"nothing": 1}, "folder": str(tmp_path)}
+    with pytest.raises(
+        StageKilled, match=r"worker one: the process of a stage ended \(exit code 1\)"
+    ) as seen:
+        _in_process(service, question, lambda: None, lambda *_: None)
+    assert "ValidationError" in str(seen.value)
+
+
+def test_a_process_that_nobody_wants_ends(service: Any) -> None:
+    def check() -> None:
+        raise Cancelled
+
+    before = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(Cancelled):
+        _in_process(service, {"do": "look"}, check, lambda *_: None)
+    deadline = time.monotonic() + 10
+    while {child.pid for child in psutil.Process().children()} - before:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -27,8 +27,6 @@ from qcompile.tensors import TensorInfo
 
 X = image_input()
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
 NAMES = ("cat/1.png", "cat/2.png", "dog/1.png", "dog/deep/2.png", "ox/1.png", "ox/2.png")
 
 

@@ -32,7 +32,7 @@ from qcompile.bench.results.render import markdown
 from qcompile.bench.results.results import parse_results
 from qcompile.calibration.calibrate import parse_shard
 from qcompile.calibration.ranges_file import checksum, load_checkpoint, load_ranges, save_ranges
-from qcompile.calibration.tensorrt_cache import parse_cache_bytes, version_code
+from qcompile.calibration.tensorrt_cache import parse_cache, version_code
 from qcompile.calibration.thresholds import parse_method
 from qcompile.cli.main import group
 from qcompile.cli.verb import Verb, read
@@ -353,7 +353,7 @@ PARSERS: dict[str, Parser] = {
     "ranges_counts": Parser(ranges_counts),
     "checkpoint": Parser(lambda c, f: checkpoint(_sealed(c, "checkpoint"), f), json=True),
     "checkpoint_file": Parser(checkpoint),
-    "tensorrt_cache": Parser(lambda c, _: parse_cache_bytes(c, Path("c.cache"))),
+    "tensorrt_cache": Parser(lambda c, _: parse_cache(c, Path("c.cache"))),
     "runtime_cache": Parser(
         lambda c, f: runtime_cache(b"qcompile runtime cache 1\n" + c, f),
         json=True,

@@ -1,4 +1,7 @@
-"""A verb in a process of its own: its end is told, and nothing of it is left."""
+"""A verb in a process of its own: its end is told, and nothing of it is left.
+
+The data of a calibration does what a hostile file would make native code do.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,47 @@ from qcompile.errors import InvalidOption, WorkerError
 from qcompile.processes.child import module_command
 from qcompile.processes.untrusted import Limits, run_untrusted
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
+MakePath = Callable[..., Path]
+_DATA = """
+import os, signal, subprocess, sys, time
+import numpy as np
 
+
+def sample():
+    return {{"x": np.zeros((1, 16), np.float32)}}
+
+
+def harm():
+{body}
+    return [sample(), sample()]
+"""
+
+
+@pytest.fixture
+def calibration(tiny_file: MakePath, tmp_path: Path) -> Callable[[str], list[str]]:
+    """`calibration("os.abort()")` is the command line of a calibration during which that is run."""
+
+    def words(body: str) -> list[str]:
+        lines = "".join(f"    {line}\n" for line in body.splitlines())
+        (tmp_path / "data.py").write_text(_DATA.format(body=lines))
+        data, output = f"{tmp_path / 'data.py'}:harm", str(tmp_path / "m.ranges")
+        return ["calibrate", str(tiny_file("mlp")), "--data", data, "-o", output]
+
+    return words
+
+
+@pytest.fixture
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """The names of what a command has left beside its output and among the temporary files."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    monkeypatch.setenv("TMPDIR", str(place))
+    before = {"mlp.onnx", "data.py", "temporary", "__pycache__"}
+    return lambda: sorted({path.name for path in [*tmp_path.iterdir(), *place.iterdir()]} - before)
+
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
 Words = Callable[[str], list[str]]
 Left = Callable[[], list[str]]
 UNFINISHED = """\

@@ -1,4 +1,4 @@
-"""Workers die, hang and fail alone, and say why; other interpreters; tensors of any name come back."""
+"""Workers die, hang and fail alone, and say why; one watch over every child and its whole tree."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,16 +16,15 @@ import numpy as np
 import onnx
 import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from onnx import helper
 
 import qcompile
 from qcompile.bench.outputs import parse_interpreters
 from qcompile.comparison.layers import layer_diff
-from qcompile.errors import DataError, InvalidOption, MissingFile, QCompileError, WorkerError
+from qcompile.errors import DataError, InvalidOption, MissingFile, ModelError, QCompileError, WorkerError
+from qcompile.model.tensorflow import tensorflow_versions
 from qcompile.processes.arrays import load_array, load_arrays, save_arrays
-from qcompile.processes.child import module_command
+from qcompile.processes.child import Child, MemoryExceeded, TimeExceeded, module_command
 from qcompile.processes.worker import Worker, read_answer
 
 
@@ -87,7 +87,6 @@ def crashing_model(tmp_path: Path, body: str) -> str:
     ("body", "words"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
-        ("os._exit(1)", "exit code 1"),
         ("resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); bytearray(1 << 32)", "MemoryError"),
     ],
 )
@@ -100,19 +99,15 @@ def test_what_dies_is_reported_with_its_last_output(tmp_path: Path, body: str, w
 
 def test_a_hanging_worker_is_given_up(tmp_path: Path) -> None:
     model = crashing_model(tmp_path, "time.sleep(600)")
-    with (
-        Worker("sleeper", threads=1, timeout_s=3.0) as worker,
-        pytest.raises(WorkerError, match="gave no answer to 'load' for 3 s"),
-    ):
-        load(worker, model)
-    with Worker("sleeper", threads=1) as worker:
-        with pytest.raises(WorkerError, match="for 1 s"):  # less long than for other answers
-            load(worker, model, timeout_s=1.0)
-        wait_until_gone(worker.pid)
+    for timeout_s, ask_s, words in ((1.0, 600.0, "no answer to 'load' for 1 s"), (600.0, 2.0, "for 2 s")):
+        with Worker("sleeper", threads=1, timeout_s=timeout_s) as worker:
+            with pytest.raises(WorkerError, match=words):
+                load(worker, model, timeout_s=ask_s)
+            wait_until_gone(worker.pid)
 
 
 def test_what_a_worker_started_ends_with_it(tmp_path: Path) -> None:
-    body = "print(subprocess.Popen(['sleep', '600']).pid, file=sys.stderr); os._exit(1)"
+    body = "print(subprocess.Popen(['sleep', '600']).pid, file=sys.stderr, flush=True); os._exit(1)"
     with Worker("parent", threads=1) as worker, pytest.raises(WorkerError, match="exit code 1") as caught:
         load(worker, crashing_model(tmp_path, body))
     wait_until_gone(int(str(caught.value.data["output"]).split()[-1]))
@@ -145,7 +140,8 @@ def test_a_worker_that_has_answered_uses_no_processor(tiny_file: Callable[..., P
 
 
 def test_a_worker_that_never_rests_says_so_and_can_be_frozen(tmp_path: Path) -> None:
-    model = crashing_model(tmp_path, "threading.Thread(target=spin, daemon=True).start()")
+    noise = "print('{\"ok\": false}'); os.system('echo noise')"  # does not disturb the answers
+    model = crashing_model(tmp_path, f"{noise}; threading.Thread(target=spin, daemon=True).start()")
     with Worker("restless", threads=1) as worker:
         name = load(worker, model)["io"]["inputs"][0]["name"]
         np.savez(tmp_path / "feeds.npz", **{name: np.ones(1, np.float32)})
@@ -156,12 +152,6 @@ def test_a_worker_that_never_rests_says_so_and_can_be_frozen(tmp_path: Path) -> 
         assert idle_cpu_s(worker, 0.5) <= 0.02
         assert len(worker.ask("time", iterations=3)["ns"]) == 3  # being asked wakes it
         worker.freeze()  # and a frozen one can be ended
-
-
-def test_what_a_model_prints_does_not_disturb_the_answers(tmp_path: Path) -> None:
-    with Worker("noisy", threads=1) as worker:
-        body = "print('{\"ok\": false}'); os.system('echo noise')"
-        assert load(worker, crashing_model(tmp_path, body))["ok"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
@@ -258,15 +248,6 @@ def test_anything_else_is_none(line: bytes) -> None:
     assert read_answer(line) is None
 
 
-@settings(max_examples=50)
-@given(
-    st.binary() | st.dictionaries(st.text(), st.integers() | st.text()).map(lambda v: json.dumps(v).encode())
-)
-def test_any_line_is_an_answer_or_none(line: bytes) -> None:
-    answer = read_answer(line)
-    assert answer is None or "ok" in answer or "progress" in answer
-
-
 def test_a_wait_of_any_length_can_be_asked_for() -> None:
     with Worker("tiny", threads=1, timeout_s=1e300) as worker:
         assert worker.hello()["ok"] is True
@@ -325,3 +306,87 @@ def test_tensors_called_file_and_allow_pickle_are_compared_and_measured(tmp_path
     assert layer_diff(str(path), str(path), samples=2)
     results = qcompile.benchmark([str(path)], baseline=str(path), threads=1, max_time_s=0.01)
     assert [row.status for row in results.rows] == ["measured"]
+
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
+SLEEPS = [sys.executable, "-c", "import time; time.sleep(600)"]
+LEADER = """
+import subprocess, sys, time
+inner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(inner.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_child_that_only_ends_gives_its_exit_code_and_its_last_output() -> None:
+    program = "import sys; print('first\\nlast', file=sys.stderr); sys.exit(7)"
+    with tempfile.TemporaryFile() as log, Child([sys.executable, "-c", program], stderr=log) as child:
+        assert child.wait() == 7
+        assert child.cause() == "exit code 7"
+        assert child.last_output() == "first\nlast"
+
+
+def test_a_child_is_waited_for_no_longer_than_its_limits() -> None:
+    with Child(SLEEPS) as child:
+        with pytest.raises(TimeExceeded):
+            child.wait(time_s=0.2)
+        with pytest.raises(MemoryExceeded) as caught:
+            child.wait(memory_gb=1e-4, time_s=30)
+        assert 1e-4 < caught.value.args[0] < 1
+    wait_until_gone(child.pid)
+
+
+def test_what_nobody_wants_any_more_ends_the_wait_and_the_process(tmp_path: Path) -> None:
+    class NotWanted(Exception):
+        pass
+
+    def check() -> None:
+        raise NotWanted
+
+    child = Child(SLEEPS)
+    with child, pytest.raises(NotWanted):
+        child.wait(check=check, time_s=30)
+    wait_until_gone(child.pid)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 600\n")
+    python.chmod(0o755)
+    worker = Worker("tiny", threads=1, python=str(python), timeout_s=30)
+    with worker, pytest.raises(NotWanted):
+        worker.ask("hello", check=check)
+    wait_until_gone(worker.pid)
+
+
+def test_the_whole_tree_ends_also_what_leads_another_session() -> None:
+    with tempfile.TemporaryFile() as output, Child([sys.executable, "-c", LEADER], stdout=output):
+        deadline = time.monotonic() + 30
+        text = b""
+        while not text.endswith(b"\n"):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+            output.seek(0)
+            text = output.read()
+    wait_until_gone(int(text))
+
+
+def test_variables_are_added_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QC_TEST_GONE", "1")
+    program = "import os; print(sorted(name for name in os.environ if name.startswith('QC_TEST')))"
+    variables = {"QC_TEST_GONE": None, "QC_TEST_NEW": "1"}
+    with (
+        tempfile.TemporaryFile() as output,
+        Child([sys.executable, "-c", program], variables=variables, stdout=output) as child,
+    ):
+        assert child.wait() == 0
+        output.seek(0)
+        assert output.read() == b"['QC_TEST_NEW']\n"
+
+
+def test_another_interpreter_says_why_it_ended(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no tensorflow here >&2; exit 3\n")
+    python.chmod(0o755)
+    with pytest.raises(ModelError, match="ended with exit code 3: no tensorflow here"):
+        tensorflow_versions(str(python))
+    python.write_text("no program")
+    with pytest.raises(InvalidOption, match="cannot be run"):
+        tensorflow_versions(str(python))

@@ -16,6 +16,7 @@ from typing import Any
 
 import onnx
 from clusters import Cluster
+from recipes import artifact
 from written_models import model_of
 
 LIMIT_S = 300.0
@@ -30,19 +31,32 @@ simplify = false
 [data]
 calibration = "data.py:calibration"
 [[artifact]]
-name = "cpu"
-target = "onnxruntime"
-[[artifact]]
-name = "cpu-int8"
+name = "int8"
 target = "onnxruntime"
 precision = "int8"
 """
+INT8 = (
+    'version = 1\nname = "tiny"\n[model]\nsource = "residual.onnx"\n[data]\ncalibration = "{}"\n'
+    + artifact("int8", precision="int8")
+)
+"""A recipe of the tiny residual model on other data."""
 BENCH = """
+version = 1
+name = "measured"
+[model]
+source = "model.onnx"
+simplify = false
+[data]
+evaluation = "npz:test.npz"
+[[artifact]]
+name = "cpu"
+target = "onnxruntime"
 [bench]
 batch_size = 4
 threads = 1
-max_time_s = 2
+max_time_s = 0.2
 baseline = "cpu"
+metric = "metric.py:slow"
 """
 DATA = """
 import time
@@ -56,15 +70,11 @@ def calibration():
 """
 
 
-def model(weights: int = 0) -> onnx.ModelProto:
-    """Two convolutions with a residual add: x [batch,4,16,16] to y; a further layer has so many bytes."""
-    wide, how = max(3, weights // 16), "<pads = [1,1,1,1], kernel_shape = [3,3]>"
-    return model_of(f"""(float[batch,4,16,16] x) => (float[batch,{wide}] y)
-        <float[4,4,3,3] w1, float[4] b1, float[4,4,3,3] w2, float[4] b2,
-         float[{wide},4] w3, float[{wide}] b3> {{
-        [conv1] c1 = Conv {how} (x, w1, b1) [relu1] r1 = Relu (c1) [conv2] c2 = Conv {how} (r1, w2, b2)
-        [add] a = Add (c2, r1) [pool] p = GlobalAveragePool (a) [flatten] f = Flatten (p)
-        [gemm] y = Gemm <transB = 1> (f, w3, b3) }}""")
+MODEL = """(float[batch, 4, 16, 16] x) => (float[batch, {wide}] y) <float[4, 4, 3, 3] w1, float[4] b1,
+    float[4, 4, 3, 3] w2, float[4] b2, float[1024, {wide}] w3, float[{wide}] b3> {{
+    c1 = Conv <pads = [1, 1, 1, 1]> (x, w1, b1)  r1 = Relu (c1)  c2 = Conv <pads = [1, 1, 1, 1]> (r1, w2, b2)
+    a = Add (c2, r1)  f = Flatten (a)  y = Gemm (f, w3, b3) }}"""
+"""Two convolutions with a residual add, and a layer of 4 kB for each of its outputs."""
 
 
 def write_recipe(
@@ -72,10 +82,11 @@ def write_recipe(
 ) -> Path:
     """Write a recipe with what it reads, and return its path; each sample takes `pause_s` seconds."""
     folder.mkdir(parents=True, exist_ok=True)
-    onnx.save(model(weights), str(folder / "model.onnx"))
+    model = model_of(MODEL.format(wide=max(3, weights >> 12)), named=True)
+    onnx.save(model, str(folder / "model.onnx"))
     (folder / "data.py").write_text(DATA.format(samples=samples, pause_s=pause_s))
     path = folder / "recipe.toml"
-    path.write_text(RECIPE + (BENCH if bench else ""))
+    path.write_text(BENCH if bench else RECIPE)
     return path
 
 
@@ -113,11 +124,6 @@ class Client:
             self.process.wait(30)
             raise
         return Said(code, self.log.read_text(encoding="utf-8", errors="replace"))
-
-
-def run_once(cluster: Cluster, recipe: Path, output: Path, *more: object) -> Said:
-    """Run a recipe on a cluster to its end."""
-    return Client(cluster, recipe, output, *more).wait()
 
 
 def await_stage(cluster: Cluster, stage: str, client: Client, timeout_s: float = LIMIT_S) -> str:

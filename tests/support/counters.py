@@ -9,8 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from qcompile.calibration.counting import make_count
-from qcompile.calibration.histogram import BINS, Count, Histogram
+from qcompile.calibration.histogram import BINS, Count, Histogram, make_count
 
 Values = NDArray[np.floating]
 
