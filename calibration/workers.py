@@ -28,6 +28,7 @@ from ..errors import CalibrationError, DataError, InvalidOption, first_line
 from ..files import temporary_folder
 from ..machine_memory import address_space_limit
 from ..model.graph import attribute, captured_names, holds_half
+from ..model.onnx_file import copy_model
 from ..model.onnx_graph import Graph, read_graph
 from ..model.session import make_session, session_options, usable_cores
 from ..tensors import Feeds
@@ -97,8 +98,7 @@ def _with_outputs(model: onnx.ModelProto, taps: Taps, outputs: dict[str, str]) -
     """The model with the taps among its outputs."""
     import onnx
 
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copy_model(model)
     present = {value.name for value in model.graph.output}
     for output, tap in outputs.items():
         if output not in present:
