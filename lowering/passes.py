@@ -196,9 +196,8 @@ def _opset_pass(spec: BuildSpec, capabilities: Capabilities, needed: str, warnin
         return limit
 
     def change(graph: Graph) -> list[str]:
-        lowered, _, problems = in_older_opset(graph, highest(graph))
+        lowered, problems = in_older_opset(graph, highest(graph))
         warnings.extend(problems)
-        lowered.check()
         return _replaced(graph, lowered.model)
 
     return Pass(f"opset {limit} or older", change, needs=lambda graph: graph.opset > highest(graph))

@@ -41,12 +41,14 @@ def reading_onnx(path: Path) -> Iterator[None]:
         ) from error
 
 
-def add_external_data(model: onnx.ModelProto, path: Path) -> None:
-    """Read the weights of a model that lie in files beside its own into the model."""
+def add_external_data(model: onnx.ModelProto, path: Path, *, beside: bool = True) -> None:
+    """Read the weights of a model that lie in its file, and those in files `beside` it, into the model."""
     from onnx import TensorProto
 
     for tensor in every_tensor(model):
         if tensor.data_location != TensorProto.EXTERNAL:
+            continue
+        if not beside and _location(tensor) != path.resolve().name:
             continue
         try:
             tensor.raw_data = read_external(tensor, path.resolve().parent)
@@ -184,10 +186,13 @@ def external_files(path: Path, model: onnx.ModelProto) -> list[Path]:
     folder, files = path.resolve().parent, set()
     for tensor in every_tensor(model):
         if tensor.data_location == TensorProto.EXTERNAL:
-            location = {entry.key: entry.value for entry in tensor.external_data}.get("location", "")
-            files.add(folder / location)
+            files.add(folder / _location(tensor))
     files.discard(path.resolve())  # a weightless model refers to the file itself
     return sorted(files)
+
+
+def _location(tensor: onnx.TensorProto) -> str:
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
 
 
 def dtype_name(elem_type: int) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ..artifact import checked_input
 from ..files import temporary_folder
 from ..tensors import ModelIO
-from .graph import consumers, infer_shapes, infer_types, producers
+from .graph import captured_names, consumers, infer_shapes, infer_types, producers
 from .graph_edits import fix_initializers
 from .onnx_checks import check_model
 from .onnx_file import (
@@ -56,7 +56,7 @@ class Graph:
         is_file: Whether the file still is the graph: a runtime reads it there.
     """
 
-    _INDEX = ("producers", "consumers", "stored", "types", "shapes")
+    _INDEX = ("producers", "consumers", "stored", "pinned", "types", "shapes")
 
     def __init__(self, model: onnx.ModelProto, path: Path, *, is_file: bool = False) -> None:
         self.model, self.path, self.is_file = model, path, is_file
@@ -87,6 +87,12 @@ class Graph:
         return {tensor.name: tensor for tensor in self.model.graph.initializer}
 
     @cached_property
+    def pinned(self) -> set[str]:
+        """Tensors that are read elsewhere than by nodes: outputs, and what subgraphs read."""
+        nodes = self.model.graph.node
+        return {v.name for v in self.model.graph.output}.union(*map(captured_names, nodes))
+
+    @cached_property
     def types(self) -> dict[str, str]:
         """Tensor name to numpy's name of its type, where it can be inferred."""
         return infer_types(self.model)
@@ -96,6 +102,33 @@ class Graph:
         """Tensor name to shape, where it can be inferred."""
         return infer_shapes(self.model)
 
+    def is_private(self, name: str) -> bool:
+        """Return whether one node alone reads a tensor."""
+        return name not in self.pinned and len(self.consumers.get(name, ())) == 1
+
+    def replace_uses(self, name: str, by: str) -> None:
+        """Let the nodes that read a tensor read another; the index stays true."""
+        for node in [*self.consumers.get(name, ())]:
+            self.set_inputs(node, *[by if operand == name else operand for operand in node.input])
+
+    def set_inputs(self, node: onnx.NodeProto, *names: str) -> None:
+        """Let a node read these tensors; the index stays true."""
+        for name in dict.fromkeys(node.input):
+            self.consumers[name] = [other for other in self.consumers[name] if other is not node]
+        node.input[:] = names
+        for name in dict.fromkeys(names):
+            self.consumers.setdefault(name, []).append(node)
+        self.is_file = False
+
+    def remove(self, *nodes: onnx.NodeProto) -> None:
+        """Remove nodes, whose results nothing reads any more; the index stays true."""
+        for node in nodes:
+            self.set_inputs(node)
+            for name in node.output:
+                self.producers.pop(name, None)
+            self.model.graph.node.remove(node)
+        self.is_file = False
+
     def edited(self, model: onnx.ModelProto | None = None) -> None:
         """Forget the index, after `model` was edited, or another is in its place."""
         self.model = self.model if model is None else model
@@ -103,9 +136,9 @@ class Graph:
         for name in self._INDEX:
             self.__dict__.pop(name, None)
 
-    def load(self) -> onnx.ModelProto:
-        """Return the model with all weights brought in."""
-        add_external_data(self.model, self.path)
+    def load(self, *, beside: bool = True) -> onnx.ModelProto:
+        """Return the model with its weights brought in; without `beside`, those of its own file alone."""
+        add_external_data(self.model, self.path, beside=beside)
         return self.model
 
     def copy(self) -> Graph:

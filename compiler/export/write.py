@@ -148,7 +148,7 @@ def finish(path: Path, target: GraphTarget) -> None:
 
 def edit_in_place(path: Path, edit: Callable[[Any], None]) -> None:
     """Change the graph of a file; weights beside it stay where they are."""
-    proto = read_graph(path).model
+    proto = read_graph(path).load(beside=False)
     edit(proto)
     strip_source_paths(proto)
     path.write_bytes(proto.SerializeToString())

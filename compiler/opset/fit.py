@@ -6,15 +6,14 @@ from pathlib import Path
 
 import onnx
 
-from ...artifact import Artifact, Check, carried_isa, commit
+from ...artifact import Check
 from ...errors import ModelError, UnsupportedOperator, first_line
-from ...files import writing
 from ...model.graph import ONNX_DOMAINS, every_graph, graph_precision, without_weights
 from ...model.graph_edits import refill, set_nodes
 from ...model.onnx_file import check_onnx, opset
-from ...model.onnx_graph import Graph, read_graph
+from ...model.onnx_graph import Graph
 from ...progress import Progress, silent
-from ..check import OnnxReference, compare_outputs, graph_manifest, sample_feeds
+from ..check import OnnxReference, compare_outputs, sample_feeds
 from .lower import lower_opset
 
 NOT_COMPARED = "what was rewritten could not be compared in ONNX Runtime"
@@ -23,46 +22,30 @@ _LOWEST_DB = 80.0  # of what is rewritten in other operators: float32 sums in an
 _LOWEST_ROUNDED_DB = 30.0  # of a graph that rounds to fewer bits, where a value may go either way
 
 
-def fit_opset(
-    model: str | Path, output: str | Path, highest: int, *, progress: Progress = silent
-) -> Artifact:
-    """Write an ONNX file in opset `highest`, or as it is where its opset is no newer, and check it.
+def in_older_opset(graph: Graph, highest: int, *, progress: Progress = silent) -> tuple[Graph, list[str]]:
+    """Return the graph in opset `highest`, or itself where it is no newer, after it was checked and compared.
 
     Args:
         highest: The newest opset that the reader knows: 17 for TensorRT 8.5 and 8.6.
 
     Returns:
-        The file and its manifest; `options` tell the opset it was of and the one it is of. A model with
-        operators that ONNX Runtime does not have is not compared, and a warning says so.
+        The graph, and warnings: with operators that ONNX Runtime does not have it is not compared.
+
+    Raises:
+        ModelError: If the checker refuses either graph, or they do not compute the same.
     """
-    graph = read_graph(Path(model))
-    check_onnx(graph.path)
-    lowered, checks, warnings = in_older_opset(graph, highest, progress=progress)
-    with writing(Path(output)) as path:
-        lowered.save(path)
-        check_onnx(path, infer_shapes=True)
-        checks.insert(0, Check("ONNX checker and shape inference", True, f"opset {lowered.opset}"))
-        options = {"opset": lowered.opset, "opset_before": graph.opset, **carried_isa(graph.path)}
-        made = graph_manifest(
-            "fit opset", lowered.model, "onnx onnxruntime", options, sources={"model": graph.digest()},
-            checks=checks, warnings=warnings,
-        )  # fmt: skip
-        manifest = commit(path, made)
-    return Artifact(Path(output), manifest)
-
-
-def in_older_opset(
-    graph: Graph, highest: int, *, progress: Progress = silent
-) -> tuple[Graph, list[Check], list[str]]:
-    """Return the graph in opset `highest`, or itself where it is no newer; what was checked; warnings."""
-    progress(f"bring opset {graph.opset} to {min(graph.opset, highest)}")
     if graph.opset <= highest:
-        return graph, [], []
+        return graph, []
+    progress(f"bring opset {graph.opset} to {highest}")
+    if graph.is_file:
+        check_onnx(graph.path)
     lowered, foreign = Graph(lower_opset(graph.load(), highest), graph.path), foreign_operators(graph.model)
+    lowered.check()
     if foreign:
-        return lowered, [], [f"{NOT_COMPARED}: it has {', '.join(foreign)}"]
+        return lowered, [f"{NOT_COMPARED}: it has {', '.join(foreign)}"]
     progress("compare with the model as it was")
-    return lowered, [same_outputs(graph, lowered, None)], []
+    same_outputs(graph, lowered, None)
+    return lowered, []
 
 
 def same_outputs(graph: Graph, converted: Graph, data: str | None) -> Check:

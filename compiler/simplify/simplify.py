@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from ...artifact import Artifact, Check, carried_isa, commit
 from ...errors import EngineUnavailable, first_line
@@ -24,15 +23,11 @@ from ...machine_memory import out_of_memory
 from ...model.graph import (
     ONNX_DOMAINS,
     attribute,
-    captured_names,
-    consumers,
-    infer_shapes,
-    producers,
     tensor_values,
 )
 from ...model.graph_edits import drop_unused_initializers, refill, set_values, store_constants
 from ...model.onnx_file import check_onnx, count_operators, is_large, model_io, opset, save_onnx
-from ...model.onnx_graph import read_graph
+from ...model.onnx_graph import Graph, read_graph
 from ...progress import Progress, quiet, silent
 from ...spec.decode import spec_from_call
 from ...spec.models import SimplifySpec
@@ -112,8 +107,9 @@ def _attempt(
     """Return the simplified model written to `path`, or None with the reason."""
     try:
         after = _run_onnxsim(before, model, path.parent)
-        simplify_attention(after)
-        pool_globally(after)
+        graph = Graph(after, model)
+        simplify_attention(graph)
+        pool_globally(graph)
         _restore_io(before, after)
         save_onnx(after, path)
         check_onnx(path)
@@ -195,106 +191,77 @@ def _same_io(before: ModelIO, after: ModelIO) -> Check:
 _MOVERS = frozenset(["Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"])
 
 
-def simplify_attention(model: onnx.ModelProto) -> dict[str, int]:
+def simplify_attention(graph: Graph) -> dict[str, int]:
     """Rewrite the graph in place; return name of each rewrite to how often it was done."""
-    store_constants(model.graph)
+    store_constants(graph.model.graph)
+    graph.edited()
     done = {
-        "guard dropped": _drop_guards(_View(model.graph)),
-        "transpositions merged": _merge_transpositions(_View(model.graph), infer_shapes(model)),
-        "scale folded into weights": _fold_scales(_View(model.graph)),
+        "guard dropped": _drop_guards(graph),
+        "transpositions merged": _merge_transpositions(graph),
+        "scale folded into weights": _fold_scales(graph),
     }
-    drop_unused_initializers(model.graph)
+    drop_unused_initializers(graph.model.graph)
+    graph.edited()
     return {name: count for name, count in done.items() if count}
 
 
-class _View:
-    """A graph with what the rewrites ask of it; `made_by` and `readers` follow `drop` and `replace`."""
-
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self.graph = graph
-        self.made_by, self.readers = producers(graph), consumers(graph)
-        self.stored = {tensor.name: tensor for tensor in graph.initializer}
-        self.kept = {value.name for value in graph.output}
-        self.kept |= {name for node in graph.node for name in captured_names(node)}
-
-    def value(self, name: str) -> NDArray[Any]:
-        return tensor_values(self.stored[name])
-
-    def is_private(self, name: str) -> bool:
-        """Whether one node alone reads a tensor."""
-        return name not in self.kept and len(self.readers.get(name, ())) == 1
-
-    def replace(self, name: str, by: str) -> None:
-        for node in self.readers.pop(name, ()):
-            for index, operand in enumerate(node.input):
-                if operand == name:
-                    node.input[index] = by
-            self.readers.setdefault(by, []).append(node)
-
-    def drop(self, *nodes: onnx.NodeProto) -> None:
-        for node in nodes:
-            self.graph.node.remove(node)
-            for name in dict.fromkeys(node.input):
-                self.readers[name] = [reader for reader in self.readers[name] if reader is not node]
-
-
-def _drop_guards(view: _View) -> int:
+def _drop_guards(graph: Graph) -> int:
     """Where(IsNaN(s), 0, s)  becomes  s, if s is a Softmax of scores to which no mask adds an infinity.
 
     The guard is for rows that are masked by -inf as a whole. Where masks are finite, as -3.4e38, such a
     row is uniform, and only a NaN from elsewhere would be hidden.
     """
     done = 0
-    for node in [node for node in view.graph.node if node.op_type == "Where"]:
-        test, softmax = view.made_by.get(node.input[0]), view.made_by.get(node.input[2])
+    for node in [node for node in graph.model.graph.node if node.op_type == "Where"]:
+        test, softmax = graph.producers.get(node.input[0]), graph.producers.get(node.input[2])
         if test is None or softmax is None or (test.op_type, softmax.op_type) != ("IsNaN", "Softmax"):
             continue
-        zero = node.input[1] in view.stored and not view.value(node.input[1]).any()
-        private = view.is_private(test.output[0]) and node.output[0] not in view.kept
+        zero = node.input[1] in graph.stored and not tensor_values(graph.stored[node.input[1]]).any()
+        private = graph.is_private(test.output[0]) and node.output[0] not in graph.pinned
         same = test.input[0] == node.input[2]
-        if same and zero and private and _is_bounded(softmax.input[0], view):
-            view.replace(node.output[0], node.input[2])
-            view.drop(node, test)
+        if same and zero and private and _is_bounded(softmax.input[0], graph):
+            graph.replace_uses(node.output[0], node.input[2])
+            graph.remove(node, test)
             done += 1
     return done
 
 
-def _is_bounded(name: str, view: _View) -> bool:
+def _is_bounded(name: str, graph: Graph) -> bool:
     """Whether a tensor holds products, and masks without an infinity, alone."""
-    if name in view.stored:
-        return bool(np.isfinite(view.value(name)).all())
-    node = view.made_by.get(name)
+    if name in graph.stored:
+        return bool(np.isfinite(tensor_values(graph.stored[name])).all())
+    node = graph.producers.get(name)
     if node is None:
         return False  # an input of the model may hold anything
     if node.op_type in ("Add", "Sub", "Where"):
-        return all(_is_bounded(operand, view) for operand in node.input[node.op_type == "Where" :])
+        return all(_is_bounded(operand, graph) for operand in node.input[node.op_type == "Where" :])
     if node.op_type in ("Mul", "Div"):
-        factor = view.value(node.input[1]) if node.input[1] in view.stored else np.zeros(1)
-        return bool((np.isfinite(factor) & (factor != 0)).all()) and _is_bounded(node.input[0], view)
+        factor = tensor_values(graph.stored[node.input[1]]) if node.input[1] in graph.stored else np.zeros(1)
+        return bool((np.isfinite(factor) & (factor != 0)).all()) and _is_bounded(node.input[0], graph)
     if node.op_type in ("Expand", "Unsqueeze", "Reshape"):
-        return _is_bounded(node.input[0], view)
+        return _is_bounded(node.input[0], graph)
     return bool(node.op_type == "MatMul")
 
 
-def _merge_transpositions(view: _View, shapes: dict[str, tuple[int | str, ...]]) -> int:
+def _merge_transpositions(graph: Graph) -> int:
     """Transpose, Reshape to 3 axes, Transpose, Reshape to 4  become  one Transpose.
 
     [b, s, h, d] ─ [b, h, s, d] ─ [b·h, s, d] ─ [b·h, d, s] ─ [b, h, d, s]
     """
     done = 0
-    for last in [node for node in view.graph.node if node.op_type == "Reshape"]:
+    for last in [node for node in graph.model.graph.node if node.op_type == "Reshape"]:
         nodes = [last]
         for operator in ("Transpose", "Reshape", "Transpose"):
-            node = view.made_by.get(nodes[-1].input[0])
-            if node is not None and node.op_type == operator and node.output[0] not in view.kept:
+            node = graph.producers.get(nodes[-1].input[0])
+            if node is not None and node.op_type == operator and node.output[0] not in graph.pinned:
                 nodes.append(node)
         if len(nodes) < 4:
             continue
         _, inner, merge, first = nodes
-        private = view.is_private(inner.output[0]) and view.is_private(merge.output[0])
+        private = graph.is_private(inner.output[0]) and graph.is_private(merge.output[0])
         if not private or (attribute(first, "perm"), attribute(inner, "perm")) != ([0, 2, 1, 3], [0, 2, 1]):
             continue
-        start, merged, end = (shapes.get(node.output[0], ()) for node in (first, merge, last))
+        start, merged, end = (graph.shapes.get(node.output[0], ()) for node in (first, merge, last))
         if (len(start), len(merged), len(end)) != (4, 3, 4):
             continue
         extents = (*start[1:], *merged[1:], *end[1:])
@@ -303,42 +270,46 @@ def _merge_transpositions(view: _View, shapes: dict[str, tuple[int | str, ...]])
         if merged[1:] != start[2:] or end[1:] != (start[1], start[3], start[2]):
             continue
         last.op_type = "Transpose"
-        del last.attribute[:], last.input[1:]
-        last.input[0] = first.input[0]
+        del last.attribute[:]
+        graph.set_inputs(last, first.input[0])
         last.attribute.extend(first.attribute)
         last.attribute[0].ints[:] = [0, 2, 3, 1]
-        view.drop(inner, merge)
-        if not view.readers[first.output[0]]:
-            view.drop(first)
+        graph.remove(inner, merge)
+        if not graph.consumers[first.output[0]]:
+            graph.remove(first)
         done += 1
     return done
 
 
-def _fold_scales(view: _View) -> int:
+def _fold_scales(graph: Graph) -> int:
     """Mul(movers(x·w + b), c)  becomes  movers(x·(c·w) + c·b), for one number c."""
     done = 0
-    for node in [node for node in view.graph.node if node.op_type == "Mul"]:
-        factors = [name for name in node.input if name in view.stored and view.value(name).size == 1]
-        values = [name for name in node.input if name not in view.stored]
-        if len(factors) != 1 or len(values) != 1 or node.output[0] in view.kept:
+    for node in [node for node in graph.model.graph.node if node.op_type == "Mul"]:
+        factors = [
+            name
+            for name in node.input
+            if name in graph.stored and tensor_values(graph.stored[name]).size == 1
+        ]
+        values = [name for name in node.input if name not in graph.stored]
+        if len(factors) != 1 or len(values) != 1 or node.output[0] in graph.pinned:
             continue
-        constants = _constants_before(values[0], view)
-        if not constants or not all(view.is_private(name) for name in constants):
+        constants = _constants_before(values[0], graph)
+        if not constants or not all(graph.is_private(name) for name in constants):
             continue
-        factor = view.value(factors[0]).reshape(())
+        factor = tensor_values(graph.stored[factors[0]]).reshape(())
         for name in constants:
-            set_values(view.stored[name], view.value(name) * factor)
-        view.replace(node.output[0], values[0])
-        view.drop(node)
+            set_values(graph.stored[name], tensor_values(graph.stored[name]) * factor)
+        graph.replace_uses(node.output[0], values[0])
+        graph.remove(node)
         done += 1
     return done
 
 
-def _constants_before(name: str, view: _View) -> list[str]:
+def _constants_before(name: str, graph: Graph) -> list[str]:
     """The weight and the bias that a factor on a tensor can move into; empty if it cannot."""
     biases: list[str] = []
-    while view.is_private(name) and (node := view.made_by.get(name)) is not None:
-        constant = [operand in view.stored for operand in node.input]
+    while graph.is_private(name) and (node := graph.producers.get(name)) is not None:
+        constant = [operand in graph.stored for operand in node.input]
         if node.op_type in _MOVERS:
             name = node.input[0]
         elif node.op_type == "Add" and not biases and sum(constant) == 1:
@@ -354,19 +325,18 @@ def _constants_before(name: str, view: _View) -> list[str]:
 _GLOBAL = {"AveragePool": "GlobalAveragePool", "MaxPool": "GlobalMaxPool"}
 
 
-def pool_globally(model: onnx.ModelProto) -> int:
+def pool_globally(graph: Graph) -> int:
     """Replace pools whose one window covers all of the image, in place; return how many.
 
     Some networks (EfficientNet of transformers) pool with a window of 1280 x 1280 over 7 x 7, which
     TensorRT refuses; what counts is the image, as nothing is padded.
     """
-    shapes = infer_shapes(model)
     done = 0
-    for node in model.graph.node:
+    for node in graph.model.graph.node:
         if node.op_type not in _GLOBAL or len(node.output) != 1 or any(attribute(node, "pads", [])):
             continue
         window = attribute(node, "kernel_shape")
-        image, result = (shapes.get(name, ())[2:] for name in (node.input[0], node.output[0]))
+        image, result = (graph.shapes.get(name, ())[2:] for name in (node.input[0], node.output[0]))
         if (
             len(image) == len(window)
             and {*result} == {1}

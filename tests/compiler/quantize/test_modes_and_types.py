@@ -202,7 +202,7 @@ def test_hessians_beyond_the_budget_take_several_passes_and_are_the_same(
     assert len(names) > 1
 
     def collected() -> dict[str, hessians.Hessian]:
-        return hessians.collect_hessians(path, names, Data(str(npz), model_io(model).inputs), 8)
+        return hessians.collect_hessians(read_graph(path), names, Data(str(npz), model_io(model).inputs), 8)
 
     once = collected()
     monkeypatch.setattr(hessians, "BUDGET_BYTES", 1)

@@ -254,15 +254,16 @@ def test_arm_gets_int8_activations_that_run(residual: Path, tmp_path: Path) -> N
 def test_what_onnx_runtime_does_not_fuse_is_named(residual: Path, tmp_path: Path) -> None:
     path = static(residual, tmp_path, isa="neon").path
     planned = ["conv1", "conv2", "gemm"]
-    _, missed = executed(path, planned)
+    graph = read_graph(path)
+    _, missed = executed(graph, planned)
     assert missed == dict.fromkeys(["conv1", "conv2"], "ONNX Runtime computes it in fp32")
     said = r"executes 1 of 3 .* 99\.9% of the planned multiply-adds stay in float: conv1"
     with pytest.raises(QuantizationError, match=said) as caught:
-        require_executed(path, planned, missed)
+        require_executed(graph.model, planned, missed)
     assert caught.value.data["nodes"] == ["conv1", "conv2"]
-    (warning,) = require_executed(path, planned, {"gemm": "for a test"})
+    (warning,) = require_executed(graph.model, planned, {"gemm": "for a test"})
     assert "0.1% of the planned multiply-adds stay in float: gemm" in warning
-    assert require_executed(path, planned, {}) == []
+    assert require_executed(graph.model, planned, {}) == []
 
 
 def test_a_planned_node_that_is_not_fused_is_left_out_of_the_plan(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from qcompile.data.batches import Data
 from qcompile.errors import InvalidOption, QuantizationError
 from qcompile.model.judgement import output_error
 from qcompile.model.onnx_file import model_io
+from qcompile.model.onnx_graph import Graph, read_graph
 from qcompile.spec.artifacts import QuantizeSpec
 from qcompile.spec.words import GraphTarget
 
@@ -195,8 +196,8 @@ def test_a_balanced_model_is_planned_again_without_what_stays_in_float(
     np.savez(tmp_path / "x.npz", x=normal(32, 16, 4, 4, scale=1.0))
     monkeypatch.setattr(search, "LEAST_GAIN_DB", -1000.0)  # balanced in any case
 
-    def without_first(path: Path, planned: list[str], **options: bool) -> object:
-        counts, missed = executed(path, planned, **options)
+    def without_first(graph: Graph, planned: list[str], **options: bool) -> object:
+        counts, missed = executed(graph, planned, **options)
         return counts, {**missed, **({"first": "for a test"} if "first" in planned else {})}
 
     monkeypatch.setattr(methods, "executed", without_first)
@@ -219,9 +220,9 @@ def test_what_gains_by_computing_fewer_layers_in_integers_is_refused(
     np.savez(tmp_path / "x.npz", x=normal(32, 16, 4, 4, scale=1.0))
     calls: list[Path] = []
 
-    def without_first_later(path: Path, planned: list[str], **options: bool) -> object:
-        calls.append(path)
-        counts, missed = executed(path, planned, **options)
+    def without_first_later(graph: Graph, planned: list[str], **options: bool) -> object:
+        calls.append(graph.path)
+        counts, missed = executed(graph, planned, **options)
         return counts, missed | ({"first": "for a test"} if len(calls) > 1 and "first" in planned else {})
 
     monkeypatch.setattr(methods, "executed", without_first_later)
@@ -244,15 +245,13 @@ def test_a_graph_is_worth_as_much_as_its_worst_output(tmp_path: Path, worse: str
 
     path = tmp_path / "m.onnx"
     onnx.save(model(), path)
-    judge = Judge(
-        QuantizeRequest(path, onnx.load(path), "sha256:00", QuantizeSpec(data=str(tmp_path / "x.npz")))
-    )
+    judge = Judge(QuantizeRequest(read_graph(path), "sha256:00", QuantizeSpec(data=str(tmp_path / "x.npz"))))
     better = "a" if worse == "b" else "b"
-    judged = judge.written(lambda candidate: onnx.save(model(**{worse: 0.5, better: 0.1}), candidate))
+    judged = judge(model(**{worse: 0.5, better: 0.1}))
     assert judged.snr_db == pytest.approx(10 * math.log10(1 / 0.25), abs=1e-3)
     assert {one.output: one.passed for one in judged.outputs} == {"y": worse != "a", "z": worse != "b"}
     assert [one.output for one in judged.failed] == ["y" if worse == "a" else "z"]
-    assert judge.file(path).snr_db == math.inf
+    assert judge(model()).snr_db == math.inf
 
 
 MODELS = {
@@ -286,14 +285,14 @@ def test_rows_that_meet_in_the_model_are_run_together(name: str, tmp_path: Path)
     batches[0][:2] = 0  # two samples of zeros are the same alone and together, whatever the model does
     path, data = model_and_data(MODELS[name], batches, tmp_path)
     whole = np.concatenate([outputs_of(path, batch, "a")[0] for batch in batches])
-    found = observe_rows(onnx.load(path), {"a": -1}, data)["a"].amax
+    found = observe_rows(read_graph(path), {"a": -1}, data)["a"].amax
     np.testing.assert_allclose(found, np.abs(whole).max(axis=0), rtol=1e-5)
-    hessian = collect_hessians(path, ["a"], data, limit=100)["a"]
+    hessian = collect_hessians(read_graph(path), ["a"], data, limit=100)["a"]
     np.testing.assert_allclose(hessian, 2 * whole.T @ whole, rtol=1e-4, atol=1e-4)
 
 
 def test_samples_of_a_batch_axis_are_run_one_by_one(tmp_path: Path) -> None:
     path, data = model_and_data("a = Relu(x) y = MatMul(a, w)", [normal(7, 4), normal(5, 4)], tmp_path)
     for limit in (None, 1, 7, 9):
-        extents = [arrays["a"].shape[0] for arrays in run_samples(onnx.load(path), ["a"], data, limit)]
+        extents = [arrays["a"].shape[0] for arrays in run_samples(read_graph(path), ["a"], data, limit)]
         assert extents == [1] * (limit or 12)

@@ -23,7 +23,7 @@ from qcompile.compiler.simplify.simplify import pool_globally, simplify, simplif
 from qcompile.errors import DataError
 from qcompile.model.input_notes import KEY, InputNote, read_notes, write_notes
 from qcompile.model.onnx_file import copy_model, model_io
-from qcompile.model.onnx_graph import read_graph
+from qcompile.model.onnx_graph import Graph, read_graph
 
 STAGE = import_module("qcompile.compiler.simplify.simplify")
 
@@ -230,13 +230,13 @@ def attended_by(model: onnx.ModelProto, batch: int = 2) -> list[NDArray[Any]]:
 def test_all_three_go_and_the_outputs_stay_also_where_a_row_is_masked_as_a_whole() -> None:
     model = make()
     before = attended_by(model)
-    assert simplify_attention(model) == ALL
+    assert simplify_attention(Graph(model, Path("m.onnx"))) == ALL
     onnx.checker.check_model(model, full_check=True)
     assert Counter(node.op_type for node in model.graph.node) == {
         "MatMul": 5, "Add": 2, "Reshape": 3, "Transpose": 3, "Where": 1, "Softmax": 1,
     }  # fmt: skip
     np.testing.assert_allclose(attended_by(model)[0], before[0], rtol=1e-5, atol=1e-6)
-    assert simplify_attention(model) == {}
+    assert simplify_attention(Graph(model, Path("m.onnx"))) == {}
 
 
 GIVEN = SCORES.replace("bool[b,1,4,4] m", "bool[b,1,4,4] m, float[b,1,4,4] given")
@@ -264,7 +264,7 @@ def test_what_would_change_the_outputs_stays(
 ) -> None:
     model = make(ATTENTION.replace(old, new) if old else ATTENTION, signature, **stored)
     before = attended_by(model)
-    assert stays not in simplify_attention(model)
+    assert stays not in simplify_attention(Graph(model, Path("m.onnx")))
     np.testing.assert_allclose(attended_by(model)[0], before[0], rtol=1e-5, atol=1e-6)
 
 
@@ -273,7 +273,7 @@ def test_what_is_an_output_of_the_model_keeps_its_value() -> None:
         model = make()
         model.graph.output.append(onnx.helper.make_tensor_value_info(inside, onnx.TensorProto.FLOAT, None))
         before = attended_by(model)
-        simplify_attention(model)
+        simplify_attention(Graph(model, Path("m.onnx")))
         for found, expected in zip(attended_by(model), before, strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -299,7 +299,7 @@ def test_a_window_over_the_whole_image_is_global_and_any_other_stays(
     )
     x = np.random.default_rng(0).standard_normal((3, 2, 7, 5)).astype(np.float32)
     expected = outputs_of(model, x)[0]
-    assert pool_globally(model) == becomes_global
+    assert pool_globally(Graph(model, Path("m.onnx"))) == becomes_global
     assert model.graph.node[0].op_type == ("Global" if becomes_global else "") + operator
     onnx.checker.check_model(model, full_check=True)
     np.testing.assert_allclose(outputs_of(model, x)[0], expected, rtol=1e-6, atol=1e-6)

@@ -33,6 +33,7 @@ from qcompile.errors import CalibrationError
 from qcompile.model.graph_edits import store_constants
 from qcompile.model.judgement import output_error
 from qcompile.model.onnx_file import model_io
+from qcompile.model.onnx_graph import Graph
 from qcompile.spec.words import GraphTarget
 
 Floats = NDArray[np.float32]
@@ -421,8 +422,9 @@ def test_the_largest_magnitude_of_each_channel_is_found(tmp_path: Path) -> None:
     x, file = normal(20, 4, 6, seed=4), tmp_path / "data.npz"
     np.savez(file, x=x)
     data = Data(str(file), model_io(model).inputs, batch_size=8)
+    graph = Graph(model, tmp_path / "m.onnx")
     for limit in (None, 3, 8, 11):
-        found = observe_rows(model, {"n": -1, "z": 0, "y": 1}, data, limit)
+        found = observe_rows(graph, {"n": -1, "z": 0, "y": 1}, data, limit)
         n, z, y = (np.abs(array) for array in outputs_of(model, x[:limit], "n", "z", "y"))
         np.testing.assert_allclose(found["n"].amax, n.max(axis=(0, 1)), rtol=1e-5)
         np.testing.assert_allclose(found["y"].amax, y.max(axis=(0, 2)), rtol=1e-5)
@@ -430,5 +432,5 @@ def test_the_largest_magnitude_of_each_channel_is_found(tmp_path: Path) -> None:
     x[5, 0, 0] = np.nan
     np.savez(file, x=x)
     with pytest.raises(CalibrationError, match=r"data.npz\[0:8\] sample 5: tensor 'n' becomes NaN") as caught:
-        observe_rows(model, {"n": -1}, Data(str(file), model_io(model).inputs, batch_size=8))
+        observe_rows(graph, {"n": -1}, Data(str(file), model_io(model).inputs, batch_size=8))
     assert caught.value.data["tensor"] == "n"

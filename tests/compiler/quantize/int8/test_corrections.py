@@ -24,6 +24,7 @@ from qcompile.compiler.quantize.int8.static import quantize_static
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.data.batches import Data
 from qcompile.model.onnx_file import model_io
+from qcompile.model.onnx_graph import read_graph
 from qcompile.spec.words import GraphTarget
 
 Floats = NDArray[np.float32]
@@ -51,7 +52,7 @@ class Case:
 
     def corrected(self, limit: int | None = None) -> tuple[onnx.ModelProto, int]:
         data = Data(self.spec, model_io(self.model).inputs, batch_size=8, limit=limit)
-        return correct_biases(self.path, self.quantized, data)
+        return correct_biases(read_graph(self.path), self.quantized, data)
 
 
 def mean_error(model: onnx.ModelProto, other: onnx.ModelProto, x: Floats) -> NDArray[np.float64]:

@@ -270,11 +270,11 @@ def quantized(
     """Prepare and quantize for this processor; return the written model, what was planned and reached."""
     kernels = saturating_kernels("onnxruntime", isa_here())
     ready = prepare_graph(model)
-    planned, reached = quantize_dynamic(
-        ready, path, excluded=match_nodes(ready.graph, exclude), weight_type=weight_type, kernels=kernels
+    written, planned, reached = quantize_dynamic(
+        ready, excluded=match_nodes(ready.graph, exclude), weight_type=weight_type, kernels=kernels
     )
-    written = onnx.load(path)
     onnx.checker.check_model(written)
+    onnx.save(written, path)
     return written, planned, reached
 
 

@@ -398,7 +398,7 @@ def test_the_hessian_of_a_conv_is_that_of_its_patches(settings: str, tmp_path: P
     x = normal(5, 3, 7, 6)
     np.savez(npz, x=x)
     patches = np.moveaxis(run(model, x=x), 1, -1).reshape(-1, 18)
-    found = collect_hessians(path, [name], data_of(path, npz), 100)
+    found = collect_hessians(read_graph(path), [name], data_of(path, npz), 100)
     np.testing.assert_allclose(found[name], 2 * patches.T @ patches, rtol=1e-4, atol=1e-3)
 
 

@@ -21,8 +21,10 @@ from weightless_models import assert_weightless, large, sha256
 from written_models import model_of
 
 from qcompile.errors import ModelError
+from qcompile.model.graph import consumers, producers
 from qcompile.model.onnx_file import model_io
-from qcompile.model.onnx_graph import KEPT_BYTES, fingerprint, read_weightless
+from qcompile.model.onnx_graph import KEPT_BYTES, Graph, fingerprint, read_graph, read_weightless
+from qcompile.model.session import make_session, session_options
 
 MakePath = Callable[..., Path]
 WIDTHS = {
@@ -308,3 +310,70 @@ def test_external_data_that_is_missing_is_named(tiny_file: Callable[..., Path], 
     (tmp_path / "ext.bin").unlink()
     with pytest.raises(ModelError, match=r"external data .*ext\.bin does not exist"):
         read_weightless(path).digest()
+
+
+CHAIN = """(float[n,2000] x) => (float[n,2000] y) {
+    a = Mul(x, w) b = Add(a, x) c = Relu(b) d = Add(c, a) y = Sub(d, b) }"""
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_an_edit_keeps_the_index_true(data: st.DataObject) -> None:
+    graph = Graph(model_of(CHAIN, named=True, w=random_values(2000)), Path("m.onnx"))
+    assert set(graph.consumers) | graph.pinned  # made before the edits
+    names = [*graph.producers, "x", "w"]
+    for _ in range(data.draw(st.integers(1, 5))):
+        node = data.draw(st.sampled_from(list(graph.model.graph.node)))
+        edit = data.draw(st.sampled_from(["inputs", "uses", "remove"]))
+        if edit == "inputs":
+            graph.set_inputs(node, data.draw(st.sampled_from(names)), data.draw(st.sampled_from(names)))
+        elif edit == "uses":
+            graph.replace_uses(node.output[0], data.draw(st.sampled_from(names)))
+        elif len(graph.model.graph.node) > 1:
+            graph.remove(node)
+        kept = {name: nodes for name, nodes in graph.consumers.items() if nodes}
+        for index, fresh in ((kept, consumers), (graph.producers, producers)):
+            assert {name: _ids(of) for name, of in index.items()} == {
+                name: _ids(of) for name, of in fresh(graph.model.graph).items()
+            }
+    assert not graph.is_file
+
+
+def _ids(nodes: onnx.NodeProto | list[onnx.NodeProto]) -> list[str]:
+    """Names of the nodes, sorted: edits and a fresh index may have them in another order."""
+    return sorted(node.name for node in (nodes if isinstance(nodes, list) else [nodes]))
+
+
+def test_a_graph_is_read_without_its_weights_and_written_with_them(tmp_path: Path) -> None:
+    model = model_of(CHAIN, named=True, w=random_values(2000))
+    onnx.save(model, tmp_path / "m.onnx")
+    graph = read_graph(tmp_path / "m.onnx")
+    assert graph.stored["w"].data_location == TensorProto.EXTERNAL
+    assert not graph.stored["w"].raw_data
+    graph.replace_uses("c", "b")
+    x = random_values(2, 2000)
+    options = session_options()
+    outputs = make_session(graph, options).run(None, {"x": x})[0]  # the weights stay in the file
+    assert not graph.stored["w"].raw_data
+    graph.save(tmp_path / "edited.onnx")
+    written = onnx.load(tmp_path / "edited.onnx")
+    assert written.graph.initializer[0] == model.graph.initializer[0]
+    same = make_session(tmp_path / "edited.onnx", session_options()).run(None, {"x": x})[0]
+    np.testing.assert_array_equal(outputs, same)
+    np.testing.assert_allclose(outputs, x * random_values(2000), rtol=1e-5, atol=1e-6)
+
+
+def test_a_file_that_is_unchanged_is_handed_over_as_it_is(tmp_path: Path) -> None:
+    onnx.save(model_of(CHAIN, named=True, w=random_values(2000)), tmp_path / "m.onnx")
+    graph = read_graph(tmp_path / "m.onnx")
+    with graph.file() as path:
+        assert path == tmp_path / "m.onnx"
+    graph.remove(graph.model.graph.node[-1])
+    with graph.file() as path:
+        assert path != tmp_path / "m.onnx"
+        assert len(onnx.load(path).graph.node) == 4
+    assert not path.exists()
+
+
+def random_values(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return np.random.default_rng(7).standard_normal(shape).astype(np.float32)
