@@ -19,7 +19,7 @@ from ..engines.words import TritonBackend
 from ..errors import ArtifactError, EngineUnavailable, InvalidOption, ModelError
 from ..files import manifest_path, require_file
 from ..model.load import load_torch
-from ..model.onnx_file import external_files, model_io
+from ..model.onnx_file import model_io
 from ..model.onnx_graph import read_graph
 from ..model.pytorch import import_torch
 from ..model.session import make_session, session_options
@@ -278,7 +278,7 @@ def onnx_side_files(path: Path) -> dict[str, Path]:
     """Return the files with a model's external data, by the place beside it that the model names."""
     folder = path.resolve().parent
     side_files: dict[str, Path] = {}
-    for file in external_files(path, read_graph(path).model):
+    for file in read_graph(path).beside:
         if not file.is_file():
             problem = f"{path}: its external data {file} does not exist"
             raise ModelError(problem, hint="keep the data file beside the model", file=path)

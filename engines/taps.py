@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..artifact import digest_artifact, read_manifest
 from ..files import manifest_path, write_json
-from ..model.onnx_file import external_files
 from ..model.onnx_graph import Graph
 from ..tensors import Feeds
 
@@ -37,7 +36,7 @@ def run_from_file(
     place = folder / "tapped"
     place.mkdir()
     path = weightless.path.resolve()
-    for file in [path, *external_files(path, weightless.model)]:
+    for file in [path, *weightless.beside]:
         try:  # runtimes need not follow a symbolic link out of the folder
             os.link(file, place / file.name)
         except OSError:  # another file system, or one without links

@@ -221,7 +221,7 @@ class _Lowering:
         lowered = LoweredGraph(
             str(output if written else graph.path), spec.one_precision, spec.floats, layers, planned, left,
             [*warnings, *self.warnings], self.worked_around, self.counts,
-            Graph(graph.model, output if written else graph.path, is_file=True),
+            Graph(graph.model, output, is_file=True) if written else graph,
         )  # fmt: skip
         if written:
             self._record(lowered, path)
@@ -262,7 +262,9 @@ class _Lowering:
 
     def _copy(self) -> Graph:
         """The source, to edit; its file stays what it is until an edit."""
-        return Graph(copy_model(self.source.model), self.source.path, is_file=self.source.is_file)
+        source = self.source
+        copy = copy_model(source.model)
+        return Graph(copy, source.path, is_file=source.is_file, beside=source.beside)
 
     def _typed(self, left: Mapping[str, str] = MappingProxyType({}), *, data: str | None = None) -> Graph:
         """Quantize or cast the model, and fit the graph to the engine."""

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..artifact import known_digest
 from ..errors import ModelError
 from ..tensors import Dim, ModelIO, TensorInfo
 from .input_notes import read_notes
@@ -98,6 +97,8 @@ def save_onnx(model: onnx.ModelProto, path: Path) -> None:
         location=f"{path.name}.data",
         size_threshold=1024,
     )
+    if external:  # onnx leaves the model without the weights that it wrote beside it
+        add_external_data(model, path)
 
 
 def is_large(model: onnx.ModelProto, *, loaded: bool = False) -> bool:
@@ -164,19 +165,6 @@ def count_operators(model: onnx.ModelProto) -> dict[str, int]:
     nodes = (node for graph in every_graph(model.graph) for node in graph.node)
     counts = Counter(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in nodes)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def digest_model(path: Path, model: onnx.ModelProto) -> str:
-    """Return the digest of a file that was read already, with its external data."""
-    beside = external_files(path, model)
-    missing = [file for file in beside if not file.is_file()]
-    if missing:
-        raise ModelError(
-            f"{path}: its external data {missing[0]} does not exist",
-            hint="keep the data file beside the model",
-            file=path,
-        )
-    return known_digest([path, *beside])
 
 
 def external_files(path: Path, model: onnx.ModelProto) -> list[Path]:

@@ -9,13 +9,14 @@ CONTRIBUTING.md says what onnx-ir would cost.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..artifact import checked_input
+from ..artifact import checked_input, known_digest
+from ..errors import ModelError
 from ..files import temporary_folder
 from ..tensors import ModelIO
 from .graph import captured_names, consumers, infer_shapes, infer_types, producers
@@ -25,7 +26,7 @@ from .onnx_file import (
     add_external_data,
     check_onnx,
     copy_model,
-    digest_model,
+    external_files,
     is_large,
     model_io,
     opset,
@@ -54,12 +55,15 @@ class Graph:
             `load` brings them in.
         path: The file that it was read from, which names it in messages.
         is_file: Whether the file still is the graph: a runtime reads it there.
+        beside: Files beside it that held weights when it was read.
     """
 
     _INDEX = ("producers", "consumers", "stored", "pinned", "types", "shapes")
 
-    def __init__(self, model: onnx.ModelProto, path: Path, *, is_file: bool = False) -> None:
-        self.model, self.path, self.is_file = model, path, is_file
+    def __init__(
+        self, model: onnx.ModelProto, path: Path, *, is_file: bool = False, beside: Sequence[Path] = ()
+    ) -> None:
+        self.model, self.path, self.is_file, self.beside = model, path, is_file, beside
 
     @property
     def io(self) -> ModelIO:
@@ -147,7 +151,14 @@ class Graph:
 
     def digest(self) -> str:
         """Return the digest of the file that it was read from, with its external data."""
-        return digest_model(self.path, self.model)
+        missing = [file for file in self.beside if not file.is_file()]
+        if missing:
+            raise ModelError(
+                f"{self.path}: its external data {missing[0]} does not exist",
+                hint="keep the data file beside the model",
+                file=self.path,
+            )
+        return known_digest([self.path, *self.beside])
 
     def save(self, path: Path) -> None:
         """Write the graph with its weights, inside `files.writing`."""
@@ -193,7 +204,7 @@ def read_graph(path: Path) -> Graph:
         ):
             _read_into(model, content, path.resolve().name)
     check_model(model, path)
-    return Graph(model, path, is_file=True)
+    return Graph(model, path, is_file=True, beside=external_files(path, model))
 
 
 def read_weightless(path: Path) -> Graph:

@@ -325,11 +325,10 @@ def _with_companions(path: Path) -> Iterator[Path]:
 def _external(path: Path) -> Iterator[Path]:
     """The external data of an ONNX file, as it lies beside the spelled path."""
     from ..artifact import accepting
-    from ..model.onnx_file import external_files
     from ..model.onnx_graph import read_weightless
 
     with accepting(path):
-        files = external_files(path, read_weightless(path).model)
+        files = list(read_weightless(path).beside)
     beside = (path.parent / file.relative_to(path.resolve().parent) for file in files)
     yield from filter(Path.is_file, beside)
 

@@ -13,7 +13,7 @@ from ...errors import InvalidOption
 from ...files import writing
 from ...model.example import Example
 from ...model.input_notes import AxisRange, InputNote, read_notes, write_notes
-from ...model.onnx_file import check_onnx, external_files, model_io, opset, save_onnx
+from ...model.onnx_file import check_onnx, model_io, opset, save_onnx
 from ...model.onnx_graph import read_graph
 from ...model.preprocessing import Preprocessing, as_json, fit_preprocessing
 from ...model.random_input import run_on
@@ -64,10 +64,10 @@ def take_onnx(
 ) -> Artifact:
     """Check and copy an ONNX file; `converter` is package to version of what tf2onnx converted it with."""
     graph = read_graph(source.file)
-    beside, proto = external_files(source.file, graph.model), graph.load()
+    proto = graph.load()
     check_onnx(source.file, infer_shapes=True)
     with writing(output) as path:
-        if strip_source_paths(proto) or beside:
+        if strip_source_paths(proto) or graph.beside:
             save_onnx(proto, path)  # a side file gets the new name
         else:
             shutil.copyfile(source.file, path)

@@ -14,7 +14,7 @@ from ...artifact import Check, read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable
 from ...files import temporary_folder
 from ...model.graph import count_weighted, holds_half, weighted_nodes
-from ...model.onnx_file import count_operators, external_files, is_large, model_io, save_onnx
+from ...model.onnx_file import count_operators, is_large, model_io, save_onnx
 from ...model.onnx_graph import Graph, read_graph
 from ...model.random_input import run_on
 from ...model.session import SIGNED_ACTIVATIONS, make_session, missed_nodes, optimize_file, session_options
@@ -89,7 +89,7 @@ class OnnxRuntime(Engine):
         import onnxruntime
 
         path, before = Path(request.model), request.onnx.load()
-        beside = bool(external_files(path, read_graph(path).model))  # the optimizer refers to data there
+        beside = bool(request.onnx.beside)  # the optimizer refers to data there
         isa = resolve_isa(request.spec.isa, self.name)
         elsewhere = is_elsewhere(isa)
         request.progress(f"optimize for {isa if elsewhere else 'this processor'}")
@@ -100,7 +100,7 @@ class OnnxRuntime(Engine):
             options = session_options(threads, layouts=not (elsewhere or half))
             if is_foreign(isa):
                 options.add_session_config_entry(SIGNED_ACTIVATIONS, str(int(isa in ARM_ISAS)))
-            large = is_large(before) or beside
+            large = is_large(before) or (beside and graph == path)
             optimize_file(graph, output, options, large=large, without=_SLOWER, error=BuildError)
 
         def opened(file: Path) -> Runner:

@@ -244,7 +244,7 @@ def test_a_stage_without_its_engine_is_left_to_the_next_where_its_row_says_so(
 def test_a_row_says_where_a_stage_may_go_and_that_the_run_ends_with_it(listing: Path) -> None:
     recipe, stage = read_recipe(listing), Stage(kind="listing")
     workers = [Facts(name, f"tcp://{name}:1", {"slots": 1.0, name: 1000.0}) for name in ("printer", "other")]
-    assert place(recipe, stage, workers).workers == ("tcp://printer:1",)
+    assert place(recipe, stage, workers)[0] == ["tcp://printer:1"]
     with pytest.raises(EngineUnavailable, match="listing: no worker has printer"):
         place(recipe, stage, workers[1:])
     listing.write_text(listing.read_text().replace('"tiny"', '"wrong"'))

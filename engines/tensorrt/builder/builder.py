@@ -196,7 +196,7 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
         proof["calibrator"] = "ranges" if feeder is None else feeder.kind
         proof["calibration_batches"] = 0 if feeder is None else feeder.fed
     if options.strip_weights and not options.refit:
-        proof["weights"] = weights_digest(Path(request.model))
+        proof["weights"] = weights_digest(request.onnx)
     return BuildOutcome(
         kind="engine",
         io=request.onnx.io,

@@ -12,7 +12,7 @@ from ....errors import ArtifactError, BuildError, EngineUnavailable, ModelError
 from ....files import writing
 from ....model.graph import tensor_values
 from ....model.onnx_checks import every_tensor
-from ....model.onnx_graph import fingerprint, read_graph
+from ....model.onnx_graph import Graph, fingerprint, read_graph
 from ....progress import Progress
 from ....tensors import ModelIO
 from ...gpu import find_gpu, why_no_gpu
@@ -39,13 +39,13 @@ def refit_plan(
         problem = f"{engine_file}: cannot be refitted here: {why_no_gpu()}"
         raise EngineUnavailable(problem, hint="refit it on the machine it is for", engine=adapter.target)
     check_version_and_gpu(engine_file, artifact.manifest, adapter, gpu)
-    io = read_graph(graph).io
-    if artifact.manifest.io is not None and _plain(io) != _plain(artifact.manifest.io):
+    parsed = read_graph(graph)
+    if artifact.manifest.io is not None and _plain(parsed.io) != _plain(artifact.manifest.io):
         problem = f"{source}: its inputs and outputs are not those of {engine_file}"
         hint = "refit takes other weights of the same model; build it instead"
         raise ModelError(problem, hint=hint, file=source)
     built_with = artifact.manifest.proof.get("weights")
-    if built_with and built_with != weights_digest(graph):
+    if built_with and built_with != weights_digest(parsed):
         problem = f"{source}: its weights are not those that {engine_file} was built with; it takes no others"
         hint = "build the engine with `refit` beside `strip_weights`, then it takes other weights"
         raise ModelError(problem, hint=hint, file=source)
@@ -57,7 +57,7 @@ def refit_plan(
             problem = f"{engine_file}: takes no new weights"
             raise ArtifactError(problem, hint="build it with `refit`", file=engine_file)
         progress("refit")
-        _refit(adapter, opened, graph, source)
+        _refit(adapter, opened, parsed, source)
         if hasattr(adapter.module, "SerializationFlag"):
             # With all weights: from 10 on, the plan of a stripped engine would leave them out again.
             config = opened.engine.create_serialization_config()
@@ -70,31 +70,29 @@ def refit_plan(
     renewed = replace(
         manifest,
         stage="refit",
-        sources={"model": fingerprint(Path(source)), "graph": fingerprint(graph)},
+        sources={"model": fingerprint(Path(source)), "graph": parsed.digest()},
         tools={**tool_versions(*manifest.tools), adapter.package: adapter.version},
-        proof={**manifest.proof, "refitted_with": fingerprint(graph)},
+        proof={**manifest.proof, "refitted_with": parsed.digest()},
     )
     with writing(output) as path:
         path.write_bytes(memoryview(plan))
         return Artifact(output, commit(path, renewed))
 
 
-def _refit(adapter: Adapter, opened: OpenPlan, graph: Path, source: str) -> None:
+def _refit(adapter: Adapter, opened: OpenPlan, graph: Graph, source: str) -> None:
     logger = opened.log.logger
     refitter = adapter.module.Refitter(opened.engine, logger)
     weights: dict[str, Any] = {}  # TensorRT reads them when it refits: they live until then
     unknown: list[str] = []
     if hasattr(adapter.module, "OnnxParserRefitter"):  # from 10 on
         parser = adapter.module.OnnxParserRefitter(refitter, logger)
-        if not parser.refit_from_file(str(graph)):
+        if not parser.refit_from_file(str(graph.path)):
             errors = [" ".join(str(parser.get_error(i).desc()).split()) for i in range(parser.num_errors)]
             reasons = "; ".join(errors[:_SHOWN]) or opened.said()
             raise BuildError(f"{source}: {adapter.name} refuses its weights: {reasons}", hint=_SAME_MODEL)
     else:
         # Before 10 no parser refits, and weights go by the names of the initializers.
-        weights = {
-            tensor.name: tensor_values(tensor) for tensor in read_graph(graph).load().graph.initializer
-        }
+        weights = {tensor.name: tensor_values(tensor) for tensor in graph.load().graph.initializer}
         there = [name for name in refitter.get_all_weights() if name in weights]
         unknown = [name for name in there if not refitter.set_named_weights(name, weights[name])]
     missing = list(refitter.get_missing_weights()) + unknown
@@ -106,14 +104,14 @@ def _refit(adapter: Adapter, opened: OpenPlan, graph: Path, source: str) -> None
         raise BuildError(f"{source}: {adapter.name} cannot refit: {opened.said()}")
 
 
-def weights_digest(graph: Path) -> str:
+def weights_digest(graph: Graph) -> str:
     """Return the digest of all tensors that a graph stores, in any order.
 
     An engine with REFIT_IDENTICAL takes only the weights of its build: "if the refit weights are not
     identical to the build-time weights, behavior is undefined" (NvInfer.h of 10.16, kREFIT_IDENTICAL).
     """
     tensors = []
-    for tensor in every_tensor(read_graph(graph).load()):
+    for tensor in every_tensor(graph.load()):
         values = hashlib.sha256(tensor_values(tensor).tobytes()).hexdigest()
         tensors.append(f"{tensor.name} {tensor.data_type} {list(tensor.dims)} {values}")
     return f"sha256:{hashlib.sha256(chr(10).join(sorted(tensors)).encode()).hexdigest()}"

@@ -190,7 +190,7 @@ def test_a_kernel_shape_is_written_where_the_weights_are_behind_qdq() -> None:
 def test_it_is_lowered_for_tensorrt_alone(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qcompile.engines import build as building
+    from qcompile import building
 
     source = tmp_path / "q.onnx"
     onnx.save(quantized(conv_3x5(), feeds()), source)
