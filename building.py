@@ -17,7 +17,7 @@ from .errors import ArtifactError, InvalidOption
 from .files import temporary_folder
 from .lowering import LoweredGraph, first_samples, lower
 from .model.archives import trusting
-from .model.onnx_graph import fingerprint
+from .model.onnx_file import fingerprint
 from .processor import resolve_isa
 from .progress import Progress, silent
 from .spec.artifacts import BuildSpec

@@ -22,7 +22,7 @@ from ..errors import DataError, EngineUnavailable, InvalidOption, MissingFile, W
 from ..files import temporary_folder
 from ..model.archives import check_program
 from ..model.graph import WeightsHeld, graph_precision, weights_of_graph
-from ..model.onnx_graph import read_graph
+from ..model.onnx_file import read_graph
 from ..model.random_input import RandomInput, random_feeds
 from ..model.session import make_session, run_session, session_options
 from ..model.source import NAMED, parse_source

@@ -18,7 +18,7 @@ import numpy as np
 import qcompile
 from qcompile.data.batches import Data
 from qcompile.model.judgement import output_error
-from qcompile.model.onnx_graph import read_weightless
+from qcompile.model.onnx_file import read_weightless
 
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = ("minmax", "percentile:99.9", "percentile:99.99", "entropy", "mse", "auto")

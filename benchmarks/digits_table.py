@@ -150,7 +150,7 @@ def main() -> None:
 def accuracy(path: Path, evaluation: str) -> float:
     """Return the share of right answers of a graph as it is written: nothing is fused."""
     from qcompile.data.batches import Data
-    from qcompile.model.onnx_graph import read_weightless
+    from qcompile.model.onnx_file import read_weightless
     from qcompile.model.session import make_session, session_options
 
     session = make_session(path, session_options(2, optimize=False))

@@ -77,7 +77,7 @@ def samples(row: Row, *, unseen: bool = False) -> Iterator[dict[str, np.ndarray[
         unseen: Those that are not calibrated on: the examples have others, synthetic ones come later.
     """
     from qcompile.data.batches import Data
-    from qcompile.model.onnx_graph import read_weightless
+    from qcompile.model.onnx_file import read_weightless
 
     inputs = read_weightless((FOLDER / row.model).with_suffix(".onnx")).io.inputs
     spec = data(row).replace(":calibration", ":evaluation") if unseen else data(row)

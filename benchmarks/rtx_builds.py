@@ -23,7 +23,7 @@ from typing import Any
 
 import qcompile
 from qcompile.errors import QCompileError
-from qcompile.model.onnx_graph import read_weightless
+from qcompile.model.onnx_file import read_weightless
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parent / "build/benchmarks/rtx"

@@ -42,7 +42,7 @@ from qcompile.compiler.quantize.int8.tensorrt import Between, TensorRTKernels
 from qcompile.data.batches import Data
 from qcompile.model.graph import constant_names, producers, weighted_nodes
 from qcompile.model.judgement import output_error
-from qcompile.model.onnx_graph import read_weightless
+from qcompile.model.onnx_file import read_weightless
 
 HERE = Path(__file__).resolve().parent
 EXPORTED = HERE.parent / "build/benchmarks"

@@ -22,7 +22,7 @@ from ..data.batches import Data
 from ..data.readers import Batch
 from ..errors import CalibrationError, DataError, InvalidOption, ModelError, QCompileError
 from ..files import check_output, writing
-from ..model.onnx_graph import Graph, read_weightless
+from ..model.onnx_file import Graph, read_weightless
 from ..progress import Progress, silent
 from ..spec.decode import spec_from_call
 from ..spec.models import CalibrateSpec

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..errors import CalibrationError, InvalidOption
 from ..files import require_file
-from ..model.onnx_graph import read_weightless
+from ..model.onnx_file import read_weightless
 from .qparams import INT8
 from .ranges import Portion, Ranges
 from .thresholds import Method

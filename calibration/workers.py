@@ -28,8 +28,7 @@ from ..errors import CalibrationError, DataError, InvalidOption, first_line
 from ..files import temporary_folder
 from ..machine_memory import address_space_limit
 from ..model.graph import attribute, captured_names, holds_half
-from ..model.onnx_file import copy_model
-from ..model.onnx_graph import Graph, read_graph
+from ..model.onnx_file import Graph, copy_model, read_graph
 from ..model.session import make_session, session_options, usable_cores
 from ..tensors import Feeds
 from .histogram import Count, Histogram, NonFinite, make_count

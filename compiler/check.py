@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from ..artifact import Check, Manifest, tool_versions
 from ..data.batches import Data
-from ..model.graph import graph_precision
+from ..model.graph import count_operators, graph_precision, model_io
 from ..model.judgement import output_error
-from ..model.onnx_file import count_operators, model_io
-from ..model.onnx_graph import Graph
+from ..model.onnx_file import Graph
 from ..model.random_input import RandomInput
 from ..model.session import make_session, run_session, session_options
 from ..tensors import Feeds, format_shape

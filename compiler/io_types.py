@@ -8,8 +8,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from ..errors import InvalidOption
+from ..model.graph import dtype_name, model_io, opset
 from ..model.graph_edits import rename_inputs
-from ..model.onnx_file import copy_model, dtype_name, model_io, opset
+from ..model.onnx_file import copy_model
 from ..spec.opsets import BFLOAT16_CAST
 from .opset.scope import fresh_name, taken_names
 

@@ -33,8 +33,8 @@ from ..artifact import Artifact, Check, Manifest, commit, load_artifact, tool_ve
 from ..engines.tensorrt.words import TRITON as TENSORRT
 from ..errors import InvalidOption, ModelError, first_line
 from ..files import digest_files, manifest_path, require_file, writing
-from ..model.onnx_file import check_onnx, model_io
-from ..model.onnx_graph import read_graph
+from ..model.graph import model_io
+from ..model.onnx_file import check_onnx, read_graph
 from ..progress import Progress, silent
 from ..spec.decode import Refused, spec_from_call
 from ..spec.looking import EpContextSpec

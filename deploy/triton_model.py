@@ -18,9 +18,9 @@ from ..engines.registry import engine
 from ..engines.words import TritonBackend
 from ..errors import ArtifactError, EngineUnavailable, InvalidOption, ModelError
 from ..files import manifest_path, require_file
+from ..model.graph import model_io
 from ..model.load import load_torch
-from ..model.onnx_file import model_io
-from ..model.onnx_graph import read_graph
+from ..model.onnx_file import read_graph
 from ..model.pytorch import import_torch
 from ..model.session import make_session, session_options
 from ..model.source import parse_source

@@ -20,7 +20,7 @@ from ..artifact import Check, tool_versions
 from ..errors import EngineUnavailable, InvalidOption
 from ..model.graph import WeightsHeld
 from ..model.graph_rules import GraphRules
-from ..model.onnx_graph import Graph, read_graph
+from ..model.onnx_file import Graph, read_graph
 from ..progress import Progress, silent
 from ..spec.artifacts import BuildSpec
 from ..spec.engines import rows

@@ -26,7 +26,7 @@ from ..artifact import Artifact, Manifest, commit, tool_versions
 from ..errors import BuildError, EngineUnavailable, IntentNotReached
 from ..files import write_text, writing
 from ..model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
-from ..model.onnx_graph import Graph, fingerprint
+from ..model.onnx_file import Graph, fingerprint
 from ..model.source import digest_source, parse_source
 from ..spec.decode import non_default_options
 from .base import BuildOutcome, BuildRequest, Engine

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..artifact import digest_artifact, read_manifest
 from ..files import manifest_path, write_json
-from ..model.onnx_graph import Graph
+from ..model.onnx_file import Graph
 from ..tensors import Feeds
 
 if TYPE_CHECKING:

@@ -36,11 +36,10 @@ from numpy.typing import NDArray
 from ..artifact import Check
 from ..errors import BuildError, DataError, EngineUnavailable, ModelError, QCompileError
 from ..files import temporary_folder
-from ..model.graph import attribute, consumers, producers, tensor_values, weighted_nodes
+from ..model.graph import attribute, consumers, model_io, producers, tensor_values, weighted_nodes
 from ..model.graph_edits import cut
 from ..model.judgement import decibels, enough_agreement, lowest_db
-from ..model.onnx_file import copy_model, model_io, save_onnx
-from ..model.onnx_graph import Graph
+from ..model.onnx_file import Graph, copy_model, save_onnx
 from ..model.random_input import random_feeds, read_domains
 from ..model.reference_forms import (
     is_random,

@@ -33,7 +33,7 @@ from ..compiler.opset.tensorrt_forms import (
 )
 from ..errors import ModelError, QCompileError, UnsupportedOperator, first_line
 from ..model.graph import ONNX_DOMAINS, captured_names, every_graph
-from ..model.onnx_graph import Graph
+from ..model.onnx_file import Graph
 from ..progress import Progress
 from ..spec.opsets import BFLOAT16_LAYERS, INT4
 

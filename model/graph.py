@@ -6,15 +6,16 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..tensors import Dim, ModelIO, TensorInfo
+from .input_notes import read_notes
 from .onnx_checks import every_graph as every_graph
 from .onnx_checks import subgraphs as subgraphs
-from .onnx_file import dtype_name, tensor_bytes
 
 if TYPE_CHECKING:
     import onnx
@@ -337,3 +338,68 @@ def weights_of_graph(model: onnx.ModelProto) -> WeightsHeld:
             if name not in scales and dtype_name(tensor.data_type) not in _NO_WEIGHTS:
                 parameters += packed.get(name) or math.prod(tensor.dims)
     return WeightsHeld(parameters, size)
+
+
+def model_io(model: onnx.ModelProto) -> ModelIO:
+    """Return inputs (without initializers that old files list as inputs) and outputs.
+
+    Inputs have the preprocessing that the file notes (`input_notes`).
+    """
+    stored, notes = {tensor.name for tensor in model.graph.initializer}, read_notes(model)
+    return ModelIO(
+        tuple(
+            replace(_tensor(value), preprocessing=notes[value.name].preprocessing)
+            if value.name in notes
+            else _tensor(value)
+            for value in model.graph.input
+            if value.name not in stored
+        ),
+        tuple(_tensor(value) for value in model.graph.output),
+    )
+
+
+def _tensor(value: onnx.ValueInfoProto) -> TensorInfo:
+    tensor = value.type.tensor_type
+    shape: list[Dim] = []
+    for dim in tensor.shape.dim:
+        shape.append(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?")
+    return TensorInfo(value.name, dtype_name(tensor.elem_type), tuple(shape))
+
+
+def opset(model: onnx.ModelProto, domain: str = "") -> int:
+    """Return the opset of a domain, 0 when the model does not import it."""
+    names = ("", "ai.onnx") if domain in ("", "ai.onnx") else (domain,)
+    return max((item.version for item in model.opset_import if item.domain in names), default=0)
+
+
+def count_operators(model: onnx.ModelProto) -> dict[str, int]:
+    """Return operator type to number of nodes, most frequent first, subgraphs included."""
+    nodes = (node for graph in every_graph(model.graph) for node in graph.node)
+    counts = Counter(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in nodes)
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def dtype_name(elem_type: int) -> str:
+    """Return numpy's name of an ONNX element type ("float32"); "bfloat16" and "string" by name."""
+    import onnx
+
+    if elem_type == onnx.TensorProto.UNDEFINED:
+        return "undefined"
+    if elem_type == onnx.TensorProto.STRING:
+        return "string"
+    try:
+        return str(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
+    except KeyError:  # a type that this onnx does not know
+        return "undefined"
+
+
+def tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """Return the size of a tensor's values by its shape and type; 0 for strings."""
+    import math
+
+    import onnx
+
+    if tensor.data_type == onnx.TensorProto.STRING:
+        return 0
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return int(math.prod(tensor.dims) * dtype.itemsize)

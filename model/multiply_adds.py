@@ -18,10 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from ..tensors import fill_dynamic
-from .graph import attribute, infer_shapes, without_weights
+from .graph import attribute, infer_shapes, model_io, without_weights
 from .graph_edits import refill
 from .input_notes import read_notes
-from .onnx_file import model_io
 
 if TYPE_CHECKING:
     import onnx

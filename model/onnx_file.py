@@ -1,25 +1,288 @@
-"""Read, check, measure and write ONNX files, with errors that name the file.
+"""An ONNX model in memory: parsed once, handed from stage to stage, written once.
 
-Models over 2 GB, protobuf's limit, keep their weights in `NAME.onnx.data` beside the file.
+Large weights stay where they were read: the file is mapped and walked as protobuf's wire format lays it
+out, and their bytes are stepped over. A file of gigabytes costs no more than its graph until a stage reads
+weights. Models over 2 GB, protobuf's limit, keep their weights in `NAME.onnx.data` beside the file. It is
+protobuf, as ONNX Runtime, onnxsim, ONNX's converter and its shape inference take it; CONTRIBUTING.md says
+what onnx-ir would cost.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+import mmap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..artifact import checked_input, known_digest
 from ..errors import ModelError
-from ..tensors import Dim, ModelIO, TensorInfo
-from .input_notes import read_notes
-from .onnx_checks import every_graph, every_tensor, finding, read_external
+from ..files import temporary_folder
+from ..tensors import ModelIO
+from .graph import (
+    captured_names,
+    consumers,
+    infer_shapes,
+    infer_types,
+    model_io,
+    opset,
+    producers,
+    tensor_bytes,
+)
+from .graph_edits import fix_initializers
+from .onnx_checks import check_model, every_tensor, finding, read_external
 from .source_paths import strip_source_paths
 
 if TYPE_CHECKING:
     import onnx
+
+KEPT_BYTES = 4096
+"""Weights up to this size keep their values: shapes, axes and the like, which shape inference reads."""
+
+# Field numbers of onnx.proto: ModelProto.graph, GraphProto.initializer, TensorProto.raw_data.
+_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+Buffer = bytes | mmap.mmap
+
+
+class Graph:
+    """A model, the file that its large weights lie in, and an index of its nodes.
+
+    Attributes:
+        model: The graph; large weights refer to the file as external data (location, offset, length), until
+            `load` brings them in.
+        path: The file that it was read from, which names it in messages.
+        is_file: Whether the file still is the graph: a runtime reads it there.
+        beside: Files beside it that held weights when it was read.
+    """
+
+    _INDEX = ("producers", "consumers", "stored", "pinned", "types", "shapes")
+
+    def __init__(
+        self, model: onnx.ModelProto, path: Path, *, is_file: bool = False, beside: Sequence[Path] = ()
+    ) -> None:
+        self.model, self.path, self.is_file, self.beside = model, path, is_file, beside
+
+    @property
+    def io(self) -> ModelIO:
+        """Inputs and outputs."""
+        return model_io(self.model)
+
+    @property
+    def opset(self) -> int:
+        """The opset of ONNX's own operators."""
+        return opset(self.model)
+
+    @cached_property
+    def producers(self) -> dict[str, onnx.NodeProto]:
+        """Tensor name to the node that makes it."""
+        return producers(self.model.graph)
+
+    @cached_property
+    def consumers(self) -> dict[str, list[onnx.NodeProto]]:
+        """Tensor name to the nodes of the outermost graph that read it."""
+        return consumers(self.model.graph)
+
+    @cached_property
+    def stored(self) -> dict[str, onnx.TensorProto]:
+        """Name to initializer."""
+        return {tensor.name: tensor for tensor in self.model.graph.initializer}
+
+    @cached_property
+    def pinned(self) -> set[str]:
+        """Tensors that are read elsewhere than by nodes: outputs, and what subgraphs read."""
+        nodes = self.model.graph.node
+        return {v.name for v in self.model.graph.output}.union(*map(captured_names, nodes))
+
+    @cached_property
+    def types(self) -> dict[str, str]:
+        """Tensor name to numpy's name of its type, where it can be inferred."""
+        return infer_types(self.model)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int | str, ...]]:
+        """Tensor name to shape, where it can be inferred."""
+        return infer_shapes(self.model)
+
+    def is_private(self, name: str) -> bool:
+        """Return whether one node alone reads a tensor."""
+        return name not in self.pinned and len(self.consumers.get(name, ())) == 1
+
+    def replace_uses(self, name: str, by: str) -> None:
+        """Let the nodes that read a tensor read another; the index stays true."""
+        for node in [*self.consumers.get(name, ())]:
+            self.set_inputs(node, *[by if operand == name else operand for operand in node.input])
+
+    def set_inputs(self, node: onnx.NodeProto, *names: str) -> None:
+        """Let a node read these tensors; the index stays true."""
+        for name in dict.fromkeys(node.input):
+            self.consumers[name] = [other for other in self.consumers[name] if other is not node]
+        node.input[:] = names
+        for name in dict.fromkeys(names):
+            self.consumers.setdefault(name, []).append(node)
+        self.is_file = False
+
+    def remove(self, *nodes: onnx.NodeProto) -> None:
+        """Remove nodes, whose results nothing reads any more; the index stays true."""
+        for node in nodes:
+            self.set_inputs(node)
+            for name in node.output:
+                self.producers.pop(name, None)
+            self.model.graph.node.remove(node)
+        self.is_file = False
+
+    def edited(self, model: onnx.ModelProto | None = None) -> None:
+        """Forget the index, after `model` was edited, or another is in its place."""
+        self.model = self.model if model is None else model
+        self.is_file = False
+        for name in self._INDEX:
+            self.__dict__.pop(name, None)
+
+    def load(self, *, beside: bool = True) -> onnx.ModelProto:
+        """Return the model with its weights brought in; without `beside`, those of its own file alone."""
+        add_external_data(self.model, self.path, beside=beside)
+        return self.model
+
+    def copy(self) -> Graph:
+        """Return a copy to edit."""
+        return Graph(copy_model(self.model), self.path)
+
+    def digest(self) -> str:
+        """Return the digest of the file that it was read from, with its external data."""
+        missing = [file for file in self.beside if not file.is_file()]
+        if missing:
+            raise ModelError(
+                f"{self.path}: its external data {missing[0]} does not exist",
+                hint="keep the data file beside the model",
+                file=self.path,
+            )
+        return known_digest([self.path, *self.beside])
+
+    def save(self, path: Path) -> None:
+        """Write the graph with its weights, inside `files.writing`."""
+        save_onnx(self.load(), path)
+
+    @contextmanager
+    def file(self) -> Iterator[Path]:
+        """Yield a file of the graph, for a runtime: the one that it was read from while it is unchanged."""
+        if self.is_file:
+            yield self.path
+            return
+        with temporary_folder("graph") as folder:
+            path = folder / self.path.name
+            self.save(path)
+            yield path
+
+    def check(self) -> None:
+        """Run ONNX's checker and its strict shape inference on the graph with its weights."""
+        self.load()
+        content = None if self.is_file else self.content()
+        if content is not None:
+            check_onnx(self.path, infer_shapes=True, content=content)
+            return
+        with self.file() as path:
+            check_onnx(path, infer_shapes=True)
+
+    def content(self) -> bytes | None:
+        """Return the graph as bytes, large weights still in its file; None where they are too many."""
+        return None if is_large(self.model, loaded=True) else self.model.SerializeToString()
+
+
+def read_graph(path: Path) -> Graph:
+    """Read a file, but for its large weights."""
+    import onnx
+
+    checked_input(path, what="model")
+    model = onnx.ModelProto()
+    if path.stat().st_size:  # an empty file cannot be mapped
+        with (
+            reading_onnx(path),
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            _read_into(model, content, path.resolve().name)
+    check_model(model, path)
+    return Graph(model, path, is_file=True, beside=external_files(path, model))
+
+
+def read_weightless(path: Path) -> Graph:
+    """Read a file to look at it: initializers that it lists as inputs are none."""
+    graph = read_graph(path)
+    fix_initializers(graph.model)
+    return graph
+
+
+def fingerprint(path: Path) -> str:
+    """Return the digest of an ONNX file with its external data, wherever that lies."""
+    return read_graph(path).digest()
+
+
+def _read_into(model: onnx.ModelProto, content: Buffer, name: str) -> None:
+    """Fill a model; the raw data of large initializers are replaced by where they lie."""
+    for field, kind, start, value, end in _fields(content, 0, len(content)):
+        if (field, kind) != (_GRAPH, _BYTES):
+            model.MergeFromString(content[start:end])
+            continue
+        model.graph.SetInParent()
+        for inner, inner_kind, inner_start, inner_value, inner_end in _fields(content, value, end):
+            is_large = inner_end - inner_value > KEPT_BYTES
+            if (inner, inner_kind) == (_INITIALIZER, _BYTES) and is_large:
+                _refer(model.graph.initializer.add(), content, inner_value, inner_end, name)
+            else:
+                model.graph.MergeFromString(content[inner_start:inner_end])
+
+
+def _refer(tensor: onnx.TensorProto, content: Buffer, start: int, end: int, name: str) -> None:
+    """Fill a tensor, its large raw data external."""
+    place: tuple[int, int] | None = None
+    for field, kind, field_start, value, field_end in _fields(content, start, end):
+        if field == _RAW_DATA and kind == _BYTES and field_end - value > KEPT_BYTES:
+            place = value, field_end - value
+        else:
+            tensor.MergeFromString(content[field_start:field_end])
+    if place is not None:  # last: a file may say `data_location: DEFAULT`, and the last one counts
+        tensor.data_location = tensor.EXTERNAL
+        for key, text in (("location", name), ("offset", place[0]), ("length", place[1])):
+            tensor.external_data.add(key=key, value=str(text))
+
+
+def _fields(content: Buffer, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield (number, wire type, where the field starts, where its value starts, where it ends)."""
+    position = start
+    while position < end:
+        key, value = _varint(content, position)
+        kind = key & 7
+        if kind == _VARINT:
+            _, after = _varint(content, value)
+        elif kind == _BYTES:
+            length, value = _varint(content, value)
+            after = value + length
+        elif kind in (_FIXED32, _FIXED64):
+            after = value + (4 if kind == _FIXED32 else 8)
+        else:
+            raise ValueError(f"wire type {kind} at byte {position}")
+        if after > end:
+            raise ValueError(f"a field ends at byte {after}, beyond {end}")
+        yield key >> 3, kind, position, value, after
+        position = after
+
+
+def _varint(content: Buffer, position: int) -> tuple[int, int]:
+    """The number at a position, and where the next byte lies."""
+    number = shift = 0
+    while True:
+        byte = content[position]
+        position += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, position
+        shift += 7
+        if shift > 63:
+            raise ValueError(f"no number at byte {position}")
+
 
 EXTERNAL_DATA_BYTES = (1 << 31) - (1 << 26)
 """Size from which weights go to a side file; 64 MiB under protobuf's 2 GB, for the graph itself."""
@@ -110,18 +373,6 @@ def is_large(model: onnx.ModelProto, *, loaded: bool = False) -> bool:
     return sum(map(tensor_bytes, tensors)) > EXTERNAL_DATA_BYTES
 
 
-def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Return the size of a tensor's values by its shape and type; 0 for strings."""
-    import math
-
-    import onnx
-
-    if tensor.data_type == onnx.TensorProto.STRING:
-        return 0
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    return int(math.prod(tensor.dims) * dtype.itemsize)
-
-
 def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy; initializers one by one, as protobuf cannot copy a message over 2 GB."""
     import onnx
@@ -134,37 +385,6 @@ def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:
     for tensor in model.graph.initializer:
         copy.graph.initializer.add().CopyFrom(tensor)
     return copy
-
-
-def model_io(model: onnx.ModelProto) -> ModelIO:
-    """Return inputs (without initializers that old files list as inputs) and outputs.
-
-    Inputs have the preprocessing that the file notes (`input_notes`).
-    """
-    stored, notes = {tensor.name for tensor in model.graph.initializer}, read_notes(model)
-    return ModelIO(
-        tuple(
-            replace(_tensor(value), preprocessing=notes[value.name].preprocessing)
-            if value.name in notes
-            else _tensor(value)
-            for value in model.graph.input
-            if value.name not in stored
-        ),
-        tuple(_tensor(value) for value in model.graph.output),
-    )
-
-
-def opset(model: onnx.ModelProto, domain: str = "") -> int:
-    """Return the opset of a domain, 0 when the model does not import it."""
-    names = ("", "ai.onnx") if domain in ("", "ai.onnx") else (domain,)
-    return max((item.version for item in model.opset_import if item.domain in names), default=0)
-
-
-def count_operators(model: onnx.ModelProto) -> dict[str, int]:
-    """Return operator type to number of nodes, most frequent first, subgraphs included."""
-    nodes = (node for graph in every_graph(model.graph) for node in graph.node)
-    counts = Counter(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in nodes)
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def external_files(path: Path, model: onnx.ModelProto) -> list[Path]:
@@ -181,25 +401,3 @@ def external_files(path: Path, model: onnx.ModelProto) -> list[Path]:
 
 def _location(tensor: onnx.TensorProto) -> str:
     return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
-
-
-def dtype_name(elem_type: int) -> str:
-    """Return numpy's name of an ONNX element type ("float32"); "bfloat16" and "string" by name."""
-    import onnx
-
-    if elem_type == onnx.TensorProto.UNDEFINED:
-        return "undefined"
-    if elem_type == onnx.TensorProto.STRING:
-        return "string"
-    try:
-        return str(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
-    except KeyError:  # a type that this onnx does not know
-        return "undefined"
-
-
-def _tensor(value: onnx.ValueInfoProto) -> TensorInfo:
-    tensor = value.type.tensor_type
-    shape: list[Dim] = []
-    for dim in tensor.shape.dim:
-        shape.append(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?")
-    return TensorInfo(value.name, dtype_name(tensor.elem_type), tuple(shape))

@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, EngineUnavailable, QCompileError
 from ..tensors import Dim, Feeds, TensorInfo, fill_dynamic, format_shape
-from .graph import attribute, consumers, infer_shapes, stored_tensors, tensor_values
+from .graph import attribute, consumers, infer_shapes, model_io, stored_tensors, tensor_values
 from .input_notes import read_notes
-from .onnx_file import model_io
 
 if TYPE_CHECKING:
     import onnx

@@ -31,13 +31,14 @@ from .graph import (
     attribute,
     constant_names,
     consumers,
+    dtype_name,
     every_graph,
     infer_types,
     producers,
     tensor_values,
 )
 from .graph_edits import drop_unread, drop_unused_initializers, set_nodes, set_values, store, store_constants
-from .onnx_file import copy_model, dtype_name
+from .onnx_file import copy_model
 
 if TYPE_CHECKING:
     import onnx

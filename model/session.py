@@ -47,7 +47,7 @@ from .graph import (
     tensor_values,
     weighted_nodes,
 )
-from .onnx_graph import Graph, read_graph
+from .onnx_file import Graph, read_graph
 
 if TYPE_CHECKING:
     import onnx

@@ -156,7 +156,7 @@ def require_scales(recipe: Recipe) -> None:
     if not needing or recipe.has_ranges:
         return
     from ..model.graph import graph_precision
-    from ..model.onnx_graph import read_weightless
+    from ..model.onnx_file import read_weightless
 
     model = recipe.folder / recipe.model.source
     if model.is_file() and graph_precision(read_weightless(model).model) not in ("int8", "fp8"):

@@ -171,7 +171,7 @@ def _data(recipe: Recipe, spec: str) -> Data:
 
 
 def _calibration_data(recipe: Recipe, stage: Stage) -> Data:
-    from ..model.onnx_graph import read_weightless
+    from ..model.onnx_file import read_weightless
 
     path = stage.files["model"].path
     with accepting(path):  # the store knows it; the work reads the file, and looks at its manifest
@@ -251,7 +251,7 @@ def build_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     """
     from ..building import build, build_lowered
     from ..lowering import load_lowered
-    from ..model.onnx_graph import read_weightless
+    from ..model.onnx_file import read_weightless
 
     artifact, graph = _resolved(recipe, stage), stage.files.get("graph")
     spec = _build_spec(recipe, artifact, stage.files.get("ranges"))

@@ -325,7 +325,7 @@ def _with_companions(path: Path) -> Iterator[Path]:
 def _external(path: Path) -> Iterator[Path]:
     """The external data of an ONNX file, as it lies beside the spelled path."""
     from ..artifact import accepting
-    from ..model.onnx_graph import read_weightless
+    from ..model.onnx_file import read_weightless
 
     with accepting(path):
         files = list(read_weightless(path).beside)

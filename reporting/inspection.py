@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..artifact import accepting, is_manifest, known_digest, read_manifest, size_bytes
 from ..errors import InvalidOption
 from ..files import read_json, require_file, side_files
-from ..model.onnx_graph import read_graph
+from ..model.onnx_file import read_graph
 from ..spec.decode import spec_from_call
 from ..spec.looking import InspectSpec
 
@@ -95,9 +95,15 @@ def _kind(path: Path) -> str:
 
 
 def _onnx(path: Path, tensor_core_precision: str) -> dict[str, Any]:
-    from ..model.graph import count_weighted, graph_precision, weighted_nodes
+    from ..model.graph import (
+        count_operators,
+        count_weighted,
+        graph_precision,
+        model_io,
+        opset,
+        weighted_nodes,
+    )
     from ..model.multiply_adds import tensor_core_advice
-    from ..model.onnx_file import count_operators, model_io, opset
 
     model = read_graph(path).load()
     by_precision = count_weighted(model)

@@ -15,7 +15,7 @@ from qcompile.compiler.quantize.quantize import quantize
 from qcompile.engines import load, names
 from qcompile.errors import IntentNotReached, InvalidOption
 from qcompile.model.judgement import output_error
-from qcompile.model.onnx_graph import fingerprint
+from qcompile.model.onnx_file import fingerprint
 from qcompile.processor import isa_here
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.words import TARGETS

@@ -35,8 +35,8 @@ from qcompile.comparison.layers.outcome import (
 )
 from qcompile.errors import ArtifactError, CalibrationError, QCompileError
 from qcompile.files import write_json
-from qcompile.model.onnx_file import count_operators
-from qcompile.model.onnx_graph import read_graph
+from qcompile.model.graph import count_operators
+from qcompile.model.onnx_file import read_graph
 from qcompile.reporting.source import read_source
 
 ROOT = Path(__file__).parents[1]

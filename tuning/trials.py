@@ -29,9 +29,9 @@ from ..data.readers import Batch
 from ..engines.registry import capabilities, engine
 from ..errors import DataError, QCompileError
 from ..lowering import lower
+from ..model.graph import model_io
 from ..model.graph_rules import graph_target
-from ..model.onnx_file import model_io
-from ..model.onnx_graph import read_graph
+from ..model.onnx_file import read_graph
 from ..progress import Progress, silent
 from ..spec.artifacts import BuildSpec
 from ..spec.decode import parse_spec

@@ -22,7 +22,7 @@ from ..errors import DataError, EngineUnavailable, IntentNotReached, InvalidOpti
 from ..files import write_json, write_text
 from ..model.graph import graph_precision
 from ..model.graph_rules import graph_target
-from ..model.onnx_graph import read_graph
+from ..model.onnx_file import read_graph
 from ..model.source import parse_source
 from ..plain_text import plain_toml
 from ..processor import isa_here

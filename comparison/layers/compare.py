@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import InvalidOption
 from ...files import temporary_folder
 from ...model.graph import consumers
-from ...model.onnx_graph import read_weightless
+from ...model.onnx_file import read_weightless
 from ...progress import Progress, silent
 from ...spec.decode import spec_from_call
 from ...spec.measure import LayerDiffSpec

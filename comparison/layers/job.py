@@ -26,7 +26,7 @@ from ...engines.registry import engine, load
 from ...errors import DataError, QCompileError, first_line
 from ...model.graph import infer_types
 from ...model.judgement import ErrorSums
-from ...model.onnx_graph import read_weightless
+from ...model.onnx_file import read_weightless
 from ...processes.arrays import load_arrays
 from ...tensors import Feeds, ModelIO
 from .sides import Form

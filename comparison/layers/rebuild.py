@@ -31,8 +31,7 @@ from ...errors import BuildError, InvalidOption, ModelError
 from ...files import held_folder
 from ...model.graph_edits import cut
 from ...model.judgement import ErrorSums
-from ...model.onnx_file import save_onnx
-from ...model.onnx_graph import read_graph
+from ...model.onnx_file import read_graph, save_onnx
 from ...progress import Progress
 from ...spec.artifacts import BuildSpec
 from ...spec.decode import non_default_options

@@ -20,7 +20,7 @@ from ...engines.registry import engine, engine_of
 from ...errors import EngineUnavailable, InvalidOption, ModelError
 from ...files import manifest_path, require_file
 from ...model.graph import graph_precision, weighted_nodes
-from ...model.onnx_graph import Graph, read_weightless
+from ...model.onnx_file import Graph, read_weightless
 from ...tensors import ModelIO, TensorInfo
 from .outcome import THRESHOLD_DB
 

@@ -20,7 +20,7 @@ from ...errors import DataError, EngineUnavailable
 from ...files import held_folder, writing
 from ...model.graph import infer_shapes, infer_types, without_weights
 from ...model.judgement import ErrorSums
-from ...model.onnx_graph import Graph
+from ...model.onnx_file import Graph
 from ...model.random_input import RandomInput
 from ...processes.arrays import load_array, save_arrays
 from ...processes.worker import Worker

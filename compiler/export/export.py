@@ -13,11 +13,10 @@ from ...errors import ExportError, InvalidOption
 from ...files import temporary_folder, writing
 from ...model.archives import trusting
 from ...model.example import name_outputs
-from ...model.graph import graph_precision
+from ...model.graph import graph_precision, model_io, opset
 from ...model.input_notes import AxisRange, write_notes
 from ...model.load import find_preprocessing, load_torch
-from ...model.onnx_file import check_onnx, model_io, opset
-from ...model.onnx_graph import read_graph
+from ...model.onnx_file import check_onnx, read_graph
 from ...model.preprocessing import Preprocessing
 from ...model.pytorch import LoadedModel, computes_otherwise_in_training, evaluated, is_plain
 from ...model.source import TENSORFLOW_KINDS, Source, parse_source

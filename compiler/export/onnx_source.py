@@ -12,9 +12,9 @@ from ...data.batches import Data
 from ...errors import InvalidOption
 from ...files import writing
 from ...model.example import Example
+from ...model.graph import model_io, opset
 from ...model.input_notes import AxisRange, InputNote, read_notes, write_notes
-from ...model.onnx_file import check_onnx, model_io, opset, save_onnx
-from ...model.onnx_graph import read_graph
+from ...model.onnx_file import check_onnx, read_graph, save_onnx
 from ...model.preprocessing import Preprocessing, as_json, fit_preprocessing
 from ...model.random_input import run_on
 from ...model.source import Source

@@ -21,9 +21,9 @@ from typing import Any, Literal
 
 from ...errors import ExportError, QCompileError, UnsupportedOperator, first_line
 from ...model.example import Example
+from ...model.graph import opset
 from ...model.input_notes import AxisRange
-from ...model.onnx_file import opset, save_onnx
-from ...model.onnx_graph import read_graph
+from ...model.onnx_file import read_graph, save_onnx
 from ...model.pytorch import flat_tensors, import_torch
 from ...model.source_paths import strip_source_paths
 from ...progress import quiet

@@ -37,9 +37,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ...model.graph import ONNX_DOMAINS, attribute, consumers, every_graph, producers
+from ...model.graph import ONNX_DOMAINS, attribute, consumers, every_graph, opset, producers
 from ...model.graph_edits import drop_attributes
-from ...model.onnx_file import opset
 from ...model.session import requantized
 from .scope import Chain, Scope, every_scope, find_nodes, finding, node_name, reached
 

@@ -32,9 +32,9 @@ import onnx
 from onnx.inliner import inline_local_functions
 
 from ...errors import ModelError, UnsupportedOperator, first_line
-from ...model.graph import ONNX_DOMAINS, attribute, every_graph, without_weights
+from ...model.graph import ONNX_DOMAINS, attribute, every_graph, opset, without_weights
 from ...model.graph_edits import drop_unread, drop_unused_initializers, refill, set_nodes
-from ...model.onnx_file import copy_model, opset
+from ...model.onnx_file import copy_model
 from ...spec.opsets import NEWEST, OLDEST
 from .rewrites import DECOMPOSITIONS, REWRITES, cast_to_known
 from .schemas import COMPATIBLE, trim, why_other, write_out

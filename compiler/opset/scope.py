@@ -17,12 +17,12 @@ from ...model.graph import (
     ONNX_DOMAINS,
     constant_tensor,
     every_graph,
+    opset,
     subgraphs,
     tensor_values,
     without_weights,
 )
 from ...model.graph_edits import set_nodes
-from ...model.onnx_file import opset
 
 Finder = Callable[["onnx.ModelProto"], "list[str]"]
 Cure = Callable[["onnx.ModelProto"], object]

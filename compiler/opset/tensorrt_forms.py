@@ -39,9 +39,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ...errors import QCompileError
-from ...model.graph import ONNX_DOMAINS, attribute, every_graph, producers
+from ...model.graph import ONNX_DOMAINS, attribute, every_graph, opset, producers
 from ...model.graph_edits import drop_attributes, drop_unused_initializers, refill, store
-from ...model.onnx_file import copy_model, opset
+from ...model.onnx_file import copy_model
 from ...spec.opsets import FLOAT8, INT4
 from .fit import upgrade_in_place
 from .scope import Chain, Scope, rewrite_operator

@@ -14,7 +14,7 @@ from ...calibration.calibrate import one_by_one
 from ...data.batches import Data
 from ...data.readers import Batch
 from ...errors import CalibrationError
-from ...model.onnx_graph import Graph
+from ...model.onnx_file import Graph
 from ...model.session import WEIGHT_BIAS_QUANTIZATION, make_session, run_session, session_options
 from ...progress import Progress, silent
 

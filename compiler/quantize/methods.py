@@ -15,7 +15,7 @@ from ...errors import InvalidOption, QuantizationError
 from ...model.graph import WEIGHTED, count_weighted, weighted_nodes, without_weights
 from ...model.graph_edits import name_nodes
 from ...model.graph_rules import NONE, graph_rules
-from ...model.onnx_graph import Graph
+from ...model.onnx_file import Graph
 from ...model.saturating_kernels import saturating_kernels
 from ...model.session import import_onnxruntime
 from ...spec.opsets import FLOAT8

@@ -14,9 +14,8 @@ from ...calibration.tensorrt_cache import is_cache, read_cache
 from ...data.batches import Data
 from ...errors import InvalidOption, QuantizationError
 from ...files import writing
-from ...model.graph import graph_precision
-from ...model.onnx_file import check_onnx, count_operators
-from ...model.onnx_graph import Graph, read_graph
+from ...model.graph import count_operators, graph_precision
+from ...model.onnx_file import Graph, check_onnx, read_graph
 from ...processor import resolve_isa
 from ...progress import Progress, silent
 from ...spec.artifacts import QuantizeSpec

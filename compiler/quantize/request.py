@@ -14,7 +14,7 @@ from ...data.batches import Data
 from ...errors import CalibrationError, InvalidOption, QuantizationError
 from ...model.graph_rules import graph_rules, targets_where
 from ...model.judgement import Judgement
-from ...model.onnx_graph import Graph
+from ...model.onnx_file import Graph
 from ...progress import Progress, silent
 from ...spec.artifacts import QuantizeSpec
 from ...spec.words import BLOCK_FORMATS, CALIBRATED, HALVES

@@ -29,8 +29,7 @@ from ...calibration import Method, parse_method
 from ...errors import InvalidOption, QuantizationError
 from ...model.graph_rules import graph_rules
 from ...model.judgement import SNR_DB, judge_outputs
-from ...model.onnx_file import copy_model
-from ...model.onnx_graph import Graph
+from ...model.onnx_file import Graph, copy_model
 from ...model.random_input import run_on
 from ...processor import why_not_exact
 from ...spec.words import BLOCK_FORMATS

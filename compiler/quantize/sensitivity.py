@@ -25,8 +25,7 @@ from ...model.graph import WEIGHTED, attribute, consumers, tensor_values
 from ...model.graph_edits import set_nodes, store
 from ...model.graph_rules import GraphRules, SaturatingKernels, graph_rules
 from ...model.judgement import ErrorSums, decibels
-from ...model.onnx_file import copy_model
-from ...model.onnx_graph import Graph
+from ...model.onnx_file import Graph, copy_model
 from ...model.saturating_kernels import saturating_kernels
 from ...model.session import WEIGHT_BIAS_QUANTIZATION, make_session, run_session, session_options
 from ...processor import resolve_isa

@@ -23,11 +23,13 @@ from ...machine_memory import out_of_memory
 from ...model.graph import (
     ONNX_DOMAINS,
     attribute,
+    count_operators,
+    model_io,
+    opset,
     tensor_values,
 )
 from ...model.graph_edits import drop_unused_initializers, refill, set_values, store_constants
-from ...model.onnx_file import check_onnx, count_operators, is_large, model_io, opset, save_onnx
-from ...model.onnx_graph import Graph, read_graph
+from ...model.onnx_file import Graph, check_onnx, is_large, read_graph, save_onnx
 from ...progress import Progress, quiet, silent
 from ...spec.decode import spec_from_call
 from ...spec.models import SimplifySpec

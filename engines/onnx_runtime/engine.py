@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ...artifact import Check, read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable
 from ...files import temporary_folder
-from ...model.graph import count_weighted, holds_half, weighted_nodes
-from ...model.onnx_file import count_operators, is_large, model_io, save_onnx
-from ...model.onnx_graph import Graph, read_graph
+from ...model.graph import count_operators, count_weighted, holds_half, model_io, weighted_nodes
+from ...model.onnx_file import Graph, is_large, read_graph, save_onnx
 from ...model.random_input import run_on
 from ...model.session import SIGNED_ACTIVATIONS, make_session, missed_nodes, optimize_file, session_options
 from ...model.source_paths import strip_source_paths

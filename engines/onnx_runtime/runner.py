@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...artifact import read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable, ModelError, first_line
 from ...model.graph import captured_names
-from ...model.onnx_graph import read_weightless
+from ...model.onnx_file import read_weightless
 from ...model.session import WEIGHT_BIAS_QUANTIZATION, make_session, requantized, session_options
 from ...tensors import Dim, Feeds, ModelIO, TensorInfo, check_feeds
 from ..base import Runner

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from ...artifact import Check, read_manifest
 from ...errors import ArtifactError, BuildError, IntentNotReached, ModelError, first_line
-from ...model.graph import weighted_nodes
-from ...model.onnx_file import model_io, save_onnx
-from ...model.onnx_graph import read_graph
+from ...model.graph import model_io, weighted_nodes
+from ...model.onnx_file import read_graph, save_onnx
 from ...model.random_input import run_on
 from ...model.session import usable_cores
 from ...processor import device_for, resolve_isa, why_emulated, why_unchecked

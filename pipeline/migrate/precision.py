@@ -48,7 +48,7 @@ class ModelFacts:
 def read_facts(path: Path) -> ModelFacts:
     """Read a file, which is refused if it is an engine or of another format."""
     from ...model.graph import graph_precision
-    from ...model.onnx_graph import read_weightless
+    from ...model.onnx_file import read_weightless
 
     if path.suffix.lower() != ".onnx":
         raise InvalidOption(

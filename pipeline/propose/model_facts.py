@@ -105,7 +105,7 @@ def plain_name(source: Source) -> str:
 def _look_at_onnx(source: Source) -> ModelFacts:
     from ...model.graph import graph_precision
     from ...model.multiply_adds import multiply_adds
-    from ...model.onnx_graph import read_weightless
+    from ...model.onnx_file import read_weightless
 
     read = read_weightless(source.file)
     graph = read.model.graph

@@ -38,7 +38,7 @@ from qcompile.calibration.calibrate import Shard
 from qcompile.calibration.taps import choose_taps
 from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError, DataError, InvalidOption, MissingFile
-from qcompile.model.onnx_graph import fingerprint, read_weightless
+from qcompile.model.onnx_file import fingerprint, read_weightless
 
 STEPS = ["prepare the model", "calibrate"]
 

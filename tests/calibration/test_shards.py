@@ -39,7 +39,7 @@ from qcompile.calibration.ranges_file import merge_files
 from qcompile.data.batches import Data
 from qcompile.data.readers import Batch
 from qcompile.errors import DataError, InvalidOption
-from qcompile.model.onnx_graph import read_weightless
+from qcompile.model.onnx_file import read_weightless
 
 
 def test_a_shard_without_samples_is_a_warning_and_merges(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ import sys
 from pathlib import Path
 from qcompile.calibration import observe
 from qcompile.data.batches import Data
-from qcompile.model.onnx_graph import read_weightless
+from qcompile.model.onnx_file import read_weightless
 
 weightless = read_weightless(Path(sys.argv[1]))
 data = Data(sys.argv[2], weightless.io.inputs)

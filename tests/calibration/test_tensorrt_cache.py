@@ -34,7 +34,7 @@ from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.errors import CalibrationError, InvalidOption, MissingFile, ModelError, QCompileError
 from qcompile.files import write_text
-from qcompile.model.onnx_graph import fingerprint
+from qcompile.model.onnx_file import fingerprint
 
 
 def of_amax(values: Mapping[str, float]) -> Ranges:

@@ -17,7 +17,7 @@ import qcompile
 from qcompile.artifact import read_manifest
 from qcompile.data.batches import Data
 from qcompile.model.input_notes import InputNote, write_notes
-from qcompile.model.onnx_graph import read_weightless
+from qcompile.model.onnx_file import read_weightless
 from qcompile.model.preprocessing import (
     AudioPreprocessing,
     ImagePreprocessing,

@@ -24,8 +24,8 @@ from qcompile.artifact import load_artifact
 from qcompile.cli import main
 from qcompile.deploy import ep_context, package_ep_context, package_triton
 from qcompile.errors import ArtifactError, InvalidOption, MissingFile, ModelError, QCompileError
-from qcompile.model.onnx_file import model_io
-from qcompile.model.onnx_graph import read_graph
+from qcompile.model.graph import model_io
+from qcompile.model.onnx_file import read_graph
 
 RTX = "NvTensorRTRTXExecutionProvider"
 BATCHES = {"min_shapes": ["x:1x16"], "opt_shapes": ["x:2x16"], "max_shapes": ["x:8x16"]}

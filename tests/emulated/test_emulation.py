@@ -27,9 +27,9 @@ import qcompile
 from qcompile.data.batches import Data
 from qcompile.engines.base import BuildRequest, Runner
 from qcompile.engines.values import Execution, Values, check_values
+from qcompile.model.graph import model_io
 from qcompile.model.judgement import output_error
-from qcompile.model.onnx_file import model_io
-from qcompile.model.onnx_graph import read_graph
+from qcompile.model.onnx_file import read_graph
 from qcompile.model.session import make_session, run_session, session_options
 from qcompile.processor import is_arm
 from qcompile.spec.artifacts import BuildSpec

@@ -22,8 +22,9 @@ from qcompile.artifact import Check
 from qcompile.engines.base import BuildOutcome, Engine, Planned, Runner
 from qcompile.model.graph import weighted_nodes
 from qcompile.model.graph_rules import GraphRules
-from qcompile.model.onnx_file import model_io, save_onnx
-from qcompile.model.onnx_graph import read_graph
+from qcompile.model.onnx_file import save_onnx
+from qcompile.model.graph import model_io
+from qcompile.model.onnx_file import read_graph
 from qcompile.tensors import check_feeds
 
 
@@ -85,7 +86,7 @@ import json, sys
 from importlib.metadata import version
 from pathlib import Path
 import qcompile
-from qcompile.model.onnx_graph import read_graph
+from qcompile.model.onnx_file import read_graph
 
 folder, said = Path(sys.argv[1]), {}
 metadata, data = folder / "toy_runtime-1.0.dist-info" / "METADATA", str(folder / "calibration.npz")

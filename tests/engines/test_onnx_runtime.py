@@ -32,8 +32,8 @@ from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
 from qcompile.engines.onnx_runtime.runner import put_in_order
 from qcompile.errors import BuildError, DataError, IntentNotReached, ModelError
-from qcompile.model.onnx_file import count_operators
-from qcompile.model.onnx_graph import fingerprint, read_graph
+from qcompile.model.graph import count_operators
+from qcompile.model.onnx_file import fingerprint, read_graph
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.words import Precision
 

@@ -21,8 +21,8 @@ from qcompile.artifact import Manifest, int8_isa, read_manifest
 from qcompile.cli import main
 from qcompile.errors import ArtifactError
 from qcompile.files import manifest_path
-from qcompile.model.onnx_file import count_operators
-from qcompile.model.onnx_graph import read_graph
+from qcompile.model.graph import count_operators
+from qcompile.model.onnx_file import read_graph
 from qcompile.processes import child
 from qcompile.processor import isa_here
 

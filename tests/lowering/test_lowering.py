@@ -17,7 +17,7 @@ from qcompile.artifact import Manifest, read_manifest
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.openvino import OpenVino
 from qcompile.errors import InvalidOption, QCompileError
-from qcompile.model.onnx_graph import fingerprint
+from qcompile.model.onnx_file import fingerprint
 from qcompile.pipeline.graph import carry_out
 from qcompile.pipeline.run import RunReport
 from qcompile.pipeline.stage import Made, Stage

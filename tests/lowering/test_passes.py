@@ -12,7 +12,7 @@ from written_models import model_of
 from qcompile.engines.registry import capabilities, engine
 from qcompile.errors import InvalidOption, ModelError
 from qcompile.lowering.passes import Pass, broken_edge, fitting_passes, run_passes
-from qcompile.model.onnx_graph import Graph, read_graph
+from qcompile.model.onnx_file import Graph, read_graph
 from qcompile.progress import silent
 from qcompile.spec.artifacts import BuildSpec
 

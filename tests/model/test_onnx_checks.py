@@ -17,18 +17,16 @@ from written_models import model_of
 
 from qcompile.errors import MissingFile, ModelError
 from qcompile.model import onnx_file
-from qcompile.model.graph import holds_half
+from qcompile.model.graph import count_operators, dtype_name, holds_half, model_io, opset
 from qcompile.model.onnx_checks import external_path
 from qcompile.model.onnx_file import (
     check_onnx,
-    count_operators,
-    dtype_name,
     external_files,
-    model_io,
-    opset,
+    fingerprint,
+    read_graph,
+    read_weightless,
     save_onnx,
 )
-from qcompile.model.onnx_graph import fingerprint, read_graph, read_weightless
 from qcompile.tensors import TensorInfo
 
 MakePath = Callable[..., Path]

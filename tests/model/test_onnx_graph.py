@@ -21,9 +21,8 @@ from weightless_models import assert_weightless, large, sha256
 from written_models import model_of
 
 from qcompile.errors import ModelError
-from qcompile.model.graph import consumers, producers
-from qcompile.model.onnx_file import model_io
-from qcompile.model.onnx_graph import KEPT_BYTES, Graph, fingerprint, read_graph, read_weightless
+from qcompile.model.graph import consumers, model_io, producers
+from qcompile.model.onnx_file import KEPT_BYTES, Graph, fingerprint, read_graph, read_weightless
 from qcompile.model.session import make_session, session_options
 
 MakePath = Callable[..., Path]

@@ -22,8 +22,7 @@ import qcompile
 from qcompile.errors import InvalidOption, MissingFile, ModelError, QCompileError
 from qcompile.model import source_paths
 from qcompile.model.load import load_torch
-from qcompile.model.onnx_file import save_onnx
-from qcompile.model.onnx_graph import read_graph
+from qcompile.model.onnx_file import read_graph, save_onnx
 from qcompile.model.pytorch import LoadedModel
 from qcompile.model.source import SourceOptions, digest_source, parse_query, parse_source
 

@@ -16,7 +16,7 @@ from written_models import computed, model_of
 from qcompile.calibration import Ranges, calibrate, load_ranges, observe
 from qcompile.calibration.histogram import BINS, Histogram
 from qcompile.data.batches import Data
-from qcompile.model.onnx_graph import read_weightless
+from qcompile.model.onnx_file import read_weightless
 
 MakePath = Callable[..., Path]
 Array = NDArray[Any]

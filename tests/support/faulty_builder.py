@@ -25,9 +25,8 @@ from qcompile.engines.tensorrt.adapter import Adapter
 from qcompile.engines.tensorrt.engine import TensorRT
 from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
 from qcompile.files import writing
-from qcompile.model.graph import infer_types
-from qcompile.model.onnx_file import model_io
-from qcompile.model.onnx_graph import fingerprint, read_graph
+from qcompile.model.graph import infer_types, model_io
+from qcompile.model.onnx_file import fingerprint, read_graph
 from qcompile.spec.artifacts import BuildSpec
 
 Fault = Callable[[onnx.ModelProto, set[str]], onnx.ModelProto]

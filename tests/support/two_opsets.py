@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from written_models import computed, text_model
 
 from qcompile.compiler.opset.lower import lower_opset
-from qcompile.model.onnx_file import model_io, opset
+from qcompile.model.graph import model_io, opset
 from qcompile.model.random_input import random_feeds
 from qcompile.tensors import Feeds
 

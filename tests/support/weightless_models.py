@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto
 from written_models import model_of
 
-from qcompile.model.onnx_graph import KEPT_BYTES, Graph
+from qcompile.model.onnx_file import KEPT_BYTES, Graph
 
 
 def without_large_raw_data(model: onnx.ModelProto) -> onnx.ModelProto:

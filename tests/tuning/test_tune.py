@@ -22,7 +22,7 @@ import qcompile
 from qcompile.artifact import is_manifest, load_artifact
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption, QCompileError
 from qcompile.model.graph import weighted_nodes
-from qcompile.model.onnx_graph import read_graph
+from qcompile.model.onnx_file import read_graph
 from qcompile.tuning import trials, tune
 from qcompile.tuning.trials import by_layer, compare_times
 

@@ -27,7 +27,7 @@ from ....calibration import observe
 from ....data.batches import Data
 from ....model.graph import attribute, captured_names, consumers, producers, tensor_values
 from ....model.graph_edits import set_values, store_constants
-from ....model.onnx_graph import Graph
+from ....model.onnx_file import Graph
 from ..activations import observe_rows
 from ..request import QuantizeRequest
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from ....calibration.qparams import QParams, quantize
-from ....model.graph import ONNX_DOMAINS, attribute, consumers, infer_types, subgraphs, tensor_values
+from ....model.graph import ONNX_DOMAINS, attribute, consumers, infer_types, opset, subgraphs, tensor_values
 from ....model.graph_edits import drop_unread, drop_unused_initializers, rename_inputs, set_nodes, store
-from ....model.onnx_file import copy_model, opset
+from ....model.onnx_file import copy_model
 from ....spec.opsets import BFLOAT16_LAYERS
 from ...opset.fit import upgrade_in_place
 from ...opset.scope import fresh_name

@@ -45,12 +45,12 @@ from ....model.graph import (
     captured_names,
     consumers,
     infer_types,
+    opset,
     producers,
     subgraphs,
 )
 from ....model.graph_edits import fix_initializers, name_nodes, rename_inputs, store_constants
-from ....model.onnx_file import copy_model, opset
-from ....model.onnx_graph import Graph
+from ....model.onnx_file import Graph, copy_model
 from ....spec.words import HALVES
 from ..request import QuantizeRequest, match_nodes
 from .casts import (

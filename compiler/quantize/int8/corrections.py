@@ -28,10 +28,17 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from ....data.batches import Data
-from ....model.graph import attribute, captured_names, consumers, producers, tensor_values, weighted_nodes
+from ....model.graph import (
+    attribute,
+    captured_names,
+    consumers,
+    opset,
+    producers,
+    tensor_values,
+    weighted_nodes,
+)
 from ....model.graph_edits import set_values
-from ....model.onnx_file import copy_model, opset
-from ....model.onnx_graph import Graph
+from ....model.onnx_file import Graph, copy_model
 from ....progress import Progress, silent
 from ...opset.fit import upgrade_in_place
 from ..activations import run_samples

@@ -26,7 +26,7 @@ from ....files import temporary_folder
 from ....model.graph import attribute, consumers
 from ....model.graph_edits import drop_unused_initializers, set_nodes, sort_nodes, store
 from ....model.graph_rules import NONE, SaturatingKernels
-from ....model.onnx_graph import read_graph
+from ....model.onnx_file import read_graph
 from ....progress import quiet
 from ....spec.words import WeightType
 from .pair_limits import product_limits

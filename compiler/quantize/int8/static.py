@@ -21,7 +21,7 @@ from ....model.graph import count_weighted, producers, weighted_nodes
 from ....model.graph_edits import drop_unused_initializers, sort_nodes
 from ....model.graph_rules import GraphRules, graph_rules
 from ....model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
-from ....model.onnx_graph import Graph, read_graph
+from ....model.onnx_file import Graph, read_graph
 from ....model.session import SIGNED_ACTIVATIONS, missed_nodes, optimize_file, session_options
 from ....progress import quiet
 from ....spec.words import Isa

@@ -23,7 +23,7 @@ from ....data.batches import Data
 from ....errors import CalibrationError
 from ....model.graph import attribute, producers
 from ....model.graph_edits import fix_initializers, store_constants
-from ....model.onnx_graph import Graph
+from ....model.onnx_file import Graph
 from ....progress import Progress, silent
 from ..activations import run_samples
 

@@ -35,9 +35,8 @@ from onnx import TensorProto, numpy_helper
 from onnx.helper import make_node
 
 from ....errors import InvalidOption, QuantizationError
-from ....model.graph import attribute, captured_names, producers, without_weights
+from ....model.graph import attribute, captured_names, opset, producers, tensor_bytes, without_weights
 from ....model.graph_edits import drop_unused_initializers, name_nodes, set_nodes
-from ....model.onnx_file import opset, tensor_bytes
 from ....spec.opsets import INT4
 from ...opset.fit import upgrade_opset
 from ..request import nothing_to_quantize, require_reached

@@ -29,7 +29,7 @@ from ....data.batches import Data
 from ....data.readers import Batch
 from ....errors import CalibrationError, DataError, InvalidOption
 from ....model.graph import graph_precision
-from ....model.onnx_graph import read_weightless
+from ....model.onnx_file import read_weightless
 from ....progress import Progress
 from ....tensors import format_shape
 from ...base import BuildRequest

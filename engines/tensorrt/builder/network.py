@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....errors import BuildError, InvalidOption, UnsupportedOperator
-from ....model.graph import weighted_nodes
-from ....model.onnx_file import opset
-from ....model.onnx_graph import read_graph
+from ....model.graph import opset, weighted_nodes
+from ....model.onnx_file import read_graph
 from ...base import BuildRequest, Planned
 from ..adapter import Adapter, member_name
 from ..log import Log, last_error, setting

@@ -12,7 +12,7 @@ from ....errors import ArtifactError, BuildError, EngineUnavailable, ModelError
 from ....files import writing
 from ....model.graph import tensor_values
 from ....model.onnx_checks import every_tensor
-from ....model.onnx_graph import Graph, fingerprint, read_graph
+from ....model.onnx_file import Graph, fingerprint, read_graph
 from ....progress import Progress
 from ....tensors import ModelIO
 from ...gpu import find_gpu, why_no_gpu

@@ -16,8 +16,8 @@ from qcompile.bench.outputs import describe, start
 from qcompile.bench.recorder import Recorder
 from qcompile.bench.results.row import Row
 from qcompile.errors import DataError, ModelError
-from qcompile.model.onnx_file import model_io
-from qcompile.model.onnx_graph import read_graph
+from qcompile.model.graph import model_io
+from qcompile.model.onnx_file import read_graph
 from qcompile.processes.worker import Worker
 
 

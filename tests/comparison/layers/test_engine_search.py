@@ -24,7 +24,7 @@ from qcompile.comparison.layers import LayerDiff, layer_diff, rebuild
 from qcompile.comparison.layers.taps import write_samples
 from qcompile.errors import BuildError
 from qcompile.model.judgement import output_error
-from qcompile.model.onnx_graph import read_weightless
+from qcompile.model.onnx_file import read_weightless
 
 VERSIONS = {"8.5.3": "", "10.16": "unfused", "rtx": "unfused"}
 """Version to how it shows many tensors at once."""

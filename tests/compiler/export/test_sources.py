@@ -35,9 +35,9 @@ from qcompile.errors import (
     ModelError,
     UnsupportedOperator,
 )
+from qcompile.model.graph import model_io
 from qcompile.model.load import load_torch
-from qcompile.model.onnx_file import model_io
-from qcompile.model.onnx_graph import read_graph
+from qcompile.model.onnx_file import read_graph
 from qcompile.model.source import parse_source
 from qcompile.model.tensorflow import convert, tensorflow_python
 from qcompile.progress import quiet

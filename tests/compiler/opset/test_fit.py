@@ -19,8 +19,8 @@ from qcompile.compiler.opset.fit import in_older_opset
 from qcompile.compiler.opset.lower import require_operators, without_missing
 from qcompile.engines.tensorrt.parser_operators import parser_of
 from qcompile.errors import ExportError, ModelError, UnsupportedOperator
-from qcompile.model.onnx_file import copy_model, count_operators, model_io, opset
-from qcompile.model.onnx_graph import read_graph
+from qcompile.model.graph import count_operators, model_io, opset
+from qcompile.model.onnx_file import copy_model, read_graph
 from qcompile.model.random_input import random_feeds
 
 STAGE = import_module("qcompile.compiler.opset.fit")

@@ -12,7 +12,7 @@ from two_opsets import assert_the_same, model, operators
 
 from qcompile.compiler.opset.lower import lower_opset
 from qcompile.errors import ModelError, UnsupportedOperator
-from qcompile.model.onnx_file import opset
+from qcompile.model.graph import opset
 from qcompile.spec.opsets import NEWEST, OLDEST
 from qcompile.tensors import Feeds
 

@@ -21,8 +21,7 @@ from qcompile.compiler.check import OnnxReference
 from qcompile.compiler.opset.lstm_products import closed_lstms, lstm_inputs, open_lstms, quantize_states
 from qcompile.compiler.opset.tensorrt_forms import find_trt_operators, in_standard_forms
 from qcompile.engines.registry import load
-from qcompile.model.graph import graph_precision
-from qcompile.model.onnx_file import opset
+from qcompile.model.graph import graph_precision, opset
 
 
 def lstm(

@@ -27,8 +27,8 @@ from qcompile.compiler.quantize.weights import hessians
 from qcompile.compiler.quantize.weights.hessians import hessian_key
 from qcompile.data.batches import Data
 from qcompile.errors import InvalidOption, UnsupportedOperator
-from qcompile.model.onnx_file import model_io, opset
-from qcompile.model.onnx_graph import read_graph
+from qcompile.model.graph import model_io, opset
+from qcompile.model.onnx_file import read_graph
 from qcompile.model.session import make_session, optimize_file, session_options
 
 

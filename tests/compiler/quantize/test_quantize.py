@@ -17,8 +17,8 @@ from qcompile.calibration import calibrate
 from qcompile.compiler.quantize.int8.static import executed, require_executed
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.errors import CalibrationError, InvalidOption, QCompileError, QuantizationError
-from qcompile.model.onnx_file import model_io
-from qcompile.model.onnx_graph import fingerprint, read_graph
+from qcompile.model.graph import model_io
+from qcompile.model.onnx_file import fingerprint, read_graph
 from qcompile.model.random_input import random_feeds
 from qcompile.processor import is_arm, isa_here, processor
 from qcompile.spec.words import GraphTarget

@@ -25,9 +25,9 @@ from qcompile.compiler.quantize.search import Judge
 from qcompile.compiler.quantize.weights.hessians import collect_hessians
 from qcompile.data.batches import Data
 from qcompile.errors import InvalidOption, QuantizationError
+from qcompile.model.graph import model_io
 from qcompile.model.judgement import output_error
-from qcompile.model.onnx_file import model_io
-from qcompile.model.onnx_graph import Graph, read_graph
+from qcompile.model.onnx_file import Graph, read_graph
 from qcompile.spec.artifacts import QuantizeSpec
 from qcompile.spec.words import GraphTarget
 

@@ -27,7 +27,7 @@ from qcompile.engines.tensorrt.builder.inspector import in_metadata
 from qcompile.engines.tensorrt.builder.network import _layers_by_node
 from qcompile.engines.tensorrt.known_faults import KNOWN_FAULTS
 from qcompile.engines.tensorrt.log import make_log
-from qcompile.model.onnx_graph import fingerprint
+from qcompile.model.onnx_file import fingerprint
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.words import Precision
 

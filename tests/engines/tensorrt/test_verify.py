@@ -19,8 +19,8 @@ from mode_models import written
 from qcompile.engines.base import BuildOutcome, BuildRequest, Runner
 from qcompile.engines.tensorrt.verify import verified
 from qcompile.errors import ArtifactError, BuildError, DataError, EngineUnavailable, ModelError
-from qcompile.model.onnx_file import model_io
-from qcompile.model.onnx_graph import read_graph
+from qcompile.model.graph import model_io
+from qcompile.model.onnx_file import read_graph
 from qcompile.model.session import make_session, session_options
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.tensorrt import TensorRTOptions

@@ -25,9 +25,9 @@ from qcompile.data.images import as_input
 from qcompile.data.processors import load_processor
 from qcompile.errors import DataError, InvalidOption
 from qcompile.model.example import shapes_at, traced_extents
+from qcompile.model.graph import model_io
 from qcompile.model.load import describe_named, find_preprocessing, load_torch
 from qcompile.model.named.description import declare_torchvision_operators, suppress
-from qcompile.model.onnx_file import model_io
 from qcompile.model.preprocessing import (
     PRESETS,
     AudioPreprocessing,

@@ -20,9 +20,9 @@ from qcompile.calibration.histogram import Histogram
 from qcompile.compiler.quantize.half.casts import Half
 from qcompile.compiler.quantize.half.precision import to_half
 from qcompile.engines.tensorrt.log import make_log
+from qcompile.model.graph import model_io
 from qcompile.model.graph_edits import name_nodes
 from qcompile.model.judgement import output_error
-from qcompile.model.onnx_file import model_io
 from qcompile.model.random_input import random_feeds
 
 HALVES: tuple[Half, ...] = ("float16", "bfloat16")

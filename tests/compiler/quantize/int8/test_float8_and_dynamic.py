@@ -26,9 +26,8 @@ from qcompile.compiler.quantize.int8.rewrites import round_to_float8, unfit_for_
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.compiler.quantize.request import match_nodes
 from qcompile.errors import QuantizationError
-from qcompile.model.graph import graph_precision, weighted_nodes
+from qcompile.model.graph import graph_precision, opset, weighted_nodes
 from qcompile.model.judgement import output_error
-from qcompile.model.onnx_file import opset
 from qcompile.model.saturating_kernels import saturating_kernels
 from qcompile.processor import isa_here
 

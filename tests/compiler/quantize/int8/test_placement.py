@@ -18,7 +18,7 @@ from qcompile.compiler.quantize.int8.placement import plan
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.errors import CalibrationError, InvalidOption
 from qcompile.model.graph import weighted_nodes
-from qcompile.model.onnx_graph import read_weightless
+from qcompile.model.onnx_file import read_weightless
 from qcompile.spec.words import GRAPH_TARGETS, GraphTarget
 
 ADDS = """(float[n,2,4,4] x) => (float[n,2,4,4] y)
