@@ -123,13 +123,13 @@ def lower(
 
     chosen = spec.ranges if ranges is None else ranges
     spec = replace(spec, isa=resolve_isa(spec.isa, spec.target))
-    spec = _decided(model, spec, capabilities, has_ranges=chosen is not None)
+    source = read_graph(Path(model)) if capabilities.takes == "onnx" else None
+    spec = _decided(source, spec, capabilities, has_ranges=chosen is not None)
     spec = with_floats(spec)
     engine(spec.target).check(spec)
-    if capabilities.takes != "onnx":
+    if source is None:
         return LoweredGraph(str(model), spec.one_precision, spec.floats)
     with writing(output) as path:
-        source = read_graph(Path(model))
         digest = source.digest()
         counts, _ = run_passes([STANDARD_FORMS], source, source, progress)
         lowering = _Lowering(source, digest, spec, chosen, capabilities, progress)
@@ -144,7 +144,7 @@ def first_samples(model: str | Path, spec: BuildSpec, count: int = 16) -> list[F
 
 
 def _decided(
-    model: str | Path, spec: BuildSpec, capabilities: Capabilities, *, has_ranges: bool
+    source: Graph | None, spec: BuildSpec, capabilities: Capabilities, *, has_ranges: bool
 ) -> BuildSpec:
     """The spec with one precision: "best" is decided by what there is to build from."""
     if spec.precision == "best":
@@ -152,8 +152,8 @@ def _decided(
             problem = f"is for tensorrt and tensorrt-rtx; target {spec.target} was asked for"
             hint = "`qcompile tune` measures which precision is fastest within an accuracy"
             raise InvalidOption(f"`precision` best: {problem}", hint=hint, option="precision")
-        present = graph_precision(read_weightless(Path(model)).model)
-        quantized = has_ranges or bool(spec.calibrator) or present == "int8"
+        assert source is not None, "these engines take ONNX files"
+        quantized = has_ranges or bool(spec.calibrator) or graph_precision(source.model) == "int8"
         if quantized:
             return replace(spec, precision="int8", float_precision="fp16")
         return replace(spec, precision="fp16", float_precision="fp32")
