@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -212,17 +213,23 @@ def after(launches: int) -> Decided:
     return decided
 
 
-def test_every_launch_starts_each_artifact_again(
-    tiny_file: MakePath, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    workers, model = workers_here.install(monkeypatch), str(tiny_file("mlp"))
-    results = qcompile.benchmark(
-        {"a": model, "b": model}, baseline="a", threads=1, max_time_s=LONG_S, decided=after(3)
+def test_every_launch_is_a_process_of_its_own(tiny_file: MakePath, tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(
+        "import os\nfrom pathlib import Path\nimport torch\n\ndef build():\n"
+        "    with Path(__file__).with_name('processes').open('a') as file:\n"
+        "        print(os.getpid(), file=file)\n"
+        "    return torch.nn.Tanh(), (torch.ones(1, 16),)\n"
     )
-    base, other = results.rows
-    assert other.speedup.launches == len(other.launch_rounds) == 3
-    assert [len(launch) for launch in other.launches_ms] == [len(launch) for launch in base.launches_ms]
-    assert workers.asked.count(("b", "load eager")) == 3
+    results = qcompile.benchmark(
+        {"onnx": str(tiny_file("mlp")), "net": f"{path}:build"}, baseline="onnx", threads=1,
+        max_time_s=LONG_S, decided=after(2),
+    )  # fmt: skip
+    base, net = results.rows
+    assert net.speedup.launches == len(net.launch_rounds) == 2
+    assert [len(launch) for launch in net.launches_ms] == [len(launch) for launch in base.launches_ms]
+    processes = (tmp_path / "processes").read_text().split()
+    assert len(set(processes) - {str(os.getpid())}) >= 2
 
 
 @pytest.mark.parametrize("baseline", ["onnx", "net"])

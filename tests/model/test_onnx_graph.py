@@ -376,3 +376,28 @@ def test_a_file_that_is_unchanged_is_handed_over_as_it_is(tmp_path: Path) -> Non
 
 def random_values(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     return np.random.default_rng(7).standard_normal(shape).astype(np.float32)
+
+
+def test_weights_that_stay_in_their_file_do_not_count_for_protobufs_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qcompile.model.onnx_file.EXTERNAL_DATA_BYTES", 5000)
+    model = model_of(CHAIN, named=True, w=random_values(2000))
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    graph = read_graph(tmp_path / "m.onnx")
+    content = graph.content()
+    assert content is not None
+    assert len(content) < 5000
+    graph.load()
+    assert graph.content() is None
+
+
+def test_weights_beside_a_file_may_stay_there(tmp_path: Path) -> None:
+    model = model_of(CHAIN, named=True, w=random_values(2000))
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data")
+    graph = read_graph(tmp_path / "m.onnx")
+    assert list(graph.beside) == [tmp_path / "m.data"]
+    assert graph.load(beside=False).graph.initializer[0].data_location == TensorProto.EXTERNAL
+    np.testing.assert_array_equal(
+        numpy_helper.to_array(graph.load().graph.initializer[0]), random_values(2000)
+    )
