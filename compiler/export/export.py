@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...artifact import Artifact, Check, commit
-from ...errors import ExportError, InvalidOption, QCompileError
+from ...data.batches import Data
+from ...errors import ExportError, InvalidOption, ModelError, QCompileError
 from ...files import temporary_folder, writing
 from ...model.archives import trusting
 from ...model.example import name_outputs
@@ -31,6 +32,7 @@ from . import onnx_source
 from .axes import rename_axes, require_axes
 from .captured_forms import captured_forms
 from .checks import Comparison, Original, open_original, spelled
+from .in_float32 import DataInFloat32, InFloat32, float32_inputs, type_warnings
 from .onnx_source import TOOLS, input_notes, take_onnx
 from .write import Written, edit_in_place, finish, lower_to, write_model
 
@@ -93,6 +95,10 @@ def export(
     samples = preprocessing or spec.preprocessing or None
     if isinstance(samples, str):
         samples = find_preprocessing(samples)
+    if spec.dtype and isinstance(source, Source) and source.kind in ("onnx", *TENSORFLOW_KINDS):
+        raise InvalidOption(
+            f"`dtype` {spec.dtype}: {source.spec} is no PyTorch model, and keeps its types", option="dtype"
+        )
     if isinstance(source, Source) and source.kind == "onnx":
         return take_onnx(source, output, data, samples)
     if isinstance(source, Source) and source.kind in TENSORFLOW_KINDS:
@@ -117,13 +123,30 @@ def export(
                 f"{label}: holds fake quantization that is still in training",
                 hint="export qcompile.qat.convert(model)",
             )
-        original = stack.enter_context(open_original(loaded, label, inputs, spec.dynamic, data, samples))
+        in_float32 = InFloat32(loaded, label) if spec.dtype else None
+        notes = [] if in_float32 else type_warnings(loaded, label)
+        if in_float32:
+            stack.enter_context(in_float32.exchanged())
+            loaded, inputs = in_float32.loaded, float32_inputs(inputs)
+        read = DataInFloat32 if in_float32 else Data
+        original = stack.enter_context(
+            open_original(loaded, label, inputs, spec.dynamic, data, samples, read=read)
+        )
+        original.warnings += notes
+        if in_float32:
+            in_float32.compare(original)
         onnx_source.with_preprocessing(original.example.inputs, samples)  # refuses before the work
         count = len(name_outputs([], original.reference))
         declared = loaded.output_names if len(loaded.output_names) == count else ()
         names = name_outputs(spec.outputs or declared, original.reference)
         target = spec.target or getattr(loaded.module, "meta", {}).get(TRAINED_FOR, "onnxruntime")
-        return _export(original, names, output, replace(spec, target=target), progress, preprocessing=samples)
+        try:
+            return _export(
+                original, names, output, replace(spec, target=target), progress, preprocessing=samples
+            )
+        except ModelError as error:
+            error.hint = "; ".join(filter(None, (*notes, error.hint)))
+            raise
 
 
 def _export(
@@ -158,7 +181,7 @@ def _export(
         comparison = Comparison(
             original, OnnxReference(path), names, written.axes, bool(written.reason), lowest_db, progress
         )
-        checks = [Check("ONNX checker and shape inference", True, f"opset {opset(proto)}")]
+        checks = [Check("ONNX checker and shape inference", True, f"opset {opset(proto)}"), *original.checks]
         with _first_reason(written, label, freeze_branches=freeze_branches):
             checks += comparison.run()
         ranges = comparison.ranges
