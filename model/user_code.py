@@ -38,7 +38,7 @@ def load_function(source: Source) -> Callable[[], Any]:
         raise ModelError(f"{source.spec}: importing it {message}{where}", file=path) from error
     function = getattr(module, source.function, None)
     if not callable(function):
-        names = [name for name in vars(module) if callable(getattr(module, name))]
+        names = [name for name, value in names_in(module).items() if callable(value)]
         raise ModelError(
             f"{source.spec}: no function {source.function!r} in it", hint=did_you_mean(source.function, names)
         )
@@ -109,7 +109,7 @@ def beside(source: Source) -> Iterator[None]:
     folder = str(source.path.resolve().parent)
     if _FOLDERS[-1:] != [folder]:
         for name, module in list(sys.modules.items()):
-            origin = os.path.dirname(getattr(module, "__file__", None) or "")
+            origin = os.path.dirname(names_in(module).get("__file__") or "")
             if origin in _FOLDERS and origin != folder and not name.startswith(PREFIX):
                 del sys.modules[name]
         _FOLDERS[:] = [*(other for other in _FOLDERS if other != folder), folder]
@@ -129,6 +129,11 @@ def beside(source: Source) -> Iterator[None]:
             sys.modules.update(aside)
 
 
+def names_in(module: Any) -> dict[str, Any]:
+    """Return the names in an imported module, past its code that imports lazily; none of other objects."""
+    return object.__getattribute__(module, "__dict__") if isinstance(module, ModuleType) else {}
+
+
 @functools.lru_cache(maxsize=64)
 def _listed(folder: str, _changed_ns: int) -> tuple[str, ...]:
     """The names of the modules and packages in a folder."""
@@ -143,7 +148,7 @@ def _listed(folder: str, _changed_ns: int) -> tuple[str, ...]:
 
 def _is_foreign(name: str, folder: str) -> bool:
     """Return whether the imported module of this name is another than the folder's, and may be put aside."""
-    file = getattr(sys.modules.get(name), "__file__", None)
+    file = names_in(sys.modules.get(name)).get("__file__")
     if not file or name == _OWN or name.startswith("__") or name in sys.stdlib_module_names:
         return False
     places = {os.path.join(folder, f"{name}.py"), os.path.join(folder, name, "__init__.py")}

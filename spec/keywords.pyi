@@ -245,6 +245,8 @@ class ExportKeywords(TypedDict, total=False):
     """ONNX opset to export, 13 to 23."""
     freeze_branches: bool
     """Export the branches that the example takes, where a model branches on values."""
+    dtype: Literal["", "float32"]
+    """Export a PyTorch model of another floating-point type in this one, with its inputs and DATA."""
     trust: bool
     """Load a .pt2 that runs code, or a SavedModel that touches files."""
     weights: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from ..errors import UsageError
 from ..tensors import parse_dynamic_axis, parse_input
@@ -38,6 +38,10 @@ class ExportOptions(Checked):
     freeze_branches: Annotated[
         bool, "Export the branches that the example takes, where a model branches on values."
     ] = False
+    dtype: Annotated[
+        Literal["", "float32"],
+        "Export a PyTorch model of another floating-point type in this one, with its inputs and DATA.",
+    ] = ""
     trust: Annotated[bool, "Load a .pt2 that runs code, or a SavedModel that touches files."] = False
     weights: WEIGHTS = ""
     download: DOWNLOAD = False

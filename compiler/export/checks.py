@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -37,6 +39,7 @@ class Original:
     data: Feeds | None = None
     samples: Data | None = None
     warnings: list[str] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
 
     def outputs(self, feeds: Feeds) -> Outputs:
         return flat_outputs(run(self.loaded, self.example, feeds, self.label))[1]
@@ -59,6 +62,8 @@ def open_original(
     dynamic: Sequence[str],
     data: str | None,
     preprocessing: Preprocessing | None = None,
+    *,
+    read: type[Data] = Data,
 ) -> Iterator[Original]:
     """Find an example that the model runs on; caches are off in the block where the model returns one.
 
@@ -67,7 +72,7 @@ def open_original(
     first = make_example(loaded, inputs, dynamic)
     samples, feeds = None, None
     if data is not None:
-        samples = Data(data, with_preprocessing(first.inputs, preprocessing))
+        samples = read(data, with_preprocessing(first.inputs, preprocessing))
         feeds = next(iter(samples)).feeds
         first = make_example(loaded, inputs, dynamic, data=feeds)
     rungs = range(1, len(EXTENTS)) if first.guessed else ()
@@ -78,8 +83,8 @@ def open_original(
         warnings.append("the model was in training mode; it is exported in evaluation mode")
     with ExitStack() as stack:
         try:
-            _require_tensors(reference, label)
-        except ExportError:
+            _require_tensors(example, reference, loaded, label)
+        except ForeignOutput:
             configs: list[Any] = [getattr(part, "config", None) for part in loaded.module.modules()]
             caching = [config for config in configs if getattr(config, "use_cache", None) is True]
             if not caching:
@@ -88,7 +93,7 @@ def open_original(
                 stack.callback(setattr, config, "use_cache", True)
                 config.use_cache = False
             reference = run(loaded, example, example.feeds, label)
-            _require_tensors(reference, label)
+            _require_tensors(example, reference, loaded, label)
             warnings.append("the model returns a cache; it is exported with use_cache=False")
         yield Original(loaded, label, example, reference, list(tried), feeds, samples, warnings)
 
@@ -125,11 +130,25 @@ def _first_that_runs(loaded: LoadedModel, tried: Iterator[Example], label: str) 
     raise refused[0]
 
 
-def _require_tensors(reference: Any, label: str) -> None:
+def _require_tensors(example: Example, reference: Any, loaded: LoadedModel, label: str) -> None:
     try:
-        flat_tensors(reference)
+        tensors = flat_tensors(reference)
     except ForeignOutput as error:
-        raise ExportError(f"{label}: {error.message}", hint=error.hint, **error.data) from error
+        raise ForeignOutput(f"{label}: {error.message}", hint=error.hint, **error.data) from error
+    types = [("takes", tensor.name, tensor.dtype) for tensor in example.inputs]
+    types += [("returns", name, str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors]
+    for verb, name, dtype in types:
+        if dtype.startswith("complex"):
+            module = getattr(loaded.module, "inner", loaded.module)
+            code = getattr(inspect.unwrap(module.forward), "__code__", None)
+            place = (
+                f" ({Path(code.co_filename).name}, line {code.co_firstlineno}, in forward)" if code else ""
+            )
+            raise ExportError(
+                f"{label}: {type(module).__name__} {verb} {dtype}{f' as {name}' if name else ''}{place}; "
+                "inputs and outputs of ONNX are real",
+                hint="take real tensors by torch.view_as_complex(input), return torch.view_as_real(output)",
+            )
 
 
 _FEW = 16  # a first axis traced with no more is a batch: 1 and 3 are what is checked

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...artifact import Artifact, Check, commit
-from ...errors import ExportError, InvalidOption
+from ...data.batches import Data
+from ...errors import ExportError, InvalidOption, ModelError, QCompileError
 from ...files import temporary_folder, writing
 from ...model.archives import trusting
 from ...model.example import name_outputs
@@ -29,7 +30,9 @@ from ..check import OnnxReference, graph_manifest
 from ..quantize.qat.train import TRAINED_FOR, register_operators
 from . import onnx_source
 from .axes import rename_axes, require_axes
+from .captured_forms import captured_forms
 from .checks import Comparison, Original, open_original, spelled
+from .in_float32 import DataInFloat32, InFloat32, float32_inputs, type_warnings
 from .onnx_source import TOOLS, input_notes, take_onnx
 from .write import Written, edit_in_place, finish, lower_to, write_model
 
@@ -92,6 +95,10 @@ def export(
     samples = preprocessing or spec.preprocessing or None
     if isinstance(samples, str):
         samples = find_preprocessing(samples)
+    if spec.dtype and isinstance(source, Source) and source.kind in ("onnx", *TENSORFLOW_KINDS):
+        raise InvalidOption(
+            f"`dtype` {spec.dtype}: {source.spec} is no PyTorch model, and keeps its types", option="dtype"
+        )
     if isinstance(source, Source) and source.kind == "onnx":
         return take_onnx(source, output, data, samples)
     if isinstance(source, Source) and source.kind in TENSORFLOW_KINDS:
@@ -116,13 +123,30 @@ def export(
                 f"{label}: holds fake quantization that is still in training",
                 hint="export qcompile.qat.convert(model)",
             )
-        original = stack.enter_context(open_original(loaded, label, inputs, spec.dynamic, data, samples))
+        in_float32 = InFloat32(loaded, label) if spec.dtype else None
+        notes = [] if in_float32 else type_warnings(loaded, label)
+        if in_float32:
+            stack.enter_context(in_float32.exchanged())
+            loaded, inputs = in_float32.loaded, float32_inputs(inputs)
+        read = DataInFloat32 if in_float32 else Data
+        original = stack.enter_context(
+            open_original(loaded, label, inputs, spec.dynamic, data, samples, read=read)
+        )
+        original.warnings += notes
+        if in_float32:
+            in_float32.compare(original)
         onnx_source.with_preprocessing(original.example.inputs, samples)  # refuses before the work
         count = len(name_outputs([], original.reference))
         declared = loaded.output_names if len(loaded.output_names) == count else ()
         names = name_outputs(spec.outputs or declared, original.reference)
         target = spec.target or getattr(loaded.module, "meta", {}).get(TRAINED_FOR, "onnxruntime")
-        return _export(original, names, output, replace(spec, target=target), progress, preprocessing=samples)
+        try:
+            return _export(
+                original, names, output, replace(spec, target=target), progress, preprocessing=samples
+            )
+        except ModelError as error:
+            error.hint = "; ".join(filter(None, (*notes, error.hint)))
+            raise
 
 
 def _export(
@@ -145,8 +169,9 @@ def _export(
         edit_in_place(path, lambda proto: rename_axes(proto, written.axes, example))
         progress("check the ONNX file")
         proto = read_graph(path).load()
-        check_onnx(path, infer_shapes=True)
-        require_axes(example, model_io(proto).inputs, label)
+        with _first_reason(written, label, freeze_branches=freeze_branches):
+            check_onnx(path, infer_shapes=True)
+            require_axes(example, model_io(proto).inputs, label)
         if opset(proto) != opset_version:
             raise ExportError(
                 f"{label}: opset {opset_version} was asked for; the exporter wrote {opset(proto)}",
@@ -156,7 +181,9 @@ def _export(
         comparison = Comparison(
             original, OnnxReference(path), names, written.axes, bool(written.reason), lowest_db, progress
         )
-        checks = [Check("ONNX checker and shape inference", True, f"opset {opset(proto)}"), *comparison.run()]
+        checks = [Check("ONNX checker and shape inference", True, f"opset {opset(proto)}"), *original.checks]
+        with _first_reason(written, label, freeze_branches=freeze_branches):
+            checks += comparison.run()
         ranges = comparison.ranges
         notes = input_notes(example, ranges, preprocessing)
         edit_in_place(path, lambda proto: write_notes(proto, notes))
@@ -165,9 +192,9 @@ def _export(
             for name, extent in example.extents.items()
         }
         options = {"model": label, "opset": opset_version, "exporter": written.exporter, "axes": axes}
-        warnings = list(original.warnings)
+        warnings = [*original.warnings, *written.notes]
         if written.reason:
-            reason = written.reason.removeprefix(f"{label}: ")
+            reason = written.reason.message.removeprefix(f"{label}: ")
             exporter = "exported by PyTorch's TorchScript-based exporter; the newer one could not"
             warnings.append(f"{exporter}: {reason}")
         if freeze_branches and written.frozen:
@@ -181,6 +208,21 @@ def _export(
         return Artifact(output, commit(path, manifest))
 
 
+@contextmanager
+def _first_reason(written: Written, label: str, *, freeze_branches: bool) -> Iterator[None]:
+    """Where the older exporter's file is refused, raise first why the newer one wrote none."""
+    try:
+        yield
+    except QCompileError as error:
+        reason = written.reason
+        if reason is None or (freeze_branches and written.frozen):  # the user has agreed to the trace
+            raise
+        second = f"PyTorch's TorchScript-based exporter: {error.message.removeprefix(f'{label}: ')}"
+        raise ExportError(
+            f"{reason.message}; {second}", hint=reason.hint or error.hint, **reason.data
+        ) from error
+
+
 def _write(
     original: Original, names: Sequence[str], opset_version: int, path: Path, *, freeze_branches: bool
 ) -> Written:
@@ -190,10 +232,12 @@ def _write(
     """
 
     def write() -> Written:
-        return write_model(
-            original.loaded.module, original.example, names, opset_version, path, original.label,
-            plain=is_plain(original.reference), freeze_branches=freeze_branches,
-        )  # fmt: skip
+        with captured_forms() as notes:
+            written = write_model(
+                original.loaded.module, original.example, names, opset_version, path, original.label,
+                plain=is_plain(original.reference), freeze_branches=freeze_branches,
+            )  # fmt: skip
+        return replace(written, notes=tuple(notes))
 
     def narrow(written: Written) -> list[str]:
         """Axes of made up extents for which the file takes little more than these."""

@@ -1,19 +1,12 @@
-"""Write a PyTorch model as an ONNX file, by the dynamo exporter, else by the TorchScript exporter.
-
-Embedding bags of one length are captured as a lookup and a reduction, not as a loop over the bags.
-`torch.nn.EmbeddingBag` reads rows of a table and reduces each bag of them. Its exporter writes a Loop that
-appends to a sequence, which neither OpenVINO nor TensorRT takes. Where the bags are the rows of a matrix of
-indices [bags, length], the same is
-
-    Gather(table, indices) [bags, length, width] ─ ReduceMean, -Sum or -Max of axis 1 ─ [bags, width]
-"""
+"""Write a PyTorch model as an ONNX file, by the dynamo exporter, else by the TorchScript exporter."""
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import walk_tb
@@ -39,14 +32,16 @@ class Written:
     """How a file was written.
 
     Attributes:
-        reason: Why the first exporter could not.
+        reason: Why the first exporter could not, as the error to raise.
         frozen: Places in the model's code where the older exporter took a value for a constant: "net.py:12".
+        notes: What was captured in another form, which the user should know of.
     """
 
     exporter: Literal["dynamo", "torchscript"]
     axes: Axes
-    reason: str = ""
+    reason: QCompileError | None = None
     frozen: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def write_model(
@@ -99,7 +94,7 @@ def write_model(
             raise explained from error
         if frozen and explained.data.get("reason") == "values" and not freeze_branches:
             raise explained from error  # the trace holds one way of a branch on values
-        return Written("torchscript", axes, explained.message, tuple(frozen))
+        return Written("torchscript", axes, explained, tuple(frozen))
 
 
 def _by_position(example: Example) -> Any:
@@ -158,7 +153,7 @@ def _write_captured(
     module: Any, example: Example, names: Sequence[str], opset_version: int, path: Path
 ) -> Axes:
     torch = import_torch()
-    with quiet(), torch.no_grad(), bags_without_loops():
+    with quiet(), torch.no_grad():
         captured, axes = capture(module, example)
         _require_ranges(module, example, axes)
         program = torch.onnx.export(
@@ -253,8 +248,8 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
         chain.append(cause)
     text = "\n".join(str(item) for item in chain)
     # The exporter's messages name the node but not its module; the node itself, in the frames, knows.
-    frames = (frame for item in chain for frame, _ in walk_tb(item.__traceback__))
-    nodes = (frame.f_locals.get("node") for frame in frames)
+    frames = [(frame, line) for item in chain for frame, line in walk_tb(item.__traceback__)]
+    nodes = (frame.f_locals.get("node") for frame, _ in frames)
     node = next((node for node in nodes if hasattr(node, "meta") and hasattr(node, "target")), None)
     module = ""
     if node is not None:
@@ -263,16 +258,25 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
             name = kind if isinstance(kind, str) else kind.__name__
             module = f"{path or '(root)'} ({name.rsplit('.', 1)[-1]})"
     place = f" in module {module}" if module else ""
+    # Where the model itself raised, its own frames say where.
+    code = [(frame.f_code.co_filename, str(line), frame.f_code.co_name) for frame, line in frames]
 
     def failure(what: str, hint: str = "", **data: str) -> ExportError:
-        return ExportError(f"{label}: {what}{_line(text)}", hint=hint, module=module, **data)
+        return ExportError(f"{label}: {what}{_line(text, code)}", hint=hint, module=module, **data)
 
-    replace_it = "replace the operator in the model, or leave it out of the exported part"
+    if any(name in _PACKED and file.endswith("rnn.py") for file, _, name in code) or any(
+        type(value).__name__ == "PackedSequence" for frame, _ in frames for value in frame.f_locals.values()
+    ):
+        return failure(
+            "packed sequences (torch.nn.utils.rnn) have no ONNX form",
+            "give the layer the padded batch, and read its outputs at the lengths by a mask or torch.gather",
+            operator="pack_padded_sequence",
+        )
     if match := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", text):
-        return failure(f"operator {match[1]}{place} has no ONNX form", replace_it, operator=match[1])
+        return failure(f"operator {match[1]}{place} has no ONNX form", _REPLACE, operator=match[1])
     if match := re.search(r"Error when translating node .*?target=torch\.ops\.([\w.]+)", text, re.S):
         what = f"operator {match[1]}{place} cannot be translated: {first_line(chain[-1])}"
-        return failure(what, replace_it, operator=match[1])
+        return failure(what, _REPLACE, operator=match[1])
     if "data-dependent" in text:
         return failure(
             f"forward branches on a value of its input{place}, which ONNX cannot freeze",
@@ -286,43 +290,24 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
             "give that axis a number in `inputs`, or leave it out of `dynamic`",
             reason="axis",
         )
-    return failure(f"the exporter failed with {type(chain[-1]).__name__}: {first_line(chain[-1])}")
+    return failure(f"the exporter failed with {type(chain[-1]).__name__}: {first_line(chain[-1])}", _REPLACE)
 
 
-def _line(text: str) -> str:
-    """The user's own line that led there, when the exporter says it."""
-    places = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
+_REPLACE = "replace the operator in the model, or leave it out of the exported part"
+_PACKED = ("pack_padded_sequence", "pad_packed_sequence", "pack_sequence")
+_OURS = tuple(str(Path(__file__).parents[2] / folder) for folder in ("compiler", "model"))
+
+
+def _line(text: str, code: Sequence[tuple[str, str, str]]) -> str:
+    """The user's own line that led there: as the exporter says it, or the deepest of the frames `code`."""
+    places: Sequence[tuple[str, str, str]] = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
     places = [place for place in places if "site-packages" not in place[0]]
+    if not places:
+        others = ("<", str(Path(os.__file__).parent), str(Path(import_torch().__file__).parent), *_OURS)
+        places = [place for place in code if not place[0].startswith(others)]
+        # A package that holds the model is named where no file of the user's is on the way.
+        places = [place for place in places if "site-packages" not in place[0]] or places
     if not places:
         return ""
     file, line, function = places[-1]
     return f" ({file.rsplit('/', 1)[-1]}, line {line}, in {function})"
-
-
-@contextmanager
-def bags_without_loops() -> Iterator[None]:
-    """Let bags of one length be a lookup and a reduction while a model is captured.
-
-    Bags of several lengths (offsets) or with padded indices, and tables that a call renormalizes, stay.
-    """
-    functional = import_torch().nn.functional
-    original = functional.embedding_bag
-
-    def embedding_bag(  # type: ignore[no-untyped-def]
-        input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean",
-        sparse=False, per_sample_weights=None, include_last_offset=False, padding_idx=None,
-    ):  # fmt: skip
-        if input.dim() != 2 or offsets is not None or max_norm is not None or padding_idx is not None:
-            return original(
-                input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
-                per_sample_weights, include_last_offset, padding_idx,
-            )  # fmt: skip
-        rows = functional.embedding(input, weight)
-        if per_sample_weights is not None:
-            rows = rows * per_sample_weights.unsqueeze(-1)
-        return rows.amax(1) if mode == "max" else rows.sum(1) if mode == "sum" else rows.mean(1)
-
-    with ExitStack() as stack:
-        stack.callback(setattr, functional, "embedding_bag", original)
-        functional.embedding_bag = embedding_bag
-        yield

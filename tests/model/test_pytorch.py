@@ -247,6 +247,17 @@ def make():
     assert read == [2, 2]
 
 
+@pytest.mark.usefixtures("here")
+def test_a_module_that_imports_lazily_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lazy(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise ImportError(f"{name}: an optional package is not installed")
+
+    for name in (NAME, "lazy_elsewhere"):  # one has the name of what lies beside the file
+        monkeypatch.setitem(sys.modules, name, Lazy(name))
+    assert width(function(tmp_path, "def make():\n    return 2\n")) == 2
+
+
 def test_a_file_does_not_replace_what_is_installed(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     for name in ("numpy", "json"):

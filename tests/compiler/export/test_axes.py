@@ -22,7 +22,7 @@ import qcompile
 from qcompile.artifact import Artifact
 from qcompile.compiler.export import export
 from qcompile.compiler.export.axes import allowed_extents, read_guards
-from qcompile.compiler.export.write import bags_without_loops
+from qcompile.compiler.export.captured_forms import captured_forms
 from qcompile.errors import ExportError, InvalidOption, ModelError
 from qcompile.model.example import make_example
 from qcompile.model.input_notes import AxisRange, InputNote, read_notes
@@ -319,6 +319,6 @@ def test_bags_are_what_pytorch_computes(mode: str) -> None:
         return [bag(indices, per_sample_weights=weights), *several]
 
     expected = computed()
-    with bags_without_loops():
+    with captured_forms():
         torch.testing.assert_close(computed(), expected)
     assert nn.functional.embedding_bag is original

@@ -1,0 +1,131 @@
+"""Forms in which a model is captured, where PyTorch's own have no ONNX form. They compute the same.
+
+1. Embedding bags of one length are a lookup and a reduction, not a loop over the bags.
+   The exporter of `torch.nn.EmbeddingBag` writes a Loop that appends to a sequence, which neither OpenVINO
+   nor TensorRT takes. Where the bags are the rows of a matrix of indices [bags, length], the same is
+
+       Gather(table, indices) [bags, length, width] ─ ReduceMean, -Sum or -Max of axis 1 ─ [bags, width]
+
+2. Attention is computed by plain operators, not by the single operator of PyTorch's fast path, and a
+   mask is taken as it is: whether it is a causal one is a branch on its values.
+   A `torch.nn.TransformerEncoder` then writes zeros where its fast path leaves out padding.
+3. Experts (transformers) are computed for every token each, weighted by 0 where the router did not choose
+   them. The weights are constants of a MatMul; sorting the tokens by expert has no ONNX form.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+
+from ...model.pytorch import import_torch
+from ...model.user_code import names_in
+
+
+@contextmanager
+def captured_forms() -> Iterator[set[str]]:
+    """Let functions of PyTorch and transformers have these forms in the block; yield notes for the user."""
+    torch = import_torch()
+    transformer, mha = torch.nn.modules.transformer, torch.backends.mha
+    notes: set[str] = set()
+    with ExitStack() as stack:
+        for module in list(sys.modules.values()):
+            names = names_in(module)
+            # `inspect` reads the file of each module, on which a lazy one imports what may not be there.
+            if "__file__" not in names and (type(module) is not ModuleType or "__getattr__" in names):
+                names["__file__"] = "<lazy>"
+                stack.callback(names.pop, "__file__", None)
+        stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+        mha.set_fastpath_enabled(False)
+        replaced = [
+            (torch.nn.functional, "embedding_bag", _embedding_bag(torch.nn.functional)),
+            (transformer, "_detect_is_causal_mask", _is_causal),
+            (torch.nn.TransformerEncoder, "forward", _encoder(torch)),
+        ]
+        if experts := sys.modules.get("transformers.integrations.moe"):
+            replaced.append((experts.ExpertsInterface, "get_interface", lambda *_: _every_expert(notes)))
+        for owner, name, form in replaced:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, form)
+        yield notes
+
+
+def _embedding_bag(functional: Any) -> Any:
+    """Case 1. Bags of several lengths (offsets), padded indices, and renormalized tables stay."""
+    original = functional.embedding_bag
+
+    def embedding_bag(  # type: ignore[no-untyped-def]
+        input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean",
+        sparse=False, per_sample_weights=None, include_last_offset=False, padding_idx=None,
+    ):  # fmt: skip
+        if input.dim() != 2 or offsets is not None or max_norm is not None or padding_idx is not None:
+            return original(
+                input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
+                per_sample_weights, include_last_offset, padding_idx,
+            )  # fmt: skip
+        rows = functional.embedding(input, weight)
+        if per_sample_weights is not None:
+            rows = rows * per_sample_weights.unsqueeze(-1)
+        return rows.amax(1) if mode == "max" else rows.sum(1) if mode == "sum" else rows.mean(1)
+
+    return embedding_bag
+
+
+def _is_causal(_: Any, is_causal: bool | None = None, size: int | None = None) -> bool:  # noqa: ARG001
+    """Case 2: as the caller says. A mask that is not known to be causal is added as it is."""
+    return is_causal is True
+
+
+def _encoder(torch: Any) -> Any:
+    """Case 2: padding at the ends of all sequences is 0 after the last layer, before the norm."""
+
+    original = torch.nn.TransformerEncoder.forward
+
+    def forward(self, src, mask=None, src_key_padding_mask=None, is_causal=None):  # type: ignore[no-untyped-def]
+        padding = src_key_padding_mask
+        nested = getattr(self, "use_nested_tensor", False) and mask is None and padding is not None
+        if not nested or src.dim() != 3 or self.layers[0].training:
+            return original(self, src, mask, padding, is_causal)
+        layers = copy.copy(self)
+        layers._modules = {**self._modules, "norm": None}
+        output = original(layers, src, mask, padding, is_causal)
+        present = ~padding.bool()  # of floats, 0 is what is read
+        first = torch.arange(padding.shape[1], device=padding.device) < present.sum(1, keepdim=True)
+        at_ends = (first == present).all()  # else the fast path is not taken
+        output = output.masked_fill((~present & at_ends).unsqueeze(-1), 0.0)
+        return output if self.norm is None else self.norm(output)
+
+    return forward
+
+
+def _every_expert(notes: set[str]) -> Any:
+    """Case 3."""
+
+    def linear(experts: Any, name: str, expert: int, values: Any) -> Any:
+        weight = getattr(experts, name)[expert]
+        values = values @ (weight if experts.is_transposed else weight.transpose(0, 1))
+        return values + getattr(experts, f"{name}_bias")[expert] if experts.has_bias else values
+
+    def forward(experts: Any, hidden: Any, chosen: Any, weights: Any) -> Any:
+        """Chosen and weights: [tokens, count] of the experts that the router chose for a token."""
+        notes.add(
+            f"experts: all {experts.num_experts} are computed for every token, and the {chosen.shape[-1]} "
+            "that the router chose are added"
+        )
+        total: Any = 0
+        for expert in range(experts.num_experts):
+            if experts.has_gate:
+                inner = experts._apply_gate(linear(experts, "gate_up_proj", expert, hidden))
+            else:
+                inner = experts.act_fn(linear(experts, "up_proj", expert, hidden))
+            output = linear(experts, "down_proj", expert, inner)
+            if getattr(experts, "has_post_expert_norm", False):
+                output = experts.post_expert_norm(output)
+            total = total + output * (weights * (chosen == expert)).sum(-1, keepdim=True)
+        return total.to(hidden.dtype)
+
+    return forward
