@@ -32,6 +32,7 @@ from ...spec.words import GraphTarget
 from ..opset.lower import lower_opset
 from ..quantize.qat.finish_qdq import finish_qdq
 from .axes import Axes, capture
+from .recurrent import free_steps
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def _write_captured(
     module: Any, example: Example, names: Sequence[str], opset_version: int, path: Path
 ) -> Axes:
     torch = import_torch()
-    with quiet(), torch.no_grad(), bags_without_loops():
+    with quiet(), torch.no_grad(), bags_without_loops(), free_steps():
         captured, axes = capture(module, example)
         _require_ranges(module, example, axes)
         program = torch.onnx.export(
