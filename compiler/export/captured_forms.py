@@ -24,6 +24,7 @@ from typing import Any
 
 from ...model.pytorch import import_torch
 from ...model.user_code import names_in
+from .recurrent import free_steps
 
 
 @contextmanager
@@ -51,6 +52,7 @@ def captured_forms() -> Iterator[set[str]]:
         for owner, name, form in replaced:
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, form)
+        stack.enter_context(free_steps())
         yield notes
 
 

@@ -70,24 +70,24 @@ class Sum(nn.Module):
 
 
 class Strided(nn.Module):
-    """A GRU over frames of windows: PyTorch's exporter allows the extents with as many frames as traced."""
+    """An RNN over frames of windows: PyTorch's exporter allows the extents with as many frames as traced."""
 
     def __init__(self) -> None:
         super().__init__()
         self.frames = nn.Conv1d(1, 4, 8, stride=4)
-        self.gru = nn.GRU(4, 4, batch_first=True)
+        self.rnn = nn.RNN(4, 4, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        states: Tensor = self.gru(self.frames(x[:, None]).transpose(1, 2))[0]
+        states: Tensor = self.rnn(self.frames(x[:, None]).transpose(1, 2))[0]
         return states
 
 
 class Recurrent(nn.Module):
-    """PyTorch's exporter makes the length of a GRU static."""
+    """PyTorch's exporter makes the length of an RNN static."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = nn.GRU(3, 4, batch_first=True)
+        self.inner = nn.RNN(3, 4, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x)[0]  # type: ignore[no-any-return]
@@ -175,6 +175,47 @@ def test_a_graph_for_fewer_extents_than_were_asked_for_is_not_taken(tmp_path: Pa
     assert axes_of(artifact)["samples"]["max"] == 400
     with qcompile.load(tmp_path / "m.onnx", threads=1) as runner:
         assert runner.infer({"x": np.ones((1, 400), np.float32)})["y"].shape == (1, 99, 4)
+
+
+class Reader(nn.Module):
+    """Reads columns of an image with a recurrent layer, as text recognition does."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.columns = nn.Conv2d(1, 4, (6, 3), stride=2)
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        columns = self.columns(x).squeeze(2)
+        columns = columns.transpose(1, 2) if self.layer.batch_first else columns.permute(2, 0, 1)
+        output: Tensor = self.layer(columns)[0]
+        return output
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "options"), [(nn.LSTM, {"num_layers": 2}), (nn.GRU, {"bidirectional": True})]
+)
+def test_recurrent_layers_take_any_number_of_steps(
+    tmp_path: Path, kind: type[nn.Module], options: dict[str, int], *, batch_first: bool
+) -> None:
+    torch.manual_seed(0)
+    model = Reader(kind(4, 3, batch_first=batch_first, **options)).eval()
+    artifact = export(model, tmp_path / "m.onnx", inputs=["x:[batch,1,6,width=20]"])
+    assert artifact.manifest.options["exporter"] == "dynamo"
+    assert axes_of(artifact)["width"]["max"] is None
+    for batch, width in ((1, 5), (3, 20), (2, 61)):
+        x = normal(batch, 1, 6, width)
+        expected = model(torch.from_numpy(x)).detach().numpy()
+        np.testing.assert_allclose(run_file(tmp_path / "m.onnx", x=x)["output"], expected, atol=1e-5)
+    shapes = torch.zeros(2, 5, 4)  # PyTorch's own kernels are back
+    assert torch.isfinite(kind(4, 3)(shapes)[0]).all()
+
+
+def test_an_lstm_that_projects_its_state_is_refused(tmp_path: Path) -> None:
+    model = Reader(nn.LSTM(4, 3, proj_size=2, batch_first=True))
+    with pytest.raises(ExportError, match="proj_size has no ONNX form"):
+        export(model, tmp_path / "m.onnx", inputs=["x:[batch,1,6,20]"])
 
 
 def test_a_limit_of_the_model_itself_is_below_what_was_asked_for(tmp_path: Path) -> None:
