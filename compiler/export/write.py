@@ -1,19 +1,11 @@
-"""Write a PyTorch model as an ONNX file, by the dynamo exporter, else by the TorchScript exporter.
-
-Embedding bags of one length are captured as a lookup and a reduction, not as a loop over the bags.
-`torch.nn.EmbeddingBag` reads rows of a table and reduces each bag of them. Its exporter writes a Loop that
-appends to a sequence, which neither OpenVINO nor TensorRT takes. Where the bags are the rows of a matrix of
-indices [bags, length], the same is
-
-    Gather(table, indices) [bags, length, width] ─ ReduceMean, -Sum or -Max of axis 1 ─ [bags, width]
-"""
+"""Write a PyTorch model as an ONNX file, by the dynamo exporter, else by the TorchScript exporter."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import walk_tb
@@ -32,6 +24,7 @@ from ...spec.words import GraphTarget
 from ..opset.lower import lower_opset
 from ..quantize.qat.finish_qdq import finish_qdq
 from .axes import Axes, capture
+from .bags import bags_without_loops
 
 
 @dataclass(frozen=True)
@@ -297,32 +290,3 @@ def _line(text: str) -> str:
         return ""
     file, line, function = places[-1]
     return f" ({file.rsplit('/', 1)[-1]}, line {line}, in {function})"
-
-
-@contextmanager
-def bags_without_loops() -> Iterator[None]:
-    """Let bags of one length be a lookup and a reduction while a model is captured.
-
-    Bags of several lengths (offsets) or with padded indices, and tables that a call renormalizes, stay.
-    """
-    functional = import_torch().nn.functional
-    original = functional.embedding_bag
-
-    def embedding_bag(  # type: ignore[no-untyped-def]
-        input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean",
-        sparse=False, per_sample_weights=None, include_last_offset=False, padding_idx=None,
-    ):  # fmt: skip
-        if input.dim() != 2 or offsets is not None or max_norm is not None or padding_idx is not None:
-            return original(
-                input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
-                per_sample_weights, include_last_offset, padding_idx,
-            )  # fmt: skip
-        rows = functional.embedding(input, weight)
-        if per_sample_weights is not None:
-            rows = rows * per_sample_weights.unsqueeze(-1)
-        return rows.amax(1) if mode == "max" else rows.sum(1) if mode == "sum" else rows.mean(1)
-
-    with ExitStack() as stack:
-        stack.callback(setattr, functional, "embedding_bag", original)
-        functional.embedding_bag = embedding_bag
-        yield

@@ -22,7 +22,7 @@ import qcompile
 from qcompile.artifact import Artifact
 from qcompile.compiler.export import export
 from qcompile.compiler.export.axes import allowed_extents, read_guards
-from qcompile.compiler.export.write import bags_without_loops
+from qcompile.compiler.export.bags import bags_without_loops
 from qcompile.errors import ExportError, InvalidOption, ModelError
 from qcompile.model.example import make_example
 from qcompile.model.input_notes import AxisRange, InputNote, read_notes
@@ -308,17 +308,54 @@ def test_bags_of_one_length_are_a_lookup_and_a_reduction(mode: str, reduction: s
 
 
 @pytest.mark.parametrize("mode", ["mean", "sum", "max"])
-def test_bags_are_what_pytorch_computes(mode: str) -> None:
-    bag, indices = nn.EmbeddingBag(50, 16, mode=mode), torch.arange(21).reshape(3, 7)
-    padded, offsets = nn.EmbeddingBag(50, 16, mode=mode, padding_idx=3), torch.tensor([0, 2, 7])
+@pytest.mark.parametrize("padding", [None, 3, -1])
+def test_bags_are_what_pytorch_computes(mode: str, padding: int | None) -> None:
+    bag, indices = nn.EmbeddingBag(21, 16, mode=mode, padding_idx=padding), torch.arange(21).reshape(3, 7)
+    to_the_end = nn.EmbeddingBag(21, 16, mode=mode, padding_idx=padding, include_last_offset=True)
     weights = torch.rand(3, 7) if mode == "sum" else None
+    offsets = torch.tensor([0, 3, 3, 4, 20, 21])  # the second is empty, the third has the padding alone
     original = nn.functional.embedding_bag
 
     def computed() -> list[Tensor]:
-        several = padded(indices.flatten(), offsets), padded(indices)  # these stay as they are
+        flat = None if weights is None else weights.flatten()
+        several = [layer(indices.flatten(), offsets, per_sample_weights=flat) for layer in (bag, to_the_end)]
         return [bag(indices, per_sample_weights=weights), *several]
 
     expected = computed()
     with bags_without_loops():
         torch.testing.assert_close(computed(), expected)
     assert nn.functional.embedding_bag is original
+
+
+class Clicks(nn.Module):
+    """Dense features beside bags of several lengths, as recommenders read them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.EmbeddingBag(50, 16, mode="sum")
+        self.dense, self.top = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, dense: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
+        return torch.as_tensor(self.top(torch.relu(self.dense(dense)) * self.bags(indices, offsets)))
+
+
+def test_bags_of_several_lengths_have_no_loop_and_every_target_reads_them(tmp_path: Path) -> None:
+    inputs = ["dense:[batch,8]", "indices:[n=9]:int64", "offsets:[batch]:int64"]
+    generator = np.random.default_rng(0)
+    lengths = [4, 0, 5]
+    samples = {
+        "dense": generator.standard_normal((3, 8), np.float32),
+        "indices": generator.integers(0, 50, sum(lengths)),
+        "offsets": np.cumsum([0, *lengths[:-1]]),
+    }
+    (tmp_path / "data.py").write_text(f"from numpy import *\ndef data(): yield {samples!r}\n")
+    data = f"{tmp_path / 'data.py'}:data"
+    artifact = export(Clicks(), tmp_path / "m.onnx", inputs=inputs, data=data)
+    assert not {"Loop", "SequenceEmpty"} & {node.op_type for node in onnx.load(artifact.path).graph.node}
+    qcompile.build(artifact.path, tmp_path / "m.xml", target="openvino", data=data)
+    shapes = {name: values.shape for name, values in samples.items()}
+    built = qcompile.build(
+        artifact.path, tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"],
+        min_shapes=shapes, opt_shapes=shapes, max_shapes=shapes, precision="fp16", data=data,
+    )  # fmt: skip
+    assert built.path.stat().st_size
