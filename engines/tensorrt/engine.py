@@ -47,7 +47,9 @@ class TensorRT(Engine):
     has_best = True
     needs_gpu_to_build = True
     keeps_rejected = True
-    lacks = frozenset(["Col2Im", "DFT", "Einsum", "EyeLike", "ScatterND"])  # some forms of them
+    lacks = frozenset(
+        ["Col2Im", "DFT", "Einsum", "EyeLike", "ScatterElements", "ScatterND"]
+    )  # some forms of them
     places: tuple[Place, ...] = ("cuda",)
     precisions = PRECISIONS
 
