@@ -68,7 +68,9 @@ class Scope:
     def shape(self, name: str) -> tuple[int | None, ...] | None:
         """Return the shape of a tensor, None for an extent that is not known; None where the rank is not."""
         extents = self.extents(name)
-        return extents and tuple(extent if isinstance(extent, int) else None for extent in extents)
+        if extents is None:
+            return None
+        return tuple(extent if isinstance(extent, int) else None for extent in extents)
 
     def extents(self, name: str) -> tuple[int | str | None, ...] | None:
         """Return the shape of a tensor with the names that its dynamic extents have."""
