@@ -4,6 +4,9 @@ Einsum          in lower case: capital letters of an equation are invalid charac
 EyeLike(x)      becomes      Cast(Equal(rows[:, None] + k, columns[None, :])): free extents are refused
                              (TensorRT-RTX 1.7.1)
 
+Elu(x)          becomes      Max(x, 0) + alpha (Exp(Min(x, 0)) - 1): of one between a recurrent layer and a
+                             convolution Myelin says "2 inputs. Expected 1" (TensorRT-RTX 1.7.1)
+
 Col2Im of disjoint blocks, such as PyTorch's `fold` with a stride as wide as its kernel:
 
 x [N, C bh bw, H/bh W/bw] ─ Reshape [N, C, bh, bw, H/bh, W/bw]
@@ -76,6 +79,20 @@ def _ranges(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     diagonal = add("Unsqueeze", [add("Add", [rows, ints(attribute(node, "k", 0))]), ints([1])])
     where = add("Equal", [diagonal, add("Unsqueeze", [columns, ints([0])])])
     add("Cast", [where], last=True, to=kind)
+    return chain.nodes
+
+
+def elus_to_exponents(model: onnx.ModelProto) -> list[str]:
+    """Rewrite each Elu in place; return the names of those nodes."""
+    return rewrite_operator(model, "Elu", _exponent)
+
+
+def _exponent(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+    chain, x = Chain(node, scope), node.input[0]
+    kind = scope.elem_type(node, x if scope.type(x) else node.output[0])
+    zero, one, alpha = (chain.scalar(value, kind) for value in (0, 1, attribute(node, "alpha", 1.0)))
+    power = chain.add("Sub", [chain.add("Exp", [chain.add("Min", [x, zero])]), one])
+    chain.add("Add", [chain.add("Max", [x, zero]), chain.add("Mul", [power, alpha])], last=True)
     return chain.nodes
 
 

@@ -187,6 +187,7 @@ class TensorRTRTX(TensorRT):
     extra = "tensorrt-rtx"
     triton = None  # its backend loads plans of TensorRT itself
     offered = proposals("rtx")
+    lacks = TensorRT.lacks | {"Elu"}  # beside recurrent layers
     keeps_rejected = False  # it builds in seconds
 
     def _for_gpu_here(self, request: BuildRequest) -> BuildRequest:

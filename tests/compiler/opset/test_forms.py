@@ -21,6 +21,7 @@ from qcompile.compiler.opset.dft import dft_table, dft_to_products
 from qcompile.compiler.opset.scatter_forms import scatters_to_masks
 from qcompile.compiler.opset.tensorrt_forms import (
     einsums_in_lower_case,
+    elus_to_exponents,
     eyes_to_ranges,
     folds_to_transposes,
     write_kernel_shapes,
@@ -68,6 +69,12 @@ BUILT: dict[str, tuple[str, dict[str, tuple[int, ...]], int]] = {
     "a fold": (
         """(float[n,8,4] x) => (float[n,2,4,4] y) <int64[2] image = {4,4}, int64[2] block = {2,2}> {
         y = Col2Im<strides=[2,2]>(x, image, block) }""", {"x": (2, 8, 4)}, 0,
+    ),
+    "an Elu behind a recurrent layer": (
+        """(float[8,n,8] x) => (float[n,8,8] y) <float[1,32,8] w, float[1,32,8] r, float[8,8,3] k,
+        int64[1] one = {1}> { l = LSTM <hidden_size = 8> (x, w, r) s = Squeeze(l, one)
+        t = Transpose <perm = [1, 2, 0]> (s) a = Elu(t) c = Conv <pads = [1, 1]> (a, k) y = Elu(c) }""",
+        {"x": (8, 2, 8)}, 3,
     ),
     "a fold of blocks that overlap": (
         """(float[n,8,9] x) => (float[n,2,4,4] y) <int64[2] image = {4,4}, int64[2] block = {2,2}> {
@@ -184,6 +191,18 @@ def test_bytes_are_moved_in_float32_and_stay_what_they_are(tmp_path: Path) -> No
         **shapes,  # type: ignore[arg-type]
     )  # fmt: skip
     assert built.path.stat().st_size
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("float32", 1e-7), ("float16", 1e-3)])
+def test_an_elu_is_that_of_onnx_runtime_and_never_overflows(dtype: str, error: float) -> None:
+    kind = dtype.replace("32", "")
+    model = model_of(f"({kind}[n] x) => ({kind}[n] y) {{ [elu] y = Elu <alpha = 0.5> (x) }}", opset=18)
+    x = np.array([-60000, -20, -1, -0.01, 0, 0.01, 20, 60000], dtype)
+    positive = np.maximum(x, 0).astype(np.float64)
+    expected = positive + 0.5 * np.expm1(np.minimum(x, 0).astype(np.float64))
+    assert elus_to_exponents(model) == ["elu"]
+    onnx.checker.check_model(model, full_check=True)
+    np.testing.assert_allclose(outputs_of(model, x)[0], expected, rtol=error, atol=error)
 
 
 REDUCED = {
