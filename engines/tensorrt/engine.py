@@ -47,9 +47,7 @@ class TensorRT(Engine):
     has_best = True
     needs_gpu_to_build = True
     keeps_rejected = True
-    lacks = frozenset(
-        ["Col2Im", "DFT", "Einsum", "EyeLike", "ScatterElements", "ScatterND"]
-    )  # some forms of them
+    lacks = frozenset(["Col2Im", "DFT", "Einsum", "EyeLike", "ScatterND"])  # some forms of them
     places: tuple[Place, ...] = ("cuda",)
     precisions = PRECISIONS
 
@@ -187,7 +185,7 @@ class TensorRTRTX(TensorRT):
     extra = "tensorrt-rtx"
     triton = None  # its backend loads plans of TensorRT itself
     offered = proposals("rtx")
-    lacks = TensorRT.lacks | {"Elu"}  # beside recurrent layers
+    lacks = TensorRT.lacks | {"Elu", "ScatterElements"}  # beside recurrent layers; with a reduction
     keeps_rejected = False  # it builds in seconds
 
     def _for_gpu_here(self, request: BuildRequest) -> BuildRequest:
