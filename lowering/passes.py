@@ -16,19 +16,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..compiler.io_types import set_io_types
+from ..compiler.opset.byte_forms import bytes_to_floats, takes_bytes
 from ..compiler.opset.cures import FAULTY_GRAPHS
 from ..compiler.opset.dft import dft_to_products
 from ..compiler.opset.exact_forms import MODES_RENAMED, find_cubic_modes
 from ..compiler.opset.fit import in_older_opset, rewritten_outputs
 from ..compiler.opset.lower import require_operators, without_missing
+from ..compiler.opset.scatter_forms import scatters_to_masks
 from ..compiler.opset.scope import Finder
 from ..compiler.opset.tensorrt_forms import (
     einsums_in_lower_case,
+    elus_to_exponents,
     eyes_to_ranges,
     find_trt_operators,
     folds_to_transposes,
     in_standard_forms,
-    scatter_adds_to_products,
     write_kernel_shapes,
 )
 from ..errors import ModelError, QCompileError, UnsupportedOperator, first_line
@@ -48,7 +50,8 @@ _OPSETS_OF_TYPES = {"bf16": BFLOAT16_LAYERS, "int4": INT4}
 """Opsets from which ONNX has a type for the operators that need it; parsers that list the type read it."""
 _FORMS: Mapping[str, Finder] = {
     "Col2Im": folds_to_transposes, "DFT": dft_to_products, "Einsum": einsums_in_lower_case,
-    "EyeLike": eyes_to_ranges, "ScatterND": scatter_adds_to_products,
+    "Elu": elus_to_exponents, "EyeLike": eyes_to_ranges, "ScatterElements": scatters_to_masks,
+    "ScatterND": scatters_to_masks,
 }  # fmt: skip
 """Operator to the rewrite in others, which returns the names of the nodes that it could rewrite."""
 
@@ -182,6 +185,13 @@ def fitting_passes(
     if spec.target.startswith("tensorrt"):
         passes.append(
             Pass("kernel shapes", lambda graph: ["kernel_shape"] * write_kernel_shapes(graph.model))
+        )
+        passes.append(
+            Pass(
+                "bytes moved in float32",
+                lambda graph: bytes_to_floats(graph.model),
+                needs=lambda graph: takes_bytes(graph.model),
+            )
         )
     return passes
 

@@ -226,10 +226,12 @@ def _unfit(tensor: TensorInfo, source: Feeds) -> bool:
 
 
 def _stretched(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """The array repeated or cut along its axes, to a shape."""
+    """The array repeated or cut along its axes, to a shape; offsets, and other integers in order, stay so."""
     for axis, extent in enumerate(shape):
         if array.shape[axis] != extent:
+            ordered = array.dtype.kind in "iu" and np.array_equal(array, np.sort(array, axis))
             array = np.take(array, np.arange(extent), axis=axis, mode="wrap")
+            array = np.sort(array, axis) if ordered else array
     return array
 
 

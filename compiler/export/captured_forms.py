@@ -1,11 +1,7 @@
 """Forms in which a model is captured, where PyTorch's own have no ONNX form. They compute the same.
 
-1. Embedding bags of one length are a lookup and a reduction, not a loop over the bags.
-   The exporter of `torch.nn.EmbeddingBag` writes a Loop that appends to a sequence, which neither OpenVINO
-   nor TensorRT takes. Where the bags are the rows of a matrix of indices [bags, length], the same is
-
-       Gather(table, indices) [bags, length, width] ─ ReduceMean, -Sum or -Max of axis 1 ─ [bags, width]
-
+1. Embedding bags are a lookup and a reduction, not a loop over the bags (`bags`), and recurrent layers take any
+   number of steps (`recurrent`).
 2. Attention is computed by plain operators, not by the single operator of PyTorch's fast path, and a
    mask is taken as it is: whether it is a causal one is a branch on its values.
    A `torch.nn.TransformerEncoder` then writes zeros where its fast path leaves out padding.
@@ -24,6 +20,7 @@ from typing import Any
 
 from ...model.pytorch import import_torch
 from ...model.user_code import names_in
+from .bags import embedding_bag_form
 from .recurrent import free_steps
 
 
@@ -43,7 +40,7 @@ def captured_forms() -> Iterator[set[str]]:
         stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
         mha.set_fastpath_enabled(False)
         replaced = [
-            (torch.nn.functional, "embedding_bag", _embedding_bag(torch.nn.functional)),
+            (torch.nn.functional, "embedding_bag", embedding_bag_form(torch.nn.functional)),
             (transformer, "_detect_is_causal_mask", _is_causal),
             (torch.nn.TransformerEncoder, "forward", _encoder(torch)),
         ]
@@ -54,27 +51,6 @@ def captured_forms() -> Iterator[set[str]]:
             setattr(owner, name, form)
         stack.enter_context(free_steps())
         yield notes
-
-
-def _embedding_bag(functional: Any) -> Any:
-    """Case 1. Bags of several lengths (offsets), padded indices, and renormalized tables stay."""
-    original = functional.embedding_bag
-
-    def embedding_bag(  # type: ignore[no-untyped-def]
-        input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean",
-        sparse=False, per_sample_weights=None, include_last_offset=False, padding_idx=None,
-    ):  # fmt: skip
-        if input.dim() != 2 or offsets is not None or max_norm is not None or padding_idx is not None:
-            return original(
-                input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
-                per_sample_weights, include_last_offset, padding_idx,
-            )  # fmt: skip
-        rows = functional.embedding(input, weight)
-        if per_sample_weights is not None:
-            rows = rows * per_sample_weights.unsqueeze(-1)
-        return rows.amax(1) if mode == "max" else rows.sum(1) if mode == "sum" else rows.mean(1)
-
-    return embedding_bag
 
 
 def _is_causal(_: Any, is_causal: bool | None = None, size: int | None = None) -> bool:  # noqa: ARG001

@@ -25,6 +25,7 @@ from ...spec.words import GraphTarget
 from ..opset.lower import lower_opset
 from ..quantize.qat.finish_qdq import finish_qdq
 from .axes import Axes, capture
+from .scatter_means import without_scatter_means
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def _write_captured(
         captured, axes = capture(module, example)
         _require_ranges(module, example, axes)
         program = torch.onnx.export(
-            captured, dynamo=True, verbose=False, output_names=list(names),
+            without_scatter_means(captured), dynamo=True, verbose=False, output_names=list(names),
             input_names=[tensor.name for tensor in example.inputs],
             opset_version=max(opset_version, OLDEST_BY_DYNAMO),
         )  # fmt: skip

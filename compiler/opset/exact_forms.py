@@ -31,7 +31,6 @@ P = Ho Wo sampling points; padding zeros or border
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import onnx
@@ -182,27 +181,21 @@ def by_sum(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     chain, x = Chain(node, scope), node.input[0]
     axes, keep = list(attribute(node, "axes")), int(attribute(node, "keepdims", 1))
     if node.op_type == "ReduceL1":
-        _sum(chain, chain.add("Abs", [x]), axes, keepdims=keep, last=True)
+        chain.reduce("ReduceSum", chain.add("Abs", [x]), axes, keepdims=keep, last=True)
     elif node.op_type == "ReduceLogSum":
-        chain.add("Log", [_sum(chain, x, axes, keepdims=keep)], last=True)
+        chain.add("Log", [chain.reduce("ReduceSum", x, axes, keepdims=keep)], last=True)
     else:
         kind = scope.elem_type(node, x if scope.type(x) else node.output[0])
         lowest = float(np.finfo(helper.tensor_dtype_to_np_dtype(kind)).min)
         largest = chain.add("Max", [chain.add("ReduceMax", [x], axes=axes), chain.scalar(lowest, kind)])
         powers = chain.add("Exp", [chain.add("Sub", [x, largest])])
-        total = _sum(chain, powers, axes, keepdims=1)
+        total = chain.reduce("ReduceSum", powers, axes, keepdims=1)
         result = chain.add("Add", [chain.add("Log", [total]), largest], last=bool(keep))
         if not keep and chain.scope.target < _AXES_OF_SUM_ARE_AN_INPUT:
             chain.add("Squeeze", [result], axes=axes, last=True)
         elif not keep:
             chain.add("Squeeze", [result, chain.ints(axes)], last=True)
     return chain.nodes
-
-
-def _sum(chain: Chain, x: str, axes: list[int], **options: Any) -> str:
-    if chain.scope.target < _AXES_OF_SUM_ARE_AN_INPUT:
-        return chain.add("ReduceSum", [x], axes=axes, **options)
-    return chain.add("ReduceSum", [x, chain.ints(axes)], **options)
 
 
 def find_requantized(model: onnx.ModelProto) -> list[str]:

@@ -199,14 +199,27 @@ def require_operators(model: onnx.ModelProto, operators: Container[str], reader:
         for node in graph.node:
             if _lacks(node, operators, version):
                 name = node.name or f"making {', '.join(node.output)}"
+                why, way = "which has no form in other operators here", _WAY
+                if node.op_type in _SIZED_BY_VALUES:
+                    why = "which returns as many elements as values say, as a boolean index x[mask] does"
+                    way = _WAY_OF_FIXED_SIZE
                 raise UnsupportedOperator(
-                    f"{file}: {reader} has no {node.op_type}: node {name!r} of opset {version}, which has "
-                    "no form in other operators here",
-                    hint="write it with other operators in the model, use a version that has it, or give "
-                    "`plugins` with an operator of that name",
+                    f"{file}: {reader} has no {node.op_type}: node {name!r} of opset {version}, {why}",
+                    hint=way,
                     operator=node.op_type,
                     node=node.name,
                 )
+
+
+_SIZED_BY_VALUES = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
+_WAY = (
+    "write it with other operators in the model, use a version that has it, or give `plugins` with an "
+    "operator of that name"
+)
+_WAY_OF_FIXED_SIZE = (
+    "return all elements and the mask beside them, or torch.where(mask, x, 0), and select behind the model; "
+    "or build for onnxruntime or openvino"
+)
 
 
 def _lacks(node: onnx.NodeProto, operators: Container[str], version: int) -> bool:

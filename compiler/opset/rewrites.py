@@ -336,8 +336,8 @@ def _normalized(node: onnx.NodeProto, chain: Chain, scope: Scope, *, centred: bo
     axes = list(range(attribute(node, "axis", -1) % rank, rank))
     value = chain.cast(x, kind, stash)
     if centred:
-        value = chain.add("Sub", [value, chain.mean(value, axes)])
-    mean = chain.mean(chain.add("Mul", [value, value]), axes)
+        value = chain.add("Sub", [value, chain.reduce("ReduceMean", value, axes)])
+    mean = chain.reduce("ReduceMean", chain.add("Mul", [value, value]), axes)
     epsilon = chain.scalar(attribute(node, "epsilon", 1e-5), stash)
     value = chain.add("Div", [value, chain.add("Sqrt", [chain.add("Add", [mean, epsilon])])])
     return chain.cast(value, stash, kind)

@@ -67,11 +67,26 @@ class Scope:
 
     def shape(self, name: str) -> tuple[int | None, ...] | None:
         """Return the shape of a tensor, None for an extent that is not known; None where the rank is not."""
+        extents = self.extents(name)
+        if extents is None:
+            return None
+        return tuple(extent if isinstance(extent, int) else None for extent in extents)
+
+    def extents(self, name: str) -> tuple[int | str | None, ...] | None:
+        """Return the shape of a tensor with the names that its dynamic extents have."""
         proto = self._type(name)
         if proto is None or not proto.tensor_type.HasField("shape"):
             return None
         dims = proto.tensor_type.shape.dim
-        return tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in dims)
+        return tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims)
+
+    def expanded(self, name: str) -> str:
+        """Return the tensor that an Expand repeats along axes of one element, or the tensor itself."""
+        node = self._made.get(name)
+        if node is None or node.op_type != "Expand":
+            return name
+        before, behind = self.shape(node.input[0]), self.shape(name)
+        return node.input[0] if before and behind and len(before) == len(behind) else name
 
     def _type(self, name: str) -> onnx.TypeProto | None:
         if name in self._types:
@@ -149,11 +164,11 @@ class Chain:
             return self.scope.store(values.reshape(-1, *[1] * axes), f"{name}/column")
         return self.add("Reshape", [name, self.ints([-1] + [1] * axes)])
 
-    def mean(self, name: str, axes: list[int]) -> str:
-        """Take the mean over axes, which are an operand from opset 18 on."""
-        if self.scope.target < 18:
-            return self.add("ReduceMean", [name], axes=axes)
-        return self.add("ReduceMean", [name, self.ints(axes)])
+    def reduce(self, operator: str, name: str, axes: list[int], **options: Any) -> str:
+        """Reduce over axes, which are an operand from opset 18 on, of a sum from 13 on."""
+        if self.scope.target < (13 if operator == "ReduceSum" else 18):
+            return self.add(operator, [name], axes=axes, **options)
+        return self.add(operator, [name, self.ints(axes)], **options)
 
 
 def rewriting(find: Finder, rewrite: Replace) -> Cure:

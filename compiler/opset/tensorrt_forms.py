@@ -4,17 +4,17 @@ Einsum          in lower case: capital letters of an equation are invalid charac
 EyeLike(x)      becomes      Cast(Equal(rows[:, None] + k, columns[None, :])): free extents are refused
                              (TensorRT-RTX 1.7.1)
 
+Elu(x)          becomes      Max(x, 0) + alpha (Exp(Min(x, 0)) - 1): of one between a recurrent layer and a
+                             convolution Myelin says "2 inputs. Expected 1" (TensorRT-RTX 1.7.1)
+
 Col2Im of disjoint blocks, such as PyTorch's `fold` with a stride as wide as its kernel:
 
 x [N, C bh bw, H/bh W/bw] ─ Reshape [N, C, bh, bw, H/bh, W/bw]
                           ─ Transpose [N, C, H/bh, bh, W/bw, bw] ─ Reshape [N, C, H, W]
 
-ScatterND(data, indices, updates, reduction=add), by which a layer over a graph sums the messages of all
-edges into the node that each leads to (`index_add`), as a product with a 0/1 matrix:
+Col2Im of blocks that overlap or are padded, with a kernel of ones, each at another place of the block:
 
-out = data + sum over e of updates[e] at row indices[e],   data [N, ...], indices [E, 1], updates [E, ...]
-
-Range(N) [N, 1] == indices [1, E] ─ Cast [N, E] ─ MatMul(updates [E, F]) ─ Reshape as data ─ Add(data)
+x [N, C bh bw, L] ─ Reshape [N C, bh bw, Lh, Lw] ─ ConvTranspose [N C, 1, H, W] ─ Reshape [N, C, H, W]
 
 w ─ Q/DQ ─ Conv <pads=...>      becomes      w ─ Q/DQ ─ Conv <pads=..., kernel_shape=[3, 3]>
 
@@ -31,7 +31,6 @@ TRT_FP4DynamicQuantize and TRT_MXFP8..., whose scales are computed at run time, 
 
 from __future__ import annotations
 
-import math
 from string import ascii_lowercase
 
 import numpy as np
@@ -47,7 +46,6 @@ from .fit import upgrade_in_place
 from .scope import Chain, Scope, rewrite_operator
 
 _SIDE_BY_SIDE = (0, 1, 4, 2, 5, 3)
-_INT64 = 7  # ONNX's number
 _KEEPS_SHAPE = ("QuantizeLinear", "DequantizeLinear", "Identity", "Cast")
 
 
@@ -84,8 +82,22 @@ def _ranges(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     return chain.nodes
 
 
+def elus_to_exponents(model: onnx.ModelProto) -> list[str]:
+    """Rewrite each Elu in place; return the names of those nodes."""
+    return rewrite_operator(model, "Elu", _exponent)
+
+
+def _exponent(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+    chain, x = Chain(node, scope), node.input[0]
+    kind = scope.elem_type(node, x if scope.type(x) else node.output[0])
+    zero, one, alpha = (chain.scalar(value, kind) for value in (0, 1, attribute(node, "alpha", 1.0)))
+    power = chain.add("Sub", [chain.add("Exp", [chain.add("Min", [x, zero])]), one])
+    chain.add("Add", [chain.add("Max", [x, zero]), chain.add("Mul", [power, alpha])], last=True)
+    return chain.nodes
+
+
 def folds_to_transposes(model: onnx.ModelProto) -> list[str]:
-    """Rewrite each Col2Im of stored extents without overlap or padding; return the names of those nodes."""
+    """Rewrite each Col2Im of stored extents of two axes in place; return the names of those nodes."""
     names = rewrite_operator(model, "Col2Im", _transposed)
     drop_unused_initializers(model.graph)
     return names
@@ -96,39 +108,32 @@ def _transposed(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | No
     if image is None or block is None or image.size != 2 or block.size != 2:
         return None
     (height, width), (rows, columns) = image.tolist(), block.tolist()
-    apart = attribute(node, "strides", [1, 1]) == [rows, columns] and not any(attribute(node, "pads", []))
-    if not apart or attribute(node, "dilations", [1, 1]) != [1, 1]:
-        return None
+    strides, dilations = (attribute(node, name, [1, 1]) for name in ("strides", "dilations"))
+    pads = attribute(node, "pads", [0] * 4)
     chain = Chain(node, scope)
-    blocks = chain.ints([0, -1, rows, columns, height // rows, width // columns])
-    split = chain.add("Reshape", [node.input[0], blocks])
-    turned = chain.add("Transpose", [split], perm=_SIDE_BY_SIDE)
-    chain.add("Reshape", [turned, chain.ints([0, -1, height, width])], last=True)
-    return chain.nodes
-
-
-def scatter_adds_to_products(model: onnx.ModelProto) -> list[str]:
-    """Rewrite each ScatterND that adds rows of floats of known length; return the names of those nodes."""
-    return rewrite_operator(model, "ScatterND", _sums_of_rows)
-
-
-def _sums_of_rows(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-    data, indices, updates = node.input
-    extents, tuples = scope.shape(data), scope.shape(indices)
-    if attribute(node, "reduction") != "add" or not extents or not tuples or tuples[-1] != 1:
-        return None
-    rows = [extent for extent in extents[1:] if extent]
-    if len(rows) != len(extents) - 1:
-        return None
-    chain = Chain(node, scope)
-    add, ints = chain.add, chain.ints
-    shape = add("Shape", [data])
-    row = add("Range", [ints(0), add("Gather", [shape, ints(0)]), ints(1)])
-    edge = add("Reshape", [add("Cast", [indices], to=_INT64), ints([1, -1])])
-    leads = add("Equal", [add("Reshape", [row, ints([-1, 1])]), edge])
-    ones = add("Cast", [leads], to=scope.elem_type(node, data))
-    sums = add("MatMul", [ones, add("Reshape", [updates, ints([-1, math.prod(rows)])])])
-    add("Add", [data, add("Reshape", [sums, shape])], last=True)
+    whole = not (height % rows or width % columns or any(pads))
+    if whole and strides == [rows, columns] and dilations == [1, 1]:
+        blocks = chain.ints([0, -1, rows, columns, height // rows, width // columns])
+        split = chain.add("Reshape", [node.input[0], blocks])
+        turned = chain.add("Transpose", [split], perm=_SIDE_BY_SIDE)
+        chain.add("Reshape", [turned, chain.ints([0, -1, height, width])], last=True)
+        return chain.nodes
+    room = [
+        extent + pads[at] + pads[at + 2] - dilations[at] * (block[at] - 1) - 1
+        for at, extent in enumerate((height, width))
+    ]
+    counts = [space // stride + 1 for space, stride in zip(room, strides, strict=True)]
+    kind = helper.tensor_dtype_to_np_dtype(scope.elem_type(node, node.input[0]))
+    ones = np.eye(rows * columns, dtype=kind).reshape(-1, 1, rows, columns)
+    split = chain.add("Reshape", [node.input[0], chain.ints([-1, rows * columns, *counts])])
+    summed = chain.add(
+        "ConvTranspose", [split, scope.store(ones, f"{chain.output}/places")],
+        kernel_shape=[rows, columns], strides=strides, dilations=dilations, pads=pads,
+        output_padding=[space % stride for space, stride in zip(room, strides, strict=True)],
+    )  # fmt: skip
+    batch = chain.add("Gather", [chain.add("Shape", [node.input[0]]), chain.ints([0])])
+    shape = chain.add("Concat", [batch, chain.ints([-1, height, width])], axis=0)
+    chain.add("Reshape", [summed, shape], last=True)
     return chain.nodes
 
 

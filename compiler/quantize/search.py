@@ -29,13 +29,12 @@ from ...calibration import Method, parse_method
 from ...errors import InvalidOption, QuantizationError
 from ...model.graph_rules import graph_rules
 from ...model.judgement import SNR_DB, judge_outputs
-from ...model.onnx_file import Graph, copy_model
+from ...model.onnx_file import Graph
 from ...model.random_input import run_on
 from ...processor import why_not_exact
 from ...spec.words import BLOCK_FORMATS
 from ...tensors import Feeds
 from ..check import OnnxReference
-from ..opset.tensorrt_forms import scatter_adds_to_products
 from .balance.equalize import equalized
 from .balance.smooth import smoothed
 from .blocks.formats import simulated
@@ -257,9 +256,6 @@ def reference(request: QuantizeRequest, model: onnx.ModelProto) -> OnnxReference
     if not kinds & {"bf16", "fp16", *BLOCK_FORMATS}:
         graph = Graph(model, request.path)
         return OnnxReference(graph, optimize="fp8" not in kinds, integers=optimize)
-    if not optimize:
-        model = copy_model(model)
-        scatter_adds_to_products(model)
     if kinds & set(BLOCK_FORMATS):
         model = simulated(model)
     if "bf16" in kinds:

@@ -63,6 +63,8 @@ _OPSETS: dict[tuple[int, int], int] = {
 }
 _FIRST, _NEWEST = min(_ADDED), max(_ADDED)
 _EVER = frozenset(name for names in _ADDED.values() for name in names.split())
+_READ_BUT_NOT_BUILT = {"NonMaxSuppression", "NonZero"}
+"""TensorRT-RTX 1.7.1 says that it reads them; of one it has no kernel, of the other no plugin."""
 UNKNOWN_OPSET = max(_OPSETS.values())
 """Of versions after those above: what the newest known one reads."""
 
@@ -98,6 +100,7 @@ def ask_parser(module: Any) -> ParserOperators | None:
         network = module.Builder(logger).create_network(0)
         parser = module.OnnxParser(network, logger)
         names = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""} | _EVER
+        names -= _READ_BUT_NOT_BUILT if module.__name__ == "tensorrt_rtx" else set()
         return ParserOperators(frozenset(filter(parser.supports_operator, sorted(names))), UNKNOWN_OPSET)
     except Exception:  # whatever a TensorRT raises that finds no GPU
         return None

@@ -87,7 +87,7 @@ def test_a_version_without_the_fault_gets_the_graph_as_it_is(tmp_path: Path, mac
 def test_a_fault_without_a_rewrite_is_refused_with_reports_nodes_and_way_out(
     tmp_path: Path, machine: OnMachine
 ) -> None:
-    signature = "(float[4, 4] x, int64[2, 1] i, float[2, 4] u) => (float[4, 4] y)"
+    signature = "(float[4, 4] x, int64[2, 2] i, float[2] u) => (float[4, 4] y)"
     model = saved(tmp_path, 16, signature, 'y = ScatterND <reduction="mul"> (x, i, u)')
     machine("8.5.3")
     said = r"tensorrt 8\.5\.3\.1 computes node0 wrongly: scatter-"

@@ -5,7 +5,7 @@ operator of a foreign domain keeps everything), not from a list kept by hand. A 
 
 1. when it is excluded by name, glob or operator type,
 2. when it holds a subgraph,
-3. when ONNX does not allow the half type for its operands,
+3. when ONNX does not allow the half type for its operands, or ONNX Runtime, of a scatter that reduces,
 4. when the scale of a QuantizeLinear or DequantizeLinear would lose precision or is not known, or when a
    QuantizeLinear reads float32, as an input of the model: rounded to half first, some values would become
    other integers,
@@ -52,6 +52,7 @@ from ....model.graph import (
 from ....model.graph_edits import fix_initializers, name_nodes, rename_inputs, store_constants
 from ....model.onnx_file import Graph, copy_model
 from ....spec.words import HALVES
+from ...opset.scatter_forms import reduces
 from ..request import QuantizeRequest, match_nodes
 from .casts import (
     OWN_TYPE,
@@ -139,6 +140,8 @@ class _Conversion:
             return self.block[node.name]
         if any(True for _ in subgraphs(node)):
             return f"{node.op_type} keeps its types"
+        if reduces(node):
+            return "sums of many numbers, for which ONNX Runtime has no half"
         operands = self._half_operands(node)
         if not any(name in self.floats for name in (*node.input, *node.output)):
             return None

@@ -105,9 +105,10 @@ def gather_by_vectors(model: onnx.ModelProto) -> None:
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         nodes.append(node)
-        indices = stored.get(node.input[1]) if node.op_type == "Gather" else None
-        shape = shapes.get(node.input[0])
-        if indices is None or len(indices.dims) < 2 or not shape or node.input[0] in stored:
+        if node.op_type != "Gather" or node.input[0] in stored:
+            continue
+        indices, shape = stored.get(node.input[1]), shapes.get(node.input[0])
+        if indices is None or len(indices.dims) < 2 or not shape:
             continue
         axis = attribute(node, "axis", 0) % len(shape)
         behind = [extent if isinstance(extent, int) else -1 for extent in shape[axis + 1 :]]

@@ -254,6 +254,14 @@ def test_one_axis_is_traced_with_one_extent_of_two_or_more() -> None:
             make_example(sum_of_two, inputs, [])
 
 
+def test_offsets_stay_in_order_at_other_extents() -> None:
+    offsets = torch.tensor([[0, 2, 7], [0, 0, 9]])
+    example = make_example(LoadedModel(Sum(), (offsets, offsets.flip(1))), [], ["a:1=n", "b:1=m"])
+    feeds = example.at({"n": 5, "m": 5})
+    np.testing.assert_array_equal(feeds["a"], [[0, 0, 2, 2, 7], [0, 0, 0, 0, 9]])
+    np.testing.assert_array_equal(feeds["b"], [[7, 2, 0, 7, 2], [9, 0, 0, 9, 0]])
+
+
 def test_data_is_what_is_traced_and_compared_in_place_of_random_input(tmp_path: Path) -> None:
     class Logarithm(nn.Module):
         """Raises on what data never holds."""
@@ -349,17 +357,72 @@ def test_bags_of_one_length_are_a_lookup_and_a_reduction(mode: str, reduction: s
 
 
 @pytest.mark.parametrize("mode", ["mean", "sum", "max"])
-def test_bags_are_what_pytorch_computes(mode: str) -> None:
-    bag, indices = nn.EmbeddingBag(50, 16, mode=mode), torch.arange(21).reshape(3, 7)
-    padded, offsets = nn.EmbeddingBag(50, 16, mode=mode, padding_idx=3), torch.tensor([0, 2, 7])
+@pytest.mark.parametrize("padding", [None, 3, -1])
+def test_bags_are_what_pytorch_computes(mode: str, padding: int | None) -> None:
+    bag, indices = nn.EmbeddingBag(21, 16, mode=mode, padding_idx=padding), torch.arange(21).reshape(3, 7)
+    to_the_end = nn.EmbeddingBag(21, 16, mode=mode, padding_idx=padding, include_last_offset=True)
     weights = torch.rand(3, 7) if mode == "sum" else None
+    offsets = torch.tensor([0, 3, 3, 4, 20, 21])  # the second is empty, the third has the padding alone
     original = nn.functional.embedding_bag
 
     def computed() -> list[Tensor]:
-        several = padded(indices.flatten(), offsets), padded(indices)  # these stay as they are
+        flat = None if weights is None else weights.flatten()
+        several = [layer(indices.flatten(), offsets, per_sample_weights=flat) for layer in (bag, to_the_end)]
         return [bag(indices, per_sample_weights=weights), *several]
 
     expected = computed()
     with captured_forms():
         torch.testing.assert_close(computed(), expected)
     assert nn.functional.embedding_bag is original
+
+
+class Clicks(nn.Module):
+    """Dense features beside bags of several lengths, as recommenders read them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.EmbeddingBag(50, 16, mode="sum")
+        self.dense, self.top = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, dense: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
+        return torch.as_tensor(self.top(torch.relu(self.dense(dense)) * self.bags(indices, offsets)))
+
+
+def test_bags_of_several_lengths_have_no_loop_and_every_target_reads_them(tmp_path: Path) -> None:
+    inputs = ["dense:[batch,8]", "indices:[n=9]:int64", "offsets:[batch]:int64"]
+    generator = np.random.default_rng(0)
+    lengths = [4, 0, 5]
+    samples = {
+        "dense": generator.standard_normal((3, 8), np.float32),
+        "indices": generator.integers(0, 50, sum(lengths)),
+        "offsets": np.cumsum([0, *lengths[:-1]]),
+    }
+    (tmp_path / "data.py").write_text(f"from numpy import *\ndef data(): yield {samples!r}\n")
+    data = f"{tmp_path / 'data.py'}:data"
+    artifact = export(Clicks(), tmp_path / "m.onnx", inputs=inputs, data=data)
+    assert not {"Loop", "SequenceEmpty"} & {node.op_type for node in onnx.load(artifact.path).graph.node}
+    qcompile.build(artifact.path, tmp_path / "m.xml", target="openvino", data=data)
+    shapes = {name: values.shape for name, values in samples.items()}
+    built = qcompile.build(
+        artifact.path, tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"],
+        min_shapes=shapes, opt_shapes=shapes, max_shapes=shapes, precision="fp16", data=data,
+    )  # fmt: skip
+    assert built.path.stat().st_size
+
+
+class Neighbours(nn.Module):
+    """The mean of what the neighbours of each node hold, without it and with it, in place and not."""
+
+    def forward(self, x: Tensor, edges: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        index, messages = edges[1].unsqueeze(1).expand(-1, 8), x[edges[0]]
+        alone = torch.zeros_like(x).scatter_reduce_(0, index, messages, "mean", include_self=False)
+        counts = (x * 9).int().scatter_reduce(0, index, (messages * 9).int(), "mean")
+        return alone, x.scatter_reduce(0, index, messages, "mean"), counts
+
+
+def test_a_mean_over_edges_is_that_of_pytorch(tmp_path: Path) -> None:
+    artifact = export(Neighbours(), tmp_path / "m.onnx", inputs=["x:[nodes=6,8]", "edges:[2,edges=9]:int64"])
+    x, edges = normal(7, 8), np.random.default_rng(0).integers(0, 7, (2, 20))
+    expected = Neighbours()(torch.from_numpy(x), torch.from_numpy(edges))
+    for array, other in zip(run_file(artifact.path, x=x, edges=edges).values(), expected, strict=True):
+        np.testing.assert_allclose(array, other.numpy(), rtol=1e-5, atol=1e-6)

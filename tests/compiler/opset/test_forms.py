@@ -13,18 +13,20 @@ from carried_graphs import quantized
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import parser
-from written_models import model_of, outputs_of
+from written_models import model_of, normal, outputs_of
 
 import qcompile
+from qcompile.compiler.opset.byte_forms import bytes_to_floats
 from qcompile.compiler.opset.dft import dft_table, dft_to_products
+from qcompile.compiler.opset.scatter_forms import scatters_to_masks
 from qcompile.compiler.opset.tensorrt_forms import (
     einsums_in_lower_case,
+    elus_to_exponents,
     eyes_to_ranges,
     folds_to_transposes,
-    scatter_adds_to_products,
     write_kernel_shapes,
 )
+from qcompile.errors import UnsupportedOperator
 from qcompile.model.graph import attribute
 
 
@@ -68,6 +70,16 @@ BUILT: dict[str, tuple[str, dict[str, tuple[int, ...]], int]] = {
         """(float[n,8,4] x) => (float[n,2,4,4] y) <int64[2] image = {4,4}, int64[2] block = {2,2}> {
         y = Col2Im<strides=[2,2]>(x, image, block) }""", {"x": (2, 8, 4)}, 0,
     ),
+    "an Elu behind a recurrent layer": (
+        """(float[8,n,8] x) => (float[n,8,8] y) <float[1,32,8] w, float[1,32,8] r, float[8,8,3] k,
+        int64[1] one = {1}> { l = LSTM <hidden_size = 8> (x, w, r) s = Squeeze(l, one)
+        t = Transpose <perm = [1, 2, 0]> (s) a = Elu(t) c = Conv <pads = [1, 1]> (a, k) y = Elu(c) }""",
+        {"x": (8, 2, 8)}, 3,
+    ),
+    "a fold of blocks that overlap": (
+        """(float[n,8,9] x) => (float[n,2,4,4] y) <int64[2] image = {4,4}, int64[2] block = {2,2}> {
+        y = Col2Im<strides=[1,1]>(x, image, block) }""", {"x": (2, 8, 9)}, 1,
+    ),
     "a transform": (
         """(float[n,16,1] x) => (float[n,r] y) <int64 length = {16}> {
         f = DFT<axis = 1, onesided = 1>(x, length) y = ReduceSumSquare<axes = [2]>(f) }""",
@@ -80,6 +92,11 @@ BUILT: dict[str, tuple[str, dict[str, tuple[int, ...]], int]] = {
         messages = Gather <axis = 0> (h, from) index = Unsqueeze(to, last)
         [sum] y = ScatterND <reduction = "add"> (x, index, messages) }""",
         {"x": (5, 3), "edges": (2, 8)}, 2,
+    ),
+    "a maximum over edges": (
+        """(float[nodes,3] x, int64[edges,3] index, float[edges,3] u) => (float[nodes,3] y) {
+        y = ScatterElements <reduction = "max"> (x, index, u) }""",
+        {"x": (5, 3), "index": (8, 3), "u": (8, 3)}, 0,
     ),
 }  # fmt: skip
 
@@ -123,41 +140,140 @@ def test_the_image_is_that_of_pytorch(channels: int, rows: int, columns: int, do
     np.testing.assert_array_equal(outputs_of(model, x.astype(np.float32))[0], expected.astype(np.float32))
 
 
-@pytest.mark.parametrize(
-    "attributes",
-    ["strides=[1,1]", "strides=[2,2], pads=[1,1,1,1]", "strides=[2,2], dilations=[2,2]", "strides=[2,1]"],
-)
-def test_blocks_that_overlap_or_are_padded_stay(attributes: str) -> None:
-    model = fold((4, 4), (2, 2), attributes)
-    before = model.SerializeToString()
-    assert folds_to_transposes(model) == []
-    assert model.SerializeToString() == before
+@given(
+    block=st.tuples(st.integers(1, 3), st.integers(1, 3)), image=st.tuples(*[st.integers(7, 10)] * 2),
+    stride=st.tuples(*[st.integers(1, 3)] * 2), padding=st.tuples(*[st.integers(0, 1)] * 2),
+    dilation=st.tuples(*[st.integers(1, 2)] * 2),
+)  # fmt: skip
+def test_blocks_that_overlap_or_are_padded_are_those_of_pytorch(
+    block: tuple[int, int],
+    image: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+) -> None:
+    words = {"strides": stride, "pads": padding * 2, "dilations": dilation}
+    model = fold(image, block, ", ".join(f"{name}={[*value]}" for name, value in words.items()))
+    options = {"stride": stride, "padding": padding, "dilation": dilation}
+    x = torch.nn.functional.unfold(torch.randn(2, 3, *image), block, **options)
+    assert folds_to_transposes(model) == ["fold"]
+    onnx.checker.check_model(model)
+    expected = torch.nn.functional.fold(x, image, block, **options).numpy()
+    np.testing.assert_allclose(outputs_of(model, x.numpy())[0], expected, rtol=1e-6, atol=1e-6)
 
 
-GRAPH = """<ir_version: 8, opset_import: ["" : 18]>
-graph (float[nodes,3] x, int64[2,edges] edges) => (float[nodes,3] y)
-<int64 source = {0}, int64 target = {1}, int64[1] last = {-1}> {
-    from = Gather <axis = 0> (edges, source)  to = Gather <axis = 0> (edges, target)
-    messages = Gather <axis = 0> (x, from)  index = Unsqueeze(to, last)
-    [sum] y = ScatterND <reduction = "add"> (x, index, messages)
+BYTES = """(uint8[n,8,8,3] x) => (float[n,6,4,4] y, uint8[n,4,8,3] cut)
+<int64[1] zero = {0}, int64[1] four = {4}, int64[1] one = {1}, uint8[3] colour = {250, 3, 128},
+float[4] scales = {1, 1, 0.5, 0.5}, uint8 least = {9}> {
+    cut = Slice(x, zero, four, one)  tall = Concat <axis = 1> (cut, cut)  bright = Max(tall, colour)
+    is = Greater(bright, least)  chosen = Where(is, bright, least)
+    turned = Transpose <perm = [0, 3, 1, 2]> (chosen)
+    small = Resize <mode = "nearest"> (turned, , scales)  y1 = Cast <to = 1> (small)
+    other = Transpose <perm = [0, 3, 1, 2]> (x)  f = Cast <to = 1> (other)
+    y2 = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (f)  y = Concat <axis = 1> (y1, y2)
 }"""
 
 
-def test_rows_are_added_as_numpy_adds_them() -> None:
-    generator = np.random.default_rng(0)
-    x = generator.standard_normal((5, 3)).astype(np.float32)
-    edges = generator.integers(0, 5, (2, 40))  # several edges lead to each node
-    expected = x.copy()
-    np.add.at(expected, edges[1], x[edges[0]])
-    model = parser.parse_model(GRAPH)
-    assert scatter_adds_to_products(model) == ["sum"]
+def test_bytes_are_moved_in_float32_and_stay_what_they_are(tmp_path: Path) -> None:
+    model = model_of(BYTES, opset=18)
+    x = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3)).astype(np.uint8)
+    expected = outputs_of(model, x)
+    onnx.save(model, tmp_path / "m.onnx")
+    assert len(bytes_to_floats(model)) == 10
     onnx.checker.check_model(model, full_check=True)
-    assert "ScatterND" not in {node.op_type for node in model.graph.node}
-    (found,) = outputs_of(model, {"x": x, "edges": edges})
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    for reduction in ("mul", "none"):
-        other = parser.parse_model(GRAPH.replace('reduction = "add"', f'reduction = "{reduction}"'))
-        assert scatter_adds_to_products(other) == []
+    assert [node.op_type for node in model.graph.node].count("Cast") == 4  # in, out, and the user's two
+    for array, other in zip(outputs_of(model, x), expected, strict=True):
+        np.testing.assert_array_equal(array, other)
+    pytest.importorskip("tensorrt_rtx")
+    shapes = {f"{kind}_shapes": {"x": (2, 8, 8, 3)} for kind in ("min", "opt", "max")}
+    built = qcompile.build(
+        tmp_path / "m.onnx", tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"],
+        **shapes,  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert built.path.stat().st_size
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("float32", 1e-7), ("float16", 1e-3)])
+def test_an_elu_is_that_of_onnx_runtime_and_never_overflows(dtype: str, error: float) -> None:
+    kind = dtype.replace("32", "")
+    model = model_of(f"({kind}[n] x) => ({kind}[n] y) {{ [elu] y = Elu <alpha = 0.5> (x) }}", opset=18)
+    x = np.array([-60000, -20, -1, -0.01, 0, 0.01, 20, 60000], dtype)
+    positive = np.maximum(x, 0).astype(np.float64)
+    expected = positive + 0.5 * np.expm1(np.minimum(x, 0).astype(np.float64))
+    assert elus_to_exponents(model) == ["elu"]
+    onnx.checker.check_model(model, full_check=True)
+    np.testing.assert_allclose(outputs_of(model, x)[0], expected, rtol=error, atol=error)
+
+
+REDUCED = {
+    "rows of messages": ("ScatterND <reduction = {0!r}>", (5, 3), (8, 1), (8, 3)),
+    "a matrix of edges": ("ScatterND <reduction = {0!r}>", (5, 3), (2, 4, 1), (2, 4, 3)),
+    "numbers": ("ScatterElements <reduction = {0!r}>", (5,), (8,), (8,)),
+    "another index in each column": ("ScatterElements <reduction = {0!r}>", (5, 3), (8, 3), (8, 3)),
+    "the last axis": ("ScatterElements <reduction = {0!r}, axis = -1>", (3, 5), (3, 8), (3, 8)),
+}
+
+
+@pytest.mark.parametrize("name", REDUCED)
+@pytest.mark.parametrize("reduction", ["add", "mul", "max", "min"])
+@pytest.mark.parametrize("dtype", ["float", "int64"])
+def test_a_scatter_that_reduces_computes_the_same(name: str, reduction: str, dtype: str) -> None:
+    operator, *shapes = REDUCED[name]
+    generator = np.random.default_rng(0)
+    data, updates = (
+        generator.integers(-9, 9, shape).astype(dtype.replace("float", "float32")) for shape in shapes[::2]
+    )
+    index = generator.integers(-5, 5, shapes[1])  # from the end, too
+    axes = [",".join({5: "n", 8: "e"}.get(extent, str(extent)) for extent in shape) for shape in shapes]
+    model = model_of(
+        f"({dtype}[{axes[0]}] x, int64[{axes[1]}] i, {dtype}[{axes[2]}] u) => ({dtype}[{axes[0]}] y) "
+        f"{{ [sum] y = {operator.format(reduction)} (x, i, u) }}".replace("'", '"'),
+        opset=18,
+    )
+    feeds = {"x": data, "i": index, "u": updates}
+    (expected,) = outputs_of(model, feeds)
+    assert scatters_to_masks(model) == ["sum"]
+    onnx.checker.check_model(model, full_check=True)
+    assert not {"ScatterND", "ScatterElements"} & {node.op_type for node in model.graph.node}
+    np.testing.assert_allclose(outputs_of(model, feeds)[0], expected, rtol=1e-5)
+
+
+def test_an_index_that_is_repeated_over_rows_makes_a_product_of_the_sum() -> None:
+    text = """(float[n,3] x, int64[e,1] i, float[e,3] u) => (float[n,3] y) {
+        shape = Shape(u) index = Expand(i, shape)
+        [sum] y = ScatterElements <reduction = "add"> (x, index, u) }"""
+    model = model_of(text, opset=18)
+    feeds = {"x": normal(4, 3), "i": np.array([[1], [3], [1]]), "u": normal(3, 3)}
+    (expected,) = outputs_of(model, feeds)
+    assert scatters_to_masks(model) == ["sum"]
+    assert "MatMul" in {node.op_type for node in model.graph.node}
+    np.testing.assert_allclose(outputs_of(model, feeds)[0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[n,3] x, int64[e,2] i, float[e,2] u) => (float[n,3] y) "  # two columns of three
+        '{ y = ScatterElements <reduction = "add"> (x, i, u) }',
+        "(float[n,3] x, int64[e,2] i, float[e] u) => (float[n,3] y) "
+        '{ y = ScatterND <reduction = "add"> (x, i, u) }',
+        "(float[n,3] x, int64[e,3] i, float[e,3] u) => (float[n,3] y) { y = ScatterElements (x, i, u) }",
+    ],
+)
+def test_other_scatters_stay(text: str) -> None:
+    assert scatters_to_masks(model_of(text, opset=18)) == []
+
+
+def test_a_boolean_index_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    text = """(float[n,3] x, bool[n] keep) => (float[m,3] y) {
+        [places] at = NonZero(keep) i = Transpose <perm = [1, 0]> (at) y = GatherND(x, i) }"""
+    onnx.save(model_of(text, opset=18), tmp_path / "m.onnx")
+    with pytest.raises(
+        UnsupportedOperator, match=r"no NonZero: node 'places' .* as many elements as"
+    ) as caught:
+        qcompile.build(tmp_path / "m.onnx", tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"])
+    assert "torch.where(mask, x, 0)" in caught.value.hint
 
 
 def conv_3x5() -> onnx.ModelProto:

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from written_models import model_of
+from written_models import model_of, outputs_of
 
 from qcompile.calibration import Ranges
 from qcompile.calibration.histogram import Histogram
@@ -305,3 +305,13 @@ def test_initializers_that_are_listed_as_inputs_become_half(dtype: Half) -> None
     onnx.checker.check_model(half)
     assert kept == {}
     assert [value.name for value in half.graph.input] == ["x"]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_scatter_that_reduces_stays_in_float32_and_onnx_runtime_runs_it(dtype: Half) -> None:
+    text = """(float[n,4] x, int64[n,4] i) => (float[n,4] y) <float[4,4] w> { h = MatMul(x, w)
+        p = ScatterElements(h, i, h) [sum] s = ScatterElements <reduction = "add"> (p, i, h) y = Relu(s) }"""
+    model, kept = to_half(graph_of(text), dtype)
+    assert [*kept] == ["sum"]
+    if dtype == "float16":
+        outputs_of(model, {"x": np.ones((3, 4), np.float32), "i": np.zeros((3, 4), np.int64)})

@@ -182,7 +182,7 @@ def test_the_result_is_that_of_numpy(axis: int, rows: int, columns: int, free: b
     ],
 )
 def test_others_stay_as_they_are(shape: str, gather: str, indices: list[object]) -> None:
-    text = f"(float[{shape}] x) => (float y) {{ y = {gather} }}"
+    text = f"(float[{shape}] x) => (float y) {{ none = SequenceEmpty() y = {gather} }}"  # which reads nothing
     model = model_of(text, named=True, i=np.array(indices))
     before = model.SerializeToString()
     gather_by_vectors(model)

@@ -1,0 +1,73 @@
+"""Move bytes as float32, for parsers that read uint8 as inputs of a model alone (TensorRT).
+
+A model that prepares its images itself turns, cuts and joins them before it casts them:
+
+    x uint8 ─ Transpose ─ Cast(float) ─ Div      becomes      x uint8 ─ Cast(float) ─ Transpose ─ Cast ─ Div
+
+float32 holds every byte, and nothing here computes with them, so the values are the same. A result that is
+read as bytes still, as an output of the model is, is cast back.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from ...model.graph import ONNX_DOMAINS, attribute, opset
+from ...model.graph_edits import drop_unread, drop_unused_initializers, set_nodes
+from .scope import Scope, every_scope, node_name
+
+_MOVES = frozenset(
+    """
+    Clip Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Max MaxPool Min Pad
+    ReduceMax ReduceMin Reshape Resize Slice SpaceToDepth Split Squeeze Tile Transpose Unsqueeze Where
+    """.split()
+)
+"""Operators whose results are values that they read."""
+_READS = frozenset("ArgMax ArgMin Cast Equal Greater GreaterOrEqual Less LessOrEqual".split())
+_FLOAT, _BYTE = TensorProto.FLOAT, TensorProto.UINT8
+
+
+def takes_bytes(model: onnx.ModelProto) -> bool:
+    """Whether an input of a model is of uint8."""
+    return any(value.type.tensor_type.elem_type == _BYTE for value in model.graph.input)
+
+
+def bytes_to_floats(model: onnx.ModelProto) -> list[str]:
+    """Write what moves bytes in float32, in place; return the names of those nodes."""
+    scope = next(iter(every_scope(model, opset(model))))
+    names, nodes = list[str](), list[onnx.NodeProto]()
+    floats: dict[str, str] = {}
+    for node in model.graph.node:
+        moves = node.op_type in _MOVES and (
+            node.op_type != "Resize" or attribute(node, "mode", "nearest") == "nearest"
+        )
+        known = node.domain in ONNX_DOMAINS and (moves or node.op_type in _READS)
+        read = {name for name in node.input if known and scope.type(name) == "tensor(uint8)"}
+        if not read or (node.op_type == "Cast" and not read & floats.keys()):
+            nodes.append(node)
+            continue
+        names.append(node_name(node))
+        for name in read - floats.keys():
+            floats[name] = _as_float(name, scope, nodes)
+        node.input[:] = [floats.get(name, name) if name in read else name for name in node.input]
+        nodes.append(node)
+        for index, name in enumerate(node.output if moves else ()):
+            if name and scope.type(name) == "tensor(uint8)":
+                floats[name] = node.output[index] = scope.fresh(f"{name}/float")
+                nodes.append(helper.make_node("Cast", [floats[name]], [name], f"{name}/byte", to=_BYTE))
+    if names:
+        set_nodes(model.graph, nodes)
+        drop_unread(model.graph, ("Cast",))
+        drop_unused_initializers(model.graph)
+    return names
+
+
+def _as_float(name: str, scope: Scope, nodes: list[onnx.NodeProto]) -> str:
+    values = scope.constant(name)
+    if values is not None:
+        return scope.store(values.astype(np.float32), f"{name}/float")
+    result = scope.fresh(f"{name}/float")
+    nodes.append(helper.make_node("Cast", [name], [result], result, to=_FLOAT))
+    return result

@@ -1,0 +1,97 @@
+"""Write scatters that reduce without them, for parsers that read plain ones alone (TensorRT-RTX 1.7.1).
+
+A layer over a graph sums the messages of all edges into the node that each leads to (`index_add`), or takes
+their largest (`scatter_reduce`):
+
+out[i] = data[i] + sum over e with index[e] = i of updates[e],    data [N, ...], index [E], updates [E, ...]
+
+Range(N) [N, 1] == index [1, E] ─ Cast [N, E] ─ MatMul(updates [E, F]) ─ Reshape as data ─ Add(data)
+
+Maxima, minima, products, integers, and indices that differ along another axis have no such product:
+
+Range(N) [N, 1] == index [1, E] ─ Where(updates, identity) [N, E, F] ─ ReduceMax over E ─ Max(data)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from ...model.graph import attribute, opset
+from .scope import Chain, Scope, replace_nodes
+
+SCATTERS = ("ScatterElements", "ScatterND")
+_INT64 = 7  # ONNX's number
+_FLOATS = (1, 10, 11, 16)  # float, float16, double, bfloat16
+_REDUCTIONS: Mapping[str, tuple[str, str]] = {
+    "add": ("ReduceSum", "Add"), "mul": ("ReduceProd", "Mul"),
+    "max": ("ReduceMax", "Max"), "min": ("ReduceMin", "Min"),
+}  # fmt: skip
+
+
+def reduces(node: onnx.NodeProto) -> bool:
+    """Whether a node is a scatter that reduces."""
+    return node.op_type in SCATTERS and attribute(node, "reduction", "none") != "none"
+
+
+def scatters_to_masks(model: onnx.ModelProto) -> list[str]:
+    """Rewrite each scatter that reduces, where its axes are known; return the names of those nodes."""
+    return replace_nodes(
+        model, opset(model), lambda node, scope: _masked(node, scope) if reduces(node) else None
+    )
+
+
+def _masked(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+    data, indices, updates = node.input
+    extents, tuples = scope.extents(data), scope.extents(indices)
+    if not extents or not tuples:
+        return None
+    chain, rank, by_rows = Chain(node, scope), len(extents), True
+    add, ints, kind = chain.add, chain.ints, scope.elem_type(node, data)
+    axis = attribute(node, "axis", 0) % rank if node.op_type == "ScatterElements" else 0
+    if node.op_type == "ScatterND":
+        if tuples[-1] != 1:
+            return None
+    else:
+        beside = [at for at in range(rank) if at != axis]
+        if any(extents[at] != tuples[at] or extents[at] is None for at in beside):
+            return None  # a part of the other axes is written
+        indices = scope.expanded(indices)
+        by_rows = axis == 0 and (scope.shape(indices) or ())[1:] == (1,) * (rank - 1)
+    count = add("Gather", [add("Shape", [data]), ints(axis)])
+    rows = add("Range", [ints(0), count, ints(1)])
+    index = add("Cast", [indices], to=_INT64)
+    index = add("Where", [add("Less", [index, ints(0)]), add("Add", [index, count]), index])
+    if by_rows:
+        index, rows = add("Reshape", [index, ints([1, -1])]), add("Reshape", [rows, ints([-1, 1])])
+        updates = add(
+            "Flatten", [updates], axis=max(len(tuples) - 1, 1) if node.op_type == "ScatterND" else 1
+        )
+    else:
+        index, updates = (add("Unsqueeze", [name, ints([axis])]) for name in (index, updates))
+        rows = add("Reshape", [rows, ints([-1] + [1] * (rank - axis))])
+    leads = add("Equal", [rows, index])
+    reduction, combine = _REDUCTIONS[attribute(node, "reduction")]
+    if by_rows and reduction == "ReduceSum" and kind in _FLOATS:
+        reduced = add("MatMul", [add("Cast", [leads], to=kind), updates])
+    else:
+        leads = add("Unsqueeze", [leads, ints([2])]) if by_rows else leads
+        values = add("Where", [leads, updates, chain.scalar(_identity(reduction, kind), kind)])
+        reduced = chain.reduce(reduction, values, [axis + 1], keepdims=0)
+    if by_rows:
+        reduced = add("Reshape", [reduced, add("Shape", [data])])
+    add(combine, [data, reduced], last=True)
+    return chain.nodes
+
+
+def _identity(reduction: str, kind: int) -> float:
+    """The number that a reduction leaves out."""
+    if reduction in ("ReduceSum", "ReduceProd"):
+        return float(reduction == "ReduceProd")
+    if kind in _FLOATS:
+        return -np.inf if reduction == "ReduceMax" else np.inf
+    limits = np.iinfo(helper.tensor_dtype_to_np_dtype(kind))
+    return limits.min if reduction == "ReduceMax" else limits.max
