@@ -13,6 +13,17 @@ element-wise tolerance says whether they are good, but what the output is:
 
 The argmax of few rows fails where an artifact that agrees in 95% of all rows would do as badly in less than
 5% of such samples (the upper tail of the binomial distribution of its flips).
+
+A mask, as of logits that must not be chosen, is no signal: its square outweighs all other values. A value
+`v` of a reference's batch is masked where
+
+1. it is infinite, or the largest of float32 or bfloat16;
+2. or it is at most -8192, lies within `c / 256 + r` of a mask's constant `-c`, and `|v| >= 100 r'`. The
+   constants are 1, 2 and 5 times a power of ten from 1e4, and the largest of each type of floats, or half of
+   it. `r` is the largest magnitude below 8192, `r'` that of all finite values that are near no constant.
+
+An artifact masks it, too, where its value has the same sign and at least 8192: infinity, and what fits its
+type, are masks as well. Such values are left out of every measure. Another value is an infinite error.
 """
 
 from __future__ import annotations
@@ -75,9 +86,12 @@ class RowAgreement:
             return
         if not self._two_axes and self.declared is None:
             return  # a signal already
+        x, y = (side.astype(np.float64) for side in without_masks(expected, actual)[:2])
+        masked = _masked(expected)
+        if masked is not None:  # of the others, which is the largest
+            expected, actual = np.where(masked, -np.inf, x), np.where(masked & (x == 0.0), -np.inf, y)
         same = expected.argmax(-1) == actual.argmax(-1)
         self.same, self.rows = self.same + int(same.sum()), self.rows + same.size
-        x, y = expected.astype(np.float64), actual.astype(np.float64)
         lengths = np.linalg.norm(x, axis=-1)
         self._unit &= bool(np.all(np.abs(lengths - 1.0) < _UNIT))
         self._one_hot &= bool((x.max(-1) > 1.0 - _UNIT).all())
@@ -132,12 +146,21 @@ class Judgement:
     snr_db: float
     agreement: float | None
     cosine: float | None
+    masks: str = ""
+
+    @property
+    def is_labels(self) -> bool:
+        """Whether its ratio of signal to noise says nothing."""
+        return self.criterion.startswith("labels")
 
     @property
     def measured(self) -> str:
         """The measured figures as text."""
+        if self.is_labels:
+            return f"the same value in {self.agreement or 0:.0%} of elements"
         more = "" if self.agreement is None else f", same argmax in {self.agreement:.0%} of rows"
-        return f"{self.snr_db:.1f} dB{more if self.cosine is None else f', cosine {self.cosine:.3f}'}"
+        more = more if self.cosine is None else f", cosine {self.cosine:.3f}"
+        return f"{self.snr_db:.1f} dB{more}" + (f", {self.masks}" if self.masks else "")
 
 
 def lowest_db(precision: str) -> float:
@@ -165,7 +188,7 @@ def judge_by_precision(
             beyond = max(beyond, float(error[error > RTOL[kind] * np.abs(values)].max(initial=0.0)))
         atol = ATOL_SHARE[kind] * sums.max_abs
         criterion = f"atol {atol:.3g}, rtol {RTOL[kind]:g}"
-        judgements.append(Judgement(name, beyond <= atol, criterion, sums.snr_db, None, None))
+        judgements.append(Judgement(name, beyond <= atol, criterion, sums.snr_db, None, None, sums.masks))
     return judgements
 
 
@@ -178,7 +201,8 @@ def judge_outputs(reference: Mapping[str, Batches], actual: Mapping[str, Batches
             rows.add(a, b)
             sums.add(a, b)
         passed, criterion = rows.verdict(loud=sums.snr_db >= SNR_DB)
-        judgements.append(Judgement(name, passed, criterion, sums.snr_db, rows.agreement, rows.cosine))
+        figures = (sums.snr_db, rows.agreement, rows.cosine, sums.masks)
+        judgements.append(Judgement(name, passed, criterion, *figures))
     return judgements
 
 
@@ -204,6 +228,50 @@ def flips_by_chance(flips: int, rows: int) -> float:
     )  # fmt: skip
 
 
+_MASK = 8192.0  # the least magnitude of a mask: -1e4 to which a logit was added, and rounded
+_BEYOND = 100.0  # how far a mask lies beyond the other values
+_LARGEST = (65504.0, 3.3895314e38, 3.4028235e38)  # of fp16, bf16, fp32
+_ROUNDING = 2.0**-8  # of bf16
+_MASKS = np.unique(
+    [digit * 10.0**power for power in range(4, 39) for digit in (1, 2, 5)]
+    + [value / part for value in _LARGEST for part in (1, 2)]
+)
+
+
+def without_masks(
+    reference: NDArray[Any], output: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any], int, int]:
+    """Return both sides of a batch with 0 where both are masked, how many values are, and how many no more.
+
+    Where the reference alone is masked, see the module, it is infinite. Without masks both stay as they are.
+    """
+    masked = _masked(reference)
+    if masked is None:
+        return reference, output, 0, 0
+    a, b = reference.astype(np.float64), output.astype(np.float64)
+    alike = masked & (np.abs(b) >= _MASK) & (np.signbit(a) == np.signbit(b))
+    a = np.where(masked, np.copysign(np.inf, a), a)
+    count = int(masked.sum())
+    return np.where(alike, 0.0, a), np.where(alike, 0.0, b), count, count - int(alike.sum())
+
+
+def _masked(reference: NDArray[Any]) -> NDArray[Any] | None:
+    """Which values are masked; None where none is."""
+    if reference.dtype.kind in "biuOUS" or not reference.size:
+        return None
+    if reference.min() > -_MASK and reference.max() < _LARGEST[1]:
+        return None
+    values = reference.astype(np.float64)
+    magnitudes = np.where(np.isfinite(values), np.abs(values), 0.0)
+    window = magnitudes * _ROUNDING + magnitudes[magnitudes < _MASK].max(initial=0.0)
+    after = np.searchsorted(_MASKS, magnitudes).clip(1, len(_MASKS) - 1)
+    distance = np.minimum(np.abs(_MASKS[after] - magnitudes), np.abs(_MASKS[after - 1] - magnitudes))
+    near = (values <= -_MASK) & (distance <= window)
+    most = magnitudes[~near & (magnitudes < _LARGEST[1])].max(initial=0.0)
+    masked = np.isinf(values) | (magnitudes >= _LARGEST[1]) | (near & (magnitudes >= _BEYOND * most))
+    return masked if masked.any() else None
+
+
 FLOAT_RTOL = 1e-3
 """Largest error, as a share of the reference's largest magnitude, that counts as equal in float32."""
 
@@ -212,10 +280,11 @@ FLOAT_RTOL = 1e-3
 class ErrorSums:
     """The distance of an output from its reference, summed up piece by piece; nothing else is kept.
 
-    NaN and infinities that stand at the same place are equal; anything else against them is an infinite
-    error. Texts are equal (1) or not (0).
+    NaN that stands at the same place is equal, masks are left out (see the module); anything else against
+    them is an infinite error. Texts are equal (1) or not (0).
 
     `signal` and `noise` are sums of squares, of the reference and of the error; `max_abs` is the reference's.
+    Of `masked` values `unmasked` are masked no more.
     """
 
     signal: float = 0.0
@@ -224,12 +293,16 @@ class ErrorSums:
     max_abs_error: float = 0.0
     elements: int = 0
     abs_error: float = 0.0
+    masked: int = 0
+    unmasked: int = 0
 
     def add(self, reference: NDArray[Any], output: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Add elements of both sides; return the reference's values and absolute errors, flat, in float64.
 
-        Where the reference is not finite its value is 0.
+        Where the reference is not finite, or masked, its value is 0.
         """
+        reference, output, masked, unmasked = without_masks(reference, output)
+        self.masked, self.unmasked = self.masked + masked, self.unmasked + unmasked
         values, error = _values_and_errors(reference, output)
         with np.errstate(over="ignore"):
             self.noise += float(np.dot(error, error))
@@ -247,8 +320,15 @@ class ErrorSums:
 
     @property
     def mean_abs_error(self) -> float:
-        """Mean absolute error over all elements; 0 where nothing was compared."""
-        return self.abs_error / self.elements if self.elements else 0.0
+        """Mean absolute error over all elements but masked ones; 0 where nothing was compared."""
+        return self.abs_error / max(self.elements - self.masked, 1)
+
+    @property
+    def masks(self) -> str:
+        """What is to be said of masked values; empty without them."""
+        if self.unmasked:
+            return f"{self.unmasked} of {self.masked} masked values masked no more"
+        return f"{self.masked} masked values left out" if self.masked else ""
 
     @property
     def close(self) -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, starmap
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ...calibration import Method, parse_method
 from ...errors import InvalidOption, QuantizationError
 from ...model.graph_rules import graph_rules
-from ...model.judgement import SNR_DB, judge_outputs
+from ...model.judgement import SNR_DB, judge_outputs, without_masks
 from ...model.onnx_file import Graph, copy_model
 from ...model.random_input import run_on
 from ...processor import why_not_exact
@@ -302,7 +302,7 @@ class Judge:
         broken = [
             name
             for name, batches in pairs.items()
-            if any(np.any(np.isfinite(expected) & ~np.isfinite(found)) for expected, found in batches)
+            if any(np.any(np.isfinite(a) & ~np.isfinite(b)) for a, b, *_ in starmap(without_masks, batches))
         ]
         worst = min((one.snr_db for one in judged if one.output in floats), default=float("inf"))
         return Judged(judged, worst, min(broken, default=""))

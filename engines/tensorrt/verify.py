@@ -21,7 +21,7 @@ import numpy as np
 
 from ...artifact import Check
 from ...errors import BuildError, DataError, EngineUnavailable, QCompileError
-from ...model.judgement import BY_SIGNAL, judge_by_precision, lowest_db
+from ...model.judgement import BY_SIGNAL, judge_by_precision, lowest_db, without_masks
 from ...model.random_input import random_feeds, read_domains
 from ...model.session import make_session, run_session, session_options
 from ...tensors import Feeds, TensorInfo
@@ -120,7 +120,8 @@ def _require_finite(runs: _Runs, request: BuildRequest) -> None:
                 continue
             broken = ~np.isfinite(array)
             if runs.expected and array.shape == runs.expected[index][name].shape:
-                broken &= np.isfinite(runs.expected[index][name])
+                expected, found = without_masks(runs.expected[index][name], array)[:2]
+                broken = np.isfinite(expected) & ~np.isfinite(found)
             if broken.any():
                 subject = f"{request.source or request.model}: the engine computes NaN or infinity"
                 compared = ", ONNX Runtime does not" if runs.expected else ""
