@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,7 +17,7 @@ from ...errors import ExportError, ModelError, first_line
 from ...model.example import CHECK_EXTENTS, Example, flat_outputs, make_example
 from ...model.input_notes import AxisRange
 from ...model.preprocessing import Preprocessing
-from ...model.pytorch import ForeignOutput, LoadedModel, flat_tensors
+from ...model.pytorch import WITHOUT_CACHE, ForeignOutput, LoadedModel, without_cache
 from ...model.random_input import EXTENTS
 from ...progress import Progress, quiet
 from ...tensors import Feeds, TensorInfo, format_shape
@@ -78,18 +79,14 @@ def open_original(
         warnings.append("the model was in training mode; it is exported in evaluation mode")
     with ExitStack() as stack:
         try:
-            _require_tensors(reference, label)
-        except ExportError:
-            configs: list[Any] = [getattr(part, "config", None) for part in loaded.module.modules()]
-            caching = [config for config in configs if getattr(config, "use_cache", None) is True]
-            if not caching:
-                raise
-            for config in caching:
-                stack.callback(setattr, config, "use_cache", True)
-                config.use_cache = False
-            reference = run(loaded, example, example.feeds, label)
-            _require_tensors(reference, label)
-            warnings.append("the model returns a cache; it is exported with use_cache=False")
+            again = partial(run, loaded, example, example.feeds, label)
+            reference, configs = without_cache(loaded.module, reference, again)
+        except ForeignOutput as error:
+            raise ExportError(f"{label}: {error.message}", hint=error.hint, **error.data) from error
+        for config in configs:
+            stack.callback(setattr, config, "use_cache", True)
+        if configs:
+            warnings.append(WITHOUT_CACHE.format("exported"))
         yield Original(loaded, label, example, reference, list(tried), feeds, samples, warnings)
 
 
@@ -123,13 +120,6 @@ def _first_that_runs(loaded: LoadedModel, tried: Iterator[Example], label: str) 
         extents = ", ".join(f"{image}/{length}" for image, length in EXTENTS[1:])
         refused[0].message += f" (nor does it run with other extents, of images/of lengths: {extents})"
     raise refused[0]
-
-
-def _require_tensors(reference: Any, label: str) -> None:
-    try:
-        flat_tensors(reference)
-    except ForeignOutput as error:
-        raise ExportError(f"{label}: {error.message}", hint=error.hint, **error.data) from error
 
 
 _FEW = 16  # a first axis traced with no more is a batch: 1 and 3 are what is checked
