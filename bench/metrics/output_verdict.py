@@ -96,8 +96,9 @@ def judge(
         if output.mismatch:
             judged.append(OutputDifference(name, False, output.mismatch, np.inf, -np.inf, None))
             continue
-        numbers = map(_numbers, expected, actual)
-        passed, criterion = _verdict(output, *map(list, zip(*numbers, strict=True)), precision, tolerances)
+        numbers = list(map(_numbers, expected, actual))
+        sides = [a for a, _ in numbers], [b for _, b in numbers]
+        passed, criterion = _verdict(output, *sides, precision, tolerances)
         rows, sums = output.rows, output.sums
         figures = (sums.max_abs_error, sums.snr_db, rows.agreement, rows.cosine, rows.rule)
         judged.append(OutputDifference(name, passed, output.with_masks(criterion), *figures))
@@ -126,13 +127,13 @@ def _verdict(
     return _compare(actual, expected, compare), f"atol {atol:.3g}, rtol {rtol:g}"
 
 
-def _numbers(expected: NDArray[Any], actual: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+def _numbers(expected: NDArray[Any], actual: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Both sides as Polygraphy subtracts them: masks are 0, texts 1 where they are equal."""
     if expected.dtype.kind in "OUS":
         return np.ones(expected.shape), np.asarray(expected == actual, np.float64)
-    sides = without_masks(expected, actual)[:2]
+    a, b = without_masks(expected, actual)[:2]
     kind = np.float64 if expected.dtype.kind == "b" else None
-    return tuple(np.asarray(side, kind, order="C") for side in sides)
+    return np.asarray(a, kind, order="C"), np.asarray(b, kind, order="C")
 
 
 def default_tolerances(precision: str, max_abs: float) -> tuple[float, float]:

@@ -199,7 +199,8 @@ def test_masks_do_not_change_the_ratio_of_the_other_values(
 ) -> None:
     random = np.random.default_rng(seed)
     x = random.normal(0, 5, (6, 40)).astype(np.float32)
-    y, is_masked = noisy(x, 0.02), random.random(x.shape) < share
+    y, is_masked = noisy(x, 0.02), random.random(x.shape) < (min(share, 0.5) if added else share)
+    is_masked[0, :2] = True, False
     reference, output = (np.where(is_masked, value * added, value) for value in (x, y))
     theirs = mask if other is None else math.copysign(other, mask)
     with np.errstate(over="ignore"):
@@ -213,17 +214,21 @@ def test_masks_do_not_change_the_ratio_of_the_other_values(
     for precision in ("fp32", "fp16", "int8"):
         (verdict,) = judge_by_precision({"y": [reference]}, {"y": [output]}, precision)
         (other_verdict,) = judge([{"y": reference}], [{"y": output}], precision)
-        assert verdict.passed is other_verdict.passed is (precision == "int8")
+        rows = {"hidden": [x[~is_masked]]}, {"hidden": [y[~is_masked]]}
+        (unmasked,) = judge_by_precision(*rows, precision)
+        assert verdict.passed is other_verdict.passed
+        assert precision == "int8" or verdict.passed is unmasked.passed
+        assert verdict.agreement is None or verdict.agreement > 0.5
         assert other_verdict.criterion == f"{verdict.criterion}; {is_masked.sum()} masked values left out"
 
 
 @given(
-    hnp.arrays(np.float32, (3, 7), elements=st.floats(-8000, 2.0**127, width=32)),
+    hnp.arrays(np.float32, (3, 7), elements=st.floats(-8000, 2.0**125, width=32)),
     st.floats(1e-6, 1.0),
 )
 @settings(deadline=None)
 def test_without_masks_every_bit_is_as_it_was(reference: NDArray[np.float32], share: float) -> None:
-    output = (reference * np.float32(1 + share)).clip(-3e38, 2.0**127)
+    output = reference * np.float32(1 + share)
     found, a = output_error(reference, output), reference.astype(np.float64).ravel()
     error = np.abs(a - output.astype(np.float64).ravel())
     assert (found.signal, found.noise) == (float(a @ a), float(error @ error))
@@ -232,7 +237,8 @@ def test_without_masks_every_bit_is_as_it_was(reference: NDArray[np.float32], sh
 
 @pytest.mark.parametrize(
     "values",
-    [[12000.0, 3.2], [-12000.0, 3.2], [10000.0, 2.0], [1e9, 0.5], [-3e4, -1e4, 500.0], [-1e4, -9000.0, 1.0],
+    [[12000.0, 3.2], [-12000.0, 3.2], [-10012.5, 0.0], [-499000.0],
+     [-10012.5, 3.0], [10000.0, 2.0], [1e9, 0.5], [-3e4, -1e4, 500.0], [-1e4, -9000.0, 1.0],
      [65504.0, 1.0], [-1e9, -2.5e7, 3.0]],
 )  # fmt: skip
 def test_large_values_are_no_masks(values: list[float]) -> None:
@@ -257,7 +263,7 @@ def test_a_masked_value_that_is_masked_no_more_fails_and_is_counted(value: float
 def test_rows_that_are_masked_as_a_whole_have_no_argmax() -> None:
     logits = normal(40, 10)
     logits[:, 7:] = -1e9
-    logits[::2] = -1e9 + 64 * np.arange(10)  # a mask that was added
+    logits[::2] = -1e9 + 64 * (np.arange(10) % 2)  # a mask that was added
     output = np.where(logits < -1e4, np.float32(-INF), logits)
     verdict = judged(logits, output, "logits")
     assert (verdict.passed, verdict.agreement, verdict.snr_db) == (True, 1.0, INF)
