@@ -38,7 +38,8 @@ from ..errors import BuildError, DataError, EngineUnavailable, ModelError, QComp
 from ..files import temporary_folder
 from ..model.graph import attribute, consumers, model_io, producers, tensor_values, weighted_nodes
 from ..model.graph_edits import cut
-from ..model.judgement import decibels, enough_agreement, lowest_db, without_masks
+from ..model.judgement import decibels, enough_agreement, lowest_db
+from ..model.masks import without_masks
 from ..model.onnx_file import Graph, copy_model, save_onnx
 from ..model.random_input import random_feeds, read_domains
 from ..model.reference_forms import (

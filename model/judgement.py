@@ -13,18 +13,6 @@ element-wise tolerance says whether they are good, but what the output is:
 
 The argmax of few rows fails where an artifact that agrees in 95% of all rows would do as badly in less than
 5% of such samples (the upper tail of the binomial distribution of its flips).
-
-A mask, as of logits that must not be chosen, is no signal: its square outweighs all other values. A value
-`v` of a reference's batch is masked where
-
-1. it is infinite, or the largest of float32 or bfloat16;
-2. or it is at most -8192, lies within `2 r` of a mask's constant `-c`, and `|v| >= 100 r'`. The constants are
-   1, 2 and 5 times a power of ten from 1e4, and the largest of each type of floats, or half of it, as types
-   round them. `r` is the largest magnitude below 8192: of logits that a mask was added to. `r'` is that of
-   all finite values that are near no constant.
-
-An artifact masks it, too, where its value has the same sign and at least 8192: infinity, and what fits its
-type, are masks as well. Such values are left out of every measure. Another value is an infinite error.
 """
 
 from __future__ import annotations
@@ -37,6 +25,8 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .masks import masked_values, without_masks
 
 RTOL = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
 ATOL_SHARE = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
@@ -88,7 +78,7 @@ class RowAgreement:
         if not self._two_axes and self.declared is None:
             return  # a signal already
         x, y = (side.astype(np.float64) for side in without_masks(expected, actual)[:2])
-        masked = _masked(expected)
+        masked = masked_values(expected)
         if masked is not None:  # of the others, which is the largest
             expected, actual = np.where(masked, -np.inf, x), np.where(masked & (x == 0.0), -np.inf, y)
         same = expected.argmax(-1) == actual.argmax(-1)
@@ -229,57 +219,6 @@ def flips_by_chance(flips: int, rows: int) -> float:
     )  # fmt: skip
 
 
-_MASK = 8192.0  # the least magnitude of a mask: -1e4 to which a logit was added, and rounded
-_BEYOND = 100.0  # how far a mask lies beyond the other values
-_LARGEST = (65504.0, 3.3895314e38, 3.4028235e38)  # of fp16, bf16, fp32
-_ROUNDING = 2.0**-23  # of fp32
-
-
-def _constants() -> NDArray[np.float64]:
-    """The magnitudes of masks, as bf16, fp16 and fp32 round them."""
-    digits = [digit * 10.0**power for power in range(4, 39) for digit in (1, 2, 5)]
-    fractions, exponents = np.frexp(digits)
-    rounded = [np.ldexp(np.rint(fractions * 2.0**bits), exponents - bits) for bits in (8, 11, 24)]
-    return np.unique([*np.ravel(rounded), *(value / part for value in _LARGEST for part in (1, 2))])
-
-
-_MASKS = _constants()
-
-
-def without_masks(
-    reference: NDArray[Any], output: NDArray[Any]
-) -> tuple[NDArray[Any], NDArray[Any], int, int]:
-    """Return both sides of a batch with 0 where both are masked, how many values are, and how many no more.
-
-    Where the reference alone is masked, see the module, it is infinite. Without masks both stay as they are.
-    """
-    masked = _masked(reference)
-    if masked is None:
-        return reference, output, 0, 0
-    a, b = reference.astype(np.float64), output.astype(np.float64)
-    alike = masked & (np.abs(b) >= _MASK) & (np.signbit(a) == np.signbit(b))
-    a = np.where(masked, np.copysign(np.inf, a), a)
-    count = int(masked.sum())
-    return np.where(alike, 0.0, a), np.where(alike, 0.0, b), count, count - int(alike.sum())
-
-
-def _masked(reference: NDArray[Any]) -> NDArray[Any] | None:
-    """Which values are masked; None where none is."""
-    if reference.dtype.kind in "biuOUS" or not reference.size:
-        return None
-    if reference.min() > -_MASK and reference.max() < _LARGEST[1]:
-        return None
-    values = reference.astype(np.float64)
-    magnitudes = np.where(np.isfinite(values), np.abs(values), 0.0)
-    added = magnitudes[magnitudes < _MASK].max(initial=0.0)
-    after = np.searchsorted(_MASKS, magnitudes).clip(1, len(_MASKS) - 1)
-    distance = np.minimum(np.abs(_MASKS[after] - magnitudes), np.abs(_MASKS[after - 1] - magnitudes))
-    near = (values <= -_MASK) & (distance <= 2.0 * added + magnitudes * _ROUNDING)
-    most = magnitudes[~near & (magnitudes < _LARGEST[1])].max(initial=0.0)
-    masked = np.isinf(values) | (magnitudes >= _LARGEST[1]) | (near & (magnitudes >= _BEYOND * most))
-    return masked if masked.any() else None
-
-
 FLOAT_RTOL = 1e-3
 """Largest error, as a share of the reference's largest magnitude, that counts as equal in float32."""
 
@@ -288,7 +227,7 @@ FLOAT_RTOL = 1e-3
 class ErrorSums:
     """The distance of an output from its reference, summed up piece by piece; nothing else is kept.
 
-    NaN that stands at the same place is equal, masks are left out (see the module); anything else against
+    NaN that stands at the same place is equal, masks are left out (see `masks`); anything else against
     them is an infinite error. Texts are equal (1) or not (0).
 
     `signal` and `noise` are sums of squares, of the reference and of the error; `max_abs` is the reference's.

@@ -24,8 +24,8 @@ from ...model.judgement import (
     ErrorSums,
     RowAgreement,
     Rule,
-    without_masks,
 )
+from ...model.masks import without_masks
 from ...progress import quiet
 from ..outputs import paired
 from ..results.row import Difference

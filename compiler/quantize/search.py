@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from ...calibration import Method, parse_method
 from ...errors import InvalidOption, QuantizationError
 from ...model.graph_rules import graph_rules
-from ...model.judgement import SNR_DB, judge_outputs, without_masks
+from ...model.judgement import SNR_DB, judge_outputs
+from ...model.masks import without_masks
 from ...model.onnx_file import Graph, copy_model
 from ...model.random_input import run_on
 from ...processor import why_not_exact

@@ -21,7 +21,8 @@ import numpy as np
 
 from ...artifact import Check
 from ...errors import BuildError, DataError, EngineUnavailable, QCompileError
-from ...model.judgement import BY_SIGNAL, judge_by_precision, lowest_db, without_masks
+from ...model.judgement import BY_SIGNAL, judge_by_precision, lowest_db
+from ...model.masks import without_masks
 from ...model.random_input import random_feeds, read_domains
 from ...model.session import make_session, run_session, session_options
 from ...tensors import Feeds, TensorInfo

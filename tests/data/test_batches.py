@@ -248,49 +248,6 @@ def test_a_limit_does_not_cut_a_batch_that_cannot_be_split(script: Script) -> No
     assert [made.samples for made in Data(spec, [X, scale], limit=10)] == [4, 4]
 
 
-EDGES = {"free": TensorInfo("edges", "int64", ("m",)), "pairs": TensorInfo("edges", "int64", (2, "m"))}
-
-
-@pytest.mark.parametrize("kind", EDGES)
-@pytest.mark.parametrize("source", ["function", "npz", "folder", "json"])
-@pytest.mark.parametrize("limit", [1, 16, None])
-def test_a_graph_is_read_whole_whatever_the_limit(
-    kind: str, source: str, limit: int | None, script: Script, tmp_path: Path
-) -> None:
-    """Its nodes and edges are no samples, and its first axes differ."""
-    shape = (7,) if kind == "free" else (2, 90)
-    feeds = {"x": rows(40), "edges": np.zeros(shape, np.int64)}
-    (tmp_path / "folder").mkdir()
-    if source == "json":
-        from polygraphy.json import save_json
-
-        save_json([feeds], str(tmp_path / "graph.json"))
-    spec = {
-        "function": lambda: script(
-            f"yield {{'x': np.repeat(np.arange(40, dtype=np.float32)[:, None], 3, 1), "
-            f"'edges': np.zeros({shape}, np.int64)}}"
-        ),
-        "npz": lambda: npz(tmp_path / "graph.npz", **feeds),
-        "folder": lambda: str(Path(npz(tmp_path / "folder" / "0.npz", **feeds)).parent),
-        "json": lambda: str(tmp_path / "graph.json"),
-    }[source]()
-    inputs = [TensorInfo("x", "float32", ("n", 3)), EDGES[kind]]
-    data = Data(spec, inputs, batch_size=1, limit=limit)
-    for batches in (list(data), list(data)):
-        [batch] = batches
-        np.testing.assert_array_equal(batch.feeds["x"], feeds["x"])
-        np.testing.assert_array_equal(batch.feeds["edges"], feeds["edges"])
-    [first] = data.first_batches(1)
-    assert first["x"].shape == (40, 3)
-
-
-def test_a_batch_that_can_be_split_is_cut_by_a_limit_and_a_fixed_one_refused(script: Script) -> None:
-    spec = script("yield np.zeros((40, 3), np.float32)")
-    assert [batch.samples for batch in Data(spec, [X], limit=16)] == [16]
-    with pytest.raises(DataError, match="takes 40 samples at a time; at most 16 were asked for"):
-        list(Data(spec, [TensorInfo("x", "float32", (40, 3))], limit=16))
-
-
 FUNCTION = """
 import numpy as np
 

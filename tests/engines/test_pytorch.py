@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from simulated_torch_cuda import COPY_MS, KERNEL_MS, SimulatedTorchCuda, install
 from torch import nn
 
-import qcompile
 from qcompile.artifact import load_artifact
 from qcompile.engines import load
 from qcompile.engines.base import BuildRequest
@@ -35,7 +34,6 @@ from qcompile.spec.words import Precision
 SOURCE = """
 import random
 import torch
-from types import SimpleNamespace
 from torch import nn
 
 class Pair(nn.Module):
@@ -73,23 +71,6 @@ def moody():
 
 def unscriptable():
     return Unscriptable(), (torch.ones(2, 3),)
-
-class Memory:
-    pass
-
-class Cached(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.config = SimpleNamespace(use_cache=True)
-        self.layer = nn.Linear(4, 3)
-
-    def forward(self, x):
-        logits = self.layer(x)
-        return {"logits": logits, "cache": Memory()} if self.config.use_cache else {"logits": logits}
-
-def cached():
-    torch.manual_seed(0)
-    return Cached(), (torch.ones(2, 4),)
 
 pair, branch, counted, made = Pair, Branch, Counted, Random
 """
@@ -216,34 +197,6 @@ def test_every_mode_computes_what_eager_does_for_every_batch_size(torch_model: s
             np.testing.assert_allclose(found, expected[batch], rtol=1e-4, atol=1e-5)
         assert (runner.contains == "host to host: one forward()") is (mode == "eager")
         assert len(runner.time(images(2), 3)) == 3
-
-
-@pytest.mark.parametrize("mode", ["eager", "trace", "freeze", "half", "autocast"])
-def test_a_model_that_returns_a_cache_runs_without_it_as_it_is_exported(source: Path, mode: str) -> None:
-    x = normal(2, 4)
-    layer = load_torch(parse_source(f"{source}:cached")).module.layer
-    with PyTorch().open_in_mode(f"{source}:cached", mode, threads=1) as runner, torch.no_grad():
-        first, again = (runner.infer({"x": x}) for _ in range(2))
-        assert list(first) == list(again) == ["logits"]
-        expected = layer.float()(torch.from_numpy(x)).numpy()
-        np.testing.assert_allclose(first["logits"], expected, atol=0.02 if mode == "autocast" else 5e-3)
-        assert runner.notes == ("the model returns a cache; it is run with use_cache=False",)
-    with PyTorch().open(f"{source}:example", threads=1) as runner:
-        runner.infer({"input": x})
-        assert runner.notes == ()
-
-
-def test_what_was_exported_without_a_cache_is_compared_with_its_model(source: Path, tmp_path: Path) -> None:
-    spec, x = f"{source}:cached", tmp_path / "x.npz"
-    np.savez(x, x=normal(6, 4))
-    exported = qcompile.export(spec, tmp_path / "m.onnx", inputs=["x:[batch,4]"])
-    traced = qcompile.build(spec, tmp_path / "m.pt", target="torchscript")
-    for artifact, verb in ((exported, "exported"), (traced, "traced")):
-        assert f"the model returns a cache; it is {verb} with use_cache=False" in artifact.manifest.warnings
-    found = qcompile.diff(spec, str(exported.path), data=str(x))
-    assert found
-    [warning] = found.warnings
-    assert warning.endswith(":cached: the model returns a cache; it is run with use_cache=False")
 
 
 @pytest.mark.parametrize("mode", ["half", "autocast"])
