@@ -54,6 +54,12 @@ def without_masks(
     return np.where(alike, 0.0, a), np.where(alike, 0.0, b), count, count - int(alike.sum())
 
 
+def not_finite(reference: NDArray[Any], output: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return where an output is NaN or infinite that its reference is not, masks apart."""
+    a, b = without_masks(reference, output)[:2]
+    return np.asarray(~np.isfinite(b) & (a != b) & ~np.isnan(a))
+
+
 def masked_values(reference: NDArray[Any]) -> NDArray[Any] | None:
     """Return which values of a batch are masked; None where none is."""
     if reference.dtype.kind in "biuOUS" or not reference.size:

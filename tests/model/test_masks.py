@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from qcompile.bench.metrics.output_verdict import judge
 from qcompile.model.judgement import judge_by_precision, judge_outputs, output_error
+from qcompile.model.masks import not_finite
 
 INF, NAN = math.inf, math.nan
 
@@ -102,6 +103,14 @@ def test_a_masked_value_that_is_masked_no_more_fails_and_is_counted(value: float
         assert verdict.masks == "1 of 40 masked values masked no more"
         assert other.criterion.endswith(f"; {verdict.masks}")
         assert verdict.snr_db == other.snr_db == -INF
+
+
+def test_what_becomes_infinite_is_found_beside_masks() -> None:
+    reference = np.array([1.0, 1.0, -1e9, -1e9, -1e9, -INF, NAN, INF, INF, 0.0])
+    output = np.array([1.0, -INF, -INF, NAN, INF, -65504.0, INF, INF, NAN, NAN])
+    expected = [False, True, False, True, True, False, False, False, True, True]
+    assert not_finite(reference, output).tolist() == expected
+    assert not_finite(reference[:2], np.array([NAN, 1.0])).tolist() == [True, False]
 
 
 def test_rows_that_are_masked_as_a_whole_have_no_argmax() -> None:
