@@ -269,12 +269,17 @@ def timing_feeds(
 
 
 def collect_outputs(
-    runnable: RunnableArtifact, feeds: Sequence[Feeds], runnables: Sequence[RunnableArtifact], *, threads: int
+    runnable: RunnableArtifact,
+    feeds: Sequence[Feeds],
+    runnables: Sequence[RunnableArtifact],
+    *,
+    threads: int,
+    notes: list[str] | None = None,
 ) -> list[dict[str, np.ndarray[Any, Any]]]:
     require_runnable(runnable)
     with Worker(runnable.name, threads=threads, python=runnable.python) as worker:
         start(worker, runnable, runnables, threads)
-        return list(infer_all(worker, feeds))
+        return list(infer_all(worker, feeds, notes))
 
 
 def require_runnable(runnable: RunnableArtifact) -> None:
@@ -297,13 +302,21 @@ def start(
     )  # fmt: skip
 
 
-def infer_all(worker: Worker, feeds: Sequence[Feeds]) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
-    """Yield the outputs of each batch; arrays travel as files, not through the pipe."""
+def infer_all(
+    worker: Worker, feeds: Sequence[Feeds], notes: list[str] | None = None
+) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
+    """Yield the outputs of each batch; arrays travel as files, not through the pipe.
+
+    What the runner says of itself is added to `notes`, once.
+    """
     with temporary_folder("outputs") as folder:
         for batch in feeds:
             path, output = folder / "feeds.npz", folder / "outputs.npz"
             save_arrays(path, batch)
-            worker.ask("infer", path=str(path), output=str(output))
+            answer = worker.ask("infer", path=str(path), output=str(output))
+            texts = [f"{worker.name}: {note}" for note in answer["notes"]]
+            if notes is not None:
+                notes += [text for text in texts if text not in notes]
             yield load_arrays(output)
 
 

@@ -233,7 +233,7 @@ class WorkerPool:
             )  # fmt: skip
             if answer["weights"]:
                 self._recorder.weights(runnable.name, WeightsHeld(**answer["weights"]))
-            self._recorder.warn(runnable.name, *answer["notes"])
+            self._recorder.warn(runnable.name, *fed["notes"])
         self.workers[runnable.name] = worker
 
     def _start_without_graph(self, runnable: RunnableArtifact, error: ModelError) -> None:

@@ -8,16 +8,17 @@ the input ends and so does the worker; where the system can do it, it is killed 
 |--------------------------------------------------------|-------------------------------------------------|
 | `{"do": "hello"}`                                      | `{"python", "executable"}`                      |
 | `{"do": "why_not", "engine"}`                          | `{"why_not", "fix"}`; empty where it can run    |
-| `{"do": "load", "artifact", "threads", "io", "mode",   | `{"load_ns", "io", "contains", "notes",         |
+| `{"do": "load", "artifact", "threads", "io", "mode",   | `{"load_ns", "io", "contains",                  |
 |   "device"}`                                           |   "packages", "weights"}`                       |
-| `{"do": "feed", "path"}`                               | `{"first_ns", "at_rest"}`; `time` has the feeds |
+| `{"do": "feed", "path"}`                               | `{"first_ns", "at_rest", "notes"}`; `time` has  |
+|                                                        |   the feeds                                     |
 | `{"do": "time", "iterations", "discard", "rest"}`      | `{"ns": [...], "at_rest"}`                      |
 | `{"do": "clients", "clients", "seconds"}`              | `{"ns": [...], "wall_ns", "at_rest"}`           |
 | `{"do": "in_flight", "streams", "seconds"}`            | `{"ns": [...], "wall_ns", "at_rest"}`           |
 | `{"do": "gpu_times", "iterations"}`                    | `{"compute_ns", "with_transfers_ns", ...}`      |
 | `{"do": "layer_times", "engine"}`                      | `{"ms": {layer: median}}`; the artifact is      |
 |                                                        |   closed, so nothing can be timed afterwards    |
-| `{"do": "infer", "path", "output"}`                    | `{}`; outputs are written to `output` (`.npz`)  |
+| `{"do": "infer", "path", "output"}`                    | `{"notes"}`; outputs are in `output` (`.npz`)   |
 | `{"do": "layers", "job"}`                              | what `comparison.layers.job.run_job` returns    |
 | `{"do": "memory"}`                                     | `{"peak_bytes"}`                                |
 | `{"do": "usage"}`                                      | `{"cpu_s", "involuntary_switches"}`             |
@@ -88,7 +89,6 @@ class WorkerSession:
             "load_ns": spent,
             "io": self.runner.io.as_json(),
             "contains": self.runner.contains,
-            "notes": list(self.runner.notes),
             "packages": tool_versions(*(name for name, module in packages.items() if module in sys.modules)),
             "weights": self.runner.weights and vars(self.runner.weights),
         }
@@ -100,7 +100,7 @@ class WorkerSession:
         start = time.perf_counter_ns()
         self.runner.infer(self.feeds)
         spent = time.perf_counter_ns() - start
-        return {"first_ns": spent, "at_rest": _wait_for_rest()}
+        return {"first_ns": spent, "at_rest": _wait_for_rest(), "notes": list(self.runner.notes)}
 
     def do_time(self, request: dict[str, Any]) -> dict[str, Any]:
         discard = request.get("discard", 0)
@@ -146,10 +146,11 @@ class WorkerSession:
             raise EngineUnavailable("the profiler reports no layer")
         return {"ms": taken_ms}
 
-    def do_infer(self, request: dict[str, Any]) -> None:
+    def do_infer(self, request: dict[str, Any]) -> dict[str, Any]:
         from ..processes.arrays import load_arrays, save_arrays
 
         save_arrays(request["output"], self.runner.infer(load_arrays(request["path"])))
+        return {"notes": list(self.runner.notes)}
 
     def do_layers(self, request: dict[str, Any]) -> dict[str, Any]:
         job: Any = import_module(_LAYERS_JOB, __package__)

@@ -217,6 +217,7 @@ def diff(session: Session, options: DiffCommand) -> int:
         session.table(tables.difference_table(difference))
     if difference.accuracy is not None:
         session.say(tables.accuracy_line(difference.accuracy))
+    session.warn(difference.warnings)
     return 0 if difference else 1
 
 

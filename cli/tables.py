@@ -189,7 +189,7 @@ def difference_table(difference: Comparison) -> Table:
             table,
             output.output,
             "pass" if output.passed else "MISMATCH",
-            decibels(output.snr_db),
+            DASH if output.rule == "labels" else decibels(output.snr_db),
             f"{output.max_abs_error:.3g}",
             DASH if alike is None else f"{alike:.2%}" if output.cosine is None else f"{alike:.4f}",
             output.criterion,

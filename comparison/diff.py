@@ -58,6 +58,7 @@ class Comparison:
     samples: int
     outputs: Sequence[OutputDifference]
     accuracy: AccuracyComparison | None = None
+    warnings: Sequence[str] = ()
 
     def __bool__(self) -> bool:
         agree = all(output.passed for output in self.outputs)
@@ -107,21 +108,22 @@ def diff(
         io = shared_io(runnables, spec.inputs)
     # The coarser precision of the two sides decides what can be asked.
     precision = max((runnable.precision for runnable in runnables), key=_COARSER.index)
+    notes: list[str] = []
     if metric is not None:
         accuracy_of_both, theirs, ours, count = evaluate(
             runnables, io, str(spec.data), metric, max_drop=spec.max_drop, samples=spec.samples,
-            keep=spec.samples or SAMPLES, threads=spec.threads, progress=progress,
+            keep=spec.samples or SAMPLES, threads=spec.threads, progress=progress, notes=notes,
         )  # fmt: skip
         outputs = judge(theirs, ours, precision, tolerances, rules)
-        return Comparison(reference, artifact, precision, count, outputs, accuracy_of_both)
+        return Comparison(reference, artifact, precision, count, outputs, accuracy_of_both, notes)
     feeds = list(feeds_for(io, spec.data, runnables=runnables, samples=spec.samples or SAMPLES))
     outputs_by_side = []
     for runnable in runnables:
         progress(f"run {runnable.name}")
-        outputs_by_side.append(collect_outputs(runnable, feeds, runnables, threads=spec.threads))
+        outputs_by_side.append(collect_outputs(runnable, feeds, runnables, threads=spec.threads, notes=notes))
     count = sum(samples_in(batch) for batch in feeds)
     outputs = judge(outputs_by_side[0], outputs_by_side[1], precision, tolerances, rules)
-    return Comparison(reference, artifact, precision, count, outputs)
+    return Comparison(reference, artifact, precision, count, outputs, warnings=notes)
 
 
 def parse_rules(texts: Sequence[str], *, option: str) -> dict[str, Rule]:
@@ -199,6 +201,7 @@ def evaluate(
     keep: int = 0,
     threads: int = 0,
     progress: Progress = silent,
+    notes: list[str] | None = None,
 ) -> tuple[AccuracyComparison, list[Outputs], list[Outputs], int]:
     """Run two artifacts on labelled samples, batch by batch, and compare their accuracy on all.
 
@@ -219,7 +222,7 @@ def evaluate(
         progress("accuracy")
         for batch in Data(data, io.inputs, limit=samples):
             truth = truth_of(batch, scoring, data)
-            reference, outputs = (next(infer_all(worker, [batch.feeds])) for worker in workers)
+            reference, outputs = (next(infer_all(worker, [batch.feeds], notes)) for worker in workers)
             if not sums:
                 scoring = scoring.resolved(reference, truth)
                 sums = [ScoreSums(scoring), ScoreSums(scoring)]

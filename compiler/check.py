@@ -97,6 +97,7 @@ def compare_outputs(
             if not (value.close if lowest_db is None else value.snr_db >= lowest_db):
                 largest = f"(largest value {value.max_abs:.3g}, {value.snr_db:.1f} dB)"
                 detail = f"output {name!r} differs by up to {value.max_abs_error:.3g} {largest}"
+                detail += f", {value.masks}" if value.unmasked else ""
                 return Check(subject, False, detail)
         name, value = min(values.items(), key=lambda item: item[1].snr_db)
         lowest = min(lowest, (name, value.snr_db), key=lambda item: item[1])

@@ -98,8 +98,13 @@ class ArraySet(SampleSet):
     def __init__(self, kind: str, path: Path, inputs: Sequence[TensorInfo]) -> None:
         self._is_folder = kind == "arrays"
         self._files = functools.cache(lambda: _sample_files(path) if self._is_folder else [path])
-        reader = {"arrays": _Files, "polygraphy": _Inferences}.get(kind, _Rows)
-        self._open: Callable[[], Any] = functools.cache(lambda: reader(path, inputs))
+        readers = {"arrays": _Files, "polygraphy": _Inferences}
+
+        def read() -> Reader:
+            of_rows = _Files if _is_one_batch(path, kind, inputs) else _Rows
+            return readers.get(kind, of_rows)(path, inputs)
+
+        self._open: Callable[[], Any] = functools.cache(read)
 
     @property
     def names(self) -> Sequence[str]:  # type: ignore[override]
@@ -139,7 +144,8 @@ class _Rows(Reader):
         extents = {name: shape[0] for name, shape in shapes.items()}
         if len(set(extents.values())) > 1:
             counts = ", ".join(f"{name} {extent}" for name, extent in extents.items())
-            raise DataError(f"{path}: arrays differ in their number of samples ({counts})")
+            hint = "where the first axis is no batch, export each input with an axis of its own name"
+            raise DataError(f"{path}: arrays differ in their number of samples ({counts})", hint=hint)
         self.count = next(iter(extents.values()), 0)
 
     def arrange(self, order: list[int], batch_size: int, *, fixed: bool) -> list[list[int]]:
@@ -206,11 +212,21 @@ class _Stored(Reader):
             yield Batch(feeds, np.concatenate(labels) if len(labels) == len(parts) else None, where)
 
 
+def _is_one_batch(path: Path, kind: str, inputs: Sequence[TensorInfo]) -> bool:
+    """Return whether a file holds no rows: in file and model the inputs' first axes differ, as of a graph."""
+    if kind != "npz" or len({tensor.shape[:1] for tensor in inputs}) < 2:
+        return False
+    shapes = read_shapes(path)
+    return len({shapes[tensor.name][:1] for tensor in inputs if tensor.name in shapes}) > 1
+
+
 class _Files(_Stored):
-    """The `.npy` and `.npz` files of a folder, in the order of their names."""
+    """The `.npy` and `.npz` files of a folder, in the order of their names; or a file that is a batch."""
 
     def __init__(self, path: Path, inputs: Sequence[TensorInfo]) -> None:
-        files, ranks = _sample_files(path), {tensor.name: len(tensor.shape) for tensor in inputs}
+        files, ranks = [path], {tensor.name: len(tensor.shape) for tensor in inputs}
+        if path.is_dir():
+            files = _sample_files(path)
 
         def shapes(file: Path) -> Shapes:
             stored = _by_input(file, read_shapes(file), inputs)
@@ -227,7 +243,7 @@ class _Files(_Stored):
                 name: arrays[name][None] if arrays[name].ndim == rank - 1 else arrays[name]
                 for name, rank in ranks.items()
             }
-            return Batch(feeds, labels, f"{path.name}/{file.name}")
+            return Batch(feeds, labels, "/".join(dict.fromkeys((path.name, file.name))))
 
         super().__init__([shapes(file) for file in files], load)
 

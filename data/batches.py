@@ -34,7 +34,7 @@ class Data:
 
     Args:
         batch_size: Samples fed at once; a fixed first axis of the model decides over it.
-        limit: Stop after this many samples; None reads all.
+        limit: Stop after this many samples; None reads all. A first batch that cannot be split is read whole.
         depends: Files elsewhere that a function reads, for the digest.
     """
 
@@ -179,8 +179,9 @@ class Data:
         for batch in map(self._checked, read_function(function, self.inputs)):
             # Where one input has an axis of samples of a fixed extent, another's first axis is time.
             samples = self.batch_size if self.is_fixed and batch.samples else batch.samples
-            if self.limit is not None and seen + samples > self.limit:
-                if self.is_fixed or not batch.can_be_split():
+            is_whole = not batch.can_be_split()
+            if self.limit is not None and seen + samples > self.limit and (seen or not is_whole):
+                if self.is_fixed or is_whole:
                     break
                 batch, samples = batch.head(self.limit - seen), self.limit - seen
             seen += samples

@@ -39,6 +39,7 @@ from ..files import temporary_folder
 from ..model.graph import attribute, consumers, model_io, producers, tensor_values, weighted_nodes
 from ..model.graph_edits import cut
 from ..model.judgement import decibels, enough_agreement, lowest_db
+from ..model.masks import without_masks
 from ..model.onnx_file import Graph, copy_model, save_onnx
 from ..model.random_input import random_feeds, read_domains
 from ..model.reference_forms import (
@@ -100,7 +101,7 @@ class Deviation:
     labels: bool = False  # whether its elements are no floats
 
     def add(self, ref: NDArray[Any], plain: NDArray[Any], out: NDArray[Any]) -> None:
-        """Add a batch. `out` must be finite where `ref` is, and else equal to it."""
+        """Add a batch. `out` must be finite where `ref` is, masked where it is, and else equal to it."""
         self.elements += ref.size
         if ref.dtype.kind != "f":
             self.labels = True
@@ -108,7 +109,8 @@ class Deviation:
             self.error += float((out != ref).sum())
             self.total = self.quantization + self.error
             return
-        a, b, c = (array.astype(np.float64).ravel() for array in (ref, plain, out))
+        exact, (ref, out) = without_masks(ref, plain)[1], without_masks(ref, out)[:2]
+        a, b, c = (array.astype(np.float64).ravel() for array in (ref, exact, out))
         same = (a == c) | (np.isnan(a) & np.isnan(c))
         finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
         if not (same | (np.isfinite(a) & np.isfinite(c))).all():

@@ -26,6 +26,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from .masks import masked_values, without_masks
+
 RTOL = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
 ATOL_SHARE = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
 BY_SIGNAL = ("fp8", "int8", "int4", "nvfp4", "mxfp8")
@@ -75,9 +77,12 @@ class RowAgreement:
             return
         if not self._two_axes and self.declared is None:
             return  # a signal already
+        x, y = (side.astype(np.float64) for side in without_masks(expected, actual)[:2])
+        masked = masked_values(expected)
+        if masked is not None:  # of the others, which is the largest
+            expected, actual = np.where(masked, -np.inf, x), np.where(masked & (x == 0.0), -np.inf, y)
         same = expected.argmax(-1) == actual.argmax(-1)
         self.same, self.rows = self.same + int(same.sum()), self.rows + same.size
-        x, y = expected.astype(np.float64), actual.astype(np.float64)
         lengths = np.linalg.norm(x, axis=-1)
         self._unit &= bool(np.all(np.abs(lengths - 1.0) < _UNIT))
         self._one_hot &= bool((x.max(-1) > 1.0 - _UNIT).all())
@@ -132,12 +137,21 @@ class Judgement:
     snr_db: float
     agreement: float | None
     cosine: float | None
+    masks: str = ""
+
+    @property
+    def is_labels(self) -> bool:
+        """Whether its ratio of signal to noise says nothing."""
+        return self.criterion.startswith("labels")
 
     @property
     def measured(self) -> str:
         """The measured figures as text."""
+        if self.is_labels:
+            return f"the same value in {self.agreement or 0:.0%} of elements"
         more = "" if self.agreement is None else f", same argmax in {self.agreement:.0%} of rows"
-        return f"{self.snr_db:.1f} dB{more if self.cosine is None else f', cosine {self.cosine:.3f}'}"
+        more = more if self.cosine is None else f", cosine {self.cosine:.3f}"
+        return f"{self.snr_db:.1f} dB{more}" + (f", {self.masks}" if self.masks else "")
 
 
 def lowest_db(precision: str) -> float:
@@ -165,7 +179,7 @@ def judge_by_precision(
             beyond = max(beyond, float(error[error > RTOL[kind] * np.abs(values)].max(initial=0.0)))
         atol = ATOL_SHARE[kind] * sums.max_abs
         criterion = f"atol {atol:.3g}, rtol {RTOL[kind]:g}"
-        judgements.append(Judgement(name, beyond <= atol, criterion, sums.snr_db, None, None))
+        judgements.append(Judgement(name, beyond <= atol, criterion, sums.snr_db, None, None, sums.masks))
     return judgements
 
 
@@ -178,7 +192,8 @@ def judge_outputs(reference: Mapping[str, Batches], actual: Mapping[str, Batches
             rows.add(a, b)
             sums.add(a, b)
         passed, criterion = rows.verdict(loud=sums.snr_db >= SNR_DB)
-        judgements.append(Judgement(name, passed, criterion, sums.snr_db, rows.agreement, rows.cosine))
+        figures = (sums.snr_db, rows.agreement, rows.cosine, sums.masks)
+        judgements.append(Judgement(name, passed, criterion, *figures))
     return judgements
 
 
@@ -212,10 +227,11 @@ FLOAT_RTOL = 1e-3
 class ErrorSums:
     """The distance of an output from its reference, summed up piece by piece; nothing else is kept.
 
-    NaN and infinities that stand at the same place are equal; anything else against them is an infinite
-    error. Texts are equal (1) or not (0).
+    NaN that stands at the same place is equal, masks are left out (see `masks`); anything else against
+    them is an infinite error. Texts are equal (1) or not (0).
 
     `signal` and `noise` are sums of squares, of the reference and of the error; `max_abs` is the reference's.
+    Of `masked` values `unmasked` are masked no more.
     """
 
     signal: float = 0.0
@@ -224,12 +240,16 @@ class ErrorSums:
     max_abs_error: float = 0.0
     elements: int = 0
     abs_error: float = 0.0
+    masked: int = 0
+    unmasked: int = 0
 
     def add(self, reference: NDArray[Any], output: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Add elements of both sides; return the reference's values and absolute errors, flat, in float64.
 
-        Where the reference is not finite its value is 0.
+        Where the reference is not finite, or masked, its value is 0.
         """
+        reference, output, masked, unmasked = without_masks(reference, output)
+        self.masked, self.unmasked = self.masked + masked, self.unmasked + unmasked
         values, error = _values_and_errors(reference, output)
         with np.errstate(over="ignore"):
             self.noise += float(np.dot(error, error))
@@ -247,8 +267,15 @@ class ErrorSums:
 
     @property
     def mean_abs_error(self) -> float:
-        """Mean absolute error over all elements; 0 where nothing was compared."""
-        return self.abs_error / self.elements if self.elements else 0.0
+        """Mean absolute error over all elements but masked ones; 0 where nothing was compared."""
+        return self.abs_error / max(self.elements - self.masked, 1)
+
+    @property
+    def masks(self) -> str:
+        """What is to be said of masked values; empty without them."""
+        if self.unmasked:
+            return f"{self.unmasked} of {self.masked} masked values masked no more"
+        return f"{self.masked} masked values left out" if self.masked else ""
 
     @property
     def close(self) -> bool:

@@ -11,7 +11,7 @@ import dataclasses
 import re
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -237,6 +237,42 @@ def load_torchscript(path: Path, device: str) -> torch.nn.Module:
 
 class ForeignOutput(ExportError):
     """`forward` returned an object that is no tensor, such as a cache."""
+
+
+WITHOUT_CACHE = "the model returns a cache; it is {} with use_cache=False"
+
+
+def caching(module: Any) -> list[Any]:
+    """Return the configurations of a module, and of its parts, that ask for a cache."""
+    configs: list[Any] = [getattr(part, "config", None) for part in module.modules()]
+    return [config for config in configs if getattr(config, "use_cache", None) is True]
+
+
+def without_cache(module: Any, outputs: Any, run: Callable[[], Any]) -> tuple[Any, list[Any]]:
+    """Where a module returned a cache, turn caches off and run it again.
+
+    Returns what it returns now, and the configurations whose `use_cache` is False now.
+
+    Raises:
+        ForeignOutput: If it returns an object that is no tensor, with caches or without.
+    """
+    try:
+        flat_tensors(outputs)
+        return outputs, []
+    except ForeignOutput:
+        configs = caching(module)
+        if not configs:
+            raise
+    for config in configs:
+        config.use_cache = False
+    try:
+        outputs = run()
+        flat_tensors(outputs)
+    except Exception:
+        for config in configs:
+            config.use_cache = True
+        raise
+    return outputs, configs
 
 
 def flat_tensors(outputs: Any) -> list[tuple[str, Any]]:

@@ -164,3 +164,54 @@ def test_the_int8_model_agrees_with_pytorch(road: Path) -> None:
     )
     source = f"{road}/encoder.py"
     assert qcompile.diff(f"{source}:build", str(road / "cpu.onnx"), data=f"{source}:samples")
+
+
+GRAPH = """
+import numpy as np
+import torch
+from torch import nn
+
+
+class Graph(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Linear(8, 32), nn.Linear(32, 6)
+
+    def forward(self, x, segments):
+        scores = self.head(torch.relu(self.embed(x))) + segments.mean()
+        masked = scores.masked_fill(torch.arange(6) > 3, torch.finfo(torch.float32).min)
+        return {"scores": masked, "active": scores > 0, "empty": scores[:, :0], "average": scores.mean()}
+
+
+def build():
+    torch.manual_seed(0)
+    return Graph(), (torch.randn(40, 8), torch.zeros(7))
+
+
+def samples():
+    random = np.random.default_rng(0)
+    yield {"x": random.normal(size=(40, 8)).astype(np.float32), "segments": np.zeros(7, np.float32)}
+"""
+
+
+def test_a_graph_with_masked_scores_and_bools_goes_down_the_whole_road(tmp_path: Path) -> None:
+    """Its first axes are no batch; neither masks nor bools are a signal."""
+    source, data = tmp_path / "graph.py", f"{tmp_path}/graph.py:samples"
+    source.write_text(GRAPH)
+    inputs = ["x:[nodes,8]", "segments:[segments]"]
+    qcompile.export(f"{source}:build", tmp_path / "m.onnx", inputs=inputs, data=data)
+    model = qcompile.simplify(tmp_path / "m.onnx", tmp_path / "s.onnx", data=data).path
+    ranges = qcompile.calibrate(model, data, tmp_path / "m.ranges", samples=1).path
+    int8 = qcompile.build(
+        model, tmp_path / "int8.onnx", target="onnxruntime", precision="int8", ranges=ranges, data=data
+    )
+    half = qcompile.quantize(model, tmp_path / "half.onnx", precision="fp16", data=data)
+    for artifact, least_db, most_db in ((int8, 30, 50), (half, 55, 85)):
+        found = qcompile.diff(f"{source}:build", str(artifact.path), data=data)
+        scores, active, empty, _ = found.outputs
+        assert found.samples == 40
+        assert least_db < scores.snr_db < most_db
+        assert scores.criterion.endswith("; 80 masked values left out")
+        assert scores.passed
+        assert empty.passed
+        assert (active.rule, active.agreement) == ("labels", pytest.approx(1, abs=0.05))

@@ -16,7 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidOption
-from ...model.judgement import ATOL_SHARE, BY_SIGNAL, RTOL, SNR_DB, ErrorSums, RowAgreement, Rule
+from ...model.judgement import (
+    ATOL_SHARE,
+    BY_SIGNAL,
+    RTOL,
+    SNR_DB,
+    ErrorSums,
+    RowAgreement,
+    Rule,
+)
+from ...model.masks import without_masks
 from ...progress import quiet
 from ..outputs import paired
 from ..results.row import Difference
@@ -87,10 +96,12 @@ def judge(
         if output.mismatch:
             judged.append(OutputDifference(name, False, output.mismatch, np.inf, -np.inf, None))
             continue
-        passed, criterion = _verdict(output, expected, actual, precision, tolerances)
+        numbers = list(map(_numbers, expected, actual))
+        sides = [a for a, _ in numbers], [b for _, b in numbers]
+        passed, criterion = _verdict(output, *sides, precision, tolerances)
         rows, sums = output.rows, output.sums
         figures = (sums.max_abs_error, sums.snr_db, rows.agreement, rows.cosine, rows.rule)
-        judged.append(OutputDifference(name, passed, criterion, *figures))
+        judged.append(OutputDifference(name, passed, output.with_masks(criterion), *figures))
     return judged
 
 
@@ -116,6 +127,15 @@ def _verdict(
     return _compare(actual, expected, compare), f"atol {atol:.3g}, rtol {rtol:g}"
 
 
+def _numbers(expected: NDArray[Any], actual: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Both sides as Polygraphy subtracts them: masks are 0, texts 1 where they are equal."""
+    if expected.dtype.kind in "OUS":
+        return np.ones(expected.shape), np.asarray(expected == actual, np.float64)
+    a, b = without_masks(expected, actual)[:2]
+    kind = np.float64 if expected.dtype.kind == "b" else None
+    return np.asarray(a, kind, order="C"), np.asarray(b, kind, order="C")
+
+
 def default_tolerances(precision: str, max_abs: float) -> tuple[float, float]:
     kind = precision if precision in RTOL else "fp32"
     return ATOL_SHARE[kind] * max_abs, RTOL[kind]
@@ -127,7 +147,7 @@ def _polygraphy_snr(expected: list[NDArray[Any]], output: list[NDArray[Any]], li
     # The signal is the first side. All batches are one: the verdict is on the ratio that is told, and how
     # samples were batched does not change it.
     first, second = (np.concatenate([batch.ravel() for batch in side]) for side in (expected, output))
-    return _compare([first], [second], SnrCompareFunc(snr_threshold=limit))
+    return not first.size or _compare([first], [second], SnrCompareFunc(snr_threshold=limit))
 
 
 def _compare(first: list[NDArray[Any]], second: list[NDArray[Any]], compare: Any) -> bool:
@@ -173,6 +193,10 @@ class _OutputSums:
         atol, rtol = default_tolerances(precision, self.sums.max_abs)
         return self.atol <= atol, f"atol {atol:.3g}, rtol {rtol:g}"
 
+    def with_masks(self, criterion: str) -> str:
+        """Return a criterion and what is to be said of masked values."""
+        return f"{criterion}; {self.sums.masks}" if self.sums.masks else criterion
+
 
 class RunningDifference:
     """The difference of one artifact from the baseline; its precision decides what counts as equal."""
@@ -197,7 +221,8 @@ class RunningDifference:
         ]
         name = min(telling or self._outputs, key=lambda name: self._outputs[name].snr_db)
         worst = self._outputs[name]
-        passed, criterion = all(passed for passed, _ in verdicts.values()), verdicts[name][1]
+        passed = all(passed for passed, _ in verdicts.values())
+        criterion = worst.with_masks(verdicts[name][1])
         if worst.mismatch:
             return Difference(
                 output=name, snr_db=-math.inf, max_abs_error=math.inf, mean_abs_error=math.inf,

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, InvalidOption
+from ...model.masks import without_masks
 from ...model.source import parse_source
 from ...model.user_code import call, load_function
 from .metric import Floats, Metric, Outputs, Scored, Truth, Values, first_output, labels_of, require_numbers
@@ -62,6 +63,9 @@ class Similarity(Metric):
                     "a first axis of samples is required",
                     hint="give `metric` file.py:function, which may choose among the outputs",
                 )
+            a, b, _, unmasked = without_masks(expected, actual)
+            if not unmasked:
+                expected, actual = a, b
             require_numbers(name, actual, truth.where, finite=True)
             require_numbers(f"{name} (expected)", expected, truth.where, finite=True)
             sides = (side.reshape(len(side), -1).astype(np.float64) for side in (actual, expected))

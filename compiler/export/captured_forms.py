@@ -1,7 +1,7 @@
 """Forms in which a model is captured, where PyTorch's own have no ONNX form. They compute the same.
 
-1. Embedding bags are a lookup and a reduction, not a loop over the bags (`bags`), and recurrent layers take any
-   number of steps (`recurrent`).
+1. Embedding bags are a lookup and a reduction, not a loop over the bags (`bags`), and recurrent layers take
+   any number of steps (`recurrent`).
 2. Attention is computed by plain operators, not by the single operator of PyTorch's fast path, and a
    mask is taken as it is: whether it is a causal one is a branch on its values.
    A `torch.nn.TransformerEncoder` then writes zeros where its fast path leaves out padding.

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ from ...errors import ExportError, ModelError, first_line
 from ...model.example import CHECK_EXTENTS, Example, flat_outputs, make_example
 from ...model.input_notes import AxisRange
 from ...model.preprocessing import Preprocessing
-from ...model.pytorch import ForeignOutput, LoadedModel, flat_tensors
+from ...model.pytorch import WITHOUT_CACHE, ForeignOutput, LoadedModel, without_cache
 from ...model.random_input import EXTENTS
 from ...progress import Progress, quiet
 from ...tensors import Feeds, TensorInfo, format_shape
@@ -83,18 +84,15 @@ def open_original(
         warnings.append("the model was in training mode; it is exported in evaluation mode")
     with ExitStack() as stack:
         try:
-            _require_tensors(example, reference, loaded, label)
-        except ForeignOutput:
-            configs: list[Any] = [getattr(part, "config", None) for part in loaded.module.modules()]
-            caching = [config for config in configs if getattr(config, "use_cache", None) is True]
-            if not caching:
-                raise
-            for config in caching:
-                stack.callback(setattr, config, "use_cache", True)
-                config.use_cache = False
-            reference = run(loaded, example, example.feeds, label)
-            _require_tensors(example, reference, loaded, label)
-            warnings.append("the model returns a cache; it is exported with use_cache=False")
+            again = partial(run, loaded, example, example.feeds, label)
+            reference, configs = without_cache(loaded.module, reference, again)
+        except ForeignOutput as error:
+            raise ExportError(f"{label}: {error.message}", hint=error.hint, **error.data) from error
+        _require_real(example, reference, loaded, label)
+        for config in configs:
+            stack.callback(setattr, config, "use_cache", True)
+        if configs:
+            warnings.append(WITHOUT_CACHE.format("exported"))
         yield Original(loaded, label, example, reference, list(tried), feeds, samples, warnings)
 
 
@@ -130,11 +128,8 @@ def _first_that_runs(loaded: LoadedModel, tried: Iterator[Example], label: str) 
     raise refused[0]
 
 
-def _require_tensors(example: Example, reference: Any, loaded: LoadedModel, label: str) -> None:
-    try:
-        tensors = flat_tensors(reference)
-    except ForeignOutput as error:
-        raise ForeignOutput(f"{label}: {error.message}", hint=error.hint, **error.data) from error
+def _require_real(example: Example, reference: Any, loaded: LoadedModel, label: str) -> None:
+    tensors = flat_tensors(reference)
     types = [("takes", tensor.name, tensor.dtype) for tensor in example.inputs]
     types += [("returns", name, str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors]
     for verb, name, dtype in types:

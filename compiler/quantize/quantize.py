@@ -153,8 +153,9 @@ def _judged(request: QuantizeRequest, judged: Judged) -> tuple[Check, str]:
     failed = [f"output {one.output!r} has {one.measured} on {on}; {one.criterion} is required"
               for one in judged.failed]  # fmt: skip
     poor = "; ".join(failed) if request.spec.precision not in HALVES else ""
-    lowest = min(judged.outputs, key=lambda one: one.snr_db)
-    detail = f"{lowest.snr_db:.1f} dB at output {lowest.output!r} on {on}"
+    lowest = min(judged.outputs, key=lambda one: (one.is_labels, one.snr_db))
+    figure = lowest.measured if lowest.is_labels else f"{lowest.snr_db:.1f} dB"
+    detail = f"{figure} at output {lowest.output!r} on {on}" + (f", {lowest.masks}" if lowest.masks else "")
     if request.spec.precision in BLOCK_FORMATS:
         detail += ", its roundings computed by float operators of ONNX Runtime"
     return Check("signal-to-noise ratio", not (poor and request.spec.data), detail), poor

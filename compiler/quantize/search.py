@@ -18,10 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, starmap
 from typing import Any
 
-import numpy as np
 import onnx
 from numpy.typing import NDArray
 
@@ -29,6 +28,7 @@ from ...calibration import Method, parse_method
 from ...errors import InvalidOption, QuantizationError
 from ...model.graph_rules import graph_rules
 from ...model.judgement import SNR_DB, judge_outputs
+from ...model.masks import not_finite
 from ...model.onnx_file import Graph
 from ...model.random_input import run_on
 from ...processor import why_not_exact
@@ -298,7 +298,7 @@ class Judge:
         broken = [
             name
             for name, batches in pairs.items()
-            if any(np.any(np.isfinite(expected) & ~np.isfinite(found)) for expected, found in batches)
+            if any(array.any() for array in starmap(not_finite, batches))
         ]
         worst = min((one.snr_db for one in judged if one.output in floats), default=float("inf"))
         return Judged(judged, worst, min(broken, default=""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from typing import Any
 
 from ...artifact import Check, read_manifest
@@ -10,7 +11,7 @@ from ...errors import BuildError, EngineUnavailable, InvalidOption, ModelError, 
 from ...model.example import CHECK_EXTENTS, Example, flat_outputs, make_example, name_outputs
 from ...model.judgement import output_error
 from ...model.load import load_torch
-from ...model.pytorch import import_torch
+from ...model.pytorch import WITHOUT_CACHE, caching, import_torch, without_cache
 from ...model.source import parse_source
 from ...processor import processor
 from ...progress import quiet
@@ -117,6 +118,10 @@ class TorchScript(PyTorch):
         example = make_example(loaded, request.spec.inputs, [])
         arguments, keywords = example.arguments(example.feeds)
         request.progress("trace and freeze")
+        configs: list[Any] = []
+        if caching(loaded.module):
+            again = partial(example.call, loaded.module, example.feeds)
+            _, configs = without_cache(loaded.module, again(), again)
         stored = io.BytesIO()  # on a full disk its writer ends the process (torch 2.13: std::terminate)
         try:
             with quiet(), torch.no_grad():
@@ -134,6 +139,7 @@ class TorchScript(PyTorch):
             proof={"dtypes": sorted({str(t.dtype) for t in loaded.module.parameters()})},
             device=processor(),
             checks=[check],
+            warnings=[WITHOUT_CACHE.format("traced")] if configs else [],
         )
 
 

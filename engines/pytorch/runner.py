@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from ...errors import DataError, InvalidOption, ModelError, first_line
 from ...model.example import Example, flat_outputs, in_order, name_outputs, takes_keywords
 from ...model.graph import WeightsHeld
 from ...model.judgement import output_error
-from ...model.pytorch import import_torch
+from ...model.pytorch import WITHOUT_CACHE, ForeignOutput, caching, import_torch, without_cache
 from ...progress import quiet
 from ...spec.words import TORCH_MODES, TorchMode
 from ...tensors import Feeds, ModelIO, TensorInfo, check_feeds
@@ -63,6 +63,7 @@ class PyTorchRunner(Runner):
             self.contains += f", {_MADE[mode]}"
         self.io = io or ModelIO((), ())
         self._names = [tensor.name for tensor in self.io.outputs]
+        self._may_cache = bool(caching(module))
 
     def infer(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         try:
@@ -119,15 +120,19 @@ class PyTorchRunner(Runner):
         tensors = in_order(module, tensors)
         example = Example(tensors, feeds, takes_keywords(module, tensors))
         arguments, keywords = example.arguments(feeds)
+        key = tuple((tensor.name, tensor.shape) for tensor in tensors)
+        if self._may_cache or (self._mode != "eager" and key not in self._converted):
+            positional, named = arguments, keywords
+            if self._device is not None:
+                # As in `GpuCall`: what is compiled for other tensors would be compiled again.
+                with torch.inference_mode():
+                    positional = tuple(tensor.to(self._device) for tensor in arguments)
+                    named = {name: tensor.to(self._device) for name, tensor in keywords.items()}
+            if self._may_cache:
+                self._may_cache = False
+                self._turn_off_cache(positional, named)
         if self._mode != "eager":
-            key = tuple((tensor.name, tensor.shape) for tensor in tensors)
             if key not in self._converted:
-                positional, named = arguments, keywords
-                if self._device is not None:
-                    # As in `GpuCall`: what is compiled for other tensors would be compiled again.
-                    with torch.inference_mode():
-                        positional = tuple(tensor.to(self._device) for tensor in arguments)
-                        named = {name: tensor.to(self._device) for name, tensor in keywords.items()}
                 self._converted[key] = (
                     in_sixteen_bits(torch, module, self._mode, self._device)
                     if self._mode in ("half", "autocast")
@@ -135,6 +140,20 @@ class PyTorchRunner(Runner):
                 )
             module = self._converted[key]
         return module, arguments, keywords
+
+    def _turn_off_cache(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+        """Run the module once; where it returns a cache, it does so no more, as where it is exported."""
+        torch, module = self._torch, self._module
+        if self._mode in ("half", "autocast"):
+            module = in_sixteen_bits(torch, module, self._mode, self._device)
+
+        def run() -> Any:
+            with quiet(), torch.inference_mode():
+                return module(*arguments, **keywords)
+
+        with suppress(ForeignOutput):  # who takes its outputs says so
+            if without_cache(self._module, run(), run)[1]:
+                self.notes = (*self.notes, WITHOUT_CACHE.format("run"))
 
     def close(self) -> None:
         self._module = None

@@ -22,6 +22,7 @@ import numpy as np
 from ...artifact import Check
 from ...errors import BuildError, DataError, EngineUnavailable, QCompileError
 from ...model.judgement import BY_SIGNAL, judge_by_precision, lowest_db
+from ...model.masks import not_finite
 from ...model.random_input import random_feeds, read_domains
 from ...model.session import make_session, run_session, session_options
 from ...tensors import Feeds, TensorInfo
@@ -120,7 +121,7 @@ def _require_finite(runs: _Runs, request: BuildRequest) -> None:
                 continue
             broken = ~np.isfinite(array)
             if runs.expected and array.shape == runs.expected[index][name].shape:
-                broken &= np.isfinite(runs.expected[index][name])
+                broken = not_finite(runs.expected[index][name], array)
             if broken.any():
                 subject = f"{request.source or request.model}: the engine computes NaN or infinity"
                 compared = ", ONNX Runtime does not" if runs.expected else ""

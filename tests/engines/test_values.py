@@ -49,6 +49,17 @@ def test_the_rule_is_that_of_a_hand_computed_example() -> None:
     assert found.excess(integers=True, noise_db=10) == pytest.approx(0.03 / (0.02 + 5 * 0.1))
 
 
+def test_masks_leave_an_error_no_more_room() -> None:
+    plain = np.random.default_rng(0).uniform(-9, 9, (10, 100))
+    ref, out = np.rint(plain), np.rint(plain) + 3 * np.random.default_rng(1).uniform(-1, 1, plain.shape)
+    open_ = np.arange(100) % 3 > 0
+    expected = excess((ref[:, open_], plain[:, open_], out[:, open_]))
+    masked = [np.where(open_, side, mask) for side, mask in ((ref, -1e9), (plain, -np.inf), (out, -65504.0))]
+    assert excess(tuple(masked)) == pytest.approx(expected)  # type: ignore[arg-type]
+    assert expected > 4
+    assert excess((*masked[:2], np.where(open_, ref, 0.0))) == np.inf
+
+
 def test_a_kernel_that_rounds_the_other_way_or_not_at_all_passes() -> None:
     plain = np.random.default_rng(0).uniform(-9, 9, 1000)
     ref = np.rint(plain)

@@ -179,6 +179,32 @@ def test_whole_numbers_are_labels_and_no_signal() -> None:
     assert (verdict.passed, verdict.agreement) == (False, pytest.approx(0.9))
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize(
+    ("reference", "output", "passes"),
+    [
+        (np.arange(40) % 2 == 0, np.arange(40) % 2 == 0, True),
+        (np.arange(40) % 2 == 0, np.arange(40) % 2 == 1, False),
+        (np.array(True), np.array(True), True),
+        (np.zeros((0, 4), bool), np.zeros((0, 4), bool), True),
+        (np.zeros((3, 0), np.float32), np.zeros((3, 0), np.float32), True),
+        (np.float32(2), np.float32(2), True),
+        (np.float32(2), np.float32(-2), False),
+        (np.arange(40, dtype=np.uint8), np.arange(40, dtype=np.uint8), True),
+        (np.arange(40), np.arange(40)[::-1], False),
+        (np.array(["a", "b"]), np.array(["a", "b"]), True),
+        (np.array(["a", "b"]), np.array(["a", "c"]), False),
+    ],
+)
+def test_outputs_of_every_type_and_shape_are_compared(
+    reference: Any, output: Any, passes: bool, precision: str
+) -> None:
+    a, b = np.asarray(reference), np.asarray(output)
+    (verdict,) = judge_by_precision({"y": [a]}, {"y": [b]}, precision)
+    (other,) = judge([{"y": a}], [{"y": b}], precision)
+    assert verdict.passed is other.passed is passes
+
+
 Array = NDArray[Any]
 HIDDEN = 3
 

@@ -54,6 +54,22 @@ def test_targets_are_compared_with_the_first_output_else_all_with_the_baselines(
     assert values(metric, None, BASELINE) == pytest.approx([float(metric == "cosine")] * 4)
 
 
+@pytest.mark.parametrize("metric", ["cosine", "mse"])
+def test_masks_do_not_count(metric: str) -> None:
+    """But where one is masked no more."""
+    is_masked = np.arange(20).reshape(4, 5) % 3 == 0
+    sides = [
+        {"y": np.where(is_masked, mask, side["y"])} for side, mask in ((FOUND, -np.inf), (BASELINE, -1e9))
+    ]
+    expected = [
+        by_hand(metric, *(np.where(is_masked[i], 0, s["y"][i]) for s in (FOUND, BASELINE))) for i in range(4)
+    ]
+    scored = read_metric(metric).score(*sides, Truth(None, 4, "here"))
+    np.testing.assert_allclose(scored.table[:, 0], expected)
+    scored = read_metric(metric).score({"y": FOUND["y"]}, sides[1], Truth(None, 4, "here"))
+    assert (np.abs(scored.table[:, 0] - expected) > 0.1).any()
+
+
 def test_whole_numbers_of_the_outputs_shape_are_targets() -> None:
     outputs = {"y": np.array([[1.0], [2.0], [3.0], [4.0]])}
     assert values("mse", np.array([1, 2, 3, 6]), outputs) == [0.0, 0.0, 0.0, 4.0]

@@ -1,0 +1,77 @@
+"""Batches that cannot be split: a graph has nodes and edges, and no samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from batches_to_read import rows
+
+from qcompile.data.batches import Data
+from qcompile.errors import DataError
+from qcompile.tensors import TensorInfo
+
+X = TensorInfo("x", "float32", ("batch", 3))
+Script = Callable[..., str]
+
+
+def npz(path: Path, **arrays: np.ndarray) -> str:
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    return str(path)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    """`script("yield x")` returns the spelling of a function with this body."""
+
+    def make(body: str, *, head: str = "") -> str:
+        lines = "\n".join(f"    {line}" for line in body.strip("\n").splitlines())
+        (tmp_path / "data.py").write_text(f"import numpy as np\n{head}\ndef samples():\n{lines}\n")
+        return f"{tmp_path / 'data.py'}:samples"
+
+    return make
+
+
+EDGES = {"free": TensorInfo("edges", "int64", ("m",)), "pairs": TensorInfo("edges", "int64", (2, "m"))}
+
+
+@pytest.mark.parametrize("kind", EDGES)
+@pytest.mark.parametrize("source", ["function", "npz", "folder", "json"])
+@pytest.mark.parametrize("limit", [1, 16, None])
+def test_a_graph_is_read_whole_whatever_the_limit(
+    kind: str, source: str, limit: int | None, script: Script, tmp_path: Path
+) -> None:
+    """Its nodes and edges are no samples, and its first axes differ."""
+    shape = (7,) if kind == "free" else (2, 90)
+    feeds = {"x": rows(40), "edges": np.zeros(shape, np.int64)}
+    (tmp_path / "folder").mkdir()
+    if source == "json":
+        from polygraphy.json import save_json
+
+        save_json([feeds], str(tmp_path / "graph.json"))
+    spec = {
+        "function": lambda: script(
+            f"yield {{'x': np.repeat(np.arange(40, dtype=np.float32)[:, None], 3, 1), "
+            f"'edges': np.zeros({shape}, np.int64)}}"
+        ),
+        "npz": lambda: npz(tmp_path / "graph.npz", **feeds),
+        "folder": lambda: str(Path(npz(tmp_path / "folder" / "0.npz", **feeds)).parent),
+        "json": lambda: str(tmp_path / "graph.json"),
+    }[source]()
+    inputs = [TensorInfo("x", "float32", ("n", 3)), EDGES[kind]]
+    data = Data(spec, inputs, batch_size=1, limit=limit)
+    for batches in (list(data), list(data)):
+        [batch] = batches
+        np.testing.assert_array_equal(batch.feeds["x"], feeds["x"])
+        np.testing.assert_array_equal(batch.feeds["edges"], feeds["edges"])
+    [first] = data.first_batches(1)
+    assert first["x"].shape == (40, 3)
+
+
+def test_a_batch_that_can_be_split_is_cut_by_a_limit_and_a_fixed_one_refused(script: Script) -> None:
+    spec = script("yield np.zeros((40, 3), np.float32)")
+    assert [batch.samples for batch in Data(spec, [X], limit=16)] == [16]
+    with pytest.raises(DataError, match="takes 40 samples at a time; at most 16 were asked for"):
+        list(Data(spec, [TensorInfo("x", "float32", (40, 3))], limit=16))
