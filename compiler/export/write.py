@@ -26,6 +26,7 @@ from ...model.input_notes import AxisRange
 from ...model.onnx_file import read_graph, save_onnx
 from ...model.pytorch import flat_tensors, import_torch
 from ...model.source_paths import strip_source_paths
+from ...model.user_code import deepest_line
 from ...progress import quiet
 from ...spec.opsets import NEWEST_BY_TORCHSCRIPT, OLDEST_BY_DYNAMO
 from ...spec.words import GraphTarget
@@ -290,13 +291,10 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
 
 
 def _line(text: str) -> str:
-    """The user's own line that led there, when the exporter says it."""
+    """The line of the user's code, or of the model's library, that led there, when the exporter says it."""
     places = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
-    places = [place for place in places if "site-packages" not in place[0]]
-    if not places:
-        return ""
-    file, line, function = places[-1]
-    return f" ({file.rsplit('/', 1)[-1]}, line {line}, in {function})"
+    place = deepest_line([(file, f"{line}, in {function}") for file, line, function in places])
+    return f" ({Path(place[0]).name}, line {place[1]})" if place else ""
 
 
 @contextmanager
