@@ -69,7 +69,7 @@ _HINTS: Sequence[tuple[str, str, str]] = (
      "the file is in training mode: export it in evaluation mode (model.eval())"),
     (r"MaxPool", r"outputs|indices", "its indices cannot be had: remove what reads them in the model"),
     (r"\w+Pool", r"dilations", f"{_CHANGE}: dilations of 1"),
-    (r"LRN", r"window", f"{_CHANGE}: an odd `size`, 1 to 15"),
+    (r"LRN", r"window", f"{_CHANGE}: an odd size, 1 to 15"),
     (r"", r"unknown activation", f"{_CHANGE}: activations such as Sigmoid, Tanh and Relu"),
     (r"Scatter\w+", r"reduction",
      "write the sum as a product with a one-hot matrix in the model, or build for onnxruntime"),
