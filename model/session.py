@@ -144,10 +144,31 @@ def make_session(
             return open_session()
     except Exception as refusal:
         raise error(
-            f"{path}: ONNX Runtime refuses it: {first_line(refusal)}",
-            hint="qcompile inspect shows its operators and opset",
+            f"{path}: ONNX Runtime refuses it: {_LOADED.sub('', first_line(refusal))}",
+            hint=refusal_hint(str(refusal)),
             file=path,
         ) from refusal
+
+
+_LOADED = re.compile(r"Load model from .*? failed: ?")
+"""What ONNX Runtime puts in front of its reason: the file that it read, often another than the user's."""
+_REFUSALS = (
+    (r"not a registered function|no conversion rule|find an implementation|unsupported type",
+     "the runtime has no such operator, or not for these types: write it with operators of ONNX, in float32, "
+     "in the model, or build for another target"),
+    (r"type error|same element type", "cast the inputs of that operator in the model to types that it takes"),
+    (r"shapeinferenceerror|shapes are inconsistent|incompatible",
+     "shapes in the graph contradict each other: correct them in the model, and export it again"),
+    (r"conversion is failed|during initialization",
+     "the runtime has the operator, but not in this form: change what it names in the model, or build for "
+     "another target"),
+)  # fmt: skip
+
+
+def refusal_hint(words: str) -> str:
+    """Return the way out where ONNX Runtime or OpenVINO refuses a graph, by its words."""
+    hints = (hint for pattern, hint in _REFUSALS if re.search(pattern, words, re.IGNORECASE))
+    return next(hints, "qcompile inspect shows its operators and opset")
 
 
 def optimize_file(

@@ -14,14 +14,16 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ModelError, QCompileError
 from .source import Source, did_you_mean
 from .source_paths import PREFIX, module_name
+
+_Line = TypeVar("_Line", int, str)
 
 
 def load_function(source: Source) -> Callable[[], Any]:
@@ -60,13 +62,21 @@ def call(function: Callable[[], Any], source: Source) -> Any:
 
 
 def where_raised(error: BaseException, path: Path | None) -> str:
-    """Return " (model.py, line 12)": the deepest line of the user's own file, or of any."""
-    frames = traceback.extract_tb(error.__traceback__)
-    users = [f for f in frames if path and Path(f.filename).resolve() == path.resolve()]
-    if not frames or isinstance(error, SyntaxError):  # which names its place itself
+    """Return " (model.py, line 12)": the deepest line of the user's own file, or of user code, or of the
+    library that the model is from; empty where there are only lines of PyTorch, Python and ours."""
+    if isinstance(error, SyntaxError):  # which names its place itself
         return ""
-    frame = (users or frames)[-1]
-    return f" ({Path(frame.filename).name}, line {frame.lineno})"
+    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
+    users = [frame for frame in frames if path and Path(frame[0]).resolve() == path.resolve()]
+    place = users[-1] if users else deepest_line(frames)
+    return f" ({Path(place[0]).name}, line {place[1]})" if place else ""
+
+
+def deepest_line(places: Sequence[tuple[str, _Line]]) -> tuple[str, _Line] | None:
+    """Return the last of files and lines that is of user code, or else of a library that a model is from."""
+    places = [place for place in places if not _MACHINERY.search(place[0])]
+    places = [place for place in places if not _INSTALLED.search(place[0])] or places
+    return places[-1] if places else None
 
 
 def _import_file(source: Source) -> ModuleType:
@@ -93,6 +103,12 @@ _NAMESAKES: dict[str, dict[str, ModuleType]] = {}
 """Modules of a folder that the rest of the process has under the same names, by folder."""
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _OWN = __name__.partition(".")[0]
+_MACHINERY = re.compile(
+    r"^<|[/\\](site|dist)-packages[/\\](torch|numpy|qcompile)[/\\]|"
+    rf"^({re.escape(os.path.dirname(os.__file__))}|{re.escape(str(Path(__file__).parents[1]))})[/\\]"
+    r"(?!(site-packages|dist-packages|tests|examples)[/\\])"
+)
+"""Files whose lines tell a user nothing: of PyTorch, of Python and of this package; code of no file."""
 
 
 @contextlib.contextmanager

@@ -19,8 +19,9 @@ from ...errors import ExportError, ModelError, first_line
 from ...model.example import CHECK_EXTENTS, Example, flat_outputs, make_example
 from ...model.input_notes import AxisRange
 from ...model.preprocessing import Preprocessing
-from ...model.pytorch import WITHOUT_CACHE, ForeignOutput, LoadedModel, without_cache
+from ...model.pytorch import WITHOUT_CACHE, ForeignOutput, LoadedModel, flat_tensors, without_cache
 from ...model.random_input import EXTENTS
+from ...model.user_code import where_raised
 from ...progress import Progress, quiet
 from ...tensors import Feeds, TensorInfo, format_shape
 from ..check import OnnxReference, Outputs, compare_outputs
@@ -111,7 +112,9 @@ def run(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:
                 "suit the model, such as x:[batch,3,height=64,width=64]"
             )
         raise ModelError(
-            f"{label}: raised {type(error).__name__} on {where}: {first_line(error)}", hint=hint
+            f"{label}: raised {type(error).__name__} on {where}: {first_line(error)}"
+            f"{where_raised(error, None)}",
+            hint=hint,
         ) from error
 
 

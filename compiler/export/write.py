@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from ...model.input_notes import AxisRange
 from ...model.onnx_file import read_graph, save_onnx
 from ...model.pytorch import flat_tensors, import_torch
 from ...model.source_paths import strip_source_paths
+from ...model.user_code import deepest_line
 from ...progress import quiet
 from ...spec.opsets import NEWEST_BY_TORCHSCRIPT, OLDEST_BY_DYNAMO
 from ...spec.words import GraphTarget
@@ -296,19 +296,13 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
 
 _REPLACE = "replace the operator in the model, or leave it out of the exported part"
 _PACKED = ("pack_padded_sequence", "pad_packed_sequence", "pack_sequence")
-_OURS = tuple(str(Path(__file__).parents[2] / folder) for folder in ("compiler", "model"))
 
 
 def _line(text: str, code: Sequence[tuple[str, str, str]]) -> str:
-    """The user's own line that led there: as the exporter says it, or the deepest of the frames `code`."""
-    places: Sequence[tuple[str, str, str]] = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
-    places = [place for place in places if "site-packages" not in place[0]]
-    if not places:
-        others = ("<", str(Path(os.__file__).parent), str(Path(import_torch().__file__).parent), *_OURS)
-        places = [place for place in code if not place[0].startswith(others)]
-        # A package that holds the model is named where no file of the user's is on the way.
-        places = [place for place in places if "site-packages" not in place[0]] or places
-    if not places:
-        return ""
-    file, line, function = places[-1]
-    return f" ({file.rsplit('/', 1)[-1]}, line {line}, in {function})"
+    """The line of the user's code, or of the model's library: as the exporter says it, or of the frames."""
+    places = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
+    place = None
+    for source in (places, code):
+        lines = [(file, f"{line}, in {function}") for file, line, function in source]
+        place = place or deepest_line(lines)
+    return f" ({Path(place[0]).name}, line {place[1]})" if place else ""

@@ -15,7 +15,7 @@ from ...errors import ArtifactError, BuildError, IntentNotReached, ModelError, f
 from ...model.graph import model_io, weighted_nodes
 from ...model.onnx_file import read_graph, save_onnx
 from ...model.random_input import run_on
-from ...model.session import usable_cores
+from ...model.session import refusal_hint, usable_cores
 from ...processor import device_for, resolve_isa, why_emulated, why_unchecked
 from ...spec.artifacts import BuildSpec
 from ...spec.words import Precision
@@ -176,8 +176,7 @@ class OpenVino(Engine):
             model = core.read_model(path)
         except RuntimeError as error:
             problem = f"{shown or path}: OpenVINO refuses it: {reason(error)}"
-            hint = "qcompile inspect shows its operators and opset"
-            raise BuildError(problem, hint=hint, file=path) from error
+            raise BuildError(problem, hint=refusal_hint(str(error)), file=path) from error
         settings = {
             "INFERENCE_PRECISION_HINT": _HINTS.get(precision, "f32"),
             "INFERENCE_NUM_THREADS": threads or usable_cores(),

@@ -145,6 +145,11 @@ _EXPLANATIONS: Sequence[tuple[str, str, str]] = (
     (r"libnvinfer_lean|libnvinfer_dispatch",
      "the lean runtime that `version_compatible` puts into an engine is not installed",
      "install it (tensorrt-lean), give `exclude_lean_runtime`, or leave `version_compatible` out"),
+    (r"K exceeds the maximum", "a TopK takes more than it can", "lower its k in the model"),
+    (r"must have inputs with equal ranks", "the branches of an If differ in rank",
+     "let both branches return tensors of one rank, or export the branch that is taken (`freeze_branches`)"),
+    (r"has no runners that implement it", "it has no kernel for a layer",
+     "leave the layer out of the model, or build for another target, such as tensorrt or onnxruntime"),
 )  # fmt: skip
 """Pattern of what TensorRT logs, what it means, and the way out."""
 

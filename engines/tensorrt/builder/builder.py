@@ -225,7 +225,8 @@ def _built(adapter: Adapter, request: BuildRequest, prepared: Prepared) -> Any:
     if plan is None:
         gpus = ", ".join(request.spec.gpus) or "the one here"
         subject = f"{request.source or request.model}: {adapter.name}"
-        raise build_failure(prepared.log, subject, f"{request.precision}, GPUs {gpus}")
+        way_out = f"it was {request.precision} for GPUs {gpus}: try another `precision`, simplify first, or"
+        raise build_failure(prepared.log, subject, f"{way_out} build for onnxruntime")
     with request.output.open("wb") as file:  # first of all: nothing after it may cost the engine
         file.write(memoryview(plan))
     return plan

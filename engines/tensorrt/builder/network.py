@@ -12,23 +12,19 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ....errors import BuildError, InvalidOption, UnsupportedOperator
-from ....model.graph import opset, weighted_nodes
+from ....errors import BuildError, InvalidOption
+from ....model.graph import weighted_nodes
 from ....model.onnx_file import read_graph
 from ...base import BuildRequest, Planned
 from ..adapter import Adapter, member_name
 from ..log import Log, last_error, setting
 from .inspector import UNREPORTED, EngineLayer, Inspection, in_metadata
-
-if TYPE_CHECKING:
-    import onnx
+from .refusals import refusal
 
 FLOATS = ("FLOAT", "HALF", "BF16")
 _TYPES = {"fp32": "FLOAT", "fp16": "HALF", "bf16": "BF16", "int8": "INT8"}
-_NAMESPACE = "namespace"
-"""Node metadata of PyTorch's exporter: the path of modules the node comes from."""
 _NUMBERED = re.compile(r"(.+)_\d+")
 
 
@@ -50,39 +46,7 @@ def parse(
     if not errors:
         reason = last_error(log, "no reason given")
         raise BuildError(f"{shown or path}: {adapter.name} cannot parse it: {reason}")
-    raise _refused(adapter, errors[0], read_graph(path).model, shown or str(path))
-
-
-def _refused(adapter: Adapter, error: Any, model: onnx.ModelProto, shown: str) -> UnsupportedOperator:
-    nodes = model.graph.node
-    refused = nodes[error.node()] if 0 <= error.node() < len(nodes) else None
-    name = error.node_name() if hasattr(error, "node_name") else ""
-    operator = error.node_operator() if hasattr(error, "node_operator") else ""
-    if name and refused is not None and refused.name != name:
-        refused = next((node for node in nodes if node.name == name), None)
-    if refused is not None:
-        operator = operator or refused.op_type
-        name = name or refused.name or f"making {', '.join(refused.output)}"
-    module = _module_path(refused) if refused is not None else ""
-    where = f" (PyTorch module {module})" if module else ""
-    return UnsupportedOperator(
-        f"{shown}: {adapter.name} refuses {operator or 'the graph'} {name!r} of opset {opset(model)}{where}: "
-        f"{' '.join(str(error.desc()).split())}",
-        hint="simplify first; a graph quantized for ONNX Runtime must be quantized for tensorrt; "
-        "an operator of its own needs `plugins`",
-        operator=operator,
-        node=name,
-        module=module,
-    )
-
-
-def _module_path(node: onnx.NodeProto) -> str:
-    """`layer4.1.conv2`, of the exporter's ": Net/layer4: Sequential/layer4.1.conv2: Conv2d/conv2d: aten"."""
-    for entry in node.metadata_props:
-        if entry.key == _NAMESPACE:
-            scopes = [part.split(":")[0].strip() for part in entry.value.split("/")]
-            return next((scope for scope in reversed(scopes[:-1]) if scope), "")
-    return ""
+    raise refusal(adapter, errors[0], read_graph(path).model, shown or str(path))
 
 
 def set_formats(adapter: Adapter, network: Any, log: Log, formats: Mapping[str, tuple[str, str]]) -> None:

@@ -1,0 +1,177 @@
+"""Explain what TensorRT's ONNX parser refuses: the node at fault, the parser's words, and the way out.
+
+The hints are chosen by the parser's words and the operator. The words of 8.5 and 10.1 are those of
+builtin_op_importers.cpp, onnxOpImporters.cpp, importerUtils.cpp and ModelImporter.cpp of onnx/onnx-tensorrt,
+8.5-GA and 10.1-GA; those of today are what TensorRT-RTX 1.7.1 says. What no row recognises gets a hint that
+says no cause.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ....errors import UnsupportedOperator
+from ....model.graph import every_graph, opset
+from ..adapter import Adapter
+from ..log import plain
+
+if TYPE_CHECKING:
+    import onnx
+
+_NAMESPACE = "namespace"
+"""Node metadata of PyTorch's exporter: the path of modules the node comes from."""
+
+_QUANTIZED = "it must be quantized for tensorrt: `qcompile quantize` the float model with `target` tensorrt"
+_CHANGE = "change that in the model"
+
+_HINTS: Sequence[tuple[str, str, str]] = (
+    (r"(Q|Deq)uantizeLinear", r"type int32|type uint8|unsupported.*type|import initializer", _QUANTIZED),
+    (r"(Q|Deq)uantizeLinear", r"zero.?p|zero shift|symmetric quant|all zeros", _QUANTIZED),
+    (r"(Q|Deq)uantizeLinear", r"coefficients must all be positive",
+     "a scale is 0 or negative: quantize the float model again"),
+    (r"QLinear\w+|QAttention|QGemm|DynamicQuantize\w+|\w+Integer\w*", r"plugin", _QUANTIZED),
+    (r"NonZero|RoiAlign|InstanceNormalization", r"plugin",
+     "TensorRT has it as a plugin, which is not here: give its library with `plugins`, or write the model "
+     "without it (torch.where with three inputs in place of a boolean index)"),
+    (r"", r"plugin (creator|not found)|could not find plugin|no importer registered",
+     "it is no operator of TensorRT: give a library that has it with `plugins`, or write it with operators "
+     "of ONNX in the model"),
+    (r"", r"import initializer",
+     "a stored tensor has a type that TensorRT lacks: cast it to float32 or int32 in the model"),
+    (r"", r"convert onnx da\w+ type|unsupported onnx data type",
+     "TensorRT takes float32, float16, int32, int64 and bool, newer ones bfloat16 and uint8: declare the "
+     "input in one of these types, and cast inside of the model"),
+    (r"Cast", r"unsupported data type|unsupported cast",
+     "cast to float32, float16, int32 or bool in the model"),
+    (r"MatMul|Gemm|Conv\w*|Einsum", r"type",
+     "TensorRT multiplies floats alone: cast both operands to float32 in the model"),
+    (r"", r"must have same input types|bound to different types|types .* identical",
+     "cast one of its inputs to the type of the other in the model"),
+    (r"", r"requires inputs with type|must have type|(input|data) type|type of .* not supported",
+     "cast its inputs in the model to a type that the message names"),
+    (r"Conv\w*|\w+Pool", r"\.nbDims == 2|kernel_shape misaligns|1D, 2D or 3D",
+     "TensorRT has it for 2 and 3 spatial axes: reshape to these in the model"),
+    (r"", r"broadcast dimensions|but must match|misaligns? |doesn't match|must be conformable",
+     "the shapes in the graph contradict each other, or their rank is not known: export it again with shapes "
+     "of its inputs, then simplify"),
+    (r"", r"is not in the valid range \[-1|MAX_DIMS",
+     "a tensor of TensorRT has at most 8 axes: merge axes in the model"),
+    (r"", r"isInFlight|data.?dependent",
+     "an extent is computed from values of an input, which TensorRT cannot plan for: compute it from shapes, "
+     "or make it a constant or an input of int64"),
+    (r"Resize|Upsample", r"mode|antialias|outermost|extrapolation",
+     f"{_CHANGE}: mode nearest or linear without antialias, coordinates half_pixel, asymmetric or "
+     "align_corners, on at most 3 last axes"),
+    (r"Pad", r"mode|dynamic|axes", f"{_CHANGE}: mode constant, reflect or edge, with constant pads"),
+    (r"BatchNormalization|Dropout", r"training",
+     "the file is in training mode: export it in evaluation mode (model.eval())"),
+    (r"MaxPool", r"outputs|indices", "its indices cannot be had: remove what reads them in the model"),
+    (r"\w+Pool", r"dilations", f"{_CHANGE}: dilations of 1"),
+    (r"LRN", r"window", f"{_CHANGE}: an odd size, 1 to 15"),
+    (r"", r"unknown activation", f"{_CHANGE}: activations such as Sigmoid, Tanh and Relu"),
+    (r"Scatter\w+", r"reduction",
+     "write the sum as a product with a one-hot matrix in the model, or build for onnxruntime"),
+    (r"", r"must be (an? )?(initializer|constant)|as an initializer|a constant tensor|dynamic",
+     "simplify first, which folds constants; what stays must be a constant in the model, or its axes numbers "
+     "in `inputs` of the export"),
+)  # fmt: skip
+"""Operator, what the parser says of it in any case, and the way out; the first row that fits counts."""
+
+_OTHERWISE = "simplify first, or write the node with other operators; `target` onnxruntime has more of them"
+
+
+def refusal(adapter: Adapter, error: Any, model: onnx.ModelProto, shown: str) -> UnsupportedOperator:
+    """Return the error for what a parser refuses; `shown` is how messages name the file."""
+    words = _words(str(error.desc()))
+    name = error.node_name() if hasattr(error, "node_name") else ""
+    operator = error.node_operator() if hasattr(error, "node_operator") else ""
+    node = _node(model, error.node(), name) or _node_without_place(model, words)
+    if node is not None:
+        operator = operator or node.op_type
+        name = name or node.name or f"making {', '.join(node.output)}"
+    module = _module_path(node) if node is not None else ""
+    where = f" (PyTorch module {module})" if module else ""
+    subject = f"{operator} {name!r}" if operator else "the graph"
+    return UnsupportedOperator(
+        f"{shown}: {adapter.name} refuses {subject} of opset {opset(model)}{where}: {words}"
+        f"{_foreign_inputs(model, words)}",
+        hint=hint_for(operator, words),
+        operator=operator,
+        node=name,
+        module=module,
+    )
+
+
+def hint_for(operator: str, words: str) -> str:
+    """Return the way out of a refusal of an operator, by the parser's words."""
+    for operators, pattern, hint in _HINTS:
+        fits = not operators or re.fullmatch(operators, operator)
+        if fits and re.search(pattern, words, re.IGNORECASE):
+            return hint
+    return _OTHERWISE
+
+
+def _words(description: str) -> str:
+    """What the parser says, on a line: without its conditions in C++, places in its source, and CUDA's
+    absence, which it repeats where no GPU is."""
+    text = " ".join(description.split())
+    text = re.sub(r"\[checkMacros\.cpp::\w+::\d+\] Error Code 1: Cuda Runtime \(.*?\)\)\)?", "", text)
+    text = re.sub(
+        r"^Invalid Node - \S+ |\w+::\w+: Error Code \d+: [\w ]+ \(|\[\w+\.cpp::\w+::\d+\] ", "", text
+    )
+    text = re.sub(r" In \w+ at /_src/[^\s)]+\)?", "", text)
+    text = re.sub(r"^Failed to import initializer: In node .* (?=Failed to import)", "", text)
+    if quoted := re.search(r'&& ("[^"]+"(?: "[^"]+")*)$', text):
+        return quoted[1].strip('"').replace('" "', "").strip()
+    return plain(re.sub(r"^Assertion failed: \S.*?[^:]: (?=\S)", "", text)).strip()
+
+
+def _node(model: onnx.ModelProto, index: int, name: str) -> onnx.NodeProto | None:
+    """The refused node: by name, also inside of others, or by its place."""
+    nodes = model.graph.node
+    by_place = nodes[index] if 0 <= index < len(nodes) else None
+    if not name or (by_place is not None and by_place.name == name):
+        return by_place
+    return next(
+        (node for graph in every_graph(model.graph) for node in graph.node if node.name == name), None
+    )
+
+
+def _node_without_place(model: onnx.ModelProto, words: str) -> onnx.NodeProto | None:
+    """The node that words without a place are of: by an initializer that it reads, or a value it names."""
+    stored = re.search(r"import initializer: (\S+)$", words)
+    value = re.search(r"unknown activation type: (\w+)", words, re.IGNORECASE)
+    reduces = "reduction type" in words.lower()
+    for graph in every_graph(model.graph):
+        for node in graph.node:
+            texts = {text for item in node.attribute for text in (item.s, *item.strings)}
+            if (
+                (stored and stored[1] in node.input)
+                or (value and value[1].encode() in texts)
+                or (reduces and node.op_type.startswith("Scatter") and texts - {b"", b"none"})
+            ):
+                return node
+    return None
+
+
+def _foreign_inputs(model: onnx.ModelProto, words: str) -> str:
+    """Inputs and their types, where the parser refuses a type and does not say which."""
+    if "type to TensorRT data type" not in words:
+        return ""
+    from onnx import TensorProto
+
+    inputs = [(value.name, value.type.tensor_type.elem_type) for value in model.graph.input]
+    return (
+        f" (inputs {', '.join(f'{name}:{TensorProto.DataType.Name(kind).lower()}' for name, kind in inputs)})"
+    )
+
+
+def _module_path(node: onnx.NodeProto) -> str:
+    """`layer4.1.conv2`, of the exporter's ": Net/layer4: Sequential/layer4.1.conv2: Conv2d/conv2d: aten"."""
+    for entry in node.metadata_props:
+        if entry.key == _NAMESPACE:
+            scopes = [part.split(":")[0].strip() for part in entry.value.split("/")]
+            return next((scope for scope in reversed(scopes[:-1]) if scope), "")
+    return ""
