@@ -74,7 +74,7 @@ def test_tables_count_stages_kinds_and_causes() -> None:
     ]
     text = table.as_markdown(table.latest(rows))
     assert "| export | 1 | 2 | 0 |" in text
-    assert "| diff | 1 | 0 | 2 |" in text
+    assert "| openvino diff | 1 | 0 | 2 |" in text
     assert "| **all** | 1 of 2 (50%) | 0 of 1 (0%) | 1 of 3 (33%) |" in text
     assert "| export | axis N cannot be dynamic | 2 | timm_a, timm_b |" in text
     assert "DEFECT: timm_b, export" in text
