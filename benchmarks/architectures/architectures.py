@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from importlib import import_module
 from itertools import chain, zip_longest
 from operator import attrgetter
@@ -66,21 +67,19 @@ class Architecture:
         library: As pip names it.
         task: "classifier" where the first output is class logits [batch, classes]; else what it does.
         inputs: In any order; `forward` takes them by name.
-        options: Of the library's constructor; of transformers those of the configuration.
+        factory, options: What makes it, as package.module:Class, and the arguments by name, see `_made`.
+        file: "models" or "strangers".
         axes: Extents of its dynamic axes that are not those of `AXES`.
-        config, model: Names of two classes of transformers, the first without `Config`.
-        factory: What `options` are of, as package.module:Class; a stranger has one.
     """
 
     name: str
     library: str
     task: str
     inputs: tuple[Input, ...]
+    factory: str
     options: Mapping[str, Any]
+    file: str
     axes: Mapping[str, Range]
-    config: str = ""
-    model: str = ""
-    factory: str = ""
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Architecture:
@@ -105,24 +104,8 @@ class Architecture:
         """Return the module with the random weights that it comes with."""
         from qcompile.model.named.description import declare_torchvision_operators
 
-        declare_torchvision_operators()  # timm and transformers import torchvision where it is installed
-        if self.factory:
-            return _made({"factory": self.factory, **self.options})
-        if self.library == "timm":
-            import timm
-
-            return timm.create_model(self.name, pretrained=False, num_classes=10, **self.options)
-        if self.library == "torchvision":
-            from torchvision import models
-
-            return models.get_model(self.name, **{"weights": None, "num_classes": 10, **self.options})
-        import transformers
-
-        options = dict(self.options)
-        if "backbone_config" in options:
-            options["backbone_config"] = transformers.AutoConfig.for_model(**options["backbone_config"])
-        config = getattr(transformers, f"{self.config}Config")(**options)
-        return getattr(transformers, self.model)(config)
+        declare_torchvision_operators()  # many libraries import torchvision where it is installed
+        return _made({"factory": self.factory, **self.options})
 
     def build(self) -> tuple[Any, Any]:
         """Return (module, example), as a function of MODEL does."""
@@ -131,8 +114,8 @@ class Architecture:
         torch.manual_seed(0)
         module = self.module().eval()
         if "batch" in self.dynamic_axes:
-            settle(module, [self._call(self.feeds(seed, batch=8)) for seed in (1, 2)])
-        return module, self._call(self.feeds(0))
+            settle(module, [self.call(self.feeds(seed, batch=8)) for seed in (1, 2)])
+        return module, self.call(self.feeds(0))
 
     def feeds(self, seed: int, **extents: int) -> dict[str, NDArray[Any]]:
         """Return one batch of valid input; dynamic axes have their usual extents unless said."""
@@ -194,10 +177,16 @@ class Architecture:
             for index, kind in enumerate(kinds)
         }
 
-    def _call(self, feeds: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    def call(self, feeds: dict[str, NDArray[Any]]) -> dict[str, Any]:
+        """Return the arguments of `forward`."""
         import torch
 
-        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in feeds.items()}
+        arguments: dict[str, Any] = {}
+        for name, array in feeds.items():
+            *path, leaf = name.split(".")
+            place = reduce(lambda inner, part: inner.setdefault(part, {}), path, arguments)
+            place[leaf] = torch.from_numpy(np.ascontiguousarray(array))
+        return arguments
 
 
 def settle(module: Any, batches: Sequence[Any]) -> None:
@@ -307,9 +296,11 @@ def _made(value: Any) -> Any:
 
 def _read() -> dict[str, Architecture]:
     """Return the rows by key, the libraries in turn, so that the first results speak for all."""
-    files = [Path(__file__).with_name(f"{name}.jsonl") for name in ("models", "strangers")]
-    lines = [line for file in files for line in file.read_text().splitlines()]
-    rows = [Architecture.from_row(json.loads(line)) for line in lines]
+    rows = [
+        Architecture.from_row({**json.loads(line), "file": file})
+        for file in ("models", "strangers")
+        for line in Path(__file__).with_name(f"{file}.jsonl").read_text().splitlines()
+    ]
     libraries = [
         [row for row in rows if row.library == name] for name in dict.fromkeys(r.library for r in rows)
     ]

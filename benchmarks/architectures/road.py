@@ -78,7 +78,7 @@ def check_module(architecture: Any, _folder: Path, report: Report) -> None:
         with torch.no_grad():
             output = module(**example)
             for feeds in chain(architecture.samples(), architecture.unseen()):
-                module(**{name: torch.from_numpy(array) for name, array in feeds.items()})
+                module(**architecture.call(feeds))
         first = _first(output)
         if architecture.kind == "classifier" and (first.ndim != 2 or first.shape[1] < 2):
             raise ValueError(f"a classifier's output is [batch, classes]; {tuple(first.shape)} found")

@@ -20,25 +20,15 @@ class Windows(Wrapped):
     """A model of neuralforecast without exogenous variables."""
 
     def forward(self, insample_y: Tensor) -> Any:
-        """Return the forecast of windows [batch, input_size, series]."""
         exogenous = dict.fromkeys(("hist_exog", "futr_exog", "stat_exog"))
         mask = torch.ones_like(insample_y)
         return self.model({"insample_y": insample_y, "insample_mask": mask, **exogenous})
-
-
-class Encoder(Wrapped):
-    """A univariate network of pytorch-forecasting."""
-
-    def forward(self, encoder_cont: Tensor, target_scale: Tensor) -> Any:
-        """Return the prediction for histories [batch, context, 1] and their centre and scale [batch, 2]."""
-        return self.model({"encoder_cont": encoder_cont, "target_scale": target_scale})["prediction"]
 
 
 class Deterministic(Wrapped):
     """A policy of stable-baselines3, as its guide exports it."""
 
     def forward(self, observation: Tensor) -> Any:
-        """Return what the policy does, without chance."""
         return self.model(observation, deterministic=True)
 
 
@@ -46,7 +36,6 @@ class Logits(Wrapped):
     """An actor-critic of stable-baselines3 that chooses among actions."""
 
     def forward(self, observation: Tensor) -> Any:
-        """Return the logits of the actions."""
         return self.model.get_distribution(observation).distribution.logits
 
 
@@ -54,7 +43,6 @@ class Energies(Wrapped):
     """A potential of torchani."""
 
     def forward(self, species: Tensor, coordinates: Tensor) -> Any:
-        """Return the energy of each molecule."""
         return self.model((species, coordinates)).energies
 
 
@@ -62,16 +50,7 @@ class Recognizer(Wrapped):
     """The recognition network of easyocr, which takes a text that it does not read."""
 
     def forward(self, image: Tensor) -> Any:
-        """Return the logits of each step."""
         return self.model(image, None)
-
-
-class WideAndDeep(Wrapped):
-    """A WideDeep of pytorch-widedeep with a table alone."""
-
-    def forward(self, table: Tensor) -> Any:
-        """Return the prediction of each row."""
-        return self.model({"deeptabular": table})
 
 
 class SentenceEncoder(Wrapped):
@@ -82,7 +61,6 @@ class SentenceEncoder(Wrapped):
         self.behind = nn.ModuleList(modules)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
-        """Return the embedding of each sentence."""
         tokens = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         features = {"token_embeddings": tokens, "attention_mask": attention_mask}
         for module in self.behind:
@@ -91,7 +69,7 @@ class SentenceEncoder(Wrapped):
 
 
 class SpikingNet(nn.Module):
-    """The network of snntorch's tutorials."""
+    """The network of snntorch's tutorials: potentials and spikes [steps, batch, classes]."""
 
     def __init__(self, features: int, hidden: int, classes: int) -> None:
         import snntorch
@@ -101,7 +79,6 @@ class SpikingNet(nn.Module):
         self.fc2, self.lif2 = nn.Linear(hidden, classes), snntorch.Leaky(beta=0.95)
 
     def forward(self, x: Tensor) -> Any:
-        """Return potentials and spikes [steps, batch, classes] of inputs [steps, batch, features]."""
         mem1, mem2 = self.lif1.init_leaky(), self.lif2.init_leaky()
         spikes, potentials = [], []
         for step in range(x.shape[0]):

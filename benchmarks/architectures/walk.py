@@ -44,7 +44,7 @@ def main() -> int:
         for one in ARCHITECTURES.values()
         if any(fnmatch(one.key, glob) for glob in options.only)
         and options.library in ("", one.library)
-        and bool(one.factory) == (options.list_of == "strangers")
+        and one.file == options.list_of
     ]
     if options.list:
         for one in chosen:
