@@ -17,7 +17,8 @@ STAGES: dict[str, tuple[str, ...]] = {
     "openvino int8": ("calibrate",),
     "rtx fp16": ("simplify",),
     "rtx int8": ("calibrate",),
-    "diff": ("onnxruntime int8",),
+    "onnxruntime diff": ("onnxruntime int8",),
+    "openvino diff": ("openvino int8",),
 }
 """Stage to the stages that it depends on."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +47,10 @@ def preload(*, runtimes: bool = True) -> None:
             torch.onnx.export(torch.nn.Linear(2, 2).eval(), (torch.zeros(2, 2),), dynamo=True, verbose=False)
 
 
-def environment() -> dict[str, str]:
-    """Return the packages of the road and their versions."""
+def environment(libraries: Iterable[str]) -> dict[str, str]:
+    """Return the packages of the road, and of the architectures, and their versions."""
     found = {"qcompile": qcompile.__version__}
-    for name in (
-        "torch",
-        "transformers",
-        "timm",
-        "torchvision",
-        "onnx",
-        "onnxruntime",
-        "openvino",
-        "tensorrt_rtx",
-    ):
+    for name in ("torch", "onnx", "onnxruntime", "openvino", "tensorrt_rtx", *libraries):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
@@ -78,15 +70,15 @@ def walk(architecture: Any, folder: Path, report: Report) -> None:
 
 
 def check_module(architecture: Any, _folder: Path, report: Report) -> None:
-    """Make the module, run its example and its samples, and look whether a classifier's output is one."""
+    """Make the module, run its example and all its data, and look whether a classifier's output is one."""
     import torch
 
     def check() -> dict[str, Any]:
         module, example = architecture.build()
         with torch.no_grad():
             output = module(**example)
-            for feeds in architecture.samples():
-                module(**{name: torch.from_numpy(array) for name, array in feeds.items()})
+            for feeds in chain(architecture.samples(), architecture.unseen()):
+                module(**architecture.call(feeds))
         first = _first(output)
         if architecture.kind == "classifier" and (first.ndim != 2 or first.shape[1] < 2):
             raise ValueError(f"a classifier's output is [batch, classes]; {tuple(first.shape)} found")
@@ -138,8 +130,8 @@ class Road:
 
     def __init__(self, architecture: Any, folder: Path) -> None:
         self.architecture = architecture
-        self.model = f"{MODELS}/catalogue.py:{architecture.key}"
-        self.data = f"{MODELS}/catalogue.py:samples_{architecture.key}"
+        self.model = f"{MODELS}/architectures.py:{architecture.key}"
+        self.data = f"{MODELS}/architectures.py:samples_{architecture.key}"
         self.exported, self.float = folder / "exported.onnx", folder / "model.onnx"
         self.ranges, self.int8 = folder / "model.ranges", folder / "model.int8.onnx"
         self.built = folder / "built"
@@ -178,9 +170,17 @@ class Road:
         """Build an INT8 engine for sm86."""
         return _kept(self._build(self.float, "int8.engine", precision="int8", ranges=self.ranges))
 
-    def diff(self) -> dict[str, Any]:
-        """Compare the ONNX Runtime artifact with the float model on the data."""
-        found = qcompile.diff(str(self.float), str(self.built / "cpu.onnx"), data=self.data, threads=1)
+    def onnxruntime_diff(self) -> dict[str, Any]:
+        """Compare the ONNX Runtime artifact with the float model on data that no stage saw."""
+        return self._diff("cpu.onnx")
+
+    def openvino_diff(self) -> dict[str, Any]:
+        """Compare the OpenVINO artifact, run by OpenVINO, with the float model on the same data."""
+        return self._diff("openvino.onnx")
+
+    def _diff(self, name: str) -> dict[str, Any]:
+        data = self.data.replace(":samples_", ":unseen_")
+        found = qcompile.diff(str(self.float), str(self.built / name), data=data, threads=1)
         outputs = [
             {"output": one.output, "passed": one.passed, "criterion": one.criterion,
              "agreement": one.agreement, "snr_db": round(float(one.snr_db), 2)}

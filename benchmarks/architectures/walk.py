@@ -4,13 +4,14 @@
     python benchmarks/architectures/walk.py --results coverage.jsonl [--only 'timm_*'] [--jobs 1]
     python benchmarks/architectures/walk.py --results coverage.jsonl --again failed
     python benchmarks/architectures/walk.py --results coverage.jsonl --table
-    python benchmarks/architectures/walk.py --check-models
+    python benchmarks/architectures/walk.py --check-models [--list-of strangers]
 
-Each architecture of models.jsonl, small and with random weights, is exported, simplified, calibrated,
-built for ONNX Runtime and OpenVINO in INT8 and for TensorRT-RTX in FP16 and INT8, and the INT8 outputs are
-compared with the float model's. An architecture goes the whole road when every stage passes. Nothing is
-downloaded. Each runs in a process of its own, forked from one that has the libraries loaded. Results are
-appended line by line; what is finished is skipped the next time, so the benchmark can be ended and run again.
+Each architecture of models.jsonl, or of strangers.jsonl, small and with random weights, is exported,
+simplified, calibrated, built for ONNX Runtime and OpenVINO in INT8 and for TensorRT-RTX in FP16 and INT8, and
+both INT8 models that run on a processor are compared with the float model on data that no stage saw. An
+architecture goes the whole road when every stage passes. Nothing is downloaded. Each runs in a process of its
+own, forked from one that has the libraries loaded. Results are appended line by line; what is finished is
+skipped the next time, so the benchmark can be ended and run again.
 """
 
 from __future__ import annotations
@@ -36,12 +37,14 @@ def main() -> int:
     if options.table:
         print(as_markdown(latest(read_rows(options.results))))
         return 0
-    from catalogue import ARCHITECTURES
+    from architectures import ARCHITECTURES
 
     chosen = [
         one
         for one in ARCHITECTURES.values()
-        if any(fnmatch(one.key, glob) for glob in options.only) and options.library in ("", one.library)
+        if any(fnmatch(one.key, glob) for glob in options.only)
+        and options.library in ("", one.library)
+        and one.file == options.list_of
     ]
     if options.list:
         for one in chosen:
@@ -64,7 +67,8 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--results", type=Path, default=Path("coverage.jsonl"), help="file of results")
     parser.add_argument("--only", action="append", metavar="GLOB", help="architectures by key; repeat")
-    parser.add_argument("--library", default="", help="transformers, timm or torchvision")
+    parser.add_argument("--library", default="", help="only of this library")
+    parser.add_argument("--list-of", choices=("models", "strangers"), default="models", help="which file")
     parser.add_argument("--again", default="", metavar="GLOB", help="run these again, or 'failed'")
     parser.add_argument("--jobs", type=int, default=1, help="architectures at a time")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds for one architecture")
@@ -102,7 +106,7 @@ def _run(todo: list[Any], options: argparse.Namespace) -> int:
     if not todo:
         return 0
     preload()
-    where = environment()
+    where = environment(sorted({one.library for one in todo}))
     for done, row in enumerate(run_all(todo, walk, jobs=options.jobs, limit_s=options.limit), 1):
         write_row(options.results, {**row, "environment": where})
         print(f"[{done}/{len(todo)}] {progress_line(row)}", flush=True)

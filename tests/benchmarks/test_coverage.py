@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -24,6 +25,7 @@ def load(name: str) -> ModuleType:
     return sys.modules[name]
 
 
+architectures = load("architectures")
 table = load("results_table")
 processes = load("processes")
 
@@ -74,11 +76,36 @@ def test_tables_count_stages_kinds_and_causes() -> None:
     ]
     text = table.as_markdown(table.latest(rows))
     assert "| export | 1 | 2 | 0 |" in text
-    assert "| diff | 1 | 0 | 2 |" in text
+    assert "| openvino diff | 1 | 0 | 2 |" in text
     assert "| **all** | 1 of 2 (50%) | 0 of 1 (0%) | 1 of 3 (33%) |" in text
     assert "| export | axis N cannot be dynamic | 2 | timm_a, timm_b |" in text
     assert "DEFECT: timm_b, export" in text
     assert "DEFECT: timm_a" not in text
+
+
+def test_unseen_batches_have_other_values_and_extents_in_the_steps_of_the_axis() -> None:
+    row = {
+        "name": "net", "library": "some-lib", "task": "segmentation", "file": "strangers", "options": {},
+        "factory": "torch.nn:Identity", "axes": {"width": [64, 96, 192]},
+        "inputs": [["batch.image", ["batch", 3, "width"], "normal"]],
+    }  # fmt: skip
+    one = architectures.Architecture.from_row(row)
+    assert one.key == "some_lib_net"
+    seen, unseen = ([feeds["batch.image"] for feeds in made()] for made in (one.samples, one.unseen))
+    assert {array.shape[2] for array in unseen} - {array.shape[2] for array in seen}
+    assert all(array.shape[2] % 32 == 0 and 64 <= array.shape[2] <= 192 for array in unseen)
+    assert not np.array_equal(seen[0], unseen[0])
+    assert list(one.call({"batch.image": seen[0]})) == ["batch"]
+
+
+def test_options_name_classes_and_calls_inside_each_other() -> None:
+    made = architectures._made(
+        {
+            "factory": "collections:OrderedDict.fromkeys",
+            "args": [["a", {"factory": "builtins:int", "args": ["7"]}], {"object": "pathlib:Path"}],
+        }
+    )
+    assert made == {"a": Path, 7: Path}
 
 
 def _work(one: SimpleNamespace, _folder: Path, report) -> None:  # type: ignore[no-untyped-def]

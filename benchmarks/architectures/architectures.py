@@ -1,14 +1,18 @@
-"""The architectures of the coverage benchmark: the rows of models.jsonl, each a function that MODEL can name.
+"""The architectures of the coverage benchmark: rows of two files, each a function that MODEL can name.
 
-qcompile export benchmarks/architectures/catalogue.py:timm_resnet10t -o m.onnx --dynamic x:0=batch
+qcompile export benchmarks/architectures/architectures.py:timm_resnet10t -o m.onnx --dynamic x:0=batch
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from importlib import import_module
 from itertools import chain, zip_longest
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +34,13 @@ AXES: dict[str, Range] = {
     "nodes": (12, 16, 32),
     "edges": (24, 40, 80),
 }
-"""Name of a dynamic axis to its least, usual and largest extent; an architecture may have its own."""
+"""Name of a dynamic axis to its least, usual and largest extent; an architecture may have its own.
+
+Its other extents lie in the steps that these three share: 64, 96, 128 is any multiple of 32 between.
+"""
 
 BATCHES = 4
-"""Batches of samples that calibration and comparison see."""
+"""Batches of samples that the stages see, and of those that the last comparison sees."""
 
 
 @dataclass(frozen=True)
@@ -53,26 +60,26 @@ class Input:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row of models.jsonl.
+    """One row of models.jsonl, or of strangers.jsonl: of a library that nobody here had looked at.
 
     Attributes:
         name: Unique in its library, a Python identifier.
-        library: "transformers", "timm" or "torchvision".
+        library: As pip names it.
         task: "classifier" where the first output is class logits [batch, classes]; else what it does.
         inputs: In any order; `forward` takes them by name.
-        options: Of the library's constructor; of transformers those of the configuration.
+        factory, options: What makes it, as package.module:Class, and the arguments by name, see `_made`.
+        file: "models" or "strangers".
         axes: Extents of its dynamic axes that are not those of `AXES`.
-        config, model: Names of two classes of transformers, the first without `Config`.
     """
 
     name: str
     library: str
     task: str
     inputs: tuple[Input, ...]
+    factory: str
     options: Mapping[str, Any]
+    file: str
     axes: Mapping[str, Range]
-    config: str = ""
-    model: str = ""
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Architecture:
@@ -86,7 +93,7 @@ class Architecture:
     @property
     def key(self) -> str:
         """The name with its library, unique in the catalogue."""
-        return f"{self.library}_{self.name}"
+        return f"{self.library.replace('-', '_')}_{self.name}"
 
     @property
     def kind(self) -> str:
@@ -97,22 +104,8 @@ class Architecture:
         """Return the module with the random weights that it comes with."""
         from qcompile.model.named.description import declare_torchvision_operators
 
-        declare_torchvision_operators()  # timm and transformers import torchvision where it is installed
-        if self.library == "timm":
-            import timm
-
-            return timm.create_model(self.name, pretrained=False, num_classes=10, **self.options)
-        if self.library == "torchvision":
-            from torchvision import models
-
-            return models.get_model(self.name, **{"weights": None, "num_classes": 10, **self.options})
-        import transformers
-
-        options = dict(self.options)
-        if "backbone_config" in options:
-            options["backbone_config"] = transformers.AutoConfig.for_model(**options["backbone_config"])
-        config = getattr(transformers, f"{self.config}Config")(**options)
-        return getattr(transformers, self.model)(config)
+        declare_torchvision_operators()  # many libraries import torchvision where it is installed
+        return _made({"factory": self.factory, **self.options})
 
     def build(self) -> tuple[Any, Any]:
         """Return (module, example), as a function of MODEL does."""
@@ -121,8 +114,8 @@ class Architecture:
         torch.manual_seed(0)
         module = self.module().eval()
         if "batch" in self.dynamic_axes:
-            settle(module, [self._call(self.feeds(seed, batch=8)) for seed in (1, 2)])
-        return module, self._call(self.feeds(0))
+            settle(module, [self.call(self.feeds(seed, batch=8)) for seed in (1, 2)])
+        return module, self.call(self.feeds(0))
 
     def feeds(self, seed: int, **extents: int) -> dict[str, NDArray[Any]]:
         """Return one batch of valid input; dynamic axes have their usual extents unless said."""
@@ -141,6 +134,17 @@ class Architecture:
         for seed in range(BATCHES):
             larger = {axis: self.range(axis)[2] for axis in free} if seed % 2 else {}
             yield self.feeds(100 + seed, **larger)
+
+    def unseen(self) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yield batches that no stage saw; behind the first every dynamic axis has any of its extents."""
+        generator = np.random.default_rng(0)
+        for seed in range(BATCHES):
+            drawn = {}
+            for axis in sorted(self.dynamic_axes) if seed else ():
+                least, usual, largest = self.range(axis)
+                step = math.gcd(usual - least, largest - least) or 1
+                drawn[axis] = int(generator.choice(np.arange(least, largest + 1, step)))
+            yield self.feeds(200 + seed, **drawn)
 
     @property
     def dynamic_axes(self) -> set[str]:
@@ -173,10 +177,16 @@ class Architecture:
             for index, kind in enumerate(kinds)
         }
 
-    def _call(self, feeds: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    def call(self, feeds: dict[str, NDArray[Any]]) -> dict[str, Any]:
+        """Return the arguments of `forward`."""
         import torch
 
-        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in feeds.items()}
+        arguments: dict[str, Any] = {}
+        for name, array in feeds.items():
+            *path, leaf = name.split(".")
+            place = reduce(lambda inner, part: inner.setdefault(part, {}), path, arguments)
+            place[leaf] = torch.from_numpy(np.ascontiguousarray(array))
+        return arguments
 
 
 def settle(module: Any, batches: Sequence[Any]) -> None:
@@ -208,6 +218,20 @@ def smooth(generator: Generator, shape: tuple[int, ...]) -> NDArray[Any]:
     coarse = generator.standard_normal((*lead, -(-height // 8), -(-width // 8)))
     image = coarse.repeat(8, -2).repeat(8, -1)[..., :height, :width]
     return (0.9 * image + 0.4 * generator.standard_normal(shape)).astype(np.float32)
+
+
+def uniform(generator: Generator, shape: tuple[int, ...]) -> NDArray[Any]:
+    """From 0 to 1, float32."""
+    return generator.random(shape, dtype=np.float32)
+
+
+def table(generator: Generator, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Rows of a table, float32: categories 1 to 9 in the first half of the columns, behind them numbers."""
+    return np.where(
+        np.arange(shape[-1]) < shape[-1] // 2,
+        integers(10, "float32", 1)(generator, shape),
+        normal(generator, shape),
+    )
 
 
 def waveform(generator: Generator, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -243,7 +267,8 @@ def boxes(generator: Generator, shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 VALUES: dict[str, Values] = {
-    function.__name__: function for function in (normal, smooth, waveform, padded_mask, ones, boxes)
+    function.__name__: function
+    for function in (normal, smooth, uniform, table, waveform, padded_mask, ones, boxes)
 }
 
 
@@ -252,10 +277,30 @@ def values_named(name: str | dict[str, Any]) -> Values:
     return integers(**name["integers"]) if isinstance(name, dict) else VALUES[name]
 
 
+def _made(value: Any) -> Any:
+    """Return a value of options; {"object": "package.module:Class"} stands for the class.
+
+    {"factory": "package.module:Class"} stands for what it makes of the other keys, "args" by position.
+    """
+    if isinstance(value, list):
+        return [_made(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    options = {key: _made(one) for key, one in value.items() if key not in ("object", "factory")}
+    package, _, path = (value.get("object") or value.get("factory") or "").partition(":")
+    if not package:
+        return options
+    named = attrgetter(path)(import_module(package))
+    return named if "object" in value else named(*options.pop("args", ()), **options)
+
+
 def _read() -> dict[str, Architecture]:
     """Return the rows by key, the libraries in turn, so that the first results speak for all."""
-    lines = Path(__file__).with_name("models.jsonl").read_text().splitlines()
-    rows = [Architecture.from_row(json.loads(line)) for line in lines]
+    rows = [
+        Architecture.from_row({**json.loads(line), "file": file})
+        for file in ("models", "strangers")
+        for line in Path(__file__).with_name(f"{file}.jsonl").read_text().splitlines()
+    ]
     libraries = [
         [row for row in rows if row.library == name] for name in dict.fromkeys(r.library for r in rows)
     ]
@@ -266,8 +311,9 @@ ARCHITECTURES = _read()
 
 
 def __getattr__(name: str) -> object:
-    """The key of a row builds its module; `samples_` and the key yield its samples, for --data."""
-    key = name.removeprefix("samples_")
+    """The key of a row builds its module; `samples_` or `unseen_` and the key yield its data, for --data."""
+    method, _, key = name.partition("_")
+    method, key = (method, key) if method in ("samples", "unseen") else ("build", name)
     if key not in ARCHITECTURES:
         raise AttributeError(name)
-    return ARCHITECTURES[key].build if key == name else ARCHITECTURES[key].samples
+    return getattr(ARCHITECTURES[key], method)
