@@ -132,25 +132,27 @@ class ArraySet(SampleSet):
 
 
 class _Rows(Reader):
-    """Rows of the arrays of one file."""
+    """Rows of the arrays of one file. A scalar goes with every row; of scalars in rows, each is a batch."""
 
     def __init__(self, path: Path, inputs: Sequence[TensorInfo]) -> None:
         self._path, self._inputs, self._is_whole = path, inputs, False
+        self._scalars = {tensor.name for tensor in inputs if not tensor.shape}
         shapes = _by_input(path, read_shapes(path), inputs)
         for name, shape in shapes.items():
-            if not shape:
+            if not shape and inputs and name not in self._scalars:
                 message = f"{path}: {name or 'it'} is a scalar; a first axis of samples is required"
                 raise DataError(message, file=path)
-        extents = {name: shape[0] for name, shape in shapes.items()}
+        extents = {name: shape[0] for name, shape in shapes.items() if shape}
         if len(set(extents.values())) > 1:
             counts = ", ".join(f"{name} {extent}" for name, extent in extents.items())
             hint = "where the first axis is no batch, export each input with an axis of its own name"
             raise DataError(f"{path}: arrays differ in their number of samples ({counts})", hint=hint)
-        self.count = next(iter(extents.values()), 0)
+        self.count = next(iter(extents.values()), int(bool(shapes)))
+        self._is_split = not self._scalars.isdisjoint(extents)
 
     def arrange(self, order: list[int], batch_size: int, *, fixed: bool) -> list[list[int]]:
         self._is_whole = len(order) == self.count
-        return super().arrange(order, batch_size, fixed=fixed)
+        return super().arrange(order, 1 if self._is_split else batch_size, fixed=fixed)
 
     def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
         """Yield rows; a whole file's checksums are checked after its last row."""
@@ -158,7 +160,12 @@ class _Rows(Reader):
         for group in groups:
             first, end = group[0], group[-1] + 1
             rows = slice(first, end) if len(group) == end - first else list(group)
-            feeds = {name: np.array(array[rows], order="C") for name, array in arrays.items()}
+            feeds = {
+                name: np.array(
+                    array[first if name in self._scalars else rows] if array.ndim else array, order="C"
+                )
+                for name, array in arrays.items()
+            }
             yield Batch(feeds, feeds.pop(LABELS, None), f"{self._path.name}[{first}:{end}]")
         if self._path.suffix == ".npz" and self._is_whole:
             with _numpy_data(self._path), zipfile.ZipFile(self._path) as archive:
@@ -183,6 +190,8 @@ class _Stored(Reader):
     def arrange(self, order: list[int], batch_size: int, *, fixed: bool) -> list[list[int]]:
         """Return stored batches, cut at the end of `order`; drawn samples make batches of one shape each."""
         is_drawn = order != list(range(len(order)))
+        if any(() in rows.values() for rows in self._rows):
+            batch_size = 1  # samples that have scalars are not put together
         groups: list[list[int]] = []
         before: Shapes | None = None
         for index in order:

@@ -115,7 +115,7 @@ class Example:
         """Return positional and keyword arguments as tensors."""
         torch = import_torch()
         tensors = {
-            tensor.name: torch.from_numpy(np.ascontiguousarray(feeds[tensor.name])) for tensor in self.inputs
+            tensor.name: torch.from_numpy(np.asarray(feeds[tensor.name], order="C")) for tensor in self.inputs
         }
         return ((), tensors) if self.by_name else (tuple(tensors.values()), {})
 

@@ -11,7 +11,7 @@ import dataclasses
 import re
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -291,8 +291,12 @@ def flat_outputs(outputs: Any) -> tuple[list[str], list[NDArray[Any]]]:
     return [name for name, _ in tensors], [tensor.detach().cpu().numpy() for _, tensor in tensors]
 
 
-def name_outputs(spelled: Sequence[str], reference: Any) -> list[str]:
-    """Return a name for every output: as spelled, as the structure says, or `output`, `output_0`, ..."""
+def name_outputs(spelled: Sequence[str], reference: Any, inputs: Collection[str] = ()) -> list[str]:
+    """Return a name for every output: as spelled, as the structure says, or `output`, `output_0`, ...
+
+    A graph has one value of a name. `_out` follows a name of the structure that one of `inputs` has; spelled
+    names must differ from these and from each other.
+    """
     names = [name for name, _ in flat_tensors(reference)]
     if not names:
         raise ExportError(
@@ -300,11 +304,26 @@ def name_outputs(spelled: Sequence[str], reference: Any) -> list[str]:
         )
     if spelled:
         if len(spelled) != len(names):
-            raise InvalidOption(f"{len(spelled)} output names for {len(names)} outputs")
+            raise InvalidOption(f"{len(spelled)} output names for {len(names)} outputs", option="outputs")
+        for place, name in enumerate(spelled):
+            if name in inputs or name in spelled[:place]:
+                owner = "an input" if name in inputs else "another output"
+                raise InvalidOption(
+                    f"`outputs` {name!r}: {owner} has that name; each value of a graph has a name of its own",
+                    hint=f"give another one, such as {name}_out",
+                    option="outputs",
+                )
         return list(spelled)
-    if all(names) and len(set(names)) == len(names):
-        return names
-    return ["output"] if len(names) == 1 else [f"output_{i}" for i in range(len(names))]
+    if not all(names) or len(set(names)) < len(names):
+        names = ["output"] if len(names) == 1 else [f"output_{i}" for i in range(len(names))]
+    taken = {*names, *inputs}
+    for index, name in enumerate(names):
+        if name in inputs:
+            while name in taken:
+                name += "_out"
+            taken.add(name)
+            names[index] = name
+    return names
 
 
 def is_plain(outputs: Any) -> bool:

@@ -215,3 +215,68 @@ def test_a_graph_with_masked_scores_and_bools_goes_down_the_whole_road(tmp_path:
         assert scores.passed
         assert empty.passed
         assert (active.rule, active.agreement) == ("labels", pytest.approx(1, abs=0.05))
+
+
+UNET = """
+from dataclasses import dataclass
+import torch
+from torch import nn
+
+
+@dataclass
+class Output:
+    sample: torch.Tensor
+
+
+class UNet(nn.Module):
+    '''As those of diffusers: the step is a scalar, and the output has the name of an input.'''
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.outside = nn.Conv2d(4, 16, 3, padding=1), nn.Conv2d(16, 4, 3, padding=1)
+        self.time, self.text = nn.Linear(16, 16), nn.Linear(8, 16)
+
+    def forward(self, sample, timestep, encoder_hidden_states):
+        if timestep.ndim == 0:
+            timestep = timestep[None]
+        angles = timestep.expand(sample.shape[0])[:, None] * torch.exp(-torch.arange(8) * 1.15)[None]
+        shift = self.time(torch.cat([angles.sin(), angles.cos()], -1))
+        shift = shift + self.text(encoder_hidden_states).mean(1)
+        return Output(self.outside(torch.relu(self.inside(sample) + shift[:, :, None, None])))
+
+
+def build():
+    torch.manual_seed(0)
+    return UNet(), (torch.randn(2, 4, 8, 8), torch.tensor(3), torch.randn(2, 5, 8))
+
+
+def samples():
+    generator = torch.Generator().manual_seed(1)
+    for step in range(4):
+        count = 1 + step % 3
+        sample = torch.randn(count, 4, 8, 8, generator=generator)
+        text = torch.randn(count, 5, 8, generator=generator)
+        yield {"sample": sample, "timestep": torch.tensor(10 * step), "encoder_hidden_states": text}
+"""
+
+
+def test_a_scalar_input_stays_a_scalar_on_the_whole_road(tmp_path: Path) -> None:
+    (tmp_path / "unet.py").write_text(UNET)
+    source, data = f"{tmp_path}/unet.py:build", f"{tmp_path}/unet.py:samples"
+    axes = [f"{name}:0=batch" for name in ("sample", "encoder_hidden_states")]
+    qcompile.export(source, tmp_path / "m.onnx", dynamic=axes, data=data)
+    simple = qcompile.simplify(tmp_path / "m.onnx", tmp_path / "s.onnx", data=data).path
+    ranges = qcompile.calibrate(simple, data, tmp_path / "m.ranges").path
+    qcompile.quantize(simple, tmp_path / "q.onnx", ranges=ranges, data=data, search=False)
+    for target in ("onnxruntime", "openvino", "tensorrt-rtx"):
+        precision, for_rtx = ("fp16", ["sm86"]) if target == "tensorrt-rtx" else ("int8", [])
+        built = qcompile.build(
+            simple, tmp_path / f"{target}.onnx", target=target, precision=precision, ranges=ranges,
+            data=data, gpus=for_rtx,
+        )  # fmt: skip
+        assert built.manifest.io is not None
+        assert built.manifest.io.inputs[1].shape == ()
+    for name in ("m", "s", "q"):
+        model = read_weightless(tmp_path / f"{name}.onnx")
+        assert [tensor.shape for tensor in model.io.inputs if tensor.name == "timestep"] == [()]
+    assert qcompile.diff(source, str(tmp_path / "onnxruntime.onnx"), data=data)

@@ -123,7 +123,7 @@ class _Work:
         if job["write"] and place is not None:
             folder = Path(job["write"]) / place
             folder.mkdir(exist_ok=True)
-            np.save(folder / f"{number}.npy", np.ascontiguousarray(array), allow_pickle=False)
+            np.save(folder / f"{number}.npy", np.asarray(array, order="C"), allow_pickle=False)
 
     def answer(self) -> dict[str, Any]:
         return {

@@ -65,7 +65,7 @@ class Form:
         """Return the array in the reference's order of axes, contiguous."""
         if self.channels_last and array.ndim == 4:
             array = array.transpose(_TO_FIRST)
-        return np.ascontiguousarray(array)
+        return np.asarray(array, order="C")
 
     def pieces(self, array: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
         """Yield the values of an array from `ordered`, flat, `size` elements at a time, as floats."""

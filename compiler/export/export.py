@@ -136,9 +136,16 @@ def export(
         if in_float32:
             in_float32.compare(original)
         onnx_source.with_preprocessing(original.example.inputs, samples)  # refuses before the work
-        count = len(name_outputs([], original.reference))
-        declared = loaded.output_names if len(loaded.output_names) == count else ()
-        names = name_outputs(spec.outputs or declared, original.reference)
+        input_names = [tensor.name for tensor in original.example.inputs]
+        structured = name_outputs([], original.reference)
+        declared = loaded.output_names if len(loaded.output_names) == len(structured) else ()
+        names = name_outputs(spec.outputs or declared, original.reference, input_names)
+        if not (spec.outputs or declared):
+            original.warnings += [
+                f"output {name!r} is written as {unique!r}: an input has its name; `outputs` gives another"
+                for name, unique in zip(structured, names, strict=True)
+                if name != unique
+            ]
         target = spec.target or getattr(loaded.module, "meta", {}).get(TRAINED_FOR, "onnxruntime")
         try:
             return _export(

@@ -146,7 +146,7 @@ class TorchScript(PyTorch):
 def _compare(module: Any, example: Example, path: str, label: str) -> tuple[tuple[TensorInfo, ...], Check]:
     """Compare the trace with the module on other values and another batch than it was made with."""
     first = example.call(module, example.feeds)
-    names, arrays = name_outputs([], first), flat_outputs(first)[1]
+    names, arrays = name_outputs([], first, example.feeds), flat_outputs(first)[1]
     runner = PyTorchRunner(load_torch(parse_source(path)).module, ModelIO(example.inputs, ()))
     other = example.resized(CHECK_EXTENTS[-1]) if example.has_dynamic_batch else example.feeds
     negated = {n: -a if a.dtype.kind == "f" else a for n, a in example.feeds.items()}

@@ -76,7 +76,7 @@ class PyTorchRunner(Runner):
         if self._device is not None:
             arrays = [array.copy() for array in arrays]  # page-locked memory is scarce
         same = len(self._names) == len(arrays)
-        return dict(zip(self._names if same else name_outputs([], result), arrays, strict=True))
+        return dict(zip(self._names if same else name_outputs([], result, feeds), arrays, strict=True))
 
     def prepare(self, feeds: Feeds, *, on_device: bool = False) -> Callable[[], Any]:
         """Return the call that copies, runs and copies back.

@@ -131,7 +131,7 @@ def _look_at_module(
     declared, why = _declared(source, loaded, inputs, samples)
     with open_original(loaded, source.spec, declared, (), None) as original:
         arrays = flat_outputs(original.reference)[1]
-        names = name_outputs((), original.reference)
+        names = name_outputs((), original.reference, original.example.feeds)
         weights = [*loaded.module.parameters(), *loaded.module.buffers()]
         layers = [
             getattr(part, "original_name", "") or type(part).__name__ for part in loaded.module.modules()

@@ -185,6 +185,24 @@ def test_samples_that_are_drawn_make_batches_of_one_shape(tmp_path: Path) -> Non
     assert sum(batch.samples for batch in batches) == 3
 
 
+@pytest.mark.parametrize("form", ["one", "rows", "folder"])
+def test_a_scalar_input_is_read_as_a_scalar(form: str, tmp_path: Path) -> None:
+    inputs, path = [X, TensorInfo("step", "int64", ())], tmp_path / f"a.{form}.npz"
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    if form == "folder":
+        path.mkdir()
+        for row in range(4):
+            np.savez(path / f"{row}.npz", x=x[row : row + 1], step=row)
+    else:
+        np.savez(path, x=x, step=np.int64(7) if form == "one" else np.arange(4))
+    batches = [batch for spec in (str(path), f"{path}?samples=4") for batch in Data(spec, inputs)]
+    assert len(batches) == (2 if form == "one" else 8)
+    for batch in batches:
+        first = int(batch.feeds["x"][0, 0]) // 3
+        assert batch.feeds["step"].shape == ()
+        assert batch.feeds["step"] == (7 if form == "one" else first)
+
+
 @pytest.mark.parametrize("form", ["npz", "folder", "npy"])
 def test_keys_choose_among_the_rows(tmp_path: Path, form: str) -> None:
     labels = np.arange(40) // 30

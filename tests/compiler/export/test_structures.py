@@ -19,6 +19,7 @@ from written_models import run_file
 
 from qcompile.compiler.export import export
 from qcompile.compiler.export.write import explain_export_failure
+from qcompile.compiler.simplify.simplify import simplify
 from qcompile.errors import ExportError, InvalidOption, ModelError
 from qcompile.model.load import load_torch
 from qcompile.model.source import parse_source
@@ -93,6 +94,50 @@ def test_an_axis_of_an_input_in_a_structure_is_made_dynamic_by_its_path(source: 
     np.testing.assert_array_equal(
         run_file(artifact.path, **{"batch.image": image, "batch.meta.age": age})["output"], image + 1
     )
+
+
+class Named(nn.Module):
+    """Returns what it takes, under the names of its inputs, and one tensor twice."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        y = torch.relu(x) * mask
+        return {"x": x, "mask": y, "mask_out": y}
+
+
+@pytest.mark.parametrize("dynamic", [(), ("x:0=batch", "mask:0=batch")])
+def test_an_output_that_has_the_name_of_an_input_or_is_one_gets_another_name(
+    dynamic: tuple[str, ...], tmp_path: Path
+) -> None:
+    inputs = ["x:2x3", "mask:2x3"]
+    artifact = export(Named(), tmp_path / "m.onnx", inputs=inputs, dynamic=dynamic)
+    simple = simplify(artifact.path, tmp_path / "s.onnx").path
+    x, mask = np.float32([[1, -2, 3], [4, 5, -6]]), np.float32([[1, 1, 0], [0, 1, 1]])
+    for path in (artifact.path, simple):
+        outputs = run_file(path, x=x, mask=mask)
+        assert list(outputs) == ["x_out", "mask_out_out", "mask_out"]
+        np.testing.assert_array_equal(outputs["x_out"], x)
+        for name in ("mask_out_out", "mask_out"):
+            np.testing.assert_array_equal(outputs[name], np.maximum(x, 0) * mask)
+    assert [text for text in artifact.manifest.warnings if "is written as" in text] == [
+        f"output {name!r} is written as {unique!r}: an input has its name; `outputs` gives another"
+        for name, unique in (("x", "x_out"), ("mask", "mask_out_out"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [(["a", "x", "b"], "'x': an input has that name"), (["a", "b", "a"], "'a': another output has")],
+)
+def test_a_spelled_name_that_an_input_or_another_output_has_is_refused_before_the_export(
+    outputs: list[str], message: str, tmp_path: Path
+) -> None:
+    steps: list[str] = []
+    with pytest.raises(InvalidOption, match=message):
+        export(
+            Named(), tmp_path / "m.onnx", inputs=["x:2x3", "mask:2x3"], outputs=outputs,
+            progress=steps.append,
+        )  # fmt: skip
+    assert steps == ["load the model"]
 
 
 @pytest.mark.parametrize(
