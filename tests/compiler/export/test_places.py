@@ -66,4 +66,4 @@ def test_lines_of_pytorch_python_and_ours_are_no_place() -> None:
     assert deepest_line([timm, *machinery]) == timm
     assert deepest_line([("/home/net.py", 7), timm, *machinery]) == ("/home/net.py", 7)
     frames = "".join(f'File "{file}", line {line}, in forward\n' for file, line in (timm, *machinery))
-    assert _line(frames) == " (vit.py, line 6, in forward)"
+    assert _line(frames, ()) == " (vit.py, line 6, in forward)"
