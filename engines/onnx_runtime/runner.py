@@ -165,7 +165,7 @@ def put_in_order(optimized: onnx.ModelProto, model: onnx.ModelProto) -> bool:
     graph = optimized.graph
     names_of_model = {name for node in model.graph.node for name in (node.name, *node.output)}
     names_of_model |= {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
-    new_names = {name for node in graph.node for name in (node.name, *node.output)} - names_of_model
+    new_names = {name for node in graph.node for name in (node.name, *node.output)} - names_of_model - {""}
     kinds = {match[1] for name in new_names if (match := _NUMBERED.fullmatch(name))}
     if not kinds:
         return False

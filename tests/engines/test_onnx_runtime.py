@@ -348,6 +348,17 @@ def test_every_order_and_numbering_becomes_one_that_computes_the_same() -> None:
     assert "word_token_5" in names
 
 
+def test_what_has_no_name_gets_none() -> None:
+    """Nodes of functions that ONNX Runtime writes out (HardSwish) have none; nor has an operand left out."""
+    graph = f"{HEAD} {{ [word_token_1] word_token_5 = Abs (x) _token_7 = Clip (x, , word_token_5) "
+    model = parser.parse_model(f"{graph} y = Add (_token_7, word_token_5) z = Neg (x) }}")
+    assert put_in_order(model, parser.parse_model(f"{HEAD} {{ [y] y = Neg (x) [z] z = Neg (x) }}"))
+    onnx.checker.check_model(model)
+    (clip,) = (node for node in model.graph.node if node.op_type == "Clip")
+    assert clip.input[1] == ""
+    assert [node.name for node in model.graph.node].count("") == 3
+
+
 def test_a_graph_without_numbers_stays_as_it_is() -> None:
     model = parser.parse_model(BEFORE)
     content = model.SerializeToString()

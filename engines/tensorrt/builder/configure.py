@@ -173,6 +173,7 @@ def make_profiles(
     if texts and (spec.min_shapes or spec.opt_shapes or spec.max_shapes):
         raise InvalidOption("`profiles`: excludes `min_shapes`, `opt_shapes` and `max_shapes`")
     dynamic = [tensor for tensor in inputs if tensor.dynamic_axes or tensor.name in shape_tensors]
+    batches = {tensor.dynamic_axes.get(0, "?") for tensor in dynamic} - {"?"}
     profiles = []
     for index, text in enumerate(texts or [""], 1):
         option = f"`profiles` {index}" if texts else ""
@@ -182,7 +183,8 @@ def make_profiles(
             raise InvalidOption(f"{option}: gives no shapes for {', '.join(missing)}", option="profiles")
         _check_shapes(inputs, shapes, shape_tensors, option)
         ranges = [
-            _range(tensor, shapes, tensor.name in shape_tensors, notes.get(tensor.name)) for tensor in dynamic
+            _range(tensor, shapes, tensor.name in shape_tensors, notes.get(tensor.name), batches)
+            for tensor in dynamic
         ]
         _check_shared_axes(inputs, ranges)
         profiles.append(ranges)
@@ -247,13 +249,18 @@ def _check_shapes(
 
 
 def _range(
-    tensor: TensorInfo, by_kind: Mapping[str, Shapes], of_values: bool, note: InputNote | None
+    tensor: TensorInfo,
+    by_kind: Mapping[str, Shapes],
+    of_values: bool,
+    note: InputNote | None,
+    batches: Collection[str],
 ) -> InputRange:
     """The range of a dynamic input.
 
     A shape that is not given follows from those that are: min from opt, opt from max or min, max from
-    opt. When nothing is given, a batch gets 1, 8 and 16; other axes get the ranges of the file's notes, the
-    example's extent as opt, and twice that as max where there is no end.
+    opt. When nothing is given, a batch gets 1, 8 and 16, on whichever axis its name (of `batches`) stands;
+    other axes get the ranges of the file's notes, the example's extent as opt, and twice that as max where
+    there is no end.
     """
     low, opt, high = (by_kind[kind].get(tensor.name) for kind in ("min", "opt", "max"))
     if low is None and opt is None and high is None:
@@ -262,7 +269,7 @@ def _range(
             hint = "give the values with `min_shapes`, `opt_shapes` and `max_shapes`, or `profiles`"
             raise InvalidOption(f"input {tensor.name!r}: {problem}", hint=hint)
         if note is not None and len(note.example) == len(tensor.shape):
-            return _from_note(tensor, note)
+            return _from_note(tensor, note, batches)
         if set(tensor.dynamic_axes) != {0}:
             axes = f"axes {sorted(tensor.dynamic_axes)} of {format_shape(tensor.shape)}"
             problem = f"input {tensor.name!r}: {axes} are dynamic and no shapes are given"
@@ -281,7 +288,7 @@ def _range(
     return InputRange(tensor.name, low, opt, high, of_values)
 
 
-def _from_note(tensor: TensorInfo, note: InputNote) -> InputRange:
+def _from_note(tensor: TensorInfo, note: InputNote, batches: Collection[str]) -> InputRange:
     """The default range of an input of which the file knows what suits the model."""
     shapes: list[tuple[int, int, int]] = []
     for axis, extent in enumerate(tensor.shape):
@@ -289,10 +296,10 @@ def _from_note(tensor: TensorInfo, note: InputNote) -> InputRange:
         if isinstance(extent, int):
             shapes.append((extent, extent, extent))
             continue
-        is_batch = axis == 0 and example <= _DEFAULT_MAX
+        is_batch = (axis == 0 or extent in batches) and example <= _DEFAULT_MAX
         usual = (_DEFAULT_OPT, _DEFAULT_MAX) if is_batch else (example, 2 * example)
         opt, high = (limits.nearest(number) for number in usual)
-        if axis and limits.maximum is not None:
+        if axis and not is_batch and limits.maximum is not None:
             high = limits.nearest(limits.maximum)
         shapes.append((limits.nearest(1), opt, high))
     low, opts, highs = zip(*shapes, strict=True)

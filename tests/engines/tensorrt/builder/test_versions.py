@@ -327,6 +327,15 @@ def noted(tensor: TensorInfo, example: tuple[int, ...], **axes: AxisRange) -> In
     return found
 
 
+def test_an_axis_that_is_the_batch_of_one_input_is_so_in_every_other() -> None:
+    """A cache holds its layers in front of the batch."""
+    inputs = [TensorInfo("token", "int64", ("batch", 1)), TensorInfo("past", "float32", (2, "batch", "n", 4))]
+    notes = {"token": InputNote((2, 1)), "past": InputNote((2, 2, 5, 4))}
+    ((token, past),) = make_profiles(inputs, BuildSpec(target="tensorrt"), notes=notes)
+    assert (token.min, token.opt, token.max) == ((1, 1), (8, 1), (16, 1))
+    assert (past.min, past.opt, past.max) == ((2, 1, 1, 4), (2, 8, 5, 4), (2, 16, 10, 4))
+
+
 PIXELS = TensorInfo("pixels", "float32", ("batch", 3, "height", "width"))
 SOUND = TensorInfo("sound", "float32", ("time",))  # a first axis that is no batch
 
