@@ -25,6 +25,7 @@ from ..compiler.opset.lower import require_operators, without_missing
 from ..compiler.opset.scatter_forms import scatters_to_masks
 from ..compiler.opset.scope import Finder
 from ..compiler.opset.tensorrt_forms import (
+    counts_to_integers,
     einsums_in_lower_case,
     elus_to_exponents,
     eyes_to_ranges,
@@ -50,8 +51,8 @@ _OPSETS_OF_TYPES = {"bf16": BFLOAT16_LAYERS, "int4": INT4}
 """Opsets from which ONNX has a type for the operators that need it; parsers that list the type read it."""
 _FORMS: Mapping[str, Finder] = {
     "Col2Im": folds_to_transposes, "DFT": dft_to_products, "Einsum": einsums_in_lower_case,
-    "Elu": elus_to_exponents, "EyeLike": eyes_to_ranges, "ScatterElements": scatters_to_masks,
-    "ScatterND": scatters_to_masks,
+    "Elu": elus_to_exponents, "EyeLike": eyes_to_ranges, "Range": counts_to_integers,
+    "ScatterElements": scatters_to_masks, "ScatterND": scatters_to_masks,
 }  # fmt: skip
 """Operator to the rewrite in others, which returns the names of the nodes that it could rewrite."""
 

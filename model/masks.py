@@ -64,7 +64,7 @@ def masked_values(reference: NDArray[Any]) -> NDArray[Any] | None:
     """Return which values of a batch are masked; None where none is."""
     if reference.dtype.kind in "biuOUS" or not reference.size:
         return None
-    if reference.min() > -_MASK and reference.max() < _LARGEST[1]:
+    if float(reference.min()) > -_MASK and float(reference.max()) < _LARGEST[1]:  # a half has no such number
         return None
     values = reference.astype(np.float64)
     magnitudes = np.where(np.isfinite(values), np.abs(values), 0.0)

@@ -19,6 +19,8 @@ from typing import Any
 from ...errors import ExportError
 from ...model.pytorch import import_torch
 
+_ANY = 1 << 40
+
 
 @contextmanager
 def free_steps() -> Iterator[None]:
@@ -38,6 +40,19 @@ def free_steps() -> Iterator[None]:
             operator._dispatch_cache.clear()
             decomposition_table[operator] = shapes
         yield
+
+
+def store_weights(model: Any) -> None:
+    """Store the weights of recurrent layers of an `onnx_ir.Model` as they read them, in place.
+
+    PyTorch's exporter puts the gates in ONNX's order by nodes, and computes these ahead for small weights
+    alone.
+    """
+    from onnxscript import optimizer
+
+    if {"LSTM", "GRU"} & {node.op_type for node in model.graph}:
+        optimizer.fold_constants(model, input_size_limit=_ANY, output_size_limit=_ANY)
+        optimizer.remove_unused_nodes(model)
 
 
 def _lstm(tensor: Any, states: Any, *options: Any) -> tuple[Any, ...]:

@@ -25,6 +25,7 @@ from ...spec.words import GraphTarget
 from ..opset.lower import lower_opset
 from ..quantize.qat.finish_qdq import finish_qdq
 from .axes import Axes, capture
+from .recurrent import store_weights
 from .scatter_means import without_scatter_means
 
 
@@ -162,6 +163,7 @@ def _write_captured(
             input_names=[tensor.name for tensor in example.inputs],
             opset_version=max(opset_version, OLDEST_BY_DYNAMO),
         )  # fmt: skip
+        store_weights(program.model)
         weights = (tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
         program.save(str(path), external_data=sum(weights) > (1 << 31) - (1 << 26))
     return axes

@@ -88,6 +88,11 @@ class Scope:
         before, behind = self.shape(node.input[0]), self.shape(name)
         return node.input[0] if before and behind and len(before) == len(behind) else name
 
+    def cast_from(self, name: str) -> str:
+        """Return the tensor that a Cast gives another type, or the tensor itself."""
+        node = self._made.get(name)
+        return node.input[0] if node is not None and node.op_type == "Cast" else name
+
     def _type(self, name: str) -> onnx.TypeProto | None:
         if name in self._types:
             return self._types[name]

@@ -7,6 +7,9 @@ EyeLike(x)      becomes      Cast(Equal(rows[:, None] + k, columns[None, :])): f
 Elu(x)          becomes      Max(x, 0) + alpha (Exp(Min(x, 0)) - 1): of one between a recurrent layer and a
                              convolution Myelin says "2 inputs. Expected 1" (TensorRT-RTX 1.7.1)
 
+Range(a, b, c)  becomes      Cast(Range of int64), where floats count up to a Cast of an integer: beside FP16
+                             Myelin mixes the types of its operands (TensorRT-RTX 1.7.1)
+
 Col2Im of disjoint blocks, such as PyTorch's `fold` with a stride as wide as its kernel:
 
 x [N, C bh bw, H/bh W/bw] ─ Reshape [N, C, bh, bw, H/bh, W/bw]
@@ -45,6 +48,7 @@ from ...spec.opsets import FLOAT8, INT4
 from .fit import upgrade_in_place
 from .scope import Chain, Scope, rewrite_operator
 
+_INT64 = TensorProto.INT64
 _SIDE_BY_SIDE = (0, 1, 4, 2, 5, 3)
 _KEEPS_SHAPE = ("QuantizeLinear", "DequantizeLinear", "Identity", "Cast")
 
@@ -93,6 +97,23 @@ def _exponent(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     zero, one, alpha = (chain.scalar(value, kind) for value in (0, 1, attribute(node, "alpha", 1.0)))
     power = chain.add("Sub", [chain.add("Exp", [chain.add("Min", [x, zero])]), one])
     chain.add("Add", [chain.add("Max", [x, zero]), chain.add("Mul", [power, alpha])], last=True)
+    return chain.nodes
+
+
+def counts_to_integers(model: onnx.ModelProto) -> list[str]:
+    """Rewrite each Range of floats that counts whole numbers in place; return the names of those nodes."""
+    return rewrite_operator(model, "Range", _counted)
+
+
+def _counted(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+    start, step = (scope.constant(node.input[at]) for at in (0, 2))
+    end = scope.cast_from(node.input[1])
+    if start is None or step is None or "int" not in scope.type(end) or start % 1 or step % 1:
+        return None
+    chain = Chain(node, scope)
+    last = chain.add("Cast", [end], to=_INT64)
+    count = chain.add("Range", [chain.ints(int(start)), last, chain.ints(int(step))])
+    chain.add("Cast", [count], last=True, to=scope.elem_type(node, node.input[0]))
     return chain.nodes
 
 

@@ -185,7 +185,7 @@ class TensorRTRTX(TensorRT):
     extra = "tensorrt-rtx"
     triton = None  # its backend loads plans of TensorRT itself
     offered = proposals("rtx")
-    lacks = TensorRT.lacks | {"Elu", "ScatterElements"}  # beside recurrent layers; with a reduction
+    lacks = TensorRT.lacks | {"Elu", "Range", "ScatterElements"}  # some forms of them
     keeps_rejected = False  # it builds in seconds
 
     def _for_gpu_here(self, request: BuildRequest) -> BuildRequest:

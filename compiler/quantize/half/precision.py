@@ -121,6 +121,7 @@ class _Conversion:
         self.known: dict[str, float] = {}  # tensor to its largest magnitude, as far as nodes tell
         self.least: dict[str, float] = {}  # tensor to the small number that keeps it from zero
         self.huge: set[str] = set()  # reciprocals of such
+        self.counts: set[str] = set()  # what a Range, which has no half form, counts from and to
         for node in self.graph.node:
             self._learn(node)
 
@@ -145,6 +146,8 @@ class _Conversion:
         operands = self._half_operands(node)
         if not any(name in self.floats for name in (*node.input, *node.output)):
             return None
+        if self.counts.intersection(node.output):
+            return "a Range counts to it, beyond what a half type tells apart"
         if node.op_type in OWN_TYPE:  # whose attribute says the type of the output
             fits = f"tensor({self.half.name})" in self._formal(node, "outputs", 1)[0][1]
         else:
@@ -213,7 +216,9 @@ class _Conversion:
         return self.known.get(name, 0.0)
 
     def _learn(self, node: onnx.NodeProto) -> None:
-        """Note how large a tensor is, where a node tells."""
+        """Note how large a tensor is, where a node tells, and what is counted."""
+        if node.op_type == "Range":
+            self.counts.update(node.input)
         if node.op_type == "ConstantOfShape" and node.attribute:
             self.known[node.output[0]] = _amax(numpy_helper.to_array(node.attribute[0].t))
         if _is_qdq(node) and node.input[1] in self.casts.weights:

@@ -20,6 +20,7 @@ from qcompile.compiler.opset.byte_forms import bytes_to_floats
 from qcompile.compiler.opset.dft import dft_table, dft_to_products
 from qcompile.compiler.opset.scatter_forms import scatters_to_masks
 from qcompile.compiler.opset.tensorrt_forms import (
+    counts_to_integers,
     einsums_in_lower_case,
     elus_to_exponents,
     eyes_to_ranges,
@@ -117,6 +118,29 @@ def test_an_engine_is_built_of_what_the_parser_refuses_as_it_is(name: str, tmp_p
         pytest.importorskip("openvino")  # which has none either
         proof = qcompile.build(model, tmp_path / "m.xml", target="openvino").manifest.proof
         assert proof["reached_in_precision"] == products
+
+
+PLACES = """(float[n,3,h,w] x) => (float[n,3] y) <int64 last = {3}, float zero = {0}, float one = {1},
+int64[1] axis = {2}> { e = Shape(x) g = Gather(e, last) f = Cast <to = 1> (g) [count] r = Range(zero, f, one)
+s = ReduceSum <keepdims = 0> (x, axis) p = Softmax(s) m = Mul(p, r) y = ReduceSum <keepdims = 0> (m, axis) }"""
+"""Where the largest values of the columns are, as estimators of poses compute it."""
+
+
+def test_places_beside_fp16_are_counted_in_integers(tmp_path: Path) -> None:
+    model, x = model_of(PLACES, opset=18), normal(2, 3, 4, 5)
+    expected = outputs_of(model, x)
+    assert counts_to_integers(model) == ["count"]
+    onnx.checker.check_model(model, full_check=True)
+    np.testing.assert_array_equal(outputs_of(model, x), expected)
+    assert not counts_to_integers(model)
+    pytest.importorskip("tensorrt_rtx")
+    onnx.save(model_of(PLACES, opset=18), tmp_path / "m.onnx")
+    shapes = {"x": (2, 3, 4, 5)}
+    built = qcompile.build(
+        tmp_path / "m.onnx", tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"], precision="fp16",
+        min_shapes=shapes, opt_shapes={"x": (2, 3, 4, 9)}, max_shapes={"x": (4, 3, 8, 16)},
+    )  # fmt: skip
+    assert built.path.stat().st_size
 
 
 def fold(image: tuple[int, int], block: tuple[int, int], attributes: str) -> onnx.ModelProto:

@@ -283,6 +283,18 @@ def test_what_is_kept_in_float32_says_why(name: str, kept: set[str]) -> None:
         assert operands(half, "Resize") == [TensorProto.FLOAT16, TensorProto.FLOAT]  # its scales
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_what_a_range_counts_to_stays_in_float32(dtype: Half) -> None:
+    """4097 is none of float16's numbers, and 257 none of bfloat16's."""
+    text = """(float[n] x) => (float[n] y) <float zero = {0}, float one = {1}> {
+        s = Size(x) [end] f = Cast <to = 1> (s) r = Range(zero, f, one) [sum] y = Add(x, r) }"""
+    model, kept = to_half(graph_of(text), dtype)
+    assert "end" in kept
+    assert "sum" not in kept
+    if dtype == "float16":
+        assert outputs_of(model, {"x": np.zeros(4097, np.float32)})[0].shape == (4097,)
+
+
 def test_an_activation_observed_beyond_65504_keeps_its_nodes_in_float32() -> None:
     ranges = Ranges("model", "data", 1)
     for name, largest in (("x", 1.0), ("h", 70000.0), ("y", 1.0)):
