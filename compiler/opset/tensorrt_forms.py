@@ -49,6 +49,7 @@ from .fit import upgrade_in_place
 from .scope import Chain, Scope, rewrite_operator
 
 _INT64 = TensorProto.INT64
+_WHOLE = (_INT64, TensorProto.INT32, TensorProto.INT16)
 _SIDE_BY_SIDE = (0, 1, 4, 2, 5, 3)
 _KEEPS_SHAPE = ("QuantizeLinear", "DequantizeLinear", "Identity", "Cast")
 
@@ -108,12 +109,20 @@ def counts_to_integers(model: onnx.ModelProto) -> list[str]:
 def _counted(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
     start, step = (scope.constant(node.input[at]) for at in (0, 2))
     end = scope.cast_from(node.input[1])
-    if start is None or step is None or "int" not in scope.type(end) or start % 1 or step % 1:
+    kind = scope.elem_type(node, node.input[0])
+    if (
+        kind in _WHOLE
+        or start is None
+        or step is None
+        or start % 1
+        or step % 1
+        or "int" not in scope.type(end)
+    ):
         return None
     chain = Chain(node, scope)
     last = chain.add("Cast", [end], to=_INT64)
     count = chain.add("Range", [chain.ints(int(start)), last, chain.ints(int(step))])
-    chain.add("Cast", [count], last=True, to=scope.elem_type(node, node.input[0]))
+    chain.add("Cast", [count], last=True, to=kind)
     return chain.nodes
 
 
