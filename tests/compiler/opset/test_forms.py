@@ -121,9 +121,9 @@ def test_an_engine_is_built_of_what_the_parser_refuses_as_it_is(name: str, tmp_p
 
 
 PLACES = """(float[n,3,h,w] x) => (float[n,3] y) <int64 last = {3}, float zero = {0}, float one = {1},
-int64[1] axis = {2}> { e = Shape(x) g = Gather(e, last) f = Cast <to = 1> (g) [count] r = Range(zero, f, one)
-s = ReduceSum <keepdims = 0> (x, axis) p = Softmax(s) m = Mul(p, r) y = ReduceSum <keepdims = 0> (m, axis)
-}"""
+float[3,3,1,1] k, int64[1] axis = {2}> { c = Conv(x, k) e = Shape(x) g = Gather(e, last) f = Cast <to = 1> (g)
+[count] r = Range(zero, f, one) s = ReduceSum <keepdims = 0> (c, axis) p = Softmax(s) m = Mul(p, r)
+y = ReduceSum <keepdims = 0> (m, axis) }"""
 """Where the largest values of the columns are, as estimators of poses compute it."""
 
 
