@@ -88,7 +88,7 @@ def _half(request: QuantizeRequest) -> Outcome:
     layers = layer_precisions(request, named.graph)
     left |= {name: layer.reason for name, layer in layers.items() if layer.kind == "fp32"}
     half, kept = to_half(request.model, dtype, block=left, ranges=ranges)
-    if all(node.name in kept for node in request.model.graph.node if node.name) and kept:
+    if kept and all(node.name in kept for node in named.graph.node):
         raise QuantizationError(
             f"{request.path}: no node could become {dtype}: {next(iter(kept.values()))}",
             hint="see `exclude`, `only` and `layers`, and the types of the model's tensors",
