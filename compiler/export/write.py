@@ -26,7 +26,7 @@ from ..opset.lower import lower_opset
 from ..quantize.qat.finish_qdq import finish_qdq
 from .axes import Axes, capture
 from .recurrent import store_weights
-from .scatter_means import without_scatter_means
+from .translations import product, widen_indices, without_scatter_means
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,10 @@ def _write_captured(
             without_scatter_means(captured), dynamo=True, verbose=False, output_names=list(names),
             input_names=[tensor.name for tensor in example.inputs],
             opset_version=max(opset_version, OLDEST_BY_DYNAMO),
+            custom_translation_table={torch.ops.prims.prod.default: product},
         )  # fmt: skip
         store_weights(program.model)
+        widen_indices(program.model)
         weights = (tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
         program.save(str(path), external_data=sum(weights) > (1 << 31) - (1 << 26))
     return axes

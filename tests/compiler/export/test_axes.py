@@ -408,21 +408,3 @@ def test_bags_of_several_lengths_have_no_loop_and_every_target_reads_them(tmp_pa
         min_shapes=shapes, opt_shapes=shapes, max_shapes=shapes, precision="fp16", data=data,
     )  # fmt: skip
     assert built.path.stat().st_size
-
-
-class Neighbours(nn.Module):
-    """The mean of what the neighbours of each node hold, without it and with it, in place and not."""
-
-    def forward(self, x: Tensor, edges: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        index, messages = edges[1].unsqueeze(1).expand(-1, 8), x[edges[0]]
-        alone = torch.zeros_like(x).scatter_reduce_(0, index, messages, "mean", include_self=False)
-        counts = (x * 9).int().scatter_reduce(0, index, (messages * 9).int(), "mean")
-        return alone, x.scatter_reduce(0, index, messages, "mean"), counts
-
-
-def test_a_mean_over_edges_is_that_of_pytorch(tmp_path: Path) -> None:
-    artifact = export(Neighbours(), tmp_path / "m.onnx", inputs=["x:[nodes=6,8]", "edges:[2,edges=9]:int64"])
-    x, edges = normal(7, 8), np.random.default_rng(0).integers(0, 7, (2, 20))
-    expected = Neighbours()(torch.from_numpy(x), torch.from_numpy(edges))
-    for array, other in zip(run_file(artifact.path, x=x, edges=edges).values(), expected, strict=True):
-        np.testing.assert_allclose(array, other.numpy(), rtol=1e-5, atol=1e-6)

@@ -1,13 +1,35 @@
-"""Write `scatter_reduce` with "mean" as a sum by a count: PyTorch's exporter overwrites instead of averaging.
+"""What PyTorch's exporter lacks, or writes wrongly, of a captured model.
 
-A layer over a graph takes the mean of the messages of all edges that lead to a node.
+`prims.prod`                       has no form: `torch.cumprod` of n numbers is made of it, n x n of them
+`scatter_reduce` with "mean"       is written to overwrite: here a sum by a count, as a layer over a graph
+                                   takes the mean of the messages of all edges that lead to a node
+ScatterND of `torch.istft`         has int32 indices, which ONNX does not allow
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ...model.pytorch import import_torch
+
+
+def product(tensor: Any, axes: Sequence[int], output_dtype: int | None = None) -> Any:  # noqa: ARG001
+    """`prims.prod`, without the axes that it reduces."""
+    from onnxscript import opset18
+
+    return opset18.ReduceProd(tensor, opset18.Constant(value_ints=list(axes)), keepdims=0)
+
+
+def widen_indices(model: Any) -> None:
+    """Cast int32 indices of ScatterND to int64 in an `onnx_ir.Model`, in place."""
+    import onnx_ir as ir
+
+    for node in list(model.graph):
+        if node.op_type == "ScatterND" and node.inputs[1].dtype == ir.DataType.INT32:
+            cast = ir.node("Cast", [node.inputs[1]], {"to": ir.DataType.INT64.value})
+            model.graph.insert_before(node, cast)
+            node.replace_input_with(1, cast.outputs[0])
 
 
 def without_scatter_means(program: Any) -> Any:
