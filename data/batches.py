@@ -57,6 +57,8 @@ class Data:
         self.is_fixed = bool(fixed)
         """Whether the model takes batches of one size only, which are not taken apart."""
         self.batch_size = int(fixed.pop()) if len(fixed) == 1 else batch_size or DEFAULT_BATCH
+        if self.is_fixed and limit is not None:
+            self.limit = max(limit, self.batch_size)
         self._depends = tuple(depends)
         folder = base or Path.cwd()
         # A recipe without data asks for the digest of none.
@@ -189,8 +191,6 @@ class Data:
                 yield batch
             if self.limit is not None and seen >= self.limit:
                 break
-        if not seen and self.limit is not None and self.is_fixed:
-            raise self._too_few(self.limit)
         if not seen:
             raise self._empty("what the function yields")
 

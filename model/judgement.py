@@ -26,6 +26,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import ModelError
+from ..tensors import format_shape
 from .masks import masked_values, without_masks
 
 RTOL = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
@@ -189,6 +191,13 @@ def judge_outputs(reference: Mapping[str, Batches], actual: Mapping[str, Batches
     for name, expected in reference.items():
         rows, sums = RowAgreement(name), ErrorSums()
         for a, b in zip(expected, actual[name], strict=True):
+            if a.shape != b.shape:
+                raise ModelError(
+                    f"output {name!r} is {format_shape(b.shape)}, and {format_shape(a.shape)} in float: "
+                    "how many elements it has depends on values (NonZero, a boolean index), which differ",
+                    hint="keep what these values are computed of in float (`exclude`), or return all "
+                    "elements and the mask beside them",
+                )
             rows.add(a, b)
             sums.add(a, b)
         passed, criterion = rows.verdict(loud=sums.snr_db >= SNR_DB)

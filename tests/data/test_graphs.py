@@ -10,7 +10,6 @@ import pytest
 from batches_to_read import rows
 
 from qcompile.data.batches import Data
-from qcompile.errors import DataError
 from qcompile.tensors import TensorInfo
 
 X = TensorInfo("x", "float32", ("batch", 3))
@@ -70,8 +69,7 @@ def test_a_graph_is_read_whole_whatever_the_limit(
     assert first["x"].shape == (40, 3)
 
 
-def test_a_batch_that_can_be_split_is_cut_by_a_limit_and_a_fixed_one_refused(script: Script) -> None:
+def test_a_batch_that_can_be_split_is_cut_by_a_limit_and_a_fixed_one_is_whole(script: Script) -> None:
     spec = script("yield np.zeros((40, 3), np.float32)")
     assert [batch.samples for batch in Data(spec, [X], limit=16)] == [16]
-    with pytest.raises(DataError, match="takes 40 samples at a time; at most 16 were asked for"):
-        list(Data(spec, [TensorInfo("x", "float32", (40, 3))], limit=16))
+    assert [batch.samples for batch in Data(spec, [TensorInfo("x", "float32", (40, 3))], limit=16)] == [40]

@@ -21,6 +21,7 @@ from written_models import model_of, outputs_of
 
 import qcompile
 from qcompile.bench.metrics.output_verdict import judge
+from qcompile.errors import ModelError
 from qcompile.model.judgement import (
     FLOAT_RTOL,
     Judgement,
@@ -388,3 +389,9 @@ def test_halves_leave_integers_and_their_pairs() -> None:
     model = parser.parse_model(PAIRS.replace("SCALE", "s"))
     operators = [node.op_type for node in with_halves(model, "bf16").graph.node]
     assert operators == "QuantizeLinear DequantizeLinear DequantizeLinear Mul Max Min Cast Cast".split()
+
+
+def test_outputs_of_other_shapes_are_told_apart_by_their_values() -> None:
+    """A boolean index of quantized values chooses other rows."""
+    with pytest.raises(ModelError, match=r"output 'y' is 3x2, and 2x2 in float: .*depends on values"):
+        judge_outputs({"y": [np.zeros((2, 2), np.float32)]}, {"y": [np.zeros((3, 2), np.float32)]})
