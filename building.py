@@ -13,7 +13,7 @@ from .engines.base import BuildRequest
 from .engines.build import build_engine, require_builder
 from .engines.registry import capabilities, engine
 from .engines.tensorrt.adapter import MODULES, load_adapter
-from .errors import ArtifactError, InvalidOption
+from .errors import ArtifactError, IntentNotReached, InvalidOption, QCompileError
 from .files import temporary_folder
 from .lowering import LoweredGraph, first_samples, lower
 from .model.archives import trusting
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from .spec.keywords import BuildKeywords
 
+_MOST_WRONG = 3
+
 
 def build(
     model: str | Path,
@@ -41,6 +43,9 @@ def build(
     **options: Unpack[BuildKeywords],
 ) -> Artifact:
     """Build an artifact for a target and prove that its precision was reached.
+
+    A layer from which on the runtime computes something else in INT8 is left in float, with a warning; after
+    three such layers the build is refused.
 
     Args:
         model: ONNX file; a MODEL spelling for target "torchscript".
@@ -57,8 +62,28 @@ def build(
         ModelError: If the graph makes a tensor that no memory holds.
     """
     checked = spec_from_call(BuildSpec, spec, options)
-    with trusting(checked.trust), _lowered(model, checked, progress) as lowered:
-        return build_lowered(model, output, checked, lowered, progress=progress)
+    refusal: IntentNotReached | None = None
+    warnings: list[str] = []
+    for _ in range(_MOST_WRONG + 1):
+        try:
+            with trusting(checked.trust), _lowered(model, checked, progress) as lowered:
+                lowered = replace(lowered, warnings=[*lowered.warnings, *warnings])
+                return build_lowered(model, output, checked, lowered, progress=progress)
+        except IntentNotReached as error:
+            refusal, layer = refusal or error, error.data.get("wrong_layer")
+            if not layer or checked.precision != "int8" or layer in checked.layer_precisions:
+                break
+            progress(f"leave {layer} in float")
+            warnings.append(
+                f"layer {layer!r} stays in float: in INT8 {checked.target} computes something else"
+            )
+            checked = replace(checked, layers=(*checked.layers, f"{layer}=fp32"))
+        except QCompileError:
+            if refusal is None:
+                raise
+            break  # the graph was quantized before, or nothing would be left to quantize
+    assert refusal is not None
+    raise refusal
 
 
 def plan(

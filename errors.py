@@ -113,7 +113,7 @@ class BuildError(QCompileError):
 
 
 class IntentNotReached(BuildError):
-    """The built engine is not what was asked for. Data: `proof`."""
+    """The built engine is not what was asked for. Data: `proof`, `wrong_layer` (empty: none is known)."""
 
 
 class EngineUnavailable(QCompileError):

@@ -110,6 +110,7 @@ class BuildOutcome:
         versions: Package to version, where the runtime tells its own better than its package does.
         layers: The planned layers by name; None where the runtime names none.
         failure: Why its outputs are not what they should be; empty where they are, or it was not run.
+        wrong_layer: The first layer of the graph that the runtime computes so, where one is known.
         calibration_cache: What the runtime's own calibrator wrote.
     """
 
@@ -125,6 +126,7 @@ class BuildOutcome:
     versions: Mapping[str, str] = field(default_factory=dict)
     layers: Planned | None = None
     failure: str = ""
+    wrong_layer: str = ""
     hint: str = ""
 
 

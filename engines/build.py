@@ -57,6 +57,7 @@ def build_engine(request: BuildRequest) -> Artifact:
                 f"{request.source or request.model} for {spec.target}: {failure}",
                 hint=_way_out(weighed, outcome) + kept,
                 proof={**outcome.proof, **weighed.proof},
+                wrong_layer="" if weighed.failure else outcome.wrong_layer,
             )
         manifest = commit(path, manifest)
     return Artifact(final, manifest)

@@ -80,10 +80,11 @@ class Execution:
 
 @dataclass(frozen=True)
 class Values:
-    """What was found: the check for the manifest, why the build fails, the way out, warnings."""
+    """What was found: the check for the manifest, why the build fails, from which layer on, the way out."""
 
     checks: Sequence[Check] = ()
     failure: str = ""
+    wrong_layer: str = ""
     hint: str = ""
     warnings: Sequence[str] = ()
 
@@ -229,7 +230,8 @@ def _failure(
     elif layer is not None and isa_here() == "avx2" and overflows(graph, layer):
         failure += "; pairs of its products overflow the 16 bits in which this processor adds them"
         hint = "quantize it again with `isa` avx2, or give `allow_fallback`"
-    return Values([Check(SUBJECT, False, detail)], failure, hint)
+    name = layer.name if layer is not None else ""
+    return Values([Check(SUBJECT, False, detail)], failure, name, hint)
 
 
 def _not_compared(reason: str) -> Values:

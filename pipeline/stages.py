@@ -15,7 +15,7 @@ from ..artifact import accepting, checked_input, known_digest, tool_versions
 from ..data.batches import Data
 from ..engines.gpu import find_gpu
 from ..engines.registry import capabilities, engine, packages_of
-from ..errors import QCompileError
+from ..errors import IntentNotReached, QCompileError
 from ..model.load import digest_preprocessing
 from ..model.source import TENSORFLOW_KINDS, digest_source
 from ..processor import isa_here, processor
@@ -261,7 +261,12 @@ def build_work(recipe: Recipe, stage: Stage, job: Job) -> object:
         spec = replace(spec, **shapes)  # type: ignore[arg-type]
     if graph is None:
         return build(model, job.path, spec, progress=job.progress)
-    return build_lowered(model, job.path, spec, load_lowered(graph.path), progress=job.progress)
+    try:
+        return build_lowered(model, job.path, spec, load_lowered(graph.path), progress=job.progress)
+    except IntentNotReached as error:
+        if not error.data.get("wrong_layer"):
+            raise
+        return build(model, job.path, spec, progress=job.progress)
 
 
 def build_key(recipe: Recipe, stage: Stage) -> Key:

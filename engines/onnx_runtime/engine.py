@@ -138,6 +138,7 @@ class OnnxRuntime(Engine):
             device=device_for(isa),
             versions={"onnxruntime": onnxruntime.__version__},  # whichever distribution holds it
             failure=values.failure,
+            wrong_layer=values.wrong_layer,
             hint=values.hint,
             checks=[Check("runs after loading again", True, request.sampled), *values.checks],
             warnings=[*why_unchecked(isa), *values.warnings],

@@ -89,6 +89,7 @@ class OpenVino(Engine):
             proof={"layers_by_precision": _counted(nodes, computed)},
             device=device_for(isa),
             failure=values.failure,
+            wrong_layer=values.wrong_layer,
             hint=values.hint,
             checks=[Check("runs after loading again", True, request.sampled), *values.checks],
             warnings=[*why_unchecked(isa), *values.warnings],

@@ -151,8 +151,8 @@ def wrong(target: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         import openvino
 
         class Wrong(openvino.Core):  # type: ignore[misc]
-            def read_model(self, path: Path) -> Any:
-                model = onnx.load(path)
+            def read_model(self, path: Any) -> Any:
+                model = onnx.load_from_string(path) if isinstance(path, bytes) else onnx.load(path)
                 edit(model)
                 self.wrong = super().read_model(model.SerializeToString())
                 self.right = super().read_model(path)
@@ -218,6 +218,42 @@ def test_a_fusion_that_loses_a_term_fails_the_build_and_names_the_layer(
     kept = qcompile.build(path, tmp_path / "b.onnx", **options, allow_fallback=True)
     assert not check_of(kept).passed
     assert any(f"from layer '{layer}' on" in warning for warning in kept.manifest.warnings)
+
+
+def drop_integer_biases(*names: str) -> Edit:
+    """Take the bias from layers where they are of integers."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        integers = {node.output[0] for node in model.graph.node if node.op_type == "DequantizeLinear"}
+        for node in model.graph.node:
+            if node.name in names and node.input[1] in integers:
+                del node.input[2:]
+
+    return edit
+
+
+@pytest.mark.parametrize("layers", [("conv1", "gemm"), ("conv1", "conv2", "gemm")])
+def test_layers_that_are_wrong_in_int8_are_left_in_float_with_a_warning(
+    layers: tuple[str, ...],
+    target: str,
+    tiny_file: MakePath,
+    samples: MakePath,
+    wrong: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    model, data = tiny_file("residual"), str(samples("residual"))
+    ranges = qcompile.calibrate(model, data, tmp_path / "m.ranges").path
+    wrong(drop_integer_biases(*layers))
+    options: dict[str, Any] = {"target": target, "precision": "int8", "ranges": ranges, "data": data}
+    if len(layers) == 3:  # nothing would be left
+        with pytest.raises(IntentNotReached, match="from layer 'conv1' on"):
+            qcompile.build(model, tmp_path / "b.onnx", **options)
+        return
+    built = qcompile.build(model, tmp_path / "b.onnx", **options)
+    assert check_of(built).passed
+    said = [f"layer {name!r} stays in float: in INT8 {target} computes something else" for name in layers]
+    assert sorted(set(said) & set(built.manifest.warnings)) == sorted(said)
+    assert built.manifest.proof["reached_in_precision"] == 3 - len(layers)
 
 
 @pytest.mark.parametrize("target", ["openvino"], indirect=True)
