@@ -78,10 +78,10 @@ def build(
                 f"layer {layer!r} stays in float: in INT8 {checked.target} computes something else"
             )
             checked = replace(checked, layers=(*checked.layers, f"{layer}=fp32"))
-        except QCompileError:
+        except QCompileError as error:
             if refusal is None:
                 raise
-            break  # the graph was quantized before, or nothing would be left to quantize
+            raise refusal from error  # the graph was quantized before, or nothing would be left to quantize
     assert refusal is not None
     raise refusal
 
