@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batches_to_read import image_input, labels_of, rows, samples_of
+from batches_to_read import Script, image_input, labels_of, npz, rows, samples_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -26,24 +26,6 @@ from qcompile.tensors import TensorInfo
 
 X = TensorInfo("x", "float32", ("batch", 3))
 MASK = TensorInfo("mask", "bool", ("batch",))
-Script = Callable[..., str]
-
-
-def npz(path: Path, **arrays: np.ndarray) -> str:
-    np.savez(path, **arrays)  # type: ignore[arg-type]
-    return str(path)
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Script:
-    """`script("yield x")` returns the spelling of a function with this body."""
-
-    def make(body: str, *, head: str = "") -> str:
-        lines = "\n".join(f"    {line}" for line in body.strip("\n").splitlines())
-        (tmp_path / "data.py").write_text(f"import numpy as np\n{head}\ndef samples():\n{lines}\n")
-        return f"{tmp_path / 'data.py'}:samples"
-
-    return make
 
 
 def test_an_npz_is_read_in_batches_with_its_labels(tmp_path: Path) -> None:

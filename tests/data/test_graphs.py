@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from batches_to_read import rows
+from batches_to_read import Script, npz, rows
 
 from qcompile.data.batches import Data
 from qcompile.tensors import TensorInfo
 
 X = TensorInfo("x", "float32", ("batch", 3))
-Script = Callable[..., str]
-
-
-def npz(path: Path, **arrays: np.ndarray) -> str:
-    np.savez(path, **arrays)  # type: ignore[arg-type]
-    return str(path)
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Script:
-    """`script("yield x")` returns the spelling of a function with this body."""
-
-    def make(body: str, *, head: str = "") -> str:
-        lines = "\n".join(f"    {line}" for line in body.strip("\n").splitlines())
-        (tmp_path / "data.py").write_text(f"import numpy as np\n{head}\ndef samples():\n{lines}\n")
-        return f"{tmp_path / 'data.py'}:samples"
-
-    return make
-
 
 EDGES = {"free": TensorInfo("edges", "int64", ("m",)), "pairs": TensorInfo("edges", "int64", (2, "m"))}
 

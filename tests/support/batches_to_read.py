@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,13 @@ import numpy as np
 from qcompile.data.readers import Batch
 from qcompile.model.preprocessing import ImagePreprocessing, as_json
 from qcompile.tensors import TensorInfo
+
+Script = Callable[..., str]
+
+
+def npz(path: Path, **arrays: np.ndarray) -> str:
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    return str(path)
 
 
 def rows(count: int) -> np.ndarray:
