@@ -1,9 +1,9 @@
 """`qcompile simplify`: fewer nodes, the same model.
 
-onnxsim folds constants, fuses BatchNormalization into Conv and drops what does nothing. Three rewrites of
-attention, which change values by rounding at most, take out what exporters leave there: scales,
-transpositions and a guard, which stand between quantized products. The result is taken only if no input,
-output or dynamic axis changed and the outputs are equal.
+onnxsim folds constants, fuses BatchNormalization into Conv and drops what does nothing. Einsums become
+products (`einsums`). Three rewrites of attention, which change values by rounding at most, take out what
+exporters leave there: scales, transpositions and a guard, which stand between quantized products. The result
+is taken only if no input, output or dynamic axis changed and the outputs are equal.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from ...model.graph import (
     tensor_values,
 )
 from ...model.graph_edits import drop_unused_initializers, refill, set_values, store_constants
-from ...model.onnx_file import Graph, check_onnx, is_large, read_graph, save_onnx
+from ...model.onnx_file import Graph, check_onnx, copy_model, is_large, read_graph, save_onnx
 from ...progress import Progress, quiet, silent
 from ...spec.decode import spec_from_call
 from ...spec.models import SimplifySpec
 from ...tensors import Feeds, ModelIO
 from ..check import OnnxReference, compare_outputs, graph_manifest, sample_feeds
+from .einsums import einsums_to_products
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -152,6 +153,9 @@ def _run_onnxsim(model: onnx.ModelProto, file: Path, folder: Path) -> onnx.Model
             engine="onnxsim",
         ) from error
     if not is_large(model):
+        if any(node.op_type == "Einsum" for node in model.graph.node):
+            model = copy_model(model)
+            einsums_to_products(model)
         with quiet():
             simplified, ok = onnxsim.simplify(model, skipped_optimizers=_FOREIGN)
     else:

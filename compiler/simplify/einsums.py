@@ -1,0 +1,177 @@
+"""Write Einsum of one or two operands as the product that it is: quantizers and fusions know MatMul alone.
+
+With N the axes that both operands and the result have, K those that are summed, L and R those of one operand:
+
+a ─ Transpose [N, L, K] ─ Reshape [N.., ΠL, ΠK] ─┐
+b ─ Transpose [N, K, R] ─ Reshape [N.., ΠK, ΠR] ─┴─ MatMul ─ Reshape [N, L, R] ─ Transpose
+
+Where nothing is summed it is a Mul. What stays: a letter twice in one operand, an axis of one operand that is
+summed or broadcast, three operands, and extents that no Reshape can say: it has one -1, and 0 for an axis
+that stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from string import ascii_letters
+
+import onnx
+
+from ...model.graph import attribute
+from ..opset.scope import Chain, Scope, rewrite_operator
+
+_FLOATS = [f"tensor({name})" for name in ("float", "float16", "bfloat16", "double")]
+
+
+def einsums_to_products(model: onnx.ModelProto) -> list[str]:
+    """Rewrite each Einsum that is a product in place; return the names of those nodes."""
+    return rewrite_operator(model, "Einsum", _product)
+
+
+def _product(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+    terms = _terms(node, scope)
+    if terms is None:
+        return None
+    *operands, result = terms
+    chain = Chain(node, scope)
+    if len(operands) == 1:
+        dropped = [axis for axis, letter in enumerate(operands[0]) if letter not in result]
+        name = chain.reduce("ReduceSum", node.input[0], dropped, keepdims=0) if dropped else node.input[0]
+        order = [letter for letter in operands[0] if letter in result]
+        chain.add("Transpose", [name], last=True, perm=[order.index(letter) for letter in result])
+        return chain.nodes
+    left, right = operands
+    alone = set(left) ^ set(right)
+    summed = [letter for letter in left if letter in right and letter not in result]
+    if not alone <= set(result):
+        return None
+    if not summed:
+        aligned = [_aligned(chain, *pair, result) for pair in zip(node.input, operands, strict=True)]
+        chain.add("Mul", aligned, last=True)
+        return chain.nodes
+    extents = _extents(node.input, operands, scope)
+    if extents is None:
+        return None
+    shared = [letter for letter in result if letter in left and letter in right]
+    of_left = [letter for letter in result if letter in left and letter not in right]
+    of_right = [letter for letter in result if letter in right and letter not in left]
+    # Without axes that both have, all but the last of the left operand are left as they are.
+    lead, rows = (shared, of_left) if shared else (of_left[:-1], of_left[-1:])
+    merged = [_merged_shape(lead, rows, summed, extents), _merged_shape(shared, summed, of_right, extents)]
+    split = _split_shape(lead, rows, of_right, extents)
+    if None in (*merged, split):
+        return None
+    factors = [
+        _laid_out(chain, name, letters, order, shape)
+        for name, letters, order, shape in (
+            (node.input[0], left, [*shared, *of_left, *summed], merged[0]),
+            (node.input[1], right, [*shared, *summed, *of_right], merged[1]),
+        )
+    ]
+    laid = [*shared, *of_left, *of_right]
+    is_turned = laid != list(result)
+    name = chain.add("MatMul", factors, last=not (split or is_turned))
+    if split:
+        name = chain.add("Reshape", [name, chain.ints(split)], last=not is_turned)
+    if is_turned:
+        chain.add("Transpose", [name], last=True, perm=[laid.index(letter) for letter in result])
+    return chain.nodes
+
+
+def _terms(node: onnx.NodeProto, scope: Scope) -> list[str] | None:
+    """The letters of the operands and of the result, an ellipsis spelled out; None for what stays."""
+    equation = attribute(node, "equation", "")
+    equation = (equation.decode() if isinstance(equation, bytes) else equation).replace(" ", "")
+    inputs, arrow, result = equation.partition("->")
+    operands = inputs.split(",")
+    if len(operands) != len(node.input) or len(operands) > 2 or scope.type(node.input[0]) not in _FLOATS:
+        return None
+    free = [letter for letter in ascii_letters if letter not in equation]
+    wide = []
+    for position, (name, letters) in enumerate(zip(node.input, operands, strict=True)):
+        if "..." in letters:
+            shape = scope.shape(name)
+            if shape is None:
+                return None
+            hidden = len(shape) - len(letters) + 3
+            if hidden > len(free):
+                return None
+            wide.append("".join(free[len(free) - hidden :]))  # aligned at the end, as broadcasting is
+            operands[position] = letters.replace("...", wide[-1])
+    rest = max(wide, key=len, default="")
+    if arrow:
+        result = result.replace("...", rest)
+    else:
+        letters = sorted(letter for letter in inputs if letter.isalpha() and inputs.count(letter) == 1)
+        result = rest + "".join(letters)
+    if not result or len(set(wide)) > 1 or any(len(set(term)) < len(term) for term in (*operands, result)):
+        return None
+    return [*operands, result] if set(result) <= set("".join(operands)) else None
+
+
+def _extents(names: Sequence[str], operands: Sequence[str], scope: Scope) -> dict[str, int | None] | None:
+    """The extent of each letter, None where it is not known; None where an extent of 1 is broadcast."""
+    extents: dict[str, int | None] = {}
+    for name, letters in zip(names, operands, strict=True):
+        shape = scope.shape(name) or (None,) * len(letters)
+        for letter, extent in zip(letters, shape, strict=True):
+            other = extents.setdefault(letter, extent)
+            if None not in (other, extent) and other != extent:
+                return None
+            extents[letter] = other or extent
+    return extents
+
+
+def _aligned(chain: Chain, name: str, letters: str, result: str) -> str:
+    """An operand with its axes in the order of the result, and axes of one element for those it lacks."""
+    order = [letter for letter in result if letter in letters]
+    name = _turned(chain, name, letters, order)
+    lacking = [axis for axis, letter in enumerate(result) if letter not in letters]
+    if not lacking:
+        return name
+    if chain.scope.target < 13:
+        return chain.add("Unsqueeze", [name], axes=lacking)
+    return chain.add("Unsqueeze", [name, chain.ints(lacking)])
+
+
+def _laid_out(
+    chain: Chain, name: str, letters: str, order: Sequence[str], shape: Sequence[int] | None
+) -> str:
+    name = _turned(chain, name, letters, order)
+    return chain.add("Reshape", [name, chain.ints(shape)]) if shape else name
+
+
+def _turned(chain: Chain, name: str, letters: str, order: Sequence[str]) -> str:
+    if list(letters) == list(order):
+        return name
+    return chain.add("Transpose", [name], perm=[letters.index(letter) for letter in order])
+
+
+def _merged_shape(
+    lead: Sequence[str], rows: Sequence[str], columns: Sequence[str], extents: dict[str, int | None]
+) -> list[int] | None:
+    """The shape in which rows and columns are one axis each, [] where they are; None: it cannot be said."""
+    if len(rows) == len(columns) == 1:
+        return []
+    shape = [0] * len(lead)
+    shape.append(0 if len(rows) == 1 else _size(rows, extents))
+    shape.append(_size(columns, extents))
+    return shape if shape.count(-1) <= 1 else None
+
+
+def _size(letters: Sequence[str], extents: dict[str, int | None]) -> int:
+    known = [extents[letter] for letter in letters]
+    return -1 if None in known else prod(extent for extent in known if extent is not None)
+
+
+def _split_shape(
+    lead: Sequence[str], rows: Sequence[str], columns: Sequence[str], extents: dict[str, int | None]
+) -> list[int] | None:
+    """The shape in which they stand apart again, [] where they do; None where it cannot be said."""
+    if len(rows) == len(columns) == 1:
+        return []
+    in_place = len(rows) == 1
+    shape = [0] * (len(lead) + in_place)
+    shape += [_size([letter], extents) for letter in (*([] if in_place else rows), *columns)]
+    return shape if shape.count(-1) <= 1 else None
