@@ -39,8 +39,8 @@ AXES: dict[str, Range] = {
 Its other extents lie in the steps that these three share: 64, 96, 128 is any multiple of 32 between.
 """
 
-BATCHES = 4
-"""Batches of samples that the stages see, and of those that the last comparison sees."""
+BATCHES, UNSEEN = 8, 4
+"""Batches of samples that the stages see, of the largest size, and of those that the last diff sees."""
 
 
 @dataclass(frozen=True)
@@ -129,16 +129,16 @@ class Architecture:
         }
 
     def samples(self) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yield batches; every second one has its dynamic axes, but the batch, at their largest."""
-        free = self.dynamic_axes - {"batch"}
+        """Yield batches of the largest size; every second one has its other dynamic axes at their largest."""
+        axes = {axis: self.range(axis)[2] for axis in self.dynamic_axes}
         for seed in range(BATCHES):
-            larger = {axis: self.range(axis)[2] for axis in free} if seed % 2 else {}
-            yield self.feeds(100 + seed, **larger)
+            usual = {} if seed % 2 else {axis: self.range(axis)[1] for axis in axes if axis != "batch"}
+            yield self.feeds(100 + seed, **axes | usual)
 
     def unseen(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yield batches that no stage saw; behind the first every dynamic axis has any of its extents."""
         generator = np.random.default_rng(0)
-        for seed in range(BATCHES):
+        for seed in range(UNSEEN):
             drawn = {}
             for axis in sorted(self.dynamic_axes) if seed else ():
                 least, usual, largest = self.range(axis)
