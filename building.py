@@ -232,6 +232,6 @@ def _spec_of(manifest: Manifest, *, only: Collection[str] = ()) -> BuildSpec:
 def _lowered(model: str | Path, spec: BuildSpec, progress: Progress) -> Iterator[LoweredGraph]:
     """A graph that the engine can build from, which lives as long as this."""
     runtime = require_builder(spec.target)
-    with temporary_folder("build") as folder:
+    with temporary_folder("build", model) as folder:
         graph = folder / Path(model).name
         yield lower(model, spec, capabilities(runtime), graph, progress=progress)

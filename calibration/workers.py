@@ -24,11 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.readers import Batch
-from ..errors import CalibrationError, DataError, InvalidOption, first_line
+from ..errors import CalibrationError, DataError, InvalidOption
 from ..files import temporary_folder
 from ..machine_memory import address_space_limit
 from ..model.graph import attribute, captured_names, holds_half
 from ..model.onnx_file import Graph, copy_model, read_graph
+from ..model.refusals import failure_hint, onnxruntime_words
 from ..model.session import make_session, session_options, usable_cores
 from ..tensors import Feeds
 from .histogram import Count, Histogram, NonFinite, make_count
@@ -58,8 +59,8 @@ class Observer:
         except Exception as error:
             # ONNX Runtime's exceptions share no base but RuntimeError and Exception.
             raise DataError(
-                f"{where}: the model failed on it: {first_line(error)}",
-                hint="check the sample's shape and values against the model",
+                f"{where}: the model failed on it: {(words := onnxruntime_words(error))}",
+                hint=failure_hint(words),
                 sample=where,
             ) from error
         return list(zip(self.outputs.values(), arrays, strict=True))
@@ -83,7 +84,7 @@ def open_observer(model: Graph, taps: Taps, threads: int) -> Iterator[Observer]:
     # The layout level crashes the process on some float16 graphs: see `session_options`.
     layouts = not holds_half(model.model)
     options = session_options(threads, layouts=layouts)
-    with temporary_folder("calibrate") as folder:
+    with temporary_folder("calibrate", model.path) as folder:
         if convolves and layouts:
             written = folder / "optimized.onnx"
             session = _without_reorders(tapped, options, written, outputs, threads)

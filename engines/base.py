@@ -320,6 +320,10 @@ class Engine(ABC):
         """Return the operators that it reads; None where it reads all of ONNX, or that is not known."""
         return None
 
+    def read_by(self, operator: str) -> str:
+        """Return the versions that read an operator which `operators` lacks, in words; empty for none."""
+        return ""
+
     def known_faults(self) -> Sequence[KnownFault]:
         """Return what it is known to compute wrongly here: all of `faults` where no version is installed."""
         _, *versions = tool_versions(*self.packages).values()  # the first is qcompile's

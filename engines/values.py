@@ -175,7 +175,8 @@ def check_values(
     except (EngineUnavailable, ModelError) as error:
         return _not_compared(error.message)
     except BuildError as error:
-        return Values([Check(SUBJECT, False, error.message)], f"{runtime} does not run it: {error.message}")
+        words = error.message.removeprefix(f"{request.source or request.model}: ")
+        return Values([Check(SUBJECT, False, words)], f"{runtime} does not run it: {words}", "", error.hint)
     if not any(deviations.values()):
         return _not_compared("the extents of its outputs depend on their values")
     excess = {

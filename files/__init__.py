@@ -16,6 +16,7 @@ from .temporary import (
     held_folder,
     lock,
     open_lock,
+    public_names,
     remove_stale,
     temporary_folder,
     write_json,
@@ -25,6 +26,6 @@ from .temporary import (
 
 __all__ = [
     "TEMPORARY", "absolute_path", "check_output", "digest_files", "held_folder", "lock", "manifest_path",
-    "nearest_name", "open_lock", "read_bytes", "read_json", "remove_stale", "require_file", "side_files",
-    "temporary_folder", "write_json", "write_text", "writing",
+    "nearest_name", "open_lock", "public_names", "read_bytes", "read_json", "remove_stale", "require_file",
+    "side_files", "temporary_folder", "write_json", "write_text", "writing",
 ]  # fmt: skip

@@ -21,16 +21,17 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import stat
 import sys
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ..errors import InvalidOption, QCompileError, StorageError
 from .storage import (
@@ -55,10 +56,11 @@ _swept: OrderedDict[str, None] = OrderedDict()
 
 
 @contextmanager
-def temporary_folder(purpose: str) -> Iterator[Path]:
+def temporary_folder(purpose: str, shown: str | Path = "") -> Iterator[Path]:
     """Yield a new folder among the system's temporary files, with a word in its name; removed at the end.
 
-    What killed processes left there is removed, once for each process and place.
+    Errors that leave it name `shown`, what the user gave, in place of its files; without it, their names
+    alone. What killed processes left there is removed, once for each process and place.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -67,6 +69,7 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
             folder = stack.enter_context(held_folder(place, purpose))
         except OSError as error:
             raise _no_temporary(error, error.filename or "folder") from error
+        stack.enter_context(public_names(folder, lambda name: str(shown) or name or "a temporary file"))
         try:
             yield folder
         except OSError as error:
@@ -109,6 +112,30 @@ def held_folder(parent: Path, purpose: str = "") -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
         if handle >= 0:
             os.close(handle)
+
+
+@contextmanager
+def public_names(folder: Path, public: Callable[[str], str]) -> Iterator[None]:
+    """Let errors name what users can go to in place of a folder's files; `public` takes a file's name."""
+    try:
+        yield
+    except QCompileError as error:
+        names = "|".join(re.escape(file.name) for file in sorted(folder.glob("*"), reverse=True))
+        places = "|".join(
+            map(re.escape, dict.fromkeys(map(str, (folder.resolve(), folder.absolute(), folder))))
+        )
+        path = re.compile(rf"(?:{places})/?({names or '(?!)'}|[\w.+-]*)(?:/[\w./+-]*)?")
+
+        def renamed(value: Any) -> Any:
+            if isinstance(value, str):
+                return path.sub(lambda match: public(match[1]), value)
+            if isinstance(value, list | tuple):
+                return type(value)(map(renamed, value))
+            return Path(renamed(str(value))) if isinstance(value, Path) else value
+
+        error.message, error.hint = renamed(error.message), renamed(error.hint)
+        error.data = {key: renamed(value) for key, value in error.data.items()}
+        raise
 
 
 def _tell(parent: Path) -> None:
@@ -279,14 +306,9 @@ def writing(final: Path) -> Iterator[Path]:
             if problem is None:
                 raise
             raise problem from error
-        try:
-            with storing(final):
-                yield temporary / final.name
-                _move_in(temporary, final)
-        except QCompileError as error:
-            # Where it was being written is no place a user can go to.
-            error.message = error.message.replace(str(temporary / final.name), str(final))
-            raise
+        with public_names(temporary, lambda name: str(final.parent / name)), storing(final):
+            yield temporary / final.name
+            _move_in(temporary, final)
 
 
 def check_output(final: Path) -> None:

@@ -219,7 +219,10 @@ def _operators_pass(spec: BuildSpec, capabilities: Capabilities, source: Graph) 
 
     def leaves(graph: Graph) -> str:
         if not spec.tensorrt.plugins:
-            require_operators(graph.model, operators, capabilities.reader, str(source.path))
+            from ..engines.registry import engine
+
+            read_by, reader = engine(spec.target).read_by, capabilities.reader
+            require_operators(graph.model, operators, reader, str(source.path), read_by)
         return ""
 
     return Pass(

@@ -171,7 +171,7 @@ class Graph:
         if self.is_file:
             yield self.path
             return
-        with temporary_folder("graph") as folder:
+        with temporary_folder("graph", self.path) as folder:
             path = folder / self.path.name
             self.save(path)
             yield path

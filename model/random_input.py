@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, EngineUnavailable, QCompileError
+from ..errors import BuildError, DataError, EngineUnavailable, QCompileError
 from ..tensors import Dim, Feeds, TensorInfo, fill_dynamic, format_shape
 from .graph import attribute, consumers, infer_shapes, model_io, stored_tensors, tensor_values
 from .input_notes import read_notes
@@ -276,7 +276,9 @@ class RandomInput:
         arrays = self.feeds(batch, seed=seed).items()
         shapes = ", ".join(f"{name}:{format_shape(array.shape)}:{array.dtype}" for name, array in arrays)
         message = f"{first.message} (the input was made up: {shapes})"
-        raise type(first)(message, hint=_WAYS_OUT, **first.data) from first
+        # Of a graph that cannot be compiled real samples are no way out.
+        hint = first.hint if isinstance(first, BuildError) else _WAYS_OUT
+        raise type(first)(message, hint=hint, **first.data) from first
 
     def _shape(self, tensor: TensorInfo, batch: int) -> tuple[int, ...]:
         note = self._notes.get(tensor.name)

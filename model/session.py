@@ -29,14 +29,13 @@ from __future__ import annotations
 import functools
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import EngineUnavailable, ModelError, QCompileError, first_line
+from ..errors import EngineUnavailable, ModelError, QCompileError
 from ..tensors import Feeds, format_shape
 from .graph import (
     ONNX_DOMAINS,
@@ -48,6 +47,7 @@ from .graph import (
     weighted_nodes,
 )
 from .onnx_file import Graph, read_graph
+from .refusals import RENAMED, failure_hint, onnxruntime_words, refusal_hint, refused_words
 
 if TYPE_CHECKING:
     import onnx
@@ -143,32 +143,11 @@ def make_session(
             options.graph_optimization_level = unoptimized
             return open_session()
     except Exception as refusal:
-        raise error(
-            f"{path}: ONNX Runtime refuses it: {_LOADED.sub('', first_line(refusal))}",
-            hint=refusal_hint(str(refusal)),
-            file=path,
-        ) from refusal
-
-
-_LOADED = re.compile(r"Load model from .*? failed: ?")
-"""What ONNX Runtime puts in front of its reason: the file that it read, often another than the user's."""
-_REFUSALS = (
-    (r"not a registered function|no conversion rule|find an implementation|unsupported type",
-     "the runtime has no such operator, or not for these types: write it with operators of ONNX, in float32, "
-     "in the model, or build for another target"),
-    (r"type error|same element type", "cast the inputs of that operator in the model to types that it takes"),
-    (r"shapeinferenceerror|shapes are inconsistent|incompatible",
-     "shapes in the graph contradict each other: correct them in the model, and export it again"),
-    (r"conversion is failed|during initialization",
-     "the runtime has the operator, but not in this form: change what it names in the model, or build for "
-     "another target"),
-)  # fmt: skip
-
-
-def refusal_hint(words: str) -> str:
-    """Return the way out where ONNX Runtime or OpenVINO refuses a graph, by its words."""
-    hints = (hint for pattern, hint in _REFUSALS if re.search(pattern, words, re.IGNORECASE))
-    return next(hints, "qcompile inspect shows its operators and opset")
+        words = refused_words(
+            refusal, lambda: (model if isinstance(model, Graph) else read_graph(path)).model
+        )
+        problem = f"{path}: ONNX Runtime refuses it: {words}"
+        raise error(problem, hint=refusal_hint(words), file=path) from refusal
 
 
 def optimize_file(
@@ -194,11 +173,14 @@ def run_session(session: Any, names: list[str], feeds: Feeds, subject: str) -> l
     try:
         return list(session.run(names, feeds))
     except Exception as error:  # its exceptions share no narrower base
-        shapes = ", ".join(f"{name}:{format_shape(array.shape)}" for name, array in feeds.items())
-        raise ModelError(
-            f"{subject}: ONNX Runtime fails on {shapes}: {first_line(error)}",
-            hint="where these shapes are made up and do not suit the model, give `data`",
-        ) from error
+        raise failed_on(feeds, error, subject) from error
+
+
+def failed_on(feeds: Feeds, error: Exception, subject: str) -> ModelError:
+    """Return the error for input that ONNX Runtime fails on."""
+    shapes = ", ".join(f"{name}:{format_shape(array.shape)}" for name, array in feeds.items())
+    words = onnxruntime_words(error)
+    return ModelError(f"{subject}: ONNX Runtime fails on {shapes}: {words}", hint=failure_hint(words))
 
 
 def import_onnxruntime() -> Any:
@@ -321,10 +303,6 @@ def _is_zero(pad: onnx.NodeProto, stored: dict[str, onnx.TensorProto]) -> bool:
     return tensor is None or not np.any(tensor_values(tensor).astype(np.float64))
 
 
-_RENAMED = re.compile(r"(.+?)(_token_\d+|_nchwc|/\w+Fusion\w*|_(?:quant|QuantizeLinear)\w*)$")
-"""How the optimizer names what it made of a node: `conv1_token_4`, `conv1_nchwc`, `mm/MatMulAddFusion`."""
-
-
 def missed_nodes(
     planned: Sequence[onnx.NodeProto], optimized: onnx.ModelProto, precision: str
 ) -> tuple[dict[str, str], list[str]]:
@@ -348,7 +326,7 @@ def missed_nodes(
             elif kind != precision:
                 # The optimizer made it: it gives it no name of the file.
                 is_made = not node.name or node.op_type.startswith("Fused")
-                strangers |= is_made or _RENAMED.match(node.name) is not None
+                strangers |= is_made or RENAMED.match(node.name) is not None
     left = [node.name for node in planned if node.name not in located]
     return missed, left if strangers else []
 
@@ -359,7 +337,7 @@ def _origin(node: onnx.NodeProto, names: dict[str, str]) -> str | None:
         while True:
             if name in names:
                 return names[name]
-            match = _RENAMED.match(name)
+            match = RENAMED.match(name)
             if match is None:
                 break
             name = match.group(1)

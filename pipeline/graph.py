@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..engines.registry import engine
-from ..errors import EngineUnavailable, QCompileError
+from ..errors import EngineUnavailable
+from ..files import public_names
 from ..machine_memory import out_of_memory
 from ..progress import Progress
 from . import bench_stages, stages
@@ -217,15 +218,13 @@ def carry_out(recipe: Recipe, stage: Stage, folder: Path, output: Path, progress
     """Do the work of a stage in a folder."""
     kind = kind_of(stage)
     try:
-        kind.work(recipe, stage, Job(folder / kind.file(recipe, stage), output, progress))
+        # The folder has another name each time, and is gone: errors say where the file would be.
+        with public_names(folder, lambda name: str(output / name)):
+            kind.work(recipe, stage, Job(folder / kind.file(recipe, stage), output, progress))
     except Exception as error:
         shortage = out_of_memory(error, stage.name)
         if shortage is not None and shortage is not error:
             raise shortage from error
-        if not isinstance(error, QCompileError):
-            raise
-        # The folder has another name each time, and is gone: say where the file would be.
-        error.message = error.message.replace(str(folder), str(output))
         raise
 
 

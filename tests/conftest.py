@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+import tempfile
 from collections.abc import Callable, Generator
 from pathlib import Path
 
@@ -102,6 +104,30 @@ def samples(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return make
+
+
+FOREIGN = re.compile(r"ONNXRuntimeError|\w+\.[ch](?:c|pp)?:\d+|/_src/|Check '|Error Code \d")
+"""Status codes, conditions and places in the source of runtimes."""
+
+
+@pytest.fixture
+def plain_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`plain_words(text)` fails where a text names a temporary file, or quotes the source of a runtime.
+
+    Temporary files are made in a folder whose name occurs nowhere else, in child processes, too.
+    """
+    folder = tmp_path / "nobody-knows-this-folder"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+    def check(*texts: str) -> None:
+        for text in texts:
+            assert folder.name not in text
+            assert ".qcompile-tmp-" not in text
+            assert not FOREIGN.search(text)
+
+    return check
 
 
 @pytest.fixture

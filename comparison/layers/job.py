@@ -23,10 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...engines.registry import engine, load
-from ...errors import DataError, QCompileError, first_line
+from ...errors import DataError, QCompileError
 from ...model.graph import infer_types
 from ...model.judgement import ErrorSums
 from ...model.onnx_file import read_weightless
+from ...model.refusals import failure_hint, onnxruntime_words
 from ...processes.arrays import load_arrays
 from ...tensors import Feeds, ModelIO
 from .sides import Form
@@ -227,8 +228,8 @@ def _emptying(infer: Callable[[Feeds], dict[str, Any]]) -> Run:
             raise
         except Exception as error:  # the exceptions of runtimes share no narrower base
             raise DataError(
-                f"{where}: the model failed on it: {first_line(error)}",
-                hint="check the sample's shape and values against the model, or give `data`",
+                f"{where}: the model failed on it: {(words := onnxruntime_words(error))}",
+                hint=failure_hint(words),
                 sample=where,
             ) from error
         for name in list(values):

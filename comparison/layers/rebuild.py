@@ -113,6 +113,7 @@ class Rebuilder:
             str(graph),
             file,
             _spec_for(source, inputs),
+            source=f"a part of {self.engine.path}",
             layers={name: kind for name, kind in source.layers.items() if name in nodes},
             tf32=source.tf32,
             debug_tensors=debug,

@@ -23,7 +23,8 @@ The opset stays. What lacks is data of the reader: it differs with its version.
 
 from __future__ import annotations
 
-from collections.abc import Container
+import re
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Any
 
@@ -192,17 +193,26 @@ def without_missing(model: onnx.ModelProto, operators: Container[str]) -> list[s
     return replaced
 
 
-def require_operators(model: onnx.ModelProto, operators: Container[str], reader: str, file: str) -> None:
-    """Refuse a model with a node whose operator the reader lacks."""
+def require_operators(
+    model: onnx.ModelProto,
+    operators: Container[str],
+    reader: str,
+    file: str,
+    read_by: Callable[[str], str] = lambda _: "",
+) -> None:
+    """Refuse a model with a node whose operator the reader lacks; `read_by` returns what else reads one."""
     version = opset(model)
     for graph in every_graph(model.graph):
         for node in graph.node:
             if _lacks(node, operators, version):
                 name = node.name or f"making {', '.join(node.output)}"
-                why, way = "which has no form in other operators here", _WAY
-                if node.op_type in _SIZED_BY_VALUES:
-                    why = "which returns as many elements as values say, as a boolean index x[mask] does"
-                    way = _WAY_OF_FIXED_SIZE
+                other = read_by(node.op_type)
+                rows = ((why, way) for names, why, way in _WAYS if re.fullmatch(names, node.op_type))
+                otherwise = (
+                    "which has no form in other operators here",
+                    f"build for {other}" if other else _WAY,
+                )
+                why, way = next(rows, otherwise)
                 raise UnsupportedOperator(
                     f"{file}: {reader} has no {node.op_type}: node {name!r} of opset {version}, {why}",
                     hint=way,
@@ -211,14 +221,29 @@ def require_operators(model: onnx.ModelProto, operators: Container[str], reader:
                 )
 
 
-_SIZED_BY_VALUES = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
+_WAYS: Sequence[tuple[str, str, str]] = (
+    (r"Compress|NonMaxSuppression|NonZero|Unique",
+     "which returns as many elements as values say, as a boolean index x[mask] does",
+     "return all elements and the mask beside them, or torch.where(mask, x, 0), and select behind the model; "
+     "or build for onnxruntime or openvino"),
+    (r"QLinear\w+|\w+Integer|DynamicQuantizeLinear",
+     "which is of a graph that was quantized for another runtime",
+     "quantize the float model for this one: `qcompile quantize` with its `target`"),
+    (r"Sequence\w+|SplitToSequence|ConcatFromSequence|Optional\w*", "which is of lists of tensors",
+     "simplify first; what stays write with torch.stack or torch.cat of a fixed number of tensors"),
+    (r"String\w+|RegexFullMatch|TfIdfVectorizer|ImageDecoder", "which reads texts or encoded images",
+     "do that before the model, where samples are prepared, and give it numbers"),
+    (r"Bernoulli|Multinomial", "which draws random numbers",
+     "export the model in evaluation mode (model.eval()), or make what it draws an input"),
+    (r"NegativeLogLikelihoodLoss|SoftmaxCrossEntropyLoss", "which is a loss, for training",
+     "export the model without it, with what it reads as output"),
+    (r"Bitwise\w+|BitShift", "which is of the bits of integers",
+     "write it as arithmetic in the model: products, divisions by powers of two, torch.logical_and"),
+)  # fmt: skip
+"""Operator, what it is, and the way out."""
 _WAY = (
-    "write it with other operators in the model, use a version that has it, or give `plugins` with an "
-    "operator of that name"
-)
-_WAY_OF_FIXED_SIZE = (
-    "return all elements and the mask beside them, or torch.where(mask, x, 0), and select behind the model; "
-    "or build for onnxruntime or openvino"
+    "write it with other operators in the model, build for onnxruntime, or give `plugins` with an operator "
+    "of that name"
 )
 
 

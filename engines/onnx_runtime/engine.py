@@ -88,6 +88,7 @@ class OnnxRuntime(Engine):
         import onnxruntime
 
         path, before = Path(request.model), request.onnx.load()
+        shown = request.source or request.model
         beside = bool(request.onnx.beside)  # the optimizer refers to data there
         isa = resolve_isa(request.spec.isa, self.name)
         elsewhere = is_elsewhere(isa)
@@ -103,11 +104,11 @@ class OnnxRuntime(Engine):
             optimize_file(graph, output, options, large=large, without=_SLOWER, error=BuildError)
 
         def opened(file: Path) -> Runner:
-            return self._opened(file, threads, optimized=True)
+            return OnnxRuntimeRunner(self._session(file, threads, optimized=True), shown)
 
         def opened_by_default(file: Path) -> Runner:
             return OnnxRuntimeRunner(
-                make_session(file, session_options(threads, layouts=not half), error=BuildError)
+                make_session(file, session_options(threads, layouts=not half), error=BuildError), shown
             )
 
         optimize(path, request.output)
@@ -146,10 +147,7 @@ class OnnxRuntime(Engine):
         )
 
     def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
-        return self._opened(Path(artifact), threads)
-
-    def _opened(self, path: Path, threads: int, *, optimized: bool = False) -> Runner:
-        return OnnxRuntimeRunner(self._session(path, threads, optimized=optimized))
+        return OnnxRuntimeRunner(self._session(Path(artifact), threads), artifact)
 
     def _session(self, path: Path, threads: int, *, optimized: bool = False, profile: str = "") -> Any:
         """Load an artifact; with `profile`, ONNX Runtime writes a profile whose file's name begins so."""
@@ -206,7 +204,7 @@ class OnnxRuntime(Engine):
             problem = f"{self.name} tells no time of single layers on a GPU: its profile has the host's"
             raise EngineUnavailable(problem, engine=self.name)
         times: dict[str, list[float]] = {}
-        with temporary_folder("profile") as folder:
+        with temporary_folder("profile", artifact) as folder:
             session = self._session(Path(artifact), threads, profile=f"{folder}/profile")
             for _ in range(_WARMUP + _PROFILED):
                 session.run(None, feeds)

@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from ...artifact import read_manifest
-from ...errors import ArtifactError, BuildError, EngineUnavailable, ModelError, first_line
+from ...errors import ArtifactError, BuildError, EngineUnavailable
 from ...model.graph import captured_names
 from ...model.onnx_file import read_weightless
-from ...model.session import WEIGHT_BIAS_QUANTIZATION, make_session, requantized, session_options
+from ...model.session import (
+    WEIGHT_BIAS_QUANTIZATION,
+    failed_on,
+    make_session,
+    requantized,
+    session_options,
+)
 from ...tensors import Dim, Feeds, ModelIO, TensorInfo, check_feeds
 from ..base import Runner
 from ..words import KnownFault
@@ -31,8 +37,8 @@ class OnnxRuntimeRunner(Runner):
 
     contains = "host to host: one session.run()"
 
-    def __init__(self, session: Any) -> None:
-        self._session = session
+    def __init__(self, session: Any, shown: str | Path) -> None:
+        self._session, self._shown = session, str(shown)
         self.io = ModelIO(
             tuple(_tensor(value) for value in session.get_inputs()),
             tuple(_tensor(value) for value in session.get_outputs()),
@@ -44,7 +50,7 @@ class OnnxRuntimeRunner(Runner):
         try:
             return dict(zip(self._names, run(), strict=True))
         except Exception as error:  # its exceptions share no narrower base
-            raise ModelError(f"ONNX Runtime fails on the feeds: {first_line(error)}") from error
+            raise failed_on(feeds, error, self._shown) from error
 
     def prepare(self, feeds: Feeds) -> Callable[[], Any]:
         check_feeds(self.io.inputs, feeds, "feeds")
@@ -111,7 +117,7 @@ def open_with_cuda(path: Path, device: int, threads: int) -> OnnxRuntimeRunner:
         hint = f"{libraries} or of another version: pip install 'onnxruntime-gpu[cuda,cudnn]'"
         raise EngineUnavailable(problem, hint=hint, engine="onnxruntime", reason=reason)
     session.disable_fallback()  # an error on the GPU must not turn it into a run on the processor
-    runner = OnnxRuntimeRunner(session)
+    runner = OnnxRuntimeRunner(session, path)
     runner.contains = "host to host: session.run(), which copies from pageable memory to the GPU, and back"
     runner.notes = placement_notes(_operators_by_provider(session))
     return runner

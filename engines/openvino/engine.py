@@ -13,17 +13,19 @@ from numpy.typing import NDArray
 from ...artifact import Check, read_manifest
 from ...errors import ArtifactError, BuildError, IntentNotReached, ModelError, first_line
 from ...model.graph import model_io, weighted_nodes
-from ...model.onnx_file import read_graph, save_onnx
+from ...model.onnx_file import Graph, read_graph, save_onnx
 from ...model.random_input import run_on
-from ...model.session import refusal_hint, usable_cores
+from ...model.refusals import failure_hint, refusal_hint
+from ...model.session import usable_cores
 from ...processor import device_for, resolve_isa, why_emulated, why_unchecked
 from ...spec.artifacts import BuildSpec
 from ...spec.words import Precision
-from ...tensors import Feeds, ModelIO, check_feeds
+from ...tensors import Feeds, ModelIO, check_feeds, format_shape
 from ..base import BuildOutcome, BuildRequest, Engine, Planned, Runner
 from ..values import Execution, Values, check_values
 from ..words import Verdict
 from .kernels import UNREPORTED, Computed, Kernel, computed_by, read_kernels
+from .refusals import reason
 from .words import FOUR_BITS, KNOWN_FAULTS, PACKAGES, PROPOSALS, RULES, TRITON
 
 if TYPE_CHECKING:
@@ -79,13 +81,12 @@ class OpenVino(Engine):
             for node in asked
             if computed[node.name].precision != request.precision
         }
-        reached = [one for one in computed.values() if one.precision == request.precision]
         isa = resolve_isa(request.spec.isa, self.name)
         return BuildOutcome(
             kind="onnx",
             io=model_io(before),
             planned=len(asked),
-            reached=len(reached),
+            reached=len(asked) - len(others),
             proof={"layers_by_precision": _counted(nodes, computed)},
             device=device_for(isa),
             failure=values.failure,
@@ -166,8 +167,8 @@ class OpenVino(Engine):
     ) -> OpenVinoRunner:  # fmt: skip
         import openvino
 
-        io = read_graph(path).io  # what is damaged is refused before it is read
-        for tensor in io.inputs:
+        graph = read_graph(path)  # what is damaged is refused before it is read
+        for tensor in graph.io.inputs:
             if tensor.dtype.startswith(_NO_ARRAYS):
                 problem = f"input {tensor.name!r} is {tensor.dtype}, of which OpenVINO takes no array"
                 hint = "give the model a float32 or int8 input, and cast it inside"
@@ -176,8 +177,8 @@ class OpenVino(Engine):
         try:
             model = core.read_model(path)
         except RuntimeError as error:
-            problem = f"{shown or path}: OpenVINO refuses it: {reason(error)}"
-            raise BuildError(problem, hint=refusal_hint(str(error)), file=path) from error
+            problem = f"{shown or path}: OpenVINO refuses it: {reason(error, graph.model)}"
+            raise BuildError(problem, hint=refusal_hint(str(error)), file=shown or path) from error
         settings = {
             "INFERENCE_PRECISION_HINT": _HINTS.get(precision, "f32"),
             "INFERENCE_NUM_THREADS": threads or usable_cores(),
@@ -185,7 +186,7 @@ class OpenVino(Engine):
             "PERFORMANCE_HINT": "LATENCY",
             "PERF_COUNT": profile,
         }
-        return OpenVinoRunner(core, model, settings, io, path, dynamic=dynamic)
+        return OpenVinoRunner(core, model, settings, graph, shown or str(path), dynamic=dynamic)
 
 
 def _counted(
@@ -215,12 +216,12 @@ class OpenVinoRunner(Runner):
     contains = "host to host: one infer()"
 
     def __init__(
-        self, core: Any, model: Any, settings: Mapping[str, Any], io: ModelIO, path: Path,
+        self, core: Any, model: Any, settings: Mapping[str, Any], graph: Graph, shown: str,
         *, dynamic: bool = False,
     ) -> None:  # fmt: skip
-        self._core, self._model, self._settings, self._path = core, model, dict(settings), path
-        self._dynamic = dynamic
-        self.io = io
+        self._core, self._model, self._settings = core, model, dict(settings)
+        self._graph, self._shown, self._dynamic = graph.model, shown, dynamic
+        self.io = graph.io
         self._fixed: tuple[dict[str, list[int]], Any] | None = None
         self._any: Any = None
 
@@ -229,7 +230,7 @@ class OpenVinoRunner(Runner):
         try:
             results = run()
         except RuntimeError as error:
-            raise ModelError(f"{self._path}: OpenVINO fails on the feeds: {reason(error)}") from error
+            raise self._failure("OpenVINO fails on", feeds, error) from error
         return {tensor.name: results[tensor.name].copy() for tensor in self.io.outputs}
 
     def prepare(self, feeds: Feeds) -> Callable[[], Any]:
@@ -244,8 +245,8 @@ class OpenVinoRunner(Runner):
             try:
                 request.set_tensor(name, tensor)
             except RuntimeError as error:  # its conversion may lose an input, or change its type
-                problem = f"{self._path}: OpenVINO does not take input {name!r}: {reason(error)}"
-                raise ModelError(problem, tensor=name) from error
+                problem = f"{self._shown}: OpenVINO does not take input {name!r}: {first_line(error)}"
+                raise ModelError(problem, hint=failure_hint(str(error)), tensor=name) from error
         return lambda: request.infer(share_outputs=True)
 
     def kernels(self) -> list[Kernel]:
@@ -271,7 +272,7 @@ class OpenVinoRunner(Runner):
             try:
                 model.reshape(shapes)
             except RuntimeError as error:
-                raise ModelError(f"{self._path}: does not take these shapes: {reason(error)}") from error
+                raise self._failure("OpenVINO does not take", feeds, error) from error
             self._fixed = shapes, self._compile(model)
         if self._fixed is not None and self._fixed[0] == shapes:
             return self._fixed[1]
@@ -283,16 +284,12 @@ class OpenVinoRunner(Runner):
         try:
             return self._core.compile_model(model, "CPU", self._settings)
         except RuntimeError as error:
-            problem = f"{self._path}: OpenVINO cannot compile it: {reason(error)}"
-            raise BuildError(problem, file=self._path) from error
+            problem = f"OpenVINO cannot compile it: {reason(error, self._graph)}"
+            raise BuildError(
+                f"{self._shown}: {problem}", hint=refusal_hint(problem), file=self._shown
+            ) from error
 
-
-def reason(error: Exception) -> str:
-    """What OpenVINO says is wrong, on one line: without the places in its source and the headings."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reasons = [line for line in lines if not line.startswith(_NOISE) and not line.endswith(("Failure:", ":"))]
-    checks = [line.partition(" failed at ")[0] + " failed" for line in lines if line.startswith("Check '")]
-    return "; ".join(reasons[:2] or checks[-1:] or [first_line(error)])
-
-
-_NOISE = ("Exception from", "Check '", "src/", "Summary", "While validating", "Shape inference")
+    def _failure(self, what: str, feeds: Feeds, error: Exception) -> ModelError:
+        shapes = ", ".join(f"{name}:{format_shape(array.shape)}" for name, array in feeds.items())
+        words = reason(error, self._graph)
+        return ModelError(f"{self._shown}: {what} {shapes}: {words}", hint=failure_hint(words))

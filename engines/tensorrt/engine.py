@@ -18,6 +18,7 @@ from ..gpu import find_gpu, why_no_gpu, why_not_gpu
 from ..words import KnownFault, TritonBackend
 from .adapter import load_adapter
 from .known_faults import KNOWN_FAULTS
+from .parser_operators import first_version
 from .plan import (
     check_block_format,
     check_loadable,
@@ -84,6 +85,10 @@ class TensorRT(Engine):
     def operators(self) -> Collection[str] | None:
         parser = load_adapter(self.name).parser()
         return parser.operators if parser else None
+
+    def read_by(self, operator: str) -> str:
+        since = first_version(operator)
+        return f"tensorrt, which reads it from version {since} on" if since else ""
 
     def known_faults(self) -> Sequence[KnownFault]:
         adapter, gpu = load_adapter(self.name), find_gpu()

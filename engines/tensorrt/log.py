@@ -123,12 +123,16 @@ def plain(message: str) -> str:
     """Return a message without the places in TensorRT's source."""
     text = " ".join(str(message).split())
     text = text.split("]: ", 1)[-1] if "]: " in text else text
-    return re.sub(r" In \w+ at /_src/\S+|\(In \w+ at /_src/\S+ ", "", text)
+    text = re.sub(r" In \w+ at /_src/\S+|\(In \w+ at /_src/\S+ |^\w+\.cpp:\d+: ", "", text)
+    said = re.sub(r"^(?:\w+::\w+: )?Error Code \d+: [\w ]+ \(", "", text)
+    return said.removesuffix(")") if said != text and said.count(")") > said.count("(") else said
 
 
 _EXPLANATIONS: Sequence[tuple[str, str, str]] = (
     (r"out of memory|outofmemory|requested amount of gpu memory", "the GPU's memory does not suffice",
      "lower `max_shapes` or `workspace`, end what else uses the GPU, or build where it has more memory"),
+    (r"violate shape constraints", "the graph does not take the extents of a profile",
+     "give extents that it takes: `min_shapes`, `opt_shapes` and `max_shapes`, or `profiles`"),
     (r"workspace limit|insufficient workspace|increase the (allowed )?workspace",
      "no kernel fits the workspace",
      "raise `workspace`, or leave it out"),

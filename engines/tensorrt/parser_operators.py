@@ -88,6 +88,11 @@ def parser_of(version: str) -> ParserOperators | None:
     return ParserOperators(frozenset(names), opset)
 
 
+def first_version(operator: str) -> str:
+    """Return the TensorRT whose parser reads an operator first, such as "10.1"; empty where none does."""
+    return next((f"{a}.{b}" for (a, b), added in _ADDED.items() if operator in added.split()), "")
+
+
 def ask_parser(module: Any) -> ParserOperators | None:
     """Ask the parser of an imported TensorRT for every operator of ONNX; None where it cannot be made here.
 

@@ -105,7 +105,7 @@ def _reference(request: BuildRequest, names: list[str]) -> Callable[[Feeds], Out
                 session = sessions.get(file) or make_session(Path(file), session_options(optimize=False))
                 computed = run_session(session, names, feeds, file)
             except QCompileError as error:  # it is missing, or has no kernel for a plugin's operator
-                reason = reason or error.message
+                reason = reason or error.message.replace(file, request.source or file)
                 continue
             sessions[file] = session
             return dict(zip(names, computed, strict=True))

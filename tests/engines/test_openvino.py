@@ -84,6 +84,23 @@ def test_int8_is_executed_as_int8_and_counted_and_every_kernel_has_a_time(int8: 
     assert all(time_ms >= 0 for time_ms in times.values())
 
 
+def test_layers_that_nobody_planned_do_not_count_as_reached(
+    tiny_file: MakePath, int8: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build said that 3 of 2 layers are int8: OpenVINO may compute more in 8 bits than the graph asks."""
+    honest, options = OpenVinoRunner.kernels, {"target": "openvino", "ranges": int8.with_name("r")}
+
+    def in_8_bits(runner: OpenVinoRunner) -> list[Kernel]:
+        return [replace(kernel, precision="int8") for kernel in honest(runner)]
+
+    monkeypatch.setattr(OpenVinoRunner, "kernels", in_8_bits)
+    options |= {"precision": "int8", "exclude": ["conv2"], "allow_fallback": True}
+    built = qcompile.build(tiny_file("residual"), tmp_path / "b.onnx", **options)
+    proof = built.manifest.proof
+    assert (proof["reached_in_precision"], proof["planned_in_precision"]) == (2, 2)
+    assert proof["layers_by_precision"]["int8"] == {"Conv": 2, "Gemm": 1}  # type: ignore[index]
+
+
 def test_activations_are_uint8_with_a_zero_point_where_values_are_negative(int8: Path) -> None:
     """Symmetric int8 loses half of the range; products of stored weights are as fast with a zero point."""
     graph = onnx.load(int8).graph

@@ -21,12 +21,13 @@ from onnx import TensorProto, numpy_helper
 from onnx.helper import make_node
 
 from ....calibration.qparams import choose_weight_qparams, quantize
-from ....errors import QuantizationError, first_line
+from ....errors import QuantizationError
 from ....files import temporary_folder
 from ....model.graph import attribute, consumers
 from ....model.graph_edits import drop_unused_initializers, set_nodes, sort_nodes, store
 from ....model.graph_rules import NONE, SaturatingKernels
 from ....model.onnx_file import read_graph
+from ....model.refusals import onnxruntime_words
 from ....progress import quiet
 from ....spec.words import WeightType
 from .pair_limits import product_limits
@@ -77,9 +78,9 @@ def quantize_dynamic(
     floats = {name: numpy_helper.to_array(stored[name]) for name in operands & stored.keys()}
     left = {node.name for node in model.graph.node if node.name not in names}
     left |= {f"{name}_MatMul" for name in left}  # as the quantizer calls what it makes of a Gemm
-    try:
-        with quiet(), temporary_folder("dynamic") as folder:
-            path = folder / "dynamic.onnx"
+    with quiet(), temporary_folder("dynamic") as folder:
+        path = folder / "dynamic.onnx"
+        try:
             quantize_by_onnxruntime(
                 model,
                 path,
@@ -89,9 +90,10 @@ def quantize_dynamic(
                 nodes_to_exclude=sorted(left),
                 extra_options={"MatMulConstBOnly": True},
             )
-            written = read_graph(path).load()
-    except Exception as error:  # its internals raise ValueError, TypeError, RuntimeError and others
-        raise QuantizationError(f"ONNX Runtime's quantizer failed: {first_line(error)}") from error
+        except Exception as error:  # its internals raise ValueError, TypeError, RuntimeError and others
+            words = onnxruntime_words(error)
+            raise QuantizationError(f"ONNX Runtime's quantizer failed: {words}") from error
+        written = read_graph(path).load()
     sort_nodes(written.graph)  # the quantizer's own order leaves out what subgraphs read (1.31.1)
     if weight_type == "int8" and kernels:
         _fit_pairs(written, floats, kernels)

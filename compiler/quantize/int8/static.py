@@ -299,7 +299,7 @@ def executed(
 
     Activations that are `signed`, for an ARM processor, ONNX Runtime fuses on x86 only when it is told to.
     """
-    with temporary_folder("executed") as folder:
+    with temporary_folder("executed", graph.path) as folder:
         optimized = folder / "optimized.onnx"
         options = session_options()
         if signed:

@@ -19,13 +19,13 @@ from types import FrameType
 from typing import Any
 
 from ....artifact import Check
-from ....model.input_notes import read_notes
+from ....model.input_notes import read_notes, with_samples
 from ....progress import Progress
 from ....spec.decode import non_default_options
 from ...base import BuildOutcome, BuildRequest
 from ...gpu import Gpu, find_gpu
 from ..adapter import Adapter
-from ..log import Log, build_failure, make_log
+from ..log import Log, build_failure, make_log, plain
 from ..plan import needs_of_options, register_plugins
 from ..runner.cuda import current_device
 from ..runner.io_tensors import InputRange
@@ -127,7 +127,8 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
     options = spec.tensorrt
     gpu = None if spec.gpus else find_gpu(options.device)
     timing_cache = cache_file(adapter, gpu, options.timing_cache)
-    io, notes = request.onnx.io, read_notes(request.onnx.model)
+    io = request.onnx.io
+    notes = with_samples(read_notes(request.onnx.model), io.inputs, request.samples)
     if not any(tensor.dtype in ("int32", "int64") and len(tensor.shape) <= 1 for tensor in io.inputs):
         # Such an input can hold a shape; then only the parsed network tells what a range is of.
         make_profiles(io.inputs, spec, notes=notes)
@@ -206,7 +207,7 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
         device=prepared.gpu.as_json() if prepared.gpu else {"gpus": list(request.spec.gpus)},
         versions={adapter.package: adapter.version},
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {request.onnx.opset}")],
-        warnings=(*prepared.warnings, *prepared.log.warnings, *unsaid, *differs, *unkept),
+        warnings=(*prepared.warnings, *map(plain, prepared.log.warnings), *unsaid, *differs, *unkept),
         calibration_cache=feeder.cache if feeder is not None else b"",
         layers=layers,
     )

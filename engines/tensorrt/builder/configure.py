@@ -260,7 +260,7 @@ def _range(
     A shape that is not given follows from those that are: min from opt, opt from max or min, max from
     opt. When nothing is given, a batch gets 1, 8 and 16, on whichever axis its name (of `batches`) stands;
     other axes get the ranges of the file's notes, the example's extent as opt, and twice that as max where
-    there is no end.
+    there is no end. Where the notes tell the extents of data, opt is their median, and max holds them.
     """
     low, opt, high = (by_kind[kind].get(tensor.name) for kind in ("min", "opt", "max"))
     if low is None and opt is None and high is None:
@@ -292,12 +292,15 @@ def _from_note(tensor: TensorInfo, note: InputNote, batches: Collection[str]) ->
     """The default range of an input of which the file knows what suits the model."""
     shapes: list[tuple[int, int, int]] = []
     for axis, extent in enumerate(tensor.shape):
-        limits, example = note.axes.get(axis, AxisRange()), note.example[axis]
+        limits, example, largest = note.axes.get(axis, AxisRange()), note.example[axis], 0
+        if note.seen and axis in note.seen:
+            least, example, most = note.seen[axis]
+            largest = most if least < most else 0  # of one extent alone nothing follows
         if isinstance(extent, int):
             shapes.append((extent, extent, extent))
             continue
         is_batch = (axis == 0 or extent in batches) and example <= _DEFAULT_MAX
-        usual = (_DEFAULT_OPT, _DEFAULT_MAX) if is_batch else (example, 2 * example)
+        usual = (_DEFAULT_OPT, max(_DEFAULT_MAX, largest)) if is_batch else (example, largest or 2 * example)
         opt, high = (limits.nearest(number) for number in usual)
         if axis and not is_batch and limits.maximum is not None:
             high = limits.nearest(limits.maximum)

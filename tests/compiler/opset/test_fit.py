@@ -17,6 +17,7 @@ from two_opsets import model, operators, run
 from qcompile.compiler.export import export
 from qcompile.compiler.opset.fit import in_older_opset
 from qcompile.compiler.opset.lower import require_operators, without_missing
+from qcompile.engines.registry import engine
 from qcompile.engines.tensorrt.parser_operators import parser_of
 from qcompile.errors import ExportError, ModelError, UnsupportedOperator
 from qcompile.model.graph import count_operators, model_io, opset
@@ -254,6 +255,25 @@ def test_an_operator_inside_a_branch_is_written_in_others_too() -> None:
     onnx.checker.check_model(proto, full_check=True)
     feeds = {"c": np.array(True), "x": np.array([1, np.inf, -np.inf, np.nan, 0, -3], np.float32)}
     np.testing.assert_array_equal(run(proto, feeds)[0], np.isinf(feeds["x"]))
+
+
+LACKED = {
+    "QLinearMatMul": "quantize the float model", "MatMulInteger": "quantize the float model",
+    "SequenceAt": "torch.stack", "ConcatFromSequence": "torch.stack", "StringConcat": "before the model",
+    "Bernoulli": "model.eval()", "NonZero": "torch.where", "BitwiseAnd": "arithmetic",
+    "SoftmaxCrossEntropyLoss": "without it", "MaxUnpool": "`plugins`", "STFT": "version 10.5 on",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("operator", LACKED)
+def test_each_operator_that_a_reader_lacks_has_the_way_out_of_its_cause(operator: str) -> None:
+    proto = model(20, "(float[6] x) => (float[6] y)", f"[n] y = {operator}(x)")
+    lacks_all: frozenset[str] = frozenset()
+    with pytest.raises(UnsupportedOperator, match=rf"^m\.onnx: trt has no {operator}: node 'n' of opset 20"):
+        require_operators(proto, lacks_all, "trt", "m.onnx")
+    with pytest.raises(UnsupportedOperator) as refused:
+        require_operators(proto, lacks_all, "trt", "m.onnx", engine("tensorrt-rtx").read_by)
+    assert LACKED[operator] in refused.value.hint
 
 
 def test_what_has_no_other_form_is_refused_with_operator_node_and_version() -> None:
