@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     ExportCommand,
     "qcompile export timm:resnet18 -o model.onnx",
     "qcompile export 'torchvision:resnet18?classes=10' -o model.onnx --weights trained.safetensors",
+    "qcompile export model.py:build -o model.onnx --data data.py:samples",
     "qcompile export model.py:build -o model.onnx --input x:1x3x224x224",
     "qcompile export model.py:build -o model.onnx --input 'x:[batch,3,224,224]'",
     "qcompile export unet.py:build -o unet.onnx --input 'x:[batch,3,height=32..64..512,width=64]'",

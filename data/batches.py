@@ -74,7 +74,7 @@ class Data:
     def __iter__(self) -> Iterator[Batch]:
         """Yield checked batches."""
         if self._function is not None:
-            yield from self._from_function(self._function)
+            yield from self._from_function()
         else:
             yield from map(self._checked, self._reader.batches(self._groups))
 
@@ -89,6 +89,15 @@ class Data:
             if samples <= 0:
                 break
         return batches
+
+    def first_unchecked(self) -> Feeds:
+        """Return the first batch, of any types and shapes; the inputs tell no more than names."""
+        stored = self._function is None
+        batches = self._reader.batches(self._groups[:1]) if stored else self._read_function()
+        first = next(batches, None)
+        if first is None:
+            raise self._empty("what the function yields")
+        return first.feeds
 
     def at(self, holds: Callable[[int], bool]) -> Iterator[Batch]:
         """Yield the batches whose number, from 0, `holds` says, as `__iter__` has them.
@@ -176,9 +185,13 @@ class Data:
         check_feeds(self.inputs, feeds, batch.where)
         return Batch(feeds, batch.labels, batch.where)
 
-    def _from_function(self, function: Source) -> Iterator[Batch]:
+    def _read_function(self) -> Iterator[Batch]:
+        assert self._function is not None, "the data is one"
+        return read_function(self._function, self.inputs)
+
+    def _from_function(self) -> Iterator[Batch]:
         seen = 0
-        for batch in map(self._checked, read_function(function, self.inputs)):
+        for batch in map(self._checked, self._read_function()):
             # Where one input has an axis of samples of a fixed extent, another's first axis is time.
             samples = self.batch_size if self.is_fixed and batch.samples else batch.samples
             is_whole = not batch.can_be_split()

@@ -162,23 +162,14 @@ def make_example(
 
     Without `inputs` (`NAME:SHAPE[:DTYPE]`) they are those of its example; `dynamic` is `INPUT:AXIS=NAME`.
     """
-    # A model by name knows how samples become the inputs that the user spelled.
-    preprocessing = {tensor.name: tensor.preprocessing for tensor in loaded.inputs}
-    parsed = (parse_input(item) if isinstance(item, str) else item for item in inputs)
-    spelled = [
-        replace(tensor, preprocessing=tensor.preprocessing or preprocessing.get(tensor.name))
-        for tensor in parsed
-    ]
-    values = _values(loaded)
-    merged = _merged(loaded, spelled or loaded.inputs, values)
-    if not merged:
+    values, ordered = _values(loaded), known_inputs(loaded, inputs)
+    if not ordered:
         raise InvalidOption(
             "export: the model's inputs are not known",
-            hint="give `inputs` NAME:SHAPE, such as x:1x3x224x224, "
+            hint="give `inputs` NAME:SHAPE, such as x:1x3x224x224, or `data` of which they can be read, "
             "or return (module, example) from the function",
             option="inputs",
         )
-    ordered = in_order(loaded.module, merged)
     tensors = _with_dynamic_axes(ordered, dynamic)
     sources = [values, data or {}]
     # First the numbers that stood where `dynamic` names an axis.
@@ -195,9 +186,21 @@ def make_example(
     )
 
 
+def known_inputs(loaded: LoadedModel, inputs: Sequence[str | TensorInfo]) -> tuple[TensorInfo, ...]:
+    """Return the inputs as spelled, with what the model's example says of them; empty where nobody knows."""
+    # A model by name knows how samples become the inputs that the user spelled.
+    preprocessing = {tensor.name: tensor.preprocessing for tensor in loaded.inputs}
+    parsed = (parse_input(item) if isinstance(item, str) else item for item in inputs)
+    spelled = [
+        replace(tensor, preprocessing=tensor.preprocessing or preprocessing.get(tensor.name))
+        for tensor in parsed
+    ]
+    return in_order(loaded.module, _merged(loaded, spelled or loaded.inputs, _values(loaded)))
+
+
 def in_order(module: Any, tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
     """Return inputs in the order of `forward`'s parameters, where it has one for each."""
-    order = _nested_names(module) or [name for name, _ in _parameters(module)]
+    order = _nested_names(module) or [name for name, _ in forward_parameters(module)]
     if all(tensor.name in order for tensor in tensors):
         return tuple(sorted(tensors, key=lambda tensor: order.index(tensor.name)))
     return tuple(tensors)
@@ -242,7 +245,7 @@ def _values(loaded: LoadedModel) -> Feeds:
     if isinstance(loaded.example, dict):
         values = dict(loaded.example)
     else:
-        names = [name for name, _ in _parameters(loaded.module)]
+        names = [name for name, _ in forward_parameters(loaded.module)]
         names += [f"input_{index}" for index in range(len(names), len(loaded.example))]
         values = dict(zip(names, loaded.example, strict=False))
     return {name: value.detach().cpu().numpy() for name, value in values.items()}
@@ -293,7 +296,8 @@ def _with_dynamic_axes(tensors: Sequence[TensorInfo], dynamic: Sequence[str]) ->
     return tuple(by_name.values())
 
 
-def _parameters(module: Any) -> list[tuple[str, inspect.Parameter]]:
+def forward_parameters(module: Any) -> list[tuple[str, inspect.Parameter]]:
+    """Return the parameters of `forward` that take an input, by name; empty where it has no signature."""
     schema = getattr(getattr(module, "forward", None), "schema", None)
     if schema is not None:  # TorchScript has no Python signature, and takes its inputs by position
         kind = inspect.Parameter.POSITIONAL_ONLY
@@ -314,7 +318,7 @@ def takes_keywords(module: Any, tensors: Sequence[TensorInfo]) -> bool:
     captured = getattr(module, "_in_spec", None)
     if captured is not None:  # a .pt2 program takes its inputs as it was captured with them
         return bool(captured.child(1).num_leaves)
-    parameters = dict(_parameters(module))
+    parameters = dict(forward_parameters(module))
     if any(p.kind is inspect.Parameter.POSITIONAL_ONLY for p in parameters.values()):
         return False
     names = [tensor.name for tensor in tensors]

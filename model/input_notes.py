@@ -12,12 +12,14 @@ Files from elsewhere have no such entry, and a damaged one is taken for none: ra
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
+
+from ..tensors import Feeds, TensorInfo
 
 if TYPE_CHECKING:
     import onnx
@@ -54,17 +56,45 @@ class InputNote:
     Attributes:
         example: Extents that suit the model, of the example that it was traced with.
         axes: Axis to the range of its extents, for dynamic axes that have one.
+        seen: Axis to the least, the median and the largest extent in batches of data, for dynamic axes.
         preprocessing: How a sample becomes the input, as `model.preprocessing` writes it; None where unknown.
     """
 
     example: tuple[_Extent, ...]
     axes: Mapping[int, AxisRange] = field(default_factory=dict)
     preprocessing: Mapping[str, Any] | None = None
+    seen: Mapping[int, tuple[_Extent, _Extent, _Extent]] | None = None
 
     def as_json(self) -> dict[str, object]:
         """Return the form used in files and manifests."""
         fields = msgspec.to_builtins(self, str_keys=True)
         return {name: value for name, value in fields.items() if value is not None}
+
+
+def seen_extents(
+    shapes: Sequence[Sequence[int]], axes: Collection[int]
+) -> dict[int, tuple[int, int, int]] | None:
+    """Return `InputNote.seen` of the shapes that an input has in batches; None where there are none."""
+    columns = {axis: sorted(shape[axis] for shape in shapes) for axis in axes if shapes}
+    return {axis: (few[0], few[len(few) // 2], few[-1]) for axis, few in columns.items()} or None
+
+
+def with_samples(
+    notes: Mapping[str, InputNote], inputs: Sequence[TensorInfo], samples: Sequence[Feeds]
+) -> dict[str, InputNote]:
+    """Return the notes of dynamic inputs with the extents of samples beside those that were seen before."""
+    known = dict(notes)
+    for tensor in inputs:
+        shapes = [feeds[tensor.name].shape for feeds in samples if tensor.name in feeds]
+        seen = seen_extents(shapes, tensor.dynamic_axes)
+        if seen is None:
+            continue
+        note = known.get(tensor.name) or InputNote(shapes[0])
+        for axis, before in (note.seen or {}).items():
+            if axis in seen:
+                seen[axis] = min(before[0], seen[axis][0]), before[1], max(before[2], seen[axis][2])
+        known[tensor.name] = replace(note, seen=seen)
+    return known
 
 
 def write_notes(model: onnx.ModelProto, notes: Mapping[str, InputNote]) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from ..artifact import accepting, checked_input, known_digest, tool_versions
 from ..data.batches import Data
+from ..data.kinds import ARRAYS
+from ..data.spelling import FUNCTION
 from ..engines.gpu import find_gpu
 from ..engines.registry import capabilities, engine, packages_of
 from ..errors import IntentNotReached, QCompileError
@@ -35,6 +37,8 @@ ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")
 _ASSUMED_SAMPLES = 256
 _OF_THE_SOURCE = ("source", "depends", "trust", "weights", "download", "preprocessing", "simplify")
 """Options of `[model]` whose effect is in the digest of the source, or in a stage of its own."""
+_OF_USERS = ("file", "module", "pt2", "torchscript")
+"""Kinds of sources that name no inputs of their own."""
 _OF_THE_BUILD = (
     "name", "gpus", "min_shapes", "opt_shapes", "max_shapes", "allow_fallback", "strict", "tensorrt",
 )  # fmt: skip
@@ -66,6 +70,7 @@ def export_work(recipe: Recipe, _: Stage, job: Job) -> object:
         recipe_source(recipe),
         job.path,
         section,
+        data=located(recipe, _told_by(recipe)),
         preprocessing=find_preprocessing(preprocessing, base=recipe.folder) if preprocessing else "",
         python=interpreters(section.python, recipe.folder),
         progress=job.progress,
@@ -79,7 +84,16 @@ def export_key(recipe: Recipe, stage: Stage) -> Key:
         "options": options_key(section, without=_OF_THE_SOURCE),
         "preprocessing": digest_preprocessing(section.preprocessing, base=recipe.folder),
         "tools": tool_versions("torch", "onnxscript", *ONNX_TOOLS),
+        **({"data": _data(recipe, data).digest()} if (data := _told_by(recipe)) else {}),
     }
+
+
+def _told_by(recipe: Recipe) -> str:
+    """The samples that tell the shapes of a model whose inputs nobody spelled; empty for any other."""
+    spec, source = recipe.data.calibration, recipe_source(recipe)
+    if not spec or recipe.model.inputs or recipe.model.dynamic or source.kind not in _OF_USERS:
+        return ""
+    return spec if _data(recipe, spec).spelling.kind in (FUNCTION, *ARRAYS) else ""
 
 
 def export_needs(recipe: Recipe, _: Stage) -> Needs:

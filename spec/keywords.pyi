@@ -259,7 +259,8 @@ class ExportKeywords(TypedDict, total=False):
     target: Literal["onnxruntime", "openvino", "tensorrt"] | None
     """Runtime of the Q/DQ nodes of a model trained with fake quantization."""
     data: str | None
-    """Samples to trace with and to compare outputs on, instead of random input."""
+    """Samples to trace with and to compare outputs on, instead of random input. Functions and arrays also
+    tell inputs that are not spelled; axes that vary are dynamic."""
 
 class GateKeywords(TypedDict, total=False):
     """Options of `gate`, by name."""

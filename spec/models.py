@@ -93,7 +93,8 @@ class ExportSpec(ExportOptions):
     ] = None
     data: Annotated[
         str | None,
-        "Samples to trace with and to compare outputs on, instead of random input.",
+        "Samples to trace with and to compare outputs on, instead of random input. Functions and "
+        "arrays also tell inputs that are not spelled; axes that vary are dynamic.",
         option("DATA"),
     ] = None
 

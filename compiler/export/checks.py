@@ -16,7 +16,7 @@ import numpy as np
 from ...artifact import Check
 from ...data.batches import Data
 from ...errors import ExportError, ModelError, first_line
-from ...model.example import CHECK_EXTENTS, Example, flat_outputs, make_example
+from ...model.example import CHECK_EXTENTS, Example, flat_outputs, known_inputs, make_example
 from ...model.input_notes import AxisRange
 from ...model.preprocessing import Preprocessing
 from ...model.pytorch import WITHOUT_CACHE, ForeignOutput, LoadedModel, flat_tensors, without_cache
@@ -26,12 +26,16 @@ from ...progress import Progress, quiet
 from ...tensors import Feeds, TensorInfo, format_shape
 from ..check import OnnxReference, Outputs, compare_outputs
 from .axes import Axes
+from .data_axes import Shapes, inputs_of_data, told, varying_axes
 from .onnx_source import with_preprocessing
 
 
 @dataclass
 class Original:
-    """A loaded model, an example that it runs on, alternatives of other extents, first feeds of the data."""
+    """A loaded model, an example that it runs on, alternatives of other extents, first feeds of the data.
+
+    `shapes` are those of batches of the data.
+    """
 
     loaded: LoadedModel
     label: str
@@ -42,6 +46,7 @@ class Original:
     samples: Data | None = None
     warnings: list[str] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
+    shapes: Shapes = field(default_factory=dict)
 
     def outputs(self, feeds: Feeds) -> Outputs:
         return flat_outputs(run(self.loaded, self.example, feeds, self.label))[1]
@@ -71,8 +76,15 @@ def open_original(
 
     The data is read as `preprocessing` says, or as the model itself does without one.
     """
-    first = make_example(loaded, inputs, dynamic)
     samples, feeds = None, None
+    shapes: Shapes = {}
+    checks: list[Check] = []
+    if data is not None:
+        inputs, shapes = inputs_of_data(loaded, inputs, data, read)
+        varying = varying_axes(known_inputs(loaded, inputs), shapes, dynamic)
+        dynamic = [*dynamic, *(f"{name}:{axis}={label}" for (name, axis), label in varying.items())]
+        checks = told(varying, shapes)
+    first = make_example(loaded, inputs, dynamic)
     if data is not None:
         samples = read(data, with_preprocessing(first.inputs, preprocessing))
         feeds = next(iter(samples)).feeds
@@ -94,7 +106,9 @@ def open_original(
             stack.callback(setattr, config, "use_cache", True)
         if configs:
             warnings.append(WITHOUT_CACHE.format("exported"))
-        yield Original(loaded, label, example, reference, list(tried), feeds, samples, warnings)
+        yield Original(
+            loaded, label, example, reference, list(tried), feeds, samples, warnings, checks, shapes
+        )
 
 
 def run(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:

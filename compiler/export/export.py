@@ -32,6 +32,7 @@ from . import onnx_source
 from .axes import rename_axes, require_axes
 from .captured_forms import captured_forms
 from .checks import Comparison, Original, open_original, spelled
+from .data_axes import VARYING
 from .in_float32 import DataInFloat32, InFloat32, float32_inputs, type_warnings
 from .onnx_source import TOOLS, input_notes, take_onnx
 from .write import Written, edit_in_place, finish, lower_to, write_model
@@ -103,7 +104,7 @@ def export(
         return take_onnx(source, output, data, samples)
     if isinstance(source, Source) and source.kind in TENSORFLOW_KINDS:
         progress("convert to ONNX")
-        with temporary_folder("tensorflow") as folder:
+        with temporary_folder("tensorflow", source.spec) as folder:
             converted, versions = onnx_source.convert_tensorflow(source, folder / "model.onnx", spec, inputs)
             return take_onnx(converted, output, data, samples, versions)
     progress("load the model")
@@ -152,7 +153,9 @@ def export(
                 original, names, output, replace(spec, target=target), progress, preprocessing=samples
             )
         except ModelError as error:
-            error.hint = "; ".join(filter(None, (*notes, error.hint)))
+            varying = [check.detail for check in original.checks if check.name == VARYING]
+            of_data = [f"in the data vary {text}" for text in varying if error.data.get("reason") == "axis"]
+            error.hint = "; ".join(filter(None, (*notes, error.hint, *of_data)))
             raise
 
 
@@ -192,7 +195,7 @@ def _export(
         with _first_reason(written, label, freeze_branches=freeze_branches):
             checks += comparison.run()
         ranges = comparison.ranges
-        notes = input_notes(example, ranges, preprocessing)
+        notes = input_notes(example, ranges, preprocessing, original.shapes)
         edit_in_place(path, lambda proto: write_notes(proto, notes))
         axes = {
             name: {**ranges.get(name, AxisRange()).as_json(), "traced": extent}

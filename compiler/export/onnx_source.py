@@ -10,10 +10,10 @@ from pathlib import Path
 from ...artifact import Artifact, Check, carried_isa, commit
 from ...data.batches import Data
 from ...errors import InvalidOption
-from ...files import writing
+from ...files import public_names, writing
 from ...model.example import Example
 from ...model.graph import model_io, opset
-from ...model.input_notes import AxisRange, InputNote, read_notes, write_notes
+from ...model.input_notes import AxisRange, InputNote, read_notes, seen_extents, write_notes
 from ...model.onnx_file import check_onnx, read_graph, save_onnx
 from ...model.preprocessing import Preprocessing, as_json, fit_preprocessing
 from ...model.random_input import run_on
@@ -31,14 +31,21 @@ TOOLS = "torch onnx onnxscript onnxruntime"
 
 
 def input_notes(
-    example: Example, ranges: Mapping[str, AxisRange], preprocessing: Preprocessing | None
+    example: Example,
+    ranges: Mapping[str, AxisRange],
+    preprocessing: Preprocessing | None,
+    shapes: Mapping[str, Sequence[tuple[int, ...]]],
 ) -> dict[str, InputNote]:
-    """Return what later stages should know of each input: extents, the ranges of its axes, its samples."""
+    """Return what later stages should know of each input: extents, the ranges of its axes, its samples.
+
+    `shapes` are those of batches of the data, by input.
+    """
     return {
         tensor.name: InputNote(
             tuple(map(int, example.feeds[tensor.name].shape)),
             {axis: ranges[name] for axis, name in tensor.dynamic_axes.items() if name in ranges},
             tensor.preprocessing,
+            seen_extents(shapes.get(tensor.name, ()), tensor.dynamic_axes),
         )
         for tensor in with_preprocessing(example.inputs, preprocessing)
     }
@@ -66,7 +73,7 @@ def take_onnx(
     graph = read_graph(source.file)
     proto = graph.load()
     check_onnx(source.file, infer_shapes=True)
-    with writing(output) as path:
+    with writing(output) as path, public_names(path.parent, lambda _: source.spec):
         if strip_source_paths(proto) or graph.beside:
             save_onnx(proto, path)  # a side file gets the new name
         else:

@@ -284,3 +284,28 @@ def test_artifacts_that_need_no_ranges_outlive_the_calibration(
     assert isinstance(report.failures["bad"], DataError | CalibrationError)
     with pytest.raises(QCompileError, match="NaN"):
         qcompile.run(write_recipe(int8, artifact("cpu", "openvino", "int8")))
+
+
+def test_a_recipe_names_no_shapes_where_its_samples_have_them(tmp_path: Path) -> None:
+    """A model and a function of samples are enough, and a change of the samples counts."""
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\ndef build():\n    return nn.Sequential(nn.Linear(8, 4), nn.ReLU())\n"
+    )
+    samples = tmp_path / "samples.py"
+    text = (
+        "import numpy as np\n\ndef read():\n    for length in (5, 7, 9):\n"
+        "        yield np.ones((2, length, 8), np.float32)\n"
+    )
+    samples.write_text(text)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        'version = 1\nname = "net"\n[model]\nsource = "net.py:build"\n'
+        '[data]\ncalibration = "samples.py:read"\n' + artifact("int8", precision="int8")
+    )
+    assert not qcompile.run(recipe).failures
+    manifest = read_manifest(tmp_path / "out" / "net.onnx")
+    assert manifest is not None
+    (tensor,) = manifest.io.inputs
+    assert (tensor.name, tensor.shape) == ("input", ("batch", "input_1", 8))
+    samples.write_text(text.replace("(5, 7, 9)", "(6, 6, 6)"))
+    assert "export" in carried_out(recipe)

@@ -1,0 +1,130 @@
+"""What samples say of a model's inputs: names and types of those that nobody spelled, and axes that vary.
+
+An axis is dynamic where batches differ in its extent; a first axis, too, where they differ from the model's
+own example. Axes of several inputs that have the same extents in every batch are one axis.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+
+from ...artifact import Check
+from ...data.batches import Data
+from ...data.kinds import ARRAYS
+from ...data.spelling import FUNCTION
+from ...model.example import forward_parameters, known_inputs
+from ...model.pytorch import LoadedModel
+from ...tensors import Dim, TensorInfo, parse_dynamic_axis, parse_input
+
+_BATCHES = 16  # that are looked at
+_ROWS = ("npz", "npy")  # of which the first axis counts samples, as many as the model takes
+
+VARYING = "axes that vary in the data are dynamic"
+"""Name of the check that lists them."""
+
+Shapes = Mapping[str, Sequence[tuple[int, ...]]]
+"""Input name to its shape in every batch."""
+Place = tuple[str, int]
+"""An input and an axis of it."""
+
+
+def inputs_of_data(
+    loaded: LoadedModel, spelled: Sequence[str | TensorInfo], data: str, read: type[Data]
+) -> tuple[Sequence[str | TensorInfo], Shapes]:
+    """Return the inputs, which the data tells where nobody else does, and the shapes that the data has.
+
+    Only functions and arrays have shapes of their own; data of other kinds is made to fit the inputs.
+    """
+    inputs = known_inputs(loaded, spelled)
+    kind = read(data, inputs).spelling.kind
+    if kind not in (FUNCTION, *ARRAYS):
+        return spelled, {}
+    numbers = {parse_input(one).name if isinstance(one, str) else one.name for one in spelled}
+    if not inputs:
+        inputs = _told_by(loaded, data, read)
+        spelled = inputs
+    loose = [tensor if tensor.name in numbers else _loosened(tensor, rows=kind in _ROWS) for tensor in inputs]
+    batches = [batch.feeds for batch in islice(read(data, loose), _BATCHES)]
+    return spelled, {tensor.name: [batch[tensor.name].shape for batch in batches] for tensor in inputs}
+
+
+def varying_axes(inputs: Sequence[TensorInfo], shapes: Shapes, dynamic: Sequence[str]) -> dict[Place, str]:
+    """Return the axes that vary and that nobody named, and their names.
+
+    Args:
+        inputs: As the model's example, or the user, has them.
+        shapes: Those of batches of the data.
+        dynamic: What is named already, as `INPUT:AXIS=NAME`.
+    """
+    extents = {
+        (name, axis): column
+        for name, rows in shapes.items()
+        for axis, column in enumerate(zip(*rows, strict=True))
+    }
+    names = {(tensor.name, axis): name for tensor in inputs for axis, name in tensor.dynamic_axes.items()}
+    names |= {(name, axis): label for name, axis, label in map(parse_dynamic_axis, dynamic)}
+    found: dict[Place, str] = {}
+    for tensor in inputs:
+        for axis, dim in enumerate(tensor.shape if tensor.name in shapes else ()):
+            place = tensor.name, axis
+            of_example = {dim} if axis == 0 else set()
+            if place not in names and len({*extents[place], *of_example}) > 1:
+                names[place] = found[place] = _name(place, extents, names)
+    first = {found.get((tensor.name, 0)) for tensor in inputs if tensor.shape}
+    if "batch" not in names.values() and len(first) == 1:  # the same axis in every input
+        found = {place: "batch" if name in first else name for place, name in found.items()}
+    return found
+
+
+def told(found: Mapping[Place, str], shapes: Shapes) -> list[Check]:
+    """Return the line that says which axes vary in the data, if there are any."""
+    lines = []
+    for name in dict.fromkeys(found.values()):
+        places = [place for place, other in found.items() if other == name]
+        tensor, axis = places[0]
+        extents = [shape[axis] for shape in shapes[tensor]]
+        listed = ", ".join(f"{tensor}:{axis}" for tensor, axis in places)
+        lines.append(f"{name} ({listed}) {min(extents)} to {max(extents)}")
+    return [Check(VARYING, True, "; ".join(lines))] if lines else []
+
+
+def _name(place: Place, extents: Mapping[Place, tuple[int, ...]], names: Mapping[Place, str]) -> str:
+    """The name of the axis of another input that varies alike, at best the same axis; else its own."""
+    tensor, axis = place
+    of_tensor = {name for (other, _), name in names.items() if other == tensor}
+    alike = [
+        (other_axis != axis, name)
+        for (other, other_axis), name in names.items()
+        if name not in of_tensor and extents.get((other, other_axis)) == extents[place]
+    ]
+    return min(alike, key=lambda item: item[0])[1] if alike else parse_dynamic_axis(f"{tensor}:{axis}")[2]
+
+
+def _loosened(tensor: TensorInfo, *, rows: bool) -> TensorInfo:
+    return replace(
+        tensor, shape=tuple(d if rows and not axis else "?" for axis, d in enumerate(tensor.shape))
+    )
+
+
+def _told_by(loaded: LoadedModel, data: str, read: type[Data]) -> tuple[TensorInfo, ...]:
+    """The inputs of the first batch: those of a dict by its keys, of a tuple by `forward`'s parameters.
+
+    A first axis that all share is the batch, which is dynamic: samples do not say how many go together.
+    """
+    named = forward_parameters(loaded.module)
+    required = [name for name, one in named if one.default is inspect.Parameter.empty]
+    names = required or [name for name, _ in named[:1]]
+    first = read(data, [TensorInfo(name, "undefined", ("?",)) for name in names]).first_unchecked()
+    is_batch = len({array.shape[:1] for array in first.values() if array.ndim}) == 1
+    wide = any(str(value.dtype) == "torch.float64" for value in loaded.module.parameters())
+    tensors = []
+    for name, array in first.items():
+        dtype = "float32" if array.dtype == np.float64 and not wide else str(array.dtype)
+        shape: tuple[Dim, ...] = array.shape
+        tensors.append(TensorInfo(name, dtype, ("batch", *shape[1:]) if is_batch and shape else shape))
+    return tuple(tensors)
