@@ -61,12 +61,28 @@ def build(
         IntentNotReached: If too many layers do not have the precision that was asked for.
         ModelError: If the graph makes a tensor that no memory holds.
     """
-    checked = spec_from_call(BuildSpec, spec, options)
+    return build_right(model, output, spec_from_call(BuildSpec, spec, options), progress=progress)
+
+
+def build_right(
+    model: str | Path,
+    output: str | Path,
+    checked: BuildSpec,
+    first: LoweredGraph | None = None,
+    *,
+    progress: Progress = silent,
+) -> Artifact:
+    """As `build`: layers that the runtime computes wrongly in INT8 stay in float, each after another attempt.
+
+    The first attempt builds from `first`, where the graph was lowered before.
+    """
     refusal: IntentNotReached | None = None
     warnings: list[str] = []
     for _ in range(_MOST_WRONG + 1):
         try:
-            with trusting(checked.trust), _lowered(model, checked, progress) as lowered:
+            with trusting(checked.trust), ExitStack() as stack:
+                lowered = first or stack.enter_context(_lowered(model, checked, progress))
+                first = None
                 lowered = replace(lowered, warnings=[*lowered.warnings, *warnings])
                 return build_lowered(model, output, checked, lowered, progress=progress)
         except IntentNotReached as error:

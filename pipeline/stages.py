@@ -17,7 +17,7 @@ from ..data.kinds import ARRAYS
 from ..data.spelling import FUNCTION
 from ..engines.gpu import find_gpu
 from ..engines.registry import capabilities, engine, packages_of
-from ..errors import IntentNotReached, QCompileError
+from ..errors import QCompileError
 from ..model.load import digest_preprocessing
 from ..model.source import TENSORFLOW_KINDS, digest_source
 from ..processor import isa_here, processor
@@ -263,7 +263,7 @@ def build_work(recipe: Recipe, stage: Stage, job: Job) -> object:
 
     Without such a graph the ranges are for TensorRT's calibrator.
     """
-    from ..building import build, build_lowered
+    from ..building import build_right
     from ..lowering import load_lowered
     from ..model.onnx_file import read_weightless
 
@@ -273,14 +273,8 @@ def build_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     if _covers(artifact):
         shapes = default_shapes(read_weightless(Path(model)).io.inputs, recipe.bench)
         spec = replace(spec, **shapes)  # type: ignore[arg-type]
-    if graph is None:
-        return build(model, job.path, spec, progress=job.progress)
-    try:
-        return build_lowered(model, job.path, spec, load_lowered(graph.path), progress=job.progress)
-    except IntentNotReached as error:
-        if not error.data.get("wrong_layer"):
-            raise
-        return build(model, job.path, spec, progress=job.progress)
+    lowered = load_lowered(graph.path) if graph else None
+    return build_right(model, job.path, spec, lowered, progress=job.progress)
 
 
 def build_key(recipe: Recipe, stage: Stage) -> Key:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import walk_tb
@@ -202,6 +203,7 @@ def _write_traced(
         # torch 2.13's `setup_onnx_logging` switches it on.
         stack.callback(setattr, torch._C, "_jit_onnx_log", torch._C._jit_onnx_log)
         torch._C._jit_onnx_log = lambda *_: None
+        stack.enter_context(_without_native_warnings())
         torch.onnx.export(
             module, tensors, str(path), dynamo=False, output_names=list(names),
             input_names=[tensor.name for tensor in example.inputs],
@@ -210,6 +212,19 @@ def _write_traced(
         )  # fmt: skip
     traced = [item for item in caught if issubclass(item.category, torch.jit.TracerWarning)]
     return list(dict.fromkeys(f"{Path(item.filename).name}:{item.lineno}" for item in traced))
+
+
+@contextmanager
+def _without_native_warnings() -> Iterator[None]:
+    """Drop what C++ writes to the file of standard error, such as warnings of shape inference."""
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)
 
 
 def _may_be_traced(module: Any, example: Example, reason: QCompileError) -> bool:

@@ -14,6 +14,7 @@ from mode_models import written
 from onnx import numpy_helper
 
 import qcompile
+from qcompile import building
 from qcompile.artifact import Artifact
 from qcompile.engines import values
 from qcompile.engines.onnx_runtime import engine as ort_engine
@@ -254,6 +255,32 @@ def test_layers_that_are_wrong_in_int8_are_left_in_float_with_a_warning(
     said = [f"layer {name!r} stays in float: in INT8 {target} computes something else" for name in layers]
     assert sorted(set(said) & set(built.manifest.warnings)) == sorted(said)
     assert built.manifest.proof["reached_in_precision"] == 3 - len(layers)
+
+
+@pytest.mark.parametrize("target", ["openvino"], indirect=True)
+def test_a_recipe_leaves_a_wrong_layer_in_float_and_builds_no_attempt_twice(
+    tiny_file: MakePath, samples: MakePath, wrong: Callable[..., None], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    wrong(drop_integer_biases("conv1"))
+    attempts = []
+    build_once = building.build_lowered
+
+    def counted(model: str, output: Path, spec: Any, *rest: Any, **options: Any) -> Any:
+        attempts.append(spec.layers)
+        return build_once(model, output, spec, *rest, **options)
+
+    monkeypatch.setattr(building, "build_lowered", counted)
+    (tmp_path / "recipe.toml").write_text(
+        f'version = 1\nname = "net"\n[model]\nsource = "{tiny_file("residual")}"\n'
+        f'[data]\ncalibration = "{samples("residual")}"\n'
+        '[[artifact]]\nname = "int8"\ntarget = "openvino"\nprecision = "int8"\n'
+    )
+    report = qcompile.run(tmp_path / "recipe.toml")
+    assert not report.failures
+    assert attempts == [(), ("conv1=fp32",)]
+    manifests = [path.read_text() for path in (tmp_path / "out").glob("*.json")]
+    assert any("layer 'conv1' stays in float" in text for text in manifests)
 
 
 @pytest.mark.parametrize("target", ["openvino"], indirect=True)

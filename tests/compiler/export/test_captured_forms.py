@@ -144,7 +144,7 @@ def test_a_module_that_imports_lazily_is_not_asked_for_its_file(monkeypatch: pyt
 
 
 def test_the_reason_of_the_newer_exporter_comes_first_where_the_older_ones_file_is_wrong(
-    tmp_path: Path,
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source = """\
 import torch
@@ -174,3 +174,4 @@ def build():
     )
     assert "failed 'same outputs as PyTorch at length" in second
     assert "padded batch" in caught.value.hint
+    assert capfd.readouterr() == ("", "")  # C++ warns of shapes that it does not infer
