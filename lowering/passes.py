@@ -24,6 +24,7 @@ from ..compiler.opset.fit import in_older_opset, rewritten_outputs
 from ..compiler.opset.lower import require_operators, without_missing
 from ..compiler.opset.scatter_forms import scatters_to_masks
 from ..compiler.opset.scope import Finder
+from ..compiler.opset.stft import stft_to_convolutions
 from ..compiler.opset.tensorrt_forms import (
     counts_to_integers,
     einsums_in_lower_case,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 _OPSETS_OF_TYPES = {"bf16": BFLOAT16_LAYERS, "int4": INT4}
 """Opsets from which ONNX has a type for the operators that need it; parsers that list the type read it."""
 _FORMS: Mapping[str, Finder] = {
+    "STFT": stft_to_convolutions,  # then the shapes that a DFT reads are known
     "Col2Im": folds_to_transposes, "DFT": dft_to_products, "Einsum": einsums_in_lower_case,
     "Elu": elus_to_exponents, "EyeLike": eyes_to_ranges, "Range": counts_to_integers,
     "ScatterElements": scatters_to_masks, "ScatterND": scatters_to_masks,
@@ -170,8 +172,9 @@ def fitting_passes(
                 lambda graph: _replaced(graph, set_io_types(graph.model, types)),
             )
         )
-    for name in sorted({*capabilities.lacks} & _FORMS.keys()):
-        rewrite = _FORMS[name]
+    for name, rewrite in _FORMS.items():
+        if name not in capabilities.lacks:
+            continue
         passes.append(
             Pass(
                 f"{name} in other operators",

@@ -7,6 +7,7 @@
    A `torch.nn.TransformerEncoder` then writes zeros where its fast path leaves out padding.
 3. Experts (transformers) are computed for every token each, weighted by 0 where the router did not choose
    them. The weights are constants of a MatMul; sorting the tokens by expert has no ONNX form.
+4. An inverse transform of spectra is one fold of its frames (`spectra`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ...model.pytorch import import_torch
 from ...model.user_code import names_in
 from .bags import embedding_bag_form
 from .recurrent import free_steps
+from .spectra import inverse_form
 
 
 @contextmanager
@@ -43,6 +45,7 @@ def captured_forms() -> Iterator[set[str]]:
             (torch.nn.functional, "embedding_bag", embedding_bag_form(torch.nn.functional)),
             (transformer, "_detect_is_causal_mask", _is_causal),
             (torch.nn.TransformerEncoder, "forward", _encoder(torch)),
+            *((owner, "istft", inverse_form(torch, owner.istft)) for owner in (torch, torch.Tensor)),
         ]
         if experts := sys.modules.get("transformers.integrations.moe"):
             replaced.append((experts.ExpertsInterface, "get_interface", lambda *_: _every_expert(notes)))

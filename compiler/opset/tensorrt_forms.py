@@ -127,7 +127,7 @@ def _counted(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
 
 
 def folds_to_transposes(model: onnx.ModelProto) -> list[str]:
-    """Rewrite each Col2Im of stored extents of two axes in place; return the names of those nodes."""
+    """Rewrite each Col2Im of two axes, of stored blocks, in place; return the names of those nodes."""
     names = rewrite_operator(model, "Col2Im", _transposed)
     drop_unused_initializers(model.graph)
     return names
@@ -135,35 +135,46 @@ def folds_to_transposes(model: onnx.ModelProto) -> list[str]:
 
 def _transposed(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
     image, block = (scope.constant(name) for name in node.input[1:3])
-    if image is None or block is None or image.size != 2 or block.size != 2:
+    if block is None or block.size != 2 or (image is not None and image.size != 2):
         return None
-    (height, width), (rows, columns) = image.tolist(), block.tolist()
+    rows, columns = block.tolist()
     strides, dilations = (attribute(node, name, [1, 1]) for name in ("strides", "dilations"))
     pads = attribute(node, "pads", [0] * 4)
     chain = Chain(node, scope)
-    whole = not (height % rows or width % columns or any(pads))
-    if whole and strides == [rows, columns] and dilations == [1, 1]:
-        blocks = chain.ints([0, -1, rows, columns, height // rows, width // columns])
-        split = chain.add("Reshape", [node.input[0], blocks])
-        turned = chain.add("Transpose", [split], perm=_SIDE_BY_SIDE)
-        chain.add("Reshape", [turned, chain.ints([0, -1, height, width])], last=True)
-        return chain.nodes
-    room = [
-        extent + pads[at] + pads[at + 2] - dilations[at] * (block[at] - 1) - 1
-        for at, extent in enumerate((height, width))
-    ]
-    counts = [space // stride + 1 for space, stride in zip(room, strides, strict=True)]
+    add, ints = chain.add, chain.ints
+    if image is not None and not (any(image % block) or any(pads)):
+        height, width = image.tolist()
+        if strides == [rows, columns] and dilations == [1, 1]:
+            blocks = ints([0, -1, rows, columns, height // rows, width // columns])
+            turned = add("Transpose", [add("Reshape", [node.input[0], blocks])], perm=_SIDE_BY_SIDE)
+            add("Reshape", [turned, ints([0, -1, height, width])], last=True)
+            return chain.nodes
     kind = helper.tensor_dtype_to_np_dtype(scope.elem_type(node, node.input[0]))
     ones = np.eye(rows * columns, dtype=kind).reshape(-1, 1, rows, columns)
-    split = chain.add("Reshape", [node.input[0], chain.ints([-1, rows * columns, *counts])])
-    summed = chain.add(
-        "ConvTranspose", [split, scope.store(ones, f"{chain.output}/places")],
-        kernel_shape=[rows, columns], strides=strides, dilations=dilations, pads=pads,
-        output_padding=[space % stride for space, stride in zip(room, strides, strict=True)],
-    )  # fmt: skip
-    batch = chain.add("Gather", [chain.add("Shape", [node.input[0]]), chain.ints([0])])
-    shape = chain.add("Concat", [batch, chain.ints([-1, height, width])], axis=0)
-    chain.add("Reshape", [summed, shape], last=True)
+    reach = [pads[at] + pads[at + 2] - dilations[at] * (block[at] - 1) - 1 for at in (0, 1)]
+    options: dict[str, list[int]] = {
+        "kernel_shape": [rows, columns], "strides": strides, "dilations": dilations, "pads": pads
+    }  # fmt: skip
+    if image is None:
+        room = add("Add", [node.input[1], ints(reach)])
+        steps = add("Div", [room, ints(strides)])
+        counts = add("Concat", [ints([-1, rows * columns]), add("Add", [steps, ints([1, 1])])], axis=0)
+        # What no block reaches, at the ends.
+        behind = add("Sub", [room, add("Mul", [steps, ints(strides)])])
+        extents = node.input[1]
+    else:
+        spaces = (image + reach).tolist()
+        counts = ints([-1, rows * columns, *((image + reach) // strides + 1)])
+        options["output_padding"] = [space % stride for space, stride in zip(spaces, strides, strict=True)]
+        behind, extents = "", ints(image)
+    split = add("Reshape", [node.input[0], counts])
+    places = scope.store(ones, f"{chain.output}/places")
+    summed = add("ConvTranspose", [split, places], **options)
+    if behind:
+        summed = add("Pad", [summed, add("Concat", [ints([0] * 6), behind], axis=0)])
+    batch = add("Gather", [add("Shape", [node.input[0]]), ints([0])])
+    shape = add("Concat", [batch, ints([-1]), extents], axis=0)
+    add("Reshape", [summed, shape], last=True)
     return chain.nodes
 
 

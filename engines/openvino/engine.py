@@ -47,7 +47,8 @@ class OpenVino(Engine):
     tuned_floats = ("fp32", "bf16")
     triton = TRITON
     offered = PROPOSALS
-    lacks = frozenset(["DFT"])  # it takes some, and fails on those of a real signal (2026.4)
+    # It takes some, and fails on a DFT of a real signal and on an STFT of free length (2026.4).
+    lacks = frozenset(["DFT", "STFT"])
 
     def verdict(self, precision: Precision) -> Verdict | None:
         return ("no", FOUR_BITS, "choose `target` onnxruntime") if precision == "int4" else None

@@ -48,7 +48,7 @@ class TensorRT(Engine):
     has_best = True
     needs_gpu_to_build = True
     keeps_rejected = True
-    lacks = frozenset(["Col2Im", "DFT", "Einsum", "EyeLike", "ScatterND"])  # some forms of them
+    lacks = frozenset(["Col2Im", "DFT", "Einsum", "EyeLike", "ScatterND", "STFT"])  # some forms of them
     places: tuple[Place, ...] = ("cuda",)
     precisions = PRECISIONS
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
 from written_models import normal, run_file
 
+import qcompile
 from qcompile.compiler.export import export
+from qcompile.compiler.export.spectra import inverse_form
 
 
 class Rendered(nn.Module):
@@ -41,6 +45,56 @@ def test_what_pytorchs_exporter_lacks_or_writes_wrongly_is_exported(
     expected = expected if isinstance(expected, tuple) else (expected,)
     for array, other in zip(run_file(artifact.path, x=x).values(), expected, strict=True):
         np.testing.assert_allclose(array, other.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_sound_of_any_length_is_enhanced_on_every_runtime(tmp_path: Path) -> None:
+    artifact = export(Enhanced(), tmp_path / "m.onnx", inputs=["x:[batch,time=64]"])
+    x = normal(3, 90)
+    (found,) = run_file(artifact.path, x=x).values()
+    np.testing.assert_allclose(found, Enhanced()(torch.from_numpy(x)).numpy(), rtol=1e-4, atol=1e-6)
+    assert len(onnx.load(artifact.path).graph.node) < 100  # PyTorch's form has some for each point of a frame
+    shapes = {kind: {"x": extents} for kind, extents in
+              {"min_shapes": (1, 32), "opt_shapes": (2, 64), "max_shapes": (4, 128)}.items()}  # fmt: skip
+    for target, package, options in (
+        ("openvino", "openvino", {}), ("tensorrt-rtx", "tensorrt_rtx", {"gpus": ["sm86"], **shapes}),
+    ):  # fmt: skip
+        pytest.importorskip(package)
+        built = qcompile.build(artifact.path, tmp_path / target, target=target, **options)
+        assert all(check.passed for check in built.manifest.checks)
+
+
+@pytest.mark.parametrize("shape", [(100,), (3, 100)])
+@pytest.mark.parametrize("length", [None, 100, 70, 150])
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("center", [True, False])
+@pytest.mark.parametrize(("n_fft", "hop", "width"), [(16, None, None), (15, 4, 12), (64, 7, 40)])
+def test_the_inverse_of_spectra_is_that_of_pytorch(
+    n_fft: int, hop: int | None, width: int | None, center: bool, normalized: bool, length: int | None,
+    shape: tuple[int, ...],
+) -> None:  # fmt: skip
+    window, x = torch.hamming_window(width or n_fft), torch.from_numpy(normal(*shape))
+    spectra = torch.stft(x, n_fft, hop, width, window, center, normalized=normalized, return_complex=True)
+    options = n_fft, hop, width, window, center, normalized, None, length
+    if width and (not center or length == 150):  # the first or last points have no weight
+        with pytest.raises(RuntimeError, match="window overlap add min"):
+            torch.istft(spectra, *options)
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the length is more than there is
+        expected = torch.istft(spectra, *options)
+    found = inverse_form(torch, torch.istft)(spectra, *options)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_spectra_of_complex_signals_are_left_to_pytorch() -> None:
+    window = torch.ones(16)
+    spectra = torch.stft(
+        torch.from_numpy(normal(100)), 16, window=window, onesided=False, return_complex=True
+    )
+    calls: list[tuple[object, ...]] = []
+    inverse_form(torch, lambda *given: calls.append(given))(spectra, 16, return_complex=True)
+    assert calls
+    assert calls[0][1:] == (16, None, None, None, True, False, None, None, True)
 
 
 class Neighbours(nn.Module):

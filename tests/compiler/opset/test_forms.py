@@ -12,12 +12,10 @@ import torch
 from carried_graphs import quantized
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from written_models import model_of, normal, outputs_of
 
 import qcompile
 from qcompile.compiler.opset.byte_forms import bytes_to_floats
-from qcompile.compiler.opset.dft import dft_table, dft_to_products
 from qcompile.compiler.opset.scatter_forms import scatters_to_masks
 from qcompile.compiler.opset.tensorrt_forms import (
     counts_to_integers,
@@ -187,6 +185,22 @@ def test_blocks_that_overlap_or_are_padded_are_those_of_pytorch(
     np.testing.assert_allclose(outputs_of(model, x.numpy())[0], expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("extents", [(7, 9), (8, 12), (5, 5)])
+@pytest.mark.parametrize("stride", [(1, 1), (2, 3)])
+def test_an_image_of_run_time_is_that_of_pytorch(extents: tuple[int, int], stride: tuple[int, int]) -> None:
+    words = f"strides=[{stride[0]},{stride[1]}], pads=[1,0,1,0], dilations=[1,2]"
+    text = f"""(float[n,c,l] x, int64[2] image) => (float[n,d,h,w] y)
+    {{ [fold] y = Col2Im<{words}>(x, image, block) }}"""
+    model = model_of(text, opset=18, block=np.array((3, 2)))
+    options: dict[str, Any] = {"stride": stride, "padding": (1, 0), "dilation": (1, 2)}
+    x = torch.nn.functional.unfold(torch.randn(2, 3, *extents), (3, 2), **options)
+    assert folds_to_transposes(model) == ["fold"]
+    onnx.checker.check_model(model, full_check=True)
+    expected = torch.nn.functional.fold(x, extents, (3, 2), **options).numpy()
+    (found,) = outputs_of(model, {"x": x.numpy(), "image": np.array(extents)})
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
 BYTES = """(uint8[n,8,8,3] x) => (float[n,6,4,4] y, uint8[n,4,8,3] cut)
 <int64[1] zero = {0}, int64[1] four = {4}, int64[1] one = {1}, uint8[3] colour = {250, 3, 128},
 float[4] scales = {1, 1, 0.5, 0.5}, uint8 least = {9}> {
@@ -346,92 +360,3 @@ def test_it_is_lowered_for_tensorrt_alone(
     with pytest.raises(KeyboardInterrupt):
         qcompile.build(source, tmp_path / "m.engine", target=target, precision="int8", **gpus)
     assert seen == [[3, 5] if target == "tensorrt-rtx" else None]
-
-
-OPSET_17 = "[dft] f = DFT<axis = 1, onesided = 1>(x, length) y = ReduceSumSquare<axes = [2]>(f)"
-
-
-def pairs(values: NDArray[np.complex128]) -> NDArray[np.float64]:
-    return np.stack([values.real, values.imag], -1).reshape(-1)
-
-
-def of_pairs(values: NDArray[np.float64]) -> NDArray[np.complex128]:
-    found: NDArray[np.complex128] = values.reshape(-1, 2) @ np.array([1, 1j])
-    return found
-
-
-@pytest.mark.parametrize("length", [7, 8])
-@pytest.mark.parametrize("count", [5, 8, 11])
-def test_the_table_is_numpys_transform(count: int, length: int) -> None:
-    generator = np.random.default_rng([count, length])
-    x = generator.standard_normal(count) + 1j * generator.standard_normal(count)
-    forward = of_pairs(pairs(x) @ dft_table(count, 2, length))
-    np.testing.assert_allclose(forward, np.fft.fft(x, length), atol=1e-12)
-    backward = of_pairs(pairs(x) @ dft_table(count, 2, length, inverse=True))
-    np.testing.assert_allclose(backward, np.fft.ifft(x, length), atol=1e-12)
-    real = of_pairs(x.real @ dft_table(count, 1, length, onesided=True))
-    np.testing.assert_allclose(real, np.fft.rfft(x.real, length), atol=1e-12)
-    back = pairs(x) @ dft_table(count, 2, length, onesided=True, inverse=True)
-    np.testing.assert_allclose(back, np.fft.irfft(x, length), atol=1e-12)
-
-
-def transformed(body: str, shape: str, opset: int, **stored: NDArray[Any]) -> onnx.ModelProto:
-    result = ",".join(f"r{axis}" for axis in range(shape.count(",") + 1))
-    return model_of(f"(float[{shape}] x) => (float[{result}] y) {{ {body} }}", opset=opset, **stored)
-
-
-CASES = {
-    "real": (OPSET_17, "n,16,1", 17, {"length": np.array(16)}),
-    "padded": (OPSET_17, "n,12,1", 17, {"length": np.array(16)}),
-    "cut": (OPSET_17.replace(", onesided = 1", ""), "n,20,2", 17, {"length": np.array(16)}),
-    "inverse": (OPSET_17.replace("onesided", "inverse"), "n,16,2", 17, {"length": np.array(16)}),
-    "another axis": ("y = DFT(x, , axis)", "n,8,3,2", 20, {"axis": np.array(1)}),
-    "the last axis": ("y = DFT(x)", "n,3,8,1", 20, {}),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_product_computes_what_the_operator_does(name: str) -> None:
-    body, shape, opset, stored = CASES[name]
-    model = transformed(body, shape, opset, **stored)
-    x = np.random.default_rng(0).standard_normal((3, *map(int, shape.split(",")[1:]))).astype(np.float32)
-    (expected,) = outputs_of(model, x)
-    assert len(dft_to_products(model)) == 1
-    onnx.checker.check_model(model, full_check=True)
-    assert "DFT" not in {node.op_type for node in model.graph.node}
-    np.testing.assert_allclose(outputs_of(model, x)[0], expected, rtol=1e-4, atol=1e-4)
-
-
-ANY_LENGTH = {
-    "real": ("y = DFT<axis = 1>(x)", 17),
-    "onesided": ("y = DFT<axis = 1, onesided = 1>(x)", 17),
-    "pairs": ("y = DFT<axis = 1>(x)", 17),
-    "inverse": ("y = DFT<axis = 1, inverse = 1>(x)", 17),
-    "opset 20": ("y = DFT(x, , axis)", 20),
-}
-
-
-@pytest.mark.parametrize("length", [1, 7, 16])
-@pytest.mark.parametrize("name", ANY_LENGTH)
-def test_a_length_of_run_time_is_computed_in_the_graph(name: str, length: int) -> None:
-    """Against numpy, along an axis that is not the last one of the signal."""
-    body, opset = ANY_LENGTH[name]
-    parts = 1 if name in ("real", "onesided") else 2
-    stored = {"axis": np.array(1)} if opset == 20 else {}
-    model = transformed(body, f"n,m,3,{parts}", opset, **stored)
-    assert len(dft_to_products(model)) == 1
-    onnx.checker.check_model(model, full_check=True)
-    assert "DFT" not in {node.op_type for node in model.graph.node}
-    x = np.random.default_rng(0).standard_normal((2, length, 3, parts)).astype(np.float32)
-    (found,) = outputs_of(model, x)
-    signal = x[..., 0] if parts == 1 else x @ np.array([1, 1j])
-    function = {"inverse": np.fft.ifft, "onesided": np.fft.rfft}.get(name, np.fft.fft)
-    expected = function(signal, axis=1)
-    np.testing.assert_allclose(found @ np.array([1, 1j]), expected, atol=1e-4)
-
-
-def test_a_transform_of_great_length_or_of_other_points_stays() -> None:
-    for shape, length in (("n,m,1", np.array(16)), ("n,4096,2", np.array(4096))):
-        model = transformed(OPSET_17, shape, 17, length=length)
-        assert dft_to_products(model) == []
-        assert "DFT" in {node.op_type for node in model.graph.node}

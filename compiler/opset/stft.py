@@ -1,0 +1,57 @@
+"""Rewrite a short-time Fourier transform as a convolution with its windowed table.
+
+    x [B, L, 1] ─ Transpose [B, 1, L] ─ Conv(table [2 M, 1, N], strides = hop) [B, 2 M, T]
+                ─ Reshape [B, M, 2, T] ─ Transpose [B, T, M, 2]
+
+N is the length of a frame, M = N // 2 + 1 if onesided, else N (ONNX, STFT). OpenVINO knows no rank of what
+its own operator makes of a signal of free length (2026.4), and the parser of TensorRT has none before 10.5.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from ...model.graph import attribute
+from .dft import dft_table
+from .scope import Chain, Scope, rewrite_operator
+
+_LARGEST_TABLE = 1 << 25
+"""Values of a table: 128 MB, of a frame of 4096 points and more."""
+
+
+def stft_to_convolutions(model: onnx.ModelProto) -> list[str]:
+    """Rewrite each STFT of real signals, with a stored hop and window, in place; return their names."""
+    return rewrite_operator(model, "STFT", _convolution)
+
+
+def _convolution(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+    signal, hop, *rest = node.input
+    window, length = (*rest, "", "")[:2]
+    shape, step = scope.shape(signal), scope.constant(hop)
+    taper, points = (scope.constant(name) if name else None for name in (window, length))
+    real = shape is not None and (len(shape) == 2 or (len(shape) == 3 and shape[2] == 1))
+    if not real or step is None or (window and taper is None) or (taper is None and points is None):
+        return None
+    count = int(points.reshape(-1)[0]) if points is not None else int(taper.size)  # type: ignore[union-attr]
+    table = dft_table(count, 1, count, onesided=bool(attribute(node, "onesided", 1)))
+    if table.size > _LARGEST_TABLE or (taper is not None and taper.size != count):
+        return None
+    if taper is not None:
+        table = table * taper.astype(np.float64)[:, None]
+    dtype = helper.tensor_dtype_to_np_dtype(scope.elem_type(node, signal))
+    chain = Chain(node, scope)
+    add, ints = chain.add, chain.ints
+    weights = scope.store(np.ascontiguousarray(table.T[:, None], dtype), f"{chain.output}/table")
+    if len(shape or ()) == 3:
+        row = add("Transpose", [signal], perm=[0, 2, 1])
+    elif scope.target < 13:
+        row = add("Unsqueeze", [signal], axes=[1])
+    else:
+        row = add("Unsqueeze", [signal, ints([1])])
+    stride = [int(step.reshape(-1)[0])]
+    frames = add("Conv", [row, weights], kernel_shape=[count], strides=stride)
+    pairs = add("Reshape", [frames, ints([0, table.shape[1] // 2, 2, -1])])
+    add("Transpose", [pairs], last=True, perm=[0, 3, 1, 2])
+    return chain.nodes
