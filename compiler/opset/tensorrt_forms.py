@@ -35,6 +35,7 @@ TRT_FP4DynamicQuantize and TRT_MXFP8..., whose scales are computed at run time, 
 from __future__ import annotations
 
 from string import ascii_lowercase
+from typing import Any
 
 import numpy as np
 import onnx
@@ -152,7 +153,7 @@ def _transposed(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | No
     kind = helper.tensor_dtype_to_np_dtype(scope.elem_type(node, node.input[0]))
     ones = np.eye(rows * columns, dtype=kind).reshape(-1, 1, rows, columns)
     reach = [pads[at] + pads[at + 2] - dilations[at] * (block[at] - 1) - 1 for at in (0, 1)]
-    options: dict[str, list[int]] = {
+    options: dict[str, Any] = {
         "kernel_shape": [rows, columns], "strides": strides, "dilations": dilations, "pads": pads
     }  # fmt: skip
     if image is None:
