@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -163,13 +164,20 @@ class Guard:
     def value(self, extents: Iterable[int]) -> bool:
         """Return whether it is true for the extents of its symbols."""
         from torch.utils._sympy.interp import sympy_interp
-        from torch.utils._sympy.reference import PythonReferenceAnalysis
 
         environment = dict(zip(self.symbols.values(), extents, strict=True))
         try:
-            return bool(sympy_interp(PythonReferenceAnalysis, environment, self.expression))
+            return bool(sympy_interp(_analysis(), environment, self.expression))
         except (ArithmeticError, ValueError):  # such as a division by a number of windows that is 0
             return False
+
+
+@cache
+def _analysis() -> Any:
+    """How PyTorch computes an expression; its own maxima and minima refuse integers of sympy (2.13)."""
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    return type("Analysis", (PythonReferenceAnalysis,), {"maximum": max, "minimum": min})
 
 
 def read_guards(expressions: Iterable[Any], traced: Mapping[str, int]) -> list[Guard]:

@@ -8,6 +8,7 @@
 3. Experts (transformers) are computed for every token each, weighted by 0 where the router did not choose
    them. The weights are constants of a MatMul; sorting the tokens by expert has no ONNX form.
 4. An inverse transform of spectra is one fold of its frames (`spectra`).
+5. Distributions do not check their parameters, which would branch on them.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ def captured_forms() -> Iterator[set[str]]:
             if "__file__" not in names and (type(module) is not ModuleType or "__getattr__" in names):
                 names["__file__"] = "<lazy>"
                 stack.callback(names.pop, "__file__", None)
+        distribution = torch.distributions.Distribution
+        stack.callback(distribution.set_default_validate_args, distribution._validate_args)
+        distribution.set_default_validate_args(False)
         stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
         mha.set_fastpath_enabled(False)
         replaced = [

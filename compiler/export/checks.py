@@ -29,6 +29,8 @@ from .axes import Axes
 from .data_axes import Shapes, inputs_of_data, told, varying_axes
 from .onnx_source import with_preprocessing
 
+_SEVERAL = 8  # batches of the data
+
 
 @dataclass
 class Original:
@@ -50,6 +52,11 @@ class Original:
 
     def outputs(self, feeds: Feeds) -> Outputs:
         return flat_outputs(run(self.loaded, self.example, feeds, self.label))[1]
+
+    def several(self) -> list[Feeds]:
+        """Return the feeds of the example, and of the first batches of the data."""
+        batches = itertools.islice(self.samples, _SEVERAL) if self.samples is not None else ()
+        return [self.example.feeds, *(batch.feeds for batch in batches)]
 
     def take(self, example: Example) -> bool:
         """Take another example in place of the first; False where the model raises on it."""

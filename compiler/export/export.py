@@ -30,6 +30,7 @@ from ..check import OnnxReference, graph_manifest
 from ..quantize.qat.train import TRAINED_FOR, register_operators
 from . import onnx_source
 from .axes import rename_axes, require_axes
+from .branches import find_branches, going
 from .captured_forms import captured_forms
 from .checks import Comparison, Original, open_original, spelled
 from .data_axes import VARYING
@@ -241,12 +242,25 @@ def _write(
     A length of which convolutions leave a single frame is such: the graph then holds for a single frame.
     """
 
+    def write_once() -> Written:
+        return write_model(
+            original.loaded.module, original.example, names, opset_version, path, original.label,
+            plain=is_plain(original.reference), freeze_branches=freeze_branches,
+        )  # fmt: skip
+
     def write() -> Written:
         with captured_forms() as notes:
-            written = write_model(
-                original.loaded.module, original.example, names, opset_version, path, original.label,
-                plain=is_plain(original.reference), freeze_branches=freeze_branches,
-            )  # fmt: skip
+            try:
+                written = write_once()
+            except ExportError as error:
+                if error.data.get("reason") != "values" or freeze_branches:
+                    raise
+                branches = find_branches(original.outputs, original.several())
+                if branches is None:
+                    raise
+                with going(branches.ways):
+                    written = write_once()
+                notes.add(str(branches))
         return replace(written, notes=tuple(notes))
 
     def narrow(written: Written) -> list[str]:

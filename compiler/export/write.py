@@ -27,7 +27,7 @@ from ..opset.lower import lower_opset
 from ..quantize.qat.finish_qdq import finish_qdq
 from .axes import Axes, capture
 from .recurrent import store_weights
-from .translations import product, widen_indices, without_scatter_means
+from .translations import translations, widen_indices, without_scatter_means
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _write_captured(
             without_scatter_means(captured), dynamo=True, verbose=False, output_names=list(names),
             input_names=[tensor.name for tensor in example.inputs],
             opset_version=max(opset_version, OLDEST_BY_DYNAMO),
-            custom_translation_table={torch.ops.prims.prod.default: product},
+            custom_translation_table=translations(),
         )  # fmt: skip
         store_weights(program.model)
         widen_indices(program.model)

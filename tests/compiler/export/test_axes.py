@@ -314,6 +314,7 @@ WINDOWS = sympy.Eq(BATCH * HEIGHT, 8 * BATCH * FloorDiv(HEIGHT, 8), evaluate=Fal
         ([FloorDiv(HEIGHT, 10) > 3, FloorDiv(HEIGHT, 3) < 100], "s1", 1, None, AxisRange(40, 299)),
         ([WINDOWS], "s1", 1, None, AxisRange(8, None, 8)),  # limits the axis that cannot be otherwise
         ([WINDOWS], "s0", 1, None, AxisRange()),
+        ([sympy.Max(1, FloorDiv(HEIGHT, 4) - 8) + sympy.Min(3, HEIGHT) > 4], "s1", 1, None, AxisRange(40)),
         # The remainder is that of the whole product.
         ([sympy.Ne(Mod(BATCH, BATCH * FloorDiv(HEIGHT, 4)), 0)], "s0", 1, None, AxisRange()),
     ],

@@ -1,0 +1,178 @@
+"""Branches on values of tensors that need not be branches: one of the two ways is right for every sample.
+
+A way is taken in the captured graph if PyTorch, made to go it on every sample, gives the outputs that it
+gives by itself:
+
+    if not mask.any(): mask = None     a shortcut: the long way gives the same outputs
+    if x.isnan().any(): raise ...      a check: the other way raises; it is left out
+
+Where a sample goes the other way, and its outputs differ, both are needed: the export is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...model.pytorch import import_torch
+from ...tensors import Feeds
+from ..check import Outputs
+
+_MOST_PLACES, _MOST_VALUES = 16, 10_000  # of branches, and of values at one: more are a loop
+_CLOSE = 1e-4  # of the largest value of an output
+
+Place = tuple[str, int]
+"""A file and a line of it."""
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Places to the way that is taken at each, and those of them where the other way raises."""
+
+    ways: Mapping[Place, bool]
+    checks: frozenset[Place]
+
+    def __str__(self) -> str:
+        kinds = (
+            ("a shortcut that changes no output is not taken", self.ways.keys() - self.checks),
+            ("a check of values is left out", self.checks),
+        )
+        return "; ".join(
+            f"{what}: {', '.join(sorted(f'{Path(file).name}:{line}' for file, line in places))}"
+            for what, places in kinds
+            if places
+        )
+
+
+class _Loop(BaseException):
+    """A place is met too often; no exception that a model or its caller catches."""
+
+
+def find_branches(run: Callable[[Feeds], Outputs], samples: Sequence[Feeds]) -> Branches | None:
+    """Return the ways that are right for every sample; None where a place needs both, or has no branch.
+
+    `run` returns the outputs of the original. The ways that its samples go by themselves are looked at first.
+    """
+    try:
+        natural = [_watched(run, feeds) for feeds in samples]
+    except _Loop:
+        return None
+    places = list(dict.fromkeys(place for _, seen in natural for place in seen))
+    if not places or len(places) > _MOST_PLACES:
+        return None
+
+    def raises_or_differs(ways: Mapping[Place, bool], place: Place, way: bool) -> str:
+        for feeds, (outputs, seen) in zip(samples, natural, strict=True):
+            if place in seen and seen[place] == {way}:
+                continue
+            try:
+                with going(ways):
+                    found = run(feeds)
+            except _Loop:
+                return "differs"
+            except Exception:  # a check raises what it likes
+                return "raises"
+            if not _same(found, outputs):
+                return "differs"
+        return ""
+
+    ways: dict[Place, bool] = {}
+    checks: set[Place] = set()
+    for place in places:
+        seen = set().union(*(values.get(place, set()) for _, values in natural))
+        order = [way for way in (False, True) if way not in seen] + sorted(seen)
+        problems = {}
+        for way in order:
+            problems[way] = raises_or_differs({**ways, place: way}, place, way)
+            if not problems[way]:
+                break
+        else:
+            return None
+        if len(seen) == 1 and way in seen:
+            if problems[not way] != "raises":
+                return None  # no sample goes the other way, which matters
+            checks.add(place)
+        ways[place] = way
+    return Branches(ways, frozenset(checks))
+
+
+@contextmanager
+def going(ways: Mapping[Place, bool]) -> Iterator[None]:
+    """Go these ways in the block, whatever the values are."""
+    met: dict[Place, int] = {}
+
+    def decide(place: Place, compute: Callable[[], bool]) -> bool:
+        if place not in ways:
+            return compute()
+        met[place] = met.get(place, 0) + 1
+        if met[place] > _MOST_VALUES:
+            raise _Loop
+        return ways[place]
+
+    with _deciding(decide):
+        yield
+
+
+def _watched(run: Callable[[Feeds], Outputs], feeds: Feeds) -> tuple[Outputs, dict[Place, set[bool]]]:
+    """The outputs on a sample, and the ways that it goes."""
+    seen: dict[Place, set[bool]] = {}
+    count = 0
+
+    def decide(place: Place, compute: Callable[[], bool]) -> bool:
+        nonlocal count
+        count += 1
+        if count > _MOST_VALUES:
+            raise _Loop
+        value = compute()
+        seen.setdefault(place, set()).add(value)
+        return value
+
+    with _deciding(decide):
+        return run(feeds), seen
+
+
+@contextmanager
+def _deciding(decide: Callable[[Place, Callable[[], bool]], bool]) -> Iterator[None]:
+    """Ask `decide` wherever a tensor of one bool becomes a bool of Python, or tensors are compared as one."""
+    torch = import_torch()
+
+    def asking(original: Any, *, of_bools: bool) -> Any:
+        def decided(*arguments: Any, **options: Any) -> Any:
+            first = arguments[0]
+            if of_bools and (first.dtype != torch.bool or first.numel() != 1):
+                return original(*arguments, **options)
+            frame = sys._getframe(1)
+            place = frame.f_code.co_filename, frame.f_lineno
+            return decide(place, lambda: original(*arguments, **options))
+
+        return decided
+
+    tensor = torch.Tensor
+    with ExitStack() as stack:
+        for owner, name in (
+            (tensor, "__bool__"), (tensor, "item"), (tensor, "equal"), (tensor, "allclose"),
+            (torch, "equal"), (torch, "allclose"),
+        ):  # fmt: skip
+            form = asking(getattr(owner, name), of_bools=name in ("__bool__", "item"))
+            if name in vars(owner):
+                stack.callback(setattr, owner, name, vars(owner)[name])
+            else:
+                stack.callback(delattr, owner, name)
+            setattr(owner, name, form)
+        yield
+
+
+def _same(found: Outputs, expected: Outputs) -> bool:
+    return len(found) == len(expected) and all(
+        one.shape == other.shape
+        and np.allclose(one, other, rtol=0, atol=_CLOSE * np.abs(other).max(initial=0), equal_nan=True)
+        if other.dtype.kind == "f"
+        else np.array_equal(one, other)
+        for one, other in zip(found, expected, strict=True)
+    )
