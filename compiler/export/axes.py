@@ -5,11 +5,12 @@ A guard is an expression over the symbols of axes that must be true, such as `Eq
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
@@ -234,19 +235,31 @@ def _last_that_holds(inside: int, end: int, holds: Callable[[int], bool]) -> int
     return inside
 
 
+_LEN = len
+
+
+def _free_len(torch: Any) -> Callable[[Any], Any]:
+    """Return `len`, of which Python makes a number, for tensors whose first axis is dynamic."""
+    return lambda values, /: (
+        values.shape[0] if isinstance(values, torch.Tensor) and values.dim() else _LEN(values)
+    )
+
+
 def capture(module: Any, example: Example) -> tuple[Any, Axes]:
     """Capture a module as an `ExportedProgram`; its gradients are off, as they are at inference.
 
     An axis is a plain `Dim` at first: PyTorch then proves that the graph holds for every extent. Where it
-    refuses, the axis is `Dim.DYNAMIC`, for which PyTorch notes the limits that it met (`read_axes`). Both of
-    PyTorch's tracers are tried.
+    refuses, the axis is `Dim.DYNAMIC`, for which PyTorch notes the limits that it met (`read_axes`). Where
+    the model made a number of its extent, `len` may be the cause. Both of PyTorch's tracers are tried.
     """
     torch = import_torch()
     arguments, keywords = example.arguments(example.feeds)
     kinds = (True, False) if any(tensor.dynamic_axes for tensor in example.inputs) else (True,)
     first: Exception | None = None
-    for strict in (False, True):
-        for proven in kinds:
+    with ExitStack() as stack:
+        ways = [(strict, proven) for strict in (False, True) for proven in kinds]
+        while ways:
+            strict, proven = ways.pop(0)
             try:
                 shapes = dynamic_shapes(module, example, proven=proven)
                 with torch.no_grad():
@@ -256,7 +269,11 @@ def capture(module: Any, example: Example) -> tuple[Any, Axes]:
             except Exception as error:  # whatever PyTorch raises, the next way may do
                 first = first or error
                 if "your code specialized it to be a constant" in str(error) and not proven:
-                    raise first from None  # the other tracer runs the same operators
+                    if builtins.len is not _LEN:
+                        raise first from None  # the other tracer runs the same operators
+                    stack.callback(setattr, builtins, "len", _LEN)
+                    builtins.len = _free_len(torch)
+                    ways = [(False, False)]
                 continue
             try:
                 return program, read_axes(program, example, proven=proven)

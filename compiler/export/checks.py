@@ -304,7 +304,14 @@ class Comparison:
         required = next((ranges[name] for name in names if name in ranges), AxisRange())
         step = limits.multiple
         name, beyond = " = ".join(sorted(names)), (limits.maximum or 0) + step
-        if limits.maximum not in (None, required.maximum) and self._look(names, beyond) == "differs":
+        is_limited = limits.maximum not in (None, required.maximum)
+        if is_limited and self._look(names, beyond) == "differs":
+            if self._data_lies_in(names, limits):
+                self.warnings.append(
+                    f"axis {name!r} takes {spelled(limits)}, where all samples lie: the model branches on "
+                    "its extent, and beyond these the file computes something else"
+                )
+                return
             raise ExportError(
                 f"{self.original.label}: axis {name!r} cannot be dynamic without a range: the model "
                 f"branches on its extent, and the file is right for {spelled(limits)} alone",
@@ -316,6 +323,17 @@ class Comparison:
                 f"axis {name!r}: the model takes other extents than multiples of {limits.multiple}, too; "
                 "there this file computes something else"
             )
+
+    def _data_lies_in(self, names: frozenset[str], limits: AxisRange) -> bool:
+        """Whether there are batches of data, and all have extents within limits."""
+        extents = [
+            shape[axis]
+            for tensor in self.example.inputs
+            for axis, name in tensor.dynamic_axes.items()
+            for shape in self.original.shapes.get(tensor.name, ())
+            if name in names
+        ]
+        return bool(extents) and all(limits.nearest(extent) == extent for extent in extents)
 
     def _lower_minimum(self, names: frozenset[str], below: int) -> None:
         """Lower a minimum to the least extent above `below` from which on file and model agree."""

@@ -297,7 +297,9 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
     if match := re.search(r"Error when translating node .*?target=torch\.ops\.([\w.]+)", text, re.S):
         what = f"operator {match[1]}{place} cannot be translated: {first_line(chain[-1])}"
         return failure(what, _REPLACE, operator=match[1])
-    if "data-dependent" in text:
+    if "data-dependent" in text or any(
+        type(item).__name__ == "DataDependentOutputException" for item in chain
+    ):
         return failure(
             f"forward branches on a value of its input{place}, which ONNX cannot freeze",
             "use torch.where or torch.cond in place of the Python `if`; `freeze_branches` exports the "
