@@ -3,6 +3,9 @@
 `prims.prod`                       has no form: `torch.cumprod` of n numbers is made of it, n x n of them
 `prims.lgamma`                     has no form: here by Lanczos' series
 `einsum` of several types          keeps them, which ONNX's Einsum does not take: here all are cast to one
+`column_stack`                     is a loop over a sequence, and keeps several types
+`squeeze` of a free extent         squeezes it, though PyTorch captured that it is not 1
+EyeLike of bools                   has no kernel in ONNX Runtime
 `scatter_reduce` with "mean"       is written to overwrite: here a sum by a count, as a layer over a graph
                                    takes the mean of the messages of all edges that lead to a node
 ScatterND of `torch.istft`         has int32 indices, which ONNX does not allow
@@ -31,6 +34,9 @@ def translations() -> dict[Any, Any]:
         torch.ops.prims.prod.default: product,
         torch.ops.prims.lgamma.default: log_gamma,
         torch.ops.aten.einsum.default: einsum,
+        torch.ops.aten.column_stack.default: column_stack,
+        torch.ops.aten.squeeze.dim: squeeze,
+        torch.ops.aten.squeeze.dims: squeeze,
     }
 
 
@@ -38,12 +44,37 @@ def einsum(equation: str, tensors: Sequence[Any], path: object = None) -> Any:  
     """`einsum`, whose operands PyTorch gives the type that holds them all."""
     from onnxscript import opset18
 
-    types = [tensor.dtype for tensor in tensors]
+    return opset18.Einsum(*_of_one_type(tensors), equation=equation)
+
+
+def column_stack(tensors: Sequence[Any]) -> Any:
+    """`column_stack`: vectors are columns."""
+    from onnxscript import opset18 as op
+
+    column = op.Constant(value_ints=[-1, 1])
+    columns = [op.Reshape(tensor, column) if len(tensor.shape) < 2 else tensor for tensor in tensors]
+    return op.Concat(*_of_one_type(columns, tensors), axis=1)
+
+
+def squeeze(tensor: Any, dim: int | Sequence[int]) -> Any:
+    """`squeeze` of axes: those whose extent is 1; a free one is not, or its extent would be known."""
+    from onnxscript import opset18 as op
+
+    axes = [dim] if isinstance(dim, int) else list(dim)
+    ones = [axis for axis in axes if tensor.shape is None or (len(tensor.shape) and tensor.shape[axis] == 1)]
+    return op.Squeeze(tensor, op.Constant(value_ints=ones)) if ones else op.Identity(tensor)
+
+
+def _of_one_type(tensors: Sequence[Any], typed: Sequence[Any] | None = None) -> list[Any]:
+    """Tensors cast to the type that holds all; `typed` are tensors of their types."""
+    from onnxscript import opset18 as op
+
+    types = [tensor.dtype for tensor in typed or tensors]
     widest = max(types, key=lambda dtype: (dtype.is_floating_point(), dtype.bitwidth))
-    operands = [
-        tensor if tensor.dtype == widest else opset18.Cast(tensor, to=widest.value) for tensor in tensors
+    return [
+        tensor if dtype == widest else op.Cast(tensor, to=widest.value)
+        for tensor, dtype in zip(tensors, types, strict=True)
     ]
-    return opset18.Einsum(*operands, equation=equation)
 
 
 _LANCZOS = (
@@ -75,8 +106,8 @@ def log_gamma(tensor: Any) -> Any:
     return op.Where(low, op.Sub(op.Log(op.Div(pi, sine)), value), value)
 
 
-def widen_indices(model: Any) -> None:
-    """Cast int32 indices of ScatterND to int64 in an `onnx_ir.Model`, in place."""
+def complete_types(model: Any) -> None:
+    """Cast int32 indices of ScatterND to int64, make EyeLike of int64 in an `onnx_ir.Model`, in place."""
     import onnx_ir as ir
 
     for node in list(model.graph):
@@ -84,6 +115,15 @@ def widen_indices(model: Any) -> None:
             cast = ir.node("Cast", [node.inputs[1]], {"to": ir.DataType.INT64.value})
             model.graph.insert_before(node, cast)
             node.replace_input_with(1, cast.outputs[0])
+        if node.op_type == "EyeLike" and node.outputs[0].dtype == ir.DataType.BOOL:
+            (eye,) = node.outputs
+            node.attributes["dtype"] = ir.AttrInt64("dtype", ir.DataType.INT64.value)
+            cast = ir.node("Cast", [eye], {"to": ir.DataType.BOOL.value})
+            cast.outputs[0].dtype, cast.outputs[0].shape = ir.DataType.BOOL, eye.shape
+            ir.convenience.replace_all_uses_with(eye, cast.outputs[0])
+            cast.replace_input_with(0, eye)
+            eye.dtype = ir.DataType.INT64
+            model.graph.insert_after(node, cast)
 
 
 def without_scatter_means(program: Any) -> Any:

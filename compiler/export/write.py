@@ -27,7 +27,7 @@ from ..opset.lower import lower_opset
 from ..quantize.qat.finish_qdq import finish_qdq
 from .axes import Axes, capture
 from .recurrent import store_weights
-from .translations import translations, widen_indices, without_scatter_means
+from .translations import complete_types, translations, without_scatter_means
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _write_captured(
             custom_translation_table=translations(),
         )  # fmt: skip
         store_weights(program.model)
-        widen_indices(program.model)
+        complete_types(program.model)
         weights = (tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
         program.save(str(path), external_data=sum(weights) > (1 << 31) - (1 << 26))
     return axes

@@ -47,6 +47,56 @@ def test_what_pytorchs_exporter_lacks_or_writes_wrongly_is_exported(
         np.testing.assert_allclose(array, other.numpy(), rtol=1e-4, atol=1e-6)
 
 
+class Mixed(nn.Module):
+    """Operands of several types, and a table of columns of them."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        counts = torch.arange(x.shape[1])
+        outer = torch.einsum("i,j->ij", counts, x[0])
+        columns = torch.column_stack([x[:, 0], torch.ones_like(x).int(), x[:, :2].double()])
+        return outer, columns, torch.eye(x.shape[1], dtype=torch.bool) | (outer > 1)
+
+
+class Squeezed(nn.Module):
+    """A score for each pixel, as measures of images squeeze axes that no kernel has."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        for axis in (3, 2, 1):
+            x = x.squeeze(axis)
+        return x, x.unsqueeze(1).squeeze((0, 1))
+
+
+class LogGamma(nn.Module):
+    """As priors of counts have it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.lgamma(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "spelled", "shape"),
+    [(Mixed, "x:[rows,n=6]", (4, 9)), (Squeezed, "x:[batch,1,height=5,width=6]", (3, 1, 7, 4))],
+)
+def test_types_and_ranks_are_those_of_pytorch(
+    kind: type[nn.Module], spelled: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    artifact = export(kind(), tmp_path / "m.onnx", inputs=[spelled])
+    assert artifact.manifest.options["exporter"] == "dynamo"
+    x = normal(*shape)
+    for found, other in zip(run_file(artifact.path, x=x).values(), kind()(torch.from_numpy(x)), strict=True):
+        assert found.dtype == other.numpy().dtype
+        np.testing.assert_allclose(found, other.numpy(), rtol=1e-6)
+
+
+def test_the_logarithm_of_gamma_is_that_of_pytorch_in_double_precision(tmp_path: Path) -> None:
+    artifact = export(LogGamma(), tmp_path / "m.onnx", inputs=["x:[n=6]"])
+    assert artifact.manifest.options["exporter"] == "dynamo"
+    x = np.concatenate([np.linspace(-5.37, 3, 500), np.logspace(-3, 5, 100)]).astype(np.float32)
+    expected = torch.lgamma(torch.from_numpy(x).double()).numpy()
+    (found,) = run_file(artifact.path, x=x).values()
+    np.testing.assert_allclose(found, expected, rtol=5e-6, atol=5e-6)
+
+
 def test_a_sound_of_any_length_is_enhanced_on_every_runtime(tmp_path: Path) -> None:
     artifact = export(Enhanced(), tmp_path / "m.onnx", inputs=["x:[batch,time=64]"])
     x = normal(3, 90)
