@@ -295,8 +295,9 @@ class _Lowering:
         if isinstance(ranges, str | Path):
             ranges = read_cache(ranges, self.source.path) if is_cache(ranges) else load_ranges(ranges)
         graph, self.manifest = quantize_in_memory(
-            self.source, self.digest, options, ranges=ranges, in_float=left, progress=self.progress
-        )
+            self.source, self.digest, options, ranges=ranges, in_float=left, is_plan=waits,
+            progress=self.progress,
+        )  # fmt: skip
         self.counts[f"{self.needed} for {options.target}"] = len(graph.model.graph.node)
         return self.fit(graph)
 

@@ -26,6 +26,7 @@ from ..compiler.opset.scatter_forms import scatters_to_masks
 from ..compiler.opset.scope import Finder
 from ..compiler.opset.stft import stft_to_convolutions
 from ..compiler.opset.tensorrt_forms import (
+    ceilings_to_integers,
     counts_to_integers,
     einsums_in_lower_case,
     elus_to_exponents,
@@ -52,9 +53,9 @@ _OPSETS_OF_TYPES = {"bf16": BFLOAT16_LAYERS, "int4": INT4}
 """Opsets from which ONNX has a type for the operators that need it; parsers that list the type read it."""
 _FORMS: Mapping[str, Finder] = {
     "STFT": stft_to_convolutions,  # then the shapes that a DFT reads are known
-    "Col2Im": folds_to_transposes, "DFT": dft_to_products, "Einsum": einsums_in_lower_case,
-    "Elu": elus_to_exponents, "EyeLike": eyes_to_ranges, "Range": counts_to_integers,
-    "ScatterElements": scatters_to_masks, "ScatterND": scatters_to_masks,
+    "Ceil": ceilings_to_integers, "Col2Im": folds_to_transposes, "DFT": dft_to_products,
+    "Einsum": einsums_in_lower_case, "Elu": elus_to_exponents, "EyeLike": eyes_to_ranges,
+    "Range": counts_to_integers, "ScatterElements": scatters_to_masks, "ScatterND": scatters_to_masks,
 }  # fmt: skip
 """Operator to the rewrite in others, which returns the names of the nodes that it could rewrite."""
 

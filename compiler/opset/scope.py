@@ -88,6 +88,11 @@ class Scope:
         before, behind = self.shape(node.input[0]), self.shape(name)
         return node.input[0] if before and behind and len(before) == len(behind) else name
 
+    def maker(self, name: str, operator: str) -> onnx.NodeProto | None:
+        """Return the node of an operator that makes a tensor; None where another one does, or none."""
+        node = self._made.get(name)
+        return node if node is not None and node.op_type == operator else None
+
     def cast_from(self, name: str) -> str:
         """Return the tensor that a Cast gives another type, or the tensor itself."""
         node = self._made.get(name)

@@ -10,6 +10,9 @@ Elu(x)          becomes      Max(x, 0) + alpha (Exp(Min(x, 0)) - 1): of one betw
 Range(a, b, c)  becomes      Cast(Range of int64), where floats count up to a Cast of an integer: beside FP16
                              Myelin mixes the types of its operands (TensorRT-RTX 1.7.1)
 
+Cast(Ceil(Cast(n) / c)) becomes (n + c - 1) / c in integers, of an extent n: floats that lead to a shape are
+                             half beside FP16, and Myelin mixes their types (TensorRT-RTX 1.7.1)
+
 Col2Im of disjoint blocks, such as PyTorch's `fold` with a stride as wide as its kernel:
 
 x [N, C bh bw, H/bh W/bw] ─ Reshape [N, C, bh, bw, H/bh, W/bw]
@@ -43,7 +46,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ...errors import QCompileError
 from ...model.graph import ONNX_DOMAINS, attribute, every_graph, opset, producers
-from ...model.graph_edits import drop_attributes, drop_unused_initializers, refill, store
+from ...model.graph_edits import drop_attributes, drop_unread, drop_unused_initializers, refill, store
 from ...model.onnx_file import copy_model
 from ...spec.opsets import FLOAT8, INT4
 from .fit import upgrade_in_place
@@ -127,6 +130,35 @@ def _counted(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
     return chain.nodes
 
 
+def ceilings_to_integers(model: onnx.ModelProto) -> list[str]:
+    """Rewrite extents that are divided and rounded up as floats, in place; return the names of the Casts."""
+    names = rewrite_operator(model, "Cast", _ceiling)
+    drop_unread(model.graph)
+    return names
+
+
+def _ceiling(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+    ceiling = scope.maker(node.input[0], "Ceil")
+    division = scope.maker(ceiling.input[0], "Div") if ceiling is not None else None
+    if division is None or attribute(node, "to", 0) not in _WHOLE:
+        return None
+    divisor, count = scope.constant(division.input[1]), scope.cast_from(division.input[0])
+    if divisor is None or divisor.size != 1 or divisor % 1 or divisor < 1 or not _is_extent(scope, count):
+        return None
+    chain, whole = Chain(node, scope), int(divisor.reshape(-1)[0])
+    behind = chain.add("Add", [chain.add("Cast", [count], to=_INT64), chain.ints(whole - 1)])
+    chain.add("Cast", [chain.add("Div", [behind, chain.ints(whole)])], last=True, to=attribute(node, "to", 0))
+    return chain.nodes
+
+
+def _is_extent(scope: Scope, name: str) -> bool:
+    """Whether a tensor is a part of a shape, which is never negative."""
+    for operator in ("Squeeze", "Gather", "Slice", "Reshape"):
+        if node := scope.maker(name, operator):
+            return _is_extent(scope, node.input[0])
+    return scope.maker(name, "Shape") is not None
+
+
 def folds_to_transposes(model: onnx.ModelProto) -> list[str]:
     """Rewrite each Col2Im of two axes, of stored blocks, in place; return the names of those nodes."""
     names = rewrite_operator(model, "Col2Im", _transposed)
@@ -160,19 +192,19 @@ def _transposed(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | No
         room = add("Add", [node.input[1], ints(reach)])
         steps = add("Div", [room, ints(strides)])
         counts = add("Concat", [ints([-1, rows * columns]), add("Add", [steps, ints([1, 1])])], axis=0)
-        # What no block reaches, at the ends.
-        behind = add("Sub", [room, add("Mul", [steps, ints(strides)])])
         extents = node.input[1]
+        # As wide as an image can be; what is too much is cut off.
+        options |= {"pads": [*pads[:2], 0, 0], "output_padding": [stride - 1 for stride in strides]}
     else:
         spaces = (image + reach).tolist()
         counts = ints([-1, rows * columns, *((image + reach) // strides + 1)])
+        extents = ints(image)
         options["output_padding"] = [space % stride for space, stride in zip(spaces, strides, strict=True)]
-        behind, extents = "", ints(image)
     split = add("Reshape", [node.input[0], counts])
     places = scope.store(ones, f"{chain.output}/places")
     summed = add("ConvTranspose", [split, places], **options)
-    if behind:
-        summed = add("Pad", [summed, add("Concat", [ints([0] * 6), behind], axis=0)])
+    if image is None:
+        summed = add("Slice", [summed, ints([0, 0]), extents, ints([2, 3])])
     batch = add("Gather", [add("Shape", [node.input[0]]), ints([0])])
     shape = add("Concat", [batch, ints([-1]), extents], axis=0)
     add("Reshape", [summed, shape], last=True)

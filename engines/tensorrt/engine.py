@@ -190,7 +190,7 @@ class TensorRTRTX(TensorRT):
     extra = "tensorrt-rtx"
     triton = None  # its backend loads plans of TensorRT itself
     offered = proposals("rtx")
-    lacks = TensorRT.lacks | {"Elu", "Range", "ScatterElements"}  # some forms of them
+    lacks = TensorRT.lacks | {"Ceil", "Elu", "Range", "ScatterElements"}  # some forms of them
     keeps_rejected = False  # it builds in seconds
 
     def _for_gpu_here(self, request: BuildRequest) -> BuildRequest:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from simulated_machine import install
+from written_models import model_of, normal
 
 import qcompile
 from qcompile.artifact import Manifest, read_manifest
@@ -265,3 +267,26 @@ def test_shapes_of_an_artifact_stay_where_a_large_batch_is_measured(folder: Path
     carry_out(recipe, stage, tmp_path / "built", tmp_path, silent)
     (built,) = (tmp_path / "built").glob("e.*[!n]")
     assert manifest_of(built).options["max_shapes"] == ["x:40x4x8x8"]
+
+
+def test_what_data_judges_is_not_judged_on_random_input_before(tmp_path: Path) -> None:
+    """The mask decoder of Segment Anything takes the size of its masks, of which made up ones are none."""
+    pytest.importorskip("openvino")
+    weights, x = normal(8, 8), normal(6, 8)
+    proto = model_of(
+        """(float[n,8] x, float[1] size) => (float[values] y) {
+        m = MatMul(x, w) large = Abs(size) shape = Cast <to = 7> (large) y = Reshape(m, shape) }""",
+        opset=17, w=weights,
+    )  # fmt: skip
+    onnx.save(proto, tmp_path / "m.onnx")
+    for name in range(4):
+        np.savez(tmp_path / f"{name}.npz", x=x + name, size=np.array([48], np.float32))
+    (tmp_path / "data.py").write_text(
+        "from pathlib import Path\n\nimport numpy as np\n\ndef read():\n"
+        "    return (dict(np.load(path)) for path in Path(__file__).parent.glob('*.npz'))\n"
+    )
+    model, data = tmp_path / "m.onnx", f"{tmp_path}/data.py:read"
+    ranges = qcompile.calibrate(model, data, tmp_path / "m.ranges").path
+    wishes: Wishes = {"target": "openvino", "precision": "int8", "ranges": ranges, "data": data}
+    built = qcompile.build(model, tmp_path / "o.onnx", **wishes)
+    assert all(check.passed for check in built.manifest.checks)

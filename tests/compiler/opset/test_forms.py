@@ -18,6 +18,7 @@ import qcompile
 from qcompile.compiler.opset.byte_forms import bytes_to_floats
 from qcompile.compiler.opset.scatter_forms import scatters_to_masks
 from qcompile.compiler.opset.tensorrt_forms import (
+    ceilings_to_integers,
     counts_to_integers,
     einsums_in_lower_case,
     elus_to_exponents,
@@ -140,6 +141,44 @@ def test_places_beside_fp16_are_counted_in_integers(tmp_path: Path) -> None:
         min_shapes=shapes, opt_shapes={"x": (2, 3, 4, 9)}, max_shapes={"x": (4, 3, 8, 16)},
     )  # fmt: skip
     assert built.path.stat().st_size
+
+
+WINDOWED = """(float[n,length,4] x) => (float[n,blocks,32] y) <float eight = {8}, int64 width = {8},
+int64 axis = {1}, float[4,4] w, int64[1] one = {1}, int64[1] zero = {0}, int64[3] shape = {0, -1, 32},
+float none = {0}> {
+    m = MatMul(x, w)
+    e = Shape(x) l = Gather(e, axis) f = Cast <to = 1> (l) d = Div(f, eight) c = Ceil(d)
+    [count] k = Cast <to = 7> (c) total = Mul(k, width) lack = Sub(total, l)
+    lacks = Unsqueeze(lack, zero) pads = Concat <axis = 0> (zero, zero, zero, zero, lacks, zero)
+    p = Pad(m, pads, none) y = Reshape(p, shape) }"""
+"""What local attention does: its length is padded to whole windows."""
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 17])
+def test_windows_are_counted_in_integers(length: int) -> None:
+    model, x = model_of(WINDOWED, opset=18), normal(2, length, 4)
+    expected = outputs_of(model, x)
+    assert ceilings_to_integers(model) == ["count"]
+    onnx.checker.check_model(model, full_check=True)
+    assert not {"Ceil", "Div"} & {node.op_type for node in model.graph.node if node.output[0] in "cd"}
+    np.testing.assert_array_equal(outputs_of(model, x), expected)
+
+
+def test_windows_beside_fp16_are_counted_in_integers(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    onnx.save(model_of(WINDOWED, opset=18), tmp_path / "m.onnx")
+    built = qcompile.build(
+        tmp_path / "m.onnx", tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"], precision="fp16",
+        min_shapes={"x": (1, 8, 4)}, opt_shapes={"x": (2, 17, 4)}, max_shapes={"x": (4, 64, 4)},
+    )  # fmt: skip
+    assert built.path.stat().st_size
+
+
+@pytest.mark.parametrize("source", ["f = Cast <to = 1> (a)", "f = Neg(x)"])
+def test_what_is_no_extent_is_rounded_up_as_it_was(source: str) -> None:
+    text = f"""(float[n] x, int64[n] a) => (int64[n] y) <float eight = {{8}}>
+    {{ {source} d = Div(f, eight) c = Ceil(d) y = Cast <to = 7> (c) }}"""
+    assert not ceilings_to_integers(model_of(text, opset=18))
 
 
 def fold(image: tuple[int, int], block: tuple[int, int], attributes: str) -> onnx.ModelProto:
