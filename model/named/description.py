@@ -135,8 +135,13 @@ def declare_torchvision_operators() -> str:
             declared.impl(name, suppress, "CPU")
         from torchvision import extension
 
-        extension._has_ops = lambda: True  # it would refuse to call them
+        extension._has_ops = _has_operators  # it would refuse to call them
     return _reason_declared
+
+
+def _has_operators() -> bool:
+    """What torchvision asks of itself; a function that `torch.jit.script` reads."""
+    return True
 
 
 def suppress(boxes: Any, scores: Any, iou_threshold: float) -> Any:

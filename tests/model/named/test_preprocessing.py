@@ -316,3 +316,19 @@ def test_suppression_keeps_the_best_of_boxes_that_overlap() -> None:
     assert suppress(boxes, scores, 0.5).tolist() == [1, 3], "overlaps of 0.9 and of 5/9 with the best"
     assert suppress(boxes, scores, 0.6).tolist() == [1, 2, 3]
     assert suppress(boxes[:0], scores[:0], 0.5).tolist() == []
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_torchvision_is_scripted_where_its_operators_are_declared() -> None:
+    """As detectors of other libraries do on import."""
+    declare_torchvision_operators()
+    import torch
+    from torchvision.ops import box_iou, nms
+
+    @torch.jit.script
+    def kept(boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return nms(boxes, scores, 0.5)
+
+    boxes = torch.tensor([[0.0, 0, 2, 2], [0, 0, 2, 1.9], [3, 3, 4, 4]])
+    assert float(box_iou(boxes, boxes)[0, 1]) > 0.5
+    assert kept(boxes, torch.tensor([0.5, 0.9, 0.1])).tolist() == [1, 2]
