@@ -4,7 +4,8 @@
    any number of steps (`recurrent`).
 2. Attention is computed by plain operators, not by the single operator of PyTorch's fast path, and a
    mask is taken as it is: whether it is a causal one is a branch on its values.
-   A `torch.nn.TransformerEncoder` then writes zeros where its fast path leaves out padding.
+   A `torch.nn.TransformerEncoder` then writes zeros where its fast path leaves out padding. Whether there is
+   more than one token to mask becomes a guard.
 3. Experts (transformers) are computed for every token each, weighted by 0 where the router did not choose
    them. The weights are constants of a MatMul; sorting the tokens by expert has no ONNX form.
 4. An inverse transform of spectra is one fold of its frames (`spectra`).
@@ -32,6 +33,7 @@ def captured_forms() -> Iterator[set[str]]:
     """Let functions of PyTorch and transformers have these forms in the block; yield notes for the user."""
     torch = import_torch()
     transformer, mha = torch.nn.modules.transformer, torch.backends.mha
+    functional = torch.nn.functional
     notes: set[str] = set()
     with ExitStack() as stack:
         for module in list(sys.modules.values()):
@@ -46,7 +48,8 @@ def captured_forms() -> Iterator[set[str]]:
         stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
         mha.set_fastpath_enabled(False)
         replaced = [
-            (torch.nn.functional, "embedding_bag", embedding_bag_form(torch.nn.functional)),
+            (functional, "embedding_bag", embedding_bag_form(functional)),
+            (functional, _ATTENTION, _attention(getattr(functional, _ATTENTION))),
             (transformer, "_detect_is_causal_mask", _is_causal),
             (torch.nn.TransformerEncoder, "forward", _encoder(torch)),
             *((owner, "istft", inverse_form(torch, owner.istft)) for owner in (torch, torch.Tensor)),
@@ -54,10 +57,29 @@ def captured_forms() -> Iterator[set[str]]:
         if experts := sys.modules.get("transformers.integrations.moe"):
             replaced.append((experts.ExpertsInterface, "get_interface", lambda *_: _every_expert(notes)))
         for owner, name, form in replaced:
-            stack.callback(setattr, owner, name, getattr(owner, name))
+            original = getattr(owner, name)
+            # Modules that import a function by its name have it, too.
+            for module in list(sys.modules.values()) if owner is functional else ():
+                names = names_in(module)
+                if names.get(name) is original:
+                    stack.callback(names.__setitem__, name, original)
+                    names[name] = form
+            stack.callback(setattr, owner, name, original)
             setattr(owner, name, form)
         stack.enter_context(free_steps())
         yield notes
+
+
+_ATTENTION = "scaled_dot_product_attention"
+
+
+def _attention(original: Any) -> Any:
+    """Case 2: the operator takes a bool, not whether a free extent is more than 1."""
+
+    def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):  # type: ignore[no-untyped-def]
+        return original(query, key, value, attn_mask, dropout_p, bool(is_causal), **options)
+
+    return attention
 
 
 def _is_causal(_: Any, is_causal: bool | None = None, size: int | None = None) -> bool:  # noqa: ARG001

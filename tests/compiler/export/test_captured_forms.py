@@ -175,3 +175,24 @@ def build():
     assert "failed 'same outputs as PyTorch at length" in second
     assert "padded batch" in caught.value.hint
     assert capfd.readouterr() == ("", "")  # C++ warns of shapes that it does not infer
+
+
+def test_attention_that_is_causal_for_more_than_one_token_is_captured(tmp_path: Path) -> None:
+    """As openai-whisper calls it, by a name that it imported."""
+    (tmp_path / "whisper_like.py").write_text(
+        "from torch import nn\n"
+        "from torch.nn.functional import scaled_dot_product_attention\n\n\n"
+        "class Attention(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return scaled_dot_product_attention(x, x, x, is_causal=x.shape[2] > 1)\n\n\n"
+        "def build():\n    return Attention()\n"
+    )
+    source = f"{tmp_path}/whisper_like.py:build"
+    artifact = export(source, tmp_path / "m.onnx", inputs=["x:[batch,2,tokens=6,4]"])
+    assert artifact.manifest.options["exporter"] == "dynamo"
+    for tokens in (1, 2, 9):
+        x = normal(3, 2, tokens, 4)
+        tensor = torch.from_numpy(x)
+        expected = nn.functional.scaled_dot_product_attention(tensor, tensor, tensor, is_causal=True)
+        (found,) = run_file(artifact.path, x=x).values()
+        np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
