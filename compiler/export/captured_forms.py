@@ -9,7 +9,9 @@
 3. Experts (transformers) are computed for every token each, weighted by 0 where the router did not choose
    them. The weights are constants of a MatMul; sorting the tokens by expert has no ONNX form.
 4. An inverse transform of spectra is one fold of its frames (`spectra`).
-5. Distributions do not check their parameters, which would branch on them.
+5. Pooling with a kernel as large as its input, such as `max_pool1d(x, x.shape[2])`, is a reduction of its
+   axes: a kernel is a number.
+6. Distributions do not check their parameters, which would branch on them.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ def captured_forms() -> Iterator[set[str]]:
             (functional, _ATTENTION, _attention(getattr(functional, _ATTENTION))),
             (transformer, "_detect_is_causal_mask", _is_causal),
             (torch.nn.TransformerEncoder, "forward", _encoder(torch)),
+            *_pools(torch),
             *((owner, "istft", inverse_form(torch, owner.istft)) for owner in (torch, torch.Tensor)),
         ]
         if experts := sys.modules.get("transformers.integrations.moe"):
@@ -107,6 +110,31 @@ def _encoder(torch: Any) -> Any:
         return output if self.norm is None else self.norm(output)
 
     return forward
+
+
+def _pools(torch: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Case 5."""
+    functional = torch.nn.functional
+
+    def form(original: Any, reduce: Any, rank: int) -> Any:
+        def pool(input: Any, kernel_size: Any, *stride: Any, **options: Any) -> Any:
+            kernel = (
+                kernel_size if isinstance(kernel_size, tuple | list | torch.Size) else [kernel_size] * rank
+            )
+            whole = all(map(_same_symbol, kernel, input.shape[-rank:]))
+            if not whole or len(stride) > 1 or options.keys() - {"stride", "ceil_mode", "count_include_pad"}:
+                return original(input, kernel_size, *stride, **options)
+            return reduce(input, tuple(range(-rank, 0)), keepdim=True)
+
+        def _same_symbol(size: Any, extent: Any) -> bool:
+            return isinstance(size, torch.SymInt) and str(size) == str(extent)
+
+        return pool
+
+    for kind, reduce in (("avg", torch.mean), ("max", torch.amax)):
+        for rank in (1, 2, 3):
+            name = f"{kind}_pool{rank}d"
+            yield functional, name, form(getattr(functional, name), reduce, rank)
 
 
 def _every_expert(notes: set[str]) -> Any:

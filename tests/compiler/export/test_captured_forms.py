@@ -196,3 +196,21 @@ def test_attention_that_is_causal_for_more_than_one_token_is_captured(tmp_path: 
         expected = nn.functional.scaled_dot_product_attention(tensor, tensor, tensor, is_causal=True)
         (found,) = run_file(artifact.path, x=x).values()
         np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+class WholePools(nn.Module):
+    """As TextCNN and BiSeNet pool: the kernel is the input, of any extents."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        image = nn.functional.avg_pool2d(x, x.size()[2:])
+        row = nn.functional.max_pool1d(x.flatten(2), x.shape[2] * x.shape[3])
+        return image, row, nn.functional.avg_pool2d(x, 2, stride=1)
+
+
+def test_pools_as_large_as_their_input_are_reductions(tmp_path: Path) -> None:
+    artifact = export(WholePools(), tmp_path / "m.onnx", inputs=["x:[batch,3,height=6,width=8]"])
+    assert artifact.manifest.options["exporter"] == "dynamo"
+    x = normal(2, 3, 9, 5)
+    expected = WholePools()(torch.from_numpy(x))
+    for found, other in zip(run_file(artifact.path, x=x).values(), expected, strict=True):
+        np.testing.assert_allclose(found, other.numpy(), rtol=1e-5, atol=1e-6)
