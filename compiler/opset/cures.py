@@ -19,11 +19,13 @@ fusions are wrong (2026.4.1, on every processor):
 
 1. a QuantizeLinear reads a ReduceMax or ReduceMin, directly or through other operators: it becomes part of
    the reduction's kernel, which stores what it reduces as an integer of 0 to 255 first;
-2. a QuantizeLinear reads a product behind a bias, the product is read elsewhere, and its shape is dynamic:
+2. a QuantizeLinear reads any reduction without keepdims behind operands for each channel, as the factors of
+   balanced channels are: they become part of the kernel, which counts channels on another axis;
+3. a QuantizeLinear reads a product behind a bias, the product is read elsewhere, and its shape is dynamic:
    the bias becomes part of the quantization, which takes channel 0's for all. The other reader may be one
    that OpenVINO makes: it takes an extent that Shape asks for from another tensor of that extent. Of an int8
    convolution without bias, the scale of its weights is what a bias is otherwise;
-3. a Reshape makes more axes, or others, of an int8 product without bias whose batch is dynamic: the scale
+4. a Reshape makes more axes, or others, of an int8 product without bias whose batch is dynamic: the scale
    of its weights is moved behind the Reshape, where it scales another axis.
 """
 
@@ -245,6 +247,30 @@ def find_quantized_extrema(model: onnx.ModelProto) -> list[str]:
     ]
 
 
+def find_reduced_channels(model: onnx.ModelProto) -> list[str]:
+    """Return reductions without keepdims that a QuantizeLinear reads behind an operand for each channel."""
+
+    def fits(node: onnx.NodeProto, read_by: Mapping[str, Sequence[onnx.NodeProto]], rows: set[str]) -> bool:
+        if not node.op_type.startswith("Reduce") or attribute(node, "keepdims", 1):
+            return False
+        if any(_APART in reader.name for reader in read_by.get(node.output[0], ())):
+            return False
+        return any(
+            _is_quantized(reader.output[0], read_by, _FUSED)
+            for reader in reached(node.output[0], read_by, _FUSED)
+            if reader.op_type in _FUSED and rows.intersection(reader.input)
+        )
+
+    return [
+        node_name(node)
+        for graph in every_graph(model.graph)
+        for read_by in [consumers(graph)]
+        for rows in [{tensor.name for tensor in graph.initializer if np.prod(tensor.dims) > 1}]
+        for node in graph.node
+        if node.domain in ONNX_DOMAINS and fits(node, read_by, rows)
+    ]
+
+
 def _is_quantized(
     tensor: str, read_by: Mapping[str, Sequence[onnx.NodeProto]], passed: Collection[str]
 ) -> bool:
@@ -389,6 +415,7 @@ FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
     "requantized-layer": FaultyGraph(exact.find_requantized, exact.keep_layers_apart),
     "reduced-axes": _rewritten(exact.find_reduced_axes, exact.by_sum),
     "quantized-extremum": _rewritten(find_quantized_extrema, with_max, quantized=True),
+    "reduced-channels": _rewritten(find_reduced_channels, with_max, quantized=True),
     "merged-bias": _rewritten(find_merged_biases, with_max, quantized=True),
     "moved-scale": _rewritten(find_moved_scales, with_max, quantized=True),
     "shape-slice": _rewritten(

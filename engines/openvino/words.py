@@ -77,6 +77,9 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
            "before opset 18 reduce all axes, whichever are named"),
     _fault("quantized-extremum", "ReduceMax or ReduceMin",
            "in front of a QuantizeLinear is rounded to an integer of 0 to 255 first", "int8"),
+    _fault("reduced-channels", "ReduceSum, ReduceMean and other reductions",
+           "without keepdims, behind operands for each channel and in front of a QuantizeLinear, takes those "
+           "of other channels", "int8"),
     _fault("merged-bias", _PRODUCTS,
            "with dynamic shapes, read by a QuantizeLinear and elsewhere, has channel 0's bias in all "
            "channels", "int8"),

@@ -120,6 +120,14 @@ def amax(operator: str = "ReduceMax", between: str = "", width: int = 16) -> onn
     )  # fmt: skip
 
 
+def by_channel(operator: str, between: str) -> onnx.ModelProto:
+    body = f"r = {operator} <axes = [1], keepdims = 0> (x) {between} p = Pair (t)"
+    return network(
+        SEQUENCE, f"{body} y = Gemm <transB = 1> (p, w, b)", "y", int8={"w": (0, 10, 16)}, b=(10,),
+        one=np.int64([1]), k=np.float32(0.3), f=np.float32(0.2 + np.random.default_rng(1).random(16)),
+    )  # fmt: skip
+
+
 # What the first state of a recurrence is made of: zeros, one for each sample.
 STATE = """shape = Shape (x) batch = Slice (shape, zero, one) target = Concat <axis = 0> (batch, width)
     state = Expand (value, target)"""
@@ -178,6 +186,12 @@ CASES: dict[str, tuple[str, onnx.ModelProto]] = {
     ),
     "amax, flatten": ("quantized-extremum", amax(between="u = Unsqueeze (r, one) t = Flatten (u)")),
     "amax, sigmoid": ("quantized-extremum", amax(between="t = Sigmoid (r)")),
+    "mean, factors": ("reduced-channels", by_channel("ReduceMean", "t = Mul (r, f)")),
+    "norm, offsets": ("reduced-channels", by_channel("ReduceL2", "u = Relu (r) t = Add (u, f)")),
+    "mean, factors, axes": (
+        "reduced-channels",
+        by_channel("ReduceMean", "u = Div (r, f) v = Unsqueeze (u, one) t = Squeeze (v, one)"),
+    ),
     "conv": ("merged-bias", biased()),
     "conv without activation": ("merged-bias", biased(between="")),
     "conv of three dimensions": ("merged-bias", biased("n,16,h,w,d")),
@@ -203,7 +217,7 @@ CASES: dict[str, tuple[str, onnx.ModelProto]] = {
     "log of sum": ("reduced-axes", summed("ReduceLogSum")),
     "log of sum of exponentials": ("reduced-axes", summed("ReduceLogSumExp")),
 }  # fmt: skip
-ALSO_FIXED = ("quantized-extremum", "reduced-axes")
+ALSO_FIXED = ("quantized-extremum", "reduced-axes", "reduced-channels")
 
 
 def cured(name: str, before: onnx.ModelProto) -> onnx.ModelProto:
@@ -248,6 +262,7 @@ RIGHT: dict[str, onnx.ModelProto] = {
     "biased, reshaped": reshaped(pair="Pair", operands="p, w, b", b=(8,)),
     "sequence, reshaped": reshaped("MatMul", (1, 16, 8), SEQUENCE, (-1, 9, 2, 4), pair="Pair"),
     "mean": network(SEQUENCE, "m = ReduceMean <axes = [1]> (x) y = Pair (m)", "y"),
+    "mean, scale": by_channel("ReduceMean", "t = Mul (r, k)"),
     "batch first": reshaped(target=(0, 2, 4)),
     "no multiple": reshaped(target=(-1, 4, 8)),
 }  # fmt: skip
