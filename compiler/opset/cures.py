@@ -21,11 +21,13 @@ fusions are wrong (2026.4.1, on every processor):
    the reduction's kernel, which stores what it reduces as an integer of 0 to 255 first;
 2. a QuantizeLinear reads any reduction without keepdims behind operands for each channel, as the factors of
    balanced channels are: they become part of the kernel, which counts channels on another axis;
-3. a QuantizeLinear reads a product behind a bias, the product is read elsewhere, and its shape is dynamic:
+3. a QuantizeLinear reads factors or offsets for each channel behind an int8 product of two axes, as the
+   factors of balanced channels are, and another such product reads it: batches of 4, 6 and 8 are wrong;
+4. a QuantizeLinear reads a product behind a bias, the product is read elsewhere, and its shape is dynamic:
    the bias becomes part of the quantization, which takes channel 0's for all. The other reader may be one
    that OpenVINO makes: it takes an extent that Shape asks for from another tensor of that extent. Of an int8
    convolution without bias, the scale of its weights is what a bias is otherwise;
-4. a Reshape makes more axes, or others, of an int8 product without bias whose batch is dynamic: the scale
+5. a Reshape makes more axes, or others, of an int8 product without bias whose batch is dynamic: the scale
    of its weights is moved behind the Reshape, where it scales another axis.
 """
 
@@ -221,6 +223,7 @@ _FUSED = frozenset(
 )
 """Operators that become part of a reduction's kernel with the quantization behind them, or let it pass."""
 _LINEAR = ("Add", "Sub", "Mul", "Div")
+_BOUNDS = ("Relu", "LeakyRelu", "PRelu", "Clip", "Max", "Min")
 _PASSED = ("Relu", "Clip", "Transpose", "Concat", "Identity")
 """Operators through which OpenVINO moves a quantization to the bias in front."""
 _SHAPED = frozenset(["Shape", "EyeLike", "LSTM", "GRU", "RNN"])
@@ -269,6 +272,33 @@ def find_reduced_channels(model: onnx.ModelProto) -> list[str]:
         for node in graph.node
         if node.domain in ONNX_DOMAINS and fits(node, read_by, rows)
     ]
+
+
+def find_quantized_factors(model: onnx.ModelProto) -> list[str]:
+    """Return what scales or shifts channels of an int8 product of two axes in front of a QuantizeLinear."""
+    shapes: Mapping[str, Sequence[int | str]] = {}
+    names = []
+    for graph in every_graph(model.graph):
+        read_by, made_by = consumers(graph), producers(graph)
+        stored = {tensor.name for tensor in graph.initializer}
+        rows = {tensor.name for tensor in graph.initializer if np.prod(tensor.dims) > 1}
+        for node in graph.node:
+            readers = read_by.get(node.output[0], ()) if node.op_type in _LINEAR else ()
+            is_row = any(reader.op_type == "QuantizeLinear" for reader in readers) and rows & {*node.input}
+            varying = [name for name in node.input if name not in stored]
+            if not is_row or len(varying) != 1:
+                continue
+            product = _nearest(varying[0], made_by, (*_LINEAR, *_BOUNDS), stored)
+            if product is None or product.op_type not in ("Gemm", "MatMul"):
+                continue
+            is_int8 = _comes_from(product.input[0], made_by, "DequantizeLinear") is not None
+            is_bias = node.op_type == "Add" and len(product.input) < 3 and varying[0] == product.output[0]
+            if not is_int8 or is_bias:
+                continue
+            shapes = shapes or infer_shapes(model)
+            if len(shapes.get(product.output[0], "nc")) == 2:
+                names.append(node_name(node))
+    return names
 
 
 def _is_quantized(
@@ -416,6 +446,7 @@ FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
     "reduced-axes": _rewritten(exact.find_reduced_axes, exact.by_sum),
     "quantized-extremum": _rewritten(find_quantized_extrema, with_max, quantized=True),
     "reduced-channels": _rewritten(find_reduced_channels, with_max, quantized=True),
+    "quantized-factors": _rewritten(find_quantized_factors, with_max, quantized=True),
     "merged-bias": _rewritten(find_merged_biases, with_max, quantized=True),
     "moved-scale": _rewritten(find_moved_scales, with_max, quantized=True),
     "shape-slice": _rewritten(

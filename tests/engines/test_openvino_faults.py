@@ -128,6 +128,16 @@ def by_channel(operator: str, between: str) -> onnx.ModelProto:
     )  # fmt: skip
 
 
+def scaled(
+    between: str, shape: str = "8,16", first: str = "m = Gemm <transB = 1> (p, w, b)"
+) -> onnx.ModelProto:
+    body = f"p = InputPair (x) {first} {between} q = Pair (t) y = Gemm <transB = 1> (q, v, d)"
+    return network(
+        shape, body, "y", int8={"w": (0, 32, 16), "u": (1, 16, 32), "v": (0, 10, 32)}, b=(32,), d=(10,),
+        f=np.float32(0.2 + np.random.default_rng(1).random(32)), k=np.float32(0.3),
+    )  # fmt: skip
+
+
 # What the first state of a recurrence is made of: zeros, one for each sample.
 STATE = """shape = Shape (x) batch = Slice (shape, zero, one) target = Concat <axis = 0> (batch, width)
     state = Expand (value, target)"""
@@ -192,6 +202,12 @@ CASES: dict[str, tuple[str, onnx.ModelProto]] = {
         "reduced-channels",
         by_channel("ReduceMean", "u = Div (r, f) v = Unsqueeze (u, one) t = Squeeze (v, one)"),
     ),
+    "gemm, factors": ("quantized-factors", scaled("r = Relu (m) t = Mul (r, f)")),
+    "gemm, factors alone": ("quantized-factors", scaled("t = Mul (m, f)", "4,16")),
+    "matmul, factors": (
+        "quantized-factors",
+        scaled("a = Add (m, b) r = Relu (a) t = Div (r, f)", "6,16", "m = MatMul (p, u)"),
+    ),
     "conv": ("merged-bias", biased()),
     "conv without activation": ("merged-bias", biased(between="")),
     "conv of three dimensions": ("merged-bias", biased("n,16,h,w,d")),
@@ -217,7 +233,7 @@ CASES: dict[str, tuple[str, onnx.ModelProto]] = {
     "log of sum": ("reduced-axes", summed("ReduceLogSum")),
     "log of sum of exponentials": ("reduced-axes", summed("ReduceLogSumExp")),
 }  # fmt: skip
-ALSO_FIXED = ("quantized-extremum", "reduced-axes", "reduced-channels")
+ALSO_FIXED = ("quantized-extremum", "reduced-axes", "reduced-channels", "quantized-factors")
 
 
 def cured(name: str, before: onnx.ModelProto) -> onnx.ModelProto:
@@ -263,6 +279,8 @@ RIGHT: dict[str, onnx.ModelProto] = {
     "sequence, reshaped": reshaped("MatMul", (1, 16, 8), SEQUENCE, (-1, 9, 2, 4), pair="Pair"),
     "mean": network(SEQUENCE, "m = ReduceMean <axes = [1]> (x) y = Pair (m)", "y"),
     "mean, scale": by_channel("ReduceMean", "t = Mul (r, k)"),
+    "scale": scaled("r = Relu (m) t = Mul (r, k)"),
+    "bias": scaled("a = Add (m, b) t = Relu (a)", first="m = MatMul (p, u)"),
     "batch first": reshaped(target=(0, 2, 4)),
     "no multiple": reshaped(target=(-1, 4, 8)),
 }  # fmt: skip
