@@ -31,6 +31,12 @@ Replace = Callable[["onnx.NodeProto", "Scope"], "list[onnx.NodeProto] | None"]
 """What stands in place of a node; None where it stays."""
 
 
+SAME = ("Identity", "Cast")
+"""Operators whose result is their operand."""
+PLACES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze")
+"""Operators that move values to other places."""
+
+
 class Scope:
     """One graph of a model, `typed` by shape inference, inside an `outer` one, to write in opset `target`."""
 
@@ -287,6 +293,31 @@ def reached(
             if reader.op_type in passed:
                 waiting += [name for name in reader.output if name not in seen]
                 seen.update(reader.output)
+
+
+def nearest(
+    name: str, made_by: dict[str, onnx.NodeProto], passed: tuple[str, ...], constants: Collection[str] = ()
+) -> onnx.NodeProto | None:
+    """The nearest node above that is none of those passed, each of which has one operand that varies."""
+    while (node := made_by.get(name)) is not None and node.op_type in passed:
+        varying = [operand for operand in node.input if operand not in constants]
+        if node.op_type in PLACES:  # a shape may be computed
+            varying = varying[:1]
+        if len(varying) != 1:
+            return None
+        name = varying[0]
+    return node
+
+
+def comes_from(name: str, made_by: dict[str, onnx.NodeProto], *operators: str) -> onnx.NodeProto | None:
+    """The node that a tensor comes from through these operators, itself the last of them."""
+    node = None
+    for operator in operators:
+        node = nearest(name, made_by, SAME)
+        if node is None or node.op_type != operator:
+            return None
+        name = node.input[0]
+    return node
 
 
 def drop_trailing(node: onnx.NodeProto) -> None:

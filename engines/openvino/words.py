@@ -81,8 +81,8 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
            "without keepdims, behind operands for each channel and in front of a QuantizeLinear, takes those "
            "of other channels", "int8"),
     _fault("quantized-factors", "MatMul or Gemm",
-           "of two axes, behind factors for each channel, in front of a QuantizeLinear and another such product, "
-           "is wrong in fixed batches of 4, 6 and 8", "int8"),
+           "of two axes, behind factors for each channel, in front of a QuantizeLinear and another such "
+           "product, is wrong in fixed batches of 4, 6 and 8", "int8"),
     _fault("merged-bias", _PRODUCTS,
            "with dynamic shapes, read by a QuantizeLinear and elsewhere, has channel 0's bias in all "
            "channels", "int8"),

@@ -7,10 +7,7 @@ Bags of one length are exported without a loop, so that every runtime takes them
 
 from __future__ import annotations
 
-import builtins
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -412,43 +409,3 @@ def test_bags_of_several_lengths_have_no_loop_and_every_target_reads_them(tmp_pa
         min_shapes=shapes, opt_shapes=shapes, max_shapes=shapes, precision="fp16", data=data,
     )  # fmt: skip
     assert built.path.stat().st_size
-
-
-class Counted(nn.Module):
-    """The batch as Python counts it, which makes a number of it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.zeros(len(x), x.shape[1])
-
-
-def test_len_leaves_the_batch_dynamic(tmp_path: Path) -> None:
-    artifact = export(Counted(), tmp_path / "m.onnx", inputs=["x:[batch,4]"])
-    assert artifact.manifest.options["exporter"] == "dynamo"
-    assert axes_of(artifact)["batch"]["max"] is None
-    assert builtins.len([1, 2]) == 2
-    assert builtins.len.__class__.__name__ == "builtin_function_or_method"
-
-
-class Cut(nn.Module):
-    """Of long series the first 40 points alone."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x[:, :40] if x.shape[1] > 40 else x).cumsum(1)
-
-
-def short() -> Iterator[Tensor]:
-    return (torch.rand(2, length) for length in (16, 24, 40))
-
-
-def long() -> Iterator[Tensor]:
-    return (torch.rand(2, length) for length in (16, 48))
-
-
-def test_samples_declare_the_range_of_an_axis_on_which_the_model_branches(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"inputs": ["x:[2,length=16]"]}
-    artifact = export(Cut(), tmp_path / "m.onnx", data=f"{__file__}:short", **options)
-    assert axes_of(artifact)["length"]["max"] == 40
-    assert any("where all samples lie" in text for text in artifact.manifest.warnings)
-    for data in (f"{__file__}:long", None):
-        with pytest.raises(ExportError, match="cannot be dynamic without a range"):
-            export(Cut(), tmp_path / "m.onnx", data=data, **options)
