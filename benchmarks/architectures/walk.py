@@ -4,9 +4,9 @@
     python benchmarks/architectures/walk.py --results coverage.jsonl [--only 'timm_*'] [--jobs 1]
     python benchmarks/architectures/walk.py --results coverage.jsonl --again failed
     python benchmarks/architectures/walk.py --results coverage.jsonl --table
-    python benchmarks/architectures/walk.py --check-models [--list-of strangers]
+    python benchmarks/architectures/walk.py --check-models [--list-of newcomers]
 
-Each architecture of models.jsonl, or of strangers.jsonl, small and with random weights, is exported,
+Each architecture of a list (models.jsonl or another), small and with random weights, is exported,
 simplified, calibrated, built for ONNX Runtime and OpenVINO in INT8 and for TensorRT-RTX in FP16 and INT8, and
 both INT8 models that run on a processor are compared with the float model on data that no stage saw. An
 architecture goes the whole road when every stage passes. Nothing is downloaded. Each runs in a process of its
@@ -68,7 +68,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=Path("coverage.jsonl"), help="file of results")
     parser.add_argument("--only", action="append", metavar="GLOB", help="architectures by key; repeat")
     parser.add_argument("--library", default="", help="only of this library")
-    parser.add_argument("--list-of", choices=("models", "strangers"), default="models", help="which file")
+    lists = ("models", "strangers", "newcomers")
+    parser.add_argument("--list-of", choices=lists, default="models", help="which file")
     parser.add_argument("--again", default="", metavar="GLOB", help="run these again, or 'failed'")
     parser.add_argument("--jobs", type=int, default=1, help="architectures at a time")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds for one architecture")
