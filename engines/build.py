@@ -178,8 +178,10 @@ def weigh(
     layers, text = outcome.layers, _reached_text(precision, outcome)
     if (outcome.reached < 1 and not (layers and layers.unreported)) or outcome.planned < 1:
         layers_found = outcome.proof.get("layers_by_precision")
-        if precision == "fp32" and isinstance(layers_found, dict) and not any(layers_found.values()):
-            return Weighed("")  # nothing in it computes
+        nothing_computes = isinstance(layers_found, dict) and not any(layers_found.values())
+        if nothing_computes and precision in ("fp32", "fp16", "bf16"):
+            of_tensors = f"no layer of it computes products: {precision} is the type of its tensors alone"
+            return Weighed("", (of_tensors,) if precision != "fp32" else ())
         unproven_layers = {**layers.missed, **layers.unreported} if layers else {}
         if layers and unproven_layers:
             text += f": {named(unproven_layers, shares(layers.names, {})[0])}"

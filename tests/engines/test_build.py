@@ -92,6 +92,22 @@ def test_the_proof_has_shares_and_reasons() -> None:
     assert weigh("fp16", outcome("fp16", reached=0, layers=BINDING), COUNTS).proof["unreported_share"] == 1
 
 
+def test_a_network_of_lookups_is_half_in_its_tensors_and_has_no_int8() -> None:
+    """As embeddings of knowledge graphs: no layer of it computes products."""
+    nothing: dict[str, Any] = {
+        "planned": 0,
+        "reached": 0,
+        "layers": None,
+        "proof": {"layers_by_precision": {"fp16": {}}},
+    }
+    weighed = weigh("fp16", outcome("fp16", **nothing), {})
+    assert not weighed.failure
+    assert weighed.warnings == ("no layer of it computes products: fp16 is the type of its tensors alone",)
+    assert "no layer computes" in weigh("int8", outcome("int8", **nothing), {}).failure
+    nothing["proof"] = {"layers_by_precision": {"fp16": {}, "fp32": {"MatMul": 2}}}
+    assert "2 in fp32" in weigh("fp16", outcome("fp16", **nothing), {}).failure
+
+
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("counts", [COUNTS, {}, dict.fromkeys(COUNTS, 0)])
 def test_an_artifact_that_reached_nothing_never_passes(counts: dict[str, int], strict: bool) -> None:
