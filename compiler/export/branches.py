@@ -29,6 +29,8 @@ _CLOSE = 1e-4  # of the largest value of an output
 
 Place = tuple[str, int]
 """A file and a line of it."""
+Decide = Callable[[Place, Callable[[], bool]], bool]
+"""Returns the way to go at a place, where the values say what the function returns."""
 
 
 @dataclass(frozen=True)
@@ -138,34 +140,68 @@ def _watched(run: Callable[[Feeds], Outputs], feeds: Feeds) -> tuple[Outputs, di
 
 
 @contextmanager
-def _deciding(decide: Callable[[Place, Callable[[], bool]], bool]) -> Iterator[None]:
-    """Ask `decide` wherever a tensor of one bool becomes a bool of Python, or tensors are compared as one."""
+def _deciding(decide: Decide) -> Iterator[None]:
+    """Ask `decide` wherever a tensor of one value, or a comparison of two, becomes a bool of Python."""
     torch = import_torch()
+
+    def here() -> Place:
+        frame = sys._getframe(2)
+        return frame.f_code.co_filename, frame.f_lineno
 
     def asking(original: Any, *, of_bools: bool) -> Any:
         def decided(*arguments: Any, **options: Any) -> Any:
-            first = arguments[0]
-            if of_bools and (first.dtype != torch.bool or first.numel() != 1):
-                return original(*arguments, **options)
-            frame = sys._getframe(1)
-            place = frame.f_code.co_filename, frame.f_lineno
-            return decide(place, lambda: original(*arguments, **options))
+            first, place = arguments[0], here()
+            if not of_bools or (first.dtype == torch.bool and first.numel() == 1):
+                return decide(place, lambda: original(*arguments, **options))
+            value = original(*arguments, **options)
+            # A number is compared in Python; while a model is captured it is a symbol.
+            return _number(decide, value) if type(value) in (int, float) else value
 
         return decided
+
+    def of_symbol(original: Any) -> Any:
+        return lambda symbol: decide(here(), lambda: original(symbol))
 
     tensor = torch.Tensor
     with ExitStack() as stack:
         for owner, name in (
             (tensor, "__bool__"), (tensor, "item"), (tensor, "equal"), (tensor, "allclose"),
-            (torch, "equal"), (torch, "allclose"),
+            (torch, "equal"), (torch, "allclose"), (torch.SymBool, "__bool__"),
         ):  # fmt: skip
-            form = asking(getattr(owner, name), of_bools=name in ("__bool__", "item"))
+            original = getattr(owner, name)
+            if owner is torch.SymBool:
+                form = of_symbol(original)
+            else:
+                form = asking(original, of_bools=name in ("__bool__", "item"))
             if name in vars(owner):
                 stack.callback(setattr, owner, name, vars(owner)[name])
             else:
                 stack.callback(delattr, owner, name)
             setattr(owner, name, form)
         yield
+
+
+def _number(decide: Decide, value: Any) -> Any:
+    """A number of a tensor, whose comparisons ask `decide` where they become a bool."""
+
+    class Truth:
+        def __init__(self, value: bool) -> None:
+            self.value = value
+
+        def __bool__(self) -> bool:
+            frame = sys._getframe(1)
+            return decide((frame.f_code.co_filename, frame.f_lineno), lambda: self.value)
+
+    def comparing(name: str) -> Any:
+        def compare(self: Any, other: Any) -> Any:
+            found = getattr(type(value), name)(self, other)
+            return found if found is NotImplemented else Truth(found)
+
+        return compare
+
+    names = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+    methods = {name: comparing(name) for name in names} | {"__hash__": type(value).__hash__}
+    return type("Number", (type(value),), methods)(value)
 
 
 def _same(found: Outputs, expected: Outputs) -> bool:

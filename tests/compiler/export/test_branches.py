@@ -40,6 +40,17 @@ class Checked(nn.Module):
         return normal.log_prob(x + 1)
 
 
+class Counted(nn.Module):
+    """As early encoders warn of a first token, and bound the extents that they take."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        if mask[:, 0].sum().item() != 0:
+            print("the first is masked")
+        if mask.sum().item() > 100:
+            raise ValueError("too many")
+        return x * 2
+
+
 class Both(nn.Module):
     """Values decide."""
 
@@ -94,6 +105,15 @@ def test_checks_of_values_are_left_out(tmp_path: Path) -> None:
     assert said.count("test_branches.py:") == 2
 
 
+def test_comparisons_of_numbers_of_tensors_are_branches_too(tmp_path: Path) -> None:
+    artifact = exported(Counted, "padded", tmp_path)
+    assert artifact.manifest.options["exporter"] == "dynamo"
+    (said,) = [text for text in artifact.manifest.warnings if "a check of values is left out" in text]
+    assert "a shortcut" in said
+    feeds = batch(0.5, 7)
+    np.testing.assert_array_equal(*run_file(artifact.path, **feeds).values(), feeds["x"] * 2)
+
+
 @pytest.mark.parametrize(("kind", "data"), [(Both, "padded"), (Both, "whole"), (Loop, "whole")])
 def test_a_branch_that_matters_is_refused(kind: type[nn.Module], data: str, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="branches on a value of its input") as refused:
@@ -101,7 +121,7 @@ def test_a_branch_that_matters_is_refused(kind: type[nn.Module], data: str, tmp_
     assert "freeze_branches" in refused.value.hint
 
 
-class Counted(nn.Module):
+class Rows(nn.Module):
     """The batch as Python counts it, which makes a number of it."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -109,7 +129,7 @@ class Counted(nn.Module):
 
 
 def test_len_leaves_the_batch_dynamic(tmp_path: Path) -> None:
-    artifact = export(Counted(), tmp_path / "m.onnx", inputs=["x:[batch,4]"])
+    artifact = export(Rows(), tmp_path / "m.onnx", inputs=["x:[batch,4]"])
     assert artifact.manifest.options["exporter"] == "dynamo"
     assert artifact.manifest.options["axes"]["batch"]["max"] is None
     assert builtins.len([1, 2]) == 2
