@@ -4,7 +4,7 @@ A way is taken in the captured graph if PyTorch, made to go it on every sample, 
 gives by itself:
 
     if not mask.any(): mask = None     a shortcut: the long way gives the same outputs
-    if x.isnan().any(): raise ...      a check: the other way raises; it is left out
+    if x.isnan().any(): raise ...      a check: the other way raises right there; it is left out
 
 Where a sample goes the other way, and its outputs differ, both are needed: the export is refused.
 """
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from dis import opmap
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ..check import Outputs
 
 _MOST_PLACES, _MOST_VALUES = 16, 10_000  # of branches, and of values at one: more are a loop
 _CLOSE = 1e-4  # of the largest value of an output
+_MOST_LINES = 8  # from a condition to the `raise` behind it
 
 Place = tuple[str, int]
 """A file and a line of it."""
@@ -78,8 +80,8 @@ def find_branches(run: Callable[[Feeds], Outputs], samples: Sequence[Feeds]) -> 
                     found = run(feeds)
             except _Loop:
                 return "differs"
-            except Exception:  # a check raises what it likes
-                return "raises"
+            except Exception as error:  # a check raises what it likes
+                return "raises" if _raised_at(error, place) else "differs"
             if not _same(found, outputs):
                 return "differs"
         return ""
@@ -102,6 +104,20 @@ def find_branches(run: Callable[[Feeds], Outputs], samples: Sequence[Feeds]) -> 
             checks.add(place)
         ways[place] = way
     return Branches(ways, frozenset(checks))
+
+
+def _raised_at(error: BaseException, place: Place) -> bool:
+    """Whether an exception is that of a check: of `raise` or `assert`, just behind the condition."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None:
+        return False
+    code, line = last.tb_frame.f_code, last.tb_lineno
+    is_near = code.co_filename == place[0] and 0 <= line - place[1] <= _MOST_LINES
+    return is_near and code.co_code[last.tb_lasti] == opmap["RAISE_VARARGS"]
 
 
 @contextmanager

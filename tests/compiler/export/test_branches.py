@@ -58,6 +58,15 @@ class Both(nn.Module):
         return x * 2 if mask.any() else x
 
 
+class OfAnotherShape(nn.Module):
+    """What one way computes, the other cannot of these samples: an error, but no check."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        if mask.any():
+            return x.reshape(-1, 5)
+        return x * 2
+
+
 class Loop(nn.Module):
     """Values decide how often."""
 
@@ -114,7 +123,9 @@ def test_comparisons_of_numbers_of_tensors_are_branches_too(tmp_path: Path) -> N
     np.testing.assert_array_equal(*run_file(artifact.path, **feeds).values(), feeds["x"] * 2)
 
 
-@pytest.mark.parametrize(("kind", "data"), [(Both, "padded"), (Both, "whole"), (Loop, "whole")])
+@pytest.mark.parametrize(
+    ("kind", "data"), [(Both, "padded"), (Both, "whole"), (OfAnotherShape, "whole"), (Loop, "whole")]
+)
 def test_a_branch_that_matters_is_refused(kind: type[nn.Module], data: str, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="branches on a value of its input") as refused:
         exported(kind, data, tmp_path)
