@@ -128,7 +128,7 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
         "--governor", "--query-gpu", "--format",  # cpupower, nvidia-smi
         "--disable-auto-complete-config", "--model-repository", "--rm", "--gpus",  # Triton, docker
         "--build-arg", "--network", "--from", "--with", "--index-url", "--dry-run",  # docker, uvx, pip
-        "--results", "--table", "--list-of",  # benchmarks/architectures/walk.py
+        "--results", "--table", "--list-of", "--no-deps",  # benchmarks/architectures/walk.py, and pip for it
         "--torch-python", "--torch-path", "--python-version", "--only-binary",  # benchmarks/gpu_day.py, pip
         "--show-values",  # polygraphy
         "--protocol", "--tls-ca-file", "--scheduler-file", "--dashboard-address",  # dask scheduler
