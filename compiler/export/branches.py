@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from dis import opmap
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -160,13 +161,9 @@ def _deciding(decide: Decide) -> Iterator[None]:
     """Ask `decide` wherever a tensor of one value, or a comparison of two, becomes a bool of Python."""
     torch = import_torch()
 
-    def here() -> Place:
-        frame = sys._getframe(2)
-        return frame.f_code.co_filename, frame.f_lineno
-
     def asking(original: Any, *, of_bools: bool) -> Any:
         def decided(*arguments: Any, **options: Any) -> Any:
-            first, place = arguments[0], here()
+            first, place = arguments[0], _place(sys._getframe(1))
             if not of_bools or (first.dtype == torch.bool and first.numel() == 1):
                 return decide(place, lambda: original(*arguments, **options))
             value = original(*arguments, **options)
@@ -176,7 +173,7 @@ def _deciding(decide: Decide) -> Iterator[None]:
         return decided
 
     def of_symbol(original: Any) -> Any:
-        return lambda symbol: decide(here(), lambda: original(symbol))
+        return lambda symbol: decide(_place(sys._getframe(1)), lambda: original(symbol))
 
     tensor = torch.Tensor
     with ExitStack() as stack:
@@ -197,6 +194,10 @@ def _deciding(decide: Decide) -> Iterator[None]:
         yield
 
 
+def _place(frame: FrameType) -> Place:
+    return frame.f_code.co_filename, frame.f_lineno
+
+
 def _number(decide: Decide, value: Any) -> Any:
     """A number of a tensor, whose comparisons ask `decide` where they become a bool."""
 
@@ -205,8 +206,7 @@ def _number(decide: Decide, value: Any) -> Any:
             self.value = value
 
         def __bool__(self) -> bool:
-            frame = sys._getframe(1)
-            return decide((frame.f_code.co_filename, frame.f_lineno), lambda: self.value)
+            return decide(_place(sys._getframe(1)), lambda: self.value)
 
     def comparing(name: str) -> Any:
         def compare(self: Any, other: Any) -> Any:
