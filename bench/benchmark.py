@@ -25,7 +25,7 @@ from ..tensors import format_shape, samples_in
 from . import side_figures
 from .environment import Effort, environment, find_nvml, noise, state
 from .metrics import accuracy
-from .outputs import shared_io, timing_feeds
+from .outputs import forms_of, shared_io, timing_feeds
 from .recorder import Recorder
 from .results.results import BenchInterrupted, Results, earlier_runs, join_results, now, save_results
 from .results.row import Row
@@ -117,9 +117,11 @@ def benchmark(
             workers = pool.workers
             if (spec.evaluation or spec.data) is not None and recorder.is_measured(base):
                 progress("compare outputs")
-                accuracy.measure_quality(workers, recorder, io, str(spec.evaluation or spec.data), quality)
+                accuracy.measure_quality(
+                    workers, recorder, io, str(spec.evaluation or spec.data), quality, forms_of(runnables)
+                )
             elif compare_made and recorder.is_measured(base):
-                accuracy.measure_made_difference(workers, recorder, feeds)
+                accuracy.measure_made_difference(workers, recorder, feeds, forms_of(runnables))
             if decided is None:  # who has a rule of his own wants its answer, not every figure
                 side_figures.measure_gpu_latencies(workers, recorder)
                 side_figures.measure_energy(workers, recorder, timed, samples_in(feeds), progress)

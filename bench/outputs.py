@@ -23,6 +23,7 @@ from ..files import temporary_folder
 from ..model.archives import check_program
 from ..model.graph import WeightsHeld, graph_precision, weights_of_graph
 from ..model.onnx_file import read_graph
+from ..model.output_forms import OutputForm, output_forms
 from ..model.random_input import RandomInput, random_feeds
 from ..model.session import make_session, run_session, session_options
 from ..model.source import NAMED, parse_source
@@ -195,6 +196,24 @@ def shared_io(runnables: Sequence[RunnableArtifact], inputs: Sequence[str] = ())
             if loaded.example is not None:
                 return ModelIO(make_example(loaded, [], []).inputs, ())
     raise DataError("the inputs are not known: no artifact declares them", hint="give `inputs` NAME:SHAPE")
+
+
+def forms_of(runnables: Sequence[RunnableArtifact]) -> dict[str, OutputForm]:
+    """Return what is known of the outputs: by the first graph, and what `rules` of an artifact said."""
+    rules: list[str] = []
+    graph = None
+    for path in (Path(runnable.artifact) for runnable in runnables):
+        manifest = read_manifest(path) if path.is_file() else None
+        said = manifest.current_options.get("rules") if manifest else None
+        rules += [
+            text for text in map(str, said if isinstance(said, list | tuple) else ()) if text not in rules
+        ]
+        if graph is None and path.suffix == ".onnx":
+            graph = read_graph(path).model
+    if graph is None:
+        return {}
+    names = {value.name for value in graph.graph.output}
+    return output_forms(graph, [text for text in rules if text.rpartition(":")[0] in ("", *names)])
 
 
 def feeds_for(

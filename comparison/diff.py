@@ -19,6 +19,7 @@ from ..bench.outputs import (
     collect_outputs,
     describe,
     feeds_for,
+    forms_of,
     infer_all,
     paired,
     require_runnable,
@@ -29,7 +30,8 @@ from ..bench.results.row import Unit, unit_of
 from ..data.batches import Data
 from ..errors import InvalidOption
 from ..model.archives import trusting
-from ..model.judgement import BY_SIGNAL, RTOL, RULES, Rule
+from ..model.judgement import BY_SIGNAL, RTOL
+from ..model.output_forms import parse_rules
 from ..processes.worker import Worker
 from ..progress import Progress, silent
 from ..spec.decode import spec_from_call
@@ -97,7 +99,7 @@ def diff(
     """
     spec = spec_from_call(DiffSpec, spec, options)
     limits = (parse_tolerances(getattr(spec, kind), option=f"`{kind}`") for kind in ("atol", "rtol", "snr"))
-    tolerances, rules = tolerances or Tolerances(*limits), parse_rules(spec.rules, option="`rules`")
+    tolerances, rules = tolerances or Tolerances(*limits), parse_rules(spec.rules)
     metric = AUTO if spec.metric is None and spec.max_drop is not None else spec.metric
     if metric is not None:
         if spec.data is None:
@@ -106,6 +108,7 @@ def diff(
     runnables = [describe(side, trust=spec.trust) for side in (reference, artifact)]
     with trusting(spec.trust):
         io = shared_io(runnables, spec.inputs)
+    forms = forms_of(runnables)
     # The coarser precision of the two sides decides what can be asked.
     precision = max((runnable.precision for runnable in runnables), key=_COARSER.index)
     notes: list[str] = []
@@ -114,7 +117,7 @@ def diff(
             runnables, io, str(spec.data), metric, max_drop=spec.max_drop, samples=spec.samples,
             keep=spec.samples or SAMPLES, threads=spec.threads, progress=progress, notes=notes,
         )  # fmt: skip
-        outputs = judge(theirs, ours, precision, tolerances, rules)
+        outputs = judge(theirs, ours, precision, tolerances, rules, forms)
         return Comparison(reference, artifact, precision, count, outputs, accuracy_of_both, notes)
     feeds = list(feeds_for(io, spec.data, runnables=runnables, samples=spec.samples or SAMPLES))
     outputs_by_side = []
@@ -122,21 +125,8 @@ def diff(
         progress(f"run {runnable.name}")
         outputs_by_side.append(collect_outputs(runnable, feeds, runnables, threads=spec.threads, notes=notes))
     count = sum(samples_in(batch) for batch in feeds)
-    outputs = judge(outputs_by_side[0], outputs_by_side[1], precision, tolerances, rules)
+    outputs = judge(outputs_by_side[0], outputs_by_side[1], precision, tolerances, rules, forms)
     return Comparison(reference, artifact, precision, count, outputs, warnings=notes)
-
-
-def parse_rules(texts: Sequence[str], *, option: str) -> dict[str, Rule]:
-    """Read `OUTPUT:RULE` or `RULE`, for what outputs are."""
-    rules: dict[str, Rule] = {}
-    for text in texts:
-        name, _, rule = text.rpartition(":")
-        if rule not in RULES:
-            raise InvalidOption(
-                f"{option} {text!r}: {', '.join(RULES)}, or OUTPUT:RULE, is required", option=option
-            )
-        rules[name] = RULES[RULES.index(rule)]
-    return rules
 
 
 def parse_tolerances(texts: Sequence[str], *, option: str) -> dict[str, float]:

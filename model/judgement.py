@@ -9,7 +9,10 @@ element-wise tolerance says whether they are good, but what the output is:
 | an `embedding` | it has two axes, and every row of the reference length 1  | a mean cosine of 0.98         |
 | `classes`      | it has two axes, no name of features; or the user says so | 15 dB, the same argmax in 95% |
 | `labels`       | it holds whole numbers, such as the class of each box     | the same value in 95%         |
-| a `signal`     | it is anything else                                       | 15 dB                         |
+| a `signal`     | it is anything else, or its last axis varies              | 15 dB                         |
+
+Where different heads make the channels of an output (`output_forms`), each group of like magnitude has to
+pass by itself, and the decibels of the output are those of the worst group.
 
 The argmax of few rows fails where an artifact that agrees in 95% of all rows would do as badly in less than
 5% of such samples (the upper tail of the binomial distribution of its flips).
@@ -17,11 +20,13 @@ The argmax of few rows fails where an artifact that agrees in 95% of all rows wo
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,18 +34,18 @@ from numpy.typing import NDArray
 from ..errors import ModelError
 from ..tensors import format_shape
 from .masks import masked_values, without_masks
+from .output_forms import BOUNDED, UNKNOWN, OutputForm, Rule
 
 RTOL = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
 ATOL_SHARE = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
 BY_SIGNAL = ("fp8", "int8", "int4", "nvfp4", "mxfp8")
 
-Rule = Literal["classes", "embedding", "labels", "signal"]
-RULES: tuple[Rule, ...] = ("classes", "embedding", "labels", "signal")
-
 SNR_DB = 15.0
 AGREEMENT = 0.95
 COSINE = 0.98
 _CHANCE = 0.05
+_LIKE = 8.0  # parts whose root mean squares differ by less are of like magnitude
+_SILENT = 0.01  # the largest score of what is found nowhere
 _UNIT = 1e-3  # by how much the length of an embedding may differ from 1
 _FEATURES = re.compile(r"embed|pool|hidden|feature|state|latent|vector|repr|mask|box|recon|image|pixel", re.I)
 
@@ -51,12 +56,12 @@ Batches = Sequence[NDArray[Any]]
 class RowAgreement:
     """The rows of one output, batch by batch; nothing is kept.
 
-    `same` of `rows` have the same argmax over the last axis; of labels, equal elements. `declared` is what
-    the user says that the output is; `cosines` is the sum over the rows.
+    `same` of `rows` have the same argmax over the last axis; of labels, equal elements. `form` is what is
+    known of the output beforehand; `cosines` is the sum over the rows.
     """
 
     name: str
-    declared: Rule | None = None
+    form: OutputForm = UNKNOWN
     same: int = 0
     rows: int = 0
     cosines: float = 0.0
@@ -65,6 +70,12 @@ class RowAgreement:
     _unit: bool = True
     _one_hot: bool = True
     _several: bool = True
+    _last: int = 0
+
+    @property
+    def declared(self) -> Rule | None:
+        """What the user says that the output is."""
+        return self.form.rule
 
     def add(self, expected: NDArray[Any], actual: NDArray[Any]) -> None:
         """Add a batch; both of one shape."""
@@ -73,7 +84,10 @@ class RowAgreement:
             self._whole = True
             self.same, self.rows = self.same + int((expected == actual).sum()), self.rows + expected.size
             return
-        self._two_axes &= expected.ndim == 2 and expected.dtype.kind == "f"
+        self._two_axes &= expected.ndim == 2 and expected.dtype.kind == "f" and not self.form.is_free
+        last = expected.shape[-1] if expected.ndim else 0
+        self._two_axes &= self._last in (0, last)  # so many frames or words are no classes
+        self._last = last
         self._several &= expected.ndim > 0 and expected.shape[-1] > 1
         if not self._several or expected.dtype.kind in "OUS" or not expected.size:
             return
@@ -165,31 +179,33 @@ def lowest_db(precision: str) -> float:
 
 
 def judge_by_precision(
-    reference: Mapping[str, Batches], actual: Mapping[str, Batches], precision: str
+    reference: Mapping[str, Batches],
+    actual: Mapping[str, Batches],
+    precision: str,
+    forms: Mapping[str, OutputForm] = MappingProxyType({}),
 ) -> list[Judgement]:
     """Judge every output of an artifact (name to batches) by the rule of its precision, as `diff` does."""
-    if precision in BY_SIGNAL:
-        return judge_outputs(reference, actual)
-    kind, judgements = precision if precision in RTOL else "fp32", []
+    judgements = []
     for name, expected in reference.items():
-        sums, beyond = ErrorSums(), 0.0
+        output = OutputSums(name, forms.get(name, UNKNOWN), precision)
         for a, b in zip(expected, actual[name], strict=True):
-            if a.shape != b.shape:
-                raise ValueError(f"shapes differ: {a.shape} and {b.shape}")
-            values, error = sums.add(a, b)
-            # An element fails only beyond both tolerances, not beyond their sum (Polygraphy).
-            beyond = max(beyond, float(error[error > RTOL[kind] * np.abs(values)].max(initial=0.0)))
-        atol = ATOL_SHARE[kind] * sums.max_abs
-        criterion = f"atol {atol:.3g}, rtol {RTOL[kind]:g}"
-        judgements.append(Judgement(name, beyond <= atol, criterion, sums.snr_db, None, None, sums.masks))
+            output.add(a, b)
+        passed, criterion = output.verdict()
+        by_signal = precision in BY_SIGNAL
+        agreement = output.rows.agreement if by_signal else None
+        cosine = output.rows.cosine if by_signal else None
+        figures = (output.snr_db, agreement, cosine, output.sums.masks)
+        judgements.append(Judgement(name, passed, criterion, *figures))
     return judgements
 
 
-def judge_outputs(reference: Mapping[str, Batches], actual: Mapping[str, Batches]) -> list[Judgement]:
+def judge_outputs(
+    reference: Mapping[str, Batches],
+    actual: Mapping[str, Batches],
+    forms: Mapping[str, OutputForm] = MappingProxyType({}),
+) -> list[Judgement]:
     """Judge every output of an integer artifact; arguments as of `judge_by_precision`."""
-    judgements = []
     for name, expected in reference.items():
-        rows, sums = RowAgreement(name), ErrorSums()
         for a, b in zip(expected, actual[name], strict=True):
             if a.shape != b.shape:
                 raise ModelError(
@@ -198,12 +214,7 @@ def judge_outputs(reference: Mapping[str, Batches], actual: Mapping[str, Batches
                     hint="keep what these values are computed of in float (`exclude`), or return all "
                     "elements and the mask beside them",
                 )
-            rows.add(a, b)
-            sums.add(a, b)
-        passed, criterion = rows.verdict(loud=sums.snr_db >= SNR_DB)
-        figures = (sums.snr_db, rows.agreement, rows.cosine, sums.masks)
-        judgements.append(Judgement(name, passed, criterion, *figures))
-    return judgements
+    return judge_by_precision(reference, actual, "int8", forms)
 
 
 def enough_agreement(same: int, rows: int) -> tuple[bool, str]:
@@ -269,6 +280,17 @@ class ErrorSums:
         self.abs_error += float(error.sum())
         return values, error
 
+    def join(self, other: ErrorSums) -> None:
+        """Add what another summed up."""
+        for name, value in vars(other).items():
+            mine = getattr(self, name)
+            setattr(self, name, max(mine, value) if name.startswith("max") else mine + value)
+
+    @property
+    def rms(self) -> float:
+        """Root of the mean square of the reference."""
+        return math.sqrt(self.signal / max(self.elements - self.masked, 1))
+
     @property
     def snr_db(self) -> float:
         """Signal-to-noise ratio: `10 log10(Σ ref² / Σ (ref − out)²)`, see `decibels`."""
@@ -300,6 +322,79 @@ class ErrorSums:
         """Read the form written by `as_json`."""
         numbers: dict[str, Any] = {n: math.inf if number == "inf" else number for n, number in value.items()}
         return ErrorSums(**numbers)
+
+
+class OutputSums:
+    """What is kept of one output of all batches so far; `form` is what is known of it beforehand.
+
+    `atol` is the smallest absolute tolerance for which every element passes by it or the relative one of the
+    precision.
+    """
+
+    def __init__(self, name: str, form: OutputForm = UNKNOWN, precision: str = "int8") -> None:
+        self.rows, self.sums, self.atol = RowAgreement(name, form), ErrorSums(), 0.0
+        self.precision, self.parts = precision, form.parts
+        self._by_part = [ErrorSums() for _ in self.parts.ends] if self.parts else []
+
+    def add(self, expected: NDArray[Any], actual: NDArray[Any]) -> None:
+        """Add a batch; both of one shape."""
+        if expected.shape != actual.shape:
+            raise ValueError(f"shapes differ: {expected.shape} and {actual.shape}")
+        values, error = self.sums.add(expected, actual)
+        if self.precision not in BY_SIGNAL:
+            # As Polygraphy has it, an element fails only beyond both tolerances, not beyond their sum.
+            rtol = RTOL.get(self.precision, RTOL["fp32"])
+            self.atol = max(self.atol, float(error[error > rtol * np.abs(values)].max(initial=0.0)))
+        self.rows.add(expected, actual)
+        if self.parts is not None:
+            cut = [np.split(side, self.parts.ends[:-1], self.parts.axis) for side in (expected, actual)]
+            for sums, a, b in zip(self._by_part, *cut, strict=True):
+                sums.add(a, b)
+
+    @property
+    def groups(self) -> dict[str, ErrorSums]:
+        """Parts of like magnitude together, by the operators that make them; one group of all without parts.
+
+        Scores of which none reaches `_SILENT` find nothing, rightly or wrongly: they are left out.
+        """
+        if self.parts is None:
+            return {"": self.sums}
+        groups: list[tuple[list[str], float, ErrorSums]] = []
+        parts = zip(self.parts.operators, self._by_part, strict=True)
+        for operator, sums in sorted(parts, key=lambda part: -part[1].rms):
+            if operator in BOUNDED and sums.max_abs < _SILENT:
+                continue
+            if groups and sums.rms >= groups[-1][1] / _LIKE:
+                groups[-1][0].append(operator)
+                groups[-1][2].join(sums)
+            else:
+                groups.append(([operator], sums.rms, dataclasses.replace(sums)))
+        if len(groups) < 2:
+            return {"": self.sums}
+        names = [", ".join(dict.fromkeys(operators)) for operators, _, _ in groups]
+        same = {name for name in names if names.count(name) > 1}
+        keys = [
+            f"{n} ({sums.rms:.2g})" if n in same else n for n, (_, _, sums) in zip(names, groups, strict=True)
+        ]
+        return {key: sums for key, (_, _, sums) in zip(keys, groups, strict=True)}
+
+    @property
+    def snr_db(self) -> float:
+        """Of everything added; of the worst group where different heads make it."""
+        return min(sums.snr_db for sums in self.groups.values())
+
+    def verdict(self) -> tuple[bool, str]:
+        """Return whether the output passes by the rule of the precision, and the criterion as text."""
+        groups = self.groups
+        if self.precision in BY_SIGNAL:
+            passed, criterion = self.rows.verdict(loud=self.snr_db >= SNR_DB)
+            if len(groups) > 1 and self.rows.rule in ("classes", "signal"):
+                told = "; ".join(f"{name}: {sums.snr_db:.1f} dB" for name, sums in groups.items())
+                criterion += f" in each group of channels ({told})"
+            return passed, criterion
+        kind = self.precision if self.precision in RTOL else "fp32"
+        atol = ATOL_SHARE[kind] * self.sums.max_abs
+        return self.atol <= atol, f"atol {atol:.3g}, rtol {RTOL[kind]:g}"
 
 
 def output_error(reference: NDArray[Any], output: NDArray[Any]) -> ErrorSums:

@@ -46,6 +46,12 @@ Exclude = Annotated[
     "Layers that stay in floating point: name, glob or operator type.",
     option("PATTERN", split=COMMA),
 ]
+Rules = Annotated[
+    tuple[str, ...],
+    "Kind of an output: classes, embedding, labels or signal.",
+    option("--judge [OUTPUT:]RULE", pairs=":"),
+]
+"""Of `quantize`, `build`, recipes and `diff`."""
 Inputs = Annotated[tuple[str, ...], "Input of a PyTorch MODEL.", option("--input -i NAME:SHAPE[:DTYPE]")]
 """Of `build` and `tune`."""
 
@@ -72,6 +78,7 @@ class PrecisionOptions(Checked):
         FloatChoice,
         "Precision of layers that stay in floating point; auto: fp16 in INT8 of TensorRT, else fp32.",
     ] = "auto"
+    rules: Rules = ()
     allow_loss: Annotated[
         bool, "Keep an INT8 model whose outputs on the data differ by more than `diff` allows."
     ] = False

@@ -105,6 +105,8 @@ class BuildKeywords(TypedDict, total=False):
     """Precision of layers by name, glob or operator type: fp32, fp16, bf16 or int8."""
     float_precision: Literal["auto", "fp32", "fp16", "bf16"]
     """Precision of layers that stay in floating point; auto: fp16 in INT8 of TensorRT, else fp32."""
+    rules: Sequence[str] | Mapping[str, object]
+    """Kind of an output: classes, embedding, labels or signal."""
     allow_loss: bool
     """Keep an INT8 model whose outputs on the data differ by more than `diff` allows."""
     mode: Literal["static", "dynamic", "weights"]
@@ -456,6 +458,8 @@ class QuantizeKeywords(TypedDict, total=False):
     """Precision of layers by name, glob or operator type: fp32, fp16, bf16 or int8."""
     float_precision: Literal["auto", "fp32", "fp16", "bf16"]
     """Precision of layers that stay in floating point; auto: fp16 in INT8 of TensorRT, else fp32."""
+    rules: Sequence[str] | Mapping[str, object]
+    """Kind of an output: classes, embedding, labels or signal."""
     allow_loss: bool
     """Keep an INT8 model whose outputs on the data differ by more than `diff` allows."""
     mode: Literal["static", "dynamic", "weights"]

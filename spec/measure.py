@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
+from .artifacts import Rules
 from .decode import Checked, Refused
 from .option import COMMA, argument, fields_of, option
 from .words import (
@@ -211,11 +212,7 @@ class DiffSpec(_ComparisonOptions):
     atol: Annotated[tuple[str, ...], "Absolute tolerance.", option("[OUTPUT:]NUMBER", pairs=":")] = ()
     rtol: Annotated[tuple[str, ...], "Relative tolerance.", option("[OUTPUT:]NUMBER", pairs=":")] = ()
     snr: Annotated[tuple[str, ...], "Smallest signal-to-noise ratio.", option("[OUTPUT:]DB", pairs=":")] = ()
-    rules: Annotated[
-        tuple[str, ...],
-        "Kind of an output: classes, embedding, labels or signal.",
-        option("--judge [OUTPUT:]RULE", pairs=":"),
-    ] = ()
+    rules: Rules = ()
     metric: Annotated[
         Metric | None,
         f"Accuracy to compare on labelled --data, beside the outputs: {METRIC}.",

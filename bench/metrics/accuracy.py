@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
 from ...data.batches import Data
 from ...data.readers import Batch
 from ...errors import DataError
+from ...model.output_forms import OutputForm
 from ...processes.worker import Worker
 from ...tensors import Feeds, ModelIO, TensorInfo, samples_in
 from ..outputs import RunnableArtifact, infer_all, paired
@@ -29,6 +31,8 @@ from ..statistics import require_pairs, resampled_interval
 from .metric import Metric, Outputs, Scored, Truth, Values, joined
 from .names import read_metric
 from .output_verdict import RunningDifference
+
+Forms = Mapping[str, OutputForm]
 
 __all__ = ["MOST_CLASSES_LISTED", "ScoreSums", "accuracy", "read_metric"]
 
@@ -138,22 +142,29 @@ def check_evaluation(worker: Worker, io: ModelIO, data: str, metric: Metric) -> 
 
 
 def measure_quality(
-    workers: Mapping[str, Worker], recorder: Recorder, io: ModelIO, data: str, metric: Metric | None
+    workers: Mapping[str, Worker],
+    recorder: Recorder,
+    io: ModelIO,
+    data: str,
+    metric: Metric | None,
+    forms: Forms = MappingProxyType({}),
 ) -> None:
     """Measure accuracy and difference of every artifact whose row is measured, over evaluation samples.
 
-    `workers` are the running artifacts by name, the baseline among them. Without a metric outputs alone are
-    compared. The failure of an artifact is its own.
+    `workers` are the running artifacts by name, the baseline among them; `forms` are of its outputs. Without
+    a metric outputs alone are compared. The failure of an artifact is its own.
     """
     samples = Data(data, io.inputs)
     recorder.warn(recorder.base, *(f"evaluation: {note}" for note in samples.notes()))
     batches = ((batch.feeds, Truth(batch.labels, batch.samples, batch.where)) for batch in samples)
-    _compare(workers, recorder, batches, metric)
+    _compare(workers, recorder, batches, metric, forms)
 
 
-def measure_made_difference(workers: Mapping[str, Worker], recorder: Recorder, feeds: Feeds) -> None:
+def measure_made_difference(
+    workers: Mapping[str, Worker], recorder: Recorder, feeds: Feeds, forms: Forms = MappingProxyType({})
+) -> None:
     """Measure the difference of outputs on one made input, for want of data."""
-    _compare(workers, recorder, [(feeds, Truth(None, samples_in(feeds), "made input"))], None)
+    _compare(workers, recorder, [(feeds, Truth(None, samples_in(feeds), "made input"))], None, forms)
 
 
 def _compare(
@@ -161,10 +172,11 @@ def _compare(
     recorder: Recorder,
     batches: Iterable[tuple[Feeds, Truth]],
     metric: Metric | None,
+    forms: Forms,
 ) -> None:
     base = recorder.base
     compared = [name for name in workers if name != base and recorder.is_measured(name)]
-    differences = {name: RunningDifference(recorder[name].precision) for name in compared}
+    differences = {name: RunningDifference(recorder[name].precision, forms) for name in compared}
     sums = {name: ScoreSums(metric) for name in (base, *compared)} if metric else {}
     for feeds, truth in batches:
         reference = recorder.attempt(base, partial(_infer, workers[base], feeds))

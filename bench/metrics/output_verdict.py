@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,10 @@ from ...model.judgement import (
     BY_SIGNAL,
     RTOL,
     SNR_DB,
-    ErrorSums,
-    RowAgreement,
-    Rule,
+    OutputSums,
 )
 from ...model.masks import without_masks
+from ...model.output_forms import UNKNOWN, OutputForm, Rule
 from ...progress import quiet
 from ..outputs import paired
 from ..results.row import Difference
@@ -73,10 +73,12 @@ def judge(
     precision: str,
     tolerances: Tolerances | None = None,
     rules: Mapping[str, Rule] | None = None,
+    forms: Mapping[str, OutputForm] = MappingProxyType({}),
 ) -> list[OutputDifference]:
     """Compare outputs batch by batch with Polygraphy.
 
-    Outputs pair by name, or by position where names differ and their number is the same.
+    `rules` are what the user says of outputs, `forms` what a graph says. Outputs pair by name, or by position
+    where names differ and their number is the same.
     """
     tolerances, rules, names = tolerances or Tolerances(), rules or {}, list(reference[0])
     outputs = [paired(a, b) for a, b in zip(reference, outputs, strict=True)]
@@ -90,7 +92,9 @@ def judge(
     judged = []
     for name in names:
         expected, actual = ([batch[name] for batch in side] for side in (reference, outputs))
-        output = _OutputSums(name, rules.get(name, rules.get("")))
+        form = forms.get(name, UNKNOWN)
+        form = replace(form, rule=rules.get(name, rules.get("", form.rule)))
+        output = _OutputSums(name, form, precision)
         for a, b in zip(expected, actual, strict=True):
             output.add(a, b)
         if output.mismatch:
@@ -100,7 +104,7 @@ def judge(
         sides = [a for a, _ in numbers], [b for _, b in numbers]
         passed, criterion = _verdict(output, *sides, precision, tolerances)
         rows, sums = output.rows, output.sums
-        figures = (sums.max_abs_error, sums.snr_db, rows.agreement, rows.cosine, rows.rule)
+        figures = (sums.max_abs_error, output.snr_db, rows.agreement, rows.cosine, rows.rule)
         judged.append(OutputDifference(name, passed, output.with_masks(criterion), *figures))
     return judged
 
@@ -117,7 +121,10 @@ def _verdict(
         return _polygraphy_snr(expected, actual, snr_db), f"SNR ≥ {snr_db:g} dB"
     if atol is None and rtol is None:
         if precision in BY_SIGNAL:
-            return output.rows.verdict(loud=_polygraphy_snr(expected, actual, SNR_DB))
+            passed, criterion = output.verdict()
+            if output.rows.rule in ("classes", "signal"):  # Polygraphy's ratio is that of all channels
+                passed &= _polygraphy_snr(expected, actual, SNR_DB)
+            return passed, criterion
         atol, rtol = default_tolerances(precision, output.sums.max_abs)
     atol, rtol = atol or 0.0, rtol or 0.0
     from polygraphy.comparator import SimpleCompareFunc
@@ -161,37 +168,24 @@ def _compare(first: list[NDArray[Any]], second: list[NDArray[Any]], compare: Any
         return bool(Comparator.compare_accuracy(results, compare_func=compare))
 
 
-class _OutputSums:
-    """What is kept of one output of all batches so far.
+class _OutputSums(OutputSums):
+    """Sums that remember the shapes that differ, in words, as `mismatch`."""
 
-    `atol` is the smallest absolute tolerance for which every element passes by it or the relative one;
-    `mismatch` says in words which shapes differ.
-    """
+    mismatch = ""
 
-    def __init__(self, name: str, rule: Rule | None = None) -> None:
-        self.rows, self.sums, self.atol, self.mismatch = RowAgreement(name, rule), ErrorSums(), 0.0, ""
-
-    def add(self, expected: NDArray[Any], actual: NDArray[Any], rtol: float = 0.0) -> None:
+    def add(self, expected: NDArray[Any], actual: NDArray[Any]) -> None:
         if expected.shape != actual.shape:
             self.mismatch = f"shape {expected.shape} is required, {actual.shape} found"
-            return
-        values, error = self.sums.add(expected, actual)
-        # As Polygraphy has it, an element fails only beyond both tolerances, not beyond their sum.
-        self.atol = max(self.atol, float(error[error > rtol * np.abs(values)].max(initial=0.0)))
-        self.rows.add(expected, actual)
+        else:
+            super().add(expected, actual)
 
     @property
     def snr_db(self) -> float:
         """Of everything added; -inf where the shapes differ."""
-        return -math.inf if self.mismatch else self.sums.snr_db
+        return -math.inf if self.mismatch else super().snr_db
 
-    def verdict(self, precision: str) -> tuple[bool, str]:
-        if self.mismatch:
-            return False, self.mismatch
-        if precision in BY_SIGNAL:
-            return self.rows.verdict(loud=self.snr_db >= SNR_DB)
-        atol, rtol = default_tolerances(precision, self.sums.max_abs)
-        return self.atol <= atol, f"atol {atol:.3g}, rtol {rtol:g}"
+    def verdict(self) -> tuple[bool, str]:
+        return (False, self.mismatch) if self.mismatch else super().verdict()
 
     def with_masks(self, criterion: str) -> str:
         """Return a criterion and what is to be said of masked values."""
@@ -201,18 +195,19 @@ class _OutputSums:
 class RunningDifference:
     """The difference of one artifact from the baseline; its precision decides what counts as equal."""
 
-    def __init__(self, precision: str) -> None:
-        self._precision, self._outputs = precision, dict[str, _OutputSums]()
+    def __init__(self, precision: str, forms: Mapping[str, OutputForm] = MappingProxyType({})) -> None:
+        self._precision, self._forms, self._outputs = precision, forms, dict[str, _OutputSums]()
 
     def add(self, reference: Outputs, outputs: Outputs) -> None:
         """Add a batch; the names are the reference's (see `paired`)."""
-        _, rtol = default_tolerances(self._precision, 0.0)
         for name, expected in reference.items():
-            self._outputs.setdefault(name, _OutputSums(name)).add(expected, outputs[name], rtol)
+            if name not in self._outputs:
+                self._outputs[name] = _OutputSums(name, self._forms.get(name, UNKNOWN), self._precision)
+            self._outputs[name].add(expected, outputs[name])
 
     def result(self) -> Difference:
         """Return the worst output's figures, and whether all passed."""
-        verdicts = {name: output.verdict(self._precision) for name, output in self._outputs.items()}
+        verdicts = {name: output.verdict() for name, output in self._outputs.items()}
         # The signal-to-noise ratio of labels says nothing where enough of them are equal.
         telling = [
             name

@@ -30,6 +30,7 @@ from ...model.graph_rules import graph_rules
 from ...model.judgement import SNR_DB, judge_outputs
 from ...model.masks import not_finite
 from ...model.onnx_file import Graph
+from ...model.output_forms import OutputForm, output_forms
 from ...model.random_input import run_on
 from ...processor import why_not_exact
 from ...spec.words import BLOCK_FORMATS
@@ -270,6 +271,11 @@ class Judge:
         self._request = request
 
     @cached_property
+    def _forms(self) -> dict[str, OutputForm]:
+        """What the graph and the user say of the outputs."""
+        return output_forms(self._request.model, self._request.spec.rules)
+
+    @cached_property
     def _samples(self) -> tuple[list[Feeds], dict[str, list[NDArray[Any]]]]:
         """The feeds of each batch, and the float model's outputs by name, computed once."""
         request = self._request
@@ -292,7 +298,7 @@ class Judge:
         run, (every, required) = reference(self._request, model), self._samples
         outputs = list(zip(*(run(feeds) for feeds in every), strict=True))
         actual = dict(zip(run.names, map(list, outputs), strict=True))
-        judged = tuple(judge_outputs(required, actual))
+        judged = tuple(judge_outputs(required, actual, self._forms))
         floats = {name for name, batches in required.items() if batches[0].dtype.kind == "f"}
         pairs = {name: zip(required[name], actual[name], strict=True) for name in floats}
         broken = [

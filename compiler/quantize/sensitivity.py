@@ -24,8 +24,9 @@ from ...data.batches import Data
 from ...model.graph import WEIGHTED, attribute, consumers, tensor_values
 from ...model.graph_edits import set_nodes, store
 from ...model.graph_rules import GraphRules, SaturatingKernels, graph_rules
-from ...model.judgement import ErrorSums, decibels
+from ...model.judgement import OutputSums, decibels
 from ...model.onnx_file import Graph, copy_model
+from ...model.output_forms import OutputForm, output_forms
 from ...model.saturating_kernels import saturating_kernels
 from ...model.session import WEIGHT_BIAS_QUANTIZATION, make_session, run_session, session_options
 from ...processor import resolve_isa
@@ -81,6 +82,7 @@ def rank_layers(
     layers = [node for node in ready.graph.node if node.name in planned and node.op_type in WEIGHTED]
     names = [layer.name for layer in layers]
     outputs = [value.name for value in ready.graph.output]
+    forms = list(output_forms(ready).values())
     total = np.zeros(len(names))
     begin, end = ((len(names) * edge) // part[1] for edge in (part[0] - 1, part[0]))
     rules = graph_rules(target)
@@ -107,7 +109,7 @@ def rank_layers(
                 noisy = run_session(
                     second, outputs, {**batch.feeds, **none, _delta(name): error}, batch.where
                 )
-                total[index] += _noise(clean, noisy)
+                total[index] += _noise(forms, clean, noisy)
         samples += 1
     damage = [
         LayerSensitivity(layer.name, layer.op_type, float(value) / max(samples, 1))
@@ -116,14 +118,17 @@ def rank_layers(
     return sorted(damage, key=lambda layer: -layer.noise)
 
 
-def _noise(clean: Sequence[NDArray[Any]], noisy: Sequence[NDArray[Any]]) -> float:
+def _noise(
+    forms: Sequence[OutputForm], clean: Sequence[NDArray[Any]], noisy: Sequence[NDArray[Any]]
+) -> float:
     shares = []
-    for expected, actual in zip(clean, noisy, strict=True):
+    for form, expected, actual in zip(forms, clean, noisy, strict=True):
         if expected.dtype.kind != "f":
             continue
-        sums = ErrorSums()
-        sums.add(expected, actual)
-        shares.append(sums.noise / sums.signal if sums.signal > 0 else float(sums.noise > 0))
+        output = OutputSums("", form)
+        output.add(expected, actual)
+        groups = output.groups.values()
+        shares += [sums.noise / sums.signal if sums.signal > 0 else float(sums.noise > 0) for sums in groups]
     return float(np.mean(shares)) if shares else 0.0
 
 

@@ -23,6 +23,7 @@ from ...artifact import Check
 from ...errors import BuildError, DataError, EngineUnavailable, QCompileError
 from ...model.judgement import BY_SIGNAL, judge_by_precision, lowest_db
 from ...model.masks import not_finite
+from ...model.output_forms import output_forms
 from ...model.random_input import random_feeds, read_domains
 from ...model.session import make_session, run_session, session_options
 from ...tensors import Feeds, TensorInfo
@@ -134,8 +135,9 @@ def _judged(outcome: BuildOutcome, request: BuildRequest, runs: _Runs) -> BuildO
         {name: [outputs[name] for outputs in batches] for name in batches[0]}
         for batches in (runs.expected, runs.outputs)
     )
+    forms = output_forms(request.onnx.model, request.spec.rules)
     try:
-        judged = judge_by_precision(expected, actual, request.precision)
+        judged = judge_by_precision(expected, actual, request.precision, forms)
     except ValueError as error:
         check = Check("same outputs as ONNX Runtime", False, f"{error}, on {on}")
         return replace(outcome, checks=(*outcome.checks, check), failure=f"its outputs' {error}")
