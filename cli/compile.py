@@ -24,6 +24,7 @@ from .tables import (
     add_row,
     bytes_text,
     left_in_float_lines,
+    listed,
     make_table,
     present_artifact,
     profile_lines,
@@ -176,8 +177,7 @@ def build(session: Session, options: BuildCommand) -> None:
     _note_layers(session, artifact.manifest.proof)
     proof, precision = artifact.manifest.proof, artifact.manifest.precision
     lines = [
-        f"proof: {proof['reached_in_precision']} of {proof['planned_in_precision']} layers that "
-        f"compute are {precision}{_unreported(proof)}",
+        *_computing(proof, precision),
         *profile_lines(proof),
     ]
     if proof.get("engine_layers"):
@@ -188,6 +188,20 @@ def build(session: Session, options: BuildCommand) -> None:
     elif artifact.manifest.kind == "engine" and not proof.get("has_run"):
         lines.append("it has not been run: the proof is the types of the network")
     present_artifact(session, artifact, *lines)
+
+
+def _computing(proof: Mapping[str, Any], precision: str) -> list[str]:
+    """How many of all layers that multiply are in the precision, their share, and the others with reasons."""
+    found = proof.get("computing_layers")
+    if found is None:
+        counts = f"{proof['reached_in_precision']} of {proof['planned_in_precision']}"
+        return [f"proof: {counts} layers that compute are {precision}{_unreported(proof)}"]
+    share = f", {found['share']:.1%} of the {found['weighed_by']}" if found["weighed_by"] != "layers" else ""
+    counts = f"{found['in_precision']} of {found['all']}"
+    lines = [f"proof: {counts} layers that compute are {precision}{share}{_unreported(proof)}"]
+    floats = sorted(found["in_float"].items(), key=lambda layer: -layer[1]["share"])
+    texts = [f"in float: {name} ({layer['share']:.1%}: {layer['reason']})" for name, layer in floats]
+    return lines + listed(texts, "in float", "the manifest")
 
 
 def _unreported(proof: Mapping[str, object]) -> str:

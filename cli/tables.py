@@ -245,7 +245,12 @@ def left_in_float_lines(proof: Mapping[str, Any], place: str) -> list[str]:
     """Say the first ten layers that stayed in floating point, and in what place the others are listed."""
     layers = proof.get("left_in_float", {})
     lines = [f"left in float: {name} ({reason})" for name, reason in layers.items()]
-    more = f"left in float: {len(lines) - _LISTED} more, see {place}"
+    return listed(lines, "left in float", place)
+
+
+def listed(lines: list[str], what: str, place: str) -> list[str]:
+    """Return the first ten lines, and in what place the others are listed."""
+    more = f"{what}: {len(lines) - _LISTED} more, see {place}"
     return lines[:_LISTED] + ([more] if len(lines) > _LISTED else [])
 
 

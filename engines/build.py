@@ -22,14 +22,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..artifact import Artifact, Manifest, commit, tool_versions
+from ..artifact import Artifact, Manifest, commit, read_manifest, tool_versions
 from ..errors import BuildError, EngineUnavailable, IntentNotReached
 from ..files import write_text, writing
+from ..model.graph import weighted_nodes
+from ..model.judgement import BY_SIGNAL
 from ..model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
 from ..model.onnx_file import Graph, fingerprint
 from ..model.source import digest_source, parse_source
 from ..spec.decode import non_default_options
-from .base import BuildOutcome, BuildRequest, Engine
+from .base import BuildOutcome, BuildRequest, Engine, Planned
 from .registry import engine
 
 _OWN_FIELDS = ("target", "precision")
@@ -106,6 +108,7 @@ def _manifest(
             **weighed.proof,
             "left_in_float": dict(request.left_in_float),
             **({"worked_around": dict(request.worked_around)} if request.worked_around else {}),
+            **_computing(request, outcome, counts),
             "planned_in_precision": outcome.planned,
             "reached_in_precision": outcome.reached,
         },
@@ -118,6 +121,39 @@ def _manifest(
             *weighed.warnings,
         ],
     )
+
+
+def _computing(request: BuildRequest, outcome: BuildOutcome, counts: Mapping[str, int]) -> dict[str, object]:
+    """Of all layers that multiply, planned or not: how many reached the precision, their share, the others.
+
+    Empty where the graph does not say the precision: of floats, and where the runtime finds the scales.
+    """
+    precision = request.precision
+    if precision not in BY_SIGNAL or not counts or request.spec.calibrator:
+        return {}
+    by_precision = weighted_nodes(request.onnx.model)
+    named_layers = outcome.layers or Planned(())
+    lost = {**named_layers.missed, **named_layers.unreported}
+    inside = [node.name for node in by_precision.get(precision, ()) if node.name not in lost]
+    manifest = read_manifest(Path(request.model))
+    kept = manifest.proof.get("left_in_float") if manifest else None
+    reasons = {**(kept if isinstance(kept, Mapping) else {}), **request.left_in_float, **lost}
+    floats = {
+        node.name: str(reasons.get(node.name, f"{node.op_type} is not quantized"))
+        for kind, nodes in by_precision.items()
+        for node in nodes
+        if kind != precision or node.name in lost
+    }
+    share, counted = shares([*inside, *floats], counts)
+    return {
+        "computing_layers": {
+            "all": len(share),
+            "in_precision": len(inside),
+            "share": round(sum(share[name] for name in inside), 6),
+            "weighed_by": counted,
+            "in_float": _listed(floats, share),
+        }
+    }
 
 
 def require_builder(target: str) -> Engine:

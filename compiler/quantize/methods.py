@@ -33,6 +33,7 @@ from .int8.rewrites import (
     is_table,
     join_biases,
     keep_norms_apart,
+    keep_relus_apart,
     quantize_tables,
     to_float8,
 )
@@ -195,6 +196,7 @@ def _static(request: QuantizeRequest) -> Outcome:
     result, kept, missed = in_mixed_precision(request, result, layers)
     if rules.by_onnxruntime:
         keep_layers_apart(result)
+        keep_relus_apart(result, set(planned))
     require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
     proof: dict[str, object] = {
         "nodes_by_precision": count_weighted(result),

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mode_models import normal, written
+from written_models import model_of
 
 import qcompile
 from qcompile.artifact import Artifact
@@ -292,3 +293,36 @@ def test_an_artifact_is_built_without_the_layer_for_which_openvino_refuses_the_g
     assert list(left) == ["product"]
     assert "openvino refuses the graph with it in INT8" in left["product"]
     assert made.manifest.proof["reached_in_precision"] == 2
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
+def test_the_proof_counts_all_layers_that_multiply_and_names_those_in_float(
+    target: str, tmp_path: Path
+) -> None:
+    """It said '1 of 1 layers' of a network with an LSTM and an excluded product in float."""
+    pytest.importorskip(target)
+    model = model_of(
+        """(float[4, 2, 8] x) => (float[4, 2, 6] y) <float[1, 64, 8] w, float[1, 64, 16] r, float[16, 16] u,
+        float[16, 6] v>
+        { h, a, b = LSTM<hidden_size = 16>(x, w, r)  s = Squeeze(h, one)  p = MatMul(s, u)  q = Relu(p)
+          y = MatMul(q, v) }""",
+        named=True,
+        one=np.array([1]),
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=normal(4, 2, 8))
+    qcompile.calibrate(tmp_path / "m.onnx", str(tmp_path / "d.npz"), tmp_path / "m.ranges")
+    made = qcompile.build(
+        tmp_path / "m.onnx", tmp_path / "b.onnx", target=target, precision="int8",  # type: ignore[arg-type]
+        ranges=tmp_path / "m.ranges", exclude=["matmul4"],
+    )  # fmt: skip
+    found: Any = made.manifest.proof["computing_layers"]
+    lstm, product, last = 4 * 2 * 64 * (8 + 16), 4 * 2 * 16 * 16, 4 * 2 * 16 * 6
+    assert (found["all"], found["in_precision"], found["weighed_by"]) == (3, 1, "multiply-adds")
+    assert found["share"] == pytest.approx(product / (lstm + product + last), abs=1e-6)
+    assert {name: layer["share"] for name, layer in found["in_float"].items()} == {
+        "lstm0": pytest.approx(lstm / (lstm + product + last), abs=1e-6),
+        "matmul4": pytest.approx(last / (lstm + product + last), abs=1e-6),
+    }
+    assert found["in_float"]["matmul4"]["reason"] == "excluded by 'matmul4'"
+    assert "LSTM" in found["in_float"]["lstm0"]["reason"]

@@ -90,6 +90,24 @@ def keep_adds_apart(model: onnx.ModelProto, planned: set[str]) -> None:
             node.op_type = "Sum"
 
 
+def keep_relus_apart(model: onnx.ModelProto, planned: set[str]) -> None:
+    """Write each Relu between a planned product and a reader of floats as Max(0, x).
+
+    ONNX Runtime takes Relu for a part of the quantized product, and where no QuantizeLinear follows computes
+    both in float (1.31.1); a product in front of any other operator it computes in integers.
+    """
+    graph = model.graph
+    made_by, readers = producers(graph), consumers(graph)
+    for node in graph.node:
+        maker = made_by.get(node.input[0]) if node.op_type == "Relu" else None
+        if maker is None or maker.op_type not in ("MatMul", "Gemm") or maker.name not in planned:
+            continue
+        if all(reader.op_type == "QuantizeLinear" for reader in readers.get(node.output[0], [node])):
+            continue
+        node.op_type = "Max"
+        node.input.append(store(graph, f"{node.name}/zero", np.zeros((), np.float32)))
+
+
 def gather_by_vectors(model: onnx.ModelProto) -> None:
     """Rewrite the Gathers of activations by stored indices of two or more axes, in place, for OpenVINO.
 

@@ -14,6 +14,7 @@ from mode_models import normal, run, snr_db, static, written
 from onnx import numpy_helper, parser
 from written_models import model_of, outputs_of
 
+import qcompile
 from qcompile.artifact import Artifact
 from qcompile.compiler.quantize.int8.rewrites import (
     BLOCK_SIZE,
@@ -80,6 +81,29 @@ def test_what_an_integer_kernel_makes_is_left_as_it_is() -> None:
     before = model.SerializeToString()
     read_floats(model.graph, {"first", "product"})
     assert model.SerializeToString() == before
+
+
+@pytest.mark.parametrize("product", ["MatMul(x, u)", "Gemm(x, u)"])
+def test_a_product_stays_in_integers_in_front_of_a_relu_that_floats_read(
+    product: str, tmp_path: Path
+) -> None:
+    """ONNX Runtime 1.31.1 computes both in float; 'nothing to quantize' was said of a network."""
+    model = model_of(
+        "(float[4, 8] x) => (float[4, 6] y) <float[8, 16] u, float[16, 6] v>"
+        f"{{ p = {product}  q = Relu(p)  y = MatMul(q, v) }}",
+        named=True,
+    )
+    x = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
+    onnx.save(model, tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=x)
+    qcompile.calibrate(tmp_path / "m.onnx", str(tmp_path / "d.npz"), tmp_path / "m.ranges")
+    made = qcompile.quantize(
+        tmp_path / "m.onnx", tmp_path / "q.onnx", ranges=tmp_path / "m.ranges", exclude=["matmul2"]
+    )
+    executed: Any = made.manifest.proof["as_executed"]
+    assert sum(executed["int8"].values()) == 1
+    (found,), (expected,) = outputs_of(tmp_path / "q.onnx", x), outputs_of(model, x)
+    np.testing.assert_allclose(found, expected, atol=0.05 * np.abs(expected).max())
 
 
 def test_an_add_in_front_of_a_norm_is_kept_apart_from_it(tmp_path: Path) -> None:
