@@ -14,7 +14,8 @@ fusions are wrong (2026.4.1, on every processor):
 4. a QuantizeLinear reads a product behind a bias, the product is read elsewhere, and its shape is dynamic:
    the bias becomes part of the quantization, which takes channel 0's for all. The other reader may be one
    that OpenVINO makes: it takes an extent that Shape asks for from another tensor of that extent. Of an int8
-   convolution without bias, the scale of its weights is what a bias is otherwise;
+   convolution without bias, the scale of its weights is what a bias is otherwise; without any
+   QuantizeLinear behind it that scale is lost, if the result is read twice;
 5. a Reshape makes more axes, or others, of an int8 product without bias whose batch is dynamic: the scale
    of its weights is moved behind the Reshape, where it scales another axis.
 """
@@ -191,6 +192,8 @@ class _Products:
             elsewhere &= node.op_type in _CONVOLUTIONS or not reads_integers
             if (shared or elsewhere) and _is_quantized(last.output[0], self.read_by, _PASSED):
                 names += dict.fromkeys([node_name(node), node_name(last)] if scaled else [node_name(last)])
+            elif scaled and shared:
+                names.append(node_name(node))
         return names
 
     def moved_scales(self) -> list[str]:

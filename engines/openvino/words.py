@@ -85,7 +85,7 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
            "product, is wrong in fixed batches of 4, 6 and 8", "int8"),
     _fault("merged-bias", _PRODUCTS,
            "with dynamic shapes, read by a QuantizeLinear and elsewhere, has channel 0's bias in all "
-           "channels", "int8"),
+           "channels; a Conv without bias that is read twice loses its scale", "int8"),
     _fault("moved-scale", _PRODUCTS,
            "without bias and with a dynamic batch in front of a Reshape is scaled along another axis",
            "int8"),

@@ -169,6 +169,12 @@ def read_twice(product: str, shape: str, *kernel: int, behind: str = "", **store
     return network(shape, body, "q", "y", int8={"w": kernel}, **stored)
 
 
+def shared(behind: str, **stored: Any) -> onnx.ModelProto:
+    """A convolution without bias that is read twice, and quantized nowhere."""
+    body = f"p = InputPair (x) m = {CONV_2D} (p, w) {behind}"
+    return network(IMAGE, body, "y", int8=KERNEL, **stored)
+
+
 def reshaped(
     product: str = "Gemm <transB = 1>", kernel: tuple[int, ...] = (0, 8, 24), shape: str = ROWS,
     target: tuple[int, ...] = (-1, 8, 8), pair: str = "InputPair", operands: str = "p, w", **stored: Any,
@@ -224,6 +230,11 @@ CASES: dict[str, tuple[str, onnx.ModelProto]] = {
     "scaled conv read twice": (
         "merged-bias", read_twice(CONV_2D, IMAGE, 0, 16, 16, 3, 3, behind="a = Mul (m, f)", f=SCALES),
     ),
+    "conv and an add": ("merged-bias", shared("t = Tanh (m) y = Add (m, t)")),
+    "conv and its mean": (
+        "merged-bias", shared("g = GlobalAveragePool (m) s = Sigmoid (g) y = Mul (m, s)"),
+    ),
+    "scaled conv and an add": ("merged-bias", shared("a = Mul (m, f) t = Tanh (a) y = Add (a, t)", f=SCALES)),
     "gemm, reshape": ("moved-scale", reshaped()),
     "matmul, reshape": ("moved-scale", reshaped("MatMul", (1, 24, 8))),
     "gemm, reshape to heads": ("moved-scale", reshaped(target=(-1, 8, 2, 4))),
@@ -283,6 +294,7 @@ RIGHT: dict[str, onnx.ModelProto] = {
     "bias": scaled("a = Add (m, b) t = Relu (a)", first="m = MatMul (p, u)"),
     "batch first": reshaped(target=(0, 2, 4)),
     "no multiple": reshaped(target=(-1, 4, 8)),
+    "conv, relu read twice": shared("r = Relu (m) t = Tanh (r) y = Add (r, t)"),
 }  # fmt: skip
 """Graphs like those above, which OpenVINO computes rightly."""
 
