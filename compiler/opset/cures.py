@@ -32,6 +32,7 @@ from .fusions import (
     find_quantized_extrema,
     find_quantized_factors,
     find_reduced_channels,
+    find_reduced_scales,
     with_max,
 )
 from .rewrites import group_normalization, slice_shape
@@ -195,6 +196,7 @@ FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
     "quantized-factors": _rewritten(find_quantized_factors, with_max, quantized=True),
     "merged-bias": _rewritten(find_merged_biases, with_max, quantized=True),
     "moved-scale": _rewritten(find_moved_scales, with_max, quantized=True),
+    "reduced-scale": _rewritten(find_reduced_scales, with_max, quantized=True),
     "shape-slice": _rewritten(
         finding("Shape", lambda node: attribute(node, "start", 0) or attribute(node, "end") is not None),
         slice_shape,

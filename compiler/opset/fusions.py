@@ -17,7 +17,10 @@ fusions are wrong (2026.4.1, on every processor):
    convolution without bias, the scale of its weights is what a bias is otherwise; without any
    QuantizeLinear behind it that scale is lost, if the result is read twice;
 5. a Reshape makes more axes, or others, of an int8 product without bias whose batch is dynamic: the scale
-   of its weights is moved behind the Reshape, where it scales another axis.
+   of its weights is moved behind the Reshape, where it scales another axis;
+6. a reduction reads a Reshape that joins the positions of an int8 convolution, [N, C, H, W] to [N, C, H W]:
+   the scale of its weights, or factors for each channel behind it, are moved behind the reduction, where
+   they scale other channels.
 """
 
 from __future__ import annotations
@@ -55,6 +58,7 @@ _FUSED = frozenset(
 )
 """Operators that become part of a reduction's kernel with the quantization behind them, or let it pass."""
 _LINEAR = ("Add", "Sub", "Mul", "Div")
+_REDUCTIONS = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")
 _BOUNDS = ("Relu", "LeakyRelu", "PRelu", "Clip", "Max", "Min")
 _PASSED = ("Relu", "Clip", "Transpose", "Concat", "Identity")
 """Operators through which OpenVINO moves a quantization to the bias in front."""
@@ -133,6 +137,20 @@ def find_quantized_factors(model: onnx.ModelProto) -> list[str]:
     return names
 
 
+def find_reduced_scales(model: onnx.ModelProto) -> list[str]:
+    """Return the Reshapes in front of a reduction, behind an int8 convolution whose scale may move there."""
+    names = []
+    for products in (_Products(model, graph) for graph in every_graph(model.graph)):
+        for node in products.graph.node:
+            readers = (
+                list(reached(node.output[0], products.read_by, _MOVED)) if node.op_type == "Reshape" else []
+            )
+            is_reduced = any(reader.op_type in _REDUCTIONS for reader in readers)
+            if is_reduced and products.has_loose_scale(node.input[0]):
+                names.append(node_name(node))
+    return names
+
+
 def _is_quantized(
     tensor: str, read_by: Mapping[str, Sequence[onnx.NodeProto]], passed: Collection[str]
 ) -> bool:
@@ -198,6 +216,22 @@ class _Products:
 
     def moved_scales(self) -> list[str]:
         return [node_name(node) for node in self._dynamic() if self._is_moved(node)]
+
+    def has_loose_scale(self, tensor: str) -> bool:
+        """Whether a tensor is an int8 convolution's without bias, or behind one and factors of channels."""
+        waiting, seen, factors = [tensor], {tensor}, False
+        while waiting:
+            node = self.made_by.get(waiting.pop())
+            if node is None or node.name.endswith(_APART):
+                continue
+            if node.op_type == "Conv" and self._reads_integers(node):
+                return factors or not self._bias(node)
+            rows = [self.stored[name] for name in node.input if name in self.stored]
+            factors |= any(np.prod(tensor.dims) > 1 for tensor in rows)
+            if node.op_type in (*_LINEAR, *_MOVED, "BatchNormalization", "Sigmoid"):
+                waiting += [name for name in node.input if name not in seen]
+                seen.update(node.input)
+        return False
 
     def _is_moved(self, node: onnx.NodeProto) -> bool:
         matrix = self.shapes.get(node.output[0], ()) if node.op_type in ("MatMul", "Gemm") else ()

@@ -89,4 +89,7 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
     _fault("moved-scale", _PRODUCTS,
            "without bias and with a dynamic batch in front of a Reshape is scaled along another axis",
            "int8"),
+    _fault("reduced-scale", "Conv",
+           "without bias, or with factors for each channel behind it, in front of a Reshape to [N, C, H W] "
+           "and a reduction, is scaled along another axis", "int8"),
 )  # fmt: skip

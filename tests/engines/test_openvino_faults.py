@@ -190,6 +190,7 @@ def summed(operator: str) -> onnx.ModelProto:
 CONV_2D, CONV_1D = "Conv <pads = [1, 1, 1, 1]>", "Conv <pads = [1, 1]>"
 ADD = "a = Add (m, b)"
 SCALES = np.float32(0.5 + np.random.default_rng(0).random((1, 16, 1, 1)))
+MEAN, JOINED = "r = Reshape (n, j) y = ReduceMean <axes = [2]> (r)", {"j": np.int64([0, 16, -1])}
 CASES: dict[str, tuple[str, onnx.ModelProto]] = {
     "amax": ("quantized-extremum", amax()),
     "amin": ("quantized-extremum", amax("ReduceMin")),
@@ -235,6 +236,17 @@ CASES: dict[str, tuple[str, onnx.ModelProto]] = {
         "merged-bias", shared("g = GlobalAveragePool (m) s = Sigmoid (g) y = Mul (m, s)"),
     ),
     "scaled conv and an add": ("merged-bias", shared("a = Mul (m, f) t = Tanh (a) y = Add (a, t)", f=SCALES)),
+    "conv, reshape, mean": ("reduced-scale", shared(f"n = Relu (m) {MEAN}", **JOINED)),
+    "conv, reshape, maximum": (
+        "reduced-scale",
+        shared(f"n = MaxPool <kernel_shape = [3, 3]> (m) {MEAN}".replace("Mean", "Max"), **JOINED),
+    ),
+    "conv, add, factors, reshape, mean": (
+        "reduced-scale", shared(f"a = Add (m, x) n = Mul (a, f) {MEAN}", f=SCALES, **JOINED)
+    ),
+    "conv, sigmoid, factors, reshape, mean": (
+        "reduced-scale", shared(f"s = Sigmoid (m) n = Mul (s, f) {MEAN}", f=SCALES, **JOINED)
+    ),
     "gemm, reshape": ("moved-scale", reshaped()),
     "matmul, reshape": ("moved-scale", reshaped("MatMul", (1, 24, 8))),
     "gemm, reshape to heads": ("moved-scale", reshaped(target=(-1, 8, 2, 4))),
@@ -244,7 +256,7 @@ CASES: dict[str, tuple[str, onnx.ModelProto]] = {
     "log of sum": ("reduced-axes", summed("ReduceLogSum")),
     "log of sum of exponentials": ("reduced-axes", summed("ReduceLogSumExp")),
 }  # fmt: skip
-ALSO_FIXED = ("quantized-extremum", "reduced-axes", "reduced-channels", "quantized-factors")
+ALSO_FIXED = ("quantized-extremum", "reduced-axes", "reduced-channels", "quantized-factors", "reduced-scale")
 
 
 def cured(name: str, before: onnx.ModelProto) -> onnx.ModelProto:
@@ -294,6 +306,9 @@ RIGHT: dict[str, onnx.ModelProto] = {
     "bias": scaled("a = Add (m, b) t = Relu (a)", first="m = MatMul (p, u)"),
     "batch first": reshaped(target=(0, 2, 4)),
     "no multiple": reshaped(target=(-1, 4, 8)),
+    "biased conv, reshape, mean": network(
+        IMAGE, f"{CONV} n = Relu (c) {MEAN}", "y", int8=KERNEL, b=(16,), **JOINED
+    ),
     "conv, relu read twice": shared("r = Relu (m) t = Tanh (r) y = Add (r, t)"),
 }  # fmt: skip
 """Graphs like those above, which OpenVINO computes rightly."""
