@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from ...calibration.taps import choose_taps
 from ...errors import InvalidOption, QuantizationError
 from ...model.graph import WEIGHTED, count_weighted, weighted_nodes, without_weights
 from ...model.graph_edits import name_nodes
-from ...model.graph_rules import NONE, graph_rules
+from ...model.graph_rules import NONE, GraphRules, graph_rules
 from ...model.onnx_file import Graph
 from ...model.saturating_kernels import saturating_kernels
 from ...model.session import import_onnxruntime
@@ -173,7 +173,7 @@ def _static(request: QuantizeRequest) -> Outcome:
         raise nothing_to_quantize(
             placement.left_in_float,
             "no Conv, ConvTranspose, MatMul or Gemm",
-            "choose another target, or keep it in float",
+            _instead(rules, operators.values()),
         )
     limits = activation_limits(ready, placement, request.ranges, chosen)
     shapes = {tensor.name: tuple(tensor.dims) for tensor in ready.graph.initializer}
@@ -219,6 +219,18 @@ def _static(request: QuantizeRequest) -> Outcome:
         return _static(replace(request, in_float={**request.in_float, **in_float}))
     warnings += require_executed(result, planned, in_float)
     return Outcome(result, {**proof, "as_executed": counts}, warnings)
+
+
+def _instead(rules: GraphRules, operators: Collection[str]) -> str:
+    """What may serve a model of which static INT8 takes nothing."""
+    if rules.by_onnxruntime and "LSTM" in operators:
+        return (
+            "`mode` dynamic computes LSTM in 8 bits, with ranges found at run time: look at what it costs "
+            "with `qcompile diff`, or keep it in float"
+        )
+    if "GRU" in operators or "RNN" in operators:
+        return "no runtime here has an integer kernel for GRU or RNN: keep it in float"
+    return "choose another target, or keep it in float"
 
 
 def _unfused(graph: onnx.GraphProto) -> list[str]:

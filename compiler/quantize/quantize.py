@@ -123,10 +123,15 @@ def quantize_in_memory(
         check, poor = _judged(request, outcome.judged or judge(outcome.model))
         checks = [check]
     if poor and not (spec.allow_loss or spec.data is None):
-        raise QuantizationError(
-            f"{graph.path}: {poor}",
-            hint="try another `method`, `exclude` or `layers`, or `qcompile tune`; `allow_loss` keeps it",
-        )
+        searched = outcome.proof.get("search_refusal")
+        hint = "try another `method`, `exclude` or `layers`, or `qcompile tune`; `allow_loss` keeps it"
+        if searched:
+            hint = (
+                "INT8 is not for this model as it is: keep it in float (`precision` fp16 or bf16), leave out "
+                "more by `exclude`, train it with `qcompile.qat`, or judge it by its task with `qcompile "
+                "tune`; `allow_loss` keeps it"
+            )
+        raise QuantizationError(f"{graph.path}: {poor}" + (f"; {searched}" if searched else ""), hint=hint)
     if poor:
         ask = "; random input may lie outside the ranges: `data` gives samples"
         warnings.append(poor if spec.data is not None else f"{poor}{ask}")

@@ -8,14 +8,16 @@ in turn, and the one whose outputs are nearest to the float model's is kept:
 3. other methods, where `auto` is asked for: minmax, percentile, entropy. A correction of biases destroys
    some models together with a method that clips: few rows are clipped, and all get the correction;
 4. the most damaging layers in float, as many as it takes: for `max_damage`, or where `diff` would not let
-   the outputs pass.
+   the outputs pass;
+5. below `_GOOD_DB` further ones, up to the knee: while `_KNEE_DB` are gained by layers that are no more than
+   `_KNEE_SHARE` of the multiply-adds.
 
 Where there are enough samples, those that judge are not those that factors and biases are learnt from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, starmap
@@ -29,6 +31,7 @@ from ...errors import InvalidOption, QuantizationError
 from ...model.graph_rules import graph_rules
 from ...model.judgement import SNR_DB, judge_outputs
 from ...model.masks import not_finite
+from ...model.multiply_adds import multiply_adds, shares
 from ...model.onnx_file import Graph
 from ...model.output_forms import OutputForm, output_forms
 from ...model.random_input import run_on
@@ -41,7 +44,7 @@ from .balance.smooth import smoothed
 from .blocks.formats import simulated
 from .half.casts import in_float32
 from .request import Judged, Outcome, QuantizeRequest, exactly
-from .sensitivity import rank_layers
+from .sensitivity import LayerSensitivity, rank_layers
 
 Once = Callable[[QuantizeRequest], Outcome]
 
@@ -49,6 +52,9 @@ LEAST_GAIN_DB = 0.2
 """What a later candidate must gain to replace an earlier one."""
 
 _ENOUGH_DB = SNR_DB + 1.0
+_GOOD_DB = 20.0
+_KNEE_DB, _KNEE_SHARE = 3.0, 0.05  # half of the error's energy for a twentieth of the time
+_KNEE_TRIALS, _KNEE_STEP = 6, 4
 _NAMED = 5  # layers that a warning names
 _RANKED_ON = 4  # samples on which layers are ranked: each runs once per layer
 
@@ -76,6 +82,8 @@ class _Search:
     once: Once
     best: _Candidate
     tried: list[dict[str, object]] = field(default_factory=list)
+    by_count: dict[int, float] = field(default_factory=dict)  # layers in float to decibels
+    refusal: str = ""  # why layers in float do not help
 
     @property
     def request(self) -> QuantizeRequest:
@@ -134,10 +142,13 @@ def _searched(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
     others = (Method("minmax"), Method("percentile", chosen.percentile), Method("entropy"))
     for method in others if chosen.name == "auto" else ():
         search.offer(str(method), search.request.asking(method=str(method)))
+    judged_before = search.best.judged
     kept = _kept_in_float(search)
     outcome = search.best.outcome
     left = outcome.proof.get("left_in_float")
     proof = {**outcome.proof, "search": search.tried, **balancing}
+    if search.refusal:
+        proof["search_refusal"] = search.refusal
     if isinstance(left, dict):
         proof["left_in_float"] = {name: kept.get(name, reason) for name, reason in left.items()}
     proof["method"] = str(_method(search.request))
@@ -145,28 +156,69 @@ def _searched(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
     if kept and request.spec.max_damage is None:  # nobody named these layers
         more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
         layers = f"{', '.join(list(kept)[:_NAMED])}{more}"
-        warnings.append(f"left in float, because `diff` would not let the outputs pass otherwise: {layers}")
+        refused = judged_before.snr_db < _ENOUGH_DB or bool(judged_before.failed)
+        gained_db = search.best.judged.snr_db - judged_before.snr_db
+        why = "because `diff` would not let the outputs pass otherwise"
+        why = why if refused else f"which gains {gained_db:.1f} dB"
+        warnings.append(f"left in float, {why}: {layers}")
     return Outcome(outcome.model, proof, warnings, search.best.judged)
 
 
 def _kept_in_float(search: _Search) -> dict[str, str]:
-    """Leave layers in float as `max_damage` asks; without it, where `diff` would not let the outputs pass.
+    """Leave layers in float as `max_damage` asks, else where `diff` would refuse the outputs, and to the knee.
 
+    Returned is why each is in float.
     Without it half of the layers at most: beyond that INT8 is not for this model, and the caller refuses it.
     """
-    least_db, whole = search.request.spec.max_damage, search.best
+    spec, whole = search.request.spec, search.best
+    least_db = spec.max_damage
     if least_db is not None:
-        return _take_back(search, lambda judged: judged.snr_db >= least_db, f"{least_db:g} dB")
-    if search.request.spec.allow_loss:
-        return {}
-    try:
+        if whole.judged.snr_db >= least_db:
+            return {}
         return _take_back(
-            search, lambda judged: judged.snr_db >= _ENOUGH_DB and not judged.failed, f"{_ENOUGH_DB:g} dB",
-            most=0.5,
-        )  # fmt: skip
-    except QuantizationError:
-        search.best = whole
+            search, _ranked(search), lambda judged: judged.snr_db >= least_db, f"{least_db:g} dB"
+        )
+    if spec.allow_loss or (whole.judged.snr_db >= _GOOD_DB and not whole.judged.failed):
         return {}
+
+    def enough(judged: Judged) -> bool:
+        return judged.snr_db >= _ENOUGH_DB and not judged.failed
+
+    ranked, kept = _ranked(search), dict[str, str]()
+    try:
+        if not enough(whole.judged):
+            kept = _take_back(search, ranked, enough, f"{_ENOUGH_DB:g} dB", most=0.5)
+    except QuantizationError as error:
+        search.best, search.refusal = whole, error.message.partition(": ")[2]
+        search.refusal += f"; most is lost in {', '.join(damage.layer for damage in ranked[:_NAMED])}"
+        return {}
+    return kept | _to_the_knee(search, ranked, len(kept), most=len(ranked) // 2)
+
+
+def _to_the_knee(
+    search: _Search, ranked: Sequence[LayerSensitivity], count: int, *, most: int
+) -> dict[str, str]:
+    """Leave layers behind the first `count` in float, while it is worth it; return why they are."""
+    names, begun = [damage.layer for damage in ranked], count
+    share, _ = shares(names, multiply_adds(search.request.model))
+    request, step = search.request, 1
+    for _ in range(_KNEE_TRIALS):
+        more, before = names[count : count + step], search.best
+        if step > _KNEE_STEP or count + step > most or sum(share[name] for name in more) > _KNEE_SHARE:
+            break
+        tried = _without(request, names[begun : count + step])  # it excludes the first ones already
+        needed_db = before.judged.snr_db + _KNEE_DB
+        made = search.by_count.get(count + step, needed_db) >= needed_db and search.offer(
+            f"{count + step} layers in float", tried, least_db=-float("inf")
+        )
+        if made and search.best.judged.snr_db >= needed_db:
+            count, step = count + step, 1
+        else:
+            search.best, step = before, 2 * step
+    return {
+        damage.layer: f"it gains {_KNEE_DB:g} dB with others: alone in INT8 it leaves {damage.snr_db:.1f} dB"
+        for damage in ranked[begun:count]
+    }
 
 
 def _method(request: QuantizeRequest) -> Method:
@@ -194,34 +246,42 @@ def _balance(search: _Search) -> dict[str, object]:
     return told
 
 
-def _take_back(
-    search: _Search, enough: Callable[[Judged], bool], required: str, *, most: float = 1.0
-) -> dict[str, str]:
-    """Leave the most damaging layers in float until the outputs are near enough; return why they are.
-
-    A share `most` of the layers may be left in float.
-    """
+def _ranked(search: _Search) -> list[LayerSensitivity]:
+    """The layers by what each does to the outputs, the most damaging first."""
     request = search.request
     assert request.ranges is not None, "best_static asks"
-    if enough(search.best.judged):
-        return {}
     request.progress("damage of each layer")
     floats = [pattern for pattern, kind in request.spec.layer_precisions.items() if kind != "int8"]
-    ranked = rank_layers(
+    return rank_layers(
         request.model, request.spec.target, request.ranges, request.samples(_RANKED_ON),
         isa=request.spec.isa, method=_method(request),
         exclude=[*request.spec.exclude, *floats],
     )  # fmt: skip
-    names = [damage.layer for damage in ranked]
+
+
+def _without(request: QuantizeRequest, names: Sequence[str]) -> QuantizeRequest:
+    """The request with layers left in float, beside those that it excludes."""
+    return request.asking(exclude=(*request.spec.exclude, *map(exactly, names)))
+
+
+def _take_back(
+    search: _Search, ranked: Sequence[LayerSensitivity], enough: Callable[[Judged], bool], required: str, *,
+    most: float = 1.0,
+) -> dict[str, str]:  # fmt: skip
+    """Leave the most damaging layers in float until the outputs are near enough; return why they are.
+
+    A share `most` of the layers may be left in float.
+    """
+    request, names = search.request, [damage.layer for damage in ranked]
     limit = min(int(most * len(names)) + 1, len(names))  # so many are too many
     low, high = 0, limit  # so many are too few; so many were never tried, or are enough
     most_db, kept = search.best.judged.snr_db, None
     while high - low > 1:
         middle = (low + high) // 2
-        exclude = [*request.spec.exclude, *map(exactly, names[:middle])]
-        tried = request.asking(exclude=tuple(exclude))
+        tried = _without(request, names[:middle])
         made = search.offer(f"{middle} layers in float", tried, least_db=-float("inf"))
         most_db = max(most_db, search.best.judged.snr_db)
+        search.by_count[middle] = search.best.judged.snr_db if made else -float("inf")
         if made and enough(search.best.judged):
             high, kept = middle, search.best
         else:

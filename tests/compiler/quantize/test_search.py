@@ -297,3 +297,84 @@ def test_samples_of_a_batch_axis_are_run_one_by_one(tmp_path: Path) -> None:
     for limit in (None, 1, 7, 9):
         extents = [arrays["a"].shape[0] for arrays in run_samples(read_graph(path), ["a"], data, limit)]
         assert extents == [1] * (limit or 12)
+
+
+def test_layers_stay_in_float_up_to_the_knee(tmp_path: Path) -> None:
+    """Three hostile products, of which one makes the difference between refused and passing.
+
+    The search stopped there, a little above what `diff` asks for: the other two are 1% of the arithmetic.
+    """
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((64, 3, 24)).astype(np.float32)
+    scales = np.ones((3, 24), np.float32)
+    scales[:, 0] = 60, 10, 10  # no weight reads it, and it takes the levels
+    np.savez(tmp_path / "d.npz", x=x)
+    small = generator.standard_normal((3, 24, 8)).astype(np.float32)
+    small[:, 0] = 1e-4
+    model = model_of(
+        """(float[N, 3, 24] x) => (float[N, 8] y) <float[72, 128] u, float[128, 128] m, float[128, 8] v> {
+        a, b, c = Split<axis = 1>(x, ones) d = Squeeze(a, one) e = Squeeze(b, one) f = Squeeze(c, one)
+        a0 = Mul(d, k0) b0 = Mul(e, k1) c0 = Mul(f, k2)
+        p = MatMul(a0, w0) q = MatMul(b0, w1) r = MatMul(c0, w2) s = Add(p, q) t = Add(s, r)
+        g = Concat<axis = 1>(d, e, f) h = Tanh(g) i = MatMul(h, u) j = Tanh(i) k = MatMul(j, m)
+        l = Tanh(k) n = MatMul(l, m) o = Tanh(n) z = MatMul(o, v) y = Add(t, z) }""",
+        named=True, ones=np.array([1, 1, 1]), one=np.array([1]),
+        w0=small[0], w1=small[1], w2=small[2], k0=scales[0], k1=scales[1], k2=scales[2],
+    )  # fmt: skip
+    onnx.save(model, tmp_path / "m.onnx")
+    qcompile.calibrate(tmp_path / "m.onnx", str(tmp_path / "d.npz"), tmp_path / "m.ranges")
+    made = qcompile.quantize(
+        tmp_path / "m.onnx", tmp_path / "q.onnx", ranges=tmp_path / "m.ranges",
+        data=str(tmp_path / "d.npz"), balance=False, method="minmax",
+    )  # fmt: skip
+    tried: Any = made.manifest.proof["search"]
+    enough = {one["tried"]: one["snr_db"] for one in tried if one["snr_db"] >= 16}
+    assert enough["1 layers in float"] < 30  # where it stopped
+    assert enough["3 layers in float"] > 40
+    left: Any = made.manifest.proof["left_in_float"]
+    assert sorted(left) == ["matmul7", "matmul8", "matmul9"]
+    assert sum("it gains 3 dB with others" in reason for reason in left.values()) in (1, 2)
+    (warning,) = made.manifest.warnings
+    assert warning.startswith("left in float, because `diff` would not let the outputs pass otherwise")
+
+
+def test_a_refusal_names_the_layers_that_lose_most(tmp_path: Path) -> None:
+    """It said 'try another method' after a search that had shown that none helps."""
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((48, 16)).astype(np.float32)
+    np.savez(tmp_path / "d.npz", x=x)
+    scale = np.ones(16, np.float32)
+    scale[0] = 3000  # no weight reads it
+    weights = generator.standard_normal((2, 16, 16)).astype(np.float32)
+    weights[:, 0] = 0
+    model = model_of(
+        """(float[N, 16] x) => (float[N, 16] y) {
+        a = Mul(x, s) p = MatMul(a, w0) b = Mul(p, s) y = MatMul(b, w1) }""",
+        named=True, s=scale, w0=weights[0], w1=weights[1],
+    )  # fmt: skip
+    onnx.save(model, tmp_path / "m.onnx")
+    qcompile.calibrate(tmp_path / "m.onnx", str(tmp_path / "d.npz"), tmp_path / "m.ranges")
+    with pytest.raises(QuantizationError) as caught:
+        qcompile.quantize(
+            tmp_path / "m.onnx", tmp_path / "q.onnx", ranges=tmp_path / "m.ranges",
+            data=str(tmp_path / "d.npz"), balance=False, method="minmax",
+        )  # fmt: skip
+    assert re.search(
+        r"with \d of 2 layers in float; 16 dB is required; most is lost in matmul[13], matmul[13]$",
+        caught.value.message,
+    )
+    assert caught.value.hint.startswith("INT8 is not for this model as it is")
+
+
+def test_a_network_of_lstms_is_told_of_dynamic_int8(tmp_path: Path) -> None:
+    model = model_of(
+        """(float[4, 2, 8] x) => (float[4, 1, 2, 16] y) <float[1, 64, 8] w, float[1, 64, 16] r>
+        { y, a, b = LSTM<hidden_size = 16>(x, w, r) }""",
+        named=True,
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.ones((4, 2, 8), np.float32))
+    qcompile.calibrate(tmp_path / "m.onnx", str(tmp_path / "d.npz"), tmp_path / "m.ranges")
+    with pytest.raises(QuantizationError, match="nothing to quantize") as caught:
+        qcompile.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", ranges=tmp_path / "m.ranges")
+    assert "`mode` dynamic computes LSTM in 8 bits" in caught.value.hint
