@@ -165,7 +165,7 @@ def _searched(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
 
 
 def _kept_in_float(search: _Search) -> dict[str, str]:
-    """Leave layers in float as `max_damage` asks, else where `diff` would refuse the outputs, and to the knee.
+    """Leave layers in float as `max_damage` asks, else where `diff` would refuse outputs, and to the knee.
 
     Returned is why each is in float.
     Without it half of the layers at most: beyond that INT8 is not for this model, and the caller refuses it.
