@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -66,7 +67,15 @@ class Judged:
     # signal-to-noise ratio of the worst output of floats, in decibels: -inf where one became NaN or
     # infinite that was not, inf where there is none
     snr_db: float
+    # the same against what differs between samples alone, where that is less: boxes are anchors, which are
+    # the same for all samples, and what the network adds
+    varying_db: float = math.inf
     broken: str = ""  # name of an output that became NaN or infinite
+
+    @property
+    def rank_db(self) -> float:
+        """What candidates are compared by."""
+        return min(self.snr_db, self.varying_db)
 
     @property
     def failed(self) -> list[Judgement]:

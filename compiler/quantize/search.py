@@ -17,23 +17,25 @@ Where there are enough samples, those that judge are not those that factors and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, starmap
 from typing import Any
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 
 from ...calibration import Method, parse_method
 from ...errors import InvalidOption, QuantizationError
 from ...model.graph_rules import graph_rules
-from ...model.judgement import SNR_DB, judge_outputs
+from ...model.judgement import SNR_DB, decibels, judge_outputs
 from ...model.masks import not_finite
 from ...model.multiply_adds import multiply_adds, shares
 from ...model.onnx_file import Graph
-from ...model.output_forms import OutputForm, output_forms
+from ...model.output_forms import OutputForm, Parts, output_forms
 from ...model.random_input import run_on
 from ...processor import why_not_exact
 from ...spec.words import BLOCK_FORMATS
@@ -55,6 +57,7 @@ _ENOUGH_DB = SNR_DB + 1.0
 _GOOD_DB = 20.0
 _KNEE_DB, _KNEE_SHARE = 3.0, 0.05  # half of the error's energy for a twentieth of the time
 _KNEE_TRIALS, _KNEE_STEP = 6, 4
+_VARYING, _VARYING_SHARE = 8, 1e-4  # so many samples; such a share of an output's energy
 _NAMED = 5  # layers that a warning names
 _RANKED_ON = 4  # samples on which layers are ranked: each runs once per layer
 
@@ -100,15 +103,21 @@ class _Search:
         except QuantizationError as error:
             self.tried.append({"tried": what, "refused": str(error)})
             return False
-        self.tried.append({"tried": what, "snr_db": round(judged.snr_db, 2)})
+        self.tried.append(_told(what, judged))
         candidate = _Candidate(request, outcome, judged)
-        if judged.snr_db < self.best.judged.snr_db + least_db:
+        if judged.rank_db < self.best.judged.rank_db + least_db:
             return False
         if least_db >= 0.0 and candidate.integers < self.best.integers:
             self.tried[-1]["refused"] = "fewer layers are computed in integers"
             return False
         self.best = candidate
         return True
+
+
+def _told(what: str, judged: Judged) -> dict[str, object]:
+    """What the manifest says of a candidate."""
+    told: dict[str, object] = {"tried": what, "snr_db": round(judged.snr_db, 2)}
+    return told | ({"varying_db": round(judged.varying_db, 2)} if judged.varying_db < judged.snr_db else {})
 
 
 def best_static(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
@@ -134,7 +143,7 @@ def _searched(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
     judged = judge(outcome.model)
     search = _Search(judge, once, _Candidate(plain, outcome, judged))
     chosen = _method(request)
-    search.tried.append({"tried": str(chosen), "snr_db": round(judged.snr_db, 2)})
+    search.tried.append(_told(str(chosen), judged))
     balancing = _balance(search) if request.spec.balance else {}
     if request.spec.correct_bias:
         search.offer("corrected biases", search.request.asking(correct_bias=True), least_db=0.0)
@@ -157,7 +166,7 @@ def _searched(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
         more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
         layers = f"{', '.join(list(kept)[:_NAMED])}{more}"
         refused = judged_before.snr_db < _ENOUGH_DB or bool(judged_before.failed)
-        gained_db = search.best.judged.snr_db - judged_before.snr_db
+        gained_db = search.best.judged.rank_db - judged_before.rank_db
         why = "because `diff` would not let the outputs pass otherwise"
         why = why if refused else f"which gains {gained_db:.1f} dB"
         warnings.append(f"left in float, {why}: {layers}")
@@ -178,7 +187,7 @@ def _kept_in_float(search: _Search) -> dict[str, str]:
         return _take_back(
             search, _ranked(search), lambda judged: judged.snr_db >= least_db, f"{least_db:g} dB"
         )
-    if spec.allow_loss or (whole.judged.snr_db >= _GOOD_DB and not whole.judged.failed):
+    if spec.allow_loss or (whole.judged.rank_db >= _GOOD_DB and not whole.judged.failed):
         return {}
 
     def enough(judged: Judged) -> bool:
@@ -207,11 +216,11 @@ def _to_the_knee(
         if step > _KNEE_STEP or count + step > most or sum(share[name] for name in more) > _KNEE_SHARE:
             break
         tried = _without(request, names[begun : count + step])  # it excludes the first ones already
-        needed_db = before.judged.snr_db + _KNEE_DB
+        needed_db = before.judged.rank_db + _KNEE_DB
         made = search.by_count.get(count + step, needed_db) >= needed_db and search.offer(
             f"{count + step} layers in float", tried, least_db=-float("inf")
         )
-        if made and search.best.judged.snr_db >= needed_db:
+        if made and search.best.judged.rank_db >= needed_db:
             count, step = count + step, 1
         else:
             search.best, step = before, 2 * step
@@ -281,7 +290,7 @@ def _take_back(
         tried = _without(request, names[:middle])
         made = search.offer(f"{middle} layers in float", tried, least_db=-float("inf"))
         most_db = max(most_db, search.best.judged.snr_db)
-        search.by_count[middle] = search.best.judged.snr_db if made else -float("inf")
+        search.by_count[middle] = search.best.judged.rank_db if made else -float("inf")
         if made and enough(search.best.judged):
             high, kept = middle, search.best
         else:
@@ -367,4 +376,28 @@ class Judge:
             if any(array.any() for array in starmap(not_finite, batches))
         ]
         worst = min((one.snr_db for one in judged if one.output in floats), default=float("inf"))
-        return Judged(judged, worst, min(broken, default=""))
+        varying = min(
+            (varying_db(required[n], actual[n], self._forms[n].parts) for n in floats), default=math.inf
+        )
+        return Judged(judged, worst, varying, min(broken, default=""))
+
+
+def varying_db(
+    required: Sequence[NDArray[Any]], actual: Sequence[NDArray[Any]], parts: Parts | None = None
+) -> float:
+    """Return the signal-to-noise ratio of an output less its mean over the samples, of its worst part.
+
+    Infinite with fewer than eight samples, samples of several shapes, and of what does not vary.
+    """
+    if len({array.shape[1:] for array in required}) > 1 or not required[0].ndim:
+        return math.inf
+    a, b = (np.concatenate(side).astype(np.float64) for side in (required, actual))
+    if len(a) < _VARYING or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return math.inf
+    axis, ends = (parts.axis, parts.ends[:-1]) if parts is not None and parts.axis else (1, ())
+    worst = math.inf
+    for x, y in zip(*(np.split(side, ends, axis) if len(ends) else [side] for side in (a, b)), strict=True):
+        signal = float(((x - x.mean(0)) ** 2).sum())
+        if signal > _VARYING_SHARE * float((x**2).sum()):
+            worst = min(worst, decibels(signal, float(((x - y) ** 2).sum())))
+    return worst
