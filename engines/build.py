@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ..artifact import Artifact, Manifest, commit, read_manifest, tool_versions
 from ..errors import BuildError, EngineUnavailable, IntentNotReached
@@ -37,6 +38,7 @@ from .registry import engine
 _OWN_FIELDS = ("target", "precision")
 """Options that a manifest has fields of its own for."""
 _UNREPORTED_SHARE = 0.5
+_LITTLE = 0.5  # share of the multiply-adds below which an artifact is hardly of its precision
 _TRIALS = 48
 
 
@@ -93,6 +95,7 @@ def _manifest(
     chosen: Engine, request: BuildRequest, outcome: BuildOutcome, weighed: Weighed, counts: Mapping[str, int]
 ) -> Manifest:
     spec, of_onnx = request.spec, ("onnx",) if chosen.takes == "onnx" else ()
+    computing = _computing(request, outcome, counts)
     return Manifest(
         kind=outcome.kind,
         stage="build",
@@ -108,7 +111,7 @@ def _manifest(
             **weighed.proof,
             "left_in_float": dict(request.left_in_float),
             **({"worked_around": dict(request.worked_around)} if request.worked_around else {}),
-            **_computing(request, outcome, counts),
+            **({"computing_layers": computing} if computing else {}),
             "planned_in_precision": outcome.planned,
             "reached_in_precision": outcome.reached,
         },
@@ -119,6 +122,7 @@ def _manifest(
             *_left_out(request, counts),
             *filter(None, [weighed.failure, outcome.failure]),
             *weighed.warnings,
+            *_mostly_float(request.precision, computing),
         ],
     )
 
@@ -146,14 +150,23 @@ def _computing(request: BuildRequest, outcome: BuildOutcome, counts: Mapping[str
     }
     share, counted = shares([*inside, *floats], counts)
     return {
-        "computing_layers": {
-            "all": len(share),
-            "in_precision": len(inside),
-            "share": round(sum(share[name] for name in inside), 6),
-            "weighed_by": counted,
-            "in_float": _listed(floats, share),
-        }
+        "all": len(share),
+        "in_precision": len(inside),
+        "share": round(sum(share[name] for name in inside), 6),
+        "weighed_by": counted,
+        "in_float": _listed(floats, share),
     }
+
+
+def _mostly_float(precision: str, computing: Mapping[str, Any]) -> list[str]:
+    """What a user should know where little of the arithmetic is in the precision."""
+    if not computing or computing["share"] >= _LITTLE:
+        return []
+    floats = computing["all"] - computing["in_precision"]
+    return [
+        f"{computing['share']:.1%} of all {computing['weighed_by']} are {precision}: {floats} of "
+        f"{computing['all']} layers that compute are in float"
+    ]
 
 
 def require_builder(target: str) -> Engine:

@@ -240,15 +240,21 @@ class OpenVinoRunner(Runner):
 
         check_feeds(self.io.inputs, feeds, "feeds")
         request = self._compiled(feeds).create_infer_request()
-        for name, array in feeds.items():
-            # The tensor shares the array's memory, as ONNX Runtime's session does.
-            tensor = openvino.Tensor(np.asarray(array, order="C"), shared_memory=True)
+        # A tensor shares the memory of its array, as in ONNX Runtime's session, and does not keep it alive:
+        # of an array in another order that is a copy, which nobody else holds.
+        arrays = {name: np.asarray(array, order="C") for name, array in feeds.items()}
+        for name, array in arrays.items():
+            tensor = openvino.Tensor(array, shared_memory=True)
             try:
                 request.set_tensor(name, tensor)
             except RuntimeError as error:  # its conversion may lose an input, or change its type
                 problem = f"{self._shown}: OpenVINO does not take input {name!r}: {first_line(error)}"
                 raise ModelError(problem, hint=failure_hint(str(error)), tensor=name) from error
-        return lambda: request.infer(share_outputs=True)
+
+        def run(_kept: Any = arrays) -> Any:
+            return request.infer(share_outputs=True)
+
+        return run
 
     def kernels(self) -> list[Kernel]:
         return read_kernels(self._fixed[1] if self._fixed else self._any)

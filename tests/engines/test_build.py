@@ -326,3 +326,5 @@ def test_the_proof_counts_all_layers_that_multiply_and_names_those_in_float(
     }
     assert found["in_float"]["matmul4"]["reason"] == "excluded by 'matmul4'"
     assert "LSTM" in found["in_float"]["lstm0"]["reason"]
+    share = f"{product / (lstm + product + last):.1%} of all multiply-adds are int8"
+    assert f"{share}: 2 of 3 layers that compute are in float" in made.manifest.warnings
