@@ -20,6 +20,9 @@ from ...spec.words import GRAPH_TARGETS, GraphTarget
 from ..opset.lstm_products import lstm_inputs
 from .int8.placement import plan, scaled_tensors
 from .prepare import sum_to_add
+from .request import instead_of_static
+
+_RECURRENCES = {"LSTM", "GRU", "RNN", "Loop", "Scan"}
 
 if TYPE_CHECKING:
     import onnx
@@ -84,9 +87,12 @@ def tensors_to_calibrate(model: Graph, targets: Iterable[GraphTarget] = GRAPH_TA
         if graph_rules(target).opens_lstms:
             tensors |= lstm_inputs(ready)
     if not tensors:
+        operators = {node.op_type for node in ready.graph.node}
+        by_onnxruntime = any(graph_rules(target).by_onnxruntime for target in targets)
+        hint = instead_of_static(operators, by_onnxruntime=by_onnxruntime)
         raise CalibrationError(
             f"{model.path}: no operator would be quantized; nothing to calibrate",
-            hint="simplify first; qcompile inspect shows the operators",
+            hint=hint if operators & _RECURRENCES else "simplify first; qcompile inspect shows the operators",
             file=model.path,
         )
     return tensors

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from ...calibration.taps import choose_taps
 from ...errors import InvalidOption, QuantizationError
 from ...model.graph import WEIGHTED, count_weighted, weighted_nodes, without_weights
 from ...model.graph_edits import name_nodes
-from ...model.graph_rules import NONE, GraphRules, graph_rules
+from ...model.graph_rules import NONE, graph_rules
 from ...model.onnx_file import Graph
 from ...model.saturating_kernels import saturating_kernels
 from ...model.session import import_onnxruntime
@@ -43,6 +44,7 @@ from .request import (
     Outcome,
     QuantizeRequest,
     exactly,
+    instead_of_static,
     match_nodes,
     nothing_to_quantize,
     require_reached,
@@ -53,6 +55,7 @@ from .weights.rewrite import quantize_weights
 
 _CORRECTED_ON = 32  # samples on which the mean error of every layer is taken
 _LEARNT_ON = 128  # samples for GPTQ
+_GOOD_DB, _MUCH_DB = 20.0, 6.0  # below which, and by how much, dynamic INT8 is worth a word
 _LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
 
 
@@ -64,11 +67,30 @@ def quantize_graph(request: QuantizeRequest, judge: Judge) -> Outcome:
         return quantize_in_blocks(request)
     import_onnxruntime()  # its quantizer does all three, whatever the target is
     by_mode: dict[str, Callable[[QuantizeRequest], Outcome]] = {
-        "static": lambda asked: best_static(asked, _static, judge),
+        "static": lambda asked: _or_dynamic(asked, best_static(asked, _static, judge), judge),
         "dynamic": _dynamic,
         "weights": _weights,
     }
     return by_mode[request.spec.mode](request)
+
+
+def _or_dynamic(request: QuantizeRequest, outcome: Outcome, judge: Judge) -> Outcome:
+    """Say where scales found at run time lose much less than the best calibrated ones."""
+    static_db = outcome.judged.rank_db if outcome.judged else math.inf
+    rules = graph_rules(request.spec.target)
+    if static_db >= _GOOD_DB or not rules.by_onnxruntime or request.spec.precision != "int8":
+        return outcome
+    try:
+        dynamic = judge(_dynamic(request).model)
+    except QuantizationError:
+        return outcome
+    if dynamic.failed or dynamic.broken or dynamic.rank_db < static_db + _MUCH_DB:
+        return outcome
+    text = (
+        f"`mode` dynamic has {dynamic.snr_db:.1f} dB on the data, where static INT8 has "
+        f"{outcome.judged.snr_db if outcome.judged else static_db:.1f}: compare both with `qcompile bench`"
+    )
+    return replace(outcome, warnings=[*outcome.warnings, text])
 
 
 def _half(request: QuantizeRequest) -> Outcome:
@@ -173,7 +195,7 @@ def _static(request: QuantizeRequest) -> Outcome:
         raise nothing_to_quantize(
             placement.left_in_float,
             "no Conv, ConvTranspose, MatMul or Gemm",
-            _instead(rules, operators.values()),
+            instead_of_static({*operators.values()}, by_onnxruntime=rules.by_onnxruntime),
         )
     limits = activation_limits(ready, placement, request.ranges, chosen)
     shapes = {tensor.name: tuple(tensor.dims) for tensor in ready.graph.initializer}
@@ -219,18 +241,6 @@ def _static(request: QuantizeRequest) -> Outcome:
         return _static(replace(request, in_float={**request.in_float, **in_float}))
     warnings += require_executed(result, planned, in_float)
     return Outcome(result, {**proof, "as_executed": counts}, warnings)
-
-
-def _instead(rules: GraphRules, operators: Collection[str]) -> str:
-    """What may serve a model of which static INT8 takes nothing."""
-    if rules.by_onnxruntime and "LSTM" in operators:
-        return (
-            "`mode` dynamic computes LSTM in 8 bits, with ranges found at run time: look at what it costs "
-            "with `qcompile diff`, or keep it in float"
-        )
-    if "GRU" in operators or "RNN" in operators:
-        return "no runtime here has an integer kernel for GRU or RNN: keep it in float"
-    return "choose another target, or keep it in float"
 
 
 def _unfused(graph: onnx.GraphProto) -> list[str]:

@@ -6,6 +6,7 @@ import fnmatch
 import glob
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,6 +179,22 @@ def nothing_to_quantize(left: Mapping[str, str], absent: str, hint: str = "") ->
         hint="simplify first" if "simplify" in reason else hint,
         reasons=dict(left),
     )
+
+
+def instead_of_static(operators: AbstractSet[str], *, by_onnxruntime: bool) -> str:
+    """Return what may serve a model of which static INT8 takes nothing, by its operators."""
+    if by_onnxruntime and "LSTM" in operators:
+        return (
+            "`mode` dynamic computes LSTM in 8 bits, with ranges found at run time: look at what it costs "
+            "with `qcompile diff`, or keep it in float"
+        )
+    if "GRU" in operators or "RNN" in operators:
+        return "no runtime here has an integer kernel for GRU or RNN: keep it in float"
+    if operators & {"Loop", "Scan", "If"}:
+        return (
+            "products inside Loop, Scan and If stay in float: write a recurrence as LSTM, or keep it in float"
+        )
+    return "choose another target, or keep it in float"
 
 
 def no_range(tensor: str) -> CalibrationError:

@@ -24,7 +24,7 @@ from qcompile.compiler.quantize.request import QuantizeRequest
 from qcompile.compiler.quantize.search import Judge
 from qcompile.compiler.quantize.weights.hessians import collect_hessians
 from qcompile.data.batches import Data
-from qcompile.errors import InvalidOption, QuantizationError
+from qcompile.errors import CalibrationError, InvalidOption, QuantizationError
 from qcompile.model.graph import model_io
 from qcompile.model.judgement import output_error
 from qcompile.model.onnx_file import Graph, read_graph
@@ -378,3 +378,44 @@ def test_a_network_of_lstms_is_told_of_dynamic_int8(tmp_path: Path) -> None:
     with pytest.raises(QuantizationError, match="nothing to quantize") as caught:
         qcompile.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", ranges=tmp_path / "m.ranges")
     assert "`mode` dynamic computes LSTM in 8 bits" in caught.value.hint
+
+
+def test_a_recurrence_written_as_a_loop_is_said_to_stay_in_float(tmp_path: Path) -> None:
+    body = onnx.parser.parse_graph(
+        "body (int64 n, bool c, float[2, 8] h) => (bool d, float[2, 8] k) "
+        "<float[8, 8] w = {" + ",".join(["0.1"] * 64) + "}> { d = Identity(c) m = MatMul(h, w) k = Tanh(m) }"
+    )
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Loop", ["count", "", "x"], ["y"], body=body)], "g",
+        [onnx.helper.make_tensor_value_info("x", 1, [2, 8])],
+        [onnx.helper.make_tensor_value_info("y", 1, [2, 8])],
+        [onnx.numpy_helper.from_array(np.int64(3), "count")],
+    )  # fmt: skip
+    opset = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.ones((2, 8), np.float32))
+    with pytest.raises(CalibrationError, match="no operator would be quantized") as caught:
+        qcompile.calibrate(tmp_path / "m.onnx", str(tmp_path / "d.npz"), tmp_path / "m.ranges")
+    assert caught.value.hint.startswith("products inside Loop, Scan and If stay in float")
+
+
+def test_dynamic_int8_is_named_where_it_loses_much_less(tmp_path: Path) -> None:
+    """Samples of very different magnitude: one scale for all of them loses the small ones."""
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((64, 16, 32)).astype(np.float32)
+    x *= np.exp(generator.uniform(-5, 5, (64, 1, 1))).astype(np.float32)
+    np.savez(tmp_path / "d.npz", x=x)
+    model = model_of(
+        """(float[N, 16, 32] x) => (float[N, 16, 8] y) <float[32, 32] u, float[32, 8] v>
+        { p = MatMul(x, u) n = LayerNormalization(p, g) y = MatMul(n, v) }""",
+        named=True,
+        g=np.ones(32, np.float32),
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    qcompile.calibrate(tmp_path / "m.onnx", str(tmp_path / "d.npz"), tmp_path / "m.ranges")
+    made = qcompile.quantize(
+        tmp_path / "m.onnx", tmp_path / "q.onnx", ranges=tmp_path / "m.ranges", allow_loss=True,
+        data=str(tmp_path / "d.npz"),
+    )  # fmt: skip
+    (warning,) = [text for text in made.manifest.warnings if "dynamic" in text]
+    assert re.match(r"`mode` dynamic has [\d.]+ dB on the data, where static INT8 has [\d.-]+:", warning)
