@@ -81,8 +81,13 @@ def _or_dynamic(request: QuantizeRequest, outcome: Outcome, judge: Judge) -> Out
     if static_db >= _GOOD_DB or not rules.by_onnxruntime or request.spec.precision != "int8":
         return outcome
     try:
-        dynamic = judge(_dynamic(request).model)
+        made = _dynamic(request)
+        dynamic = judge(made.model)
     except QuantizationError:
+        return outcome
+    both = (made.proof["quantized"], count_weighted(outcome.model)["int8"])
+    counts = [sum(each.values()) for each in both if isinstance(each, Mapping)]
+    if counts[0] < counts[-1] / 2:  # most of it stays in float
         return outcome
     if dynamic.failed or dynamic.broken or dynamic.rank_db < static_db + _MUCH_DB:
         return outcome
