@@ -189,7 +189,7 @@ def instead_of_static(operators: AbstractSet[str], *, by_onnxruntime: bool) -> s
             "with `qcompile diff`, or keep it in float"
         )
     if "GRU" in operators or "RNN" in operators:
-        return "no runtime here has an integer kernel for GRU or RNN: keep it in float"
+        return "no runtime has an integer kernel for GRU or RNN: `mode` dynamic stores GRU's weights as int8"
     if operators & {"Loop", "Scan", "If"}:
         return (
             "products inside Loop, Scan and If stay in float: write a recurrence as LSTM, or keep it in float"
