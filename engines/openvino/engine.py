@@ -105,7 +105,12 @@ class OpenVino(Engine):
     def missed_layers(self, request: BuildRequest) -> Mapping[str, str]:
         graph = request.onnx
         with graph.file() as path:
-            _, computed = self._ask(graph.model, path, request)
+            feeds, computed = self._ask(graph.model, path, request)
+            if any(tensor.dynamic_axes for tensor in graph.io.inputs):
+                # It may refuse with dynamic shapes what it takes at fixed extents.
+                precision, shown = request.spec.floats, request.source or request.model
+                with self._compiled(path, precision, request.spec.threads, shown, dynamic=True) as runner:
+                    runner.prepare({tensor.name: feeds[tensor.name] for tensor in runner.io.inputs})
         return {
             node.name: computed[node.name].detail
             for node in weighted_nodes(graph.model)[request.precision]

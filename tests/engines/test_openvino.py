@@ -340,3 +340,28 @@ def test_layers_in_one_block_are_found_in_it(tmp_path: Path) -> None:
     model = written(tmp_path / "m.onnx", body, **weights)
     np.savez(tmp_path / "x.npz", x=normal(32, 8))
     assert build(model, tmp_path).manifest.proof["reached_in_precision"] == 2
+
+
+def test_layers_that_are_refused_with_dynamic_shapes_alone_stay_in_float(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenVINO 2026.4.1 refuses the attention of BioGPT so: 'constant_fold failed', at no fixed extent."""
+    body = """(float[n,8] x) => (float[n,4] y) {
+        [first] a = Gemm<transB = 1>(x, w, b) c = Relu(a) [second] y = Gemm<transB = 1>(c, v, d) }"""
+    weights = {"w": normal(16, 8), "b": normal(16), "v": normal(4, 16), "d": normal(4)}
+    model = written(tmp_path / "m.onnx", body, **weights)
+    np.savez(tmp_path / "x.npz", x=normal(32, 8))
+    compiled = OpenVinoRunner._compile
+
+    def refusing(self: OpenVinoRunner, given: Any) -> Any:
+        graph = self._graph.graph
+        made_by = {node.output[0]: node.op_type for node in graph.node}
+        (second,) = (node for node in graph.node if node.name == "second")
+        if given.is_dynamic() and made_by.get(second.input[0]) == "DequantizeLinear":
+            raise BuildError("m.onnx: OpenVINO cannot compile it: constant_fold failed")
+        return compiled(self, given)
+
+    monkeypatch.setattr(OpenVinoRunner, "_compile", refusing)
+    found: Any = build(model, tmp_path).manifest.proof["computing_layers"]
+    assert (found["in_precision"], list(found["in_float"])) == (1, ["second"])
+    assert "constant_fold failed" in found["in_float"]["second"]["reason"]
