@@ -60,7 +60,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row of a list: strangers and newcomers are of libraries that nobody here had looked at.
+    """One row of a list: newcomers are of libraries that nobody here had looked at.
 
     Attributes:
         name: Unique in its library, a Python identifier.
@@ -68,7 +68,7 @@ class Architecture:
         task: "classifier" where the first output is class logits [batch, classes]; else what it does.
         inputs: In any order; `forward` takes them by name.
         factory, options: What makes it, as package.module:Class, and the arguments by name, see `_made`.
-        file: "models", "strangers" or "newcomers".
+        file: "models" or "newcomers".
         axes: Extents of its dynamic axes that are not those of `AXES`.
     """
 
@@ -298,7 +298,7 @@ def _read() -> dict[str, Architecture]:
     """Return the rows by key, the libraries in turn, so that the first results speak for all."""
     rows = [
         Architecture.from_row({**json.loads(line), "file": file})
-        for file in ("models", "strangers", "newcomers")
+        for file in ("models", "newcomers")
         for line in Path(__file__).with_name(f"{file}.jsonl").read_text().splitlines()
     ]
     libraries = [

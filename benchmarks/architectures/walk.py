@@ -68,7 +68,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=Path("coverage.jsonl"), help="file of results")
     parser.add_argument("--only", action="append", metavar="GLOB", help="architectures by key; repeat")
     parser.add_argument("--library", default="", help="only of this library")
-    lists = ("models", "strangers", "newcomers")
+    lists = ("models", "newcomers")
     parser.add_argument("--list-of", choices=lists, default="models", help="which file")
     parser.add_argument("--again", default="", metavar="GLOB", help="run these again, or 'failed'")
     parser.add_argument("--jobs", type=int, default=1, help="architectures at a time")

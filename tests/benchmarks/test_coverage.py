@@ -85,7 +85,7 @@ def test_tables_count_stages_kinds_and_causes() -> None:
 
 def test_unseen_batches_have_other_values_and_extents_in_the_steps_of_the_axis() -> None:
     row = {
-        "name": "net", "library": "some-lib", "task": "segmentation", "file": "strangers", "options": {},
+        "name": "net", "library": "some-lib", "task": "segmentation", "file": "newcomers", "options": {},
         "factory": "torch.nn:Identity", "axes": {"width": [64, 96, 192]},
         "inputs": [["batch.image", ["batch", 3, "width"], "normal"]],
     }  # fmt: skip

