@@ -5,8 +5,9 @@ in turn, and the one whose outputs are nearest to the float model's is kept:
 
 1. channels evened out: equalized (`balance.equalize`), then smoothed (`balance.smooth`);
 2. biases corrected (`int8.corrections`);
-3. other methods, where `auto` is asked for: minmax, percentile, entropy. A correction of biases destroys
-   some models together with a method that clips: few rows are clipped, and all get the correction;
+3. other methods, where `auto` is asked for and leaves less than `_TELLING_DB`: minmax, percentile, entropy. A
+   correction of biases destroys some models together with a method that clips: few rows are clipped, and all
+   get the correction;
 4. the most damaging layers in float, as many as it takes: for `max_damage`, or where `diff` would not let
    the outputs pass;
 5. below `_GOOD_DB` further ones, up to the knee: while `_KNEE_DB` are gained by layers that are no more than
@@ -54,7 +55,7 @@ LEAST_GAIN_DB = 0.2
 """What a later candidate must gain to replace an earlier one."""
 
 _ENOUGH_DB = SNR_DB + 1.0
-_GOOD_DB = 20.0
+_GOOD_DB, _TELLING_DB = 20.0, 50.0
 _KNEE_DB, _KNEE_SHARE = 3.0, 0.05  # half of the error's energy for a twentieth of the time
 _KNEE_TRIALS, _KNEE_STEP = 6, 4
 _VARYING, _VARYING_SHARE = 8, 1e-4  # so many samples; such a share of an output's energy
@@ -149,7 +150,9 @@ def _searched(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
         search.offer("corrected biases", search.request.asking(correct_bias=True), least_db=0.0)
     # Beside `auto`, where that was asked for.
     others = (Method("minmax"), Method("percentile", chosen.percentile), Method("entropy"))
-    for method in others if chosen.name == "auto" else ():
+    # Above that the samples that judge tell no methods apart, and one that clips more may lose on others.
+    tells = search.best.judged.rank_db < _TELLING_DB or request.spec.max_damage is not None
+    for method in others if chosen.name == "auto" and tells else ():
         search.offer(str(method), search.request.asking(method=str(method)))
     judged_before = search.best.judged
     kept = _kept_in_float(search)

@@ -99,9 +99,13 @@ def test_the_best_of_what_was_tried_is_kept(folder: Path) -> None:
     tried = made.manifest.proof["search"]
     names = [one["tried"] for one in tried]
     assert names[0] == "auto"
-    assert names[-3:] == ["minmax", "percentile:99.99", "entropy"]
     assert {"smoothed", "corrected biases"} <= set(names)
     assert snr_db(folder) > 45
+    # 57 dB on 16 samples do not tell which method is better on others.
+    assert "minmax" not in names
+    made = quantized(folder, balance=False, allow_loss=True)
+    names = [one["tried"] for one in made.manifest.proof["search"]]
+    assert names[-3:] == ["minmax", "percentile:99.99", "entropy"]
     # A method that is asked for is not put aside for another.
     made = quantized(folder, method="entropy", max_damage=1)
     assert not any("alone in INT8" in reason for reason in made.manifest.proof["left_in_float"].values())
@@ -115,7 +119,7 @@ def test_the_most_damaging_layers_stay_in_float_until_it_is_enough(folder: Path,
     plain = quantized(folder, target)
     wanted = max(one["snr_db"] for one in plain.manifest.proof["search"]) + 3
     made = quantized(folder, target, max_damage=wanted)
-    assert snr_db(folder) > wanted - 5
+    assert snr_db(folder) > wanted - 10  # of 16 other samples
     left = {n: r for n, r in made.manifest.proof["left_in_float"].items() if "alone in INT8" in r}
     assert 0 < len(left) < 4
     steps = {one["tried"]: one["snr_db"] for one in made.manifest.proof["search"]}
