@@ -15,8 +15,9 @@ from layer_faults import perturbed
 import qcompile
 from qcompile.bench.metrics.output_verdict import Tolerances, judge
 from qcompile.cli import main
-from qcompile.comparison.diff import parse_rules, parse_tolerances
+from qcompile.comparison.diff import parse_tolerances
 from qcompile.errors import DataError, InvalidOption
+from qcompile.model.output_forms import parse_rules
 
 
 def rows(seed: int = 0, count: int = 20) -> np.ndarray:
@@ -86,8 +87,8 @@ def test_an_output_is_judged_as_what_the_user_says_it_is() -> None:
     with pytest.raises(InvalidOption, match="rule for 'z': no such output"):
         judge([{"y": reference}], [{"y": reference}], "int8", rules={"z": "signal"})
     with pytest.raises(InvalidOption, match="classes, embedding, labels, signal"):
-        parse_rules(["y:best"], option="--judge")
-    assert parse_rules(["a:b:signal", "classes"], option="--judge") == {"a:b": "signal", "": "classes"}
+        parse_rules(["y:best"])
+    assert parse_rules(["a:b:signal", "classes"]) == {"a:b": "signal", "": "classes"}
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from qcompile.calibration.tensorrt_cache import parse_cache, version_code
 from qcompile.calibration.thresholds import parse_method
 from qcompile.cli.main import group
 from qcompile.cli.verb import Verb, read
-from qcompile.comparison.diff import parse_rules, parse_tolerances
+from qcompile.comparison.diff import parse_tolerances
 from qcompile.comparison.layers.outcome import load_layers
 from qcompile.compiler.simplify.simplify import simplify
 from qcompile.data.arrays import load_arrays, load_polygraphy, read_shapes
@@ -48,6 +48,7 @@ from qcompile.engines.tensorrt.runner.loaded_engine import SUFFIX, RuntimeCacheF
 from qcompile.errors import ArtifactError, CalibrationError, InvalidOption, QCompileError
 from qcompile.model.input_notes import read_notes
 from qcompile.model.named.hf_configuration import processor_of
+from qcompile.model.output_forms import parse_rules
 from qcompile.model.preprocessing import as_json, read_preprocessing
 from qcompile.model.source import parse_query, parse_source
 from qcompile.pipeline.migrate.intent import read_command
@@ -135,7 +136,7 @@ def options(content: bytes, _: Path) -> None:
     text = _text(content)
     method, *_rest = _each(
         text, parse_method, parse_limit, parse_shard, version_code,
-        lambda text: parse_rules([text], option="rules"),
+        lambda text: parse_rules([text]),
         lambda text: parse_tolerances([text], option="atol"),
         lambda text: parse_devices(text.split(",")),
         lambda text: parse_bytes(text, option="workspace"),
