@@ -178,6 +178,12 @@ def lowest_db(precision: str) -> float:
     return SNR_DB if precision in BY_SIGNAL else -20.0 * math.log10(RTOL.get(precision, RTOL["fp32"]))
 
 
+def default_tolerances(precision: str, max_abs: float) -> tuple[float, float]:
+    """Return the absolute and the relative tolerance of a precision; `max_abs` is the largest magnitude."""
+    kind = precision if precision in RTOL else "fp32"
+    return ATOL_SHARE[kind] * max_abs, RTOL[kind]
+
+
 def judge_by_precision(
     reference: Mapping[str, Batches],
     actual: Mapping[str, Batches],
@@ -343,7 +349,7 @@ class OutputSums:
         values, error = self.sums.add(expected, actual)
         if self.precision not in BY_SIGNAL:
             # As Polygraphy has it, an element fails only beyond both tolerances, not beyond their sum.
-            rtol = RTOL.get(self.precision, RTOL["fp32"])
+            _, rtol = default_tolerances(self.precision, 0.0)
             self.atol = max(self.atol, float(error[error > rtol * np.abs(values)].max(initial=0.0)))
         self.rows.add(expected, actual)
         if self.parts is not None:
@@ -392,9 +398,8 @@ class OutputSums:
                 told = "; ".join(f"{name}: {sums.snr_db:.1f} dB" for name, sums in groups.items())
                 criterion += f" in each group of channels ({told})"
             return passed, criterion
-        kind = self.precision if self.precision in RTOL else "fp32"
-        atol = ATOL_SHARE[kind] * self.sums.max_abs
-        return self.atol <= atol, f"atol {atol:.3g}, rtol {RTOL[kind]:g}"
+        atol, rtol = default_tolerances(self.precision, self.sums.max_abs)
+        return self.atol <= atol, f"atol {atol:.3g}, rtol {rtol:g}"
 
 
 def output_error(reference: NDArray[Any], output: NDArray[Any]) -> ErrorSums:

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from ...errors import InvalidOption
 from ...model.judgement import (
-    ATOL_SHARE,
     BY_SIGNAL,
-    RTOL,
     SNR_DB,
     OutputSums,
+    default_tolerances,
 )
 from ...model.masks import without_masks
 from ...model.output_forms import UNKNOWN, OutputForm, Rule
@@ -141,11 +140,6 @@ def _numbers(expected: NDArray[Any], actual: NDArray[Any]) -> tuple[NDArray[Any]
     a, b = without_masks(expected, actual)[:2]
     kind = np.float64 if expected.dtype.kind == "b" else None
     return np.asarray(a, kind, order="C"), np.asarray(b, kind, order="C")
-
-
-def default_tolerances(precision: str, max_abs: float) -> tuple[float, float]:
-    kind = precision if precision in RTOL else "fp32"
-    return ATOL_SHARE[kind] * max_abs, RTOL[kind]
 
 
 def _polygraphy_snr(expected: list[NDArray[Any]], output: list[NDArray[Any]], limit: float) -> bool:

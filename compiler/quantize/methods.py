@@ -49,13 +49,13 @@ from .request import (
     nothing_to_quantize,
     require_reached,
 )
-from .search import Judge, best_static
+from .search import GOOD_DB, Judge, best_static
 from .weights.hessians import collect_hessians
 from .weights.rewrite import quantize_weights
 
 _CORRECTED_ON = 32  # samples on which the mean error of every layer is taken
 _LEARNT_ON = 128  # samples for GPTQ
-_GOOD_DB, _MUCH_DB = 20.0, 6.0  # below which, and by how much, dynamic INT8 is worth a word
+_MUCH_DB = 6.0  # by so much more dynamic INT8 is worth a word
 _LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
 
 
@@ -78,7 +78,7 @@ def _or_dynamic(request: QuantizeRequest, outcome: Outcome, judge: Judge) -> Out
     """Say where scales found at run time lose much less than the best calibrated ones."""
     static_db = outcome.judged.rank_db if outcome.judged else math.inf
     rules = graph_rules(request.spec.target)
-    if static_db >= _GOOD_DB or not rules.by_onnxruntime or request.spec.precision != "int8":
+    if static_db >= GOOD_DB or not rules.by_onnxruntime or request.spec.precision != "int8":
         return outcome
     try:
         made = _dynamic(request)

@@ -10,7 +10,7 @@ in turn, and the one whose outputs are nearest to the float model's is kept:
    get the correction;
 4. the most damaging layers in float, as many as it takes: for `max_damage`, or where `diff` would not let
    the outputs pass;
-5. below `_GOOD_DB` further ones, up to the knee: while `_KNEE_DB` are gained by layers that are no more than
+5. below `GOOD_DB` further ones, up to the knee: while `_KNEE_DB` are gained by layers that are no more than
    `_KNEE_SHARE` of the multiply-adds.
 
 Where there are enough samples, those that judge are not those that factors and biases are learnt from.
@@ -55,7 +55,10 @@ LEAST_GAIN_DB = 0.2
 """What a later candidate must gain to replace an earlier one."""
 
 _ENOUGH_DB = SNR_DB + 1.0
-_GOOD_DB, _TELLING_DB = 20.0, 50.0
+GOOD_DB = 20.0
+"""Below it more is tried: layers in float up to the knee, and dynamic INT8."""
+
+_TELLING_DB = 50.0
 _KNEE_DB, _KNEE_SHARE = 3.0, 0.05  # half of the error's energy for a twentieth of the time
 _KNEE_TRIALS, _KNEE_STEP = 6, 4
 _VARYING, _VARYING_SHARE = 8, 1e-4  # so many samples; such a share of an output's energy
@@ -190,7 +193,7 @@ def _kept_in_float(search: _Search) -> dict[str, str]:
         return _take_back(
             search, _ranked(search), lambda judged: judged.snr_db >= least_db, f"{least_db:g} dB"
         )
-    if spec.allow_loss or (whole.judged.rank_db >= _GOOD_DB and not whole.judged.failed):
+    if spec.allow_loss or (whole.judged.rank_db >= GOOD_DB and not whole.judged.failed):
         return {}
 
     def enough(judged: Judged) -> bool:
