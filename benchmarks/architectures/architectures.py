@@ -39,6 +39,9 @@ AXES: dict[str, Range] = {
 Its other extents lie in the steps that these three share: 64, 96, 128 is any multiple of 32 between.
 """
 
+KINDS, STEPS, RIGHT, BATCH, LEARNING_RATE = 10, 200, 5, 16, 1e-3
+"""Kinds of images that classifiers of images learn, and how: steps of AdamW, images each."""
+
 BATCHES, UNSEEN = 8, 4
 """Batches of samples that the stages see, of the largest size, and of those that the last diff sees."""
 
@@ -113,7 +116,9 @@ class Architecture:
 
         torch.manual_seed(0)
         module = self.module().eval()
-        if "batch" in self.dynamic_axes:
+        if any(one.values is waves for one in self.inputs):
+            train(module, self)
+        elif "batch" in self.dynamic_axes:
             settle(module, [self.call(self.feeds(seed, batch=8)) for seed in (1, 2)])
         return module, self.call(self.feeds(0))
 
@@ -207,6 +212,49 @@ def settle(module: Any, batches: Sequence[Any]) -> None:
     module.eval()
 
 
+def train(module: Any, architecture: Architecture) -> None:
+    """Teach a classifier of images the kinds of `waves`.
+
+    INT8 of a network of random weights tells nothing: its classes are ties, and a search for layers that hurt
+    finds all of them. It ends behind `STEPS` steps of AdamW, or `RIGHT` batches told without a fault.
+    One thread makes it repeatable.
+    """
+    import torch
+
+    [image] = architecture.inputs
+    generator = np.random.default_rng(7)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=LEARNING_RATE)
+
+    def step(learn: bool) -> bool:
+        extents = [d if isinstance(d, int) else architecture.range(d)[1] for d in image.shape[1:]]
+        images, kinds = waves_of(generator, (BATCH, *extents))
+        output = module(**architecture.call({image.name: images}))
+        logits = output if isinstance(output, torch.Tensor) else output[0]
+        target = torch.from_numpy(kinds % logits.shape[1])
+        if learn:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(logits, target).backward()
+            torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+            optimizer.step()
+        return bool((logits.argmax(1) == target).all())
+
+    module.train()
+    right = 0
+    for number in range(STEPS):
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1.0, 2 * (1 - number / STEPS))
+        right = right + 1 if step(learn=True) else 0
+        if right == RIGHT:
+            break
+    for part in module.modules():
+        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.track_running_stats:
+            part.reset_running_stats()
+            part.momentum = None  # the mean over what comes now: weights moved while it ran
+    with torch.no_grad():
+        for _ in range(8):
+            step(learn=False)
+    module.eval()
+
+
 def normal(generator: Generator, shape: tuple[int, ...]) -> NDArray[Any]:
     """Standard normal float32."""
     return generator.standard_normal(shape, dtype=np.float32)
@@ -218,6 +266,26 @@ def smooth(generator: Generator, shape: tuple[int, ...]) -> NDArray[Any]:
     coarse = generator.standard_normal((*lead, -(-height // 8), -(-width // 8)))
     image = coarse.repeat(8, -2).repeat(8, -1)[..., :height, :width]
     return (0.9 * image + 0.4 * generator.standard_normal(shape)).astype(np.float32)
+
+
+def waves(generator: Generator, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Images [batch, channels, height, width] of one of `KINDS` kinds each, float32."""
+    return waves_of(generator, shape)[0]
+
+
+def waves_of(generator: Generator, shape: tuple[int, ...]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return images of waves, a kind has its direction, length and colour, under noise, and their kinds."""
+    batch, channels, height, width = shape
+    kinds = generator.integers(KINDS, size=batch)
+    angle, length = np.pi * kinds / KINDS, 6.0 + 3.0 * (kinds % 3)
+    across = (
+        np.cos(angle)[:, None, None] * np.arange(width)
+        + np.sin(angle)[:, None, None] * np.arange(height)[:, None]
+    )
+    phase = generator.uniform(0, 2 * np.pi, (batch, 1, 1))
+    wave = np.cos(2 * np.pi * across / length[:, None, None] + phase)[:, None]
+    colour = 1.0 + 0.5 * np.cos(kinds[:, None] + np.arange(channels))[..., None, None]
+    return (wave * colour + 0.3 * generator.standard_normal(shape)).astype(np.float32), kinds
 
 
 def uniform(generator: Generator, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -268,7 +336,7 @@ def boxes(generator: Generator, shape: tuple[int, ...]) -> NDArray[Any]:
 
 VALUES: dict[str, Values] = {
     function.__name__: function
-    for function in (normal, smooth, uniform, table, waveform, padded_mask, ones, boxes)
+    for function in (normal, smooth, waves, uniform, table, waveform, padded_mask, ones, boxes)
 }
 
 
