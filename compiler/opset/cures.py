@@ -27,6 +27,7 @@ from ...model.graph import (
 )
 from . import exact_forms as exact
 from .fusions import (
+    find_gathered_scales,
     find_merged_biases,
     find_moved_scales,
     find_quantized_extrema,
@@ -196,6 +197,7 @@ FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
     "quantized-factors": _rewritten(find_quantized_factors, with_max, quantized=True),
     "merged-bias": _rewritten(find_merged_biases, with_max, quantized=True),
     "moved-scale": _rewritten(find_moved_scales, with_max, quantized=True),
+    "gathered-scale": _rewritten(find_gathered_scales, with_max, quantized=True),
     "reduced-scale": _rewritten(find_reduced_scales, with_max, quantized=True),
     "shape-slice": _rewritten(
         finding("Shape", lambda node: attribute(node, "start", 0) or attribute(node, "end") is not None),

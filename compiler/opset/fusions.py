@@ -20,7 +20,9 @@ fusions are wrong (2026.4.1, on every processor):
    of its weights is moved behind the Reshape, where it scales another axis;
 6. a reduction reads a Reshape that joins the positions of an int8 convolution, [N, C, H, W] to [N, C, H W]:
    the scale of its weights, or factors for each channel behind it, are moved behind the reduction, where
-   they scale other channels.
+   they scale other channels;
+7. a Gather with a scalar index reads an int8 product without bias: the scale of its weights is moved behind
+   the Gather with the axis that it removed, so that the result has an axis too many, or cannot be computed.
 """
 
 from __future__ import annotations
@@ -71,6 +73,8 @@ _MOVED = frozenset(
     """.split()
 )
 """Operators behind which OpenVINO moves the scale of a product."""
+_KEPT_AXES = _MOVED - {"Relu", "LeakyRelu", "PRelu", "Clip", "Transpose", "Squeeze", "Unsqueeze"}
+"""Those of them between a product and a Gather."""
 
 
 def find_quantized_extrema(model: onnx.ModelProto) -> list[str]:
@@ -151,6 +155,12 @@ def find_reduced_scales(model: onnx.ModelProto) -> list[str]:
     return names
 
 
+def find_gathered_scales(model: onnx.ModelProto) -> list[str]:
+    """Return the int8 products without bias of which a Gather takes one place of an axis."""
+    graphs = every_graph(model.graph)
+    return [name for graph in graphs for name in _Products(model, graph).gathered_scales()]
+
+
 def _is_quantized(
     tensor: str, read_by: Mapping[str, Sequence[onnx.NodeProto]], passed: Collection[str]
 ) -> bool:
@@ -217,6 +227,15 @@ class _Products:
     def moved_scales(self) -> list[str]:
         return [node_name(node) for node in self._dynamic() if self._is_moved(node)]
 
+    def gathered_scales(self) -> list[str]:
+        products = [n for n in self.graph.node if n.op_type in WEIGHTED and n.domain in ONNX_DOMAINS]
+        return [
+            node_name(node)
+            for node in products
+            if self._reads_integers(node) and not self._bias(node)
+            if any(self._takes_one(reader) for reader in reached(node.output[0], self.read_by, _KEPT_AXES))
+        ]
+
     def has_loose_scale(self, tensor: str) -> bool:
         """Whether a tensor is an int8 convolution's without bias, or behind one and factors of channels."""
         waiting, seen, factors = [tensor], {tensor}, False
@@ -267,6 +286,13 @@ class _Products:
             return False
         tensor = self.stored.get(node.input[2])
         return tensor is None or bool(tensor.external_data) or bool(np.any(tensor_values(tensor)))
+
+    def _takes_one(self, node: onnx.NodeProto) -> bool:
+        """Whether a node is a Gather whose index is a scalar, as far as is known."""
+        if node.op_type != "Gather":
+            return False
+        tensor = self.stored.get(node.input[1])
+        return not tensor.dims if tensor is not None else not infer_shapes(self.model).get(node.input[1])
 
     def _reads_integers(self, node: onnx.NodeProto) -> bool:
         makers = [self.made_by.get(name) for name in node.input[:2]]

@@ -92,4 +92,7 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
     _fault("reduced-scale", "Conv",
            "without bias, or with factors for each channel behind it, in front of a Reshape to [N, C, H W] "
            "and a reduction, is scaled along another axis", "int8"),
+    _fault("gathered-scale", _PRODUCTS,
+           "without bias in front of a Gather with a scalar index keeps the axis that the Gather removes, "
+           "cannot be compiled, or ends the process", "int8"),
 )  # fmt: skip

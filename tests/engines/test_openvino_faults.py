@@ -183,6 +183,15 @@ def reshaped(
     return network(shape, body, "y", int8={"w": kernel}, target=np.int64(target), **stored)
 
 
+def gathered(
+    product: str = "Gemm <transB = 1>", shape: str = ROWS, kernel: tuple[int, ...] = (0, 8, 24),
+    axis: int = 1, between: str = "", operands: str = "p, w", **stored: Any,
+) -> onnx.ModelProto:  # fmt: skip
+    last = "t" if between else "m"
+    body = f"p = InputPair (x) m = {product} ({operands}) {between} y = Gather <axis = {axis}> ({last}, i)"
+    return network(shape, body, "y", int8={"w": kernel}, i=np.int64(0), **stored)
+
+
 def summed(operator: str) -> onnx.ModelProto:
     return network(SEQUENCE, f"a = Abs (x) y = {operator} <axes = [1], keepdims = 0> (a)", "y")
 
@@ -247,6 +256,13 @@ CASES: dict[str, tuple[str, onnx.ModelProto]] = {
     "conv, sigmoid, factors, reshape, mean": (
         "reduced-scale", shared(f"s = Sigmoid (m) n = Mul (s, f) {MEAN}", f=SCALES, **JOINED)
     ),
+    "matmul, gather of rows": ("gathered-scale", gathered("MatMul", "n,l,24", (1, 24, 8))),
+    "matmul, gather of one of several": ("gathered-scale", gathered("MatMul", "n,2,l,24", (1, 24, 8))),
+    "gemm, gather of a row": ("gathered-scale", gathered(axis=0)),
+    "matmul, factor, gather": (
+        "gathered-scale", gathered("MatMul", "n,l,24", (1, 24, 8), between="t = Mul (m, k)", k=np.float32(2)),
+    ),
+    "conv, gather of a sample": ("gathered-scale", gathered("Conv", IMAGE, (0, 8, 16, 1, 1), axis=0)),
     "gemm, reshape": ("moved-scale", reshaped()),
     "matmul, reshape": ("moved-scale", reshaped("MatMul", (1, 24, 8))),
     "gemm, reshape to heads": ("moved-scale", reshaped(target=(-1, 8, 2, 4))),
@@ -256,7 +272,14 @@ CASES: dict[str, tuple[str, onnx.ModelProto]] = {
     "log of sum": ("reduced-axes", summed("ReduceLogSum")),
     "log of sum of exponentials": ("reduced-axes", summed("ReduceLogSumExp")),
 }  # fmt: skip
-ALSO_FIXED = ("quantized-extremum", "reduced-axes", "reduced-channels", "quantized-factors", "reduced-scale")
+ALSO_FIXED = (
+    "quantized-extremum",
+    "reduced-axes",
+    "reduced-channels",
+    "quantized-factors",
+    "reduced-scale",
+    "gathered-scale",
+)
 
 
 def cured(name: str, before: onnx.ModelProto) -> onnx.ModelProto:
@@ -279,6 +302,15 @@ def test_a_cured_graph_computes_what_the_graph_says(case: str, fixed: bool) -> N
         for expected, found in zip(as_written(before, feeds), as_written(after, feeds), strict=True):
             np.testing.assert_array_equal(found, expected)
     assert snr_db(before, after, fixed=fixed) > RIGHT_DB
+
+
+def test_a_process_that_one_scale_of_a_gathered_product_ends_goes_on_when_cured() -> None:
+    """With one scale for all channels and a zero point, OpenVINO 2026.4.1 ends with SIGSEGV."""
+    before = gathered("MatMul", "n,l,24", (1, 24, 8))
+    [scale] = [tensor for tensor in before.graph.initializer if tensor.name == "w_s"]
+    scale.CopyFrom(numpy_helper.from_array(np.full(8, 0.01, np.float32), "w_s"))
+    for fixed in (False, True):
+        assert snr_db(before, cured("gathered-scale", before), fixed=fixed) > RIGHT_DB
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -309,6 +341,8 @@ RIGHT: dict[str, onnx.ModelProto] = {
     "biased conv, reshape, mean": network(
         IMAGE, f"{CONV} n = Relu (c) {MEAN}", "y", int8=KERNEL, b=(16,), **JOINED
     ),
+    "matmul, relu, gather": gathered("MatMul", "n,l,24", (1, 24, 8), between="t = Relu (m)"),
+    "matmul, bias, gather": gathered("MatMul", "n,l,24", (1, 24, 8), between="t = Add (m, b)", b=(8,)),
     "conv, relu read twice": shared("r = Relu (m) t = Tanh (r) y = Add (r, t)"),
 }  # fmt: skip
 """Graphs like those above, which OpenVINO computes rightly."""
