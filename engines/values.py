@@ -51,7 +51,7 @@ from ..model.reference_forms import (
 )
 from ..model.session import WEIGHT_BIAS_QUANTIZATION, make_session, run_session, session_options
 from ..processor import isa_here, why_not_exact
-from ..tensors import Feeds, samples_in
+from ..tensors import Feeds, format_shape, samples_in
 from .base import BuildRequest, Runner
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class Deviation:
     total: float = 0.0  # Σ|out − plain|²
     error: float = 0.0  # Σ|out − ref|²
     labels: bool = False  # whether its elements are no floats
+    axes: str = ""  # what was found where its graph has another number of axes
 
     def add(self, ref: NDArray[Any], plain: NDArray[Any], out: NDArray[Any]) -> None:
         """Add a batch. `out` must be finite where `ref` is, masked where it is, and else equal to it."""
@@ -130,6 +131,8 @@ class Deviation:
         The floor counts where the artifact rounds to `integers` at all; `noise_db` is the signal-to-noise
         ratio that computing floats may cost, None where they are of 32 bits.
         """
+        if self.axes:
+            return math.inf
         added = self.total - self.quantization
         if added <= 0:
             return 0.0
@@ -143,6 +146,8 @@ class Deviation:
 
     def words(self, name: str) -> str:
         """Return how far the output is from its graph, and that from the one without roundings."""
+        if self.axes:
+            return f"output {name!r} {self.axes}"
         if self.labels:
             return f"output {name!r}: {self.error:.0f} of {self.elements} elements differ from its graph"
         equal = f"{decibels(self.signal, self.error):.1f} dB from" if self.error else "equal to"
@@ -276,6 +281,9 @@ class _Comparison:
                         a, b = ref[name][index], plain[name][index]
                         if a.shape == b.shape == out[name].shape:
                             sums[name].add(a, b, out[name])
+                        elif a.ndim != out[name].ndim:
+                            found, wanted = format_shape(out[name].shape), format_shape(a.shape)
+                            sums[name].axes = f"is {found} where its graph gives {wanted}"
                         else:  # such as the boxes above a threshold
                             del sums[name]
             by_way[words] = sums

@@ -283,6 +283,27 @@ def test_a_recipe_leaves_a_wrong_layer_in_float_and_builds_no_attempt_twice(
     assert any("layer 'conv1' stays in float" in text for text in manifests)
 
 
+def add_axis(model: onnx.ModelProto) -> None:
+    """Give output y another axis, of extent 1: it broadcasts to the right one, and holds the same values."""
+    for node in model.graph.node:
+        node.output[:] = ["with one less" if name == "y" else name for name in node.output]
+    axes = numpy_helper.from_array(np.int64([0]), "new axes")
+    model.graph.initializer.append(axes)
+    model.graph.node.append(onnx.helper.make_node("Unsqueeze", ["with one less", axes.name], ["y"]))
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+
+
+def test_an_output_with_an_axis_too_many_fails_the_build(
+    int8: Path, target: str, wrong: Callable[..., None], samples: MakePath, tmp_path: Path
+) -> None:
+    wrong(add_axis)
+    options: dict[str, Any] = {"target": target, "precision": "int8", "data": str(samples("residual"))}
+    with pytest.raises(IntentNotReached, match=r"output 'y' is 1x\d+x\d+ where its graph gives \d+x\d+"):
+        qcompile.build(int8, tmp_path / "b.onnx", **options)
+    assert not (tmp_path / "b.onnx").exists()
+
+
 @pytest.mark.parametrize("target", ["openvino"], indirect=True)
 def test_an_error_of_dynamic_shapes_is_said(int8: Path, wrong: Callable[..., None], tmp_path: Path) -> None:
     wrong(drop_bias("conv2"), dynamic_only=True)
