@@ -21,12 +21,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..artifact import Artifact, Manifest, commit, read_manifest, tool_versions
 from ..errors import BuildError, EngineUnavailable, IntentNotReached
 from ..files import write_text, writing
-from ..model.graph import weighted_nodes
+from ..model.graph import constant_names, weighted_nodes
 from ..model.judgement import BY_SIGNAL
 from ..model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
 from ..model.onnx_file import Graph, fingerprint
@@ -34,6 +34,9 @@ from ..model.source import digest_source, parse_source
 from ..spec.decode import non_default_options
 from .base import BuildOutcome, BuildRequest, Engine, Planned
 from .registry import engine
+
+if TYPE_CHECKING:
+    import onnx
 
 _OWN_FIELDS = ("target", "precision")
 """Options that a manifest has fields of its own for."""
@@ -319,7 +322,7 @@ def missed_or_refused(
 
     if not layers or not is_taken(source):
         raise refusal
-    refused = refused_layers(layers, takes)
+    refused = refused_layers(layers, takes, alike=_alike(source.model))
     if refused is None or len(refused) == len(layers):
         raise refusal
     reason = f"{engine.name} refuses the graph with it in INT8: {refusal.message.rpartition(': ')[2]}"
@@ -327,18 +330,29 @@ def missed_or_refused(
 
 
 def refused_layers(
-    layers: Sequence[str], takes: Callable[[Sequence[str]], bool], *, trials: int = _TRIALS
+    layers: Sequence[str],
+    takes: Callable[[Sequence[str]], bool],
+    *,
+    trials: int = _TRIALS,
+    alike: Callable[[str], object] | None = None,
 ) -> list[str] | None:
     """Return layers without which the runtime takes the graph; None where so many trials do not find them.
 
     All together are refused. `takes` says whether the graph is taken with these layers alone as planned.
+    Where half of the trials do not do, all layers for which `alike` gives the same as for one that was
+    found may be those: a network has many of a kind.
     """
     taken: list[str] = []
     refused: list[str] = []
     groups = _halves(layers)
-    for _ in range(trials):
+    for trial in range(trials):
         if not groups:
             return refused
+        if trial == trials // 2 and refused and alike is not None:
+            kinds = {alike(layer) for layer in refused}
+            others = [layer for layer in layers if alike(layer) not in kinds]
+            if takes(others):
+                return [layer for layer in layers if layer not in others]
         group = groups.pop(0)
         if takes([*taken, *group]):
             taken += group
@@ -347,6 +361,15 @@ def refused_layers(
         else:
             groups[:0] = _halves(group)
     return refused if not groups else None
+
+
+def _alike(model: onnx.ModelProto) -> Callable[[str], object]:
+    """Return what gives a layer's kind: its operator, and which of its operands are computed."""
+    stored = constant_names(model)
+    kinds = {
+        node.name: (node.op_type, *(name in stored for name in node.input[:2])) for node in model.graph.node
+    }
+    return lambda layer: kinds.get(layer, layer)
 
 
 def _halves(group: Sequence[str]) -> list[list[str]]:

@@ -266,6 +266,19 @@ def test_too_many_trials_are_not_made_and_one_layer_needs_one() -> None:
     assert refused_layers(["only"], lambda _: False) == ["only"]
 
 
+def test_where_many_of_a_kind_are_refused_all_of_it_are_left_out() -> None:
+    layers = [f"{'attention' if index % 3 == 0 else 'linear'} {index}" for index in range(300)]
+    attentions = [layer for layer in layers if layer.startswith("attention")]
+    tried: list[int] = []
+
+    def takes(some: Sequence[str]) -> bool:
+        tried.append(1)
+        return not set(attentions) & set(some)
+
+    assert refused_layers(layers, takes, trials=48, alike=lambda layer: layer.split()[0]) == attentions
+    assert len(tried) <= 25
+
+
 def test_an_artifact_is_built_without_the_layer_for_which_openvino_refuses_the_graph(tmp_path: Path) -> None:
     # Positions of two scales, one behind the other, in front of a product: its passes fail on that (2026.4).
     model = written(
