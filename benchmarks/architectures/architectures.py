@@ -213,7 +213,7 @@ def settle(module: Any, batches: Sequence[Any]) -> None:
 
 
 def train(module: Any, architecture: Architecture) -> None:
-    """Teach a classifier of images the kinds of `waves`.
+    """Teach a classifier of images, or of each of their points, the kinds of `waves`.
 
     INT8 of a network of random weights tells nothing: its classes are ties, and a search for layers that hurt
     finds all of them. It ends behind `STEPS` steps of AdamW, or `RIGHT` batches told without a fault.
@@ -228,9 +228,9 @@ def train(module: Any, architecture: Architecture) -> None:
     def step(learn: bool) -> bool:
         extents = [d if isinstance(d, int) else architecture.range(d)[1] for d in image.shape[1:]]
         images, kinds = waves_of(generator, (BATCH, *extents))
-        output = module(**architecture.call({image.name: images}))
-        logits = output if isinstance(output, torch.Tensor) else output[0]
+        logits = first(module(**architecture.call({image.name: images})))
         target = torch.from_numpy(kinds % logits.shape[1])
+        target = target.reshape(-1, *[1] * (logits.ndim - 2)).expand(-1, *logits.shape[2:])
         if learn:
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(logits, target).backward()
@@ -253,6 +253,13 @@ def train(module: Any, architecture: Architecture) -> None:
         for _ in range(8):
             step(learn=False)
     module.eval()
+
+
+def first(output: Any) -> Any:
+    """Return the first tensor of what a module returns."""
+    while not hasattr(output, "shape"):
+        output = next(iter(output.values())) if hasattr(output, "values") else output[0]
+    return output
 
 
 def normal(generator: Generator, shape: tuple[int, ...]) -> NDArray[Any]:

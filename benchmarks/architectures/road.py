@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from architectures import first
 from results_table import STAGES
 
 import qcompile
@@ -79,14 +80,14 @@ def check_module(architecture: Any, _folder: Path, report: Report) -> None:
             output = module(**example)
             for feeds in chain(architecture.samples(), architecture.unseen()):
                 module(**architecture.call(feeds))
-        first = _first(output)
-        if architecture.kind == "classifier" and (first.ndim != 2 or first.shape[1] < 2):
-            raise ValueError(f"a classifier's output is [batch, classes]; {tuple(first.shape)} found")
-        if not first.dtype.is_floating_point or not torch.isfinite(first).all():
-            raise ValueError(f"the first output is {first.dtype}, or not finite")
+        result = first(output)
+        if architecture.kind == "classifier" and (result.ndim != 2 or result.shape[1] < 2):
+            raise ValueError(f"a classifier's output is [batch, classes]; {tuple(result.shape)} found")
+        if not result.dtype.is_floating_point or not torch.isfinite(first).all():
+            raise ValueError(f"the first output is {result.dtype}, or not finite")
         return {
-            "output": list(first.shape),
-            "std": float(first.std()),
+            "output": list(result.shape),
+            "std": float(result.std()),
             "parameters": sum(p.numel() for p in module.parameters()),
         }
 
@@ -117,12 +118,6 @@ def attempt(stage: str, work: Callable[[], dict[str, Any]], report: Report) -> b
 def _traceback(error: BaseException) -> list[str]:
     lines = [line for part in traceback.format_exception(error) for line in part.splitlines()]
     return lines[-_TRACEBACK_LINES:]
-
-
-def _first(output: Any) -> Any:
-    while not hasattr(output, "shape"):
-        output = next(iter(output.values())) if hasattr(output, "values") else output[0]
-    return output
 
 
 class Road:
