@@ -83,7 +83,7 @@ def check_module(architecture: Any, _folder: Path, report: Report) -> None:
         result = first(output)
         if architecture.kind == "classifier" and (result.ndim != 2 or result.shape[1] < 2):
             raise ValueError(f"a classifier's output is [batch, classes]; {tuple(result.shape)} found")
-        if not result.dtype.is_floating_point or not torch.isfinite(first).all():
+        if not result.dtype.is_floating_point or not torch.isfinite(result).all():
             raise ValueError(f"the first output is {result.dtype}, or not finite")
         return {
             "output": list(result.shape),
