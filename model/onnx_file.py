@@ -32,7 +32,7 @@ from .graph import (
     tensor_bytes,
 )
 from .graph_edits import fix_initializers
-from .onnx_checks import check_model, every_tensor, finding, read_external
+from .onnx_checks import check_model, every_tensor, finding, graphs_of, read_external
 from .source_paths import strip_source_paths
 
 if TYPE_CHECKING:
@@ -204,8 +204,9 @@ def read_graph(path: Path) -> Graph:
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
         ):
             _read_into(model, content, path.resolve().name)
+    renamed = _free_extents(model)
     check_model(model, path)
-    return Graph(model, path, is_file=True, beside=external_files(path, model))
+    return Graph(model, path, is_file=not renamed, beside=external_files(path, model))
 
 
 def read_weightless(path: Path) -> Graph:
@@ -218,6 +219,21 @@ def read_weightless(path: Path) -> Graph:
 def fingerprint(path: Path) -> str:
     """Return the digest of an ONNX file with its external data, wherever that lies."""
     return read_graph(path).digest()
+
+
+def _free_extents(model: onnx.ModelProto) -> bool:
+    """Take extents of -1 away, by which paddle2onnx and others declare any extent; returns if it had some.
+
+    ONNX declares it by a name or by nothing (onnx.proto3, TensorShapeProto); ONNX Runtime reads -1 so, too.
+    """
+    found = False
+    for graph in graphs_of(model):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
+                if dim.dim_value == -1:
+                    dim.ClearField("dim_value")
+                    found = True
+    return found
 
 
 def _read_into(model: onnx.ModelProto, content: Buffer, name: str) -> None:

@@ -15,6 +15,7 @@ from google.protobuf.internal.encoder import _VarintBytes
 from onnx import TensorProto, helper, numpy_helper
 from written_models import model_of
 
+import qcompile
 from qcompile.errors import MissingFile, ModelError
 from qcompile.model import onnx_file
 from qcompile.model.graph import count_operators, dtype_name, holds_half, model_io, opset
@@ -110,6 +111,26 @@ def test_axes_are_numbers_names_or_unknown() -> None:
     assert io.inputs == (TensorInfo("x", "float16", ("n", 3, "?")), TensorInfo("s", "int64", ()))
 
 
+def test_an_extent_of_minus_one_is_any_extent_on_the_whole_road(tiny: Tiny, tmp_path: Path) -> None:
+    """paddle2onnx writes it; ONNX Runtime reads it so."""
+    model = tiny("mlp")
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        value.type.tensor_type.shape.dim[0].dim_value = -1
+    path, data = tmp_path / "m.onnx", tmp_path / "x.npz"
+    onnx.save(model, path)
+    [io] = read_graph(path).io.inputs
+    assert io.dynamic_axes == {0: "?"}
+    rng = np.random.default_rng(0)
+    np.savez(data, **{io.name: rng.standard_normal((16, *io.shape[1:])).astype(np.float32)})
+    qcompile.simplify(str(path), tmp_path / "s.onnx")
+    ranges = qcompile.calibrate(str(path), str(data), tmp_path / "m.ranges").path
+    quantized = qcompile.quantize(str(path), tmp_path / "q.onnx", ranges=ranges, data=str(data)).path
+    assert qcompile.diff(str(path), str(quantized), data=str(data))
+    for target in ("onnxruntime", "openvino"):
+        built = qcompile.build(path, tmp_path / f"{target}.onnx", target=target)
+        assert qcompile.diff(str(path), str(built.path), data=str(data))
+
+
 def test_the_checker_names_the_file_and_its_finding(tiny: Tiny, tmp_path: Path) -> None:
     path, model = tmp_path / "m.onnx", tiny("mlp")
     model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 9  # does not follow
@@ -162,7 +183,7 @@ CASES = {
     "input type 99": ("x_type.elem_type = 99", "input 'x' .* element type 99"),
     "no input name": ("x.name = ''", "'name' of 'value_info' is required"),
     "batch of zero": ("x_type.shape.dim[0].dim_value = 0", "'x' has an axis of extent 0; 1 or more"),
-    "negative extent": ("x_type.shape.dim[0].dim_value = -1", "input 'x' has an axis of extent -1"),
+    "negative extent": ("x_type.shape.dim[0].dim_value = -2", "input 'x' has an axis of extent -2"),
     "huge extent": ("x_type.shape.dim[0].dim_value = 1 << 62", f"'x' has {1 << 64} values; at most"),
     "negative output": ("y_type.shape.dim[0].dim_value = -5", "output 'y' has an axis of extent -5"),
     "tensor type 99": ("w.data_type = 99", "tensor 'w' has the unknown element type 99"),
