@@ -352,7 +352,7 @@ def refused_layers(
             kinds = {alike(layer) for layer in refused}
             others = [layer for layer in layers if alike(layer) not in kinds]
             if takes(others):
-                return [layer for layer in layers if layer not in others]
+                return [layer for layer in layers if alike(layer) in kinds]
         group = groups.pop(0)
         if takes([*taken, *group]):
             taken += group

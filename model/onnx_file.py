@@ -204,9 +204,9 @@ def read_graph(path: Path) -> Graph:
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
         ):
             _read_into(model, content, path.resolve().name)
-    renamed = _free_extents(model)
+    freed = _free_extents(model)
     check_model(model, path)
-    return Graph(model, path, is_file=not renamed, beside=external_files(path, model))
+    return Graph(model, path, is_file=not freed, beside=external_files(path, model))
 
 
 def read_weightless(path: Path) -> Graph:

@@ -202,7 +202,15 @@ class _Products:
         self.stored |= {
             node.output[0]: tensor for node in graph.node if (tensor := constant_tensor(node)) is not None
         }
-        self.shapes: Mapping[str, Sequence[int | str]] = {}
+
+    @cached_property
+    def shapes(self) -> Mapping[str, Sequence[int | str]]:
+        """Extents by tensor, as far as shape inference knows them."""
+        return infer_shapes(self.model)
+
+    @cached_property
+    def _weighted(self) -> list[onnx.NodeProto]:
+        return [node for node in self.graph.node if node.op_type in WEIGHTED and node.domain in ONNX_DOMAINS]
 
     @cached_property
     def _constants(self) -> set[str]:
@@ -228,10 +236,9 @@ class _Products:
         return [node_name(node) for node in self._dynamic() if self._is_moved(node)]
 
     def gathered_scales(self) -> list[str]:
-        products = [n for n in self.graph.node if n.op_type in WEIGHTED and n.domain in ONNX_DOMAINS]
         return [
             node_name(node)
-            for node in products
+            for node in self._weighted
             if self._reads_integers(node) and not self._bias(node)
             if any(self._takes_one(reader) for reader in reached(node.output[0], self.read_by, _KEPT_AXES))
         ]
@@ -261,12 +268,14 @@ class _Products:
 
     def _dynamic(self) -> Iterator[onnx.NodeProto]:
         """Products of which not every extent is known to be fixed."""
-        nodes = [n for n in self.graph.node if n.op_type in WEIGHTED and n.domain in ONNX_DOMAINS]
-        if not nodes or not {"QuantizeLinear", "DequantizeLinear"} & {n.op_type for n in self.graph.node}:
+        if not self._weighted or not {"QuantizeLinear", "DequantizeLinear"} & {
+            n.op_type for n in self.graph.node
+        }:
             return
-        self.shapes = infer_shapes(self.model)
         fed = any(_is_dynamic(self.shapes.get(value.name, ())) for value in self.model.graph.input)
-        yield from (node for node in nodes if _is_dynamic(self.shapes.get(node.output[0], [""] * fed)))
+        yield from (
+            node for node in self._weighted if _is_dynamic(self.shapes.get(node.output[0], [""] * fed))
+        )
 
     def _with_constants(self, node: onnx.NodeProto) -> tuple[onnx.NodeProto, Sequence[str], bool]:
         """The last of a product and its constant Adds and Muls, the results of all, if there is a bias."""
@@ -292,7 +301,7 @@ class _Products:
         if node.op_type != "Gather":
             return False
         tensor = self.stored.get(node.input[1])
-        return not tensor.dims if tensor is not None else not infer_shapes(self.model).get(node.input[1])
+        return not tensor.dims if tensor is not None else not self.shapes.get(node.input[1])
 
     def _reads_integers(self, node: onnx.NodeProto) -> bool:
         makers = [self.made_by.get(name) for name in node.input[:2]]
