@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ...model.pytorch import import_torch
@@ -106,24 +107,53 @@ def log_gamma(tensor: Any) -> Any:
     return op.Where(low, op.Sub(op.Log(op.Div(pi, sine)), value), value)
 
 
-def complete_types(model: Any) -> None:
-    """Cast int32 indices of ScatterND to int64, make EyeLike of int64 in an `onnx_ir.Model`, in place."""
+def complete_file(path: Path) -> None:
+    """Do the same to a file, in place; weights beside it stay where they are."""
     import onnx_ir as ir
 
-    for node in list(model.graph):
+    model = ir.load(path)
+    if complete_types(model):
+        ir.save(model, path)
+
+
+def complete_types(model: Any) -> bool:
+    """Cast int32 indices of ScatterND to int64, make EyeLike of int64 in an `onnx_ir.Model`, in place.
+
+    Returns:
+        Whether there was any.
+    """
+    import onnx_ir as ir
+
+    found = False
+    for node in list(model.graph.all_nodes()):
         if node.op_type == "ScatterND" and node.inputs[1].dtype == ir.DataType.INT32:
+            found = True
             cast = ir.node("Cast", [node.inputs[1]], {"to": ir.DataType.INT64.value})
-            model.graph.insert_before(node, cast)
+            node.graph.insert_before(node, cast)
             node.replace_input_with(1, cast.outputs[0])
-        if node.op_type == "EyeLike" and node.outputs[0].dtype == ir.DataType.BOOL:
+        if node.op_type == "EyeLike" and _type_of_eye(node) == ir.DataType.BOOL:
+            found = True
             (eye,) = node.outputs
+            like = ir.node("Cast", [node.inputs[0]], {"to": ir.DataType.INT64.value})
+            node.graph.insert_before(node, like)
+            node.replace_input_with(0, like.outputs[0])
             node.attributes["dtype"] = ir.AttrInt64("dtype", ir.DataType.INT64.value)
             cast = ir.node("Cast", [eye], {"to": ir.DataType.BOOL.value})
             cast.outputs[0].dtype, cast.outputs[0].shape = ir.DataType.BOOL, eye.shape
             ir.convenience.replace_all_uses_with(eye, cast.outputs[0])
             cast.replace_input_with(0, eye)
             eye.dtype = ir.DataType.INT64
-            model.graph.insert_after(node, cast)
+            node.graph.insert_after(node, cast)
+    return found
+
+
+def _type_of_eye(node: Any) -> int | None:
+    if "dtype" in node.attributes:
+        return int(node.attributes["dtype"].as_int())
+    made = node.inputs[0].producer()  # the older exporter's files say no types between nodes
+    if made is not None and made.op_type == "ConstantOfShape" and "value" in made.attributes:
+        return int(made.attributes["value"].as_tensor().dtype)
+    return node.outputs[0].dtype
 
 
 def without_scatter_means(program: Any) -> Any:

@@ -27,7 +27,7 @@ from ..opset.lower import lower_opset
 from ..quantize.qat.finish_qdq import finish_qdq
 from .axes import Axes, capture
 from .recurrent import store_weights
-from .translations import complete_types, translations, without_scatter_means
+from .translations import complete_file, complete_types, translations, without_scatter_means
 
 
 @dataclass(frozen=True)
@@ -210,6 +210,7 @@ def _write_traced(
             dynamic_axes={tensor.name: tensor.dynamic_axes for tensor in example.inputs},
             opset_version=min(opset_version, NEWEST_BY_TORCHSCRIPT),
         )  # fmt: skip
+        complete_file(path)
     traced = [item for item in caught if issubclass(item.category, torch.jit.TracerWarning)]
     return list(dict.fromkeys(f"{Path(item.filename).name}:{item.lineno}" for item in traced))
 

@@ -34,6 +34,7 @@ from .fusions import (
     find_quantized_factors,
     find_reduced_channels,
     find_reduced_scales,
+    find_shifted_counts,
     with_max,
 )
 from .rewrites import group_normalization, slice_shape
@@ -198,6 +199,7 @@ FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
     "merged-bias": _rewritten(find_merged_biases, with_max, quantized=True),
     "moved-scale": _rewritten(find_moved_scales, with_max, quantized=True),
     "gathered-scale": _rewritten(find_gathered_scales, with_max, quantized=True),
+    "shifted-count": _rewritten(find_shifted_counts, with_max),
     "reduced-scale": _rewritten(find_reduced_scales, with_max, quantized=True),
     "shape-slice": _rewritten(
         finding("Shape", lambda node: attribute(node, "start", 0) or attribute(node, "end") is not None),

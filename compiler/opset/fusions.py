@@ -22,7 +22,11 @@ fusions are wrong (2026.4.1, on every processor):
    the scale of its weights, or factors for each channel behind it, are moved behind the reduction, where
    they scale other channels;
 7. a Gather with a scalar index reads an int8 product without bias: the scale of its weights is moved behind
-   the Gather with the axis that it removed, so that the result has an axis too many, or cannot be computed.
+   the Gather with the axis that it removed, so that the result has an axis too many, or cannot be computed;
+8. a constant is added to a reduction of integers over the second or third of three axes, or scales it, also
+   behind a Reshape, or it is negated: that becomes part of the reduction's kernel, which reads one value for
+   all channels as if there were one for each. All behind the first vector is wrong, in float graphs too.
+   For integers the Max is with the least there is.
 """
 
 from __future__ import annotations
@@ -42,12 +46,17 @@ from ...model.graph import (
     consumers,
     every_graph,
     infer_shapes,
+    opset,
     producers,
     tensor_values,
 )
-from .scope import Chain, Scope, comes_from, nearest, node_name, reached
+from .scope import Chain, Scope, comes_from, every_scope, nearest, node_name, reached
 
-_LOWEST = {"tensor(float16)": np.float16(-65504)}
+_LOWEST = {
+    "tensor(float16)": np.float16(-65504),
+    "tensor(int32)": np.int32(np.iinfo(np.int32).min),
+    "tensor(int64)": np.int64(np.iinfo(np.int64).min),
+}
 _APART = "/apart"
 """What the name of each Max that this module writes ends with, but for a number that makes it unique."""
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
@@ -61,6 +70,7 @@ _FUSED = frozenset(
 """Operators that become part of a reduction's kernel with the quantization behind them, or let it pass."""
 _LINEAR = ("Add", "Sub", "Mul", "Div")
 _REDUCTIONS = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")
+_PLACES = frozenset("Identity Reshape Transpose Squeeze Unsqueeze Flatten".split())
 _BOUNDS = ("Relu", "LeakyRelu", "PRelu", "Clip", "Max", "Min")
 _PASSED = ("Relu", "Clip", "Transpose", "Concat", "Identity")
 """Operators through which OpenVINO moves a quantization to the bias in front."""
@@ -159,6 +169,40 @@ def find_gathered_scales(model: onnx.ModelProto) -> list[str]:
     """Return the int8 products without bias of which a Gather takes one place of an axis."""
     graphs = every_graph(model.graph)
     return [name for graph in graphs for name in _Products(model, graph).gathered_scales()]
+
+
+def find_shifted_counts(model: onnx.ModelProto) -> list[str]:
+    """Return reductions of integers, of three axes, that a constant shifts or scales, or that are negated."""
+    constants = constant_names(model)
+
+    def is_shifted(node: onnx.NodeProto, read_by: Mapping[str, Sequence[onnx.NodeProto]]) -> bool:
+        return any(
+            reader.op_type == "Neg" or (reader.op_type in _LINEAR and constants & {*reader.input})
+            for reader in reached(node.output[0], read_by, _PLACES)
+        )
+
+    found = {
+        node.output[0]
+        for graph in every_graph(model.graph)
+        for read_by in [consumers(graph)]
+        for node in graph.node
+        if node.op_type.startswith("Reduce") and node.domain in ONNX_DOMAINS and is_shifted(node, read_by)
+    }
+    return [
+        node_name(node)
+        for scope in (every_scope(model, opset(model)) if found else ())
+        for node in scope.graph.node
+        if found & {*node.output} and _counts_within(node, scope)
+    ]
+
+
+def _counts_within(node: onnx.NodeProto, scope: Scope) -> bool:
+    """Whether a reduction is of integers, and not known to reduce the first axis, or of another rank than 3."""
+    shape = scope.shape(node.input[0])
+    if scope.type(node.output[0]) not in ("tensor(int32)", "tensor(int64)") or len(shape or "nlc") != 3:
+        return False
+    axes = scope.constant(node.input[1]) if len(node.input) > 1 else attribute(node, "axes")
+    return axes is None or {0, -3}.isdisjoint(np.asarray(axes).reshape(-1).tolist())
 
 
 def _is_quantized(

@@ -95,4 +95,7 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
     _fault("gathered-scale", _PRODUCTS,
            "without bias in front of a Gather with a scalar index keeps the axis that the Gather removes, "
            "cannot be compiled, or ends the process", "int8"),
+    _fault("shifted-count", "ReduceSum and other reductions",
+           "of integers over the second or third of three axes, in front of a sum, a product or a quotient "
+           "with constants, or of Neg, has the first vector of values alone right"),
 )  # fmt: skip

@@ -200,6 +200,19 @@ CONV_2D, CONV_1D = "Conv <pads = [1, 1, 1, 1]>", "Conv <pads = [1, 1]>"
 ADD = "a = Add (m, b)"
 SCALES = np.float32(0.5 + np.random.default_rng(0).random((1, 16, 1, 1)))
 MEAN, JOINED = "r = Reshape (n, j) y = ReduceMean <axes = [2]> (r)", {"j": np.int64([0, 16, -1])}
+
+
+def counted(behind: str, reduction: str = "", axis: int = 2, shape: str = "n,l,16") -> onnx.ModelProto:
+    """Integers are reduced over an axis of three to s, and what is behind makes t of it."""
+    integers = {"one": 1, "two": 2, "weights": np.arange(1, 10)}
+    stored = {name: np.array(value, np.int64) for name, value in integers.items() if name in behind}
+    reduction = reduction or "ReduceSum <keepdims = 0> (i, axis)"
+    if "axis)" in reduction:
+        stored["axis"] = np.array([axis])
+    body = f"a = Abs (x) i = Cast <to = 7> (a) s = {reduction} {behind} y = Cast <to = 1> (t)"
+    return network(shape, body, "y", **stored)
+
+
 CASES: dict[str, tuple[str, onnx.ModelProto]] = {
     "amax": ("quantized-extremum", amax()),
     "amin": ("quantized-extremum", amax("ReduceMin")),
@@ -268,6 +281,15 @@ CASES: dict[str, tuple[str, onnx.ModelProto]] = {
     "gemm, reshape to heads": ("moved-scale", reshaped(target=(-1, 8, 2, 4))),
     "gemm, reshape to a multiple": ("moved-scale", reshaped(target=(-1, 16, 8))),
     "conv, reshape": ("moved-scale", reshaped("Conv", (0, 8, 24, 1, 1), "n,24,4,4", (-1, 64))),
+    "count less one": ("shifted-count", counted("t = Sub (s, one)")),
+    "count of columns less one": ("shifted-count", counted("t = Sub (s, one)", axis=1)),
+    "one less a count": ("shifted-count", counted("t = Sub (one, s)")),
+    "twice a count": ("shifted-count", counted("t = Mul (s, two)")),
+    "weighted counts": ("shifted-count", counted("t = Mul (s, weights)")),
+    "half a count": ("shifted-count", counted("t = Div (s, two)")),
+    "negative count": ("shifted-count", counted("t = Neg (s)")),
+    "count, unsqueeze, add": ("shifted-count", counted("u = Unsqueeze (s, two) t = Add (u, one)")),
+    "largest integer and one": ("shifted-count", counted("t = Add (s, one)", "ReduceMax <axes = [2], keepdims = 0> (i)")),
     "l1": ("reduced-axes", summed("ReduceL1")),
     "log of sum": ("reduced-axes", summed("ReduceLogSum")),
     "log of sum of exponentials": ("reduced-axes", summed("ReduceLogSumExp")),
@@ -279,6 +301,7 @@ ALSO_FIXED = (
     "quantized-factors",
     "reduced-scale",
     "gathered-scale",
+    "shifted-count",
 )
 
 
@@ -344,6 +367,10 @@ RIGHT: dict[str, onnx.ModelProto] = {
     "matmul, relu, gather": gathered("MatMul", "n,l,24", (1, 24, 8), between="t = Relu (m)"),
     "matmul, bias, gather": gathered("MatMul", "n,l,24", (1, 24, 8), between="t = Add (m, b)", b=(8,)),
     "conv, relu read twice": shared("r = Relu (m) t = Tanh (r) y = Add (r, t)"),
+    "counts of the first axis": counted("t = Sub (s, one)", axis=0),
+    "counts of one axis of four": counted("t = Sub (s, one)", shape="n,2,l,16"),
+    "counts, and the largest": counted("t = Max (s, two)"),
+    "counts and others": counted("u = Unsqueeze (s, two) t = Add (u, i)"),
 }  # fmt: skip
 """Graphs like those above, which OpenVINO computes rightly."""
 

@@ -57,6 +57,25 @@ class Mixed(nn.Module):
         return outer, columns, torch.eye(x.shape[1], dtype=torch.bool) | (outer > 1)
 
 
+class Apart(nn.Module):
+    """Sums of what all others are like, in TorchScript, which PyTorch's older exporter takes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        alike = torch.matmul(x, x.t())
+        return x + alike.masked_fill(torch.eye(x.shape[0], dtype=torch.bool), 0.0).sum(1, keepdim=True)
+
+
+def test_an_identity_of_bools_by_the_older_exporter(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch takes leave of TorchScript
+        scripted = torch.jit.script(Apart())
+    artifact = export(scripted, tmp_path / "m.onnx", inputs=["x:[rows,4]"])
+    assert artifact.manifest.options["exporter"] == "torchscript"
+    x = normal(5, 4)
+    (found,) = run_file(artifact.path, x=x).values()
+    np.testing.assert_allclose(found, Apart()(torch.from_numpy(x)).numpy(), rtol=1e-5, atol=1e-5)
+
+
 class Squeezed(nn.Module):
     """A score for each pixel, as measures of images squeeze axes that no kernel has."""
 
