@@ -197,7 +197,7 @@ def find_shifted_counts(model: onnx.ModelProto) -> list[str]:
 
 
 def _counts_within(node: onnx.NodeProto, scope: Scope) -> bool:
-    """Whether a reduction is of integers, and not known to reduce the first axis, or of another rank than 3."""
+    """Whether a reduction is of integers of three axes, and not known to reduce the first of them."""
     shape = scope.shape(node.input[0])
     if scope.type(node.output[0]) not in ("tensor(int32)", "tensor(int64)") or len(shape or "nlc") != 3:
         return False

@@ -289,7 +289,9 @@ CASES: dict[str, tuple[str, onnx.ModelProto]] = {
     "half a count": ("shifted-count", counted("t = Div (s, two)")),
     "negative count": ("shifted-count", counted("t = Neg (s)")),
     "count, unsqueeze, add": ("shifted-count", counted("u = Unsqueeze (s, two) t = Add (u, one)")),
-    "largest integer and one": ("shifted-count", counted("t = Add (s, one)", "ReduceMax <axes = [2], keepdims = 0> (i)")),
+    "largest integer and one": (
+        "shifted-count", counted("t = Add (s, one)", "ReduceMax <axes = [2], keepdims = 0> (i)"),
+    ),
     "l1": ("reduced-axes", summed("ReduceL1")),
     "log of sum": ("reduced-axes", summed("ReduceLogSum")),
     "log of sum of exponentials": ("reduced-axes", summed("ReduceLogSumExp")),
