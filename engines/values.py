@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ from numpy.typing import NDArray
 from ..artifact import Check
 from ..errors import BuildError, DataError, EngineUnavailable, ModelError, QCompileError
 from ..files import temporary_folder
+from ..model.choices import before_choices, chosen_by, part_before
 from ..model.graph import attribute, consumers, model_io, producers, tensor_values, weighted_nodes
 from ..model.graph_edits import cut
 from ..model.judgement import decibels, enough_agreement, lowest_db
@@ -170,13 +172,19 @@ def check_values(
     runtime, samples = execution.runtime, list(request.samples)
     random = _random_feeds(graph, feeds, sum(map(samples_in, samples)))
     comparison = _Comparison(request, execution, [*samples, *random], rounds=rounds_activations(graph))
+    whole, places = graph, before_choices(graph)
     try:
-        try:
-            deviations = comparison.deviations(graph, artifact)
-        except ModelError:  # input that was made up; what ran is left
-            random = [] if samples else [feeds]
-            comparison.feeds = [*samples, *random]
-            deviations = comparison.deviations(graph, artifact)
+        with ExitStack() as stack:
+            if places:
+                graph = part_before(graph, places)
+                folder = stack.enter_context(temporary_folder("part"))
+                artifact = comparison.made(graph, folder)
+            try:
+                deviations = comparison.deviations(graph, artifact)
+            except ModelError:  # input that was made up; what ran is left
+                random = [] if samples else [feeds]
+                comparison.feeds = [*samples, *random]
+                deviations = comparison.deviations(graph, artifact)
     except (EngineUnavailable, ModelError) as error:
         return _not_compared(error.message)
     except BuildError as error:
@@ -193,6 +201,8 @@ def check_values(
     detail = deviations[words][name].words(name)
     counts = {"samples": sum(map(samples_in, samples)), "random inputs": sum(map(samples_in, random))}
     detail += "; " + " and ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    if places:
+        detail += f", in front of {chosen_by(whole)}"
     if excess[words, name] <= 1:
         return Values([Check(SUBJECT, True, f"{detail}, {' and '.join(execution.ways)}")])
     failing = {way for way, output in excess if excess[way, output] > 1}
@@ -298,14 +308,18 @@ class _Comparison:
         part = copy_model(graph)
         cut(part, [tensor])
         with temporary_folder("prefix") as folder:
-            path, artifact = folder / "prefix.onnx", folder / "artifact.onnx"
-            save_onnx(part, path)
             try:
-                self.execution.make(path, artifact)
-                by_way = self.deviations(part, artifact)
+                by_way = self.deviations(part, self.made(part, folder))
             except QCompileError:  # a prefix that cannot be built tells nothing
                 return False
         return any(self.excess(sums) > 1 for outputs in by_way.values() for sums in outputs.values())
+
+    def made(self, graph: onnx.ModelProto, folder: Path) -> Path:
+        """Build a part of the graph as the whole was, in a folder; return the artifact."""
+        path, artifact = folder / "part.onnx", folder / "artifact.onnx"
+        save_onnx(graph, path)
+        self.execution.make(path, artifact)
+        return artifact
 
     def _outputs(self, graph: onnx.ModelProto) -> Outputs:
         """Outputs of a graph by name, each a list by sample, without integer kernels."""

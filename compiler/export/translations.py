@@ -147,12 +147,12 @@ def complete_types(model: Any) -> bool:
     return found
 
 
-def _type_of_eye(node: Any) -> int | None:
+def _type_of_eye(node: Any) -> Any:
     if "dtype" in node.attributes:
-        return int(node.attributes["dtype"].as_int())
+        return node.attributes["dtype"].as_int()
     made = node.inputs[0].producer()  # the older exporter's files say no types between nodes
     if made is not None and made.op_type == "ConstantOfShape" and "value" in made.attributes:
-        return int(made.attributes["value"].as_tensor().dtype)
+        return made.attributes["value"].as_tensor().dtype
     return node.outputs[0].dtype
 
 

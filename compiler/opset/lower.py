@@ -33,6 +33,7 @@ import onnx
 from onnx.inliner import inline_local_functions
 
 from ...errors import ModelError, UnsupportedOperator, first_line
+from ...model.choices import CHOICES, before_choices
 from ...model.graph import ONNX_DOMAINS, attribute, every_graph, opset, without_weights
 from ...model.graph_edits import drop_unread, drop_unused_initializers, refill, set_nodes
 from ...model.onnx_file import copy_model
@@ -213,6 +214,11 @@ def require_operators(
                     f"build for {other}" if other else _WAY,
                 )
                 why, way = next(rows, otherwise)
+                if node.op_type in CHOICES and (places := before_choices(model)):
+                    tensors = " and ".join(repr(place.tensor) for place in places[:_NAMED])
+                    way = (
+                        f"end the model at {tensors} (onnx.utils.extract_model), and choose behind it; {_OR}"
+                    )
                 raise UnsupportedOperator(
                     f"{file}: {reader} has no {node.op_type}: node {name!r} of opset {version}, {why}",
                     hint=way,
@@ -221,11 +227,13 @@ def require_operators(
                 )
 
 
+_NAMED = 4  # tensors
+_OR = "or build for onnxruntime or openvino"
 _WAYS: Sequence[tuple[str, str, str]] = (
     (r"Compress|NonMaxSuppression|NonZero|Unique",
      "which returns as many elements as values say, as a boolean index x[mask] does",
      "return all elements and the mask beside them, or torch.where(mask, x, 0), and select behind the model; "
-     "or build for onnxruntime or openvino"),
+     + _OR),
     (r"QLinear\w+|\w+Integer|DynamicQuantizeLinear",
      "which is of a graph that was quantized for another runtime",
      "quantize the float model for this one: `qcompile quantize` with its `target`"),

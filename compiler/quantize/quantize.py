@@ -120,7 +120,7 @@ def quantize_in_memory(
     checks, poor = [], ""
     if not is_plan:
         progress("compare with the float model")
-        check, poor = _judged(request, outcome.judged or judge(outcome.model))
+        check, poor = _judged(request, outcome.judged or judge(outcome.model), judge.place)
         checks = [check]
     if poor and not (spec.allow_loss or spec.data is None):
         searched = outcome.proof.get("search_refusal")
@@ -151,15 +151,18 @@ def quantize_in_memory(
     return Graph(outcome.model, graph.path), manifest
 
 
-def _judged(request: QuantizeRequest, judged: Judged) -> tuple[Check, str]:
-    """Return the SNR check against the float model, and the outputs that `diff` would reject, as text."""
+def _judged(request: QuantizeRequest, judged: Judged, place: str) -> tuple[Check, str]:
+    """Return the SNR check against the float model, and the outputs that `diff` would reject, as text.
+
+    `place` is where they are compared, in words, where they are no outputs.
+    """
     if judged.broken:
         raise QuantizationError(
             f"{request.path}: output {judged.broken!r} became NaN or infinite",
             hint="exclude the layers concerned",
             tensor=judged.broken,
         )
-    on = "the data" if request.spec.data else "random input"
+    on = ("the data" if request.spec.data else "random input") + place
     failed = [f"output {one.output!r} has {one.measured} on {on}; {one.criterion} is required"
               for one in judged.failed]  # fmt: skip
     poor = "; ".join(failed) if request.spec.precision not in HALVES else ""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, starmap
 from typing import Any
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from ...calibration import Method, parse_method
 from ...errors import InvalidOption, QuantizationError
+from ...model.choices import Place, before_choices, chosen_by, part_before
 from ...model.graph_rules import graph_rules
 from ...model.judgement import SNR_DB, decibels, judge_outputs
 from ...model.masks import not_finite
@@ -346,15 +347,36 @@ class Judge:
         self._request = request
 
     @cached_property
+    def _places(self) -> list[Place]:
+        return before_choices(self._request.model)
+
+    def _part(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """What is compared of a graph: all of it, or what a choice of elements reads."""
+        return part_before(model, self._places) if self._places else model
+
+    @property
+    def place(self) -> str:
+        """In front of which operators tensors are compared, in words; empty where outputs are."""
+        return f", in front of {chosen_by(self._request.model)}" if self._places else ""
+
+    @cached_property
     def _forms(self) -> dict[str, OutputForm]:
         """What the graph and the user say of the outputs."""
-        return output_forms(self._request.model, self._request.spec.rules)
+        forms = output_forms(self._request.model, self._request.spec.rules)
+        if not self._places:
+            return forms
+        parts = output_forms(self._part(self._request.model))
+        return {
+            name: forms[name] if name in forms else replace(part, rule="signal")
+            for name, part in parts.items()
+        }
 
     @cached_property
     def _samples(self) -> tuple[list[Feeds], dict[str, list[NDArray[Any]]]]:
         """The feeds of each batch, and the float model's outputs by name, computed once."""
         request = self._request
-        run = OnnxReference(request.graph)
+        part = self._part(request.model)
+        run = OnnxReference(Graph(part, request.path) if self._places else request.graph)
         if request.spec.data is None:
             feeds, outputs = run_on(request.model, None, run)
             every, batches = [feeds], [outputs]
@@ -370,9 +392,9 @@ class Judge:
 
     def __call__(self, model: onnx.ModelProto) -> Judged:
         """Judge a quantized model, all samples together."""
-        run, (every, required) = reference(self._request, model), self._samples
+        run, (every, required) = reference(self._request, self._part(model)), self._samples
         outputs = list(zip(*(run(feeds) for feeds in every), strict=True))
-        actual = dict(zip(run.names, map(list, outputs), strict=True))
+        actual = dict(zip(required if self._places else run.names, map(list, outputs), strict=True))
         judged = tuple(judge_outputs(required, actual, self._forms))
         floats = {name for name, batches in required.items() if batches[0].dtype.kind == "f"}
         pairs = {name: zip(required[name], actual[name], strict=True) for name in floats}

@@ -21,6 +21,7 @@ from onnx import helper
 from ...calibration import Method, Ranges
 from ...calibration.qparams import INT8, UINT8, choose_qparams, choose_weight_qparams, dequantize, quantize
 from ...data.batches import Data
+from ...model.choices import before_choices, part_before
 from ...model.graph import WEIGHTED, attribute, consumers, tensor_values
 from ...model.graph_edits import set_nodes, store
 from ...model.graph_rules import GraphRules, SaturatingKernels, graph_rules
@@ -74,7 +75,8 @@ def rank_layers(
         part: (2, 3) looks at the second of three parts of the layers alone, in the order of the graph. The
             graphs that are run are those of all layers, so that a part tells what the whole does.
     """
-    ready = prepare_graph(model)
+    places = before_choices(model)
+    ready = prepare_graph(part_before(model, places) if places else model)
     kernels = saturating_kernels(target, resolve_isa(isa, target))
     placement = plan(ready, target, exclude=exclude, multiplies_activations=not kernels.activations)
     limits = activation_limits(ready, placement, ranges, method)

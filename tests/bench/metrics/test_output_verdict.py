@@ -132,3 +132,30 @@ def test_the_worst_output_is_a_signal_where_enough_labels_are_equal() -> None:
     wrong = running(reference, [{"features": scores * 1.001, "labels": 9 - labels}], "int8")
     assert not wrong["passed"]
     assert wrong["output"] == "labels"
+
+
+@pytest.mark.parametrize(("missing", "passes"), [(1, True), (8, False)])
+def test_boxes_are_judged_by_what_both_sides_find(missing: int, passes: bool) -> None:
+    rng = np.random.default_rng(0)
+    low = rng.integers(0, 500, (30, 2))
+    whole = {
+        "boxes": np.concatenate([low, low + 40], 1).astype(np.float32), "scores": np.linspace(0.9, 0.3, 30),
+        "labels": np.arange(30), "features": rng.standard_normal((1, 8)),
+    }  # fmt: skip
+    order = rng.permutation(30 - missing)
+    fewer = {name: array[order] if name != "features" else array for name, array in whole.items()}
+    judged = {one.output: one for one in judge([whole], [fewer], "int8")}
+    share = 2 * (30 - missing) / (60 - missing)
+    assert [judged[name].passed for name in ("boxes", "scores", "labels")] == [passes] * 3
+    assert judged["boxes"].agreement == pytest.approx(share)
+    assert judged["features"].passed
+    result = running([whole], [fewer], "int8")
+    assert (result["passed"], result["agreement"]) == (passes, pytest.approx(share))
+    assert "partner" in result["criterion"]
+
+
+def test_boxes_in_their_order_are_compared_as_numbers() -> None:
+    one = {"boxes": np.ones((2, 4)), "scores": np.ones(2), "labels": np.array([1, 2])}
+    assert {item.criterion for item in judge([one], [one], "int8")} == {
+        "signal: SNR ≥ 15 dB", "labels: same value in ≥ 95% of elements",
+    }  # fmt: skip

@@ -1,0 +1,96 @@
+"""Where a graph chooses how many elements it returns: boxes by NonMaxSuppression, places that are not zero.
+
+The least error changes what is chosen, and how much: outputs of two artifacts have other extents then, and
+no element of one belongs to an element of the other. What is chosen from can be compared: the float tensors
+that the choice and all behind it read. Where a layer with weights is behind a choice, as the second stage of
+a detector, that would leave it out, and outputs are compared as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .graph import WEIGHTED, constant_names, infer_types, producers
+from .graph_edits import cut, refill
+from .onnx_file import copy_model
+
+if TYPE_CHECKING:
+    import onnx
+
+CHOICES = frozenset(["Compress", "NonMaxSuppression", "NonZero", "Unique"])
+_EXTENTS = ("Shape", "Size")
+_MOVES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+_FLOATS = ("float16", "float32")
+
+
+@dataclass(frozen=True)
+class Place:
+    """An input of a node, which its first result names, as quantization keeps it; or a result itself.
+
+    `tensor` is what is read there, but for its form and its precision.
+    """
+
+    tensor: str
+    reader: str
+    index: int
+
+
+def before_choices(model: onnx.ModelProto) -> list[Place]:
+    """Return where a graph reads what it chooses from, and its other outputs; empty where it does not choose.
+
+    Of a tensor that is read at several places, or in other shapes, the first is returned.
+    """
+    nodes = list(model.graph.node)
+    if not any(node.op_type in CHOICES for node in nodes):
+        return []
+    chosen: set[str] = set()
+    for node in nodes:  # in the order of the graph
+        if node.op_type in CHOICES or chosen & {*node.input}:
+            chosen |= {*node.output}
+    outputs = [value.name for value in model.graph.output]
+    behind = [node for node in nodes if chosen & {*node.output}]
+    if not chosen & {*outputs} or any(node.op_type in WEIGHTED for node in behind):
+        return []
+    made_by, types = producers(model.graph), infer_types(model)
+    known = constant_names(model) | chosen | {"", *(value.name for value in model.graph.input)}
+    places: dict[str, Place] = {}
+    waiting, seen = behind[::-1], {id(node) for node in behind}
+    while waiting:
+        node = waiting.pop()
+        for index, tensor in enumerate(node.input):
+            source, maker = tensor, made_by.get(tensor)
+            if tensor in known or maker is None:
+                continue
+            if types.get(tensor, "float32") in _FLOATS:
+                while maker is not None and maker.op_type in _MOVES:
+                    if types.get(maker.input[0], "float32") not in _FLOATS:
+                        break
+                    source, maker = maker.input[0], made_by.get(maker.input[0])
+                if source not in known:
+                    places.setdefault(source, Place(source, node.output[0], index))
+            elif maker.op_type not in _EXTENTS and id(maker) not in seen:  # such as a comparison
+                seen.add(id(maker))
+                waiting.append(maker)
+    rest = [Place(name, name, -1) for name in outputs if name not in chosen | places.keys()]
+    return [*places.values(), *rest] if places else []
+
+
+def part_before(model: onnx.ModelProto, places: list[Place]) -> onnx.ModelProto:
+    """Return the part of a graph, or of one that was quantized from it, that computes places, in their order.
+
+    Its outputs are those tensors; it has all inputs of the graph.
+    """
+    part = copy_model(model)
+    made_by = producers(part.graph)
+    names = [
+        place.reader if place.index < 0 else made_by[place.reader].input[place.index] for place in places
+    ]
+    cut(part, names)
+    refill(part.graph.input, model.graph.input)
+    return part
+
+
+def chosen_by(model: onnx.ModelProto) -> str:
+    """Return the operators of a graph that choose, in words."""
+    return ", ".join(sorted({node.op_type for node in model.graph.node} & CHOICES))

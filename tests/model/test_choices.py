@@ -1,0 +1,73 @@
+"""What a graph chooses from, by graphs whose answer is plain, and by what ONNX Runtime computes there."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from detectors import detector, images
+from written_models import model_of, normal
+
+from qcompile.model.choices import before_choices, chosen_by, part_before
+from qcompile.model.onnx_file import copy_model
+
+
+def run(model: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return list(session.run(None, {"x": x}))
+
+
+def test_boxes_and_scores_in_front_of_a_suppression() -> None:
+    model = detector()
+    places = before_choices(model)
+    assert {place.tensor for place in places} == {"all_boxes", "all_scores"}
+    assert chosen_by(model) == "NonMaxSuppression"
+    probe = copy_model(model)
+    probe.graph.output.extend(onnx.helper.make_empty_tensor_value_info(place.tensor) for place in places)
+    x = images(1)
+    for expected, found in zip(run(probe, x)[3:], run(part_before(model, places), x), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_quantized_graph_is_cut_at_the_same_places() -> None:
+    model = detector()
+    rounded = copy_model(model)
+    [suppression] = [node for node in rounded.graph.node if node.op_type == "NonMaxSuppression"]
+    at = list(rounded.graph.node).index(suppression)
+    rounded.graph.node.insert(at, onnx.helper.make_node("Floor", ["all_boxes"], ["floored"]))
+    rounded.graph.node[at + 1].input[0] = "floored"
+    places = before_choices(model)
+    x = images(1)
+    before, after = (run(part_before(one, places), x) for one in (model, rounded))
+    by_tensor = dict(zip([place.tensor for place in places], zip(before, after, strict=True), strict=True))
+    np.testing.assert_array_equal(by_tensor["all_boxes"][1], np.floor(by_tensor["all_boxes"][0]))
+    np.testing.assert_array_equal(by_tensor["all_scores"][1], by_tensor["all_scores"][0])
+
+
+@pytest.mark.parametrize(
+    ("text", "tensors"),
+    [
+        ("m = MatMul (x, w) l = Less (zero, m) p = NonZero (l) y = Cast <to = 1> (p)", ["m"]),
+        ("m = MatMul (x, w) t = Transpose (m) u = Tanh (t) l = Less (zero, t) p = NonZero (l) "
+         "q = Transpose (p) y = GatherND (u, q)", ["m", "u"]),
+        ("m = MatMul (x, w) s = Shape (m) p = NonZero (s) c = Cast <to = 1> (p) y = Identity (c)", []),
+        ("m = MatMul (x, w) l = Less (zero, x) p = NonZero (l) q = Transpose (p) g = GatherND (x, q) "
+         "y = Abs (m)", []),
+        ("m = MatMul (x, w) l = Less (zero, m) y = Where (l, m, zero)", []),
+    ],
+    ids=["a comparison", "what is chosen", "extents", "nothing returned", "no choice"],
+)  # fmt: skip
+def test_floats_that_decide_and_floats_that_are_chosen(text: str, tensors: list[str]) -> None:
+    stored = {"w": normal(6, 5), "zero": np.float32(0)}
+    read = {name: value for name, value in stored.items() if name in text}
+    shape = "float[k, n] y" if "to = 1> (p)" in text or "Where" in text or "Abs" in text else "float[n] y"
+    model = model_of(f"(float[4, 6] x) => ({shape}) {{ {text} }}", **read)
+    assert sorted(place.tensor for place in before_choices(model)) == tensors
+
+
+def test_a_layer_behind_the_choice_leaves_the_outputs_to_be_compared() -> None:
+    tail = """chosen = Unsqueeze (kept_scores, second) wide_scores = MatMul (chosen, u)
+        scores = Squeeze (wide_scores, second)"""
+    assert before_choices(detector(tail, u=np.ones((1, 1), np.float32))) == []
