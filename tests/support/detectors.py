@@ -25,7 +25,8 @@ def detector(tail: str = "", **more: NDArray[Any]) -> onnx.ModelProto:
         "v": normal(4 + CLASSES, 16, 4, 4, seed=3, scale=0.1), "c": normal(4 + CLASSES, seed=4, scale=0.1),
         "flat": np.array([1, 4 + CLASSES, CELLS]), "parts": np.array([4, CLASSES]),
         "corners": np.array([2, 2]), "cells": rows[None].astype(np.float32), "four": np.float32(4),
-        "most": np.array([CELLS]), "overlap": np.array([0.5], np.float32), "least": np.array([0.6], np.float32),
+        "most": np.array([CELLS]),
+        "overlap": np.array([0.5], np.float32), "least": np.array([0.6], np.float32),
         "first": np.array([0]), "second": np.array([1]), "one": np.array(1), "two": np.array(2),
     }  # fmt: skip
     text = f"""(float[1, 3, 32, 32] x) => (float[n, 4] boxes, float[n] scores, int64[n] labels) {{
