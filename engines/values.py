@@ -43,7 +43,7 @@ from ..model.graph_edits import cut
 from ..model.judgement import decibels, enough_agreement, lowest_db
 from ..model.masks import without_masks
 from ..model.onnx_file import Graph, copy_model, save_onnx
-from ..model.random_input import random_feeds, read_domains
+from ..model.random_input import at_other_extents, random_feeds, read_domains
 from ..model.reference_forms import (
     is_random,
     rounds_activations,
@@ -72,12 +72,14 @@ Outputs = dict[str, list[NDArray[Any]]]
 @dataclass(frozen=True)
 class Execution:
     """How a runtime makes an artifact of a graph's file, and the ways to load it, in words, that of this
-    package first; `halves` is "fp16" or "bf16" where it was told to compute float32 in it."""
+    package first; `halves` is "fp16" or "bf16" where it was told to compute float32 in it, `fixed` the way
+    that loads it for the extents of an input."""
 
     runtime: str
     make: Callable[[Path, Path], None]
     ways: Mapping[str, Callable[[Path], Runner]]
     halves: str = ""
+    fixed: str = ""
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,11 @@ def check_values(
         return _not_compared("operators of the graph draw random numbers")
     runtime, samples = execution.runtime, list(request.samples)
     random = _random_feeds(graph, feeds, sum(map(samples_in, samples)))
-    comparison = _Comparison(request, execution, [*samples, *random], rounds=rounds_activations(graph))
+    made = [*samples, *random] or [feeds]
+    comparison = _Comparison(request, execution, made, rounds=rounds_activations(graph))
+    comparison.others = at_other_extents(graph, made[0])
+    if comparison.others:  # the first once more: nothing may be left of another shape
+        comparison.feeds += [*comparison.others, made[0]]
     whole, places = graph, before_choices(graph)
     try:
         with ExitStack() as stack:
@@ -183,7 +189,7 @@ def check_values(
                 deviations = comparison.deviations(graph, artifact)
             except ModelError:  # input that was made up; what ran is left
                 random = [] if samples else [feeds]
-                comparison.feeds = [*samples, *random]
+                comparison.feeds, comparison.others = [*samples, *random], []
                 deviations = comparison.deviations(graph, artifact)
     except (EngineUnavailable, ModelError) as error:
         return _not_compared(error.message)
@@ -199,7 +205,10 @@ def check_values(
     }
     words, name = max(excess, key=lambda key: excess[key])
     detail = deviations[words][name].words(name)
-    counts = {"samples": sum(map(samples_in, samples)), "random inputs": sum(map(samples_in, random))}
+    counts = {
+        "samples": sum(map(samples_in, samples)), "random inputs": sum(map(samples_in, random)),
+        "of other extents": len(comparison.others),
+    }  # fmt: skip
     detail += "; " + " and ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     if places:
         detail += f", in front of {chosen_by(whole)}"
@@ -260,7 +269,8 @@ class _Comparison:
     def __init__(
         self, request: BuildRequest, execution: Execution, feeds: Sequence[Feeds], *, rounds: bool
     ) -> None:
-        self.execution, self.feeds = execution, feeds
+        self.execution, self.feeds = execution, list(feeds)
+        self.others: list[Feeds] = []  # those of `feeds` that the graph may refuse
         precision, floats = request.precision, request.spec.floats
         # Where weights alone are rounded, the runtime may round activations, too.
         computed_in = precision if precision in _FLOATS or not rounds else "" if floats == "fp32" else floats
@@ -274,7 +284,7 @@ class _Comparison:
         self.progress("compare with its graph")
         written, halves = without_saturation(graph), self.execution.halves
         rounds = rounds_activations(graph) or halves
-        ref = self._outputs(with_halves(written, halves) if halves else written)
+        ref = self._outputs(with_halves(written, halves) if halves else written, is_first=True)
         plain = self._outputs(without_roundings(graph)) if rounds else ref
         floats = [name for name, arrays in ref.items() if arrays[0].dtype.kind == "f"]
         names = floats or [name for name, arrays in ref.items() if arrays[0].dtype.kind in "iub"]
@@ -283,6 +293,8 @@ class _Comparison:
             sums = {name: Deviation() for name in names}
             with opened(artifact) as runner:
                 for index, feeds in enumerate(self.feeds):
+                    if words == self.execution.fixed and any(feeds is other for other in self.others):
+                        continue
                     try:
                         out = runner.infer({tensor.name: feeds[tensor.name] for tensor in runner.io.inputs})
                     except ModelError as error:
@@ -321,17 +333,26 @@ class _Comparison:
         self.execution.make(path, artifact)
         return artifact
 
-    def _outputs(self, graph: onnx.ModelProto) -> Outputs:
-        """Outputs of a graph by name, each a list by sample, without integer kernels."""
+    def _outputs(self, graph: onnx.ModelProto, *, is_first: bool = False) -> Outputs:
+        """Outputs of a graph by name, each a list by sample, without integer kernels.
+
+        Other extents that the graph does not take go, where it `is_first` to run.
+        """
         io = model_io(graph)
         names = [tensor.name for tensor in io.outputs]
         options = session_options(self.threads, integers=False, layouts=False)
         reference = Graph(graph, Path("reference.onnx"))
         session = make_session(reference, options, without=[WEIGHT_BIAS_QUANTIZATION])
-        runs = [
-            run_session(session, names, {value.name: feeds[value.name] for value in io.inputs}, "the graph")
-            for feeds in self.feeds
-        ]
+        runs = []
+        for feeds in list(self.feeds):
+            few = {value.name: feeds[value.name] for value in io.inputs}
+            try:
+                runs.append(run_session(session, names, few, "the graph"))
+            except ModelError:
+                if not is_first or not any(feeds is other for other in self.others):
+                    raise
+                self.others = [other for other in self.others if other is not feeds]
+                self.feeds = [one for one in self.feeds if one is not feeds]
         return {
             name: arrays
             for name, arrays in zip(names, map(list, zip(*runs, strict=True)), strict=True)

@@ -297,6 +297,42 @@ class RandomInput:
         return tuple(shape)
 
 
+BATCHES = (1, 5)
+"""Samples of the batches of `at_other_extents`: one, and more than a vector of four."""
+
+
+def at_other_extents(model: onnx.ModelProto, feeds: Feeds) -> list[Feeds]:
+    """Return input with other extents of its dynamic axes, each by itself: other batches, half of the rest.
+
+    Samples are repeated and ends are left out, so values are such as the input has. Axes keep to the ranges
+    that are noted in the file; whether the model takes the extents is not known.
+    """
+    inputs, notes = model_io(model).inputs, read_notes(model)
+    has_batch = RandomInput(model).has_batch
+    axes: dict[str, dict[str, int]] = {}  # name of a dynamic axis, input to its index
+    wanted: dict[str, set[int]] = {}
+    for tensor in inputs:
+        for axis, dim in tensor.dynamic_axes.items():
+            is_batch, now = axis == 0 and has_batch, feeds[tensor.name].shape[axis]
+            name = "batch" if is_batch else f"{tensor.name}/{axis}" if dim == "?" else f"axis {dim}"
+            axes.setdefault(name, {})[tensor.name] = axis
+            note = notes.get(tensor.name)
+            limits = note.axes.get(axis) if note else None
+            extents = BATCHES if is_batch else (max(now // 2, 1),)
+            others = {limits.nearest(extent) if limits else extent for extent in extents} - {now, 0}
+            wanted[name] = (wanted[name] & others) if name in wanted else others
+    return [
+        {name: _resized(array, axes[axis].get(name), extent) for name, array in feeds.items()}
+        for axis, extents in wanted.items()
+        for extent in sorted(extents)
+        if all(feeds[name].shape[index] for name, index in axes[axis].items())
+    ]
+
+
+def _resized(array: NDArray[Any], axis: int | None, extent: int) -> NDArray[Any]:
+    return array if axis is None else np.take(array, np.arange(extent) % array.shape[axis], axis)
+
+
 def usual_extent(tensor: TensorInfo, axis: int, guess: int) -> int:
     """Return what `EXTENTS` guesses of an axis: an image's or a length, by its name, else by its place."""
     image, length = EXTENTS[guess]

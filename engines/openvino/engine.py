@@ -149,11 +149,12 @@ class OpenVino(Engine):
         def copy(path: Path, output: Path) -> None:
             read_graph(path).save(output)
 
-        ways: dict[str, Callable[[Path], Runner]] = {"at their extents": opened}
+        fixed = "at their extents"
+        ways: dict[str, Callable[[Path], Runner]] = {fixed: opened}
         if any(tensor.dynamic_axes for tensor in model_io(graph).inputs):
             ways["with dynamic shapes"] = functools.partial(opened, dynamic=True)
         halves = precision if precision in ("fp16", "bf16") else ""
-        execution = Execution("OpenVINO", copy, ways, halves)
+        execution = Execution("OpenVINO", copy, ways, halves, fixed)
         return check_values(request, graph, request.output, execution, feeds)
 
     def _ask(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from qcompile import building
 from qcompile.artifact import Artifact
 from qcompile.engines import values
 from qcompile.engines.onnx_runtime import engine as ort_engine
-from qcompile.engines.values import SUBJECT, Deviation
+from qcompile.engines.values import SUBJECT
 from qcompile.errors import EngineUnavailable, IntentNotReached, ModelError
+from qcompile.model.graph import model_io
 
 MakePath = Callable[..., Path]
 Edit = Callable[[onnx.ModelProto], None]
@@ -28,82 +28,6 @@ WAYS = {
     "onnxruntime": "as it is and with the default options",
     "openvino": "at their extents and with dynamic shapes",
 }
-
-
-def deviation(*batches: tuple[Any, Any, Any]) -> Deviation:
-    found = Deviation()
-    for batch in batches:
-        found.add(*(np.asarray(part) for part in batch))
-    return found
-
-
-def excess(*batches: tuple[Any, Any, Any], integers: bool = True, noise_db: float | None = None) -> float:
-    return deviation(*batches).excess(integers=integers, noise_db=noise_db)
-
-
-def test_the_rule_is_that_of_a_hand_computed_example() -> None:
-    found = deviation(([1.0], [1.1], [1.3]), ([2.0], [1.9], [2.0]))
-    assert found.quantization == pytest.approx(0.01 + 0.01)
-    assert found.total == pytest.approx(0.04 + 0.01)
-    assert found.error == pytest.approx(0.09)
-    assert found.excess(integers=True, noise_db=None) == pytest.approx((0.05 - 0.02) / 0.02)
-    assert found.excess(integers=True, noise_db=10) == pytest.approx(0.03 / (0.02 + 5 * 0.1))
-
-
-def test_masks_leave_an_error_no_more_room() -> None:
-    plain = np.random.default_rng(0).uniform(-9, 9, (10, 100))
-    ref, out = np.rint(plain), np.rint(plain) + 3 * np.random.default_rng(1).uniform(-1, 1, plain.shape)
-    open_ = np.arange(100) % 3 > 0
-    expected = excess((ref[:, open_], plain[:, open_], out[:, open_]))
-    masked = [np.where(open_, side, mask) for side, mask in ((ref, -1e9), (plain, -np.inf), (out, -65504.0))]
-    assert excess(tuple(masked)) == pytest.approx(expected)  # type: ignore[arg-type]
-    assert expected > 4
-    assert excess((*masked[:2], np.where(open_, ref, 0.0))) == np.inf
-
-
-def test_a_kernel_that_rounds_the_other_way_or_not_at_all_passes() -> None:
-    plain = np.random.default_rng(0).uniform(-9, 9, 1000)
-    ref = np.rint(plain)
-    assert excess((ref, plain, 2 * plain - ref)) == 0
-    assert excess((ref, plain, plain)) == 0
-    assert excess((ref, plain, ref)) == 0
-    noise = np.random.default_rng(1).uniform(-1, 1, 1000)
-    assert 0.9 < excess((ref, plain, ref + 0.5 * noise)) < 1.1  # as much as rounding itself
-    assert 3.5 < excess((ref, plain, ref + noise)) < 4.5
-
-
-def test_without_quantization_error_a_neighbouring_integer_passes_and_two_do_not() -> None:
-    ref = np.full(4, 12.7)
-    one, two = ref + np.array([0.1, 0, 0, 0]), ref + np.array([0.2, 0, 0, 0])
-    assert excess((ref, ref, one)) == pytest.approx(1.0)
-    assert excess((ref, ref, two)) == pytest.approx(4.0)
-    assert excess((ref, ref, one), integers=False) == math.inf
-    many = np.full(1200, 12.7)
-    off = many + np.where(np.arange(1200) < 100, 0.1, 0)  # a twelfth of them, as rounding would
-    assert excess((many, many, off)) == pytest.approx(1.0)
-
-
-def test_noise_of_floats_is_allowed_at_its_decibels() -> None:
-    ref = np.ones(100)
-    assert excess((ref, ref, ref + 0.0099), integers=False, noise_db=40) < 1
-    assert excess((ref, ref, ref + 0.0101), integers=False, noise_db=40) > 1
-
-
-def test_what_is_not_finite_is_equal_where_the_reference_has_it() -> None:
-    ref = np.array([1.0, np.nan, np.inf, -np.inf])
-    assert excess((ref, ref, ref)) == 0
-    assert excess((ref, ref, np.array([1.0, 0.0, np.inf, -np.inf]))) == math.inf
-    assert excess((ref, ref, np.array([np.nan, np.nan, np.inf, -np.inf]))) == math.inf
-
-
-def test_labels_may_differ_as_quantization_or_chance_lets_them() -> None:
-    ref = np.arange(100)
-    plain, out = ref.copy(), ref.copy()
-    out[:20] = -1
-    assert excess((ref, plain, out)) > 1
-    plain[50:80] = -1
-    assert excess((ref, plain, out)) < 1
-    assert excess((ref[:1], ref[:1], np.array([7]))) < 1  # one row tells little
 
 
 def quantized(model: Path, data: Path, folder: Path, target: str) -> Path:
@@ -196,7 +120,7 @@ def test_a_right_build_passes_on_samples(int8: Path, target: str, samples: MakeP
     check = check_of(built)
     assert check.passed
     assert check.detail.startswith("output 'y': ")
-    assert check.detail.endswith(f" dB; 16 samples, {WAYS[target]}")
+    assert check.detail.endswith(f" dB; 16 samples and 2 of other extents, {WAYS[target]}")
     assert " dB from its graph, which has " in check.detail
 
 
@@ -313,6 +237,78 @@ def test_an_error_of_dynamic_shapes_is_said(int8: Path, wrong: Callable[..., Non
     assert "with fixed extents" in caught.value.hint
 
 
+def wrong_from(row: int) -> Edit:
+    """Compute the rows of a batch from one on otherwise, as a kernel that fills a vector of rows alone."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        graph = model.graph
+        result = graph.output[0].name
+        (last,) = (node for node in graph.node if result in node.output)
+        last.output[list(last.output).index(result)] = "right"
+        zero, one, step = (f"wrong/{name}" for name in ("zero", "row", "one"))
+        for name, value in ((zero, 0), (one, row), (step, 1)):
+            graph.initializer.append(numpy_helper.from_array(np.array(value), name))
+        graph.initializer.append(numpy_helper.from_array(np.array([1]), "wrong/axis"))
+        for operator, inputs, output in (
+            ("Shape", ["right"], "wrong/shape"),
+            ("Gather", ["wrong/shape", zero], "wrong/batch"),
+            ("Range", [zero, "wrong/batch", step], "wrong/rows"),
+            ("Less", ["wrong/rows", one], "wrong/few"),
+            ("Unsqueeze", ["wrong/few", "wrong/axis"], "wrong/column"),
+            ("Neg", ["right"], "wrong/values"),
+            ("Where", ["wrong/column", "right", "wrong/values"], result),
+        ):
+            graph.node.append(onnx.helper.make_node(operator, inputs, [output], name=output))
+
+    return edit
+
+
+def test_a_slot_of_a_batch_that_no_sample_has_is_checked(
+    tiny_file: MakePath, target: str, wrong: Callable[..., None], tmp_path: Path
+) -> None:
+    path, data = tiny_file("mlp"), tmp_path / "pairs"
+    size = model_io(onnx.load(path)).inputs[0].shape[1]
+    data.mkdir()
+    for index in range(8):
+        np.save(
+            data / f"{index}.npy", np.random.default_rng(index).standard_normal((2, int(size)), np.float32)
+        )
+    options: dict[str, Any] = {"target": target, "data": str(data)}
+    check = check_of(qcompile.build(path, tmp_path / "a.onnx", **options))
+    wrong(wrong_from(4))
+    with pytest.raises(IntentNotReached, match="computes something else"):
+        qcompile.build(path, tmp_path / "b.onnx", **options)
+    assert "of other extents" in check.detail
+
+
+@pytest.mark.parametrize("target", ["onnxruntime"], indirect=True)
+def test_what_is_left_of_another_shape_is_found(
+    tiny_file: MakePath, samples: MakePath, target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A runner that mixes what it gave for another shape into the next outputs."""
+    infer, last = ort_engine.OnnxRuntimeRunner.infer, dict[str, Any]()
+
+    def stale(self: Any, feeds: Any) -> Any:
+        outputs = dict(infer(self, feeds))
+        before = last.get("shape")
+        last["shape"] = {name: array.shape for name, array in outputs.items()}
+        if before not in (None, last["shape"]):
+            return {name: -array for name, array in outputs.items()}
+        return outputs
+
+    monkeypatch.setattr(ort_engine.OnnxRuntimeRunner, "infer", stale)
+    with pytest.raises(IntentNotReached, match="computes something else"):
+        qcompile.build(tiny_file("mlp"), tmp_path / "b.onnx", target=target, data=str(samples("mlp", 16)))
+
+
+def test_other_extents_that_the_graph_refuses_are_left_out(target: str, tmp_path: Path) -> None:
+    body = """(float[n,m] x) => (float[n,2] y) <float[3,2] w = {1,2,3,4,5,6}> { y = MatMul (x, w) }"""
+    np.savez(tmp_path / "x.npz", x=np.random.default_rng(0).standard_normal((16, 3), np.float32))
+    model = written(tmp_path / "m.onnx", body)
+    built = qcompile.build(model, tmp_path / "b.onnx", target=target, data=str(tmp_path / "x.npz"))
+    assert "; 16 samples and 2 of other extents, " in check_of(built).detail  # of the batch, not of m
+
+
 def test_a_model_whose_quantization_costs_nothing_passes(target: str, tmp_path: Path) -> None:
     body = """(float[n,2] x) => (float[n,2] y)
         <float s = {1.0}, uint8 z = {128}, int8[2,2] w = {1, 2, -3, 4}, int8 v = {0}>
@@ -325,7 +321,8 @@ def test_a_model_whose_quantization_costs_nothing_passes(target: str, tmp_path: 
         model, tmp_path / "b.onnx", target=target, precision="int8", allow_fallback=True, data=data
     )
     assert check_of(built).passed
-    assert check_of(built).detail == f"output 'y': equal to its graph; 16 samples, {WAYS[target]}"
+    told = "equal to its graph; 16 samples and 2 of other extents"
+    assert check_of(built).detail == f"output 'y': {told}, {WAYS[target]}"
 
 
 def test_dynamic_int8_is_compared(
@@ -379,7 +376,7 @@ def test_values_for_another_processor_are_not_checked_where_it_overflows(
 def test_few_samples_get_more(tiny_file: MakePath, samples: MakePath, target: str, tmp_path: Path) -> None:
     data = str(samples("mlp", 5))
     built = qcompile.build(tiny_file("mlp"), tmp_path / "b.onnx", target=target, data=data)
-    assert "; 5 samples and 15 random inputs, " in check_of(built).detail
+    assert "; 5 samples and 15 random inputs and 1 of other extents, " in check_of(built).detail
 
 
 def test_made_up_input_that_the_graph_refuses_leaves_the_samples(target: str, tmp_path: Path) -> None:
