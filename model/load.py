@@ -109,29 +109,36 @@ def describe_named(source: Source) -> Description:
 def load_named(source: Source) -> LoadedModel:
     """Load a model by name, in evaluation mode, with an example of its inputs."""
     options = source.options
-    if options.classes and not options.weights:
+    if options.classes and not options.weights and source.kind != "torchvision":
         raise InvalidOption(
             f"model {source.spec}: its own weights are for its own classes; with `classes`, `weights` random "
             "or FILE is required",
             hint="leave classes out",
         )
     description, warning = _described(source)
-    torch = import_torch()
+    torch, head = import_torch(), tuple[str, ...]()
     with quiet():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
             module = description.load()
-        if options.file:
+        path = Path(options.file) if options.file else None
+        if options.classes and not options.weights:
+            path = description.weights()
+        if path is not None:
             # The package's own module, whose names of tensors a file of weights has.
             wrapped = type(module).__module__.startswith(f"{__package__}.named.")
             inner = getattr(module, "module", None) or getattr(module, "inner", None) if wrapped else None
-            pytorch.load_weights(inner or module, Path(options.file), source.spec)
+            head = pytorch.load_weights(inner or module, path, source.spec, classes=options.classes or 0)
         module = module.eval().requires_grad_(False)
     shapes = shapes_at(description.inputs, traced_extents(description.inputs)[0])
     feeds = random_feeds(description.inputs, shapes=shapes, domains=description.domains)
     example = {name: torch.from_numpy(array) for name, array in feeds.items()}
     sees = source.kind != "hf" or any(tensor.name == "pixel_values" for tensor in description.inputs)
     warnings = [text for text in (warning if sees else "", *description.notes) if text]
+    if head:
+        warnings.append(
+            f"a new head: {', '.join(head)} are random (seed {options.seed}) until they are trained"
+        )
     if options.weights == sources.RANDOM:
         warnings.append(f"the weights are random (seed {options.seed}): outputs mean nothing")
     return LoadedModel(

@@ -98,17 +98,24 @@ def read_weights(path: Path) -> dict[str, Any]:
     return dict(values)
 
 
-def load_weights(module: Any, path: Path, label: str) -> None:
-    """Give a module the weights of a file.
+def load_weights(module: Any, path: Path, label: str, *, classes: int = 0) -> tuple[str, ...]:
+    """Give a module the weights of a file; return the tensors of a new head, which it keeps.
 
     Names that all begin with `module.` or `_orig_mod.`, as DistributedDataParallel and `torch.compile` write
-    them, lose that beginning.
+    them, lose that beginning. With `classes` tensors of so many rows may have another number in the file.
     """
     values, expected = read_weights(path), module.state_dict()
     for prefix in ("module.", "_orig_mod."):
         is_extra = not any(name.startswith(prefix) for name in expected)
         if is_extra and all(name.startswith(prefix) for name in values):
             values = {name.removeprefix(prefix): value for name, value in values.items()}
+    head = tuple(
+        name
+        for name, value in expected.items()
+        if classes and name in values and value.ndim and len(value) == classes
+        and len(values[name]) != classes and value.shape[1:] == values[name].shape[1:]
+    )  # fmt: skip
+    values |= {name: expected[name] for name in head}
     problems = _misfits(expected, values)
     if problems:
         raise ModelError(
@@ -120,6 +127,7 @@ def load_weights(module: Any, path: Path, label: str) -> None:
         module.load_state_dict(values, strict=False)
     except RuntimeError as error:
         raise ModelError(f"{label}: {path} cannot be loaded: {first_line(error)}", file=path) from error
+    return head
 
 
 def _read_state_dict(path: Path) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from ..errors import ModelError, QCompileError
+from .named.description import declare_torchvision_operators
 from .source import Source, did_you_mean
 from .source_paths import PREFIX, module_name
 
@@ -28,8 +29,17 @@ _Line = TypeVar("_Line", int, str)
 
 def load_function(source: Source) -> Callable[[], Any]:
     """Import the function that a source names."""
+
+    def import_it() -> ModuleType:
+        return _import_file(source) if source.path else importlib.import_module(source.module)
+
     try:
-        module = _import_file(source) if source.path else importlib.import_module(source.module)
+        try:
+            module = import_it()
+        except RuntimeError as error:
+            if "torchvision::" not in str(error) or not declare_torchvision_operators():
+                raise
+            module = import_it()  # as models by name are imported
     except Exception as error:
         message = f"raised {type(error).__name__}: {error}"
         if source.path is None:

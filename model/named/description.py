@@ -78,7 +78,8 @@ class Description:
     """A named model; `load` makes its module, with its weights.
 
     `task` is what its outputs are, empty where unknown. Inputs are in the order of `forward`, dynamic axes
-    by name. `domains` are the values of inputs whose names do not tell; `notes` are for the user.
+    by name. `domains` are the values of inputs whose names do not tell; `notes` are for the user. `weights`
+    is the file of the model's own weights, where `load` makes it with another number of classes.
     """
 
     task: str
@@ -87,6 +88,7 @@ class Description:
     outputs: tuple[str, ...] = ()
     domains: Mapping[str, Domain] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    weights: Callable[[], Path | None] = lambda: None
 
 
 def image_input(

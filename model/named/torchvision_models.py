@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -122,34 +123,34 @@ def describe(source: Source) -> Description:
     def load() -> Any:
         return _load(source, entry, weights, task)
 
+    def own_weights() -> Path:
+        return _own_weights(source, weights)
+
     if task == "video-classification":
         extents = source.options.size or tuple(preset.crop_size if preset is not None else (112, 112))
         video = TensorInfo(_INPUT, "float32", ("batch", 3, _VIDEO_FRAMES, *extents))
-        return Description("", (video,), load, ("logits",))
+        return Description("", (video,), load, ("logits",), weights=own_weights)
     if task == "object-detection":
         return Description(
-            task, (_detector_input(source, entry, classes),), load, ("boxes", "scores"),
+            task, (_detector_input(source, entry, classes),), load, ("boxes", "scores"), weights=own_weights,
             notes=(
                 "returns boxes [batch, anchors, 4] in pixels of its input and scores [batch, anchors, "
                 "classes], before the suppression of overlapping ones",
             ),
         )  # fmt: skip
     tensor = _image(source, preset, cast("Task", task), classes)
-    return Description(task, (tensor,), load, ("out" if task == "semantic-segmentation" else "logits",))
+    outputs = ("out" if task == "semantic-segmentation" else "logits",)
+    return Description(task, (tensor,), load, outputs, weights=own_weights)
 
 
 def _load(source: Source, entry: Any, weights: Any, task: str) -> Any:
     """The module, its outputs as tensors."""
     arguments = _arguments(source, entry, task)
-    if source.options.weights:
+    if source.options.weights or source.options.classes:
         arguments |= {"weights_backbone": None} if "weights_backbone" in _parameters(entry) else {}
         if "init_weights" in _parameters(_class(entry)):
             arguments["init_weights"] = True
         module = _construct(source, entry, {"weights": None, **arguments})
-    elif weights is None:
-        raise ModelError(
-            f"{source.spec}: torchvision has no weights for it", hint="give `weights` random or FILE"
-        )
     else:
         with _local_weights(source, weights):
             module = _construct(source, entry, {"weights": weights, **arguments})
@@ -227,28 +228,38 @@ def _construct(source: Source, entry: Any, arguments: dict[str, Any]) -> Any:
 
 @contextmanager
 def _local_weights(source: Source, weights: Any) -> Iterator[None]:
-    """Let a builder load its weights from the cache alone, without unpickling; or download them first."""
-    cached = description.torch_cache() / weights.url.rsplit("/", 1)[-1]
-    if not cached.is_file():
-        if not source.options.download:
-            raise description.not_cached(source.spec, cached.name, cached.parent)
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        digest = torch.hub.HASH_REGEX.search(cached.name)
-        try:
-            torch.hub.download_url_to_file(
-                weights.url, str(cached), digest.group(1) if digest else None, progress=False
-            )
-        except Exception as error:  # of the network, of the file system, or of the digest
-            raise ModelError(
-                f"{source.spec}: {weights.url} cannot be downloaded: {first_line(error)}",
-                hint=f"put the file into {cached.parent}, or give `weights` random, or `weights` FILE",
-            ) from error
-    state = read_weights(cached)
+    """Let a builder load its weights from the cache alone, without unpickling."""
+    state = read_weights(_own_weights(source, weights))
     weights.get_state_dict = lambda *_args, **_named: state  # in place of one that unpickles
     try:
         yield
     finally:
         del weights.get_state_dict
+
+
+def _own_weights(source: Source, weights: Any) -> Path:
+    """The file of a model's weights in the cache; they are downloaded first where the user says so."""
+    if weights is None:
+        raise ModelError(
+            f"{source.spec}: torchvision has no weights for it", hint="give `weights` random or FILE"
+        )
+    cached: Path = description.torch_cache() / weights.url.rsplit("/", 1)[-1]
+    if cached.is_file():
+        return cached
+    if not source.options.download:
+        raise description.not_cached(source.spec, cached.name, cached.parent)
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    digest = torch.hub.HASH_REGEX.search(cached.name)
+    try:
+        torch.hub.download_url_to_file(
+            weights.url, str(cached), digest.group(1) if digest else None, progress=False
+        )
+    except Exception as error:  # of the network, of the file system, or of the digest
+        raise ModelError(
+            f"{source.spec}: {weights.url} cannot be downloaded: {first_line(error)}",
+            hint=f"put the file into {cached.parent}, or give `weights` random, or `weights` FILE",
+        ) from error
+    return cached
 
 
 def _parameters(entry: Any) -> set[str]:

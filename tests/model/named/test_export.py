@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -232,6 +234,45 @@ def test_torchvision_reads_its_cache_without_unpickling(caches: Path) -> None:
     torch.save({"features.0.weight": Path("code")}, path)
     with pytest.raises(ModelError, match="without unpickling code"):
         load("torchvision:squeezenet1_1")
+
+
+@pytest.mark.parametrize("given", ["cache", "file"])
+def test_a_trained_body_gets_a_new_head(caches: Path, tmp_path: Path, given: str) -> None:
+    declare_torchvision_operators()
+    from torchvision.models import squeezenet1_1
+
+    values = squeezenet1_1(weights=None).state_dict()
+    path = (
+        caches / "torch/hub/checkpoints/squeezenet1_1-b8a52dc0.pth"
+        if given == "cache"
+        else tmp_path / "w.pth"
+    )
+    torch.save(values, path)
+    weights = "" if given == "cache" else f"&weights={path}"
+    model = load(f"torchvision:squeezenet1_1?classes=10{weights}")
+    loaded = model.module.state_dict()
+    head = {"classifier.1.weight", "classifier.1.bias"}
+    assert len(loaded["classifier.1.weight"]) == 10
+    assert all(torch.equal(loaded[name], value) for name, value in values.items() if name not in head)
+    [warning] = [text for text in model.warnings if "new head" in text]
+    assert all(name in warning for name in head)
+    torch.save({name: value for name, value in values.items() if name != "features.0.bias"}, path)
+    with pytest.raises(ModelError, match=r"missing: features\.0\.bias"):
+        load(f"torchvision:squeezenet1_1?classes=10{weights}")
+
+
+def test_a_users_file_may_import_torchvision(tmp_path: Path) -> None:
+    """Also where the operators of an installed torchvision do not load beside this PyTorch."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch, torchvision\n"
+        "def make():\n"
+        "    model = torchvision.models.squeezenet1_1(weights=None, num_classes=3).eval()\n"
+        "    return model, torch.ones(1, 3, 64, 64)\n"
+    )
+    command = [sys.executable, "-m", "qcompile", "export", f"{file}:make", "-o", str(tmp_path / "m.onnx")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_timm_reads_the_cache_of_the_hub(caches: Path) -> None:
