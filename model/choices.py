@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import onnx
 
 CHOICES = frozenset(["Compress", "NonMaxSuppression", "NonZero", "Unique"])
+_PICKS = frozenset(["TopK"])
 _EXTENTS = ("Shape", "Size")
 _MOVES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _FLOATS = ("float16", "float32")
@@ -41,16 +42,15 @@ def before_choices(model: onnx.ModelProto) -> list[Place]:
 
     Of a tensor that is read at several places, or in other shapes, the first is returned.
     """
-    nodes = list(model.graph.node)
-    if not any(node.op_type in CHOICES for node in nodes):
+    # What picks the best before it suppresses others is a choice, too, where no layer is behind it.
+    for operators in (CHOICES | _PICKS, CHOICES):
+        chosen, behind = _behind(model, operators)
+        if behind and not any(node.op_type in WEIGHTED for node in behind):
+            break
+    else:
         return []
-    chosen: set[str] = set()
-    for node in nodes:  # in the order of the graph
-        if node.op_type in CHOICES or chosen & {*node.input}:
-            chosen |= {*node.output}
     outputs = [value.name for value in model.graph.output]
-    behind = [node for node in nodes if chosen & {*node.output}]
-    if not chosen & {*outputs} or any(node.op_type in WEIGHTED for node in behind):
+    if not chosen & {*outputs} or not any(node.op_type in CHOICES for node in behind):
         return []
     made_by, types = producers(model.graph), infer_types(model)
     known = constant_names(model) | chosen | {"", *(value.name for value in model.graph.input)}
@@ -74,6 +74,17 @@ def before_choices(model: onnx.ModelProto) -> list[Place]:
                 waiting.append(maker)
     rest = [Place(name, name, -1) for name in outputs if name not in chosen | places.keys()]
     return [*places.values(), *rest] if places else []
+
+
+def _behind(model: onnx.ModelProto, operators: frozenset[str]) -> tuple[set[str], list[onnx.NodeProto]]:
+    """The tensors that depend on nodes of some operators, and the nodes that make them."""
+    chosen: set[str] = set()
+    behind = []
+    for node in model.graph.node:  # in the order of the graph
+        if node.op_type in operators or chosen & {*node.input}:
+            chosen |= {*node.output}
+            behind.append(node)
+    return chosen - {""}, behind
 
 
 def part_before(model: onnx.ModelProto, places: list[Place]) -> onnx.ModelProto:

@@ -11,14 +11,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...model.judgement import enough_agreement
+from ...model.boxes import Detections, boxes_labels_scores
 from ...model.preprocessing import ImagePreprocessing, preprocessing_of
 from ...progress import quiet
 from ...tensors import TensorInfo
@@ -26,15 +25,10 @@ from .metric import Floats, Metric, Outputs, Scored, Truth, Values, divide, requ
 
 AREAS = {"small": (0.0, 32.0**2), "medium": (32.0**2, 96.0**2), "large": (96.0**2, 1e10)}
 """COCO's ranges of a box's area in square pixels; boxes outside are ignored."""
-SAME_BOX = 0.5
-"""Least intersection over union of boxes that show the same."""
 _MOST_DETECTIONS = 100  # of a class in an image
 _RECALLS = np.linspace(0.0, 1.0, 101)
 _MOST_PAIRS = 300  # of query and class that sigmoid scores of DETR's successors give, as RT-DETR takes them
 _SMALLEST_SCORE, _LARGEST_OVERLAP, _MOST_CANDIDATES = 1e-3, 0.7, 1000  # of YOLO: Ultralytics' for validation
-
-Detections = tuple[Floats, Floats, NDArray[Any]]
-"""Of an image: boxes [n, 4] (x1, y1, x2, y2 in pixels of the model's input), scores [n], classes [n]."""
 
 
 class MeanAveragePrecision(Metric):
@@ -185,7 +179,7 @@ def read_detections(
     size = next((one.shape[:1:-1] for one in inputs if len(one.shape) == 4), ())
     if isinstance(preprocessing, ImagePreprocessing):
         size = (preprocessing.width, preprocessing.height)
-    if found := _boxes_labels_scores(outputs, samples):
+    if found := boxes_labels_scores(outputs, samples):
         (boxes, labels, scores), images = found
         return f"boxes {boxes!r}, labels {labels!r}, scores {scores!r}", images
     read = _detr(outputs, samples, classes, size, where) or _rows_or_yolo(outputs, samples, classes)
@@ -198,85 +192,6 @@ def read_detections(
         hint="the forms are listed in docs/measuring.md: return one of them from the model, or give `metric` "
         "file.py:function",
     )
-
-
-@dataclass
-class BoxAgreement:
-    """How many of the boxes that two detectors find, batch by batch, the other finds, too.
-
-    Two boxes are partners where they are of one class, and their intersection over union is `SAME_BOX` or
-    more; those with higher scores choose first. Boxes without a score pad.
-
-    `names` are the outputs: boxes, labels and scores; empty where a batch holds none.
-    """
-
-    names: tuple[str, ...] = ()
-    same: int = 0  # boxes with a partner, of both sides
-    rows: int = 0  # all boxes of both sides
-    is_known: bool = True
-
-    def add(self, reference: Outputs, outputs: Outputs) -> None:
-        """Add a batch; both with the same names."""
-        corners = next((a for a in reference.values() if a.dtype.kind == "f" and a.shape[-1:] == (4,)), None)
-        samples = len(corners) if corners is not None and corners.ndim == 3 else 1
-        sides = (
-            [_boxes_labels_scores(side, samples) for side in (reference, outputs)] if self.is_known else []
-        )
-        (first, second) = sides or (None, None)
-        if first is None or second is None or first[0] != second[0]:
-            self.is_known, self.names = False, ()
-            return
-        self.names = first[0]
-        for one, other in zip(first[1], second[1], strict=True):
-            a, b = ([column[side[1] > 0.0] for column in side] for side in (one, other))
-            self.same, self.rows = self.same + 2 * _partners(a, b), self.rows + len(a[0]) + len(b[0])
-
-    def verdict(self) -> tuple[bool, str]:
-        """Return whether the boxes agree, and what was required, in words."""
-        enough, words = enough_agreement(self.same, self.rows)
-        words = words.replace("same argmax", "a partner").replace("rows", "boxes")
-        return enough, f"boxes: {words}" + ("" if words.endswith(")") else f"; {self.same} of {self.rows}")
-
-
-def _partners(first: Sequence[NDArray[Any]], second: Sequence[NDArray[Any]]) -> int:
-    (boxes, scores, classes), (others, _, theirs) = first, second
-    if not len(boxes) or not len(others):
-        return 0
-    a, b = boxes.astype(np.float64)[:, None], others.astype(np.float64)[None]
-    sides = np.clip(np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2]), 0.0, None)
-    shared, areas = sides.prod(-1), [(box[..., 2:] - box[..., :2]).prod(-1) for box in (a, b)]
-    overlaps = divide(shared, areas[0] + areas[1] - shared) * (classes[:, None] == theirs[None])
-    found = 0
-    for index in np.argsort(-scores, kind="stable"):
-        best = int(np.nan_to_num(overlaps[index]).argmax())
-        if overlaps[index, best] >= SAME_BOX:
-            found += 1
-            overlaps[:, best] = 0.0
-    return found
-
-
-def _boxes_labels_scores(
-    outputs: Outputs, samples: int
-) -> tuple[tuple[str, str, str], list[Detections]] | None:
-    for boxes, array in outputs.items():
-        shape = array.shape[:-1]
-        if array.dtype.kind != "f" or array.shape[-1:] != (4,) or shape[:-1] not in ((), (samples,)):
-            continue
-        if len(shape) == 1 and samples != 1:
-            continue
-        names = [name for name, other in outputs.items() if name != boxes and other.shape == shape]
-        whole = {name for name in outputs if outputs[name].dtype.kind in "iu"}
-        labels = next((n for n in names if n in whole or "label" in n.lower() or "class" in n.lower()), None)
-        scores = next((n for n in names if n != labels and outputs[n].dtype.kind == "f"), None)
-        if labels is None or scores is None:
-            continue
-        counts = (outputs[n].ravel() for n in whole - {labels} if outputs[n].size == samples)
-        ends = next(counts, [shape[-1]] * samples)
-        columns = [outputs[name] for name in (boxes, scores, labels)]
-        arrays = [array.reshape(samples, *array.shape[len(shape) - 1 :]) for array in columns]
-        images = [(b[:end], s[:end], label[:end]) for b, s, label, end in zip(*arrays, ends, strict=True)]
-        return (boxes, labels, scores), images
-    return None
 
 
 def _detr(

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidOption
+from ...model.boxes import BoxAgreement
 from ...model.judgement import (
     BY_SIGNAL,
     SNR_DB,
@@ -28,7 +29,6 @@ from ...model.output_forms import UNKNOWN, OutputForm, Rule
 from ...progress import quiet
 from ..outputs import paired
 from ..results.row import Difference
-from .detection import BoxAgreement
 from .metric import Outputs
 
 

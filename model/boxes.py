@@ -1,0 +1,102 @@
+"""Boxes, labels and scores that a detector returns, and how many of them another finds, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .judgement import enough_agreement
+
+Outputs = Mapping[str, NDArray[Any]]
+Detections = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[Any]]
+"""Of an image: boxes [n, 4] (x1, y1, x2, y2 in pixels of the model's input), scores [n], classes [n]."""
+
+SAME_BOX = 0.5
+"""Least intersection over union of boxes that show the same."""
+
+
+@dataclass
+class BoxAgreement:
+    """How many of the boxes that two detectors find, batch by batch, the other finds, too.
+
+    Two boxes are partners where they are of one class, and their intersection over union is `SAME_BOX` or
+    more; those with higher scores choose first. Boxes without a score pad.
+
+    `names` are the outputs: boxes, labels and scores; empty where a batch holds none.
+    """
+
+    names: tuple[str, ...] = ()
+    same: int = 0  # boxes with a partner, of both sides
+    rows: int = 0  # all boxes of both sides
+    is_known: bool = True
+
+    def add(self, reference: Outputs, outputs: Outputs) -> None:
+        """Add a batch; both with the same names."""
+        corners = next((a for a in reference.values() if a.dtype.kind == "f" and a.shape[-1:] == (4,)), None)
+        samples = len(corners) if corners is not None and corners.ndim == 3 else 1
+        sides = [boxes_labels_scores(side, samples) for side in (reference, outputs)] if self.is_known else []
+        (first, second) = sides or (None, None)
+        if first is None or second is None or first[0] != second[0]:
+            self.is_known, self.names = False, ()
+            return
+        self.names = first[0]
+        for one, other in zip(first[1], second[1], strict=True):
+            a, b = ([column[side[1] > 0.0] for column in side] for side in (one, other))
+            self.same, self.rows = self.same + 2 * _partners(a, b), self.rows + len(a[0]) + len(b[0])
+
+    def verdict(self) -> tuple[bool, str]:
+        """Return whether the boxes agree, and what was required, in words."""
+        enough, words = enough_agreement(self.same, self.rows)
+        words = words.replace("same argmax", "a partner").replace("rows", "boxes")
+        return enough, f"boxes: {words}" + ("" if words.endswith(")") else f"; {self.same} of {self.rows}")
+
+
+def _partners(first: Sequence[NDArray[Any]], second: Sequence[NDArray[Any]]) -> int:
+    (boxes, scores, classes), (others, _, theirs) = first, second
+    if not len(boxes) or not len(others):
+        return 0
+    a, b = boxes.astype(np.float64)[:, None], others.astype(np.float64)[None]
+    sides = np.clip(np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2]), 0.0, None)
+    shared, areas = sides.prod(-1), [(box[..., 2:] - box[..., :2]).prod(-1) for box in (a, b)]
+    unions = np.maximum(areas[0] + areas[1] - shared, np.finfo(np.float64).tiny)
+    overlaps = shared / unions * (classes[:, None] == theirs[None])
+    found = 0
+    for index in np.argsort(-scores, kind="stable"):
+        best = int(overlaps[index].argmax())
+        if overlaps[index, best] >= SAME_BOX:
+            found += 1
+            overlaps[:, best] = 0.0
+    return found
+
+
+def boxes_labels_scores(
+    outputs: Outputs, samples: int
+) -> tuple[tuple[str, str, str], list[Detections]] | None:
+    """Return the names of a detector's outputs and the detections of each image; None where they are none.
+
+    The outputs are boxes [n, 4], labels [n] and scores [n] of one image, or with an axis of images in front;
+    a whole number for each image says how many of them count.
+    """
+    for boxes, array in outputs.items():
+        shape = array.shape[:-1]
+        if array.dtype.kind != "f" or array.shape[-1:] != (4,) or shape[:-1] not in ((), (samples,)):
+            continue
+        if len(shape) == 1 and samples != 1:
+            continue
+        names = [name for name, other in outputs.items() if name != boxes and other.shape == shape]
+        whole = {name for name in outputs if outputs[name].dtype.kind in "iu"}
+        labels = next((n for n in names if n in whole or "label" in n.lower() or "class" in n.lower()), None)
+        scores = next((n for n in names if n != labels and outputs[n].dtype.kind == "f"), None)
+        if labels is None or scores is None:
+            continue
+        counts = (outputs[n].ravel() for n in whole - {labels} if outputs[n].size == samples)
+        ends = next(counts, [shape[-1]] * samples)
+        columns = [outputs[name] for name in (boxes, scores, labels)]
+        arrays = [array.reshape(samples, *array.shape[len(shape) - 1 :]) for array in columns]
+        images = [(b[:end], s[:end], label[:end]) for b, s, label, end in zip(*arrays, ends, strict=True)]
+        return (boxes, labels, scores), images
+    return None
