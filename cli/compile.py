@@ -117,7 +117,9 @@ def _details(proof: object, precision: str, *, verbose: bool) -> list[str]:
             counts = ", ".join(f"{count} {operator}" for operator, count in operators.items())
             lines.append(f"{kind}: {counts}")
     if "quantized" in proof:
-        counts = ", ".join(f"{count} {operator}" for operator, count in proof["quantized"].items())
+        tables = {"lookup tables": len(proof.get("tables", ()))}
+        found = {**proof["quantized"], **tables}
+        counts = ", ".join(f"{count} {operator}" for operator, count in found.items() if count)
         lines.append(f"{precision}: {counts}")
     return lines + left_in_float_lines(proof, "the manifest")
 

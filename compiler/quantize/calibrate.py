@@ -19,6 +19,7 @@ from ...spec.models import CalibrateSpec
 from ...spec.words import GRAPH_TARGETS, GraphTarget
 from ..opset.lstm_products import lstm_inputs
 from .int8.placement import plan, scaled_tensors
+from .int8.rewrites import is_table
 from .prepare import sum_to_add
 from .request import instead_of_static
 
@@ -89,10 +90,17 @@ def tensors_to_calibrate(model: Graph, targets: Iterable[GraphTarget] = GRAPH_TA
     if not tensors:
         operators = {node.op_type for node in ready.graph.node}
         by_onnxruntime = any(graph_rules(target).by_onnxruntime for target in targets)
-        hint = instead_of_static(operators, by_onnxruntime=by_onnxruntime)
+        stored = {tensor.name: tensor for tensor in ready.graph.initializer}
+        hint = "simplify first; qcompile inspect shows the operators"
+        if operators & _RECURRENCES:
+            hint = instead_of_static(operators, by_onnxruntime=by_onnxruntime)
+        elif by_onnxruntime and any(is_table(node, stored) for node in ready.graph.node):
+            hint = (
+                "`qcompile quantize` with `mode` dynamic stores its lookup tables in 8 bits"
+            )
         raise CalibrationError(
             f"{model.path}: no operator would be quantized; nothing to calibrate",
-            hint=hint if operators & _RECURRENCES else "simplify first; qcompile inspect shows the operators",
+            hint=hint,
             file=model.path,
         )
     return tensors

@@ -27,7 +27,7 @@ from ..opset.lstm_products import closed_lstms, open_lstms, quantize_states
 from .blocks.rewrite import quantize_in_blocks
 from .half.precision import in_mixed_precision, layer_precisions, to_half
 from .int8.corrections import correct_biases, round_weights
-from .int8.dynamic import quantize_dynamic
+from .int8.dynamic import dynamic_nodes, quantize_dynamic
 from .int8.pair_limits import limits_of
 from .int8.placement import plan
 from .int8.rewrites import (
@@ -160,10 +160,12 @@ def _dynamic(request: QuantizeRequest) -> Outcome:
     left = match_nodes(model.graph, request.spec.exclude, only=request.spec.only)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     tables = {node.name for node in model.graph.node if is_table(node, stored)} - left.keys()
-    quantized, planned, reached = quantize_dynamic(
-        model, excluded=left, weight_type=request.spec.weight_type,
-        kernels=saturating_kernels(request.spec.target, request.spec.isa),
-    )  # fmt: skip
+    quantized, planned, reached = model, dict[str, int](), dict[str, int]()
+    if not tables or dynamic_nodes(model, left):
+        quantized, planned, reached = quantize_dynamic(
+            model, excluded=left, weight_type=request.spec.weight_type,
+            kernels=saturating_kernels(request.spec.target, request.spec.isa),
+        )  # fmt: skip
     quantize_tables(quantized, tables)
     keep_norms_apart(quantized.graph)
     return Outcome(quantized, {"planned": planned, "quantized": reached, "tables": sorted(tables)})

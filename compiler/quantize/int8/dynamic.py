@@ -61,14 +61,14 @@ def quantize_dynamic(
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization import quantize_dynamic as quantize_by_onnxruntime
 
-    nodes = _planned(model, excluded)
+    nodes = dynamic_nodes(model, excluded)
     planned = Counter(node.op_type for node in nodes)
     names = {node.name for node in nodes}
     if not planned:
         raise QuantizationError(
             f"nothing to quantize: dynamic INT8 takes {', '.join(DYNAMIC_OPERATORS)} with constant "
             "weights, and the model has none",
-            hint="quantize it with `mode` static and a ranges file",
+            hint="convolutions are for `mode` static and a ranges file; otherwise keep it in float",
         )
     _give_own_weights(model.graph, names)
     _gemms_to_matmuls(model.graph, names)
@@ -236,7 +236,7 @@ def _gemms_to_matmuls(graph: onnx.GraphProto, names: set[str]) -> None:
     drop_unused_initializers(graph)
 
 
-def _planned(model: onnx.ModelProto, excluded: Collection[str]) -> list[onnx.NodeProto]:
+def dynamic_nodes(model: onnx.ModelProto, excluded: Collection[str]) -> list[onnx.NodeProto]:
     """The nodes that can be taken: stored weights, of two axes in a product, no transposed activation."""
     axes = {t.name: len(t.dims) for t in model.graph.initializer if t.data_type == 1}
     nodes = []

@@ -26,7 +26,7 @@ from qcompile.compiler.quantize.quantize import quantize
 from qcompile.compiler.quantize.weights import hessians
 from qcompile.compiler.quantize.weights.hessians import hessian_key
 from qcompile.data.batches import Data
-from qcompile.errors import InvalidOption, UnsupportedOperator
+from qcompile.errors import CalibrationError, InvalidOption, UnsupportedOperator
 from qcompile.model.graph import model_io, opset
 from qcompile.model.onnx_file import read_graph
 from qcompile.model.session import make_session, optimize_file, session_options
@@ -141,6 +141,26 @@ def test_dynamic_stores_a_large_table_as_int8(only: list[str], tmp_path: Path) -
     steps = np.abs(table).max(1, keepdims=True) / 127
     assert np.all(np.abs(rows - table) <= (0 if only else steps / 2 * 1.001))
     assert snr_db(table @ weight, y) > 30
+
+
+def test_a_model_of_lookups_alone_is_stored_in_8_bits_and_calibrate_says_how(tmp_path: Path) -> None:
+    model = model_of(
+        "(int64[n] a, int64[n] b) => (float[n] y) { u = Gather (w, a) v = Gather (w, b) d = Sub (u, v) "
+        "e = Abs (d) y = ReduceSum <keepdims = 0> (e, last) }",
+        w=normal(2000, 40), last=np.array([1]),
+    )  # fmt: skip
+    path, data = tmp_path / "m.onnx", tmp_path / "x.npz"
+    onnx.save(model, path)
+    ids = np.random.default_rng(0).integers(0, 2000, (2, 32))
+    np.savez(data, a=ids[0], b=ids[1])
+    with pytest.raises(CalibrationError, match="nothing to calibrate") as caught:
+        qcompile.calibrate(path, str(data), tmp_path / "r")
+    assert "`mode` dynamic" in caught.value.hint
+    made = quantize(path, tmp_path / "q.onnx", mode="dynamic", data=str(data))
+    assert len(made.manifest.proof["tables"]) == 2  # type: ignore[arg-type]
+    assert made.path.stat().st_size < path.stat().st_size / 3
+    expected, found = (run(file, a=ids[0], b=ids[1]) for file in (path, made.path))
+    assert snr_db(expected, found) > 40
 
 
 def test_an_old_opset_is_raised_to_13_and_computes_the_same(tiny: Callable[..., onnx.ModelProto]) -> None:
