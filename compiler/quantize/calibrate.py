@@ -95,9 +95,7 @@ def tensors_to_calibrate(model: Graph, targets: Iterable[GraphTarget] = GRAPH_TA
         if operators & _RECURRENCES:
             hint = instead_of_static(operators, by_onnxruntime=by_onnxruntime)
         elif by_onnxruntime and any(is_table(node, stored) for node in ready.graph.node):
-            hint = (
-                "`qcompile quantize` with `mode` dynamic stores its lookup tables in 8 bits"
-            )
+            hint = "`qcompile quantize` with `mode` dynamic stores its lookup tables in 8 bits"
         raise CalibrationError(
             f"{model.path}: no operator would be quantized; nothing to calibrate",
             hint=hint,
