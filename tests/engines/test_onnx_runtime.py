@@ -252,7 +252,7 @@ def test_the_file_and_what_is_built_of_it_compute_what_the_graph_says_with_any_o
     (check,) = [one for one in built.manifest.checks if one.name == "computes what its graph says"]
     assert check.passed
     assert re.fullmatch(
-        r"output 'y': (equal to|\d+\.\d dB from) its graph.*; 16 random inputs, "
+        r"output 'y': (equal to|\d+\.\d dB from) its graph.*; 16 random inputs and 1 of other extents, "
         "as it is and with the default options", check.detail,
     )  # fmt: skip
 
