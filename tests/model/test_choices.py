@@ -52,15 +52,17 @@ def test_a_quantized_graph_is_cut_at_the_same_places() -> None:
         ("m = MatMul (x, w) l = Less (zero, m) p = NonZero (l) y = Cast <to = 1> (p)", ["m"]),
         ("m = MatMul (x, w) t = Transpose (m) u = Tanh (t) l = Less (zero, t) p = NonZero (l) "
          "q = Transpose (p) y = GatherND (u, q)", ["m", "u"]),
+        ("m = MatMul (x, w) r = Reshape (m, flat) v, i = TopK (r, few) l = Less (zero, v) p = NonZero (l) "
+         "q = Transpose (p) y = GatherND (v, q)", ["m"]),
         ("m = MatMul (x, w) s = Shape (m) p = NonZero (s) c = Cast <to = 1> (p) y = Identity (c)", []),
         ("m = MatMul (x, w) l = Less (zero, x) p = NonZero (l) q = Transpose (p) g = GatherND (x, q) "
          "y = Abs (m)", []),
         ("m = MatMul (x, w) l = Less (zero, m) y = Where (l, m, zero)", []),
     ],
-    ids=["a comparison", "what is chosen", "extents", "nothing returned", "no choice"],
+    ids=["a comparison", "what is chosen", "the best of them", "extents", "nothing returned", "no choice"],
 )  # fmt: skip
 def test_floats_that_decide_and_floats_that_are_chosen(text: str, tensors: list[str]) -> None:
-    stored = {"w": normal(6, 5), "zero": np.float32(0)}
+    stored = {"w": normal(6, 5), "zero": np.float32(0), "flat": np.array([-1]), "few": np.array([7])}
     read = {name: value for name, value in stored.items() if name in text}
     shape = "float[k, n] y" if "to = 1> (p)" in text or "Where" in text or "Abs" in text else "float[n] y"
     model = model_of(f"(float[4, 6] x) => ({shape}) {{ {text} }}", **read)
