@@ -48,6 +48,11 @@ class BoxAgreement:
             a, b = ([column[side[1] > 0.0] for column in side] for side in (one, other))
             self.same, self.rows = self.same + 2 * _partners(a, b), self.rows + len(a[0]) + len(b[0])
 
+    @property
+    def share(self) -> float | None:
+        """Share of the boxes with a partner; None without any."""
+        return self.same / self.rows if self.rows else None
+
     def verdict(self) -> tuple[bool, str]:
         """Return whether the boxes agree, and what was required, in words."""
         enough, words = enough_agreement(self.same, self.rows)

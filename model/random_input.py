@@ -309,28 +309,32 @@ def at_other_extents(model: onnx.ModelProto, feeds: Feeds) -> list[Feeds]:
     """
     inputs, notes = model_io(model).inputs, read_notes(model)
     has_batch = RandomInput(model).has_batch
-    axes: dict[str, dict[str, int]] = {}  # name of a dynamic axis, input to its index
+    batches = {tensor.shape[0] for tensor in inputs if tensor.shape} - {"?"}
+    axes: dict[str, dict[str, list[int]]] = {}  # name of a dynamic axis, input to its indices
     wanted: dict[str, set[int]] = {}
     for tensor in inputs:
         for axis, dim in tensor.dynamic_axes.items():
-            is_batch, now = axis == 0 and has_batch, feeds[tensor.name].shape[axis]
+            is_batch = has_batch and (axis == 0 or dim in batches)
+            now = feeds[tensor.name].shape[axis]
             name = "batch" if is_batch else f"{tensor.name}/{axis}" if dim == "?" else f"axis {dim}"
-            axes.setdefault(name, {})[tensor.name] = axis
+            axes.setdefault(name, {}).setdefault(tensor.name, []).append(axis)
             note = notes.get(tensor.name)
             limits = note.axes.get(axis) if note else None
             extents = BATCHES if is_batch else (max(now // 2, 1),)
             others = {limits.nearest(extent) if limits else extent for extent in extents} - {now, 0}
             wanted[name] = (wanted[name] & others) if name in wanted else others
     return [
-        {name: _resized(array, axes[axis].get(name), extent) for name, array in feeds.items()}
+        {name: _resized(array, axes[axis].get(name, []), extent) for name, array in feeds.items()}
         for axis, extents in wanted.items()
         for extent in sorted(extents)
-        if all(feeds[name].shape[index] for name, index in axes[axis].items())
+        if all(feeds[name].shape[index] for name, indices in axes[axis].items() for index in indices)
     ]
 
 
-def _resized(array: NDArray[Any], axis: int | None, extent: int) -> NDArray[Any]:
-    return array if axis is None else np.take(array, np.arange(extent) % array.shape[axis], axis)
+def _resized(array: NDArray[Any], axes: Sequence[int], extent: int) -> NDArray[Any]:
+    for axis in axes:
+        array = np.take(array, np.arange(extent) % array.shape[axis], axis)
+    return array
 
 
 def usual_extent(tensor: TensorInfo, axis: int, guess: int) -> int:

@@ -115,9 +115,8 @@ def judge(
         return judged
     # Another order of boxes, or one more of them: element by element that says nothing.
     passed, criterion = boxes.verdict()
-    share = boxes.same / boxes.rows if boxes.rows else None
     return [
-        replace(one, passed=passed, criterion=criterion, agreement=share, cosine=None, rule="labels")
+        replace(one, passed=passed, criterion=criterion, agreement=boxes.share, cosine=None, rule="labels")
         if one.output in boxes.names
         else one
         for one in judged
@@ -221,11 +220,12 @@ class RunningDifference:
         """Return the worst output's figures, and whether all passed."""
         verdicts, boxes = {name: output.verdict() for name, output in self._outputs.items()}, self._boxes
         if not all(verdicts[name][0] for name in boxes.names):
-            verdicts |= dict.fromkeys(boxes.names, boxes.verdict())
-            if all(passed for name, (passed, _) in verdicts.items() if name not in boxes.names):
-                share = boxes.same / boxes.rows if boxes.rows else None
-                passed, criterion = boxes.verdict()
-                return Difference(output=boxes.names[0], agreement=share, passed=passed, criterion=criterion)
+            passed, criterion = boxes.verdict()
+            verdicts |= dict.fromkeys(boxes.names, (passed, criterion))
+            if all(verdict for name, (verdict, _) in verdicts.items() if name not in boxes.names):
+                return Difference(
+                    output=boxes.names[0], agreement=boxes.share, passed=passed, criterion=criterion
+                )
         # The signal-to-noise ratio of labels says nothing where enough of them are equal.
         telling = [
             name

@@ -108,7 +108,7 @@ def log_gamma(tensor: Any) -> Any:
 
 
 def complete_file(path: Path) -> None:
-    """Do the same to a file, in place; weights beside it stay where they are."""
+    """Complete the types of a file as `complete_types` does, in place; weights beside it stay there."""
     import onnx_ir as ir
 
     model = ir.load(path)

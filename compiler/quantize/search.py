@@ -354,6 +354,12 @@ class Judge:
         """What is compared of a graph: all of it, or what a choice of elements reads."""
         return part_before(model, self._places) if self._places else model
 
+    @cached_property
+    def _float(self) -> Graph:
+        """What is compared of the float model."""
+        request = self._request
+        return Graph(self._part(request.model), request.path) if self._places else request.graph
+
     @property
     def place(self) -> str:
         """In front of which operators tensors are compared, in words; empty where outputs are."""
@@ -365,7 +371,7 @@ class Judge:
         forms = output_forms(self._request.model, self._request.spec.rules)
         if not self._places:
             return forms
-        parts = output_forms(self._part(self._request.model))
+        parts = output_forms(self._float.model)
         return {
             name: forms[name] if name in forms else replace(part, rule="signal")
             for name, part in parts.items()
@@ -375,8 +381,7 @@ class Judge:
     def _samples(self) -> tuple[list[Feeds], dict[str, list[NDArray[Any]]]]:
         """The feeds of each batch, and the float model's outputs by name, computed once."""
         request = self._request
-        part = self._part(request.model)
-        run = OnnxReference(Graph(part, request.path) if self._places else request.graph)
+        run = OnnxReference(self._float)
         if request.spec.data is None:
             feeds, outputs = run_on(request.model, None, run)
             every, batches = [feeds], [outputs]

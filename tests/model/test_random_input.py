@@ -371,3 +371,9 @@ def test_axes_of_one_name_change_together() -> None:
         {name: array.shape for name, array in made.items()} for made in at_other_extents(embedding(), feeds)
     ]
     assert shapes == [dict.fromkeys(feeds, shape) for shape in ((1, 6), (5, 6), (4, 3))]
+
+
+def test_two_axes_of_an_input_with_one_name_change_together() -> None:
+    model = model_of("(float[nodes, nodes] x) => (float[nodes, nodes] y) { y = MatMul (x, x) }")
+    shapes = [made["x"].shape for made in at_other_extents(model, {"x": np.ones((8, 8), np.float32)})]
+    assert shapes == [(1, 1), (5, 5)]
