@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .artifact import Artifact, Manifest, load_artifact
     from .bench.benchmark import benchmark
     from .bench.gate import gate
-    from .building import build, refit
+    from .building import build, refit, reproduce
     from .calibration.ranges import Ranges
     from .cluster.connection import connect
     from .comparison.diff import diff
@@ -51,7 +51,7 @@ _HOME = {
     "report": "reporting", "Ranges": "calibration.ranges", "calibrate": "compiler.quantize.calibrate",
     "connect": "cluster.connection", "export": "compiler.export",
     "quantize": "compiler.quantize.quantize", "simplify": "compiler.simplify.simplify",
-    "build": "building", "inspect": "reporting.inspection", "refit": "building",
+    "build": "building", "inspect": "reporting.inspection", "refit": "building", "reproduce": "building",
     "doctor": "engines.doctor", "TritonOptions": "deploy", "package_ep_context": "deploy",
     "package_triton": "deploy", "load": "engines.registry", "QCompileError": "errors",
     "auto": "pipeline.auto", "init": "pipeline.propose", "run": "pipeline.run",
@@ -63,7 +63,7 @@ __all__ = [
     "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__", "auto",
     "benchmark", "build", "calibrate", "connect", "diff", "doctor", "export", "gate", "init",
     "inspect", "load", "load_artifact", "migrate", "package_ep_context", "package_triton", "quantize",
-    "read_recipe", "refit", "report", "run", "run_untrusted", "simplify", "tune",
+    "read_recipe", "refit", "report", "reproduce", "run", "run_untrusted", "simplify", "tune",
 ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from .model.archives import trusting
 from .model.onnx_file import fingerprint
 from .processor import resolve_isa
 from .progress import Progress, silent
-from .spec.artifacts import BuildSpec
+from .spec.artifacts import BuildSpec, ReproduceSpec
 from .spec.decode import parse_spec, spec_from_call
 from .spec.option import fields_of
 from .spec.tensorrt import TensorRTOptions
@@ -28,7 +28,8 @@ from .spec.tensorrt import TensorRTOptions
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .spec.keywords import BuildKeywords
+    from .engines.reproducer import Reproducer
+    from .spec.keywords import BuildKeywords, ReproduceKeywords
 
 _MOST_WRONG = 3
 
@@ -117,6 +118,36 @@ def plan(
         planned = engine(checked.target).plan(request)
         passes = {"passes": dict(lowered.passes)}
         return {"target": checked.target, "precision": request.precision, **planned, **passes}
+
+
+def reproduce(
+    model: str | Path,
+    output: str | Path,
+    spec: ReproduceSpec | None = None,
+    /,
+    *,
+    progress: Progress = silent,
+    **options: Unpack[ReproduceKeywords],
+) -> Reproducer:
+    """Cut a build that fails, or computes something else, down to the smallest graph that shows it.
+
+    Args:
+        model: ONNX file, as `build` was given it.
+        output: Folder to write: the graph, its inputs, and a script that needs the runtime alone.
+        spec: What the artifact was to be.
+        progress: Told of every trial.
+        options: Fields of `ReproduceSpec` by name, in place of those of `spec`.
+
+    Raises:
+        ModelError: If nothing fails.
+        EngineUnavailable: If the runtime is not here, or has no script.
+    """
+    from .engines.reproducer import make_reproducer
+
+    checked = spec_from_call(ReproduceSpec, spec, options)
+    with trusting(checked.trust), _lowered(model, checked, progress) as lowered:
+        request = request_for(model, checked, lowered, Path(output), progress)
+        return make_reproducer(request, Path(output), checked.max_time_s)
 
 
 def build_lowered(

@@ -20,6 +20,8 @@ the input ends and so does the worker; where the system can do it, it is killed 
 |                                                        |   closed, so nothing can be timed afterwards    |
 | `{"do": "infer", "path", "output"}`                    | `{"notes"}`; outputs are in `output` (`.npz`)   |
 | `{"do": "layers", "job"}`                              | what `comparison.layers.job.run_job` returns    |
+| `{"do": "script", "folder"}`                           | `{"failed"}`: "" or the error of `run.py`       |
+|                                                        |   there, whose `outputs` are in `outputs.npz`   |
 | `{"do": "memory"}`                                     | `{"peak_bytes"}`                                |
 | `{"do": "usage"}`                                      | `{"cpu_s", "involuntary_switches"}`             |
 
@@ -31,6 +33,8 @@ not disturb the next worker: `at_rest` is false where they never do.
 from __future__ import annotations
 
 import contextlib
+import os
+import runpy
 import sys
 import threading
 import time
@@ -101,6 +105,17 @@ class WorkerSession:
         self.runner.infer(self.feeds)
         spent = time.perf_counter_ns() - start
         return {"first_ns": spent, "at_rest": _wait_for_rest(), "notes": list(self.runner.notes)}
+
+    def do_script(self, request: dict[str, Any]) -> dict[str, Any]:
+        from ..processes.arrays import save_arrays
+
+        os.chdir(request["folder"])
+        try:
+            outputs = runpy.run_path("run.py")["outputs"]
+        except Exception as error:  # whatever the runtime raises is what is looked for
+            return {"failed": f"{type(error).__name__}: {error}"}
+        save_arrays("outputs.npz", outputs)
+        return {"failed": ""}
 
     def do_time(self, request: dict[str, Any]) -> dict[str, Any]:
         discard = request.get("discard", 0)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import IntentNotReached
-from ..spec.artifacts import BuildCommand, QuantizeCommand, RefitCommand
+from ..spec.artifacts import BuildCommand, QuantizeCommand, RefitCommand, ReproduceCommand
 from ..spec.decode import Refused
 from ..spec.models import (
     CalibrateCommand,
@@ -221,6 +221,25 @@ def _note_layers(session: Session, proof: object) -> None:
         layers = proof.get(kind)
         for name, about in layers.items() if isinstance(layers, dict) else ():
             session.note(f"{kind}: {name}: {about['share']:.1%}: {about['reason']}")
+
+
+@verb(
+    ReproduceCommand,
+    "qcompile reproduce model.onnx --target openvino --precision int8 --ranges model.ranges -o fault/",
+    "qcompile reproduce model.int8.onnx --target openvino --precision int8 --data samples.npz -o fault/",
+    "qcompile reproduce model.onnx --target tensorrt-rtx --gpu sm86 --max-time 1800 -o fault/",
+    short_help="cut a runtime's fault down to its smallest graph",
+)
+def reproduce(session: Session, options: ReproduceCommand) -> None:
+    """Print what fails, and of how many nodes is left what shows it."""
+    from ..building import reproduce as make
+
+    made = make(options.model, options.output, options, progress=session.progress)
+    nodes = f"{made.nodes} of {made.nodes_before} nodes"
+    session.json({**asdict(made), "folder": str(made.folder)})
+    session.say(f"{options.target} {made.failure.kind}, {made.way}: {made.failure.words}")
+    session.say(f"{made.folder}: {nodes} show it, found in {made.trials} trials")
+    session.say(f"run it with the runtime alone: cd {made.folder} && python run.py")
 
 
 @verb(

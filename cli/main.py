@@ -41,6 +41,7 @@ _VERBS = {
     "bench": "measure artifacts against a baseline, or compare results",
     "gate": "judge a new version against the old one, for CI",
     "diff": "compare outputs with Polygraphy",
+    "reproduce": "cut a fault of a runtime down to its smallest graph",
     "report": "write one HTML file of results",
     "run": "run all stages of a recipe",
     "sweep": "build and measure a matrix of artifacts",
@@ -53,7 +54,7 @@ _VERBS = {
 """Help of each verb, in the order of the road."""
 
 _MODULES = {
-    "compile": ("export", "simplify", "calibrate", "ranges", "quantize", "build", "refit"),
+    "compile": ("export", "simplify", "calibrate", "ranges", "quantize", "build", "refit", "reproduce"),
     "first_use": ("auto", "init", "tune"),
     "look": ("inspect", "doctor", "package"),
     "measure": ("bench", "gate", "diff", "report"),

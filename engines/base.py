@@ -383,6 +383,14 @@ class Engine(ABC):
         """
         raise EngineUnavailable(f"{self.name} tells no time of single layers", engine=self.name)
 
+    def scripts(self, spec: BuildSpec) -> Mapping[str, str]:
+        """Return how it loads a model, in words, to a script that does so with nothing but the runtime.
+
+        It reads `model.onnx` and `inputs.npz`, and leaves name to array in `outputs`; none where it only
+        builds. Empty where there is no such script.
+        """
+        return {}
+
     @abstractmethod
     def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
         """Load an artifact.

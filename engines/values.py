@@ -174,7 +174,7 @@ def check_values(
     runtime, samples = execution.runtime, list(request.samples)
     random = _random_feeds(graph, feeds, sum(map(samples_in, samples)))
     made = [*samples, *random] or [feeds]
-    comparison = _Comparison(request, execution, made, rounds=rounds_activations(graph))
+    comparison = Comparison(request, execution, made, rounds=rounds_activations(graph))
     comparison.others = at_other_extents(graph, made[0])
     if comparison.others:  # the first once more: nothing may be left of another shape
         comparison.feeds += [*comparison.others, made[0]]
@@ -236,7 +236,7 @@ def _random_feeds(graph: onnx.ModelProto, feeds: Feeds, count: int) -> list[Feed
 
 
 def _failure(
-    comparison: _Comparison, graph: onnx.ModelProto, detail: str, way: str, right: Sequence[str]
+    comparison: Comparison, graph: onnx.ModelProto, detail: str, way: str, right: Sequence[str]
 ) -> Values:
     layer = first_layer(graph, lambda tensor: comparison.prefix_fails(graph, tensor))
     chooses = sorted({node.op_type for node in graph.graph.node} & _CHOOSE)
@@ -256,6 +256,7 @@ def _failure(
         failure += "; pairs of its products overflow the 16 bits in which this processor adds them"
         hint = "quantize it again with `isa` avx2, or give `allow_fallback`"
     name = layer.name if layer is not None else ""
+    hint += "; `qcompile reproduce` cuts it down for a report"
     return Values([Check(SUBJECT, False, detail)], failure, name, hint)
 
 
@@ -263,7 +264,7 @@ def _not_compared(reason: str) -> Values:
     return Values([Check(SUBJECT, True, f"not compared: {reason}")])
 
 
-class _Comparison:
+class Comparison:
     """Graphs and their artifacts, compared on the same samples; one session is open at a time."""
 
     def __init__(

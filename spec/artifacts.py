@@ -303,6 +303,21 @@ class BuildCommand(BuildSpec):
     dry_run: Annotated[bool, "Parse, check and print the planned build without building."] = False
 
 
+class ReproduceSpec(BuildSpec):
+    """All that `reproduce` is told beside the model and the output."""
+
+    max_time_s: Annotated[
+        float, "Longest time to spend on making the graph smaller.", option("--max-time SECONDS", gt=0)
+    ] = 600.0
+
+
+class ReproduceCommand(ReproduceSpec):
+    """Cut what TARGET does wrong with MODEL down to the smallest graph that shows it."""
+
+    model: Annotated[str, argument("ONNX file, as `build` was given it.")]
+    output: Annotated[Path, "Folder to write.", option("-o FOLDER")]
+
+
 class RefitCommand(Checked):
     """Replace the weights of ENGINE with those of MODEL, which has the same structure, without a build."""
 

@@ -513,6 +513,76 @@ class ReportKeywords(TypedDict, total=False):
     recipe: str | Path | None
     """Recipe to show if RESULTS has none."""
 
+class ReproduceKeywords(TypedDict, total=False):
+    """Options of `reproduce`, by name."""
+
+    target: Literal["onnxruntime", "openvino", "tensorrt-rtx", "tensorrt", "torchscript"]
+    """Runtime that the artifact is for."""
+    method: str
+    """Method that chooses the thresholds: minmax, percentile[:NUMBER], entropy, mse or auto; default: the
+    method of the ranges."""
+    layers: Sequence[str] | Mapping[str, object]
+    """Precision of layers by name, glob or operator type: fp32, fp16, bf16 or int8."""
+    float_precision: Literal["auto", "fp32", "fp16", "bf16"]
+    """Precision of layers that stay in floating point; auto: fp16 in INT8 of TensorRT, else fp32."""
+    rules: Sequence[str] | Mapping[str, object]
+    """Kind of an output: classes, embedding, labels or signal."""
+    allow_loss: bool
+    """Keep an INT8 model whose outputs on the data differ by more than `diff` allows."""
+    mode: Literal["static", "dynamic", "weights"]
+    """Kind of quantization: calibrated scales, scales computed at run time, or weights only."""
+    exclude: Sequence[str]
+    """Layers that stay in floating point: name, glob or operator type."""
+    only: Sequence[str]
+    """The only layers to quantize: name, glob or operator type."""
+    isa: Literal["auto", "avx2", "avx-vnni", "avx512-vnni", "amx", "neon", "neon-dotprod", "i8mm"]
+    """Instruction set of the CPU that will run INT8; auto means this machine's. Files for avx2 run on every
+    x86 CPU."""
+    correct_bias: bool
+    """Subtract the mean error of static INT8, measured on the data, from the biases."""
+    search: bool
+    """Quantize static INT8 in several ways and keep the graph with the most accurate outputs."""
+    block_size: int
+    """Number of weights that share a scale in mode weights; 0 means one scale per output channel."""
+    rounding: Literal["rtn", "gptq"]
+    """Rounding of weights: to nearest (rtn), or to the least output error on the data (gptq)."""
+    quant_format: Literal["", "nbits", "qdq"]
+    """Operators of mode weights: ONNX Runtime's (nbits) or ONNX's (qdq); default: the target's."""
+    precision: Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4", "mxfp8", "best"]
+    """Precision that the layers must reach, or the build fails."""
+    gpus: Sequence[str]
+    """Compute capability to build for, such as sm86; in a recipe, cluster makes an artifact for each of the
+    cluster's GPUs; default: this machine's GPU."""
+    min_shapes: Sequence[str] | Mapping[str, object]
+    """Smallest shape of an input."""
+    opt_shapes: Sequence[str] | Mapping[str, object]
+    """Shape of an input to optimize for."""
+    max_shapes: Sequence[str] | Mapping[str, object]
+    """Largest shape of an input."""
+    calibrator: Literal["", "ranges", "native", "entropy", "minmax"]
+    """Source of the INT8 scales of TensorRT 8.5 to 10, in place of Q/DQ: the ranges file (ranges), or
+    TensorRT's own calibrator on the data."""
+    allow_fallback: bool
+    """Keep an artifact that does not reach its precision or accuracy, with a warning."""
+    strict: bool
+    """Fail if a single layer does not reach the precision."""
+    tensorrt: TensorRTOptions | Mapping[str, object]
+    """TensorRT's own options."""
+    ranges: str | Path | None
+    """Ranges file to quantize the model with before the build."""
+    inputs: Sequence[str]
+    """Input of a PyTorch MODEL."""
+    threads: int
+    """Threads of a CPU runtime; 0 means the runtime's default."""
+    data: str | None
+    """Samples for the INT8 accuracy check, the artifact check and the calibrator."""
+    calibration_cache: str | Path | None
+    """File for the scales that TensorRT's calibrator computes."""
+    trust: bool
+    """Load a .pt2 file that runs code when it is loaded."""
+    max_time_s: float
+    """Longest time to spend on making the graph smaller."""
+
 class RunKeywords(TypedDict, total=False):
     """Options of `run`, by name."""
 

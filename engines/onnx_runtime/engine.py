@@ -16,7 +16,14 @@ from ...files import temporary_folder
 from ...model.graph import count_operators, count_weighted, holds_half, model_io, weighted_nodes
 from ...model.onnx_file import Graph, is_large, read_graph, save_onnx
 from ...model.random_input import run_on
-from ...model.session import SIGNED_ACTIVATIONS, make_session, missed_nodes, optimize_file, session_options
+from ...model.session import (
+    SIGNED_ACTIVATIONS,
+    make_session,
+    missed_nodes,
+    optimize_file,
+    session_options,
+    usable_cores,
+)
 from ...model.source_paths import strip_source_paths
 from ...processor import (
     device_for,
@@ -30,6 +37,7 @@ from ...processor import (
     why_emulated,
     why_unchecked,
 )
+from ...spec.artifacts import BuildSpec
 from ...spec.words import ARM_ISAS, Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Planned, Runner
@@ -45,7 +53,7 @@ from .runner import (
     put_in_order,
     why_no_cuda_provider,
 )
-from .words import PACKAGES, PROPOSALS, RULES, TRITON
+from .words import PACKAGES, PROPOSALS, RULES, SCRIPT, TRITON
 
 if TYPE_CHECKING:
     import onnx
@@ -145,6 +153,9 @@ class OnnxRuntime(Engine):
             warnings=[*why_unchecked(isa), *values.warnings],
             layers=layers,
         )
+
+    def scripts(self, spec: BuildSpec) -> Mapping[str, str]:
+        return {"with the default options": SCRIPT.format(threads=spec.threads or usable_cores())}
 
     def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
         return OnnxRuntimeRunner(self._session(Path(artifact), threads), artifact)

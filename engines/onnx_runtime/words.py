@@ -29,6 +29,18 @@ def run_model(model: onnx.ModelProto, feeds: Mapping[str, NDArray[Any]]) -> dict
     return dict(zip(names, session.run(names, dict(feeds)), strict=True))
 
 
+SCRIPT = """\
+import numpy as np
+import onnxruntime
+
+feeds = dict(np.load("inputs.npz"))
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = {threads}
+session = onnxruntime.InferenceSession("model.onnx", options, providers=["CPUExecutionProvider"])
+names = [output.name for output in session.get_outputs()]
+outputs = dict(zip(names, session.run(names, feeds)))
+"""
+
 RULES = GraphRules(
     weighted=frozenset(["Conv", "MatMul", "Gemm"]),
     signed_on_arm=True,

@@ -26,13 +26,14 @@ from ..values import Execution, Values, check_values
 from ..words import Verdict
 from .kernels import UNREPORTED, Computed, Kernel, computed_by, read_kernels
 from .refusals import reason
-from .words import FOUR_BITS, KNOWN_FAULTS, PACKAGES, PROPOSALS, RULES, TRITON
+from .words import FOUR_BITS, KNOWN_FAULTS, PACKAGES, PROPOSALS, RESHAPE, RULES, SCRIPT, TRITON
 
 if TYPE_CHECKING:
     import onnx
 
 _HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 """What OpenVINO computes float parts in. Its own choice is bfloat16 where the processor has it."""
+_FIXED, _DYNAMIC = "at their extents", "with dynamic shapes"
 _NO_ARRAYS = ("bfloat", "float8", "float4", "int4", "uint4", "int2", "uint2")
 """Beginnings of element types that `openvino.Tensor` takes no array of (2026.4, `Unsupported data type`)."""
 
@@ -117,6 +118,14 @@ class OpenVino(Engine):
             if computed[node.name].precision not in (request.precision, UNREPORTED)
         }
 
+    def scripts(self, spec: BuildSpec) -> Mapping[str, str]:
+        threads, precision = spec.threads or usable_cores(), _computed_in(spec.precision, spec.floats)
+        settings = _settings(precision, threads)
+        return {
+            _FIXED: SCRIPT.format(reshape=RESHAPE, settings=settings),
+            _DYNAMIC: SCRIPT.format(reshape="", settings=settings),
+        }
+
     def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
         return self._opened(Path(artifact), threads)
 
@@ -149,12 +158,11 @@ class OpenVino(Engine):
         def copy(path: Path, output: Path) -> None:
             read_graph(path).save(output)
 
-        fixed = "at their extents"
-        ways: dict[str, Callable[[Path], Runner]] = {fixed: opened}
+        ways: dict[str, Callable[[Path], Runner]] = {_FIXED: opened}
         if any(tensor.dynamic_axes for tensor in model_io(graph).inputs):
-            ways["with dynamic shapes"] = functools.partial(opened, dynamic=True)
+            ways[_DYNAMIC] = functools.partial(opened, dynamic=True)
         halves = precision if precision in ("fp16", "bf16") else ""
-        execution = Execution("OpenVINO", copy, ways, halves, fixed)
+        execution = Execution("OpenVINO", copy, ways, halves, _FIXED)
         return check_values(request, graph, request.output, execution, feeds)
 
     def _ask(
@@ -186,13 +194,7 @@ class OpenVino(Engine):
         except RuntimeError as error:
             problem = f"{shown or path}: OpenVINO refuses it: {reason(error, graph.model)}"
             raise BuildError(problem, hint=refusal_hint(str(error)), file=shown or path) from error
-        settings = {
-            "INFERENCE_PRECISION_HINT": _HINTS.get(precision, "f32"),
-            "INFERENCE_NUM_THREADS": threads or usable_cores(),
-            "NUM_STREAMS": 1,
-            "PERFORMANCE_HINT": "LATENCY",
-            "PERF_COUNT": profile,
-        }
+        settings = _settings(precision, threads or usable_cores()) | {"PERF_COUNT": profile}
         return OpenVinoRunner(core, model, settings, graph, shown or str(path), dynamic=dynamic)
 
 
@@ -204,6 +206,15 @@ def _counted(
         layers = counts.setdefault(computed[node.name].precision, {})
         layers[node.op_type] = layers.get(node.op_type, 0) + 1
     return counts
+
+
+def _settings(precision: str, threads: int) -> dict[str, object]:
+    return {
+        "INFERENCE_PRECISION_HINT": _HINTS.get(precision, "f32"),
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
 
 
 def _computed_in(precision: str, float_precision: str) -> str:

@@ -27,6 +27,18 @@ def run_model(
     return {value.name: results[value.name] for value in model.graph.output}
 
 
+SCRIPT = """\
+import numpy as np
+import openvino
+
+feeds = dict(np.load("inputs.npz"))
+model = openvino.Core().read_model("model.onnx")
+{reshape}compiled = openvino.Core().compile_model(model, "CPU", {settings})
+found = compiled(feeds)
+outputs = {{name: found[output] for output in compiled.outputs for name in output.names}}
+"""
+RESHAPE = "model.reshape({name: array.shape for name, array in feeds.items()})\n"
+
 RULES = GraphRules(
     # With a zero point products of two activations fall to float (2026.4), so those are symmetric int8.
     zero_points="where free",

@@ -19,8 +19,16 @@ from ...spec.words import Precision
 from ...tensors import Dim, ModelIO, TensorInfo
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
 from ..gpu import why_not_gpu
+from ..words import Proposal, TritonBackend
 from .runner import MODES, PyTorchRunner, trace
-from .words import PACKAGES, PROPOSALS, TRITON
+
+PACKAGES = {"torch": "torch"}
+PROPOSALS = (Proposal("torchscript", "fp32", "as asked for", "named"),)
+
+TRITON = TritonBackend(
+    "pytorch", "pytorch_libtorch", "model.pt",
+    frozenset("bool uint8 int8 int16 int32 int64 float32 float64".split()), ("cpu", "gpu"),
+)  # fmt: skip
 
 
 class PyTorch(Engine):

@@ -31,7 +31,7 @@ from .plan import (
 from .runner.cuda import load_cuda
 from .runner.loaded_engine import EngineUse
 from .runner.runner import TensorRTRunner
-from .words import PACKAGES, RTX_PACKAGES, RULES, TRITON, proposals
+from .words import GPUS, PACKAGES, RTX_PACKAGES, RULES, SCRIPT, TRITON, proposals
 
 
 class TensorRT(Engine):
@@ -151,6 +151,16 @@ class TensorRT(Engine):
         if load_adapter(self.name).builds_ahead_of_time or not gpu or spec.gpus != (gpu.architecture,):
             return request
         return replace(request, spec=replace(spec, gpus=()))
+
+    def scripts(self, spec: BuildSpec) -> Mapping[str, str]:
+        adapter = load_adapter(self.name)
+        if not adapter.strongly_typed:
+            return {}  # flags would have to say what the graph does not
+        names = tuple(gpu.upper() for gpu in spec.gpus)
+        gpus = GPUS.format(count=len(names), names=names) if names else ""
+        return {
+            "built": SCRIPT.format(module=adapter.module.__name__, flags=adapter.network_flags(), gpus=gpus)
+        }
 
     def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
         return self.open_on_gpu(artifact, DeviceRun())

@@ -116,7 +116,7 @@ def test_inspect_lists_nodes_with_their_precision(json_of: Json, done: Qc, tiny_
 
 VERBS = tuple(
     "auto init export simplify calibrate ranges quantize tune build refit bench gate diff "
-    "report run sweep worker migrate package inspect doctor".split()
+    "reproduce report run sweep worker migrate package inspect doctor".split()
 )
 _GROUPS = {"ranges": ("show", "merge", "cache"), "package": ("triton",)}
 COMMANDS = (

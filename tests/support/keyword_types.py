@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
-from qcompile.spec.artifacts import BuildSpec, QatSpec, QuantizeSpec
+from qcompile.spec.artifacts import BuildSpec, QatSpec, QuantizeSpec, ReproduceSpec
 from qcompile.spec.looking import DoctorCommand, EpContextSpec, InspectSpec, LoadSpec, ReportSpec, TritonSpec
 from qcompile.spec.measure import BenchSpec, CompareSpec, DiffSpec, GateOptions, LayerDiffSpec
 from qcompile.spec.models import CalibrateSpec, ExportSpec, SimplifySpec
@@ -44,8 +44,8 @@ SPECS: dict[str, type] = {
     "export": ExportSpec, "gate": GateOptions, "init": InitSpec, "inspect": InspectSpec,
     "layer_diff": LayerDiffSpec, "load": LoadSpec, "migrate": MigrateSpec,
     "package_ep_context": EpContextSpec, "package_triton": TritonSpec, "qat": QatSpec,
-    "quantize": QuantizeSpec, "report": ReportSpec, "run": RunSpec, "simplify": SimplifySpec,
-    "sweep": SweepSpec, "tune": TuneSpec,
+    "quantize": QuantizeSpec, "report": ReportSpec, "reproduce": ReproduceSpec, "run": RunSpec,
+    "simplify": SimplifySpec, "sweep": SweepSpec, "tune": TuneSpec,
 }  # fmt: skip
 """Verb of the Python interface to the spec whose fields are its keywords."""
 PARAMETERS = {"export": {"inputs", "preprocessing"}, "quantize": {"ranges"}}

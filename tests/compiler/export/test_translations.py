@@ -14,7 +14,7 @@ from written_models import normal, run_file
 
 import qcompile
 from qcompile.compiler.export import export
-from qcompile.compiler.export.spectra import inverse_form
+from qcompile.compiler.export.captured_forms import inverse_form
 
 
 class Rendered(nn.Module):

@@ -1,0 +1,317 @@
+"""Cut a failure of a runtime down to the smallest graph that shows it: a folder for a report to its makers.
+
+A graph fails where the runtime dies with it, refuses it, gives no answer, or computes something else than the
+graph says, by the rule of `values`. Each attempt runs the script that ends up in the folder, in a process of
+its own, and shows the failure where it fails in the same way: by the same signal, in the same words
+but for names and numbers, or by an error of at least a quarter of what is allowed more.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..artifact import tool_versions
+from ..errors import EngineUnavailable, InvalidOption, ModelError, QCompileError, WorkerError, first_line
+from ..files import temporary_folder, write_json, write_text
+from ..model.graph import infer_types, model_io
+from ..model.graph_edits import name_nodes
+from ..model.onnx_file import copy_model, save_onnx
+from ..model.random_input import RandomInput
+from ..model.reference_forms import rounds_activations
+from ..model.session import make_session, run_session, session_options, usable_cores
+from ..processes.arrays import load_arrays
+from ..processes.worker import Worker
+from ..processor import processor
+from ..progress import Progress
+from ..tensors import Feeds, ModelIO
+from .base import BuildRequest, Runner
+from .reduction import Case, Enough, Values, reduce_case, with_plain_names
+from .registry import engine
+from .values import Comparison, Execution
+
+if TYPE_CHECKING:
+    import onnx
+
+Kind = Literal["dies", "refuses", "hangs", "wrong"]
+_REPORT = "report.json"
+_PATIENCE_S = 120.0
+_RANDOM = 4
+"""Random inputs that are tried beside the samples."""
+_LEAST = 1.5
+"""Times what is allowed that a smaller graph must be wrong: what is just above the limit may be chance."""
+_NAMES = re.compile(r"""(["']).*?\1|[\[{(<].*[\]})>]|\S*[\d/_]\S*""")
+"""What differs between the messages of one failure: names, places, numbers."""
+WRONG = """
+expected = dict(np.load("expected.npz"))
+for name, array in expected.items():
+    print(name, "expected", array.ravel()[:6], "found", outputs[name].ravel()[:6])
+for name, array in expected.items():
+    assert outputs[name].shape == array.shape, (name, outputs[name].shape, array.shape)
+    np.testing.assert_allclose(outputs[name], array, rtol=0, atol={atol:.3g})
+"""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a runtime does with a graph: how it fails, in words, and by how many times what is allowed."""
+
+    kind: Kind
+    words: str
+    excess: float = 0.0
+
+    def is_like(self, other: Failure) -> bool:
+        """Whether it is the failure `other`, of another graph."""
+        if self.kind != other.kind:
+            return False
+        if self.kind == "wrong":
+            return self.excess > min(max(other.excess / 4, _LEAST), 100.0)
+        return self.kind == "hangs" or _pattern(self.words) == _pattern(other.words)
+
+
+def _pattern(words: str) -> str:
+    return " ".join(_NAMES.sub("", words).split())
+
+
+class _Ended(Exception):
+    """Raised by a runner that has nothing to compare, through the comparison: it failed, or only builds."""
+
+    def __init__(self, failure: Failure | None) -> None:
+        super().__init__()
+        self.failure = failure
+
+
+@dataclass(frozen=True)
+class Reproducer:
+    """What was written.
+
+    Attributes:
+        folder: Has model.onnx, inputs.npz, run.py, expected.npz where values are wrong, and report.json.
+        failure: What `run.py` shows.
+        way: How the runtime loads the model.
+        nodes_before, nodes: Of the graph that the runtime was given, and of what is left.
+        trials: Graphs that were tried.
+    """
+
+    folder: Path
+    failure: Failure
+    way: str
+    nodes_before: int
+    nodes: int
+    trials: int
+
+
+def make_reproducer(request: BuildRequest, folder: Path, max_time_s: float) -> Reproducer:
+    """Find what fails of a graph that was lowered for a target, cut it down, and write it to a folder.
+
+    Raises:
+        ModelError: If nothing fails.
+        EngineUnavailable: If the target has no script.
+    """
+    if folder.exists() and not (folder / _REPORT).is_file() and (folder.is_file() or any(folder.iterdir())):
+        raise InvalidOption(f"{folder}: is there, and no reproducer", hint="name a new folder")
+    scripts = engine(request.spec.target).scripts(request.spec)
+    if not scripts:
+        problem = f"target {request.spec.target} has no script that loads a model by itself"
+        raise EngineUnavailable(problem, hint="reproduce it for onnxruntime, openvino or tensorrt-rtx")
+    model = copy_model(request.onnx.load())
+    name_nodes(model.graph)
+    with temporary_folder("reproduce") as scratch, _Trials(request, scratch, max_time_s) as trials:
+        tries = ((feeds, way) for feeds in _inputs(request, model) for way in scripts)
+        for number, (feeds, way) in enumerate(tries, 1):
+            request.progress(f"run {way}, {number}")
+            case, script = with_plain_names(Case(model, feeds)), scripts[way]
+            if (found := trials.failure(case, script)) or trials.only_builds:
+                break
+        if found is None:
+            ways = " and ".join(scripts)
+            problem = f"{request.source or request.model}: {request.spec.target} runs it right, {ways}"
+            hint = "give the options and the `data` of the failure"
+            raise ModelError(problem, hint=hint)
+        small = trials.reduced(case, script, found)
+        failure = trials.failure(small, script) or found
+        return trials.write(small, script, failure, folder, way, len(model.graph.node))
+
+
+def _inputs(request: BuildRequest, model: onnx.ModelProto) -> Iterator[Feeds]:
+    """The samples, and random input where the graph takes any."""
+    yield from request.samples
+    made = RandomInput(model)
+    names = [value.name for value in model_io(model).outputs]
+    session = make_session(request.onnx, session_options(request.spec.threads, optimize=False))
+    try:
+        feeds, _ = made.run(lambda feeds: run_session(session, names, feeds, "the graph"), batch=2)
+    except ModelError:
+        if request.samples:
+            return
+        raise
+    yield feeds
+    for seed in range(1, _RANDOM):
+        yield made.feeds(batch=2, seed=seed)
+
+
+class _Trials:
+    """Graphs that are tried one after the other, each by the runtime's script in another process."""
+
+    def __init__(self, request: BuildRequest, folder: Path, max_time_s: float) -> None:
+        self.request, self.folder, self.count = request, folder, 0
+        self.only_builds = False  # all input is alike to such a runtime
+        self._until = time.monotonic() + max_time_s
+        self._worker: Worker | None = None
+        self._progress: Progress = request.progress
+
+    def __enter__(self) -> _Trials:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def failure(self, case: Case, script: str) -> Failure | None:
+        """Return how the runtime fails with a case; None where it does not, or the case is no valid graph."""
+        self.count += 1
+        path = self.folder / "model.onnx"
+        save_onnx(case.model, path)
+        quiet = replace(self.request, progress=lambda *_: None)
+        opened: Callable[[Path], Runner] = lambda _: _Script(self, case, script)  # noqa: E731
+        execution = Execution("", lambda *_: None, {"": opened})
+        comparison = Comparison(quiet, execution, [case.feeds], rounds=rounds_activations(case.model))
+        try:
+            [sums] = comparison.deviations(case.model, path).values()
+        except _Ended as ended:
+            return ended.failure
+        except QCompileError:  # the reference does not take it
+            return None
+        excess, name = max(((comparison.excess(one), name) for name, one in sums.items()), default=(0.0, ""))
+        return Failure("wrong", sums[name].words(name), excess) if excess > 1 else None
+
+    def reduced(self, case: Case, script: str, failure: Failure) -> Case:
+        """Return the smallest case that fails alike."""
+        last = case.nodes
+
+        def shows(trial: Case) -> bool:
+            nonlocal last
+            if time.monotonic() > self._until:
+                raise Enough
+            found = self.failure(trial, script)
+            like = found is not None and found.is_like(failure)
+            last = min(last, trial.nodes) if like else last
+            self._progress(f"{failure.kind}: {last} of {case.nodes} nodes, trial {self.count}")
+            return like
+
+        return reduce_case(case, self._values, shows)
+
+    def _values(self, case: Case) -> Values:
+        """Every tensor that a case makes, but for those of which numpy has no type."""
+        model = copy_model(case.model)
+        types = infer_types(model)
+        present = {value.name for value in model.graph.output}
+        for node in model.graph.node:
+            for name in node.output:
+                if name and name not in present and _has_array(types.get(name)):
+                    model.graph.output.add().name = name
+        path = self.folder / "values.onnx"
+        save_onnx(model, path)
+        names = [value.name for value in model.graph.output]
+        session = make_session(path, session_options(self.request.spec.threads, optimize=False))
+        arrays = run_session(session, names, dict(case.feeds), "the graph")
+        return {n: array for n, array in zip(names, arrays, strict=True) if isinstance(array, np.ndarray)}
+
+    def run(self, case: Case, script: str) -> dict[str, NDArray[Any]]:
+        """Run the script on a case; raises `_Ended` where it fails."""
+        (self.folder / "run.py").write_text(script)
+        np.savez(self.folder / "inputs.npz", allow_pickle=False, **case.feeds)
+        if self._worker is None:
+            threads = self.request.spec.threads or usable_cores()
+            self._worker = Worker("the runtime", threads=threads)
+        try:
+            folder = str(self.folder.resolve())
+            answer = self._worker.ask("script", folder=folder, timeout_s=_PATIENCE_S)
+        except WorkerError as error:
+            self._end()
+            ended = re.search(r"died during 'script' \((.*?)\)", error.message)
+            if ended is None:
+                raise _Ended(Failure("hangs", f"no answer in {_PATIENCE_S:.0f} s")) from error
+            raise _Ended(Failure("dies", ended[1])) from error
+        if answer["failed"]:
+            raise _Ended(Failure("refuses", first_line(answer["failed"])))
+        return load_arrays(self.folder / "outputs.npz")
+
+    def _end(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    def write(
+        self, case: Case, script: str, failure: Failure, folder: Path, way: str, nodes_before: int
+    ) -> Reproducer:
+        """Write the folder, and run its script once more with nothing but the runtime."""
+        folder.mkdir(parents=True, exist_ok=True)
+        save_onnx(case.model, folder / "model.onnx")
+        np.savez(folder / "inputs.npz", allow_pickle=False, **case.feeds)
+        tail = ""
+        if failure.kind == "wrong":
+            expected = self._values(case)
+            wanted = {v.name: expected[v.name] for v in case.model.graph.output if v.name in expected}
+            np.savez(folder / "expected.npz", allow_pickle=False, **wanted)
+            tail = WRONG.format(atol=_largest_error(self.run(case, script), wanted) / 2)
+        write_text(folder / "run.py", script + tail)
+        result = Reproducer(folder, failure, way, nodes_before, case.nodes, self.count)
+        write_json(folder / _REPORT, self._report(case, result))
+        return result
+
+    def _report(self, case: Case, made: Reproducer) -> dict[str, object]:
+        packages = engine(self.request.spec.target).packages
+        return {
+            "target": self.request.spec.target,
+            "fails": made.failure.kind,
+            "words": made.failure.words,
+            "loaded": made.way,
+            "nodes": [f"{node.op_type} {node.name}" for node in case.model.graph.node],
+            "nodes_before": made.nodes_before,
+            "trials": made.trials,
+            "versions": tool_versions(*packages),
+            "processor": processor(),
+        }
+
+
+def _largest_error(found: Values, expected: Values) -> float:
+    """The largest difference of an element; 0 of outputs of another shape, which no tolerance makes equal."""
+    pairs = [(found[name], array) for name, array in expected.items() if found[name].shape == array.shape]
+    return max((float(np.abs(a - b.astype(float)).max(initial=0.0)) for a, b in pairs), default=0.0)
+
+
+def _has_array(dtype: str | None) -> bool:
+    return dtype is not None and dtype != "string" and not dtype.startswith(("bfloat", "float8", "float4"))
+
+
+class _Script(Runner):
+    """A model as its script loads it."""
+
+    contains = ""
+
+    def __init__(self, trials: _Trials, case: Case, script: str) -> None:
+        self._trials, self._case, self._script = trials, case, script
+        self.io: ModelIO = model_io(case.model)
+
+    def infer(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
+        outputs = self._trials.run(self._case, self._script)
+        self._trials.only_builds = not outputs
+        if not {tensor.name for tensor in self.io.outputs} <= outputs.keys():
+            raise _Ended(None)
+        return outputs
+
+    def prepare(self, feeds: Feeds) -> Any:
+        return lambda: self.infer(feeds)
+
+    def close(self) -> None:
+        """Nothing is open: the process stays for the next case."""
