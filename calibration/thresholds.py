@@ -15,6 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -289,12 +291,32 @@ METHOD_AMAX: Mapping[MethodName, Callable[[Histogram, float, bool], float]] = {
 """Name to the magnitude of a histogram that has values, by percentile and whether int8 is symmetric."""
 
 
+_CHOSEN: dict[tuple[object, ...], float] = {}
+"""What was chosen before, up to `_MOST_CHOSEN`: a search asks again and again for the same histograms."""
+_MOST_CHOSEN = 100_000
+
+
 def amax(histogram: Histogram, method: Method, *, symmetric: bool = True) -> float:
     """Return the clipping magnitude by a method: "mse" and "auto" mind whether int8 is symmetric."""
     _require_values(histogram)
-    if method.name == "auto":
-        return amax_by_method(histogram, method.percentile, symmetric=symmetric)["auto"]
-    return METHOD_AMAX[method.name](histogram, method.percentile, symmetric)
+
+    def chosen() -> float:
+        if method.name == "auto":
+            return amax_by_method(histogram, method.percentile, symmetric=symmetric)["auto"]
+        return METHOD_AMAX[method.name](histogram, method.percentile, symmetric)
+
+    return _once(histogram, (method.name, method.percentile, symmetric), chosen)
+
+
+def _once(histogram: Histogram, what: tuple[object, ...], choose: Callable[[], float]) -> float:
+    """What `choose` returns, once for each content of a histogram."""
+    content = blake2b(histogram.counts.tobytes(), digest_size=16).digest()
+    key = (*what, histogram.exponent, histogram.min, histogram.max, content)
+    if key not in _CHOSEN:
+        if len(_CHOSEN) >= _MOST_CHOSEN:
+            _CHOSEN.clear()
+        _CHOSEN[key] = choose()
+    return _CHOSEN[key]
 
 
 def amax_by_method(
@@ -308,7 +330,10 @@ def amax_by_method(
     """
     _require_values(histogram)
     by_method: dict[str, float] = {
-        name: choose(histogram, percentile, symmetric) for name, choose in METHOD_AMAX.items()
+        name: _once(
+            histogram, (name, percentile, symmetric), partial(choose, histogram, percentile, symmetric)
+        )
+        for name, choose in METHOD_AMAX.items()
     }
     magnitudes = np.array([*by_method.values()])
     if magnitudes.all():

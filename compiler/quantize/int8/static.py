@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -205,7 +205,7 @@ def all_channels_at_once(limits: Mapping[str, PairLimits]) -> Iterator[type]:
     its own loops are used.
     """
     import onnxruntime
-    from onnxruntime.quantization import qdq_quantizer
+    from onnxruntime.quantization import base_quantizer, qdq_quantizer
 
     base: Any = qdq_quantizer.QDQQuantizer
     original = getattr(qdq_quantizer, "quantize_onnx_initializer", None)
@@ -241,10 +241,13 @@ def all_channels_at_once(limits: Mapping[str, PairLimits]) -> Iterator[type]:
         return numpy_helper.from_array(quantize(values, qparams), f"{weight.name}_quantized")
 
     qdq_quantizer.quantize_onnx_initializer = quantize_initializer
+    find = base_quantizer.find_by_name
+    base_quantizer.find_by_name = _ByName()
     try:
         yield _quantizer_class(qdq_quantizer, limits, fitted)
     finally:
         qdq_quantizer.quantize_onnx_initializer = original
+        base_quantizer.find_by_name = find
 
 
 def _quantizer_class(
@@ -257,6 +260,10 @@ def _quantizer_class(
         """The scales of weights per channel are computed at once, all others as ever."""
 
         tensors_to_quantize: dict[str, Any]
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.model.__class__ = _indexed(type(self.model), _ByName())
 
         def _calc_initializer_quant_params(self) -> dict[str, Any]:
             stored = {tensor.name: tensor for tensor in self.model.initializer()}
@@ -289,6 +296,65 @@ def _quantizer_class(
             return parameters_of
 
     return Quantizer
+
+
+class _ByName:
+    """The quantizer's `find_by_name`, of initializers: they are only appended while it looks for them."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Any] = {}
+        self._count = 0
+
+    def __call__(self, name: str, items: Any) -> Any:
+        if len(items) < self._count:
+            self._known, self._count = {}, 0
+        for item in items[self._count :]:
+            self._known.setdefault(item.name, item)
+        self._count = len(items)
+        return self._known.get(name)
+
+
+def _indexed(base: Any, find: _ByName) -> type:
+    """The quantizer's model, which knows what is stored, and the readers of a tensor: it would go through all
+    for each."""
+
+    class Indexed(base):  # type: ignore[misc]
+        _readers: dict[str, list[Any]]
+        _known = 0
+
+        def get_initializer(self, name: str) -> Any:
+            return find(name, self.model.graph.initializer)
+
+        def _reading(self, name: str) -> list[Any]:
+            nodes = self.model.graph.node
+            if not 0 < self._known <= len(nodes):  # it is new, or some were removed
+                self._readers, self._known = {}, 0
+            for node in nodes[self._known :]:  # nodes are only appended
+                for source in dict.fromkeys(node.input):
+                    self._readers.setdefault(source, []).append(node)
+            self._known = len(nodes)
+            return self._readers.pop(name, [])
+
+        def initializer_extend(self, inits: Sequence[onnx.TensorProto]) -> None:
+            self.model.graph.initializer.extend(inits)  # its own checks all that are there, again and again
+
+        def replace_input_of_all_nodes(self, old_input_name: str, new_input_name: str) -> None:
+            readers = self._reading(old_input_name)
+            for node in readers:
+                self.replace_node_input(node, old_input_name, new_input_name)
+            self._readers.setdefault(new_input_name, []).extend(readers)
+
+        def replace_input_of_nodes(
+            self, old_input_name: str, new_input_name: str, node_names_set: Collection[str]
+        ) -> None:
+            for node in self._reading(old_input_name):
+                is_named = node.name in node_names_set
+                if is_named:
+                    self.replace_node_input(node, old_input_name, new_input_name)
+                name = new_input_name if is_named else old_input_name
+                self._readers.setdefault(name, []).append(node)
+
+    return Indexed
 
 
 def executed(
