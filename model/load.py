@@ -37,8 +37,11 @@ def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
             what, hint = "an ONNX file", "give the PyTorch model it was exported from"
         raise ModelError(f"{source.spec}: {what} cannot be run by PyTorch", hint=hint)
     if source.kind in ("pt2", "torchscript"):
-        load = pytorch.load_program if source.kind == "pt2" else pytorch.load_torchscript
-        return LoadedModel(load(checked_input(source.file, what="model"), device), None)
+        file = checked_input(source.file, what="model")
+        if source.kind == "torchscript":
+            return LoadedModel(pytorch.load_torchscript(file, device), None)
+        program = pytorch.load_program(file, device)
+        return LoadedModel(program, None, inputs=pytorch.program_inputs(program))
     result, example = call(load_function(source), source), None
     if isinstance(result, tuple) and len(result) == 2:
         result, example = result

@@ -8,6 +8,7 @@ Nothing is unpickled.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import sys
 import zipfile
@@ -217,6 +218,31 @@ def load_program(path: Path, device: str) -> torch.nn.Module:
             hint="save it with torch.export.save on that device, or run it on the processor",
             file=path,
         ) from error
+
+
+def program_inputs(program: Any) -> tuple[TensorInfo, ...]:
+    """Return the inputs that a program was captured with; empty where they have a structure.
+
+    An axis that was captured as dynamic is so, too: "batch" where it is the first of an input.
+    """
+    names = list(inspect.signature(program.forward).parameters)
+    values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
+    groups = program._in_spec.children()
+    flat = all(child.is_leaf() for group in groups for child in group.children())
+    if not flat or len(names) != len(values) or not all(hasattr(value, "shape") for value in values):
+        return ()
+    axes: dict[str, str] = {}  # symbol to the name of its axis
+    for name, value in zip(names, values, strict=True):
+        for axis, extent in enumerate(value.shape):
+            if not isinstance(extent, int):
+                batch = axis == 0 and "batch" not in axes.values()
+                axes.setdefault(str(extent), "batch" if batch else f"{name}_{axis}")
+    return tuple(
+        TensorInfo(
+            name, str(value.dtype).removeprefix("torch."), tuple(axes.get(str(d), d) for d in value.shape)
+        )
+        for name, value in zip(names, values, strict=True)
+    )
 
 
 def load_torchscript(path: Path, device: str) -> torch.nn.Module:
