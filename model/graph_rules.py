@@ -67,7 +67,7 @@ class GraphRules:
         slow_products: Who computes products of two activations faster in float; empty where they are
             quantized.
         gathers_by_vectors: Whether its Gathers of activations need indices of one axis.
-        opens_lstms: Whether LSTM is written as products, which can be quantized.
+        opens_recurrences: Whether LSTM and GRU are written as products, which can be quantized.
         by_onnxruntime: Whether ONNX Runtime executes it: rewrites keep its fusions apart, and it is asked
             which nodes it executes as integers. Dynamic INT8 and blocks of weights need its operators.
         reads_nbits: Whether it reads ONNX Runtime's operator for blocks of weights.
@@ -85,7 +85,7 @@ class GraphRules:
     writes_floats: bool = False
     slow_products: str = ""
     gathers_by_vectors: bool = False
-    opens_lstms: bool = False
+    opens_recurrences: bool = False
     by_onnxruntime: bool = False
     reads_nbits: bool = False
     formats: tuple[GraphPrecision, ...] = ()

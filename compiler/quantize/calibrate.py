@@ -17,7 +17,7 @@ from ...progress import Progress, silent
 from ...spec.decode import spec_from_call
 from ...spec.models import CalibrateSpec
 from ...spec.words import GRAPH_TARGETS, GraphTarget
-from ..opset.lstm_products import lstm_inputs
+from ..opset.recurrent_products import recurrent_inputs
 from .int8.placement import plan, scaled_tensors
 from .int8.rewrites import is_table
 from .prepare import sum_to_add
@@ -85,8 +85,8 @@ def tensors_to_calibrate(model: Graph, targets: Iterable[GraphTarget] = GRAPH_TA
     every = ["*"] if ready.graph.node else []
     for target in targets:
         tensors |= scaled_tensors(ready, plan(ready, target, chosen=every))  # a user may choose any
-        if graph_rules(target).opens_lstms:
-            tensors |= lstm_inputs(ready)
+        if graph_rules(target).opens_recurrences:
+            tensors |= recurrent_inputs(ready)
     if not tensors:
         operators = {node.op_type for node in ready.graph.node}
         by_onnxruntime = any(graph_rules(target).by_onnxruntime for target in targets)

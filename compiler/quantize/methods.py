@@ -23,7 +23,7 @@ from ...spec.opsets import FLOAT8
 from ...spec.words import ARM_ISAS, BLOCK_FORMATS, HALVES
 from ..opset.exact_forms import keep_layers_apart
 from ..opset.fit import in_newer_opset
-from ..opset.lstm_products import closed_lstms, open_lstms, quantize_states
+from ..opset.recurrent_products import closed_recurrences, open_recurrences, quantize_states
 from .blocks.rewrite import quantize_in_blocks
 from .half.precision import in_mixed_precision, layer_precisions, to_half
 from .int8.corrections import correct_biases, round_weights
@@ -185,15 +185,15 @@ def _static(request: QuantizeRequest) -> Outcome:
     rules = graph_rules(request.spec.target)
     if rules.by_onnxruntime:
         join_biases(ready, exclude=left)
-    opens = rules.opens_lstms and request.spec.precision == "int8"
-    opened = open_lstms(ready, exclude=left) if opens else []
+    opens = rules.opens_recurrences and request.spec.precision == "int8"
+    opened = open_recurrences(ready, exclude=left) if opens else []
     kernels = NONE if float8 else saturating_kernels(request.spec.target, request.spec.isa)
     placement = plan(
         ready, request.spec.target, exclude=map(exactly, left), only=request.spec.only, float8=float8,
         chosen=[exactly(name) for name, layer in layers.items() if layer.kind == "int8"],
         multiplies_activations=not kernels.activations,
     )  # fmt: skip
-    floats = {**placement.left_in_float, **(closed_lstms(ready) if opens else {})}
+    floats = {**placement.left_in_float, **(closed_recurrences(ready) if opens else {})}
     floats = {name: left.get(name, reason) for name, reason in floats.items()}
     placement = replace(placement, left_in_float=floats)
     operators = {node.name: node.op_type for node in ready.graph.node}

@@ -47,7 +47,7 @@ for index, name in enumerate({names}):
 """
 
 RULES = GraphRules(
-    zero_points="none", quantizes_chains=False, opens_lstms=True, formats=("fp8", *BLOCK_FORMATS)
+    zero_points="none", quantizes_chains=False, opens_recurrences=True, formats=("fp8", *BLOCK_FORMATS)
 )
 
 TRITON = TritonBackend(

@@ -1,4 +1,4 @@
-"""LSTMs written as products, against ONNX Runtime's own LSTM kernel."""
+"""LSTMs and GRUs written as products, against ONNX Runtime's own kernels."""
 
 from __future__ import annotations
 
@@ -18,27 +18,37 @@ from written_models import normal
 
 import qcompile
 from qcompile.compiler.check import OnnxReference
-from qcompile.compiler.opset.lstm_products import closed_lstms, lstm_inputs, open_lstms, quantize_states
+from qcompile.compiler.opset.recurrent_products import (
+    closed_recurrences,
+    open_recurrences,
+    quantize_states,
+    recurrent_inputs,
+)
 from qcompile.compiler.opset.tensorrt_forms import find_trt_operators, in_standard_forms
 from qcompile.engines.registry import load
 from qcompile.model.graph import graph_precision, opset
 
 
 def lstm(
-    direction: str = "bidirectional", *, bias: str = "b", opset: int = 20, outputs: int = 3, how: str = ""
-) -> onnx.ModelProto:
+    direction: str = "bidirectional", *, bias: str = "b", opset: int = 20, outputs: int = 3, how: str = "",
+    kind: str = "LSTM",
+) -> onnx.ModelProto:  # fmt: skip
     """x [length, batch, 6] through an LSTM of 5: its attributes `how`, its bias and the inputs behind it."""
+    gates = 4 if kind == "LSTM" else 3
     ways = 2 if direction == "bidirectional" else 1
     shapes = {"y": f"length,{ways},batch,5", "y_h": f"{ways},batch,5", "y_c": f"{ways},batch,5"}
     names = list(shapes)[:outputs]
     results = ", ".join(f"float[{shapes[name]}] {name}" for name in names)
-    node = f'{", ".join(names)} = LSTM<hidden_size=5, direction="{direction}"{how}>'
+    node = f'{", ".join(names)} = {kind}<hidden_size=5, direction="{direction}"{how}>'
     proto = of_opset(
         opset, f"(float[length,batch,6] x) => ({results})", f"[lstm] {node}(x, w, r{', ' * bool(bias)}{bias})"
     )
-    for name, shape in (("w", (ways, 20, 6)), ("r", (ways, 20, 5)), ("b", (ways, 40))):
+    for name, shape in (("w", (ways, 5 * gates, 6)), ("r", (ways, 5 * gates, 5)), ("b", (ways, 10 * gates))):
         proto.graph.initializer.append(numpy_helper.from_array(normal(*shape, scale=0.6), name))
     return proto
+
+
+GRU: dict[str, Any] = {"kind": "GRU", "how": ", linear_before_reset=1"}
 
 
 def computed(model: onnx.ModelProto, x: NDArray[np.float32], folder: Path) -> list[NDArray[Any]]:
@@ -48,6 +58,7 @@ def computed(model: onnx.ModelProto, x: NDArray[np.float32], folder: Path) -> li
 
 
 @given(
+    layer=st.sampled_from([{}, GRU]),
     direction=st.sampled_from(["forward", "reverse", "bidirectional"]),
     bias=st.sampled_from(["b", ""]),
     opset=st.sampled_from([13, 17, 18, 20]),
@@ -55,26 +66,29 @@ def computed(model: onnx.ModelProto, x: NDArray[np.float32], folder: Path) -> li
     length=st.integers(1, 7),
     batch=st.integers(1, 4),
 )
-@settings(max_examples=25, deadline=None)
-def test_an_opened_lstm_computes_the_same(
-    direction: str, bias: str, opset: int, outputs: int, length: int, batch: int,
+@settings(max_examples=40, deadline=None)
+def test_an_opened_layer_computes_the_same(
+    layer: dict[str, Any], direction: str, bias: str, opset: int, outputs: int, length: int, batch: int,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:  # fmt: skip
     folder = tmp_path_factory.mktemp("lstm")
     x = np.random.default_rng(1).standard_normal((length, batch, 6)).astype(np.float32)
-    model = lstm(direction, bias=bias, opset=opset, outputs=outputs)
+    model = lstm(direction, bias=bias, opset=opset, outputs=min(outputs, 2) if layer else outputs, **layer)
     expected = computed(model, x, folder)
-    assert open_lstms(model) == ["lstm"]
-    assert "LSTM" not in {node.op_type for node in model.graph.node}
+    assert open_recurrences(model) == ["lstm"]
+    assert not {"LSTM", "GRU"} & {node.op_type for node in model.graph.node}
     for array, other in zip(expected, computed(model, x, folder), strict=True):
         np.testing.assert_allclose(other, array, atol=2e-6)
 
 
-def test_the_state_is_multiplied_in_integers_and_keeps_its_signal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layer", [{}, {**GRU, "outputs": 2}], ids=["lstm", "gru"])
+def test_the_state_is_multiplied_in_integers_and_keeps_its_signal(
+    layer: dict[str, Any], tmp_path: Path
+) -> None:
     x = np.random.default_rng(1).standard_normal((32, 4, 6)).astype(np.float32)
-    model = lstm()
+    model = lstm(**layer)
     expected = computed(model, x, tmp_path)[0]
-    open_lstms(model)
+    open_recurrences(model)
     assert quantize_states(model) == 2
     found = computed(model, x, tmp_path)[0]
     noise = float(((found - expected) ** 2).sum())
@@ -85,7 +99,7 @@ def test_the_state_is_multiplied_in_integers_and_keeps_its_signal(tmp_path: Path
 def test_weights_of_the_state_have_a_scale_per_channel() -> None:
     model = lstm("forward")
     weight = numpy_helper.to_array(model.graph.initializer[1])[0]  # [4 * hidden, hidden]
-    open_lstms(model)
+    open_recurrences(model)
     quantize_states(model)
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     (scale,) = [array for name, array in stored.items() if name.endswith("state_weight/scale")]
@@ -101,27 +115,31 @@ def test_weights_of_the_state_have_a_scale_per_channel() -> None:
         ({"bias": "b, lengths"}, "sequence lengths"),
         ({"bias": "b, , , , peepholes"}, "peepholes"),
         ({"bias": "b, , state"}, "first state"),
+        ({"kind": "GRU", "outputs": 2}, "resets the state before the product"),
     ],
 )
 def test_other_lstms_stay_and_say_why(options: dict[str, Any], reason: str) -> None:
     model = lstm("forward", **options)
     before = model.SerializeToString()
-    assert open_lstms(model) == []
-    assert reason in closed_lstms(model)["lstm"]
-    assert lstm_inputs(model) == set()
+    assert open_recurrences(model) == []
+    assert reason in closed_recurrences(model)["lstm"]
+    assert recurrent_inputs(model) == set()
     assert model.SerializeToString() == before
 
 
 def test_what_is_excluded_by_name_stays() -> None:
     model = lstm()
-    assert open_lstms(model, exclude={"lstm"}) == []
-    assert closed_lstms(model) == {"lstm": "it was excluded"}
-    assert lstm_inputs(model) == {"x"}
+    assert open_recurrences(model, exclude={"lstm"}) == []
+    assert closed_recurrences(model) == {"lstm": "it was excluded"}
+    assert recurrent_inputs(model) == {"x"}
 
 
-def test_tensorrt_builds_it_with_the_products_of_states_in_int8(tmp_path: Path) -> None:
-    model = lstm()
-    open_lstms(model)
+@pytest.mark.parametrize("layer", [{}, {**GRU, "outputs": 2}], ids=["lstm", "gru"])
+def test_tensorrt_builds_it_with_the_products_of_states_in_int8(
+    layer: dict[str, Any], tmp_path: Path
+) -> None:
+    model = lstm(**layer)
+    open_recurrences(model)
     quantize_states(model)
     onnx.save(model, tmp_path / "m.onnx")
     shapes = {f"{kind}_shapes": {"x": (8, n, 6)} for kind, n in (("min", 1), ("opt", 4), ("max", 32))}

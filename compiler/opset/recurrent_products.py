@@ -1,20 +1,22 @@
-"""Rewrite an LSTM as its matrix products, which TensorRT can run in INT8.
+"""Rewrite an LSTM or a GRU as its matrix products, which TensorRT can run in INT8.
 
-TensorRT has no integer kernel for ONNX's LSTM; behind Q/DQ it would compute in float. Its parser takes Scan,
-and INT8 products inside. Gates are in ONNX's order: input, output, forget, cell.
+TensorRT has no integer kernels for ONNX's LSTM and GRU; behind Q/DQ it would compute in float. Its parser
+takes Scan, and INT8 products inside. Gates are in ONNX's order: input, output, forget, cell; update, reset,
+hidden.
 
     X ─ MatMul(Wᵀ) ─ Add(B) ─ Scan: hidden, cell ─┬─ Unsqueeze ─┬─ Concat ─ Y
                               gates = P + hidden Rᵀ              │
                               one for each direction ───────────┘
 
-`open_lstms` comes before the Q/DQ of all other products, whose MatMul of the inputs is one of them;
-`quantize_states` then places Q/DQ around the product of the state. A state is a sigmoid times a tanh, so that
-its scale is 1/127 and needs no calibration.
+`open_recurrences` comes before the Q/DQ of all other products, whose MatMul of the inputs is one of them;
+`quantize_states` then places Q/DQ around the product of the state. An LSTM's state is a sigmoid times a tanh,
+a GRU's lies between the one before and a tanh, so that the scale is 1/127 and needs no calibration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,30 +28,35 @@ from ...calibration.qparams import INT8, choose_qparams, choose_weight_qparams
 from ...model.graph import attribute, subgraphs, tensor_values
 from ...model.graph_edits import drop_unused_initializers, set_nodes, store
 
-_PLAIN = {"hidden_size", "direction", "input_forget", "layout"}
+_PLAIN = {
+    "LSTM": {"hidden_size", "direction", "input_forget", "layout"},
+    "GRU": {"hidden_size", "direction", "linear_before_reset", "layout"},
+}
 _STATE = "state_product"
 
 
-def lstm_inputs(model: onnx.ModelProto) -> set[str]:
-    """Return what the LSTMs that `open_lstms` rewrites multiply by weights: it needs a scale."""
+def recurrent_inputs(model: onnx.ModelProto) -> set[str]:
+    """Return what the layers that `open_recurrences` rewrites multiply by weights: it needs a scale."""
     stored = {tensor.name for tensor in model.graph.initializer}
     return {node.input[0] for node in model.graph.node if why_closed(node, stored) == ""}
 
 
-def closed_lstms(model: onnx.ModelProto) -> dict[str, str]:
-    """Return name to reason for the LSTMs that stay as they are, and compute in float."""
+def closed_recurrences(model: onnx.ModelProto) -> dict[str, str]:
+    """Return name to reason for the layers that stay as they are, and compute in float."""
     stored = {tensor.name for tensor in model.graph.initializer}
     reasons = {node.name: why_closed(node, stored) for node in model.graph.node}
     return {name: reason or "it was excluded" for name, reason in reasons.items() if reason is not None}
 
 
 def why_closed(node: onnx.NodeProto, stored: Container[str]) -> str | None:
-    """Return why an LSTM stays as it is; "" where it can be rewritten, None for any other operator."""
-    if node.op_type != "LSTM" or node.domain not in ("", "ai.onnx"):
+    """Return why a layer stays as it is; "" where it can be rewritten, None for any other operator."""
+    if node.op_type not in _PLAIN or node.domain not in ("", "ai.onnx"):
         return None
-    plain = {item.name for item in node.attribute} <= _PLAIN
+    plain = {item.name for item in node.attribute} <= _PLAIN[node.op_type]
     if not plain or attribute(node, "input_forget", 0) or attribute(node, "layout", 0):
         return "its activations, clip, input_forget or layout are not the usual ones"
+    if node.op_type == "GRU" and not attribute(node, "linear_before_reset", 0):
+        return "it resets the state before the product"
     operands = [*node.input, *[""] * (8 - len(node.input))]
     if operands[4] or operands[7]:
         return "it has sequence lengths or peepholes"
@@ -58,8 +65,8 @@ def why_closed(node: onnx.NodeProto, stored: Container[str]) -> str | None:
     return "" if not operands[5] and not operands[6] else "its first state is given"
 
 
-def open_lstms(model: onnx.ModelProto, *, exclude: Container[str] = ()) -> list[str]:
-    """Rewrite LSTMs of a model of opset 13 or newer in place, but for those excluded; return their names."""
+def open_recurrences(model: onnx.ModelProto, *, exclude: Container[str] = ()) -> list[str]:
+    """Rewrite layers of a model of opset 13 or newer in place, but for those excluded; return their names."""
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     nodes, opened = [], []
     for node in model.graph.node:
@@ -75,7 +82,7 @@ def open_lstms(model: onnx.ModelProto, *, exclude: Container[str] = ()) -> list[
 
 
 def quantize_states(model: onnx.ModelProto) -> int:
-    """Place Q/DQ around the products of states that `open_lstms` made; return how many."""
+    """Place Q/DQ around the products of states that `open_recurrences` made; return how many."""
     graph = model.graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
     done, nodes = 0, []
@@ -105,7 +112,7 @@ def quantize_states(model: onnx.ModelProto) -> int:
 
 
 class _Opened:
-    """The nodes that replace one LSTM."""
+    """The nodes that replace one layer."""
 
     def __init__(
         self, graph: onnx.GraphProto, node: onnx.NodeProto, stored: dict[str, onnx.TensorProto]
@@ -153,31 +160,72 @@ class _Opened:
         self._store(f"{way}/state_weight", states[index].T)
         prefix = f"{self.base}/{way}"
         gates = self._add("MatMul", [self.node.input[0], weight], f"{prefix}/product")
+        gru = self.node.op_type == "GRU"
         if biases:
-            both = biases[0][index].reshape(2, -1).sum(0)  # of the input and of the state
+            of_input, of_state = biases[0][index].reshape(2, -1)
+            both = of_input + of_state
+            if gru:  # the hidden gate's is added to the product of the state, which is reset with it
+                both[2 * self.hidden :] = of_input[2 * self.hidden :]
+                of_state = np.concatenate([0 * of_state[: 2 * self.hidden], of_state[2 * self.hidden :]])
+                self._store(f"{way}/state_bias", of_state)
             gates = self._add("Add", [gates, self._store(f"{way}/bias", both)], f"{prefix}/gates")
         # With sizes, as opsets 13 to 17 and 18 both take them.
-        self._store(f"{way}/sizes", np.full(4, self.hidden, np.int64))
-        results = [f"{prefix}/{name}" for name in ("hidden", "cell", "y")]
+        self._store(f"{way}/sizes", np.full(3 if gru else 4, self.hidden, np.int64))
+        states_of = ("hidden",) if gru else ("hidden", "cell")
+        results = [f"{prefix}/{name}" for name in (*states_of, "y")]
+        body = _gru_step(prefix, self.hidden, biased=bool(biases)) if gru else _lstm_step(prefix, self.hidden)
         turned = {"scan_input_directions": [1], "scan_output_directions": [1]} if way == "reverse" else {}
         scan = helper.make_node(
-            "Scan", [first, first, gates], results, name=f"{prefix}/scan",
-            num_scan_inputs=1, body=_step(prefix, self.hidden), **turned,
+            "Scan", [*[first] * len(states_of), gates], results, name=f"{prefix}/scan",
+            num_scan_inputs=1, body=body, **turned,
         )  # fmt: skip
         self.made.append(scan)
-        return [results[2], *results[:2]]
+        return [results[-1], *results[:-1]]
 
 
-def _step(prefix: str, hidden: int) -> onnx.GraphProto:
+def _inner(prefix: str, kind: str, inputs: str, outputs: str, **settings: Any) -> onnx.NodeProto:
+    names = [[f"{prefix}/{name}" for name in text.split()] for text in (inputs, outputs)]
+    return helper.make_node(kind, *names, name=names[1][0], **settings)
+
+
+def _step(
+    prefix: str, steps: Sequence[onnx.NodeProto], inputs: Mapping[str, int], outputs: Mapping[str, int]
+) -> onnx.GraphProto:
+    """A step of nodes; its inputs and outputs are [batch, width]."""
+
+    def values(widths: Mapping[str, int]) -> list[onnx.ValueInfoProto]:
+        return [
+            helper.make_tensor_value_info(f"{prefix}/{name}", 1, [None, width])
+            for name, width in widths.items()
+        ]
+
+    return helper.make_graph(steps, f"{prefix}/step", values(inputs), values(outputs))
+
+
+def _gru_step(prefix: str, hidden: int, *, biased: bool) -> onnx.GraphProto:
+    """One step: hidden [batch, hidden], the input's part of the gates [batch, 3 * hidden]."""
+    node = partial(_inner, prefix)
+    steps = [
+        node("MatMul", "h state_weight", _STATE),
+        *([node("Add", f"{_STATE} state_bias", "state_part")] if biased else []),
+        node("Split", f"{'state_part' if biased else _STATE} sizes", "sz sr sh", axis=1),
+        node("Split", "p sizes", "pz pr ph", axis=1),
+        *(node("Add", f"p{name} s{name}", name) for name in "zr"),
+        *(node("Sigmoid", name, f"{name}/gate") for name in "zr"),
+        node("Mul", "r/gate sh", "reset"),
+        node("Add", "ph reset", "n"),
+        node("Tanh", "n", "n/gate"),
+        node("Sub", "h n/gate", "change"),
+        node("Mul", "z/gate change", "kept"),
+        node("Add", "n/gate kept", "h_after"),
+        node("Identity", "h_after", "h_out"),
+    ]
+    return _step(prefix, steps, {"h": hidden, "p": 3 * hidden}, {"h_after": hidden, "h_out": hidden})
+
+
+def _lstm_step(prefix: str, hidden: int) -> onnx.GraphProto:
     """One step: hidden and cell [batch, hidden], the input's part of the gates [batch, 4 * hidden]."""
-
-    def value(name: str, width: int = hidden) -> Any:
-        return helper.make_tensor_value_info(f"{prefix}/{name}", 1, [None, width])
-
-    def node(kind: str, inputs: str, outputs: str, **settings: Any) -> onnx.NodeProto:
-        names = [[f"{prefix}/{name}" for name in text.split()] for text in (inputs, outputs)]
-        return helper.make_node(kind, *names, name=names[1][0], **settings)
-
+    node = partial(_inner, prefix)
     steps = [
         node("MatMul", "h state_weight", _STATE),
         node("Add", f"p {_STATE}", "sum"),
@@ -191,9 +239,8 @@ def _step(prefix: str, hidden: int) -> onnx.GraphProto:
         node("Mul", "o/gate shown", "h_after"),
         node("Identity", "h_after", "h_out"),
     ]
-    inputs = [value("h"), value("cell_before"), value("p", 4 * hidden)]
-    outputs = [value(name) for name in ("h_after", "cell_after", "h_out")]
-    return helper.make_graph(steps, f"{prefix}/step", inputs, outputs)
+    inputs = {"h": hidden, "cell_before": hidden, "p": 4 * hidden}
+    return _step(prefix, steps, inputs, dict.fromkeys(("h_after", "cell_after", "h_out"), hidden))
 
 
 def _pair(value: str, result: str, parameters: list[str], **settings: int) -> list[onnx.NodeProto]:
