@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ..errors import ArtifactError, InvalidOption, QCompileError
 from ..model.graph import WeightsHeld
-from .results.row import Latency, Row, WarmUp
+from .results.row import MOST_CALLS, Latency, Row, WarmUp
 from .rounds import TimingSeries
 from .statistics import percentile, speedup
 
@@ -111,6 +111,7 @@ class Recorder:
             latency=latency_of(latencies),
             throughput_per_s=samples * len(latencies) / (sum(latencies) / 1e3),
             latency_quantiles_ms=tuple(np.quantile(latencies, np.linspace(0.0, 1.0, _QUANTILES)).tolist()),
+            calls_ms=tuple(float(f"{ms:.4g}") for ms in latencies[:: -(-len(latencies) // MOST_CALLS)]),
             round_medians_ms=tuple(series.round_medians_ms),
             launch_rounds=tuple(map(len, series.launches_ms)),
             warm_up=shown and WarmUp(shown.calls, shown.seconds, shown.stable),

@@ -64,6 +64,7 @@ def bench() -> None:
     "qcompile bench m.engine --baseline model.py:build --device cuda --cuda-graph --streams 1,2,4",
     "qcompile bench model.onnx --baseline model.py:build --torch compile --batch-sizes 1,2,4,8",
     "qcompile bench model.onnx --baseline model.py:build --torch half --model int8=model.py:int8",
+    "qcompile bench model.onnx --baseline model.py:build --batch-size 256 --evaluation data.npz --per-batch",
     "qcompile bench compare old.json new.json --fail-if slower:5%",
     cls=MeasureVerb,
     short_help="measure artifacts against a baseline",
@@ -90,6 +91,8 @@ def measure(session: Session, options: BenchCommand) -> int:
         write_text(options.markdown, markdown(results))
     session.json(results.as_json())
     tables.present_results(session, results)
+    if options.per_batch and (calls := tables.calls_table(results)):
+        session.table(calls)
     if results.interrupted:
         file = f"; what was measured is in {options.output}" if options.output else ""
         session.warn([f"interrupted{file}"])

@@ -121,6 +121,23 @@ def curve_table(results: Results, curve: Curve) -> Table | None:
     return table
 
 
+_SHOWN_CALLS = 32
+
+
+def calls_table(results: Results) -> Table | None:
+    """Return the latency of `_SHOWN_CALLS` calls of each artifact at most; None where no file keeps them."""
+    rows = [row for row in results.rows if row.calls_ms]
+    if not rows:
+        return None
+    shown = min(_SHOWN_CALLS, *(len(row.calls_ms) for row in rows))
+    table = make_table("ms of single calls, from the first to the last", "call", *(row.name for row in rows))
+    for index in range(shown):
+        places = (index * (len(row.calls_ms) - 1) // max(shown - 1, 1) for row in rows)
+        cells = (figure(row.calls_ms[place]) for row, place in zip(rows, places, strict=True))
+        add_row(table, f"{index + 1} of {shown}", *cells)
+    return table
+
+
 def layer_tables(results: Results) -> list[Table]:
     from ..bench.results.render import slowest_layers
 

@@ -162,6 +162,34 @@ def curves_chart(subjects: Sequence[ReportedArtifact], key: Curve, word: str) ->
     return _lines(lines, 316, f"Throughput against latency by {word}: {highest_speeds}", grid, minor)
 
 
+_CALLS = 100  # points of a line
+
+
+def calls_chart(subjects: Sequence[ReportedArtifact]) -> str:
+    """Draw the calls over the time of measuring, medians of neighbours; empty where no file keeps them."""
+    lines = [
+        (s, np.array_split(s.row.calls_ms, min(_CALLS, len(s.row.calls_ms))))
+        for s in subjects
+        if s.row.calls_ms
+    ]
+    if not lines:
+        return ""
+    medians = [(s, [float(np.median(part)) for part in parts]) for s, parts in lines]
+    x, y = Scale(0, 100), Scale.over([ms for _, values in medians for ms in values], grows_up=True)
+    drawn = [
+        (
+            s,
+            [
+                (x.at(100 * (i + 0.5) / len(values)), y.at(ms), f"{s.name}: {figure(ms)} ms")
+                for i, ms in enumerate(values)
+            ],
+        )
+        for s, values in medians
+    ]
+    grid = svg.axes(x, y, ("share of its calls, %", "latency of a call, ms"))
+    return _lines(drawn, 256, f"Latency of {len(drawn)} artifacts from the first call to the last", grid)
+
+
 def curve(subject: ReportedArtifact, key: Curve) -> list[CurvePoint]:
     points: tuple[CurvePoint, ...] = getattr(subject.row, key)
     return sorted(points, key=lambda point: point.count)

@@ -76,13 +76,16 @@ def latency_section(source: Source) -> Section:
         "Shape: how often a call took so long, from the 1st to the 99th percentile. "
         "Thick bar: the middle half of the calls. Ring: the median."
     )
-    drawn = Drawn(chart, "Latency of every timed call", note)
+    charts = [Drawn(chart, "Latency of every timed call", note)]
+    if calls := drawing.calls_chart(source.measured):
+        note = "A line that rises: it gets slower while it runs, as a processor does that throttles."
+        charts.append(Drawn(calls, "Call after call", note))
     by_gpu = [
         row_of(s, *map(figure, astuple(s.row.gpu_latency))) for s in source.measured if s.row.gpu_latency
     ]
     columns = ("artifact", "compute, ms", "with copies, ms", "host's enqueue, ms")
     tables = [Table("By the GPU's clock, medians.", columns, by_gpu)] if by_gpu else []
-    return Section(charts=[drawn], tables=tables, precisions=True)
+    return Section(charts=charts, tables=tables, precisions=True)
 
 
 def tradeoff_section(source: Source) -> Section:

@@ -169,6 +169,7 @@ class BenchCommand(BenchSpec):
     """
 
     artifacts: Annotated[tuple[str, ...], argument("Artifacts to measure.")]
+    per_batch: Annotated[bool, "Print the latency of single calls, each of one batch."] = False
     csv: Annotated[Path | None, "CSV file to write.", option("FILE")] = None
     markdown: Annotated[Path | None, "Markdown file to write.", option("FILE")] = None
 

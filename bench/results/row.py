@@ -250,6 +250,8 @@ class Row(Struct, frozen=True):
         interpreter: Python that ran it, where that was another one.
         packages: Versions of what the worker had loaded.
         latency_quantiles_ms: 0%, 1%, ... 100% of the calls; empty where the file does not hold them.
+        calls_ms: The calls in the order of measuring, each one batch; every n-th where there are more than
+            `MOST_CALLS`.
         gpu_memory_bytes: What the worker has on the GPU.
         batches, concurrency, in_flight: Curves over batch sizes, numbers of clients, and numbers of
             inferences in flight.
@@ -287,6 +289,7 @@ class Row(Struct, frozen=True):
     interpreter: str = ""
     packages: Mapping[str, str] = {}
     latency_quantiles_ms: tuple[Positive, ...] = ()
+    calls_ms: tuple[Positive, ...] = ()
     gpu_latency: GpuLatency | None = field(default=None, name="gpu_latency_ms")
     warm_up: WarmUp | None = None
     cold_start: ColdStart | None = field(default=None, name="cold_start_ms")
@@ -320,6 +323,8 @@ class Row(Struct, frozen=True):
         return split_launches(self.round_medians_ms, self.launch_rounds)
 
 
+MOST_CALLS = 4096
+"""Calls that a file keeps of an artifact."""
 _QUANTILES = 101
 _AXES = {"batches": "batch_size", "concurrency": "clients", "in_flight": "streams"}
 _REQUIRED = ("name", "artifact", "engine", "round_medians_ms", "launch_rounds")
@@ -345,11 +350,14 @@ def upgrade(entry: Any) -> Any:
     if isinstance(quantiles, list | tuple):  # all 101 of them, or none
         whole = len([*filter(number, quantiles)]) == len(quantiles) == _QUANTILES
         quantiles = sorted(quantiles) if whole else ()
+    if isinstance(calls := value.get("calls_ms", ()), list | tuple):
+        calls = [ms for ms in calls if number(ms) is not None and not _is_nothing(ms)]
     if isinstance(times, Mapping):
         times = {name: ms for name, ms in _present(times).items() if not _is_nothing(ms)}
     return value | {
         "latency_ms": latency,
         "latency_quantiles_ms": quantiles if latency else (),
+        "calls_ms": calls,
         "gpu_latency_ms": _group(GpuLatency, value.get("gpu_latency_ms")),
         "cold_start_ms": _group(ColdStart, value.get("cold_start_ms")),
         "warm_up": _group(WarmUp, value.get("warm_up"), stable=False),

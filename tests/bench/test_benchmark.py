@@ -22,7 +22,7 @@ import qcompile
 from qcompile.bench.outputs import describe, timing_feeds
 from qcompile.bench.results.render import slowest_layers
 from qcompile.bench.results.results import SCHEMA, load_results
-from qcompile.bench.results.row import Energy, Row, upgrade
+from qcompile.bench.results.row import MOST_CALLS, Energy, Row, upgrade
 from qcompile.bench.rounds import Decided, TimingSeries
 from qcompile.engines.registry import engine
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption
@@ -67,6 +67,9 @@ def test_results_hang_together(tiny_file: MakePath, samples: MakePath, tmp_path:
     assert list(quantiles) == sorted(quantiles)
     assert (quantiles[0], quantiles[100]) == (figures["min"], figures["max"])
     assert quantiles[50] == pytest.approx(figures["median"])
+    step = -(-figures["calls"] // MOST_CALLS)
+    assert len(a.calls_ms) == -(-figures["calls"] // step)
+    assert figures["min"] * 0.999 <= min(a.calls_ms) <= max(a.calls_ms) <= figures["max"] * 1.001
     assert a.warm_up.calls > 0
     cold = msgspec.to_builtins(a.cold_start)
     assert cold["total"] == pytest.approx(cold["process"] + cold["load"] + cold["first_result"])
