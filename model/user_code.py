@@ -25,6 +25,7 @@ from .source import Source, did_you_mean
 from .source_paths import PREFIX, module_name
 
 _Line = TypeVar("_Line", int, str)
+T = TypeVar("T")
 
 
 def load_function(source: Source) -> Callable[[], Any]:
@@ -34,12 +35,7 @@ def load_function(source: Source) -> Callable[[], Any]:
         return _import_file(source) if source.path else importlib.import_module(source.module)
 
     try:
-        try:
-            module = import_it()
-        except RuntimeError as error:
-            if "torchvision::" not in str(error) or not declare_torchvision_operators():
-                raise
-            module = import_it()  # as models by name are imported
+        module = _with_torchvision(import_it)
     except Exception as error:
         message = f"raised {type(error).__name__}: {error}"
         if source.path is None:
@@ -61,7 +57,7 @@ def call(function: Callable[[], Any], source: Source) -> Any:
     """Call a user's function, naming it and the line that raised."""
     try:
         with beside(source):
-            return function()
+            return _with_torchvision(function)
     except QCompileError:
         raise
     except Exception as error:
@@ -69,6 +65,19 @@ def call(function: Callable[[], Any], source: Source) -> Any:
             f"{source.spec}: raised {type(error).__name__}: {error}{where_raised(error, source.path)}",
             file=source.path,
         ) from error
+
+
+def _with_torchvision(work: Callable[[], T]) -> T:
+    """Do it; once more as models by name are imported, where torchvision's operators do not load."""
+    try:
+        return work()
+    except Exception as error:
+        reason: BaseException | None = error
+        while reason is not None and "torchvision::" not in str(reason):
+            reason = reason.__cause__ or reason.__context__
+        if reason is None or not declare_torchvision_operators():
+            raise
+    return work()
 
 
 def where_raised(error: BaseException, path: Path | None) -> str:

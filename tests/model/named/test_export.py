@@ -261,15 +261,29 @@ def test_a_trained_body_gets_a_new_head(caches: Path, tmp_path: Path, given: str
         load(f"torchvision:squeezenet1_1?classes=10{weights}")
 
 
-def test_a_users_file_may_import_torchvision(tmp_path: Path) -> None:
+OF_FILE = """
+import torch, torchvision
+
+def make():
+    return torchvision.models.squeezenet1_1(weights=None, num_classes=3).eval(), torch.ones(1, 3, 64, 64)
+"""
+OF_FUNCTION = """
+import torch
+
+def make():
+    from transformers import ResNetConfig, ResNetForImageClassification  # which imports torchvision
+
+    torch.manual_seed(0)
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], num_labels=3)
+    return ResNetForImageClassification(config).eval(), torch.ones(1, 3, 64, 64)
+"""
+
+
+@pytest.mark.parametrize("source", [OF_FILE, OF_FUNCTION], ids=["file", "function"])
+def test_a_users_code_may_import_torchvision(source: str, tmp_path: Path) -> None:
     """Also where the operators of an installed torchvision do not load beside this PyTorch."""
     file = tmp_path / "mine.py"
-    file.write_text(
-        "import torch, torchvision\n"
-        "def make():\n"
-        "    model = torchvision.models.squeezenet1_1(weights=None, num_classes=3).eval()\n"
-        "    return model, torch.ones(1, 3, 64, 64)\n"
-    )
+    file.write_text(source)
     command = [sys.executable, "-m", "qcompile", "export", f"{file}:make", "-o", str(tmp_path / "m.onnx")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
