@@ -28,13 +28,14 @@ from typing import Any
 START = time.perf_counter()  # before anything heavy is imported
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parent / "build/benchmarks/stages"
-SAMPLES = 32
+SAMPLES, CALIBRATED = 32, 128
 INPUTS = {
     "resnet50": ["image:[batch,3,224,224]"],
     "bert": ["tokens:[batch,128]:int64", "mask:[batch,128]:int64"],
 }
 MODELS = {name: f"{HERE / 'models.py'}:{name}" for name in INPUTS}
 DATA = {name: f"{HERE / 'stages.py'}:{name}" for name in INPUTS}
+FEW = {name: f"{data}_few" for name, data in DATA.items()}
 OURS: dict[str, Callable[[str, Path], object]] = {}
 THEIRS: dict[str, Callable[[str, Path], object]] = {}
 Work = Callable[[str, Path], object]
@@ -55,25 +56,35 @@ def file(model: str, kind: str) -> Path:
     return FOLDER / f"{model}.{kind}"
 
 
-def resnet50() -> Iterator[dict[str, Any]]:
+def resnet50(count: int = CALIBRATED) -> Iterator[dict[str, Any]]:
     """Yield the samples of ResNet-50."""
     sys.path.insert(0, str(HERE))
     import samples
 
-    return itertools.islice(samples.images(), SAMPLES)
+    return itertools.islice(samples.images(), count)
 
 
-def bert() -> Iterator[dict[str, Any]]:
+def bert(count: int = CALIBRATED) -> Iterator[dict[str, Any]]:
     """Yield the samples of BERT-base."""
     sys.path.insert(0, str(HERE))
     import samples
 
-    return itertools.islice(samples.tokens(), SAMPLES)
+    return itertools.islice(samples.tokens(), count)
 
 
-def samples_of(model: str) -> Iterator[dict[str, Any]]:
+def resnet50_few() -> Iterator[dict[str, Any]]:
+    """Yield what a quantizer is given of them."""
+    return resnet50(SAMPLES)
+
+
+def bert_few() -> Iterator[dict[str, Any]]:
+    """Yield what a quantizer is given of them."""
+    return bert(SAMPLES)
+
+
+def samples_of(model: str, count: int = SAMPLES) -> Iterator[dict[str, Any]]:
     """Yield the samples without qcompile."""
-    return resnet50() if model == "resnet50" else bert()
+    return resnet50(count) if model == "resnet50" else bert(count)
 
 
 @ours("export")
@@ -89,6 +100,9 @@ def _torch_export(model: str, folder: Path) -> None:
     import models
     import torch
 
+    from qcompile.model.named.description import declare_torchvision_operators
+
+    declare_torchvision_operators()  # transformers imports it, whose operators may not load
     made = getattr(models, model)()
     module = made[0] if isinstance(made, tuple) else made
     example: tuple[Any, ...] = (torch.randn(2, 3, 224, 224),)
@@ -122,7 +136,7 @@ def _onnxsim(model: str, folder: Path) -> None:
 def _calibrate(model: str, folder: Path) -> None:
     import qcompile
 
-    qcompile.calibrate(file(model, "onnx"), DATA[model], folder / "m.ranges", threads=2)
+    qcompile.calibrate(file(model, "onnx"), DATA[model], folder / "m.ranges", samples=CALIBRATED, threads=2)
 
 
 @theirs("calibrate")
@@ -132,7 +146,7 @@ def _plain_pass(model: str, _: Path) -> None:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 2
     session = onnxruntime.InferenceSession(file(model, "onnx"), options, providers=["CPUExecutionProvider"])
-    for feeds in samples_of(model):
+    for feeds in samples_of(model, CALIBRATED):
         session.run(None, feeds)
 
 
@@ -140,7 +154,7 @@ def _plain_pass(model: str, _: Path) -> None:
 def _quantize(model: str, folder: Path) -> None:
     import qcompile
 
-    qcompile.quantize(file(model, "onnx"), folder / "m.onnx", ranges=file(model, "ranges"), data=DATA[model])
+    qcompile.quantize(file(model, "onnx"), folder / "m.onnx", ranges=file(model, "ranges"), data=FEW[model])
 
 
 @theirs("quantize on data")
@@ -162,7 +176,7 @@ def _openvino(model: str, folder: Path) -> None:
 
     qcompile.build(
         file(model, "onnx"), folder / "m.onnx", target="openvino", precision="int8",
-        ranges=file(model, "ranges"), data=DATA[model],
+        ranges=file(model, "ranges"), data=FEW[model],
     )  # fmt: skip
 
 
@@ -227,7 +241,7 @@ def prepare(model: str) -> None:
     if not simple.is_file():
         qcompile.simplify(raw, simple)
     if not ranges.is_file():
-        qcompile.calibrate(simple, DATA[model], ranges)
+        qcompile.calibrate(simple, FEW[model], ranges)
     if not file(model, "trt.onnx").is_file():
         qcompile.quantize(
             simple, file(model, "trt.onnx"), ranges=ranges, target="tensorrt", float_precision="fp16"
