@@ -1,4 +1,4 @@
-"""Each stage against the library underneath: the table of docs/road.md.
+"""Each stage against the library underneath: the table of CONTRIBUTING.md.
 
     pip install 'qcompile[benchmarks,tensorrt-rtx]'
     python benchmarks/stages.py                        # every stage of ResNet-50 and BERT-base

@@ -227,6 +227,33 @@ def attended_by(model: onnx.ModelProto, batch: int = 2) -> list[NDArray[Any]]:
     return list(session.run(None, {name: array for name, array in feeds.items() if name in wanted}))
 
 
+def test_attention_over_one_token_stays_attention_which_tensorrt_builds(tmp_path: Path) -> None:
+    """onnxsim would write its scores as Shape and ConstantOfShape: TensorRT-RTX 1.7.1 fails on them in FP16."""
+    pytest.importorskip("tensorrt_rtx")
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 20]> g (float[n,96] x) => (float[n,4,1,24] y)
+        <int64[5] heads = {-1,1,3,4,24}, int64[3] flat = {-1,1,24}, int64[4] turned = {-1,4,24,1},
+         int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3}> {
+            g1 = Gemm (x, w, b) r = Reshape (g1, heads) t = Transpose <perm = [2, 0, 3, 1, 4]> (r)
+            q5 = Slice (t, zero, one, zero) q = Squeeze (q5, zero)
+            k5 = Slice (t, one, two, zero) v5 = Slice (t, two, three, zero) v = Squeeze (v5, zero)
+            k3 = Reshape (k5, flat) kt = Transpose <perm = [0, 2, 1]> (k3) k = Reshape (kt, turned)
+            s = MatMul (q, k) p = Softmax <axis = -1> (s) y = MatMul (p, v) }"""
+    )
+    for name, shape in (("w", (96, 288)), ("b", (288,))):
+        values = 0.1 * rng.standard_normal(shape, np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    onnx.save(model, tmp_path / "m.onnx")
+    simple = qcompile.simplify(tmp_path / "m.onnx", tmp_path / "s.onnx").path
+    assert "Softmax" in {node.op_type for node in onnx.load(simple).graph.node}
+    built = qcompile.build(
+        simple, tmp_path / "m.engine", target="tensorrt-rtx", precision="fp16", gpus=["sm86"],
+        min_shapes=["x:1x96"], opt_shapes=["x:8x96"], max_shapes=["x:8x96"],
+    )  # fmt: skip
+    assert built.path.is_file()
+
+
 def test_all_three_go_and_the_outputs_stay_also_where_a_row_is_masked_as_a_whole() -> None:
     model = make()
     before = attended_by(model)
