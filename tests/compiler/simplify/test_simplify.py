@@ -228,7 +228,7 @@ def attended_by(model: onnx.ModelProto, batch: int = 2) -> list[NDArray[Any]]:
 
 
 def test_attention_over_one_token_stays_attention_which_tensorrt_builds(tmp_path: Path) -> None:
-    """onnxsim would write its scores as Shape and ConstantOfShape: TensorRT-RTX 1.7.1 fails on them in FP16."""
+    """onnxsim would write its scores as Shape and ConstantOfShape: TensorRT-RTX 1.7.1 fails on these."""
     pytest.importorskip("tensorrt_rtx")
     rng = np.random.default_rng(0)
     model = onnx.parser.parse_model(
