@@ -244,7 +244,7 @@ def _failure(
         return _not_compared(f"{', '.join(chooses)} may choose other elements: {detail}")
     place = "in the whole graph, and in no prefix of it" if layer is None else f"from layer {layer.name!r} on"
     failure = f"{comparison.execution.runtime} computes something else, {place}: {detail}"
-    hint = "choose another target, or give `allow_fallback`"
+    hint = "choose another target, or give `allow_fallback`; `qcompile reproduce` cuts it down for a report"
     if layer is not None:
         hint = f"keep it in float (`layers` {layer.name}=fp32), {hint}"
     if right:
@@ -256,7 +256,6 @@ def _failure(
         failure += "; pairs of its products overflow the 16 bits in which this processor adds them"
         hint = "quantize it again with `isa` avx2, or give `allow_fallback`"
     name = layer.name if layer is not None else ""
-    hint += "; `qcompile reproduce` cuts it down for a report"
     return Values([Check(SUBJECT, False, detail)], failure, name, hint)
 
 

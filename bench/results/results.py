@@ -81,6 +81,9 @@ class Results(Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND):
         value: dict[str, Any] = finite(msgspec.to_builtins(self))
         if not self.machines:
             del value["machines"]
+        for row in value["artifacts"]:
+            if not row["calls_ms"]:  # of a file that keeps none
+                del row["calls_ms"]
         return value
 
 

@@ -43,6 +43,23 @@ def build_gru() -> nn.Module:
     return _loaded(LineReader(nn.GRU), GRU_WEIGHTS)
 
 
+def int8_dynamic() -> nn.Module:
+    """Return what torch.ao's dynamic quantization makes of the LSTM and the linear layers."""
+    return _dynamic(build())
+
+
+def gru_int8_dynamic() -> nn.Module:
+    """Return what it makes of the GRU."""
+    return _dynamic(build_gru())
+
+
+def _dynamic(model: nn.Module) -> nn.Module:
+    from torch.ao.quantization import quantize_dynamic
+
+    kinds = {nn.Linear, nn.LSTM, nn.GRU}
+    return quantize_dynamic(model, kinds, dtype=torch.qint8)  # type: ignore[no-any-return]
+
+
 def _loaded(model: nn.Module, weights: Path) -> nn.Module:
     # The file holds float16, which halves it; the model computes in float32.
     model.load_state_dict({name: tensor.float() for name, tensor in load_file(weights).items()})
