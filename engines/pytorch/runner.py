@@ -356,12 +356,12 @@ def weights_of_module(torch: Any, module: Any) -> WeightsHeld:
     buffers = {name for name, _ in module.named_buffers()}
     used = _used(torch, module)
     count, size, types = 0, 0, set()
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}  # each is kept, so that no other takes its id
     for name, value in {**module.state_dict(), **parameters}.items():
         for tensor in _tensors(torch, value):
             if id(tensor) in seen or not (used is None or name.startswith(used)):
                 continue
-            seen.add(id(tensor))
+            seen[id(tensor)] = tensor
             size += sum(part.numel() * part.element_size() for part in _parts(tensor))
             integer = any(str(part.dtype) in _INTEGER and part.ndim > 1 for part in _parts(tensor))
             packed = name not in parameters and name not in buffers
@@ -413,6 +413,9 @@ def _tensors(torch: Any, value: object) -> Iterator[Any]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(torch, item)
+    elif isinstance(value, torch.ScriptObject):  # the packed weights of a dynamic LSTM or GRU
+        with suppress(RuntimeError):  # it tells no state
+            yield from _tensors(torch, value.__getstate__())
 
 
 def _parts(tensor: Any) -> list[Any]:

@@ -382,6 +382,18 @@ def test_a_float_module_holds_its_parameters_and_statistics_are_bytes(net: nn.Mo
         assert (held.parameters, held.bytes, held.precision) == expected
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cell", [torch.nn.LSTM, torch.nn.GRU])
+def test_packed_weights_of_a_recurrent_layer_are_counted(cell: Any) -> None:
+    from torch.ao.quantization import quantize_dynamic
+
+    module = torch.nn.Sequential(cell(8, 16, num_layers=2, bidirectional=True)).eval()
+    values = sum(parameter.numel() for parameter in module.parameters())
+    held = weights_of_module(torch, quantize_dynamic(module, {cell}, dtype=torch.qint8))
+    assert (held.parameters, held.precision) == (values, "int8")
+    assert values < held.bytes < 2 * values
+
+
 def test_packed_weights_are_counted_and_parameters_alone_would_miss_them(net: nn.Module) -> None:
     dynamic = torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, dtype=torch.qint8)
     assert sum(p.numel() for p in dynamic.parameters()) == 3 * 8 * 9 + 8
