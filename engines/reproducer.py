@@ -3,7 +3,7 @@
 A graph fails where the runtime dies with it, refuses it, gives no answer, or computes something else than the
 graph says, by the rule of `values`. Each attempt runs the script that ends up in the folder, in a process of
 its own, and shows the failure where it fails in the same way: by the same signal, in the same words
-but for names and numbers, or by an error of at least a quarter of what is allowed more.
+but for names and numbers, or by a quarter of the error, in times what is allowed.
 """
 
 from __future__ import annotations
@@ -254,8 +254,9 @@ class _Trials:
     def write(
         self, case: Case, script: str, failure: Failure, folder: Path, way: str, nodes_before: int
     ) -> Reproducer:
-        """Write the folder, and run its script once more with nothing but the runtime."""
+        """Write the folder."""
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "expected.npz").unlink(missing_ok=True)  # of an earlier one
         save_onnx(case.model, folder / "model.onnx")
         np.savez(folder / "inputs.npz", allow_pickle=False, **case.feeds)
         tail = ""
