@@ -100,8 +100,8 @@ def with_plain_names(case: Case) -> Case:
         ("w", (tensor.name for tensor in graph.initializer)),
         ("t", made),
     ):
-        for name in group:
-            names.setdefault(name, f"{letter}{sum(old[0] == letter for old in names.values())}")
+        for number, name in enumerate(name for name in dict.fromkeys(group) if name not in names):
+            names[name] = f"{letter}{number}"
     rename_inputs(graph, names)
     for node in graph.node:
         refill(node.output, [names.get(name, name) for name in node.output])

@@ -336,7 +336,8 @@ def _indexed(base: Any, find: _ByName) -> type:
             return self._readers.pop(name, [])
 
         def initializer_extend(self, inits: Sequence[onnx.TensorProto]) -> None:
-            self.model.graph.initializer.extend(inits)  # its own checks all that are there, again and again
+            # The quantizer's own checks all that are there, again and again.
+            self.model.graph.initializer.extend(map(self._check_init, inits))
 
         def replace_input_of_all_nodes(self, old_input_name: str, new_input_name: str) -> None:
             readers = self._reading(old_input_name)
