@@ -133,7 +133,7 @@ class OutOfMemory(QCompileError):
 
 
 class WorkerError(QCompileError):
-    """A worker process died, hung, or answered nonsense. Data: `artifact`, `output`."""
+    """A worker process died, hung, or answered nonsense. Data: `artifact`, `output`; `died`: of what, where it did."""
 
 
 def first_line(error: BaseException) -> str:

@@ -238,10 +238,9 @@ class _Trials:
             answer = self._worker.ask("script", folder=folder, timeout_s=_PATIENCE_S)
         except WorkerError as error:
             self._end()
-            ended = re.search(r"died during 'script' \((.*?)\)", error.message)
-            if ended is None:
-                raise _Ended(Failure("hangs", f"no answer in {_PATIENCE_S:.0f} s")) from error
-            raise _Ended(Failure("dies", ended[1])) from error
+            if died := error.data.get("died"):
+                raise _Ended(Failure("dies", str(died))) from error
+            raise _Ended(Failure("hangs", f"no answer in {_PATIENCE_S:.0f} s")) from error
         if answer["failed"]:
             raise _Ended(Failure("refuses", first_line(answer["failed"])))
         return load_arrays(self.folder / "outputs.npz")

@@ -102,7 +102,8 @@ class Worker(Child):
             self.kill()  # it would go on using the processor, and answer the next request with this one
             raise self._error(f"gave no answer to {do!r} for {wait_s:.0f} s") from None
         if not line:
-            raise self._error(f"died during {do!r} ({self.cause()})")
+            cause = self.cause()
+            raise self._error(f"died during {do!r} ({cause})", died=cause)
         answer = read_answer(line)
         if answer is None:
             self.kill()  # what it would say next is no better
@@ -131,10 +132,10 @@ class Worker(Child):
                 self._answers.put(line)
         self._answers.put(b"")
 
-    def _error(self, what: str) -> WorkerError:
+    def _error(self, what: str, **data: object) -> WorkerError:
         output = self.last_output()
         shown = "; it said:\n    " + output.replace("\n", "\n    ") if output else ""
-        return WorkerError(f"worker of {self.name} {what}{shown}", artifact=self.name, output=output)
+        return WorkerError(f"worker of {self.name} {what}{shown}", artifact=self.name, output=output, **data)
 
 
 def thread_variables(threads: int) -> dict[str, str]:
