@@ -129,6 +129,7 @@ def _present(session: Session, report: RunReport) -> int:
             "stages": report.stages,
             "artifacts": {name: str(path) for name, path in report.artifacts.items()},
             "failures": {name: error.as_json() for name, error in report.failures.items()},
+            "instead": report.instead,
             "results": results.as_json() if results else None,
             "report": str(report.page) if report.page else None,
             "budget": report.budget,
@@ -149,8 +150,10 @@ def _present(session: Session, report: RunReport) -> int:
     elif report.why_no_page:
         session.note(f"no report: {report.why_no_page}")
     session.say(f"artifacts{' and results.json' if results else ''}: {report.output}")
-    failed = results and any(row.status == "failed" for row in results.rows)
-    return 1 if failed or report.failures or not _present_budget(session, report.budget) else 0
+    for name, other in report.instead.items():
+        session.say(f"use {other} in place of {name}")
+    unserved = set(report.failed) - report.instead.keys()
+    return 1 if unserved or not _present_budget(session, report.budget) else 0
 
 
 def _present_budget(session: Session, budget: dict[str, str] | None) -> bool:

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import hashlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +56,7 @@ class RunReport:
         stages: Stage to "done", "skipped" or "failed", in order.
         artifacts, digests: Artifact name to its file, and to the digest of it, of those that were built.
         failures: Artifact name to why it was not; a later run tries it again.
+        instead: Artifact that was not built, or failed in the measurement, to the one that its `fallback` names.
         results: What was measured; None for a recipe without `[bench]`.
         page: The report of it; `why_no_page` says why there is none.
         budget: Measured artifact to why it may not be recommended, empty where it keeps the budget; None
@@ -69,12 +70,29 @@ class RunReport:
     artifacts: dict[str, Path] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     failures: dict[str, QCompileError] = field(default_factory=dict)
+    instead: dict[str, str] = field(default_factory=dict)
     results: Results | None = None
     page: Path | None = None
     why_no_page: str = ""
     budget: dict[str, str] | None = None
     where: dict[str, str] = field(default_factory=dict)
     impossible: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> list[str]:
+        """Artifacts that were not built, or failed in the measurement."""
+        rows = self.results.rows if self.results else []
+        return list(dict.fromkeys([*self.failures, *(row.name for row in rows if row.status == "failed")]))
+
+    def fall_back(self, fallbacks: Mapping[str, str]) -> None:
+        """Note what serves in place of each artifact that failed."""
+        failed = self.failed
+        for name in failed:
+            other = fallbacks.get(name, "")
+            while other in failed:
+                other = fallbacks.get(other, "")
+            if other in self.artifacts:
+                self.instead[name] = other
 
     def judge(self, path: Path, budget: Budget) -> None:
         """Note what of the results in `path` keeps a budget."""
@@ -134,6 +152,7 @@ def run(
 
             report.results = load_results(measured.path)
             report.judge(measured.path, recipe.budget)
+        report.fall_back(recipe.fallbacks)
         store.forget_old()
     return report
 
@@ -243,12 +262,13 @@ class Visit:
                 stage = replace(stage, source_digest=self.source_digest)
             elif KINDS[kind].per_artifact and not stage.artifact:
                 failures = self.report.failures
+                said = {name: f"`fallback` {other}" for name, other in self.recipe.fallbacks.items()}
                 absent = [name for name in failures if isinstance(failures[name], EngineUnavailable)]
                 stage = replace(
                     stage,
                     built={name: self.made[kind, name] for name in self.report.artifacts},
                     why_not={
-                        name: "; ".join(filter(None, (error.message, error.hint)))
+                        name: "; ".join(filter(None, (error.message, error.hint, said.get(name))))
                         for name, error in failures.items()
                     },
                     unavailable=tuple(absent),

@@ -200,6 +200,9 @@ class ArtifactSection(ArtifactOptions):
     name: Annotated[
         str, "Name of the artifact and of its file.", option("a plain file name", pattern=PLAIN_NAME)
     ]
+    fallback: Annotated[
+        str, "Artifact to use where this one cannot be built or run; the run then does not fail because of it."
+    ] = ""
 
     def check(self) -> None:
         """Refuse INT4 in another mode than weights: a recipe begins with the float model."""

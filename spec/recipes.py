@@ -156,6 +156,7 @@ class RecipeFile(Checked):
             taken |= {artifact.name for artifact in self.sweep.every_model()}
             taken |= {artifact.name for artifact in self.sweep.combinations()}
         for index, artifact in enumerate(self.artifact):
+            self._check_fallback(index, artifact)
             if artifact.name in taken:
                 raise Refused(
                     f"artifact[{index}].name", "another name is required: it is taken", value=artifact.name
@@ -167,6 +168,19 @@ class RecipeFile(Checked):
                 raise Refused("data.calibration", f"is missing; {artifact.name!r} is static INT8")
             if artifact.calibrates_itself and not self.data.calibration:
                 raise Refused("data.calibration", f"is missing; TensorRT calibrates {artifact.name!r} on it")
+
+    def _check_fallback(self, index: int, artifact: ArtifactSection) -> None:
+        names, chain = [other.name for other in self.artifact], [artifact.name]
+        while following := self.fallbacks.get(chain[-1]):
+            if following not in names or following in chain:
+                problem = "names itself in the end" if following in chain else "another artifact's name is required"
+                raise Refused(f"artifact[{index}].fallback", problem, value=artifact.fallback)
+            chain.append(following)
+
+    @property
+    def fallbacks(self) -> dict[str, str]:
+        """Artifact to the one that is used in its place, where it names one."""
+        return {artifact.name: artifact.fallback for artifact in self.artifact if artifact.fallback}
 
     @property
     def has_ranges(self) -> bool:

@@ -24,7 +24,7 @@ import qcompile
 from qcompile.artifact import digest_artifact, read_manifest
 from qcompile.bench.results.results import load_results
 from qcompile.cli import main
-from qcompile.errors import CalibrationError, DataError, QCompileError
+from qcompile.errors import CalibrationError, DataError, QCompileError, RecipeError
 from qcompile.files import manifest_path
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
@@ -214,9 +214,9 @@ def test_a_changed_budget_is_judged_without_measuring_again(
     assert "No artifact keeps the budget." in (finished.parent / "out/report.html").read_text()
 
 
-def bad(name: str) -> str:
+def bad(name: str, **options: str) -> str:
     """An artifact that cannot be built."""
-    return artifact(name, "tensorrt-rtx", "fp16", gpus=["sm86"], min_shapes=["nobody:4x2"])
+    return artifact(name, "tensorrt-rtx", "fp16", gpus=["sm86"], min_shapes=["nobody:4x2"], **options)
 
 
 def exit_code(*words: object) -> object:
@@ -251,6 +251,36 @@ def test_the_others_go_on_and_the_row_says_why(
     mended = qcompile.run(write_recipe(artifact("bad"), CPU))
     assert not mended.failures
     assert mended.stages["build-cpu"] == "skipped"
+
+
+def test_the_fallback_of_an_artifact_that_cannot_be_built_is_named(
+    write_recipe: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Through one that cannot be built either; with one of its own kind only the exit code stays 1."""
+    first = bad("trt", fallback="worse")
+    recipe = write_recipe(first, bad("worse", fallback="cpu"), CPU, BENCH)
+    assert exit_code("run", recipe) == 0
+    assert "use cpu in place of trt\nuse cpu in place of worse\n" in capsys.readouterr().out
+    assert "`fallback` worse" in (recipe.parent / "out/report.html").read_text()
+    assert exit_code("run", recipe, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["instead"] == {"trt": "cpu", "worse": "cpu"}
+
+    assert exit_code("run", write_recipe(first, bad("worse"), CPU, BENCH)) == 1
+    assert "in place of" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("others", "problem"),
+    [(("nobody",), "another artifact's name is required"), (("bad",), "names itself in the end"),
+     (("worse", "bad"), "names itself in the end")],
+)  # fmt: skip
+def test_a_fallback_is_another_artifact(
+    write_recipe: Callable[..., Path], others: tuple[str, ...], problem: str
+) -> None:
+    names = ("bad", "worse")
+    artifacts = [bad(name, fallback=other) for name, other in zip(names, others, strict=False)]
+    with pytest.raises(RecipeError, match=problem):
+        qcompile.run(write_recipe(*artifacts, CPU))
 
 
 def test_without_anything_that_can_be_built_the_model_is_measured_and_the_rows_say_why(

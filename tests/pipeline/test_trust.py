@@ -187,7 +187,7 @@ def test_code_that_the_user_typed_needs_no_more_trust(
 OF_FILES = {"name", "artifact.name", "sweep.model.name"}
 WORDS = {
     "model.inputs", "model.outputs", "model.dynamic", "artifact.method", "artifact.layers",
-    "artifact.rules",
+    "artifact.rules", "artifact.fallback",
     "artifact.exclude", "artifact.only", "artifact.gpus", "artifact.min_shapes", "artifact.opt_shapes",
     "artifact.max_shapes",
     "artifact.tensorrt.profiles", "artifact.tensorrt.workspace", "artifact.tensorrt.memory_pools",
