@@ -3,8 +3,8 @@
     pip install --no-deps -r benchmarks/scoreboard_networks/requirements.txt
     python benchmarks/scoreboard.py                            # makes and judges all that is not kept yet
     python benchmarks/scoreboard.py --network voice --only '*qcompile*' --again
-    python benchmarks/scoreboard.py --table                    # what is kept, as Markdown
-    python benchmarks/scoreboard.py --timing --network voice   # speeds, too; nothing else should run
+    python benchmarks/scoreboard.py --timing --network voice   # speeds of what is kept; nothing else should run
+    python benchmarks/scoreboard.py --results                  # docs/reference/scoreboard.md of what is kept
 
 All quantizers calibrate on the same samples, and are judged on others. dB is the signal-to-noise ratio of the
 outputs that the task reads, against FP32, over all samples of the evaluation. The rows of a network are kept
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import importlib.metadata
 import json
 import math
 import statistics
@@ -28,11 +29,12 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from scoreboard_networks import NETWORKS
+from scoreboard_networks import NETWORKS, page
+from scoreboard_networks.base import Array
 from scoreboard_networks.quantizers import WHO, Allowed
+from scoreboard_networks.page import GROUPS, Row
 from scoreboard_networks.subject import Subject, runner
 
 # The scripts beside this one would hide packages of the same name.
@@ -40,7 +42,6 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Pa
 
 FOLDER = Path(__file__).resolve().parents[1] / "build/benchmarks/scoreboard"
 BLOCK_MS = 200.0
-Row = dict[str, Any]
 
 
 # --- speeds
@@ -64,8 +65,12 @@ def child(subject: Subject, who: str, path: Path) -> None:
         print(statistics.median(times), flush=True)
 
 
-def speeds(subject: Subject, made: dict[str, Path], rounds: int, launches: int) -> dict[str, list[float]]:
-    """Name to how many times as fast as FP32 on the same runtime it is, for each launch."""
+def timed(subject: Subject, only: str, rounds: int, launches: int) -> dict[str, Row]:
+    """Keep how many times as fast as FP32 on the same runtime each file is, for each launch."""
+    kept = kept_rows(subject.folder)
+    # What runs for TensorRT is the graph as it is written, which nobody would run.
+    made = {who: Path(row["path"]) for who, row in kept.items() if "path" in row and who[:3] != "ten"}
+    made = {who: path for who, path in made.items() if fnmatch.fnmatchcase(who, only) or who.endswith("FP32")}
     found: dict[str, list[float]] = {who: [] for who in made}
     for _ in range(launches):
         times = latencies(subject, made, rounds)
@@ -73,7 +78,10 @@ def speeds(subject: Subject, made: dict[str, Path], rounds: int, launches: int) 
             base = times.get(f"{who.partition('/')[0]}/FP32")
             if base is not None:
                 found[who].append(statistics.median(a / b for a, b in zip(base, blocks, strict=True)))
-    return found
+    for who, ratios in found.items():
+        kept[who]["speeds"] = [round(ratio, 3) for ratio in ratios]
+    keep(subject.folder, kept)
+    return kept
 
 
 def latencies(subject: Subject, made: dict[str, Path], rounds: int) -> dict[str, list[float]]:
@@ -124,7 +132,17 @@ def rows(subject: Subject, only: str, *, again: bool) -> dict[str, Row]:
         except Exception as error:  # a quantizer that fails on a network is a row of the table
             traceback.print_exc()
             kept[who] = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
-        (subject.folder / "rows.json").write_text(json.dumps(kept, indent=1))
+        keep(subject.folder, kept)
+    return kept
+
+
+def judged_again(subject: Subject) -> dict[str, Row]:
+    """Judge the files that are kept, which are not made anew."""
+    kept = kept_rows(subject.folder)
+    for who, row in kept.items():
+        if "path" in row:
+            row.update(judge(subject, who, Path(row["path"])))
+    keep(subject.folder, kept)
     return kept
 
 
@@ -134,8 +152,13 @@ def kept_rows(folder: Path) -> dict[str, Row]:
     return json.loads(file.read_text()) if file.is_file() else {}
 
 
+def keep(folder: Path, kept: dict[str, Row]) -> None:
+    """Keep the rows of a network."""
+    (folder / "rows.json").write_text(json.dumps(kept, indent=1))
+
+
 def judge(subject: Subject, who: str, path: Path) -> Row:
-    """The dB and the metric of an artifact."""
+    """The dB and the metric of an artifact; and its metric without each group of the samples in turn."""
     reference, found = subject.reference(), subject.run(who.partition("/")[0], path)
     signal = noise = 0.0
     for first, second in zip(reference, found, strict=True):
@@ -145,68 +168,39 @@ def judge(subject: Subject, who: str, path: Path) -> Row:
             noise += float(((a - b) ** 2).sum()) if a.shape == b.shape else math.inf
             signal += float((a**2).sum())
     db = 10 * math.log10(signal / noise) if 0 < noise < math.inf and signal else None
-    return {"db": db, "metric": subject.network.metric(reference, found)}
+    read = subject.network.read
+    first, second = [read(one) for one in reference], [read(one) for one in found]
+    numbers = np.arange(len(first))
+
+    def metric(chosen: Array) -> float:
+        values = [[one[i] for i in chosen] for one in (first, second)]
+        return subject.network.metric(values[0], values[1], chosen)
+
+    left_out = [round(metric(numbers[numbers % GROUPS != group]), 4) for group in range(GROUPS)]
+    return {"db": db, "metric": metric(numbers), "left_out": left_out}
 
 
-# --- tables
-
-
-def show(subject: Subject, found: dict[str, Row], ratios: dict[str, list[float]]) -> None:
+def show(name: str, found: dict[str, Row]) -> None:
     """Print a network's rows."""
-    print(f"\n{subject.name}: {subject.network.what}")
+    print(f"\n{name}: {NETWORKS[name].what}")
     print("| runtime | who | dB | metric | seconds | times FP32's speed |\n|---|---|---|---|---|---|")
     for who in [who for who in WHO if who in found]:
-        row, speed = found[who], ""
-        if ratios.get(who):
-            speed = f"{statistics.median(ratios[who]):.2f} ({min(ratios[who]):.2f} to {max(ratios[who]):.2f})"
-        seconds = f"{row['seconds']:.0f}" if "seconds" in row else ""
-        print(f"| {' | '.join([*who.split('/'), *_figures(row), seconds, speed])} |", flush=True)
+        row = found[who]
+        db, speed = page.figures(row)
+        metric = f"{row['metric']:.1f}%{'*' if 'refused' in row else ''}" if "metric" in row else row["failed"]
+        cells = [db, metric, f"{row.get('seconds', math.nan):.0f}", speed]
+        print(f"| {' | '.join([*who.split('/'), *cells])} |", flush=True)
 
 
-def _figures(row: Row) -> tuple[str, str]:
-    if "failed" in row:
-        return "failed", row["failed"]
-    allowed = "*" if "refused" in row else ""
-    return "-" if row["db"] is None else f"{row['db']:.1f}", f"{row['metric']:.1f}%{allowed}"
+def conditions() -> dict[str, str]:
+    """The processor, the date and the versions that the results are of."""
+    from qcompile.processor import processor
 
-
-def best(found: dict[str, Row], pattern: str) -> tuple[str, Row] | None:
-    """Return who is best by the metric, then by dB, of the rows that were made."""
-    made = [(who, row) for who, row in found.items() if fnmatch.fnmatchcase(who, pattern) and "metric" in row]
-    return max(made, key=lambda one: (one[1]["metric"], one[1]["db"] or math.inf), default=None)
-
-
-def table(folder: Path) -> None:
-    """Print a row for each network: FP32, and ours beside the best peer of each runtime.
-
-    `!` marks ours where a peer's metric is better by 0.05 and more, and `*` what was refused, then allowed.
-    """
-    head = ["network", "FP32"]
-    head += [
-        cell for runtime in ("ort", "openvino", "tensorrt") for cell in (f"{runtime}/qcompile", "best peer")
-    ]
-    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
-    for name in NETWORKS:
-        found = kept_rows(folder / name)
-        if not found:
-            continue
-        cells = [name, _cell(("", found["ort/FP32"])) if "ort/FP32" in found else ""]
-        for runtime in ("ort", "openvino", "tensorrt"):
-            peers = {who: row for who, row in found.items() if "qcompile" not in who and "FP32" not in who}
-            mine, peer = found.get(f"{runtime}/qcompile"), best(peers, f"{runtime}/*")
-            behind = mine and peer and peer[1]["metric"] > mine.get("metric", -math.inf) + 0.05
-            cells.append(_cell(("", mine)) + (" **!**" if behind else "") if mine else "")
-            cells.append(_cell(peer) if peer else "")
-        print(f"| {' | '.join(cells)} |")
-
-
-def _cell(named: tuple[str, Row]) -> str:
-    who, row = named
-    if "failed" in row:
-        return "failed"
-    db, metric = _figures(row)
-    name = who.partition("/")[2]
-    return f"{metric} ({db} dB{', ' + name if name else ''})"
+    names = ["onnxruntime", "openvino", "nncf", "nvidia-modelopt", "torch", "onnx"]
+    return {
+        "processor": str(processor()["processor"]), "date": time.strftime("%Y-%m-%d"),
+        **{name: importlib.metadata.version(name) for name in names},
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -215,9 +209,10 @@ def main() -> None:
     parser.add_argument("--network", action="append", choices=list(NETWORKS), help="repeatable; default: all")
     parser.add_argument("--only", default="*", metavar="GLOB", help="rows by runtime/who, as 'openvino/*'")
     parser.add_argument("--again", action="store_true", help="make rows anew that are kept")
-    parser.add_argument("--table", action="store_true", help="print what is kept, and make nothing")
+    parser.add_argument("--judge", action="store_true", help="judge anew what is kept, and make nothing")
+    parser.add_argument("--results", action="store_true", help=f"write what is kept to {page.RESULTS.name}")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where files and rows are kept")
-    parser.add_argument("--timing", action="store_true", help="measure speeds, too")
+    parser.add_argument("--timing", action="store_true", help="measure speeds, and make nothing")
     parser.add_argument("--rounds", type=int, default=6, help="of blocks in each launch, for the speed")
     parser.add_argument("--launches", type=int, default=5, help="how often each is started, for the speed")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
@@ -226,15 +221,19 @@ def main() -> None:
         name, who, path = options.child
         child(Subject(name, options.folder), who, Path(path))
         return
-    if options.table:
-        table(options.folder)
+    names = options.network or list(NETWORKS)
+    if options.results:
+        page.write({name: kept_rows(options.folder / name) for name in names}, conditions())
         return
-    for name in options.network or NETWORKS:
+    for name in names:
         subject = Subject(name, options.folder)
-        found = rows(subject, options.only, again=options.again)
-        made = {who: Path(row["path"]) for who, row in found.items() if "path" in row}
-        asked = options.timing
-        show(subject, found, speeds(subject, made, options.rounds, options.launches) if asked else {})
+        if options.judge:
+            found = judged_again(subject)
+        elif options.timing:
+            found = timed(subject, options.only, options.rounds, options.launches)
+        else:
+            found = rows(subject, options.only, again=options.again)
+        show(name, found)
 
 
 if __name__ == "__main__":

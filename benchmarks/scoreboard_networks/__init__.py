@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from . import boxes, digits, drawn, photos, sound, text
+from . import boxes, digits, drawn, encoders, photos, sound, text
 from .base import Network, neighbours_kept, rank_kept, same_class, same_side
 
 _IDS = ("input_ids:[batch,length]:int64", "attention_mask:[batch,length]:int64")
-_AP = "COCO's AP of boxes, FP32's as truth: "
+_RANK = "304 summaries' passages found, mean reciprocal rank: "
 _PICODET = tuple(f"transpose_{i}.tmp_0" for i in (0, 2, 4, 6, 1, 3, 5, 7))
 
 NETWORKS = {
@@ -29,12 +29,18 @@ NETWORKS = {
         "chars2vec, two LSTMs: 512 words' nearest words as FP32's", text.spelled_words, neighbours_kept
     ),
     "sentence": Network(
-        "MiniLM-L3, BERT: 320 sentences' nearest ones as FP32's", text.tokens, neighbours_kept, ("461",),
-        transformer=True,
+        _RANK + "MiniLM-L3, BERT", encoders.passages, encoders.passages_found, ("461",), transformer=True
     ),
     "sentence6": Network(
-        "MiniLM-L6, BERT: 320 sentences' nearest ones as FP32's", text.tokens, neighbours_kept,
-        transformer=True, exported=_IDS,
+        _RANK + "MiniLM-L6, BERT", encoders.passages, encoders.passages_found, transformer=True, exported=_IDS
+    ),
+    "sparse": Network(
+        _RANK + "SPLADE, BERT of 2 layers", encoders.passages, encoders.passages_found, transformer=True,
+        exported=_IDS,
+    ),
+    "antibody": Network(
+        "AntiBERTy, BERT of 8 layers: species of 512 antibodies told right", encoders.antibodies,
+        encoders.species_told, transformer=True, exported=_IDS,
     ),
     "voice": Network(
         "Silero VAD, an LSTM: 4096 frames told speech or not as FP32 does", sound.frames, same_side,
@@ -45,8 +51,8 @@ NETWORKS = {
         neighbours_kept,
     ),
     "faces": Network(
-        _AP + "MTCNN's P-Net, faces in 192 crops", photos.small_faces, boxes.precision(boxes.of_pnet),
-        ("output_0", "output_1"), exported=("image:[batch,3,height,width]",),
+        boxes.AP + "MTCNN's P-Net, faces in 192 crops", photos.small_faces, boxes.precision(0.6),
+        ("output_0", "output_1"), exported=("image:[batch,3,height,width]",), read=boxes.of_pnet,
     ),
     "flipped": Network(
         "PP-OCR's angle: 160 lines told right to be upright or not",
@@ -64,8 +70,9 @@ NETWORKS = {
         "ddddocr, an LSTM: characters of 160 captchas as FP32 reads them", drawn.captchas,
         text.letters_as_read,
     ),
-    "bodies": Network(_AP + "YOLOv8n, 128 crops with people", photos.bodies, boxes.precision(boxes.of_yolo),
-        calibration=48),
+    "bodies": Network(boxes.AP + "YOLOv8n, 128 crops with people", photos.bodies, boxes.precision(0.2),
+        calibration=48, read=boxes.of_yolo,
+    ),
     "imagenet": Network(
         "EfficientNet-Lite0: classes of 512 crops as FP32's", photos.classified, same_class,
         exported=("image:[batch,3,224,224]",),
@@ -84,8 +91,8 @@ NETWORKS = {
         exported=("image:[batch,1,64,320]",),
     ),
     "lines": Network(
-        _AP + "PP-OCRv4's detector, lines of 48 pages", partial(drawn.pages, "x", 480, 32 + 48),
-        boxes.precision(boxes.of_map(0.3, lambda output: output[0, 0])), (), 32,
+        boxes.AP + "PP-OCRv4's detector, lines of 48 pages", partial(drawn.pages, "x", 480, 32 + 48),
+        boxes.precision(), (), 32, read=boxes.of_map(0.3, lambda output: output[0, 0]),
     ),
     "nsfw": Network(
         "Open-NSFW, ResNet-50: Spearman of 192 crops' scores with FP32's", photos.caffe_photographs, rank_kept
@@ -95,19 +102,19 @@ NETWORKS = {
         sound.notes_found, ("StatefulPartitionedCall:1",), 32,
     ),
     "letters": Network(
-        _AP + "ddddocr's YOLOX, letters in 64 photographs", drawn.scattered_letters,
-        boxes.precision(boxes.of_yolox), (), 32,
+        boxes.AP + "ddddocr's YOLOX, letters in 64 photographs", drawn.scattered_letters,
+        boxes.precision(0.1), (), 32, read=boxes.of_yolox,
     ),
     "layout": Network(
-        _AP + "PicoDet, parts of 64 documents", drawn.documents, boxes.precision(boxes.of_picodet),
-        _PICODET, 32,
+        boxes.AP + "PicoDet, parts of 64 documents", drawn.documents, boxes.precision(0.4),
+        _PICODET, 32, read=boxes.of_picodet,
     ),
     "quality": Network(
         "DNSMOS: Spearman of 96 clips' scores with FP32's", sound.clips, rank_kept, (), 32
     ),
     "craft": Network(
-        _AP + "CRAFT, words of 48 pages", partial(drawn.pages, "image", 320, 32 + 48),
-        boxes.precision(boxes.of_map(0.4, lambda output: output[0, :, :, 0])), (), 32,
-        exported=("image:[batch,3,320,320]",),
+        boxes.AP + "CRAFT, words of 48 pages", partial(drawn.pages, "image", 320, 32 + 48),
+        boxes.precision(), (), 32,
+        exported=("image:[batch,3,320,320]",), read=boxes.of_map(0.4, lambda output: output[0, :, :, 0]),
     ),
 }  # fmt: skip

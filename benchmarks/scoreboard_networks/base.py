@@ -21,6 +21,10 @@ FILES = {name: rest for name, *rest in (line.split("\t") for line in TABLE.read_
 """Name to package, version, path within site-packages and SHA-256."""
 
 
+Metric = Callable[[list[Any], list[Any], Array], float]
+"""From what `read` makes of FP32's outputs and of those found, and the numbers of their samples, to percent."""
+
+
 @dataclass(frozen=True)
 class Network:
     """One network.
@@ -28,21 +32,22 @@ class Network:
     Attributes:
         what: What the metric counts, in percent; more is better.
         samples: Yields those of the calibration, and after them those of the evaluation.
-        metric: From FP32's outputs and the outputs found, to percent. An item is the output that the task
-            reads, or a list of them where `outputs` are several.
+        metric: Of any samples of the evaluation, which are numbered from 0.
         outputs: The outputs that the task reads; the first, where none is named.
         calibration: How many samples the calibration has.
         transformer: Whether NNCF is told so.
+        read: What the metric needs of a sample's output, or of the list of them where `outputs` are several.
         exported: Inputs, as `qcompile.export` spells them, of a network that `exported.py` builds.
     """
 
     what: str
     samples: Callable[[], Iterator[Sample]]
-    metric: Callable[[list[Any], list[Any]], float]
+    metric: Metric
     outputs: tuple[str, ...] = ()
     calibration: int = 64
     transformer: bool = False
     exported: tuple[str, ...] = ()
+    read: Callable[[Any], Any] = staticmethod(lambda output: output)
 
 
 @functools.cache
@@ -67,7 +72,7 @@ def distributed(package: str, relative: str) -> Path:
 # --- metrics that several networks have
 
 
-def neighbours_kept(reference: list[Array], found: list[Array]) -> float:
+def neighbours_kept(reference: list[Array], found: list[Array], _: Array) -> float:
     """Percent of the rows whose nearest other row, by cosine, is FP32's."""
     return float(100 * np.mean(nearest(reference) == nearest(found)))
 
@@ -81,19 +86,19 @@ def nearest(rows: list[Array]) -> Array:
     return np.asarray(similar.argmax(axis=1))
 
 
-def same_class(reference: list[Array], found: list[Array]) -> float:
+def same_class(reference: list[Array], found: list[Array], _: Array) -> float:
     """Percent of the rows whose most probable class is FP32's."""
     first, second = (np.concatenate(one).argmax(-1) for one in (reference, found))
     return float(100 * np.mean(first == second))
 
 
-def same_side(reference: list[Array], found: list[Array]) -> float:
+def same_side(reference: list[Array], found: list[Array], _: Array) -> float:
     """Percent of the values that lie on FP32's side of one half."""
     first, second = (np.concatenate([one.ravel() for one in rows]) > 0.5 for rows in (reference, found))
     return float(100 * np.mean(first == second))
 
 
-def rank_kept(reference: list[Array], found: list[Array]) -> float:
+def rank_kept(reference: list[Array], found: list[Array], _: Array) -> float:
     """Spearman's correlation, in percent, of the last value of each row with FP32's."""
     from scipy.stats import spearmanr
 

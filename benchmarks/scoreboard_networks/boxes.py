@@ -9,48 +9,66 @@ from typing import Any
 
 import numpy as np
 
-from .base import Array
+from .base import Array, Metric
 
 Boxes = tuple[Array, Array, Array]
 """Corners [n, 4], scores [n] and classes [n], at most one for an object."""
+AP = "COCO's AP of boxes, FP32's as truth: "
+"""How the metric is said."""
+LEAST = 0.05
+"""The score of the least box that a detector is judged by."""
 
 
-def precision(boxes_of: Callable[[Any], Boxes]) -> Callable[[list[Any], list[Any]], float]:
-    """Return a metric: COCO's average precision (overlaps of 0.5 to 0.95), in percent."""
+def precision(least: float = 0.0) -> Metric:
+    """COCO's average precision (overlaps of 0.5 to 0.95), in percent, of what FP32 finds.
 
-    def metric(reference: list[Any], found: list[Any]) -> float:
-        from pycocotools.coco import COCO  # type: ignore[import-untyped]
-        from pycocotools.cocoeval import COCOeval  # type: ignore[import-untyped]
+    Args:
+        least: The score from which on a box of FP32 counts as an object.
+    """
 
-        truth, entries = (
-            [
-                {
-                    "image_id": image, "category_id": int(kind) + 1, "score": float(score), "iscrowd": 0,
-                    "bbox": [box[0], box[1], box[2] - box[0], box[3] - box[1]],
-                    "area": (box[2] - box[0]) * (box[3] - box[1]),
-                }
-                for image, output in enumerate(outputs, 1)
-                for box, score, kind in zip(*boxes_of(output), strict=True)
-            ]
-            for outputs in (reference, found)
-        )  # fmt: skip
-        if not entries:
-            return 0.0
-        images = [{"id": image} for image in range(1, len(reference) + 1)]
-        kinds = [{"id": kind} for kind in sorted({one["category_id"] for one in truth + entries})]
-        with contextlib.redirect_stdout(io.StringIO()):
-            base, rest = COCO(), COCO()
-            for one, annotations in ((base, truth), (rest, entries)):
-                numbered = [{**entry, "id": number} for number, entry in enumerate(annotations, 1)]
-                one.dataset = {"images": images, "categories": kinds, "annotations": numbered}
-                one.createIndex()
-            judged = COCOeval(base, rest, "bbox")
-            judged.evaluate()
-            judged.accumulate()
-        values = judged.eval["precision"][..., 0, -1]
-        return float(100 * values[values > -1].mean())
+    def metric(reference: list[Boxes], found: list[Boxes], _: Array) -> float:
+        return average_precision([_from(boxes, least) for boxes in reference], found)
 
     return metric
+
+
+def _from(boxes: Boxes, least: float) -> Boxes:
+    corners, scores, kinds = boxes
+    return corners[scores >= least], scores[scores >= least], kinds[scores >= least]
+
+
+def average_precision(truth: list[Boxes], found: list[Boxes]) -> float:
+    """COCO's average precision, in percent, by pycocotools; an item of both lists is one image."""
+    from pycocotools.coco import COCO  # type: ignore[import-untyped]
+    from pycocotools.cocoeval import COCOeval  # type: ignore[import-untyped]
+
+    expected, entries = (
+        [
+            {
+                "image_id": image, "category_id": int(kind) + 1, "score": float(score), "iscrowd": 0,
+                "bbox": [box[0], box[1], box[2] - box[0], box[3] - box[1]],
+                "area": (box[2] - box[0]) * (box[3] - box[1]),
+            }
+            for image, boxes in enumerate(images, 1)
+            for box, score, kind in zip(*boxes, strict=True)
+        ]
+        for images in (truth, found)
+    )  # fmt: skip
+    if not entries:
+        return 0.0
+    images = [{"id": image} for image in range(1, len(truth) + 1)]
+    kinds = [{"id": kind} for kind in sorted({one["category_id"] for one in expected + entries})]
+    with contextlib.redirect_stdout(io.StringIO()):
+        base, rest = COCO(), COCO()
+        for one, annotations in ((base, expected), (rest, entries)):
+            numbered = [{**entry, "id": number} for number, entry in enumerate(annotations, 1)]
+            one.dataset = {"images": images, "categories": kinds, "annotations": numbered}
+            one.createIndex()
+        judged = COCOeval(base, rest, "bbox")
+        judged.evaluate()
+        judged.accumulate()
+    values = judged.eval["precision"][..., 0, -1]
+    return float(100 * values[values > -1].mean())
 
 
 def of_map(least: float, channel: Callable[[Array], Array]) -> Callable[[Array], Boxes]:
@@ -75,7 +93,7 @@ def of_map(least: float, channel: Callable[[Array], Array]) -> Callable[[Array],
 def of_yolo(output: Array) -> Boxes:
     """Boxes of YOLOv8: [1, 4 + classes, places]."""
     rows = output[0].T
-    return _kept(_corners(rows[:, :4]), rows[:, 4:], 0.2)
+    return _kept(_corners(rows[:, :4]), rows[:, 4:])
 
 
 def of_yolox(output: Array) -> Boxes:
@@ -83,7 +101,7 @@ def of_yolox(output: Array) -> Boxes:
     rows = output[0].astype(np.float64)
     places, strides = _grids(416, 416, (8, 16, 32))
     centers, sizes = (rows[:, :2] + places) * strides, np.exp(np.clip(rows[:, 2:4], None, 20)) * strides
-    return _kept(_corners(np.concatenate([centers, sizes], axis=1)), rows[:, 4:5] * rows[:, 5:], 0.1)
+    return _kept(_corners(np.concatenate([centers, sizes], axis=1)), rows[:, 4:5] * rows[:, 5:])
 
 
 def of_picodet(outputs: list[Array]) -> Boxes:
@@ -95,7 +113,7 @@ def of_picodet(outputs: list[Array]) -> Boxes:
     places, strides = _grids(800, 608, (8, 16, 32, 64))
     centers = (places + 0.5) * strides
     corners = np.concatenate([centers, centers], axis=1) + np.array([-1, -1, 1, 1]) * distances * strides
-    return _kept(corners, scores, 0.4)
+    return _kept(corners, scores)
 
 
 def of_pnet(outputs: list[Array]) -> Boxes:
@@ -104,7 +122,7 @@ def of_pnet(outputs: list[Array]) -> Boxes:
     rows, columns = np.divmod(np.arange(len(scores)), outputs[1].shape[-1])
     places = 2.0 * np.stack([columns, rows], axis=1) + 1
     corners = np.concatenate([places, places + 11], axis=1) + 12 * offsets
-    return _kept(corners, scores, 0.6)
+    return _kept(corners, scores)
 
 
 def _grids(height: int, width: int, strides: tuple[int, ...]) -> tuple[Array, Array]:
@@ -121,10 +139,10 @@ def _corners(rows: Array) -> Array:
     return np.concatenate([rows[:, :2] - rows[:, 2:] / 2, rows[:, :2] + rows[:, 2:] / 2], axis=1)
 
 
-def _kept(corners: Array, scores: Array, least: float, overlap: float = 0.45) -> Boxes:
-    """Return the boxes whose best class reaches a score, without those that a better one of it covers."""
+def _kept(corners: Array, scores: Array, overlap: float = 0.45) -> Boxes:
+    """Return the boxes whose best class reaches `LEAST`, without those that a better one of it covers."""
     kinds, best = scores.argmax(axis=1), scores.max(axis=1)
-    order = [int(i) for i in np.argsort(-best, kind="stable") if best[i] >= least]
+    order = [int(i) for i in np.argsort(-best, kind="stable") if best[i] >= LEAST]
     kept: list[int] = []
     for i in order:
         if all(kinds[i] != kinds[j] or _overlap(corners[i], corners[j]) < overlap for j in kept):

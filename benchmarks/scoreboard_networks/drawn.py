@@ -61,32 +61,32 @@ def text_lines(
         yield {name: picture}
 
 
-def upright_told(_: list[Array], found: list[Array]) -> float:
+def upright_told(_: list[Array], found: list[Array], numbers: Array) -> float:
     """Percent of the lines that are told right to be upright or upside down."""
-    truth = np.arange(64, LINES) % 2
+    truth = (64 + numbers) % 2
     return float(100 * np.mean(np.concatenate(found).argmax(-1) == truth))
 
 
-def chinese_read(_: list[Array], found: list[Array]) -> float:
+def chinese_read(_: list[Array], found: list[Array], numbers: Array) -> float:
     """As `_read_right`, in the alphabet that the model names itself."""
     import onnx
 
     properties = {entry.key: entry.value for entry in onnx.load(pinned("reader")).metadata_props}
-    return _read_right(found, [*properties["character"].splitlines(), " "])
+    return _read_right(found, numbers, [*properties["character"].splitlines(), " "])
 
 
 ENGLISH = "0123456789!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~ €ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 """EasyOCR's alphabet of english_g2."""
 
 
-def english_read(_: list[Array], found: list[Array]) -> float:
+def english_read(_: list[Array], found: list[Array], numbers: Array) -> float:
     """As `_read_right`, in EasyOCR's alphabet."""
-    return _read_right(found, ENGLISH)
+    return _read_right(found, numbers, ENGLISH)
 
 
-def _read_right(found: list[Array], alphabet: str | list[str]) -> float:
+def _read_right(found: list[Array], numbers: Array, alphabet: str | list[str]) -> float:
     """100 less the percent of edits, by length, against the text that was drawn."""
-    pairs = [(decode(one, alphabet), line) for one, line in zip(found, lines()[64:], strict=True)]
+    pairs = [(decode(one, alphabet), lines()[64 + i]) for one, i in zip(found, numbers, strict=True)]
     return max(0.0, 100 - 100 * sum(edits(*pair) for pair in pairs) / sum(len(line) for _, line in pairs))
 
 
@@ -120,9 +120,9 @@ def turned_pages() -> Iterator[Sample]:
         yield {"x": planes(noisy)}
 
 
-def turns_told(_: list[Array], found: list[Array]) -> float:
+def turns_told(_: list[Array], found: list[Array], numbers: Array) -> float:
     """Percent of the pages whose turn is told right."""
-    return float(100 * np.mean(np.concatenate(found).argmax(-1) == np.arange(64, 64 + 192) % 4))
+    return float(100 * np.mean(np.concatenate(found).argmax(-1) == (64 + numbers) % 4))
 
 
 def documents() -> Iterator[Sample]:

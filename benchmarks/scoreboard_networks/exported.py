@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .base import distributed, pinned
+from .encoders import antibody_weights
 
 # A torchvision that does not fit torch breaks its own import, unless these are there.
 _LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
@@ -75,6 +76,64 @@ def sentence6() -> torch.nn.Module:
     model = BertModel(config, add_pooling_layer=False)
     model.load_state_dict({k: v for k, v in weights.items() if "pooler" not in k and "position_ids" not in k})
     return Encoder(model).eval()
+
+
+class Sparse(torch.nn.Module):
+    """A BERT whose output is the weight of each word of the vocabulary (SPLADE, arXiv 2109.10086, equation 6)."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """From int64 [batch, length] to float32 [batch, 30522]."""
+        scores = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
+        return (torch.log1p(torch.relu(scores)) * attention_mask.unsqueeze(-1)).amax(dim=1)
+
+
+def sparse() -> torch.nn.Module:
+    """Return a small SPLADE."""
+    from safetensors.torch import load_file
+    from transformers import BertConfig, BertForMaskedLM
+
+    folder = pinned("sparse").parent
+    model = BertForMaskedLM(BertConfig(**json.loads((folder / "config.json").read_text())))
+    weights = load_file(pinned("sparse"))
+    for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
+        weights = {key.replace(old, new): value for key, value in weights.items()}
+    left = model.load_state_dict(weights, strict=False)
+    if set(left.missing_keys) - {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}:
+        raise ValueError(f"no weights for {left.missing_keys}")
+    model.tie_weights()
+    return Sparse(model).eval()
+
+
+class Antibody(torch.nn.Module):
+    """AntiBERTy without the heads that are not asked."""
+
+    def __init__(self, config: Any) -> None:
+        from transformers import BertModel
+
+        super().__init__()
+        self.bert, self.species = BertModel(config), torch.nn.Linear(config.hidden_size, 6)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """From int64 [batch, length] to the scores of six species, float32 [batch, 6]."""
+        return self.species(self.bert(input_ids=input_ids, attention_mask=attention_mask).pooler_output)
+
+
+def antibody() -> torch.nn.Module:
+    """Return AntiBERTy, a BERT of 8 layers."""
+    from transformers import BertConfig
+
+    config = json.loads((pinned("antibody").parent / "config.json").read_text())
+    model = Antibody(BertConfig(**config))
+    model.load_state_dict({
+        key.removeprefix("cls."): value
+        for key, value in antibody_weights().items()
+        if key.startswith(("bert.", "cls.species."))
+    })  # fmt: skip
+    return model.eval()
 
 
 def digits() -> torch.nn.Module:

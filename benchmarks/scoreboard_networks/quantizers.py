@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,14 +133,21 @@ def nncf(*, onnx_graph: bool = False, smooth: bool = True) -> Make:
 
 def model_optimizer(subject: Subject, path: Path) -> Path:
     """Quantize by NVIDIA's Model-Optimizer with its defaults, floats being kept as they are."""
+    # It patches ONNX Runtime's quantizer for as long as its process lives.
+    made, here = path.with_suffix(".onnx"), Path(__file__).resolve()
+    command = [sys.executable, "-m", "scoreboard_networks.quantizers", subject.name, str(subject.folder), str(made)]
+    subprocess.run(command, cwd=here.parents[1], check=True)
+    return made
+
+
+def _optimize(name: str, folder: str, made: str) -> None:
     from modelopt.onnx.quantization import quantize
 
-    made = path.with_suffix(".onnx")
+    subject = Subject(name, Path(folder).parent)
     quantize(
         str(subject.model), quantize_mode="int8", calibration_data_reader=_reader(subject),
-        calibration_eps=["cpu"], high_precision_dtype="fp32", output_path=str(made),
+        calibration_eps=["cpu"], high_precision_dtype="fp32", output_path=made,
     )  # fmt: skip
-    return made
 
 
 WHO: dict[str, Make] = {
@@ -158,3 +167,8 @@ WHO: dict[str, Make] = {
     "tensorrt/Model-Optimizer": model_optimizer,
 }
 """Runtime and name to what makes it."""
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # the scripts of that folder would hide packages of the same name
+    _optimize(*sys.argv[1:])
