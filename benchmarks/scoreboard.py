@@ -3,8 +3,8 @@
     pip install --no-deps -r benchmarks/scoreboard_networks/requirements.txt
     python benchmarks/scoreboard.py                            # makes and judges all that is not kept yet
     python benchmarks/scoreboard.py --network voice --only '*qcompile*' --again
-    python benchmarks/scoreboard.py --timing --network voice   # speeds of what is kept; nothing else should run
-    python benchmarks/scoreboard.py --results                  # docs/reference/scoreboard.md of what is kept
+    python benchmarks/scoreboard.py --timing --network voice   # speeds; nothing else should run
+    python benchmarks/scoreboard.py --results                  # docs/reference/scoreboard.md
 
 All quantizers calibrate on the same samples, and are judged on others. dB is the signal-to-noise ratio of the
 outputs that the task reads, against FP32, over all samples of the evaluation. The rows of a network are kept
@@ -33,8 +33,8 @@ from pathlib import Path
 import numpy as np
 from scoreboard_networks import NETWORKS, page
 from scoreboard_networks.base import Array
-from scoreboard_networks.quantizers import WHO, Allowed
 from scoreboard_networks.page import GROUPS, Row
+from scoreboard_networks.quantizers import WHO, Allowed
 from scoreboard_networks.subject import Subject, runner
 
 # The scripts beside this one would hide packages of the same name.
@@ -187,7 +187,9 @@ def show(name: str, found: dict[str, Row]) -> None:
     for who in [who for who in WHO if who in found]:
         row = found[who]
         db, speed = page.figures(row)
-        metric = f"{row['metric']:.1f}%{'*' if 'refused' in row else ''}" if "metric" in row else row["failed"]
+        metric = (
+            f"{row['metric']:.1f}%{'*' if 'refused' in row else ''}" if "metric" in row else row["failed"]
+        )
         cells = [db, metric, f"{row.get('seconds', math.nan):.0f}", speed]
         print(f"| {' | '.join([*who.split('/'), *cells])} |", flush=True)
 

@@ -201,7 +201,8 @@ class ArtifactSection(ArtifactOptions):
         str, "Name of the artifact and of its file.", option("a plain file name", pattern=PLAIN_NAME)
     ]
     fallback: Annotated[
-        str, "Artifact to use where this one cannot be built or run; the run then does not fail because of it."
+        str,
+        "Artifact to use where this one cannot be built or run; the run then does not fail because of it.",
     ] = ""
 
     def check(self) -> None:

@@ -173,7 +173,9 @@ class RecipeFile(Checked):
         names, chain = [other.name for other in self.artifact], [artifact.name]
         while following := self.fallbacks.get(chain[-1]):
             if following not in names or following in chain:
-                problem = "names itself in the end" if following in chain else "another artifact's name is required"
+                problem = (
+                    "names itself in the end" if following in chain else "another artifact's name is required"
+                )
                 raise Refused(f"artifact[{index}].fallback", problem, value=artifact.fallback)
             chain.append(following)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 

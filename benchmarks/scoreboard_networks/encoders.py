@@ -21,7 +21,7 @@ PAIRS = 304
 
 @functools.cache
 def _documented() -> tuple[tuple[str, str], ...]:
-    """Summary and passage of functions of SciPy, scikit-learn and scikit-image: the docstring's first two parts."""
+    """The first two parts of docstrings of SciPy, scikit-learn and scikit-image: summary and passage."""
     import scipy
     import sklearn
 
@@ -44,7 +44,7 @@ def _documented() -> tuple[tuple[str, str], ...]:
 
 
 def passages() -> Iterator[Sample]:
-    """Yield input_ids and attention_mask int64 [1, tokens]: of 32 other pairs; PAIRS summaries; their passages."""
+    """Yield input_ids and attention_mask int64 [1, tokens]: 32 other pairs; summaries; their passages."""
     pairs, others = _documented()[:PAIRS], _documented()[PAIRS : PAIRS + 32]
     texts = [text for pair in others for text in pair]
     texts += [*(summary for summary, _ in pairs), *(passage for _, passage in pairs)]
@@ -70,7 +70,7 @@ LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 
 @functools.cache
 def _antibodies() -> tuple[tuple[str, int], ...]:
-    """Amino acids of variable genes out of ANARCI's table, each once and with a joining gene; and its species."""
+    """Variable genes of ANARCI's table, each with a joining gene, in amino acids; and the species."""
     table = next(
         ast.literal_eval(node.value)
         for node in ast.parse(pinned("genes").read_text()).body
@@ -79,7 +79,9 @@ def _antibodies() -> tuple[tuple[str, int], ...]:
     found = {}
     for chain in "HKL":
         for species in (one for one in SPECIES if one in table["V"][chain] and one in table["J"][chain]):
-            genes, joining = ([gene.replace("-", "") for gene in table[part][chain][species].values()] for part in "VJ")
+            genes, joining = (
+                [gene.replace("-", "") for gene in table[part][chain][species].values()] for part in "VJ"
+            )
             for number, gene in enumerate(genes):
                 if len(gene) >= 85:
                     found[gene] = gene + joining[number % len(joining)], SPECIES.index(species)

@@ -79,7 +79,7 @@ def sentence6() -> torch.nn.Module:
 
 
 class Sparse(torch.nn.Module):
-    """A BERT whose output is the weight of each word of the vocabulary (SPLADE, arXiv 2109.10086, equation 6)."""
+    """A BERT whose output is the weight of every word (SPLADE, arXiv 2109.10086, equation 6)."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()

@@ -33,17 +33,18 @@ INTRODUCTION = """\
 <!-- Written by `python benchmarks/scoreboard.py --results`. -->
 # Scoreboard
 
-Trained networks that packages on PyPI carry, pinned by version and hash, quantized to INT8 by qcompile and by its peers:
-ONNX Runtime's quantizers (static with three settings, dynamic), NNCF (for OpenVINO, with and without smoothing; for ONNX
-Runtime's graphs, with) and NVIDIA's Model-Optimizer. qcompile has no option that differs from network to network: `calibrate`, then
-`quantize --data` (for OpenVINO `build --data`). All calibrate on the same 32 to 64 samples, and are judged on others.
+Trained networks that packages on PyPI carry, pinned by version and hash, quantized to INT8 by qcompile and
+by its peers: ONNX Runtime's quantizers (static with three settings, dynamic), NNCF (for OpenVINO, with and
+without smoothing; for ONNX Runtime's graphs, with) and NVIDIA's Model-Optimizer. qcompile has no option that
+differs from network to network: `calibrate`, then `quantize --data` (for OpenVINO `build --data`). All
+calibrate on the same 32 to 64 samples, and are judged on others.
 
-- **Metric**: in percent, what the task counts; "as FP32" counts how often the answer is FP32's. ± is half of a 95% interval of
-  the difference from FP32: a jackknife that leaves out each of 16 groups of samples in turn.
+- **Metric**: in percent, what the task counts; "as FP32" counts how often the answer is FP32's. ± is half of
+  a 95% interval of the difference from FP32: a jackknife that leaves out 16 groups of samples in turn.
 - **dB**: signal-to-noise ratio, against FP32, of the outputs that the task reads.
-- **Speed**: FP32's latency on the same runtime divided by the artifact's, one sample at a time, two threads. Median over
-  launches of medians of interleaved rounds; the spread over launches follows.
-- **Best peer**: the best by the metric, then by dB. "\\*": qcompile refused it, and wrote it with `--allow-loss`.
+- **Speed**: FP32's latency on the same runtime divided by the artifact's, one sample at a time, two threads.
+  Median over launches of medians of interleaved rounds, with the least and the most of the launches.
+- **Best peer**: the best by the metric, then by dB. "\\*": qcompile refused it; `--allow-loss` wrote it.
 - **"!"**: a peer's metric is better, beyond the interval of the difference; "(!)": better, within it.
 """
 
@@ -79,15 +80,21 @@ def text() -> str:
 def _table(results: Results, runtime: str) -> Iterator[str]:
     timed = runtime != "tensorrt"
     if not timed:
-        yield "They are run as they are written, by ONNX Runtime without its optimizations: TensorRT's numerics of Q/DQ.\n"
+        yield "ONNX Runtime runs them as they are written, in TensorRT's numerics of Q/DQ."
+        yield ""
     head = ["network", "FP32", "qcompile", "dB", *(["speed"] if timed else []), "best peer", "dB"]
     yield f"| {' | '.join(head + (['speed'] if timed else []))} |"
     yield "|---" * (len(head) + timed) + "|"
     for network, rows in results.items():
         base, mine, peer = rows["ort/FP32"], rows.get(f"{runtime}/qcompile"), best_peer(rows, runtime)
         cells = [f"{network}: {NETWORKS[network].what}", f"{base['metric']:.1f}%"]
-        cells += [f"{_metric(mine, base)}{mark(mine, peer[1] if peer else None)}", *figures(mine or {}, timed=timed)]
-        cells += [f"{_metric(peer[1], base)}, {peer[0]}", *figures(peer[1], timed=timed)] if peer else ["none"]
+        cells += [
+            f"{_metric(mine, base)}{mark(mine, peer[1] if peer else None)}",
+            *figures(mine or {}, timed=timed),
+        ]
+        cells += (
+            [f"{_metric(peer[1], base)}, {peer[0]}", *figures(peer[1], timed=timed)] if peer else ["none"]
+        )
         yield f"| {' | '.join(cells)} |"
 
 
@@ -104,7 +111,9 @@ def figures(row: Row, *, timed: bool = True) -> list[str]:
     cells = ["–" if db is None else f"{db:.1f}"]
     if timed:
         speeds = row.get("speeds")
-        spread = f"{statistics.median(speeds):.2f} ({min(speeds):.2f} to {max(speeds):.2f})" if speeds else "–"
+        spread = (
+            f"{statistics.median(speeds):.2f} ({min(speeds):.2f} to {max(speeds):.2f})" if speeds else "–"
+        )
         cells.append(spread)
     return cells
 
@@ -145,9 +154,10 @@ def _counted(results: Results) -> Iterator[str]:
         if (peer := best_peer(rows, runtime))
     ]
     even, within = marks.count(""), marks.count(" (!)")
+    worse = len(marks) - even - within
     yield (
-        f"Of {len(marks)} cells with a peer, qcompile is at least the best peer in {even} ({100 * even / len(marks):.0f}%), "
-        f"behind within the interval in {within}, and behind beyond it in {len(marks) - even - within}."
+        f"Of {len(marks)} cells with a peer, qcompile is at least the best peer in {even} "
+        f"({100 * even / len(marks):.0f}%), behind within the interval in {within}, and beyond it in {worse}."
     )
     for kind, names in KINDS.items():
         drops = [
@@ -159,8 +169,8 @@ def _counted(results: Results) -> Iterator[str]:
         lost, where = max(drops)
         few = sum(drop <= ALLOWED[kind] for drop, _ in drops)
         yield (
-            f"\n{kind.capitalize()}: {few} of {len(drops)} cells lose at most {ALLOWED[kind]} points of the metric; "
-            f"the most is {lost:.1f} ({where})."
+            f"\n{kind.capitalize()}: {few} of {len(drops)} cells lose at most {ALLOWED[kind]} points of the "
+            f"metric; the most is {lost:.1f} ({where})."
         )
 
 

@@ -135,7 +135,14 @@ def model_optimizer(subject: Subject, path: Path) -> Path:
     """Quantize by NVIDIA's Model-Optimizer with its defaults, floats being kept as they are."""
     # It patches ONNX Runtime's quantizer for as long as its process lives.
     made, here = path.with_suffix(".onnx"), Path(__file__).resolve()
-    command = [sys.executable, "-m", "scoreboard_networks.quantizers", subject.name, str(subject.folder), str(made)]
+    command = [
+        sys.executable,
+        "-m",
+        "scoreboard_networks.quantizers",
+        subject.name,
+        str(subject.folder),
+        str(made),
+    ]
     subprocess.run(command, cwd=here.parents[1], check=True)
     return made
 
