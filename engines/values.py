@@ -207,13 +207,14 @@ def check_values(
     detail = deviations[words][name].words(name)
     counts = {
         "samples": sum(map(samples_in, samples)), "random inputs": sum(map(samples_in, random)),
-        "of other extents": len(comparison.others),
+        "of other extents": len(comparison.others) - bool(comparison.refused),
     }  # fmt: skip
     detail += "; " + " and ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     if places:
         detail += f", in front of {chosen_by(whole)}"
     if excess[words, name] <= 1:
-        return Values([Check(SUBJECT, True, f"{detail}, {' and '.join(execution.ways)}")])
+        check = Check(SUBJECT, True, f"{detail}, {' and '.join(execution.ways)}")
+        return Values([check], warnings=[comparison.refused] if comparison.refused else [])
     failing = {way for way, output in excess if excess[way, output] > 1}
     right = [way for way in execution.ways if way not in failing]
     comparison.execution = replace(execution, ways={words: execution.ways[words]})
@@ -271,6 +272,7 @@ class Comparison:
     ) -> None:
         self.execution, self.feeds = execution, list(feeds)
         self.others: list[Feeds] = []  # those of `feeds` that the graph may refuse
+        self.refused = ""  # what the artifact said to extents that nobody gave
         precision, floats = request.precision, request.spec.floats
         # Where weights alone are rounded, the runtime may round activations, too.
         computed_in = precision if precision in _FLOATS or not rounds else "" if floats == "fp32" else floats
@@ -293,11 +295,15 @@ class Comparison:
             sums = {name: Deviation() for name in names}
             with opened(artifact) as runner:
                 for index, feeds in enumerate(self.feeds):
-                    if words == self.execution.fixed and any(feeds is other for other in self.others):
+                    made_up = any(feeds is other for other in self.others)
+                    if words == self.execution.fixed and made_up:
                         continue
                     try:
                         out = runner.infer({tensor.name: feeds[tensor.name] for tensor in runner.io.inputs})
                     except ModelError as error:
+                        if made_up and not self._is_another_batch(feeds):
+                            self.refused = f"{error.message} ({words}): such input is refused when it runs"
+                            continue
                         raise BuildError(f"{error.message} ({words})", hint=error.hint) from error
                     for name in list(sums):
                         a, b = ref[name][index], plain[name][index]
@@ -310,6 +316,10 @@ class Comparison:
                             del sums[name]
             by_way[words] = sums
         return by_way
+
+    def _is_another_batch(self, feeds: Feeds) -> bool:
+        first = self.feeds[0]
+        return any(array.shape[:1] != first[name].shape[:1] for name, array in feeds.items())
 
     def excess(self, deviation: Deviation) -> float:
         """Return what execution adds to an output, as a share of what is allowed."""

@@ -309,6 +309,19 @@ def test_other_extents_that_the_graph_refuses_are_left_out(target: str, tmp_path
     assert "; 16 samples and 2 of other extents, " in check_of(built).detail  # of the batch, not of m
 
 
+def test_extents_that_nobody_gave_and_openvino_refuses_are_a_warning(tmp_path: Path) -> None:
+    """As the height of PP-OCR's angle classifier is halved, for which a later MaxPool is too large."""
+    body = """(float[n,1,h,4] x) => (float[n,1,k,2] y)
+        { y = MaxPool <kernel_shape = [2,2], strides = [2,2], ceil_mode = 1> (x) }"""
+    np.savez(tmp_path / "x.npz", x=np.random.default_rng(0).standard_normal((4, 1, 2, 4), np.float32))
+    model = written(tmp_path / "m.onnx", body)
+    built = qcompile.build(model, tmp_path / "b.onnx", target="openvino", data=str(tmp_path / "x.npz"))
+    (warning,) = built.manifest.warnings
+    assert "OpenVINO fails on x:4x1x1x4" in warning
+    assert "such input is refused" in warning
+    assert "of other extents, " in check_of(built).detail
+
+
 def test_a_model_whose_quantization_costs_nothing_passes(target: str, tmp_path: Path) -> None:
     body = """(float[n,2] x) => (float[n,2] y)
         <float s = {1.0}, uint8 z = {128}, int8[2,2] w = {1, 2, -3, 4}, int8 v = {0}>
