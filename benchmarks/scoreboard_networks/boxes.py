@@ -64,6 +64,8 @@ def average_precision(truth: list[Boxes], found: list[Boxes]) -> float:
             one.dataset = {"images": images, "categories": kinds, "annotations": numbered}
             one.createIndex()
         judged = COCOeval(base, rest, "bbox")
+        judged.params.areaRng, judged.params.areaRngLbl = [[0.0, 1e10]], ["all"]
+        judged.params.maxDets = [100]
         judged.evaluate()
         judged.accumulate()
     values = judged.eval["precision"][..., 0, -1]
@@ -141,15 +143,21 @@ def _corners(rows: Array) -> Array:
 def _kept(corners: Array, scores: Array, overlap: float = 0.45) -> Boxes:
     """Return the boxes whose best class reaches `LEAST`, without those that a better one of it covers."""
     kinds, best = scores.argmax(axis=1), scores.max(axis=1)
-    order = [int(i) for i in np.argsort(-best, kind="stable") if best[i] >= LEAST]
-    kept: list[int] = []
-    for i in order:
-        if all(kinds[i] != kinds[j] or _overlap(corners[i], corners[j]) < overlap for j in kept):
-            kept.append(i)
-    return corners[kept], best[kept], kinds[kept]
+    order = np.argsort(-best, kind="stable")
+    order = order[best[order] >= LEAST]
+    corners, best, kinds = corners[order], best[order], kinds[order]
+    covers = (_overlaps(corners) >= overlap) & (kinds[:, None] == kinds)
+    left = np.ones(len(order), bool)
+    for i in range(len(order)):
+        if left[i]:
+            left[i + 1 :] &= ~covers[i, i + 1 :]
+    return corners[left], best[left], kinds[left]
 
 
-def _overlap(a: Array, b: Array) -> float:
-    sides = np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2])
-    both = float(np.prod(np.maximum(sides, 0)))
-    return both / max(float(np.prod(a[2:] - a[:2]) + np.prod(b[2:] - b[:2])) - both, 1e-9)
+def _overlaps(corners: Array) -> Array:
+    """Intersection over union of every two boxes."""
+    low, high = corners[:, None], corners[None]
+    sides = np.minimum(low[..., 2:], high[..., 2:]) - np.maximum(low[..., :2], high[..., :2])
+    both = np.prod(np.maximum(sides, 0), axis=-1)
+    areas = np.prod(corners[:, 2:] - corners[:, :2], axis=1)
+    return np.asarray(both / np.maximum(areas[:, None] + areas - both, 1e-9))
