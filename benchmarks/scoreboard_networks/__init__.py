@@ -51,7 +51,8 @@ NETWORKS = {
         neighbours_kept,
     ),
     "faces": Network(
-        boxes.AP + "MTCNN's P-Net, faces in 192 crops", photos.small_faces, boxes.precision(0.6),
+        boxes.AP + "FP32's as truth: MTCNN's P-Net, faces in 192 crops",
+        photos.small_faces, boxes.precision(0.6),
         ("output_0", "output_1"), exported=("image:[batch,3,height,width]",), read=boxes.of_pnet,
     ),
     "flipped": Network(
@@ -70,7 +71,8 @@ NETWORKS = {
         "ddddocr, an LSTM: characters of 160 captchas as FP32 reads them", drawn.captchas,
         text.letters_as_read,
     ),
-    "bodies": Network(boxes.AP + "YOLOv8n, 128 crops with people", photos.bodies, boxes.precision(0.2),
+    "bodies": Network(
+        boxes.AP + "FP32's as truth: YOLOv8n, 128 crops with people", photos.bodies, boxes.precision(0.2),
         calibration=48, read=boxes.of_yolo,
     ),
     "imagenet": Network(
@@ -91,8 +93,10 @@ NETWORKS = {
         exported=("image:[batch,1,64,320]",),
     ),
     "lines": Network(
-        boxes.AP + "PP-OCRv4's detector, lines of 48 pages", partial(drawn.pages, "x", 480, 32 + 48),
-        boxes.precision(), (), 32, read=boxes.of_map(0.3, lambda output: output[0, 0]),
+        boxes.AP + "what was drawn: PP-OCRv4's detector, lines of 48 pages", partial(drawn.pages, "x", 480,
+        32 + 48),
+        boxes.drawn(partial(drawn.lines_on_pages, 480, 32 + 48)), (), 32,
+        read=boxes.of_map(0.3, lambda output: output[0, 0], grow=1.5),
     ),
     "nsfw": Network(
         "Open-NSFW, ResNet-50: Spearman of 192 crops' scores with FP32's", photos.caffe_photographs, rank_kept
@@ -102,18 +106,19 @@ NETWORKS = {
         sound.notes_found, ("StatefulPartitionedCall:1",), 32,
     ),
     "letters": Network(
-        boxes.AP + "ddddocr's YOLOX, letters in 64 photographs", drawn.scattered_letters,
-        boxes.precision(0.1), (), 32, read=boxes.of_yolox,
+        boxes.AP + "what was drawn: ddddocr's YOLOX, letters in 64 photographs", drawn.scattered_letters,
+        boxes.drawn(drawn.places_of_letters), (), 32, read=boxes.of_yolox,
     ),
     "layout": Network(
-        boxes.AP + "PicoDet, parts of 64 documents", drawn.documents, boxes.precision(0.4),
+        boxes.AP + "what was drawn: PicoDet, parts of 64 documents", drawn.documents,
+        boxes.drawn(drawn.parts_of_documents),
         _PICODET, 32, read=boxes.of_picodet,
     ),
     "quality": Network(
         "DNSMOS: Spearman of 96 clips' scores with FP32's", sound.clips, rank_kept, (), 32
     ),
     "craft": Network(
-        boxes.AP + "CRAFT, words of 48 pages", partial(drawn.pages, "image", 320, 32 + 48),
+        boxes.AP + "FP32's as truth: CRAFT, words of 48 pages", partial(drawn.pages, "image", 320, 32 + 48),
         boxes.precision(), (), 32,
         exported=("image:[batch,3,320,320]",), read=boxes.of_map(0.4, lambda output: output[0, :, :, 0]),
     ),

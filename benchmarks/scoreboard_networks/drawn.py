@@ -9,13 +9,14 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from .base import Array, Sample, pinned
+from .boxes import Boxes, Corners, of_one_kind
 from .photos import crops, planes
 from .text import decode, edits, sentences
 
 LINES = 64 + 160
 
 
-def _drawn(text: str, size: int, generator: np.random.Generator, turn: float = 1.5) -> Image.Image:
+def _drawn(text: str, size: int, generator: np.random.Generator) -> Image.Image:
     """A line of text on its own ground: an image in grey, as high as the letters and a margin."""
     font = ImageFont.load_default(size)
     left, top, right, bottom = font.getbbox(text)
@@ -25,7 +26,7 @@ def _drawn(text: str, size: int, generator: np.random.Generator, turn: float = 1
         paper, ink = ink, paper
     image = Image.new("L", (int(right - left) + 2 * margin, int(bottom - top) + 2 * margin), paper)
     ImageDraw.Draw(image).text((margin - left, margin - top), text, fill=ink, font=font)
-    return image.rotate(float(generator.uniform(-turn, turn)), fillcolor=paper)
+    return image.rotate(float(generator.uniform(-1.5, 1.5)), fillcolor=paper)
 
 
 def _noisy(image: Image.Image, generator: np.random.Generator) -> Array:
@@ -90,30 +91,39 @@ def _read_right(found: list[Array], numbers: Array, alphabet: str | list[str]) -
     return max(0.0, 100 - 100 * sum(edits(*pair) for pair in pairs) / sum(len(line) for _, line in pairs))
 
 
-def _page(width: int, height: int, generator: np.random.Generator) -> Image.Image:
-    """A page with lines of text in several sizes."""
+def _page(width: int, height: int, generator: np.random.Generator) -> tuple[Image.Image, list[Corners]]:
+    """A page with lines of text in several sizes, and where each is with its ground."""
     page = Image.new("L", (width, height), int(generator.integers(100, 256)))
-    top = int(generator.integers(5, 40))
+    places, top = list[Corners](), int(generator.integers(5, 40))
     while top < height - 40:
         text = lines()[int(generator.integers(LINES))]
         line = _drawn(text, int(generator.integers(12, 34)), generator)
-        page.paste(line, (int(generator.integers(0, 60)), top))
+        left = int(generator.integers(0, 60))
+        page.paste(line, (left, top))
+        places.append((left, top, min(left + line.width, width), min(top + line.height, height)))
         top += line.height + int(generator.integers(4, 50))
-    return page
+    return page, places
 
 
 def pages(name: str, side: int, count: int) -> Iterator[Sample]:
     """Yield float32 [1, 3, side, side]: pages of text."""
     for number in range(count):
         generator = np.random.default_rng(1000 + number)
-        yield {name: np.repeat(_noisy(_page(side, side, generator), generator)[None, None], 3, axis=1)}
+        page, _ = _page(side, side, generator)
+        yield {name: np.repeat(_noisy(page, generator)[None, None], 3, axis=1)}
+
+
+def lines_on_pages(side: int, count: int) -> list[Boxes]:
+    """Where the lines of the evaluation's pages are."""
+    made = (_page(side, side, np.random.default_rng(1000 + number))[1] for number in range(count))
+    return [of_one_kind(places) for places in made][32:]
 
 
 def turned_pages() -> Iterator[Sample]:
     """Yield float32 [1, 3, 224, 224]: pages in four turns, of 64 + 192."""
     for number in range(64 + 192):
         generator = np.random.default_rng(2000 + number)
-        page = _page(320, 320, generator).resize((224, 224), Image.Resampling.LANCZOS)
+        page = _page(320, 320, generator)[0].resize((224, 224), Image.Resampling.LANCZOS)
         noisy = Image.fromarray(
             ((_noisy(page.rotate(-90 * (number % 4)), generator) + 1) * 127.5).astype(np.uint8)
         )
@@ -127,30 +137,57 @@ def turns_told(_: list[Array], found: list[Array], numbers: Array) -> float:
 
 def documents() -> Iterator[Sample]:
     """Yield float32 [1, 3, 800, 608]: documents with titles, paragraphs and figures, of 32 + 64."""
+    for page, _ in _documents():
+        yield {"image": planes(page)}
+
+
+TEXT, TITLE, FIGURE, CAPTION = range(4)
+"""Classes of CDLA, which PicoDet was trained on, in its order."""
+
+
+def parts_of_documents() -> list[Boxes]:
+    """Where the parts of the evaluation's documents are, and what they are."""
+    found = []
+    for _, places in _documents():
+        corners, scores, _ = of_one_kind([place for place, _ in places])
+        found.append((corners, scores, np.array([kind for _, kind in places])))
+    return found[32:]
+
+
+def _documents() -> Iterator[tuple[Image.Image, list[tuple[Corners, int]]]]:
     font = ImageFont.load_default
     photographs = crops(160, 96, seed=3)
     for number in range(32 + 64):
         generator = np.random.default_rng(3000 + number)
         page = Image.new("RGB", (608, 800), (int(generator.integers(225, 256)),) * 3)
-        draw, top = ImageDraw.Draw(page), 40
-        draw.text((60, top), lines()[number], fill=0, font=font(26))
-        top += 60
-        figure = int(generator.integers(4))
+        draw, places = ImageDraw.Draw(page), list[tuple[Corners, int]]()
+
+        def write(left: int, top: int, text: str, size: int, draw: ImageDraw.ImageDraw = draw) -> Corners:
+            draw.text((left, top), text, fill=0, font=font(size))
+            return tuple(int(edge) for edge in draw.textbbox((left, top), text, font=font(size)))  # type: ignore[return-value]
+
+        places.append((write(60, 40, lines()[number], 26), TITLE))
+        top, figure = 100, int(generator.integers(4))
         for block in range(4):
             if block == figure:
                 photograph = next(photographs)
                 page.paste(photograph.resize((300, 160)), (150, top))
-                draw.text((180, top + 165), f"Figure {number}. {lines()[number + 1]}", fill=0, font=font(12))
+                places.append(((150, top, 450, top + 160), FIGURE))
+                caption = write(180, top + 165, f"Figure {number}. {lines()[number + 1]}", 12)
+                places.append((caption, CAPTION))
                 top += 200
                 continue
-            draw.text((50, top), lines()[int(generator.integers(LINES))], fill=0, font=font(17))
+            places.append((write(50, top, lines()[int(generator.integers(LINES))], 17), TITLE))
             top += 28
+            written = []
             for _ in range(int(generator.integers(3, 8))):
                 text = " ".join(lines()[int(i)] for i in generator.integers(0, LINES, 4))
-                draw.text((50, top), text[:80], fill=0, font=font(12))
+                written.append(write(50, top, text[:80], 12))
                 top += 17
+            low, high = np.min(written, axis=0), np.max(written, axis=0)
+            places.append(((int(low[0]), int(low[1]), int(high[2]), int(high[3])), TEXT))
             top += 20
-        yield {"image": planes(page)}
+        yield page, places
 
 
 def captchas() -> Iterator[Sample]:
@@ -175,7 +212,18 @@ def captchas() -> Iterator[Sample]:
 
 def scattered_letters() -> Iterator[Sample]:
     """Yield float32 [1, 3, 416, 416], 0 to 255: letters in front of photographs, of 32 + 64."""
+    for image, _ in _with_letters():
+        yield {"images": np.asarray(image, np.float32)[..., ::-1].transpose(2, 0, 1)[None].copy()}
+
+
+def places_of_letters() -> list[Boxes]:
+    """Where the letters of the evaluation's images are that no later one was drawn over by half and more."""
+    return [of_one_kind(places) for _, places in _with_letters()][32:]
+
+
+def _with_letters() -> Iterator[tuple[Image.Image, list[Corners]]]:
     for number, image in enumerate(crops(416, 32 + 64, seed=4)):
+        places: list[Corners] = []
         generator = np.random.default_rng(5000 + number)
         for _ in range(int(generator.integers(3, 8))):
             size = int(generator.integers(40, 80))
@@ -184,5 +232,16 @@ def scattered_letters() -> Iterator[Sample]:
             ImageDraw.Draw(mask).text((12, 4), letter, fill=255, font=ImageFont.load_default(size))
             place = tuple(int(i) for i in generator.integers(0, 416 - size - 20, 2))
             color = tuple(int(i) for i in generator.integers(0, 256, 3))
-            image.paste(color, place, mask.rotate(float(generator.uniform(-40, 40))))
-        yield {"images": np.asarray(image, np.float32)[..., ::-1].transpose(2, 0, 1)[None].copy()}
+            turned = mask.rotate(float(generator.uniform(-40, 40)))
+            image.paste(color, place, turned)
+            left, top, right, bottom = turned.getbbox() or (0, 0, 0, 0)
+            corners = (place[0] + left, place[1] + top, place[0] + right, place[1] + bottom)
+            places = [one for one in places if _shared(one, corners) < 0.5] + [corners]
+        yield image, places
+
+
+def _shared(one: Corners, other: Corners) -> float:
+    """The share of one rectangle that another covers."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    return max(width, 0) * max(height, 0) / ((one[2] - one[0]) * (one[3] - one[1]))
