@@ -10,8 +10,8 @@ in turn, and the one whose outputs are nearest to the float model's is kept:
    get the correction;
 4. the most damaging layers in float, as many as it takes: for `max_damage`, or where `diff` would not let
    the outputs pass;
-5. below `GOOD_DB` further ones, up to the knee: while `_KNEE_DB` are gained by layers that are no more than
-   `_KNEE_SHARE` of the multiply-adds.
+5. below `GOOD_DB` further ones, up to the knee: while `_KNEE_DB` are gained by layers that are `_KNEE_SHARE`
+   of the multiply-adds, and in proportion by those that are less, but at least `_KNEE_LEAST_DB`.
 
 Where there are enough samples, those that judge are not those that factors and biases are learnt from.
 """
@@ -60,11 +60,12 @@ GOOD_DB = 20.0
 """Below it more is tried: layers in float up to the knee, and dynamic INT8."""
 
 _TELLING_DB = 50.0
-_KNEE_DB, _KNEE_SHARE = 3.0, 0.05  # half of the error's energy for a twentieth of the time
+_KNEE_DB, _KNEE_SHARE = 3.0, 0.05  # half of the error's energy for a twentieth of the time, and less for less
+_KNEE_LEAST_DB = 1.0
 _KNEE_TRIALS, _KNEE_STEP = 6, 4
 _VARYING, _VARYING_SHARE = 8, 1e-4  # so many samples; such a share of an output's energy
 _NAMED = 5  # layers that a warning names
-_RANKED_ON = 4  # samples on which layers are ranked: each runs once per layer
+_RANKED_ON = 2  # samples on which layers are ranked: each runs once per layer
 
 
 @dataclass(frozen=True)
@@ -220,10 +221,11 @@ def _to_the_knee(
     request, step = search.request, 1
     for _ in range(_KNEE_TRIALS):
         more, before = names[count : count + step], search.best
-        if step > _KNEE_STEP or count + step > most or sum(share[name] for name in more) > _KNEE_SHARE:
+        cost = sum(share[name] for name in more)
+        if step > _KNEE_STEP or count + step > most or cost > _KNEE_SHARE:
             break
         tried = _without(request, names[begun : count + step])  # it excludes the first ones already
-        needed_db = before.judged.rank_db + _KNEE_DB
+        needed_db = before.judged.rank_db + max(_KNEE_DB * cost / _KNEE_SHARE, _KNEE_LEAST_DB)
         made = search.by_count.get(count + step, needed_db) >= needed_db and search.offer(
             f"{count + step} layers in float", tried, least_db=-float("inf")
         )
@@ -232,7 +234,7 @@ def _to_the_knee(
         else:
             search.best, step = before, 2 * step
     return {
-        damage.layer: f"it gains {_KNEE_DB:g} dB with others: alone in INT8 it leaves {damage.snr_db:.1f} dB"
+        damage.layer: f"worth its time with others: alone in INT8 it leaves {damage.snr_db:.1f} dB"
         for damage in ranked[begun:count]
     }
 
