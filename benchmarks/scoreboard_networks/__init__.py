@@ -93,10 +93,9 @@ NETWORKS = {
         exported=("image:[batch,1,64,320]",),
     ),
     "lines": Network(
-        boxes.AP + "what was drawn: PP-OCRv4's detector, lines of 48 pages", partial(drawn.pages, "x", 480,
-        32 + 48),
-        boxes.drawn(partial(drawn.lines_on_pages, 480, 32 + 48)), (), 32,
-        read=boxes.of_map(0.3, lambda output: output[0, 0], grow=1.5),
+        boxes.AP + "what was drawn: PP-OCRv4's detector, lines of 48 pages",
+        partial(drawn.pages, "x", 480, 32 + 48), boxes.drawn(partial(drawn.lines_on_pages, 480, 32 + 48)),
+        (), 32, read=boxes.of_map(0.3, lambda output: output[0, 0], grow=1.5),
     ),
     "nsfw": Network(
         "Open-NSFW, ResNet-50: Spearman of 192 crops' scores with FP32's", photos.caffe_photographs, rank_kept
