@@ -201,15 +201,33 @@ def _kept_in_float(search: _Search) -> dict[str, str]:
     def enough(judged: Judged) -> bool:
         return judged.snr_db >= _ENOUGH_DB and not judged.failed
 
+    recurrent = {} if enough(whole.judged) else _recurrences_in_float(search)
+    if search.best.judged.rank_db >= GOOD_DB and not search.best.judged.failed:
+        return recurrent
     ranked, kept = _ranked(search), dict[str, str]()
     try:
-        if not enough(whole.judged):
+        if not enough(search.best.judged):
             kept = _take_back(search, ranked, enough, f"{_ENOUGH_DB:g} dB", most=0.5)
     except QuantizationError as error:
         search.best, search.refusal = whole, error.message.partition(": ")[2]
         search.refusal += f"; most is lost in {', '.join(damage.layer for damage in ranked[:_NAMED])}"
         return {}
-    return kept | _to_the_knee(search, ranked, len(kept), most=len(ranked) // 2)
+    return recurrent | kept | _to_the_knee(search, ranked, len(kept), most=len(ranked) // 2)
+
+
+def _recurrences_in_float(search: _Search) -> dict[str, str]:
+    """Leave LSTMs and GRUs as they are, where their products cost so much; return why they are in float."""
+    before, told = search.best, search.best.outcome.proof["lstms"]
+    assert isinstance(told, Mapping), "the proof of static quantization"
+    opened = told["opened"]
+    if not opened:
+        return {}
+    tried = _without(search.request, opened)
+    made = search.offer("recurrences in float", tried, least_db=-float("inf"))
+    if made and search.best.judged.rank_db >= before.judged.rank_db + _KNEE_DB:
+        return dict.fromkeys(opened, f"in INT8 they leave {before.judged.snr_db:.1f} dB")
+    search.best = before
+    return {}
 
 
 def _to_the_knee(
