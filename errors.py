@@ -133,7 +133,7 @@ class OutOfMemory(QCompileError):
 
 
 class WorkerError(QCompileError):
-    """A worker process died, hung, or answered nonsense. Data: `artifact`, `output`; `died`: of what, where it did."""
+    """A worker process died, hung, or answered nonsense. Data: `artifact`, `output`; `died`, of what."""
 
 
 def first_line(error: BaseException) -> str:

@@ -56,7 +56,7 @@ class RunReport:
         stages: Stage to "done", "skipped" or "failed", in order.
         artifacts, digests: Artifact name to its file, and to the digest of it, of those that were built.
         failures: Artifact name to why it was not; a later run tries it again.
-        instead: Artifact that was not built, or failed in the measurement, to the one that its `fallback` names.
+        instead: Artifact that was not built, or that failed when it was measured, to its `fallback`.
         results: What was measured; None for a recipe without `[bench]`.
         page: The report of it; `why_no_page` says why there is none.
         budget: Measured artifact to why it may not be recommended, empty where it keeps the budget; None

@@ -40,7 +40,8 @@ _OF_THE_SOURCE = ("source", "depends", "trust", "weights", "download", "preproce
 _OF_USERS = ("file", "module", "pt2", "torchscript")
 """Kinds of sources that name no inputs of their own."""
 _OF_THE_BUILD = (
-    "name", "fallback", "gpus", "min_shapes", "opt_shapes", "max_shapes", "allow_fallback", "strict", "tensorrt",
+    "name", "fallback", "gpus", "min_shapes", "opt_shapes", "max_shapes", "allow_fallback", "strict",
+    "tensorrt",
 )  # fmt: skip
 """Options of an artifact that its graph does not depend on, but for what `quantize_key` adds."""
 

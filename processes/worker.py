@@ -132,10 +132,12 @@ class Worker(Child):
                 self._answers.put(line)
         self._answers.put(b"")
 
-    def _error(self, what: str, **data: object) -> WorkerError:
+    def _error(self, what: str, *, died: str = "") -> WorkerError:
         output = self.last_output()
         shown = "; it said:\n    " + output.replace("\n", "\n    ") if output else ""
-        return WorkerError(f"worker of {self.name} {what}{shown}", artifact=self.name, output=output, **data)
+        return WorkerError(
+            f"worker of {self.name} {what}{shown}", artifact=self.name, output=output, died=died
+        )
 
 
 def thread_variables(threads: int) -> dict[str, str]:

@@ -60,8 +60,7 @@ GOOD_DB = 20.0
 """Below it more is tried: layers in float up to the knee, and dynamic INT8."""
 
 _TELLING_DB = 50.0
-_KNEE_DB, _KNEE_SHARE = 3.0, 0.05  # half of the error's energy for a twentieth of the time, and less for less
-_KNEE_LEAST_DB = 1.0
+_KNEE_DB, _KNEE_SHARE, _KNEE_LEAST_DB = 3.0, 0.05, 1.0  # half of the error's energy for a 20th of the time
 _KNEE_TRIALS, _KNEE_STEP = 6, 4
 _VARYING, _VARYING_SHARE = 8, 1e-4  # so many samples; such a share of an output's energy
 _NAMED = 5  # layers that a warning names
@@ -163,9 +162,8 @@ def _searched(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
     kept = _kept_in_float(search)
     outcome = search.best.outcome
     left = outcome.proof.get("left_in_float")
-    proof = {**outcome.proof, "search": search.tried, **balancing}
-    if search.refusal:
-        proof["search_refusal"] = search.refusal
+    refused = {"search_refusal": search.refusal} if search.refusal else {}
+    proof = {**outcome.proof, "search": search.tried, **balancing, **refused}
     if isinstance(left, dict):
         proof["left_in_float"] = {name: kept.get(name, reason) for name, reason in left.items()}
     proof["method"] = str(_method(search.request))
@@ -173,10 +171,9 @@ def _searched(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
     if kept and request.spec.max_damage is None:  # nobody named these layers
         more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
         layers = f"{', '.join(list(kept)[:_NAMED])}{more}"
-        refused = judged_before.snr_db < _ENOUGH_DB or bool(judged_before.failed)
-        gained_db = search.best.judged.rank_db - judged_before.rank_db
         why = "because `diff` would not let the outputs pass otherwise"
-        why = why if refused else f"which gains {gained_db:.1f} dB"
+        if judged_before.snr_db >= _ENOUGH_DB and not judged_before.failed:
+            why = f"which gains {search.best.judged.rank_db - judged_before.rank_db:.1f} dB"
         warnings.append(f"left in float, {why}: {layers}")
     return Outcome(outcome.model, proof, warnings, search.best.judged)
 
@@ -184,8 +181,7 @@ def _searched(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
 def _kept_in_float(search: _Search) -> dict[str, str]:
     """Leave layers in float as `max_damage` asks, else where `diff` would refuse outputs, and to the knee.
 
-    Returned is why each is in float.
-    Without it half of the layers at most: beyond that INT8 is not for this model, and the caller refuses it.
+    Return why each is. Without `max_damage` half of them at most: beyond it the caller refuses the model.
     """
     spec, whole = search.request.spec, search.best
     least_db = spec.max_damage
@@ -219,11 +215,9 @@ def _recurrences_in_float(search: _Search) -> dict[str, str]:
     """Leave LSTMs and GRUs as they are, where their products cost so much; return why they are in float."""
     before, told = search.best, search.best.outcome.proof["lstms"]
     assert isinstance(told, Mapping), "the proof of static quantization"
-    opened = told["opened"]
-    if not opened:
+    if not (opened := told["opened"]):
         return {}
-    tried = _without(search.request, opened)
-    made = search.offer("recurrences in float", tried, least_db=-float("inf"))
+    made = search.offer("recurrences in float", _without(search.request, opened), least_db=-float("inf"))
     if made and search.best.judged.rank_db >= before.judged.rank_db + _KNEE_DB:
         return dict.fromkeys(opened, f"in INT8 they leave {before.judged.snr_db:.1f} dB")
     search.best = before

@@ -405,7 +405,7 @@ def test_a_recurrence_that_loses_too_much_stays_in_float(tmp_path: Path) -> None
         tmp_path / "m.onnx", tmp_path / "q.onnx", ranges=tmp_path / "m.ranges", data=data, target="tensorrt"
     )
     left: Any = made.manifest.proof["left_in_float"]
-    assert [*left.values()][0].startswith("in INT8 they leave ")
+    assert next(iter(left.values())).startswith("in INT8 they leave ")
     assert made.manifest.proof["nodes_by_precision"]["int8"] == {"MatMul": 1}  # type: ignore[index]
     operators = [node.op_type for node in onnx.load(made.path).graph.node]
     assert ("LSTM" in operators, "Scan" in operators) == (True, False)
