@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper, parser
 from two_opsets import model as of_opset
-from written_models import normal
+from written_models import model_of, normal
 
 import qcompile
 from qcompile.compiler.check import OnnxReference
@@ -249,3 +249,30 @@ def test_the_real_rtx_builds_each_and_what_cannot_be_compared_is_said(
     ).manifest
     told = any("ONNX Runtime has no TRT_" in warning for warning in manifest.warnings)
     assert told == (precision == "fp32")
+
+
+def test_a_recurrence_that_loses_too_much_stays_in_float(tmp_path: Path) -> None:
+    """For TensorRT it is written as products, whose input has a channel that no weight reads."""
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((64, 6, 8)).astype(np.float32)
+    x[..., 0] *= 1000
+    np.savez(tmp_path / "d.npz", x=x)
+    w = generator.standard_normal((1, 48, 8)).astype(np.float32) * 0.5
+    w[..., 0] = 1e-5
+    model = model_of(
+        """(float[N, 6, 8] x) => (float[N, 16] y) <float[1, 48, 12] r, float[12, 16] v, int64[1] z = {0}> {
+        t = Transpose<perm = [1, 0, 2]>(x) h, l, c = LSTM<hidden_size = 12>(t, w, r)
+        s = Squeeze(l, z) y = MatMul(s, v) }""",
+        named=True, w=w,
+    )  # fmt: skip
+    onnx.save(model, tmp_path / "m.onnx")
+    data = str(tmp_path / "d.npz")
+    qcompile.calibrate(tmp_path / "m.onnx", data, tmp_path / "m.ranges", targets=["tensorrt"])
+    made = qcompile.quantize(
+        tmp_path / "m.onnx", tmp_path / "q.onnx", ranges=tmp_path / "m.ranges", data=data, target="tensorrt"
+    )
+    left: Any = made.manifest.proof["left_in_float"]
+    assert next(iter(left.values())).startswith("in INT8 they leave ")
+    assert made.manifest.proof["nodes_by_precision"]["int8"] == {"MatMul": 1}  # type: ignore[index]
+    operators = [node.op_type for node in onnx.load(made.path).graph.node]
+    assert ("LSTM" in operators, "Scan" in operators) == (True, False)

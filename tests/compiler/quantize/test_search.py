@@ -384,33 +384,6 @@ def test_a_network_of_lstms_is_told_of_dynamic_int8(tmp_path: Path) -> None:
     assert "`mode` dynamic computes LSTM in 8 bits" in caught.value.hint
 
 
-def test_a_recurrence_that_loses_too_much_stays_in_float(tmp_path: Path) -> None:
-    """For TensorRT it is written as products, whose input has a channel that no weight reads."""
-    generator = np.random.default_rng(0)
-    x = generator.standard_normal((64, 6, 8)).astype(np.float32)
-    x[..., 0] *= 1000
-    np.savez(tmp_path / "d.npz", x=x)
-    w = generator.standard_normal((1, 48, 8)).astype(np.float32) * 0.5
-    w[..., 0] = 1e-5
-    model = model_of(
-        """(float[N, 6, 8] x) => (float[N, 16] y) <float[1, 48, 12] r, float[12, 16] v, int64[1] z = {0}> {
-        t = Transpose<perm = [1, 0, 2]>(x) h, l, c = LSTM<hidden_size = 12>(t, w, r)
-        s = Squeeze(l, z) y = MatMul(s, v) }""",
-        named=True, w=w,
-    )  # fmt: skip
-    onnx.save(model, tmp_path / "m.onnx")
-    data = str(tmp_path / "d.npz")
-    qcompile.calibrate(tmp_path / "m.onnx", data, tmp_path / "m.ranges", targets=["tensorrt"])
-    made = qcompile.quantize(
-        tmp_path / "m.onnx", tmp_path / "q.onnx", ranges=tmp_path / "m.ranges", data=data, target="tensorrt"
-    )
-    left: Any = made.manifest.proof["left_in_float"]
-    assert next(iter(left.values())).startswith("in INT8 they leave ")
-    assert made.manifest.proof["nodes_by_precision"]["int8"] == {"MatMul": 1}  # type: ignore[index]
-    operators = [node.op_type for node in onnx.load(made.path).graph.node]
-    assert ("LSTM" in operators, "Scan" in operators) == (True, False)
-
-
 def test_a_recurrence_written_as_a_loop_is_said_to_stay_in_float(tmp_path: Path) -> None:
     body = onnx.parser.parse_graph(
         "body (int64 n, bool c, float[2, 8] h) => (bool d, float[2, 8] k) "
