@@ -152,7 +152,6 @@ def _searched(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
     balancing = _balance(search) if request.spec.balance else {}
     if request.spec.correct_bias:
         search.offer("corrected biases", search.request.asking(correct_bias=True), least_db=0.0)
-    # Beside `auto`, where that was asked for.
     others = (Method("minmax"), Method("percentile", chosen.percentile), Method("entropy"))
     # Above that the samples that judge tell no methods apart, and one that clips more may lose on others.
     tells = search.best.judged.rank_db < _TELLING_DB or request.spec.max_damage is not None
@@ -161,10 +160,9 @@ def _searched(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
     judged_before = search.best.judged
     kept = _kept_in_float(search)
     outcome = search.best.outcome
-    left = outcome.proof.get("left_in_float")
     refused = {"search_refusal": search.refusal} if search.refusal else {}
     proof = {**outcome.proof, "search": search.tried, **balancing, **refused}
-    if isinstance(left, dict):
+    if isinstance(left := outcome.proof.get("left_in_float"), dict):
         proof["left_in_float"] = {name: kept.get(name, reason) for name, reason in left.items()}
     proof["method"] = str(_method(search.request))
     warnings = list(outcome.warnings)
@@ -189,7 +187,7 @@ def _kept_in_float(search: _Search) -> dict[str, str]:
         if whole.judged.snr_db >= least_db:
             return {}
         return _take_back(
-            search, _ranked(search), lambda judged: judged.snr_db >= least_db, f"{least_db:g} dB"
+            search, _ranked(search.request), lambda judged: judged.snr_db >= least_db, f"{least_db:g} dB"
         )
     if spec.allow_loss or (whole.judged.rank_db >= GOOD_DB and not whole.judged.failed):
         return {}
@@ -200,15 +198,22 @@ def _kept_in_float(search: _Search) -> dict[str, str]:
     recurrent = {} if enough(whole.judged) else _recurrences_in_float(search)
     if search.best.judged.rank_db >= GOOD_DB and not search.best.judged.failed:
         return recurrent
-    ranked, kept = _ranked(search), dict[str, str]()
+    ranked, kept = _ranked(search.request), dict[str, str]()
+    most = _half(search.request, [damage.layer for damage in ranked])
     try:
         if not enough(search.best.judged):
-            kept = _take_back(search, ranked, enough, f"{_ENOUGH_DB:g} dB", most=0.5)
+            kept = _take_back(search, ranked, enough, f"{_ENOUGH_DB:g} dB", most=most)
     except QuantizationError as error:
         search.best, search.refusal = whole, error.message.partition(": ")[2]
         search.refusal += f"; most is lost in {', '.join(damage.layer for damage in ranked[:_NAMED])}"
         return {}
-    return recurrent | kept | _to_the_knee(search, ranked, len(kept), most=len(ranked) // 2)
+    return recurrent | kept | _to_the_knee(search, ranked, len(kept), most=most)
+
+
+def _half(request: QuantizeRequest, names: Sequence[str]) -> int:
+    """How many of the first layers are half of all, or of the multiply-adds if that is more."""
+    share, _ = shares(names, multiply_adds(request.model))
+    return max(len(names) // 2, sum(total <= 0.5 for total in accumulate(share[name] for name in names)))
 
 
 def _recurrences_in_float(search: _Search) -> dict[str, str]:
@@ -217,7 +222,7 @@ def _recurrences_in_float(search: _Search) -> dict[str, str]:
     assert isinstance(told, Mapping), "the proof of static quantization"
     if not (opened := told["opened"]):
         return {}
-    made = search.offer("recurrences in float", _without(search.request, opened), least_db=-float("inf"))
+    made = search.offer("recurrences in float", _without(search.request, opened), least_db=-math.inf)
     if made and search.best.judged.rank_db >= before.judged.rank_db + _KNEE_DB:
         return dict.fromkeys(opened, f"in INT8 they leave {before.judged.snr_db:.1f} dB")
     search.best = before
@@ -239,7 +244,7 @@ def _to_the_knee(
         tried = _without(request, names[begun : count + step])  # it excludes the first ones already
         needed_db = before.judged.rank_db + max(_KNEE_DB * cost / _KNEE_SHARE, _KNEE_LEAST_DB)
         made = search.by_count.get(count + step, needed_db) >= needed_db and search.offer(
-            f"{count + step} layers in float", tried, least_db=-float("inf")
+            f"{count + step} layers in float", tried, least_db=-math.inf
         )
         if made and search.best.judged.rank_db >= needed_db:
             count, step = count + step, 1
@@ -276,9 +281,8 @@ def _balance(search: _Search) -> dict[str, object]:
     return told
 
 
-def _ranked(search: _Search) -> list[LayerSensitivity]:
+def _ranked(request: QuantizeRequest) -> list[LayerSensitivity]:
     """The layers by what each does to the outputs, the most damaging first."""
-    request = search.request
     assert request.ranges is not None, "best_static asks"
     request.progress("damage of each layer")
     floats = [pattern for pattern, kind in request.spec.layer_precisions.items() if kind != "int8"]
@@ -296,22 +300,18 @@ def _without(request: QuantizeRequest, names: Sequence[str]) -> QuantizeRequest:
 
 def _take_back(
     search: _Search, ranked: Sequence[LayerSensitivity], enough: Callable[[Judged], bool], required: str, *,
-    most: float = 1.0,
+    most: int | None = None,
 ) -> dict[str, str]:  # fmt: skip
-    """Leave the most damaging layers in float until the outputs are near enough; return why they are.
-
-    A share `most` of the layers may be left in float.
-    """
+    """Leave the worst layers in float, `most` of them, until the outputs are near enough; return why."""
     request, names = search.request, [damage.layer for damage in ranked]
-    limit = min(int(most * len(names)) + 1, len(names))  # so many are too many
-    low, high = 0, limit  # so many are too few; so many were never tried, or are enough
-    most_db, kept = search.best.judged.snr_db, None
+    high = len(names) if most is None else min(most + 1, len(names))  # never tried, or enough
+    low, most_db, kept = 0, search.best.judged.snr_db, None  # so many are too few
     while high - low > 1:
         middle = (low + high) // 2
         tried = _without(request, names[:middle])
-        made = search.offer(f"{middle} layers in float", tried, least_db=-float("inf"))
+        made = search.offer(f"{middle} layers in float", tried, least_db=-math.inf)
         most_db = max(most_db, search.best.judged.snr_db)
-        search.by_count[middle] = search.best.judged.rank_db if made else -float("inf")
+        search.by_count[middle] = search.best.judged.rank_db if made else -math.inf
         if made and enough(search.best.judged):
             high, kept = middle, search.best
         else:
