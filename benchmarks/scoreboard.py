@@ -225,7 +225,8 @@ def main() -> None:
         return
     names = options.network or list(NETWORKS)
     if options.results:
-        page.write({name: kept_rows(options.folder / name) for name in names}, conditions())
+        kept = {name: kept_rows(options.folder / name) for name in names}
+        page.write({name: found for name, found in kept.items() if found}, conditions())
         return
     for name in names:
         subject = Subject(name, options.folder)
