@@ -9,7 +9,7 @@
 All quantizers calibrate on the same samples, and are judged on others. dB is the signal-to-noise ratio of the
 outputs that the task reads, against FP32, over all samples of the evaluation. The rows of a network are kept
 in FOLDER/NAME/rows.json. What qcompile refuses is made once more with `allow_loss`, and marked. For TensorRT
-the graphs are run as they are written, by ONNX Runtime without its optimizations.
+the graphs are run by ONNX Runtime as floats that Q/DQ round.
 
 A speed is the median over rounds of FP32's block by the block of the same round, measured in processes of
 their own that take turns; the table has the median over launches, the least and the most, because two

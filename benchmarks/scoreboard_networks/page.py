@@ -80,7 +80,7 @@ def text() -> str:
 def _table(results: Results, runtime: str) -> Iterator[str]:
     timed = runtime != "tensorrt"
     if not timed:
-        yield "ONNX Runtime runs them as they are written, in TensorRT's numerics of Q/DQ."
+        yield "ONNX Runtime runs them as floats that Q/DQ round: TensorRT's numerics."
         yield ""
     head = ["network", "FP32", "qcompile", "dB", *(["speed"] if timed else []), "best peer", "dB"]
     yield f"| {' | '.join(head + (['speed'] if timed else []))} |"
