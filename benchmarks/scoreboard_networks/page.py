@@ -45,7 +45,8 @@ calibrate on the same 32 to 64 samples, and are judged on others.
 - **Speed**: FP32's latency on the same runtime divided by the artifact's, one sample at a time, two threads.
   Median over launches of medians of interleaved rounds, with the least and the most of the launches.
 - **Best peer**: the best by the metric, then by dB. "\\*": qcompile refused it; `--allow-loss` wrote it.
-- **"!"**: a peer's metric is better, beyond the interval of the difference; "(!)": better, within it.
+- **"!"**: a peer's metric is better, beyond the interval of the difference; "(!)": better, within it. A peer
+  above FP32 is so by chance, and counts as FP32.
 """
 
 
@@ -89,7 +90,7 @@ def _table(results: Results, runtime: str) -> Iterator[str]:
         base, mine, peer = rows["ort/FP32"], rows.get(f"{runtime}/qcompile"), best_peer(rows, runtime)
         cells = [f"{network}: {NETWORKS[network].what}", f"{base['metric']:.1f}%"]
         cells += [
-            f"{_metric(mine, base)}{mark(mine, peer[1] if peer else None)}",
+            f"{_metric(mine, base)}{mark(mine, peer[1] if peer else None, base)}",
             *figures(mine or {}, timed=timed),
         ]
         cells += (
@@ -136,19 +137,23 @@ def half_width(row: Row, other: Row) -> float:
     return STUDENT * math.sqrt(variance)
 
 
-def mark(mine: Row | None, peer: Row | None) -> str:
-    """Return " **!**" where the peer's metric is better beyond the interval, " (!)" where within it."""
+def mark(mine: Row | None, peer: Row | None, base: Row) -> str:
+    """Return " **!**" where the peer's metric is better beyond the interval, " (!)" where within it.
+
+    A peer above FP32, `base`, is so by chance, and counts as FP32.
+    """
     if peer is None or mine is None or "metric" not in mine:
         return " **!**" if peer else ""
-    behind = peer["metric"] - mine["metric"]
+    ahead = min(peer, base, key=lambda row: row["metric"])
+    behind = ahead["metric"] - mine["metric"]
     if behind < LEAST:
         return ""
-    return " **!**" if behind > half_width(peer, mine) else " (!)"
+    return " **!**" if behind > half_width(ahead, mine) else " (!)"
 
 
 def _counted(results: Results) -> Iterator[str]:
     marks = [
-        mark(rows.get(f"{runtime}/qcompile"), peer[1])
+        mark(rows.get(f"{runtime}/qcompile"), peer[1], rows["ort/FP32"])
         for rows in results.values()
         for runtime in RUNTIMES
         if (peer := best_peer(rows, runtime))
@@ -166,6 +171,8 @@ def _counted(results: Results) -> Iterator[str]:
             for runtime in RUNTIMES
             if name in names and "metric" in (row := rows.get(f"{runtime}/qcompile", {}))
         ]
+        if not drops:
+            continue
         lost, where = max(drops)
         few = sum(drop <= ALLOWED[kind] for drop, _ in drops)
         yield (
@@ -186,7 +193,8 @@ def _reasons(results: Results, runtime: str) -> Iterator[str]:
     behind = [
         (name, said.get((name, runtime), "no reason was found"))
         for name, rows in results.items()
-        if (peer := best_peer(rows, runtime)) and mark(rows.get(f"{runtime}/qcompile"), peer[1])
+        if (peer := best_peer(rows, runtime))
+        and mark(rows.get(f"{runtime}/qcompile"), peer[1], rows["ort/FP32"])
     ]
     if behind:
         yield "\nWhere a peer is better:\n"

@@ -38,8 +38,10 @@ def test_what_is_behind_is_marked(page: Any) -> None:
         signs = np.where(np.arange(page.GROUPS) % 2, 1.0, -1.0)
         return {"metric": metric, "left_out": list(metric + noise * signs)}
 
-    assert page.mark(row(90.0, 0.0), row(90.04, 0.0)) == ""
-    assert page.mark(row(90.0, 0.1), row(91.0, 0.1)) == " **!**"
-    assert page.mark(row(90.0, 0.1), row(91.0, -0.1)) == " (!)"
-    assert page.mark({"failed": "why"}, row(90.0, 0.0)) == " **!**"
-    assert page.mark(row(90.0, 0.0), None) == ""
+    base = row(95.0, 0.0)
+    assert page.mark(row(90.0, 0.0), row(90.04, 0.0), base) == ""
+    assert page.mark(row(90.0, 0.1), row(91.0, 0.1), base) == " **!**"
+    assert page.mark(row(90.0, 0.1), row(91.0, -0.1), base) == " (!)"
+    assert page.mark(row(95.0, 0.1), row(96.0, 0.1), base) == ""
+    assert page.mark({"failed": "why"}, row(90.0, 0.0), base) == " **!**"
+    assert page.mark(row(90.0, 0.0), None, base) == ""
