@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -133,26 +134,21 @@ def nncf(*, onnx_graph: bool = False, smooth: bool = True) -> Make:
 
 def model_optimizer(subject: Subject, path: Path) -> Path:
     """Quantize by NVIDIA's Model-Optimizer with its defaults, floats being kept as they are."""
-    # It patches ONNX Runtime's quantizer for as long as its process lives.
-    made, here = path.with_suffix(".onnx"), Path(__file__).resolve()
-    command = [
-        sys.executable,
-        "-m",
-        "scoreboard_networks.quantizers",
-        subject.name,
-        str(subject.folder),
-        str(made),
-    ]
-    subprocess.run(command, cwd=here.parents[1], check=True)
+    # It patches ONNX Runtime's quantizer while its process lives, and writes the model that it is given.
+    made, given = path.with_suffix(".onnx"), path.with_suffix(".given.onnx")
+    shutil.copyfile(subject.model, given)
+    words = [subject.name, str(subject.folder), str(given), str(made)]
+    command = [sys.executable, "-m", "scoreboard_networks.quantizers", *words]
+    subprocess.run(command, cwd=Path(__file__).resolve().parents[1], check=True)
     return made
 
 
-def _optimize(name: str, folder: str, made: str) -> None:
+def _optimize(name: str, folder: str, given: str, made: str) -> None:
     from modelopt.onnx.quantization import quantize
 
     subject = Subject(name, Path(folder).parent)
     quantize(
-        str(subject.model), quantize_mode="int8", calibration_data_reader=_reader(subject),
+        given, quantize_mode="int8", calibration_data_reader=_reader(subject),
         calibration_eps=["cpu"], high_precision_dtype="fp32", output_path=made,
     )  # fmt: skip
 
