@@ -43,7 +43,8 @@ calibrate on the same 32 to 64 samples, and are judged on others.
   a 95% interval of the difference from FP32: a jackknife that leaves out 16 groups of samples in turn.
 - **dB**: signal-to-noise ratio, against FP32, of the outputs that the task reads.
 - **Speed**: FP32's latency on the same runtime divided by the artifact's, one sample at a time, two threads.
-  Median over launches of medians of interleaved rounds, with the least and the most of the launches.
+  Median over launches of medians of interleaved rounds, with the least and the most of the launches. A dash:
+  not measured yet.
 - **Best peer**: the best by the metric, then by dB. "\\*": qcompile refused it; `--allow-loss` wrote it.
 - **"!"**: a peer's metric is better, beyond the interval of the difference; "(!)": better, within it. A peer
   above FP32 is so by chance, and counts as FP32.
@@ -90,7 +91,7 @@ def _table(results: Results, runtime: str) -> Iterator[str]:
         base, mine, peer = rows["ort/FP32"], rows.get(f"{runtime}/qcompile"), best_peer(rows, runtime)
         cells = [f"{network}: {NETWORKS[network].what}", f"{base['metric']:.1f}%"]
         cells += [
-            f"{_metric(mine, base)}{mark(mine, peer[1] if peer else None, base)}",
+            f"{_metric(mine, base)}{mark_of(rows, runtime) or ''}",
             *figures(mine or {}, timed=timed),
         ]
         cells += (
@@ -151,13 +152,15 @@ def mark(mine: Row | None, peer: Row | None, base: Row) -> str:
     return " **!**" if behind > half_width(ahead, mine) else " (!)"
 
 
+def mark_of(rows: dict[str, Row], runtime: str) -> str | None:
+    """Return the mark of a cell; None where there is no peer."""
+    peer = best_peer(rows, runtime)
+    return mark(rows.get(f"{runtime}/qcompile"), peer[1], rows["ort/FP32"]) if peer else None
+
+
 def _counted(results: Results) -> Iterator[str]:
-    marks = [
-        mark(rows.get(f"{runtime}/qcompile"), peer[1], rows["ort/FP32"])
-        for rows in results.values()
-        for runtime in RUNTIMES
-        if (peer := best_peer(rows, runtime))
-    ]
+    every = [mark_of(rows, runtime) for rows in results.values() for runtime in RUNTIMES]
+    marks = [one for one in every if one is not None]
     even, within = marks.count(""), marks.count(" (!)")
     worse = len(marks) - even - within
     yield (
@@ -193,8 +196,7 @@ def _reasons(results: Results, runtime: str) -> Iterator[str]:
     behind = [
         (name, said.get((name, runtime), "no reason was found"))
         for name, rows in results.items()
-        if (peer := best_peer(rows, runtime))
-        and mark(rows.get(f"{runtime}/qcompile"), peer[1], rows["ort/FP32"])
+        if mark_of(rows, runtime)
     ]
     if behind:
         yield "\nWhere a peer is better:\n"
