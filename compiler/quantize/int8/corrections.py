@@ -37,7 +37,7 @@ from ....model.graph import (
     tensor_values,
     weighted_nodes,
 )
-from ....model.graph_edits import set_values
+from ....model.graph_edits import set_values, store
 from ....model.onnx_file import Graph, copy_model
 from ....progress import Progress, silent
 from ...opset.fit import upgrade_in_place
@@ -158,10 +158,15 @@ class _Quantized:
     bias: onnx.TensorProto
     scale: NDArray[Any] | None
     axis: int
+    channels: int
 
     @property
     def error_name(self) -> str:
         return f"{self.float_output}/error"
+
+    @property
+    def positions_name(self) -> str:
+        return f"{self.error_name}/positions"
 
     def correct(self, correction: NDArray[np.float64]) -> None:
         values = tensor_values(self.bias)
@@ -200,14 +205,18 @@ def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[
         name = _bias_name(node, made_by, readers, kept)
         if name not in stored or len(readers[name]) > 1 or name in kept:
             continue
-        extents, channels = [extent for extent in stored[name].dims if extent != 1], stored[weight].dims[-1]
+        by_output = node.op_type == "Conv" or attribute(node, "transB", 0)
+        extents, channels = (
+            [extent for extent in stored[name].dims if extent != 1],
+            stored[weight].dims[0 if by_output else -1],
+        )
         per_channel = not extents or (extents == [channels] and stored[name].dims[-1] == channels)
         if node.op_type == "MatMul" and not per_channel:
             continue  # a value per position, as anchors of boxes are
         dequantize = readers[name][0] if readers[name][0].op_type == "DequantizeLinear" else None
         scale = tensor_values(stored[dequantize.input[1]]) if dequantize is not None else None
         axis = 1 if node.op_type == "Conv" else -1
-        yield _Quantized(node, str(counterpart.output[0]), stored[name], scale, axis)
+        yield _Quantized(node, str(counterpart.output[0]), stored[name], scale, axis, channels)
 
 
 def _bias_name(node: onnx.NodeProto, made_by: Any, readers: Any, kept: set[str]) -> str:
@@ -229,23 +238,24 @@ def _measure(
 ) -> dict[str, NDArray[np.float64]]:
     """Name of a layer's output to float minus quantized, per channel, on average."""
     beside = Graph(_with_quantized_layers(reference.model, quantized, layers), reference.path)
-    axes = {layer.error_name: layer.axis for layer in layers}
-    sums = {name: np.zeros(1) for name in axes}
-    counts = dict.fromkeys(axes, 0)
-    for arrays in run_samples(
-        beside, list(axes), data, progress=progress, doing="correct biases", integers=False
-    ):
+    names = [name for layer in layers for name in (layer.error_name, layer.positions_name)]
+    sums = {name: np.zeros(1) for name in names}
+    for arrays in run_samples(beside, names, data, progress=progress, doing="correct biases", integers=False):
         for name, array in arrays.items():
-            others = tuple(i for i in range(array.ndim) if i != axes[name] % array.ndim)
-            sums[name] = sums[name] + array.sum(axis=others, dtype=np.float64)
-            counts[name] += array.size // array.shape[axes[name]]
-    return {layer.node.name: sums[layer.error_name] / max(counts[layer.error_name], 1) for layer in layers}
+            sums[name] = sums[name] + array
+    return {
+        layer.node.name: sums[layer.error_name] / max(sums[layer.positions_name].item(), 1.0)
+        for layer in layers
+    }
 
 
 def _with_quantized_layers(
     reference: onnx.ModelProto, quantized: onnx.ModelProto, layers: list[_Quantized]
 ) -> onnx.ModelProto:
-    """The float model, with the quantized layers beside its own, and the differences of both."""
+    """The float model with the quantized layers beside its own, and each channel's sum of their differences.
+
+    Sums leave the runtime, not tensors: those of all layers would be several times the model's own memory.
+    """
     model = copy_model(reference)
     graph = model.graph
     made_by = producers(quantized.graph)
@@ -273,9 +283,27 @@ def _with_quantized_layers(
     for layer in layers:
         quantized_output = f"quantized/{layer.float_output}"
         _copy_node(graph, layer.node, [bring(name) for name in layer.node.input], quantized_output)
-        names = [layer.float_output, quantized_output]
-        graph.node.append(onnx.helper.make_node("Sub", names, [layer.error_name], name=layer.error_name))
+        graph.node.extend(_summed(graph, layer, quantized_output))
     return model
+
+
+def _summed(graph: onnx.GraphProto, layer: _Quantized, quantized_output: str) -> Iterator[onnx.NodeProto]:
+    """The nodes that sum a layer's error over samples and positions, and count these."""
+    name, channels = layer.error_name, layer.channels
+    shape, axes = ([0, channels, -1], [0, 2]) if layer.axis == 1 else ([-1, channels], [0])
+    constants = {f"{name}/shape": shape, f"{name}/axes": axes, f"{name}/channels": [channels]}
+    for constant, values in constants.items():
+        store(graph, constant, np.array(values, np.int64))
+
+    def node(kind: str, inputs: list[str], output: str, **attributes: int) -> onnx.NodeProto:
+        return onnx.helper.make_node(kind, inputs, [output], name=output, **attributes)
+
+    yield node("Sub", [layer.float_output, quantized_output], f"{name}/all")
+    yield node("Reshape", [f"{name}/all", f"{name}/shape"], f"{name}/rows")
+    yield node("ReduceSum", [f"{name}/rows", f"{name}/axes"], name, keepdims=0)
+    yield node("Size", [f"{name}/all"], f"{name}/size")
+    yield node("Div", [f"{name}/size", f"{name}/channels"], f"{name}/count")
+    yield node("Cast", [f"{name}/count"], layer.positions_name, to=1)
 
 
 def _copy_node(graph: onnx.GraphProto, node: onnx.NodeProto, inputs: list[str], output: str) -> None:
