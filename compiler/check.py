@@ -40,10 +40,13 @@ class OnnxReference:
 
     Args:
         integers: Whether it may make integer kernels of Q/DQ pairs, which say nothing of another runtime.
+        layouts: Whether it may choose layouts of memory: INT8 of a ResNet-50 is 1.5 times as fast then.
     """
 
-    def __init__(self, model: Path | Graph, *, optimize: bool = True, integers: bool = True) -> None:
-        options = session_options(layouts=False, optimize=optimize, integers=integers)
+    def __init__(
+        self, model: Path | Graph, *, optimize: bool = True, integers: bool = True, layouts: bool = False
+    ) -> None:
+        options = session_options(layouts=layouts, optimize=optimize, integers=integers)
         # That optimizer rounds stored floats between Q/DQ pairs once more, and by tensor.
         without = [] if integers else ["WeightBiasQuantization"]
         self._session = make_session(model, options, without=without)

@@ -39,6 +39,7 @@ from .int8.rewrites import (
     to_float8,
 )
 from .int8.static import activation_limits, executed, quantize_static, require_executed
+from .judge import Judge
 from .prepare import prepare_graph
 from .request import (
     Outcome,
@@ -49,11 +50,10 @@ from .request import (
     nothing_to_quantize,
     require_reached,
 )
-from .search import GOOD_DB, Judge, best_static
+from .search import GOOD_DB, best_static
 from .weights.hessians import collect_hessians
 from .weights.rewrite import quantize_weights
 
-_CORRECTED_ON = 32  # samples on which the mean error of every layer is taken
 _LEARNT_ON = 128  # samples for GPTQ
 _MUCH_DB = 6.0  # by so much more dynamic INT8 is worth a word
 _LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
@@ -80,14 +80,13 @@ def _or_dynamic(request: QuantizeRequest, outcome: Outcome, judge: Judge) -> Out
     rules = graph_rules(request.spec.target)
     if static_db >= GOOD_DB or not rules.by_onnxruntime or request.spec.precision != "int8":
         return outcome
+    if 2 * len(dynamic_nodes(prepare_graph(request.model), ())) < sum(
+        count_weighted(outcome.model)["int8"].values()
+    ):
+        return outcome  # most of it would stay in float
     try:
-        made = _dynamic(request)
-        dynamic = judge(made.model)
+        dynamic = judge(_dynamic(request).model)
     except QuantizationError:
-        return outcome
-    both = (made.proof["quantized"], count_weighted(outcome.model)["int8"])
-    counts = [sum(each.values()) for each in both if isinstance(each, Mapping)]
-    if counts[0] < counts[-1] / 2:  # most of it stays in float
         return outcome
     if dynamic.failed or dynamic.broken or dynamic.rank_db < static_db + _MUCH_DB:
         return outcome
@@ -220,7 +219,7 @@ def _static(request: QuantizeRequest) -> Outcome:
         rounded = round_weights(request.graph, result, samples, _LEARNT_ON, request.progress, pairs=pairs)
     corrected = 0
     if request.spec.correct_bias and request.spec.data is not None:
-        samples = request.samples(_CORRECTED_ON)
+        samples = request.samples(request.corrected_on)
         result, corrected = correct_biases(request.graph, result, samples, progress=request.progress)
     result, kept, missed = in_mixed_precision(request, result, layers)
     if rules.by_onnxruntime:

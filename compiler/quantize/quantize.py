@@ -15,17 +15,21 @@ from ...data.batches import Data
 from ...errors import InvalidOption, QuantizationError
 from ...files import writing
 from ...model.graph import count_operators, graph_precision
-from ...model.onnx_file import Graph, check_onnx, read_graph
-from ...processor import resolve_isa
+from ...model.graph_rules import graph_rules
+from ...model.onnx_file import Graph, check_onnx, is_large, read_graph
+from ...model.random_input import run_on
+from ...model.session import make_session, run_session, session_options, slower_note
+from ...processor import resolve_isa, why_unchecked
 from ...progress import Progress, silent
 from ...spec.artifacts import QuantizeSpec
 from ...spec.decode import non_default_options, spec_from_call
 from ...spec.words import BLOCK_FORMATS, HALVES
+from .judge import Judge
 from .methods import quantize_graph
 from .request import Judged, QuantizeRequest, check_options, check_ranges
-from .search import Judge
 
 if TYPE_CHECKING:
+    import onnx
     from typing_extensions import Unpack
 
     from ...spec.keywords import QuantizeKeywords
@@ -135,6 +139,8 @@ def quantize_in_memory(
     if poor:
         ask = "; random input may lie outside the ranges: `data` gives samples"
         warnings.append(poor if spec.data is not None else f"{poor}{ask}")
+    if spec.precision == "int8" and not is_plan:
+        warnings += _slower(request, outcome.model)
     manifest = Manifest(
         kind="onnx",
         stage="quantize",
@@ -149,6 +155,19 @@ def quantize_in_memory(
         warnings=warnings,
     )
     return Graph(outcome.model, graph.path), manifest
+
+
+def _slower(request: QuantizeRequest, model: onnx.ModelProto) -> list[str]:
+    """What a user should know of the speed on this processor, where ONNX Runtime runs the file on it."""
+    spec = request.spec
+    if not graph_rules(spec.target).by_onnxruntime or why_unchecked(spec.isa) or is_large(request.model):
+        return []
+    request.progress("compare speed with the float model")
+    graphs = request.graph, Graph(model, request.path)
+    plain, made = (make_session(graph, session_options()) for graph in graphs)
+    sample = None if spec.data is None else request.samples(1).first_batches(1)[0]
+    feeds, _ = run_on(request.model, sample, lambda feeds: run_session(plain, [], feeds, str(request.path)))
+    return slower_note(lambda: plain.run([], feeds), lambda: made.run([], feeds))
 
 
 def _judged(request: QuantizeRequest, judged: Judged, place: str) -> tuple[Check, str]:

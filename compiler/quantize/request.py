@@ -37,6 +37,7 @@ class QuantizeRequest:
     # quantized
     in_float: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = silent
+    corrected_on: int = 32  # samples on which the mean error of every layer is taken
 
     @property
     def model(self) -> onnx.ModelProto:

@@ -4,7 +4,7 @@ What is best for a tensor need not be best for the model. Where samples are give
 in turn, and the one whose outputs are nearest to the float model's is kept:
 
 1. channels evened out: equalized (`balance.equalize`), then smoothed (`balance.smooth`);
-2. biases corrected (`int8.corrections`);
+2. biases corrected (`int8.corrections`), on few samples until the best is known;
 3. other methods, where `auto` is asked for and leaves less than `_TELLING_DB`: minmax, percentile, entropy. A
    correction of biases destroys some models together with a method that clips: few rows are clipped, and all
    get the correction;
@@ -21,32 +21,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import accumulate, starmap
-from typing import Any
-
-import numpy as np
-import onnx
-from numpy.typing import NDArray
+from itertools import accumulate
 
 from ...calibration import Method, parse_method
 from ...errors import InvalidOption, QuantizationError
-from ...model.choices import Place, before_choices, chosen_by, part_before
-from ...model.graph_rules import graph_rules
-from ...model.judgement import SNR_DB, decibels, judge_outputs
-from ...model.masks import not_finite
+from ...model.judgement import SNR_DB
 from ...model.multiply_adds import multiply_adds, shares
-from ...model.onnx_file import Graph
-from ...model.output_forms import OutputForm, Parts, output_forms
-from ...model.random_input import run_on
-from ...processor import why_not_exact
-from ...spec.words import BLOCK_FORMATS
-from ...tensors import Feeds
-from ..check import OnnxReference
 from .balance.equalize import equalized
 from .balance.smooth import smoothed
-from .blocks.formats import simulated
-from .half.casts import in_float32
+from .judge import Judge
 from .request import Judged, Outcome, QuantizeRequest, exactly
 from .sensitivity import LayerSensitivity, rank_layers
 
@@ -62,8 +45,8 @@ GOOD_DB = 20.0
 _TELLING_DB = 50.0
 _KNEE_DB, _KNEE_SHARE, _KNEE_LEAST_DB = 3.0, 0.05, 1.0  # half of the error's energy for a 20th of the time
 _KNEE_TRIALS, _KNEE_STEP = 6, 4
-_VARYING, _VARYING_SHARE = 8, 1e-4  # so many samples; such a share of an output's energy
 _NAMED = 5  # layers that a warning names
+_CORRECTED_ON = 8  # samples that correct the biases of candidates; the best has its own number
 _RANKED_ON = 2  # samples on which layers are ranked: each runs once per layer
 
 
@@ -143,7 +126,7 @@ def best_static(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
 
 def _searched(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
     request.progress("quantize, and compare")
-    plain = request.asking(correct_bias=False)
+    plain = replace(request.asking(correct_bias=False), corrected_on=_CORRECTED_ON)
     outcome = once(plain)
     judged = judge(outcome.model)
     search = _Search(judge, once, _Candidate(plain, outcome, judged))
@@ -159,6 +142,7 @@ def _searched(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
         search.offer(str(method), search.request.asking(method=str(method)))
     judged_before = search.best.judged
     kept = _kept_in_float(search)
+    _correct_on(search, request.corrected_on)
     outcome = search.best.outcome
     refused = {"search_refusal": search.refusal} if search.refusal else {}
     proof = {**outcome.proof, "search": search.tried, **balancing, **refused}
@@ -174,6 +158,18 @@ def _searched(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
             why = f"which gains {search.best.judged.rank_db - judged_before.rank_db:.1f} dB"
         warnings.append(f"left in float, {why}: {layers}")
     return Outcome(outcome.model, proof, warnings, search.best.judged)
+
+
+def _correct_on(search: _Search, samples: int) -> None:
+    """Correct the biases of the best on as many samples, where there are more than the candidates had."""
+    before, spec = search.best, search.request.spec
+    there = search.request.samples(samples).total
+    if not before.outcome.proof["corrected_biases"] or (there is not None and there <= _CORRECTED_ON):
+        return
+    request = replace(search.request, corrected_on=samples)
+    search.offer(f"biases corrected on {samples} samples", request, least_db=0.0)
+    if spec.max_damage is not None and search.best.judged.snr_db < spec.max_damage:
+        search.best = before
 
 
 def _kept_in_float(search: _Search) -> dict[str, str]:
@@ -327,124 +323,3 @@ def _take_back(
         damage.layer: f"for {required}: alone in INT8 it leaves {damage.snr_db:.1f} dB"
         for damage in ranked[:high]
     }
-
-
-JUDGED_ON = 16
-"""Samples on which candidates are compared, after those from which they learn."""
-
-_LEARNT_FROM = 32
-
-
-def reference(request: QuantizeRequest, model: onnx.ModelProto) -> OnnxReference:
-    """What runs the result: ONNX Runtime's CPU.
-
-    It has next to no kernels for bfloat16, and none that adds float16 at indices: both are rewritten. Halves
-    for another runtime are not optimized: casts between kernels would go, and the rounding with them. Nor is
-    FP8: its optimizer computes what is stored wrongly (1.31.1). NVFP4 and MXFP8 are rounded by arithmetic.
-    """
-    optimize = graph_rules(request.spec.target).by_onnxruntime and not why_not_exact(request.spec.isa)
-    kinds = {request.spec.precision, request.spec.floats, *request.spec.layer_precisions.values()}
-    if not kinds & {"bf16", "fp16", *BLOCK_FORMATS}:
-        graph = Graph(model, request.path)
-        return OnnxReference(graph, optimize="fp8" not in kinds, integers=optimize)
-    if kinds & set(BLOCK_FORMATS):
-        model = simulated(model)
-    if "bf16" in kinds:
-        model = in_float32(model)
-    return OnnxReference(Graph(model, request.path), optimize=optimize)
-
-
-class Judge:
-    """The float model's outputs on some samples, or on random input, which others are judged by."""
-
-    def __init__(self, request: QuantizeRequest) -> None:
-        self._request = request
-
-    @cached_property
-    def _places(self) -> list[Place]:
-        return before_choices(self._request.model)
-
-    def _part(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """What is compared of a graph: all of it, or what a choice of elements reads."""
-        return part_before(model, self._places) if self._places else model
-
-    @cached_property
-    def _float(self) -> Graph:
-        """What is compared of the float model."""
-        request = self._request
-        return Graph(self._part(request.model), request.path) if self._places else request.graph
-
-    @property
-    def place(self) -> str:
-        """In front of which operators tensors are compared, in words; empty where outputs are."""
-        return f", in front of {chosen_by(self._request.model)}" if self._places else ""
-
-    @cached_property
-    def _forms(self) -> dict[str, OutputForm]:
-        """What the graph and the user say of the outputs."""
-        forms = output_forms(self._request.model, self._request.spec.rules)
-        if not self._places:
-            return forms
-        parts = output_forms(self._float.model)
-        return {
-            name: forms[name] if name in forms else replace(part, rule="signal")
-            for name, part in parts.items()
-        }
-
-    @cached_property
-    def _samples(self) -> tuple[list[Feeds], dict[str, list[NDArray[Any]]]]:
-        """The feeds of each batch, and the float model's outputs by name, computed once."""
-        request = self._request
-        run = OnnxReference(self._float)
-        if request.spec.data is None:
-            feeds, outputs = run_on(request.model, None, run)
-            every, batches = [feeds], [outputs]
-        else:
-            # Samples behind those that are learnt from; the last of them where there are no more.
-            data = request.samples(_LEARNT_FROM + JUDGED_ON)
-            samples = list(data)
-            ends = list(accumulate(1 if data.is_fixed else batch.samples for batch in samples))
-            first = min(_LEARNT_FROM, max(ends[-1] - JUDGED_ON, 0))
-            every = [batch.feeds for last, batch in zip(ends, samples, strict=True) if last > first]
-            batches = [run(feeds) for feeds in every]
-        return every, dict(zip(run.names, map(list, zip(*batches, strict=True)), strict=True))
-
-    def __call__(self, model: onnx.ModelProto) -> Judged:
-        """Judge a quantized model, all samples together."""
-        run, (every, required) = reference(self._request, self._part(model)), self._samples
-        outputs = list(zip(*(run(feeds) for feeds in every), strict=True))
-        actual = dict(zip(required if self._places else run.names, map(list, outputs), strict=True))
-        judged = tuple(judge_outputs(required, actual, self._forms))
-        floats = {name for name, batches in required.items() if batches[0].dtype.kind == "f"}
-        pairs = {name: zip(required[name], actual[name], strict=True) for name in floats}
-        broken = [
-            name
-            for name, batches in pairs.items()
-            if any(array.any() for array in starmap(not_finite, batches))
-        ]
-        worst = min((one.snr_db for one in judged if one.output in floats), default=float("inf"))
-        varying = min(
-            (varying_db(required[n], actual[n], self._forms[n].parts) for n in floats), default=math.inf
-        )
-        return Judged(judged, worst, varying, min(broken, default=""))
-
-
-def varying_db(
-    required: Sequence[NDArray[Any]], actual: Sequence[NDArray[Any]], parts: Parts | None = None
-) -> float:
-    """Return the signal-to-noise ratio of an output less its mean over the samples, of its worst part.
-
-    Infinite with fewer than eight samples, samples of several shapes, and of what does not vary.
-    """
-    if len({array.shape[1:] for array in required}) > 1 or not required[0].ndim:
-        return math.inf
-    a, b = (np.concatenate(side).astype(np.float64) for side in (required, actual))
-    if len(a) < _VARYING or not (np.isfinite(a).all() and np.isfinite(b).all()):
-        return math.inf
-    axis, ends = (parts.axis, parts.ends[:-1]) if parts is not None and parts.axis else (1, ())
-    worst = math.inf
-    for x, y in zip(*(np.split(side, ends, axis) if len(ends) else [side] for side in (a, b)), strict=True):
-        signal = float(((x - x.mean(0)) ** 2).sum())
-        if signal > _VARYING_SHARE * float((x**2).sum()):
-            worst = min(worst, decibels(signal, float(((x - y) ** 2).sum())))
-    return worst

@@ -20,8 +20,8 @@ from qcompile.artifact import Artifact
 from qcompile.compiler.quantize import methods, search
 from qcompile.compiler.quantize.activations import observe_rows, run_samples
 from qcompile.compiler.quantize.int8.static import executed
+from qcompile.compiler.quantize.judge import Judge
 from qcompile.compiler.quantize.request import QuantizeRequest
-from qcompile.compiler.quantize.search import Judge
 from qcompile.compiler.quantize.weights.hessians import collect_hessians
 from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError, InvalidOption, QuantizationError

@@ -1,0 +1,150 @@
+"""What a candidate of quantization is worth: its outputs beside the float model's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate, starmap
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from ...model.choices import Place, before_choices, chosen_by, part_before
+from ...model.graph_rules import graph_rules
+from ...model.judgement import decibels, judge_outputs
+from ...model.masks import not_finite
+from ...model.onnx_file import Graph
+from ...model.output_forms import OutputForm, Parts, output_forms
+from ...model.random_input import run_on
+from ...processor import why_not_exact
+from ...spec.words import BLOCK_FORMATS
+from ...tensors import Feeds
+from ..check import OnnxReference
+from .blocks.formats import simulated
+from .half.casts import in_float32
+from .request import Judged, QuantizeRequest
+
+JUDGED_ON = 16
+"""Samples on which candidates are compared, after those from which they learn."""
+
+_LEARNT_FROM = 32
+_VARYING, _VARYING_SHARE = 8, 1e-4  # so many samples; such a share of an output's energy
+
+
+def reference(request: QuantizeRequest, model: onnx.ModelProto) -> OnnxReference:
+    """What runs the result: ONNX Runtime's CPU.
+
+    It has next to no kernels for bfloat16, and none that adds float16 at indices: both are rewritten. Halves
+    for another runtime are not optimized: casts between kernels would go, and the rounding with them. Nor is
+    FP8: its optimizer computes what is stored wrongly (1.31.1). NVFP4 and MXFP8 are rounded by arithmetic.
+    """
+    optimize = graph_rules(request.spec.target).by_onnxruntime and not why_not_exact(request.spec.isa)
+    kinds = {request.spec.precision, request.spec.floats, *request.spec.layer_precisions.values()}
+    if not kinds & {"bf16", "fp16", *BLOCK_FORMATS}:
+        graph = Graph(model, request.path)
+        return OnnxReference(graph, optimize="fp8" not in kinds, integers=optimize, layouts=optimize)
+    if kinds & set(BLOCK_FORMATS):
+        model = simulated(model)
+    if "bf16" in kinds:
+        model = in_float32(model)
+    return OnnxReference(Graph(model, request.path), optimize=optimize)
+
+
+class Judge:
+    """The float model's outputs on some samples, or on random input, which others are judged by."""
+
+    def __init__(self, request: QuantizeRequest) -> None:
+        self._request = request
+
+    @cached_property
+    def _places(self) -> list[Place]:
+        return before_choices(self._request.model)
+
+    def _part(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """What is compared of a graph: all of it, or what a choice of elements reads."""
+        return part_before(model, self._places) if self._places else model
+
+    @cached_property
+    def _float(self) -> Graph:
+        """What is compared of the float model."""
+        request = self._request
+        return Graph(self._part(request.model), request.path) if self._places else request.graph
+
+    @property
+    def place(self) -> str:
+        """In front of which operators tensors are compared, in words; empty where outputs are."""
+        return f", in front of {chosen_by(self._request.model)}" if self._places else ""
+
+    @cached_property
+    def _forms(self) -> dict[str, OutputForm]:
+        """What the graph and the user say of the outputs."""
+        forms = output_forms(self._request.model, self._request.spec.rules)
+        if not self._places:
+            return forms
+        parts = output_forms(self._float.model)
+        return {
+            name: forms[name] if name in forms else replace(part, rule="signal")
+            for name, part in parts.items()
+        }
+
+    @cached_property
+    def _samples(self) -> tuple[list[Feeds], dict[str, list[NDArray[Any]]]]:
+        """The feeds of each batch, and the float model's outputs by name, computed once."""
+        request = self._request
+        run = OnnxReference(self._float)
+        if request.spec.data is None:
+            feeds, outputs = run_on(request.model, None, run)
+            every, batches = [feeds], [outputs]
+        else:
+            # Samples behind those that are learnt from; the last of them where there are no more.
+            data = request.samples(_LEARNT_FROM + JUDGED_ON)
+            samples = list(data)
+            ends = list(accumulate(1 if data.is_fixed else batch.samples for batch in samples))
+            first = min(_LEARNT_FROM, max(ends[-1] - JUDGED_ON, 0))
+            every = [batch.feeds for last, batch in zip(ends, samples, strict=True) if last > first]
+            batches = [run(feeds) for feeds in every]
+        return every, dict(zip(run.names, map(list, zip(*batches, strict=True)), strict=True))
+
+    def __call__(self, model: onnx.ModelProto) -> Judged:
+        """Judge a quantized model, all samples together."""
+        run, (every, required) = reference(self._request, self._part(model)), self._samples
+        outputs = list(zip(*(run(feeds) for feeds in every), strict=True))
+        actual = dict(zip(required if self._places else run.names, map(list, outputs), strict=True))
+        judged = tuple(judge_outputs(required, actual, self._forms))
+        floats = {name for name, batches in required.items() if batches[0].dtype.kind == "f"}
+        pairs = {name: zip(required[name], actual[name], strict=True) for name in floats}
+        broken = [
+            name
+            for name, batches in pairs.items()
+            if any(array.any() for array in starmap(not_finite, batches))
+        ]
+        worst = min((one.snr_db for one in judged if one.output in floats), default=float("inf"))
+        varying = min(
+            (varying_db(required[n], actual[n], self._forms[n].parts) for n in floats), default=math.inf
+        )
+        return Judged(judged, worst, varying, min(broken, default=""))
+
+
+def varying_db(
+    required: Sequence[NDArray[Any]], actual: Sequence[NDArray[Any]], parts: Parts | None = None
+) -> float:
+    """Return the signal-to-noise ratio of an output less its mean over the samples, of its worst part.
+
+    Infinite with fewer than eight samples, samples of several shapes, and of what does not vary.
+    """
+    if len({array.shape[1:] for array in required}) > 1 or not required[0].ndim:
+        return math.inf
+    a, b = (np.concatenate(side).astype(np.float64) for side in (required, actual))
+    if len(a) < _VARYING or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return math.inf
+    axis, ends = (parts.axis, parts.ends[:-1]) if parts is not None and parts.axis else (1, ())
+    worst = math.inf
+    for x, y in zip(*(np.split(side, ends, axis) if len(ends) else [side] for side in (a, b)), strict=True):
+        signal = float(((x - x.mean(0)) ** 2).sum())
+        if signal > _VARYING_SHARE * float((x**2).sum()):
+            worst = min(worst, decibels(signal, float(((x - y) ** 2).sum())))
+    return worst
