@@ -24,13 +24,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..artifact import Artifact, Manifest, commit, read_manifest, tool_versions
-from ..errors import BuildError, EngineUnavailable, IntentNotReached
+from ..errors import BuildError, EngineUnavailable, IntentNotReached, ModelError
 from ..files import write_text, writing
-from ..model.graph import constant_names, weighted_nodes
+from ..model.graph import constant_names, graph_precision, weighted_nodes
 from ..model.judgement import BY_SIGNAL
 from ..model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
-from ..model.onnx_file import Graph, fingerprint
+from ..model.onnx_file import Graph, fingerprint, is_large, read_graph
+from ..model.random_input import run_on
+from ..model.session import slower_note
 from ..model.source import digest_source, parse_source
+from ..processor import why_unchecked
 from ..spec.decode import non_default_options
 from .base import BuildOutcome, BuildRequest, Engine, Planned
 from .registry import engine
@@ -55,6 +58,9 @@ def build_engine(request: BuildRequest) -> Artifact:
         counts = multiply_adds(request.onnx.model) if chosen.takes == "onnx" else {}
         weighed = weigh(request.precision, outcome, counts, strict=spec.strict)
         failure = weighed.failure or outcome.failure
+        if not failure:
+            slower = _slower_than_float(chosen, request, path)
+            outcome = replace(outcome, warnings=[*outcome.warnings, *slower])
         manifest = _manifest(chosen, request, outcome, weighed, counts)
         if spec.calibration_cache is not None:
             write_text(spec.calibration_cache, outcome.calibration_cache.decode())
@@ -68,6 +74,25 @@ def build_engine(request: BuildRequest) -> Artifact:
             )
         manifest = commit(path, manifest)
     return Artifact(final, manifest)
+
+
+def _slower_than_float(chosen: Engine, request: BuildRequest, path: Path) -> list[str]:
+    """What a user should know of the speed of INT8 that runs here, beside its float model."""
+    source = Path(request.source or request.model)
+    runs_files = chosen.takes == "onnx" and chosen.suffix == source.suffix
+    if request.precision != "int8" or not runs_files or why_unchecked(request.spec.isa):
+        return []
+    model = read_graph(source).model
+    if graph_precision(model) != "fp32" or is_large(model):
+        return []
+    threads = request.spec.threads
+    request.progress("compare speed with the float model")
+    with chosen.open(str(source), threads=threads) as plain, chosen.open(str(path), threads=threads) as made:
+        try:
+            feeds, _ = run_on(model, request.sample, plain.infer, inputs=plain.io.inputs)
+            return slower_note(plain.prepare(feeds), made.prepare(feeds))
+        except ModelError:  # nothing that runs was found; the checks say so
+            return []
 
 
 def _build(chosen: Engine, request: BuildRequest, path: Path) -> BuildOutcome:

@@ -29,7 +29,8 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,6 +175,43 @@ def run_session(session: Any, names: list[str], feeds: Feeds, subject: str) -> l
         return list(session.run(names, feeds))
     except Exception as error:  # its exceptions share no narrower base
         raise failed_on(feeds, error, subject) from error
+
+
+_ROUNDS, _BLOCK_S, _MOST_S = 5, 0.03, 2.0
+_LONGER = 1.1
+_LEAST_S = 5e-4
+"""Below it the call itself costs most, and INT8 has no purpose but a smaller file."""
+
+
+def slower_note(plain: Callable[[], object], other: Callable[[], object]) -> list[str]:
+    """Return what a user should know where an artifact is slower than its float model on the same sample.
+
+    Both run in turns, in blocks of 30 ms, for 2 s at most; what counts is the least ratio of five rounds.
+    """
+    ratios: list[float] = []
+    end = time.perf_counter() + _MOST_S
+    for run in (plain, other):
+        run()
+    while not ratios or (len(ratios) < _ROUNDS and time.perf_counter() < end):
+        plain_s = _block_s(plain)
+        if plain_s < _LEAST_S:
+            return []
+        ratios.append(_block_s(other) / plain_s)
+    if min(ratios) < _LONGER:
+        return []
+    return [
+        f"on this processor it takes {min(ratios):.1f} times as long as the float model: "
+        "compare both with `qcompile bench`, and keep the float model where speed is what counts"
+    ]
+
+
+def _block_s(run: Callable[[], object]) -> float:
+    """How long a run takes, on average over a block."""
+    start, runs = time.perf_counter(), 0
+    while (passed := time.perf_counter() - start) < _BLOCK_S or not runs:
+        run()
+        runs += 1
+    return passed / runs
 
 
 def failed_on(feeds: Feeds, error: Exception, subject: str) -> ModelError:

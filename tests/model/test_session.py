@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from written_models import model_of
 import qcompile
 import qcompile.model.saturating_kernels as home
 from qcompile.engines.registry import engine
+from qcompile.model import session
 from qcompile.model.graph_rules import NONE, SaturatingKernels, graph_rules
 from qcompile.model.saturating_kernels import probe, saturating_kernels
 from qcompile.model.session import (
@@ -185,3 +187,33 @@ def test_names_tell_what_became_of_a_node(nodes: list[str], missed: list[str], u
     found, left = missed_nodes(PLANNED, optimized(*nodes), "int8")
     assert found == dict.fromkeys(missed, "fp32")
     assert left == unknown
+
+
+@pytest.mark.parametrize(
+    ("plain_ms", "other_ms", "said"),
+    [
+        (10.0, 19.0, "1.9 times as long"),
+        (10.0, 10.5, ""),
+        (10.0, 4.0, ""),
+        (0.3, 3.0, ""),
+        (3000.0, 6000.0, "2.0"),
+    ],
+)
+def test_what_is_slower_than_its_float_model_is_said(
+    plain_ms: float, other_ms: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, runs = [0.0], [0]
+
+    def run(duration_ms: float) -> Callable[[], None]:
+        def work() -> None:
+            now_s[0] += duration_ms / 1e3
+            runs[0] += 1
+
+        return work
+
+    monkeypatch.setattr(session.time, "perf_counter", lambda: now_s[0])
+    monkeypatch.setattr(session, "_LEAST_S", 5e-4)
+    notes = session.slower_note(run(plain_ms), run(other_ms))
+    assert bool(notes) == bool(said)
+    assert all(said in note for note in notes)
+    assert now_s[0] < 2 or runs[0] == 4  # seconds; what takes longer runs twice

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -311,3 +312,25 @@ def test_a_build_for_arm_keeps_every_layer_in_int8_and_no_layout_of_this_process
     assert {node.domain for node in onnx.load(float_model.path).graph.node} <= {"", "com.microsoft"}
     with qcompile.load(built.path) as runner, np.load(tmp_path / "x.npz") as samples:
         assert snr_db(run(model, x=samples["x"]), runner.infer({"x": samples["x"]})["y"]) > 25
+
+
+@pytest.mark.parametrize("target", ["quantize", "onnxruntime", "openvino"])
+def test_int8_that_is_slower_here_says_so(
+    target: GraphTarget, observed: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both run on the sample, and only where the file is for this processor."""
+
+    def note(plain: Callable[[], object], other: Callable[[], object]) -> list[str]:
+        return ["slower"] if plain() is not None and other() is not None else []
+
+    model, ranges, data = observed
+    home = "compiler.quantize.quantize" if target == "quantize" else "engines.build"
+    monkeypatch.setattr(f"qcompile.{home}.slower_note", note)
+    options: dict[str, Any] = {"ranges": ranges, "data": str(data)}
+    if target != "quantize":
+        options |= {"target": target, "precision": "int8"}
+    work = qcompile.quantize if target == "quantize" else qcompile.build
+    assert "slower" in work(model, tmp_path / "m.onnx", **options).manifest.warnings
+    other = "avx2" if isa_here() != "avx2" else "avx512-vnni"
+    made = work(model, tmp_path / "other.onnx", **options, isa=other)
+    assert "slower" not in made.manifest.warnings
