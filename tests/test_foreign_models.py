@@ -6,9 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from written_models import model_of
 
 import qcompile
 from qcompile.errors import QCompileError, UnsupportedOperator
@@ -59,21 +57,6 @@ def test_an_unsimplified_file_is_built_and_not_calibrated(
         qcompile.calibrate(model, str(tmp_path / "x.npz"), tmp_path / "m.ranges")
     built = qcompile.build(model, tmp_path / "b.onnx", target="onnxruntime")
     assert built.manifest.proof["reached_in_precision"] == 26
-
-
-def test_an_operator_that_nobody_knows_is_named(tmp_path: Path) -> None:
-    node = "[frob] y = com.acme.Frobnicate(x)"
-    model = model_of(f"(float[1, 4] x) => (float[1, 4] y) {{ {node} }}", imports=', "com.acme" : 1')
-    path = tmp_path / "frob.onnx"
-    onnx.save(model, path)
-    for attempt in (
-        lambda: qcompile.simplify(path, tmp_path / "s.onnx"),
-        lambda: qcompile.build(path, tmp_path / "b.onnx", target="onnxruntime"),
-        lambda: qcompile.build(path, tmp_path / "b.engine", target="tensorrt-rtx", gpus=["sm86"]),
-    ):
-        with pytest.raises(QCompileError, match="Frobnicate"):
-            attempt()
-    assert sorted(item.name for item in tmp_path.iterdir()) == ["frob.onnx"]
 
 
 def test_a_graph_for_onnxruntime_is_refused_by_the_tensorrt_parser_with_its_node(

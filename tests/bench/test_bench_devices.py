@@ -14,10 +14,9 @@ from commands import MakePath
 import qcompile
 from qcompile.bench import benchmark as every_gpu
 from qcompile.bench.recorder import Recorder
-from qcompile.bench.results.render import render
 from qcompile.bench.results.results import BenchInterrupted, Results, load_results
 from qcompile.bench.results.row import Row
-from qcompile.bench.runnables import choose_runnables, row_of
+from qcompile.bench.runnables import choose_runnables
 from qcompile.bench.side_figures import measure_gpu_latencies, sweep_at_once
 from qcompile.bench.statistics import Speedup
 from qcompile.engines import gpu as driver
@@ -58,23 +57,6 @@ def test_every_artifact_runs_on_each_device_that_can_run_it(
     assert placed({"net": torch_model}, None, 0, modes=("trace",)) == {
         "net": "cpu", "net (cuda:0)": "cuda:0", "net (trace)": "cpu", "net (cuda:0) (trace)": "cuda:0",
     }  # fmt: skip
-
-
-def test_engines_come_once_more_with_cuda_graphs(tiny_file: MakePath, tmp_path: Path) -> None:
-    model = tiny_file("mlp")
-    plan = qcompile.build(model, tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"]).path
-    spec = BenchSpec(baseline="onnx", cuda_graph=True, streams=(1,))
-    runnables, base = choose_runnables({"onnx": str(model), "plan": str(plan)}, spec)
-    assert base == "onnx"
-    assert [(one.name, one.mode) for one in runnables] == [
-        ("onnx", "eager"), ("plan", "eager"), ("plan (CUDA graph)", "cuda-graph"),
-    ]  # fmt: skip
-    row = row_of(runnables[2])
-    assert row.mode == "cuda-graph"
-    assert render(row, "onnx").runtime == "TensorRT-RTX (cuda-graph)"
-    if runnables[1].why_not:  # no GPU here: the row says so as that without graphs does
-        assert (row.status, row.reason) == ("not run", runnables[1].why_not)
-        assert row.reason.endswith("; run it on a machine with an NVIDIA GPU")
 
 
 def test_only_what_runs_on_a_gpu_has_a_gpus_clock_and_streams() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +19,6 @@ from qcompile.bench.environment import (
     environment,
     machine_of,
     noise,
-    state,
 )
 from qcompile.bench.side_figures import rapl_counter
 from qcompile.engines.gpu import why_no_gpu
@@ -61,31 +58,6 @@ def test_what_disturbed_is_named(change: dict[str, Any], options: dict[str, Any]
     for reason in found["reasons"]:
         assert said in reason
         assert ": " in reason, "and what to do"
-
-
-def burn(seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        pass
-
-
-def test_a_neighbour_is_really_seen() -> None:
-    before = state()
-    if before["cpu_ticks"] is None:
-        pytest.skip("this system has no /proc/stat")
-    neighbour = multiprocessing.get_context("spawn").Process(target=burn, args=(60.0,))
-    neighbour.start()
-    try:
-        deadline = time.monotonic() + 60.0
-        while state()["cpu_ticks"]["busy_s"] - before["cpu_ticks"]["busy_s"] < 1.0:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-    finally:
-        neighbour.terminate()
-        neighbour.join()
-    after = state()
-    found = noise(before, after, Effort(1.0, 0.0, 0, 0.0), STEADY)
-    assert any("other processes took" in reason for reason in found["reasons"])
 
 
 def test_the_environment_names_the_machine() -> None:

@@ -315,26 +315,3 @@ def test_quiet_prints_nothing_but_warnings(qc: Qc, arguments: list[object]) -> N
     said = qc(*arguments, "--max-drop", 5, "--exclude", "gemm", "--samples", 10, "-q")
     assert (said.code, said.out) == (0, "")
     assert all(line.startswith("warning: ") for line in said.err.splitlines() if line), said.err
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--max-drop", -1], "--max-drop -1: at least 0 is required"),
-        (["--max-drop", "x"], "'x' is not a valid float"),
-        ([], "Missing option '--max-drop'"),
-        (
-            ["--max-drop", 1, "--metric", "f2"],
-            "--metric 'f2': auto, top1, top5, f1[:AVERAGE], miou, map[:50], wer, cer, ndcg[:K], ",
-        ),
-        (["--max-drop", 1, "--metric", "neighbors"], "did you mean 'neighbours'?"),
-        (["--max-drop", 1, "--target", "onnx"], "target 'onnx' is unknown"),
-    ],
-)
-def test_wrong_options_are_usage_errors(
-    options: list[object], said: str, qc: Qc, arguments: list[object], tmp_path: Path
-) -> None:
-    found = qc(*arguments, *options)
-    assert found.code == 2
-    assert said in found.err
-    assert not (tmp_path / "out").exists()

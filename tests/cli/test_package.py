@@ -158,32 +158,3 @@ def test_json_has_everything_and_nothing_else_is_printed(package: Qc, tiny_file:
     assert "--cache-config=local" in found["server"]
     assert {check["passed"] for check in found["checks"]} == {True}
     assert any("has no manifest" in warning for warning in found["warnings"])
-
-
-def test_bad_input_is_one_message_and_the_right_code(
-    package: Qc, tiny_file: MakePath, tmp_path: Path
-) -> None:
-    model, engine = tiny_file("mlp"), make_engine(tmp_path / "m.engine")
-    text = tmp_path / "notes.txt"
-    text.write_text("no model")
-    cut = tiny_file("residual")
-    cut.write_bytes(cut.read_bytes()[:50])
-    for code, arguments in (
-        (2, (model,)),
-        (2, (tmp_path / "none.onnx", "--name", "n")),
-        (2, (tmp_path, "--name", "n")),
-        (2, (model, "--name", "a/b")),
-        (2, (model, "--name", "n", "--gpus", "0,x")),
-        (2, (model, "--name", "n", "--gpus", "-1")),
-        (2, (model, "--name", "n", "--preferred-batch", "²")),
-        (2, (model, "--name", "n", "--version", "one")),
-        (2, (model, "--name", "n", "--kind", "tpu")),
-        (2, (model, "--name", "n", "--warm-up-shapes", "x:[n,16]")),
-        (2, (engine, "--name", "n", "--max-batch-size", "99")),
-        (1, (text, "--name", "n")),
-        (1, (cut, "--name", "n")),
-    ):  # fmt: skip
-        said = package(*arguments)
-        assert said.code == code, (arguments, said)
-        assert said.err.strip()
-        assert not (tmp_path / "models").exists()

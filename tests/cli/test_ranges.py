@@ -10,7 +10,6 @@ import pytest
 from commands import Qc, Said, handmade
 from mode_models import normal, written
 
-from qcompile.artifact import load_artifact
 from qcompile.calibration import Method, Ranges, load_ranges, observe, parse_method, save_ranges
 from qcompile.calibration.histogram import Histogram
 from qcompile.calibration.tensorrt_cache import format_cache, parse_cache
@@ -44,23 +43,6 @@ def test_fewer_targets_observe_fewer_tensors(done: Qc, data: Path, tmp_path: Pat
         assert ranges(*options).read_bytes() == both.read_bytes()
     for file, target in ((tensorrt, "tensorrt"), (runtime, "onnxruntime"), (both, "tensorrt")):
         done("quantize", path, "-o", tmp_path / "q.onnx", "--ranges", file, "--target", target)
-
-
-@pytest.mark.parametrize("method", ["mse", "auto", "percentile:99.5"])
-def test_the_method_is_that_of_the_file(
-    done: Qc, model: Path, data: Path, file: Path, tmp_path: Path, method: str
-) -> None:
-    output = tmp_path / "other.ranges"
-    said = done(
-        "calibrate", model, "--data", data, "-o", output, "--method", method, "--threads", 1, "--json"
-    )
-    assert said.json["options"]["method"] == method
-    assert done("ranges", "show", output, "--json").json["method"] == method
-    # The counts are the same: it could as well have been chosen later.
-    chosen, later = tmp_path / "chosen.onnx", tmp_path / "later.onnx"
-    done("quantize", model, "-o", chosen, "--ranges", output)
-    done("quantize", model, "-o", later, "--ranges", file, "--method", method)
-    assert chosen.read_bytes() == later.read_bytes()
 
 
 def interrupt(model: Path, data: Path, checkpoint: Path, after: int) -> None:
@@ -231,25 +213,6 @@ def test_what_cannot_be_done_is_a_usage_error(
 # Damage.
 
 
-@pytest.mark.parametrize("size", [0, 7, 500, -1])
-def test_a_damaged_file_is_named(qc: Qc, file: Path, tmp_path: Path, size: int) -> None:
-    file.with_name(f"{file.name}.json").unlink()
-    file.write_bytes(file.read_bytes()[:size])
-    output = tmp_path / "output"
-    for arguments in (
-        ("ranges", "show", file),
-        ("ranges", "merge", file, "-o", output),
-        ("ranges", "cache", file, "-o", output, "--tensorrt", "8.5.3"),
-        ("inspect", file),
-    ):
-        said = qc(*arguments)
-        assert (said.code, said.out) == (1, "")
-        assert f"error: {file}: not a ranges file, or cut off" in said.err
-        assert not output.exists()
-    error = qc("ranges", "show", file, "--json").json
-    assert (error["error"], error["data"]["file"]) == ("CalibrationError", str(file))
-
-
 # inspect
 def test_inspect_sums_a_ranges_file_up_and_points_to_the_rest(done: Qc, file: Path) -> None:
     ranges = load_ranges(file)
@@ -263,30 +226,6 @@ def test_inspect_sums_a_ranges_file_up_and_points_to_the_rest(done: Qc, file: Pa
     assert (facts["tensors"], facts["shared"]) == (len(ranges.histograms), len(ranges.shared))
     assert (facts["model"], facts["data"], facts["skipped"]) == (ranges.model, ranges.data, {})
     assert facts["matches_manifest"] is True
-
-
-# ranges merge
-def shards(done: Qc, model: Path, data: Path, count: int) -> list[Path]:
-    """Ranges files of every shard, made one by one."""
-    files = []
-    for part in range(1, count + 1):
-        files.append(model.with_name(f"part{part}.ranges"))
-        options = ("--shard", f"{part}/{count}", "--method", "entropy", "--threads", 1)
-        done("calibrate", model, "--data", data, "-o", files[-1], *options)
-    return files
-
-
-@pytest.mark.parametrize("count", [3, 17])
-def test_merged_shards_have_the_bytes_of_the_whole(
-    done: Qc, model: Path, data: Path, file: Path, tmp_path: Path, count: int
-) -> None:
-    files = shards(done, model, data, count)
-    assert all(path.read_bytes() != file.read_bytes() for path in files)
-    merged = tmp_path / "merged.ranges"
-    said = done("ranges", "merge", *reversed(files), "-o", merged)
-    assert f"16 samples of {count} files" in said.out
-    assert merged.read_bytes() == file.read_bytes()
-    assert load_artifact(merged).manifest.digest == load_artifact(file).manifest.digest
 
 
 # ranges cache

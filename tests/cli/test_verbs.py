@@ -61,26 +61,6 @@ def test_the_road_verb_by_verb(json_of: Json, tiny_file: MakePath, samples: Make
         assert json_of("inspect", file)["kind"] == kind
 
 
-def test_engines_are_built_with_shapes_as_trtexec_spells_them(
-    done: Qc, json_of: Json, tiny_file: MakePath, tmp_path: Path
-) -> None:
-    engine = tmp_path / "m.engine"
-    said = done(
-        "build", tiny_file("residual"), "--target", "tensorrt-rtx", "--precision", "fp16",
-        "--gpu", "sm86,sm89", "--min-shapes", "x:1x4x8x8", "--opt-shapes", "x:4,4,8,8",
-        "--max-shapes", "x:[32,4,8,8]", "-o", engine,
-    ).out  # fmt: skip
-    assert "3 of 3 layers that compute are fp16" in said
-    assert "has not been run" in said
-    facts = json_of("inspect", engine)
-    assert facts["matches_manifest"] is True
-    assert facts["manifest"]["device"] == {"gpus": ["sm86", "sm89"]}
-    assert facts["manifest"]["proof"]["profiles"] == [
-        {"x": {"min": [1, 4, 8, 8], "opt": [4, 4, 8, 8], "max": [32, 4, 8, 8]}}
-    ]
-    assert "not been run" in done("inspect", engine).out
-
-
 def test_pytorch_goes_in_by_its_spelling(done: Qc, json_of: Json, torch_model: str, tmp_path: Path) -> None:
     exported = json_of("export", torch_model, "-o", tmp_path / "net.onnx", "-i", "x:[batch,3,8,8]")
     assert [check["passed"] for check in exported["checks"]] == [True] * 3

@@ -19,7 +19,6 @@ from qcompile.engines import values
 from qcompile.engines.onnx_runtime import engine as ort_engine
 from qcompile.engines.values import SUBJECT
 from qcompile.errors import EngineUnavailable, IntentNotReached, ModelError
-from qcompile.model.graph import model_io
 
 MakePath = Callable[..., Path]
 Edit = Callable[[onnx.ModelProto], None]
@@ -235,70 +234,6 @@ def test_an_error_of_dynamic_shapes_is_said(int8: Path, wrong: Callable[..., Non
     with pytest.raises(IntentNotReached, match=said) as caught:
         qcompile.build(int8, tmp_path / "b.onnx", target="openvino", precision="int8")
     assert "with fixed extents" in caught.value.hint
-
-
-def wrong_from(row: int) -> Edit:
-    """Compute the rows of a batch from one on otherwise, as a kernel that fills a vector of rows alone."""
-
-    def edit(model: onnx.ModelProto) -> None:
-        graph = model.graph
-        result = graph.output[0].name
-        (last,) = (node for node in graph.node if result in node.output)
-        last.output[list(last.output).index(result)] = "right"
-        zero, one, step = (f"wrong/{name}" for name in ("zero", "row", "one"))
-        for name, value in ((zero, 0), (one, row), (step, 1)):
-            graph.initializer.append(numpy_helper.from_array(np.array(value), name))
-        graph.initializer.append(numpy_helper.from_array(np.array([1]), "wrong/axis"))
-        for operator, inputs, output in (
-            ("Shape", ["right"], "wrong/shape"),
-            ("Gather", ["wrong/shape", zero], "wrong/batch"),
-            ("Range", [zero, "wrong/batch", step], "wrong/rows"),
-            ("Less", ["wrong/rows", one], "wrong/few"),
-            ("Unsqueeze", ["wrong/few", "wrong/axis"], "wrong/column"),
-            ("Neg", ["right"], "wrong/values"),
-            ("Where", ["wrong/column", "right", "wrong/values"], result),
-        ):
-            graph.node.append(onnx.helper.make_node(operator, inputs, [output], name=output))
-
-    return edit
-
-
-def test_a_slot_of_a_batch_that_no_sample_has_is_checked(
-    tiny_file: MakePath, target: str, wrong: Callable[..., None], tmp_path: Path
-) -> None:
-    path, data = tiny_file("mlp"), tmp_path / "pairs"
-    size = model_io(onnx.load(path)).inputs[0].shape[1]
-    data.mkdir()
-    for index in range(8):
-        np.save(
-            data / f"{index}.npy", np.random.default_rng(index).standard_normal((2, int(size)), np.float32)
-        )
-    options: dict[str, Any] = {"target": target, "data": str(data)}
-    check = check_of(qcompile.build(path, tmp_path / "a.onnx", **options))
-    wrong(wrong_from(4))
-    with pytest.raises(IntentNotReached, match="computes something else"):
-        qcompile.build(path, tmp_path / "b.onnx", **options)
-    assert "of other extents" in check.detail
-
-
-@pytest.mark.parametrize("target", ["onnxruntime"], indirect=True)
-def test_what_is_left_of_another_shape_is_found(
-    tiny_file: MakePath, samples: MakePath, target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A runner that mixes what it gave for another shape into the next outputs."""
-    infer, last = ort_engine.OnnxRuntimeRunner.infer, dict[str, Any]()
-
-    def stale(self: Any, feeds: Any) -> Any:
-        outputs = dict(infer(self, feeds))
-        before = last.get("shape")
-        last["shape"] = {name: array.shape for name, array in outputs.items()}
-        if before not in (None, last["shape"]):
-            return {name: -array for name, array in outputs.items()}
-        return outputs
-
-    monkeypatch.setattr(ort_engine.OnnxRuntimeRunner, "infer", stale)
-    with pytest.raises(IntentNotReached, match="computes something else"):
-        qcompile.build(tiny_file("mlp"), tmp_path / "b.onnx", target=target, data=str(samples("mlp", 16)))
 
 
 def test_other_extents_that_the_graph_refuses_are_left_out(target: str, tmp_path: Path) -> None:

@@ -99,71 +99,10 @@ def test_weights_in_a_file_of_their_own_are_carried_along(
     assert count_operators(read_graph(tmp_path / "old.onnx").load()) == {"MatMul": 1, "ReduceMean": 1}
 
 
-class UNet(nn.Module):
-    """Down, GroupNorm and GELU, and up again by bilinear interpolation, with a skip."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.GELU())
-        self.down = nn.Sequential(
-            nn.AvgPool2d(2), nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.Mish()
-        )
-        self.up = nn.Upsample(scale_factor=2, mode="bilinear")
-        self.last = nn.Sequential(nn.Conv2d(24, 4, 3, padding=1), nn.GELU(approximate="tanh"))
-
-    def forward(self, x: Tensor) -> Tensor:
-        skip = self.first(x)
-        deep = self.up(self.down(skip))
-        left, right = torch.cat([skip, deep], 1).chunk(2, 1)
-        mixed = nn.functional.pad(torch.cat([right, left], 1), (1, 0, 0, 0), mode="reflect")
-        found = self.last(mixed)
-        return found - found.amax(1, keepdim=True)
-
-
-class Recurrent(nn.Module):
-    """An LSTM whose states are averaged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.LSTM(6, 8, num_layers=2, batch_first=True, bidirectional=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)[0].mean(1)
-
-
-class Encoder(nn.Module):
-    """Attention, LayerNorm and GELU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.TransformerEncoderLayer(16, 4, 32, 0.0, "gelu", batch_first=True)
-        self.norm = nn.RMSNorm(16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.layer(x)).mean(1)
-
-
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "U-Net": (UNet, "x:[N,3,16,16]"),
-    "LSTM": (Recurrent, "x:2x5x6"),
-    "encoder": (Encoder, "x:[N,7,16]"),
-}
-
-
-@pytest.mark.parametrize(("name", "version"), [("U-Net", 18), ("U-Net", 23), ("LSTM", 20), ("encoder", 23)])
-def test_a_network_computes_the_same_in_opset_17(name: str, version: int, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    build, shape = NETWORKS[name]
-    newer = export(build().eval(), tmp_path / "new.onnx", inputs=[shape], opset_version=version)
-    older, warnings = in_older_opset(read_graph(newer.path), 17)
-    assert (older.opset, older.io, warnings) == (17, newer.manifest.io, [])
-
-
-@pytest.mark.parametrize(("name", "version"), [("U-Net", 17), ("LSTM", 13), ("encoder", 23)])
-def test_export_writes_the_opset_asked_for(name: str, version: int, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    build, shape = NETWORKS[name]
-    artifact = export(build().eval(), tmp_path / "m.onnx", inputs=[shape], opset_version=version)
+@pytest.mark.parametrize("version", [13, 17, 23])
+def test_export_writes_the_opset_asked_for(version: int, tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.GELU(), nn.Upsample(scale_factor=2))
+    artifact = export(network.eval(), tmp_path / "m.onnx", inputs=["x:[N,3,8,8]"], opset_version=version)
     assert opset(read_graph(artifact.path).load()) == version == artifact.manifest.options["opset"]
     assert all(check.passed for check in artifact.manifest.checks)
 
@@ -176,9 +115,6 @@ def test_export_names_the_node_that_an_older_opset_lacks(tmp_path: Path) -> None
     with pytest.raises(ExportError, match=r"opset 17 was asked for; .* reached 18: BitwiseAnd") as caught:
         export(Bits(), tmp_path / "m.onnx", inputs=["x:4:int32"], opset_version=17)
     assert "`opset` 18" in caught.value.hint
-
-
-VERSIONS = {"8.5.3.1": 16, "10.0.1": 20, "10.13.0": 23}
 
 
 def reads(version: str) -> frozenset[str]:

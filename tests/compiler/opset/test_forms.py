@@ -26,7 +26,6 @@ from qcompile.compiler.opset.tensorrt_forms import (
     folds_to_transposes,
     write_kernel_shapes,
 )
-from qcompile.errors import UnsupportedOperator
 from qcompile.model.graph import attribute
 
 
@@ -340,18 +339,6 @@ def test_an_index_that_is_repeated_over_rows_makes_a_product_of_the_sum() -> Non
 )
 def test_other_scatters_stay(text: str) -> None:
     assert scatters_to_masks(model_of(text, opset=18)) == []
-
-
-def test_a_boolean_index_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    pytest.importorskip("tensorrt_rtx")
-    text = """(float[n,3] x, bool[n] keep) => (float[m,3] y) {
-        [places] at = NonZero(keep) i = Transpose <perm = [1, 0]> (at) y = GatherND(x, i) }"""
-    onnx.save(model_of(text, opset=18), tmp_path / "m.onnx")
-    with pytest.raises(
-        UnsupportedOperator, match=r"no NonZero: node 'places' .* as many elements as"
-    ) as caught:
-        qcompile.build(tmp_path / "m.onnx", tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"])
-    assert "torch.where(mask, x, 0)" in caught.value.hint
 
 
 def conv_3x5() -> onnx.ModelProto:

@@ -31,7 +31,7 @@ from qcompile.model.onnx_file import fingerprint
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.words import Precision
 
-GPUS = ("sm80", "sm86", "sm89", "sm120")
+GPUS = ("sm86", "sm120")
 EXTENTS = {"batch": (1, 8, 32), "length": (16, 32, 64)}
 PRECISIONS = ("fp32", "fp16", "int8")
 LEAST_DB = 20.0
@@ -113,20 +113,6 @@ class Road:
             )  # fmt: skip
         return self.built[precision]
 
-    def build_fixed(self) -> Artifact:
-        """An INT8 engine for sm86 from a graph whose axes are all fixed: the least extents."""
-        model = onnx.load(self.graph("int8"))
-        least = {axis: extents[0] for axis, extents in EXTENTS.items()}
-        for value in (*model.graph.input, *model.graph.output):
-            for axis in value.type.tensor_type.shape.dim:
-                if axis.dim_param:
-                    axis.dim_value = least[axis.dim_param]
-        del model.graph.value_info[:]
-        path = self.folder / "fixed.onnx"
-        onnx.save(model, path)
-        output = path.with_suffix(".engine")
-        return qcompile.build(path, output, target="tensorrt-rtx", precision="int8", gpus=["sm86"])
-
     def expected_layers(self, precision: str) -> dict[str, dict[str, int]]:
         """What the graph holds, as TensorRT counts it; an LSTM, and what INT8 leaves out, is in float."""
         graphs = [onnx.load(self.graph(precision)).graph]
@@ -181,14 +167,6 @@ def test_every_model_builds_in_its_precision(precision: str, road: Road) -> None
             for name, of in road.shapes.items()
         }
     ]
-
-
-def test_every_model_builds_with_a_fixed_batch_of_one(road: Road) -> None:
-    manifest = road.build_fixed().manifest
-    assert manifest.proof["profiles"] == []
-    assert manifest.proof["layers_by_precision"] == road.expected_layers("int8")
-    assert manifest.io is not None
-    assert all(tensor.shape[0] == 1 and not tensor.dynamic_axes for tensor in manifest.io.inputs)
 
 
 def test_int8_engines_are_smaller_than_fp16_and_those_than_fp32(road: Road) -> None:

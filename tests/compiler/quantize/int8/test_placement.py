@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from written_models import model_of, normal
+from written_models import model_of
 
 import qcompile
-from qcompile.calibration import load_ranges
 from qcompile.compiler.quantize.calibrate import tensors_to_calibrate
 from qcompile.compiler.quantize.int8.placement import plan
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.errors import CalibrationError, InvalidOption
-from qcompile.model.graph import weighted_nodes
 from qcompile.model.onnx_file import read_weightless
 from qcompile.spec.words import GRAPH_TARGETS, GraphTarget
 
@@ -242,69 +239,3 @@ def test_a_model_with_nothing_to_quantize_cannot_be_calibrated(
 
 
 # With ranges of exactly the wanted tensors, quantization has all it needs.
-
-ROADS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "gemms with factors and other biases": (
-        "a = Gemm <alpha = 0.5, beta = 2.0> (x, w1, b1) b = Relu(a) y = Gemm <transB = 1> (b, w2, b2)",
-        "(float[n, 4] x) => (float[n, 3] y)",
-        {"w1": normal(4, 6), "b1": normal(1, 6), "w2": normal(3, 6), "b2": normal(1)},
-    ),
-    "a sum that closes a residual branch": (
-        "a = Conv <pads = [1, 1, 1, 1]> (x, w) b = Sum (a, x) c = Clip (b, low, high) y = Conv (c, w)",
-        "(float[n, 4, 8, 8] x) => (float[n, 4, 6, 6] y)",
-        {"w": normal(4, 4, 3, 3), "low": np.array(0, np.float32), "high": np.array(6, np.float32)},
-    ),
-    "weights in constant nodes": (
-        "w = Constant <value = float[2, 2] {0.5, -0.25, 1.0, 2.0}> () a = MatMul(x, w) y = Relu(a)",
-        "(float[n, 2] x) => (float[n, 2] y)",
-        {},
-    ),
-    "weights too large for an weightless": (
-        "a = MatMul(x, w1) b = Relu(a) y = MatMul(b, w2)",
-        "(float[n, 40] x) => (float[n, 40] y)",
-        {"w1": normal(40, 64), "w2": normal(64, 40)},
-    ),
-    "branches that meet in a concat": (
-        """
-        a = Conv <pads = [1, 1, 1, 1]> (x, w)  b = Relu(a)
-        c = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (b)
-        d = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (x)  e = Concat <axis = 1> (c, d)
-        f = Reshape (e, s)  y = MatMul (f, v)
-        """,
-        "(float[n, 4, 8, 8] x) => (float[n, 3] y)",
-        {"w": normal(4, 4, 3, 3), "s": np.array([-1, 128]), "v": normal(128, 3)},
-    ),
-}
-
-
-@pytest.fixture(params=["residual", "mlp", *ROADS])
-def road(request: pytest.FixtureRequest, tiny_file: MakePath, samples: MakePath) -> tuple[Path, str]:
-    """A model and its samples."""
-    name: str = request.param
-    if name not in ROADS:
-        return tiny_file(name), str(samples(name, 8))
-    body, signature, weights = ROADS[name]
-    model, data = (tiny_file("mlp").with_name(file) for file in ("model.onnx", "data.npz"))
-    onnx.save(model_of(f"{signature} {{ {body} }}", **weights), model)
-    (tensor,) = read_weightless(model).io.inputs
-    np.savez(data, x=normal(8, *map(int, tensor.shape[1:])))
-    return model, str(data)
-
-
-@pytest.mark.parametrize("targets", [("onnxruntime",), ("tensorrt",), BOTH])
-def test_ranges_of_the_wanted_tensors_are_all_that_quantization_needs(
-    road: tuple[Path, str], targets: tuple[str, ...], tmp_path: Path
-) -> None:
-    model, data = road
-    path = qcompile.calibrate(model, data, tmp_path / "m.ranges", targets=targets, method="minmax").path
-    ranges = load_ranges(path)
-    wanted = activations(model, targets)
-    assert set(ranges.names()) >= wanted
-    # What is observed beside the wanted ones holds the values of one.
-    stand_ins = {source for sources in ranges.shared.values() for source in sources}
-    assert set(ranges.histograms) <= wanted | stand_ins
-    for target in targets:
-        quantized = qcompile.quantize(
-            model, tmp_path / f"{target}.onnx", ranges=path, target=target, data=data
-        )
-        assert weighted_nodes(onnx.load(quantized.path))["int8"]
