@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 LOCK ?= no
 TOOLS := build/tools
 
-.PHONY: demo test lint types docs arm64 reference check resnet18 cifar test-gpu gpu-day gpu-day-kit gpu-day-more clean lock audit licences sbom wheel sdist
+.PHONY: demo test lint types docs arm64 reference check cifar test-gpu gpu-day gpu-day-kit gpu-day-more clean lock audit licences sbom wheel sdist
 
 demo: $(READY)
 	$(BIN)/qcompile run examples/digits/recipe.toml
@@ -42,10 +42,6 @@ arm64: $(READY)
 # What is generated from spec/ and committed: the recipe's page, schemas, keyword types.
 reference: $(READY)
 	$(BIN)/python tests/support/reference_pages.py
-
-resnet18: $(READY)
-	test -f benchmarks/digits_resnet18/resnet18.safetensors || $(BIN)/python benchmarks/digits_resnet18/train.py
-	$(BIN)/qcompile run benchmarks/digits_resnet18/recipe.toml
 
 # Every way to run a ResNet-18, in one table; the first run trains it, which takes minutes.
 cifar: $(READY)

@@ -23,13 +23,3 @@ def tokens() -> Iterator[dict[str, Any]]:
     generator = np.random.default_rng(0)
     while True:
         yield {"tokens": generator.integers(0, 30000, (1, 128)), "mask": np.ones((1, 128), np.int64)}
-
-
-def large_images() -> Iterator[dict[str, Any]]:
-    """Yield images, float32 [1, 3, 256, 256]."""
-    return images(256)
-
-
-def words() -> Iterator[dict[str, Any]]:
-    """Yield 128 words, int64."""
-    return ({"tokens": sample["tokens"]} for sample in tokens())

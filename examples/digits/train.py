@@ -1,7 +1,4 @@
-"""Train the digits ResNet-20: `python examples/digits/train.py`, under a minute on two cores.
-
-`train` knows nothing of the architecture, and benchmarks/digits_resnet18 borrows it.
-"""
+"""Train the digits ResNet-20: `python examples/digits/train.py`, under a minute on two cores."""
 
 from __future__ import annotations
 
@@ -16,6 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn.functional import cross_entropy, pad
+
+from data import evaluation, training
+from model import WEIGHTS, resnet20
 
 Samples = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 
@@ -106,10 +106,6 @@ def _shifted(images: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     """Train ResNet-20 and write resnet20.safetensors beside model.py."""
-    # Here rather than above: in benchmarks/digits_resnet18 these names are that example's own modules.
-    from data import evaluation, training
-    from model import WEIGHTS, resnet20
-
     make_deterministic()
     train(resnet20(), WEIGHTS, training(), evaluation, epochs=EPOCHS, peak_rate=0.05)
     print(f"{WEIGHTS.name}: {WEIGHTS.stat().st_size / 1e6:.2f} MB")
