@@ -17,7 +17,7 @@ from ..tensors import TensorInfo
 from .arrays import ArraySet
 from .images import AnnotatedImages, ImageFolder, MaskedImages
 from .readers import FORMATS, IMAGES, METADATA, RECORDINGS, TABLES, SampleSet, list_files, split_folder
-from .rows import RowSet
+from .rows import RowSet, VocabularySet
 from .spelling import FILE_KEYS, FUNCTION, KEYS, Spelling, parse_spelling, wrong
 
 ARRAYS = ("npz", "npy", "arrays", "polygraphy")
@@ -81,7 +81,7 @@ def open_set(spelling: Spelling, inputs: Sequence[TensorInfo]) -> SampleSet:
     if spelling.kind in ARRAYS:
         return ArraySet(spelling.kind, Path(spelling.path), inputs)
     if spelling.kind != "images":
-        return RowSet(spelling)
+        return (VocabularySet if spelling.kind == "vocabulary" else RowSet)(spelling)
     if all(key in spelling.query for key in FILE_KEYS):
         raise wrong(spelling.spec, f"{' and '.join(FILE_KEYS)} exclude each other")
     if "masks" in spelling.query:

@@ -12,6 +12,8 @@ No builder runs code of a data set, and none asks a network: files are named one
 from __future__ import annotations
 
 import functools
+import math
+import random
 import re
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
@@ -22,7 +24,7 @@ from ..progress import quiet
 from ..tensors import TensorInfo
 from . import readers
 from .images import ImageReader, image_input
-from .processors import AudioReader, TextReader
+from .processors import AudioReader, TextReader, load_processor
 from .spelling import Spelling, wrong
 from .table import Table, load_rows, undecoded
 
@@ -168,3 +170,57 @@ class RowSet(readers.SampleSet):
 
 def _plain(value: Any) -> str:
     return "\x1e".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+_LEAST_MADE, _MOST_MADE = 64, 10_000
+_WORD_MARKS = ("▁", "Ġ", "")
+"""What begins a word in the vocabularies of SentencePiece, of bytes, and of WordPiece."""
+_FEWEST_WORDS, _MOST_WORDS = 4, 96
+
+
+class VocabularySet(readers.SampleSet):
+    """Texts of words that a tokenizer knows, for a model of whose texts there are none at hand.
+
+    A vocabulary is ordered by frequency, roughly. Words are drawn by rank after Zipf (1949): ranks from r to
+    2 r are as likely for every r; and so are lengths of texts.
+    """
+
+    def __init__(self, spelling: Spelling) -> None:
+        self.spelling = spelling
+        self.notes = [
+            f"texts were made of single words that the tokenizer of {spelling.path} knows: texts of your own "
+            "tell more"
+        ]
+
+    @functools.cached_property
+    def names(self) -> Sequence[str]:  # type: ignore[override]
+        """The texts."""
+        words = _words(load_processor("AutoTokenizer", self.spelling.path, "tokenizer"))
+        if not words:
+            raise DataError(f"{self.spelling.path}: its tokenizer knows no words", file=self.spelling.path)
+        made = random.Random(0)
+
+        def drawn(low: int, high: int) -> int:
+            return min(int(math.exp(made.uniform(math.log(low), math.log(high)))), high - 1)
+
+        count = min(max(_LEAST_MADE, int(self.spelling.query.get("samples", 0))), _MOST_MADE)
+        lengths = [drawn(_FEWEST_WORDS, _MOST_WORDS) for _ in range(count)]
+        return [" ".join(words[drawn(1, len(words) + 1) - 1] for _ in range(length)) for length in lengths]
+
+    def digest(self, order: Callable[[], Sequence[int]]) -> str:
+        return readers.digest_texts(self.names)
+
+    def reader(self, inputs: Sequence[TensorInfo]) -> readers.Reader:
+        table = Table(Path(self.spelling.path), {"text": self.names}, self.spelling)
+        return TextReader(table, inputs, self.spelling)
+
+
+def _words(tokenizer: Any) -> list[str]:
+    """The words of letters that are one token, by their numbers."""
+    tokens = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    for mark in _WORD_MARKS:
+        begun = [token for token, _ in tokens if token.startswith(mark)]
+        texts = [tokenizer.convert_tokens_to_string([token]).strip() for token in begun]
+        if words := [text for text in texts if text.isalpha()]:
+            return words
+    return []

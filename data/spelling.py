@@ -29,6 +29,7 @@ _TEXT = (*_BALANCED, "column", "label", "bucket", "multiple", "length")
 KEYS: Mapping[str, tuple[str, ...]] = {
     "images": (*_BALANCED, "masks", "annotations"),
     **dict.fromkeys(("text", "jsonl", "csv", "audio", "datasets"), _TEXT),
+    "vocabulary": (*_SAMPLING, "preprocessing", "bucket", "multiple", "length"),
     "polygraphy": _SAMPLING,
     "npz": (*_SAMPLING, "balanced"),
     "npy": _SAMPLING,

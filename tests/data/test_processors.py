@@ -7,6 +7,7 @@ import io
 import json
 import struct
 import wave
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,28 @@ def alone(folder: Path, *text: Any) -> list[int]:
     from transformers import AutoTokenizer
 
     return list(AutoTokenizer.from_pretrained(folder)(*text)["input_ids"])
+
+
+def test_texts_are_made_of_the_words_of_a_vocabulary(tokenizer: Path) -> None:
+    from transformers import AutoTokenizer
+
+    known = AutoTokenizer.from_pretrained(tokenizer).get_vocab()
+    ranks = sorted(number for word, number in known.items() if word.isalpha())
+    data = Data(f"vocabulary:{tokenizer}?samples=200", inputs(tokenizer), batch_size=1)
+    lengths, found = [], Counter[int]()
+    for batch in data:
+        [ids] = batch.feeds["input_ids"]
+        row = ids[batch.feeds["attention_mask"][0] == 1][1:-1]  # between [CLS] and [SEP]
+        lengths.append(len(row))
+        found.update(row.tolist())
+    assert (len(lengths), min(lengths) >= 4, max(lengths) < 96) == (200, True, True)
+    assert set(found) == set(ranks), "words, which are one token each"
+    share = sum(found[number] for number in ranks[:5]) / found.total()
+    assert abs(share - np.log(6) / np.log(len(ranks) + 1)) < 0.05
+    assert "texts of your own tell more" in data.notes()[0]
+    again = Data(f"vocabulary:{tokenizer}?samples=200", inputs(tokenizer), batch_size=1)
+    assert again.digest() == data.digest()
+    assert len(list(Data(f"vocabulary:{tokenizer}", inputs(tokenizer), batch_size=1))) == 64
 
 
 def test_lines_are_padded_to_the_longest_of_their_batch_and_to_the_multiple(
