@@ -110,11 +110,12 @@ def reasons(results: Results) -> list[str]:
 
 def curve_table(results: Results, curve: Curve) -> Table | None:
     """Return latency and throughput over what a curve counts; None where nothing was measured."""
-    axis = {"batches": "batch size", "concurrency": "clients", "in_flight": "in flight"}[curve]
+    from ..bench.results.render import CURVES
+
     points = [(row.name, point) for row in results.rows for point in getattr(row, curve)]
     if not points:
         return None
-    table = make_table("", "artifact", axis, "median ms", "p99 ms", "samples/s")
+    table = make_table("", "artifact", CURVES[curve], "median ms", "p99 ms", "samples/s")
     for name, point in points:
         cells = map(figure, (point.median_ms, point.p99_ms, point.throughput_per_s))
         add_row(table, name, str(point.count), *cells)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from ...spec.engines import rows
 from ..environment import machine_text
 from ..statistics import CONFIDENCE, DROP_CONFIDENCE, Speedup
 from .results import Results
-from .row import Row
+from .row import Curve, Row
 
 RUNTIMES = {row.name: row.title for row in rows().values()}
 _NEAR_ONE = 0.03  # so near to 1, two decimals do not show what a verdict follows from
@@ -327,7 +327,29 @@ def markdown(results: Results) -> str:
     noise = results.environment.get("noise") or {}
     disturbed = "".join(f"\n- disturbed: {reason}" for reason in noise.get("reasons", ()))
     stopped = "\n- interrupted: not every round was measured" if results.interrupted else ""
-    return f"{table}\n\n{about}\n\n{MEANING}\n{disturbed}{stopped}".rstrip() + "\n"
+    curves = "".join(f"\n\n{text}" for text in _curves(results))
+    return f"{table}{curves}\n\n{about}\n\n{MEANING}\n{disturbed}{stopped}".rstrip() + "\n"
+
+
+CURVES: Mapping[Curve, str] = {"batches": "batch size", "concurrency": "clients", "in_flight": "in flight"}
+"""Curve to what it counts."""
+
+
+def _curves(results: Results) -> Iterator[str]:
+    """A table of each curve that was measured: latency and throughput of each artifact at each count."""
+    for curve, word in CURVES.items():
+        points = {row.name: {point.count: point for point in getattr(row, curve)} for row in results.rows}
+        counts = sorted({count for of_row in points.values() for count in of_row})
+        if not counts:
+            continue
+        lines = [["median ms (samples/s)", *(f"{word} {count}" for count in counts)]]
+        lines.append(["---", *["---:"] * len(counts)])
+        for name, of_row in points.items():
+            found = [of_row.get(count) for count in counts]
+            cells = [f"{figure(p.median_ms)} ({figure(p.throughput_per_s)})" if p else DASH for p in found]
+            if of_row:
+                lines.append([markdown_cell(name), *cells])
+        yield "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def markdown_table(results: Results) -> str:

@@ -22,7 +22,7 @@ from qcompile.bench.results.render import (
     save_csv,
 )
 from qcompile.bench.results.results import Results, load_results, save_results
-from qcompile.bench.results.row import Accuracy, Difference, Energy, Latency, Row
+from qcompile.bench.results.row import Accuracy, CurvePoint, Difference, Energy, Latency, Row
 from qcompile.bench.statistics import CONFIDENCE, SMALLEST_DIFFERENCE, Speedup, verdict_of
 from qcompile.cli.tables import results_table
 from qcompile.reporting.sections import accuracy_section, results_section
@@ -210,6 +210,21 @@ def test_markdown_is_the_table_of_a_readme() -> None:
     assert all(line.count(" | ") == lines[0].count(" | ") for line in lines[2:5])
     assert "some, 4 cores, 2 threads, input x:1x16; speed-up against a|b.onnx with its 99% interval" in lines
     assert "- disturbed: somebody else" in lines
+
+
+def test_markdown_has_a_table_of_each_curve() -> None:
+    def point(size: int, median_ms: float) -> CurvePoint:
+        return CurvePoint(batch_size=size, median_ms=median_ms, throughput_per_s=1e3 * size / median_ms)
+
+    first = structs.replace(FIRST, batches=(point(1, 2.0), point(32, 16.0)))
+    fast = structs.replace(FAST, batches=(point(32, 4.0),))
+    text = markdown(structs.replace(RESULTS, rows=[first, fast, LOST]))
+    assert text.split("\n\n")[1].splitlines() == [
+        "| median ms (samples/s) | batch size 1 | batch size 32 |",
+        "| --- | ---: | ---: |",
+        "| a\\|b.onnx | 2.00 (500) | 16.0 (2,000) |",
+        "| fast | – | 4.00 (8,000) |",
+    ]
 
 
 def test_csv_has_one_row_per_artifact_and_units_in_its_columns(tmp_path: Path) -> None:
