@@ -27,7 +27,7 @@ from ..opset.recurrent_products import closed_recurrences, open_recurrences, qua
 from .blocks.rewrite import quantize_in_blocks
 from .half.precision import in_mixed_precision, layer_precisions, to_half
 from .int8.corrections import correct_biases, round_weights
-from .int8.dynamic import dynamic_nodes, quantize_dynamic
+from .int8.dynamic import dynamic_nodes, quantize_dynamic, quantize_lstms
 from .int8.pair_limits import limits_of
 from .int8.placement import plan
 from .int8.rewrites import (
@@ -225,15 +225,19 @@ def _static(request: QuantizeRequest) -> Outcome:
     if rules.by_onnxruntime:
         keep_layers_apart(result)
         keep_relus_apart(result, set(planned))
+    lstms = list[str]()
+    if request.dynamic_lstms:
+        lstms = [node.name for node in dynamic_nodes(result, left) if node.op_type == "LSTM"]
+        quantize_lstms(result, lstms, weight_type=request.spec.weight_type, kernels=kernels)
     require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
     proof: dict[str, object] = {
         "nodes_by_precision": count_weighted(result),
-        "left_in_float": dict(placement.left_in_float),
+        "left_in_float": {n: why for n, why in placement.left_in_float.items() if n not in lstms},
         "left_in_fp32": kept,
         "corrected_biases": corrected,
         "rounded_weights": rounded,
         "tables": list(placement.tables),
-        "lstms": {"opened": opened, "state_products": states},
+        "lstms": {"opened": opened, "state_products": states, "dynamic": lstms},
     }
 
     warnings = [*_unfused(request.model.graph), *missed, *placement.warnings]

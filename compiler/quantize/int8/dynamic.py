@@ -18,13 +18,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
-from onnx.helper import make_node
+from onnx.helper import make_node, make_opsetid
 
 from ....calibration.qparams import choose_weight_qparams, quantize
 from ....errors import QuantizationError
 from ....files import temporary_folder
 from ....model.graph import attribute, consumers
-from ....model.graph_edits import drop_unused_initializers, set_nodes, sort_nodes, store
+from ....model.graph_edits import drop_unused_initializers, refill, set_nodes, sort_nodes, store
 from ....model.graph_rules import NONE, SaturatingKernels
 from ....model.onnx_file import read_graph
 from ....model.refusals import onnxruntime_words
@@ -34,6 +34,7 @@ from .pair_limits import product_limits
 
 DYNAMIC_OPERATORS = ("MatMul", "Gemm", "LSTM", "Attention", "GRU")
 
+MICROSOFT = "com.microsoft"
 _WEIGHTS_ONLY = "GRU (weights only)"
 _INTEGER = ("MatMulInteger", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "QAttention", "ConvInteger")
 
@@ -58,9 +59,6 @@ def quantize_dynamic(
         The model, operator to number of nodes planned, and integer operator to number of nodes reached. A
         GRU is reached as "GRU (weights only)".
     """
-    from onnxruntime.quantization import QuantType
-    from onnxruntime.quantization import quantize_dynamic as quantize_by_onnxruntime
-
     nodes = dynamic_nodes(model, excluded)
     planned = Counter(node.op_type for node in nodes)
     names = {node.name for node in nodes}
@@ -70,11 +68,32 @@ def quantize_dynamic(
             "weights, and the model has none",
             hint="convolutions are for `mode` static and a ranges file; otherwise keep it in float",
         )
+    weights_only = _store_gru_weights(model.graph, names)
+    if planned.keys() - {"LSTM", "GRU"}:
+        model = _quantize_products(model, names, weight_type, kernels)
+    quantize_lstms(model, names, weight_type=weight_type, kernels=kernels)
+    reached = Counter(node.op_type for node in model.graph.node if node.op_type in _INTEGER)
+    reached += Counter({_WEIGHTS_ONLY: weights_only})
+    if reached.total() < sum(planned.values()):
+        raise QuantizationError(
+            f"{reached.total()} of {sum(planned.values())} planned nodes were quantized "
+            f"(planned {dict(planned)}, reached {dict(reached)})",
+            hint="exclude the operator type that the quantizer passes over",
+        )
+    return model, dict(planned), dict(reached)
+
+
+def _quantize_products(
+    model: onnx.ModelProto, names: set[str], weight_type: WeightType, kernels: SaturatingKernels
+) -> onnx.ModelProto:
+    """Quantize the named MatMul, Gemm and Attention by ONNX Runtime's quantizer."""
+    from onnxruntime.quantization import QuantType
+    from onnxruntime.quantization import quantize_dynamic as quantize_by_onnxruntime
+
     _give_own_weights(model.graph, names)
     _gemms_to_matmuls(model.graph, names)
-    weights_only = _store_gru_weights(model.graph, names)
     stored = {tensor.name: tensor for tensor in model.graph.initializer} if kernels else {}
-    operands = {name for node in model.graph.node if node.name in names for name in node.input[1:3]}
+    operands = {name for node in model.graph.node if node.name in names for name in node.input[1:2]}
     floats = {name: numpy_helper.to_array(stored[name]) for name in operands & stored.keys()}
     left = {node.name for node in model.graph.node if node.name not in names}
     left |= {f"{name}_MatMul" for name in left}  # as the quantizer calls what it makes of a Gemm
@@ -84,7 +103,7 @@ def quantize_dynamic(
             quantize_by_onnxruntime(
                 model,
                 path,
-                op_types_to_quantize=sorted({*planned, "MatMul"} - {"Gemm", "GRU"}),
+                op_types_to_quantize=["Attention", "MatMul"],
                 per_channel=True,
                 weight_type=QuantType.QInt8 if weight_type == "int8" else QuantType.QUInt8,
                 nodes_to_exclude=sorted(left),
@@ -97,17 +116,7 @@ def quantize_dynamic(
     sort_nodes(written.graph)  # the quantizer's own order leaves out what subgraphs read (1.31.1)
     if weight_type == "int8" and kernels:
         _fit_pairs(written, floats, kernels)
-    if weight_type == "uint8":
-        _lstms_to_uint8(written)
-    reached = Counter(node.op_type for node in written.graph.node if node.op_type in _INTEGER)
-    reached += Counter({_WEIGHTS_ONLY: weights_only})
-    if reached.total() < sum(planned.values()):
-        raise QuantizationError(
-            f"{reached.total()} of {sum(planned.values())} planned nodes were quantized "
-            f"(planned {dict(planned)}, reached {dict(reached)})",
-            hint="exclude the operator type that the quantizer passes over",
-        )
-    return written, dict(planned), dict(reached)
+    return written
 
 
 def _fit_pairs(
@@ -115,46 +124,36 @@ def _fit_pairs(
 ) -> None:
     """Store weights anew, so that no two products overflow where kernels add them in 16 bits.
 
-    The quantizer stores the weight NAME [depth, channels] as NAME_quantized with NAME_scale [channels], and
-    an LSTM's [directions, channels, depth] as [directions, depth, channels] with scales of two axes.
+    The quantizer stores the weight NAME [depth, channels] as NAME_quantized with NAME_scale [channels].
     """
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    for node in model.graph.node:
-        lstm = node.op_type == "DynamicQuantizeLSTM"
-        order = kernels.recurrent if lstm else kernels.dynamic if node.op_type in _INTEGER else ""
-        for weight in node.input[1 : 3 if lstm else 2] if order else ():
-            name = weight.removesuffix("_quantized")
-            if name not in floats or stored[weight].data_type != TensorProto.INT8:
-                continue
-            values = floats[name].transpose(0, 2, 1) if lstm else floats[name][None]
-            fitted = [product_limits(len(matrix)).fitted(matrix) for matrix in values]
-            scales, integers = (np.stack(parts) for parts in zip(*fitted, strict=True))
-            several = slice(None) if lstm else 0
-            zeros = np.zeros(scales.shape, np.int8)
-            for suffix, array in (("_scale", scales), ("_zero_point", zeros), ("_quantized", integers)):
-                tensor = stored[f"{name}{suffix}"]
-                tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array[several]), tensor.name))
+    for node in model.graph.node if kernels.dynamic else ():
+        name = node.input[1].removesuffix("_quantized") if node.op_type in _INTEGER else ""
+        if name not in floats or stored[node.input[1]].data_type != TensorProto.INT8:
+            continue
+        scales, integers = product_limits(len(floats[name])).fitted(floats[name])
+        zeros = np.zeros(scales.shape, np.int8)
+        for suffix, array in (("_scale", scales), ("_zero_point", zeros), ("_quantized", integers)):
+            tensor = stored[f"{name}{suffix}"]
+            tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array), tensor.name))
 
 
 def _give_own_weights(graph: onnx.GraphProto, names: set[str]) -> None:
-    """Copy each weight that a planned node shares with one that stays in float, and an LSTM's that any other
-    node reads. The quantizer would let the node in float read the rounded weight, and reshape the weight of
-    an LSTM under the other's feet.
+    """Copy each weight that a planned product shares with a node that stays in float: the quantizer would let
+    that read the rounded weight.
     """
     stored = {tensor.name: tensor for tensor in graph.initializer}
     readers, copied = consumers(graph), set[str]()
     for node in graph.node:
-        if node.name not in names or node.op_type == "GRU":
+        if node.name not in names or node.op_type in ("LSTM", "GRU"):
             continue
-        for index in (1, 2) if node.op_type == "LSTM" else (1,):
-            weight = node.input[index]
-            others = {reader.name for reader in readers[weight]} - {node.name}
-            if not (others if node.op_type == "LSTM" else others - names):
-                continue
-            own = f"{weight}/{node.name}" if node.op_type == "LSTM" else f"{weight}/products"
-            if own not in copied:
-                copied.add(store(graph, own, numpy_helper.to_array(stored[weight])))
-            node.input[index] = own
+        weight = node.input[1]
+        if {reader.name for reader in readers[weight]} <= names:
+            continue
+        own = f"{weight}/products"
+        if own not in copied:
+            copied.add(store(graph, own, numpy_helper.to_array(stored[weight])))
+        node.input[1] = own
 
 
 def _store_gru_weights(graph: onnx.GraphProto, names: set[str]) -> int:
@@ -192,18 +191,49 @@ def _store_gru_weights(graph: onnx.GraphProto, names: set[str]) -> int:
     return count
 
 
-def _lstms_to_uint8(model: onnx.ModelProto) -> None:
-    """Shift the int8 weights of each DynamicQuantizeLSTM to uint8 with zero_point 128: the same numbers.
+def quantize_lstms(
+    model: onnx.ModelProto,
+    names: Collection[str],
+    *,
+    weight_type: WeightType = "int8",
+    kernels: SaturatingKernels = NONE,
+) -> None:
+    """Make each named LSTM a DynamicQuantizeLSTM of ONNX Runtime, in place.
 
-    ONNX Runtime's quantizer knows int8 only for an LSTM, whatever it is told.
+    It takes W [directions, 4 * hidden, input] as integers [directions, input, 4 * hidden], with scales and
+    zero points [directions, 4 * hidden], and R in the same way; it quantizes the activations.
     """
-    lstms = [node for node in model.graph.node if node.op_type == "DynamicQuantizeLSTM"]
-    # W, R and the zero points of both
-    integers = {node.input[index] for node in lstms for index in (1, 2, 9, 11)}
-    for tensor in model.graph.initializer:
-        if tensor.name in integers and tensor.data_type == onnx.TensorProto.INT8:
-            shifted = (numpy_helper.to_array(tensor).astype(np.int16) + 128).astype(np.uint8)
-            tensor.CopyFrom(numpy_helper.from_array(shifted, tensor.name))
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    offset = 128 if weight_type == "uint8" else 0
+    lstms = [node for node in model.graph.node if node.op_type == "LSTM" and node.name in names]
+    for node in lstms:
+        operands, parameters = [], []
+        for name in node.input[1:3]:
+            matrices = numpy_helper.to_array(stored[name]).transpose(0, 2, 1)
+            made = [_rounded(matrix, fits=not offset and bool(kernels.recurrent)) for matrix in matrices]
+            scales, integers = (np.stack(parts) for parts in zip(*made, strict=True))
+            kind, prefix = (np.uint8 if offset else np.int8), f"{name}/{node.name}"
+            operands.append(store(model.graph, prefix, (integers.astype(np.int16) + offset).astype(kind)))
+            parameters.append(store(model.graph, f"{prefix}/scale", scales))
+            parameters.append(store(model.graph, f"{prefix}/zero", np.full(scales.shape, offset, kind)))
+        rest = [*node.input[3:], *[""] * (8 - len(node.input))]
+        node.op_type, node.domain = "DynamicQuantizeLSTM", MICROSOFT
+        refill(node.input, [node.input[0], *operands, *rest, *parameters])
+        refill(node.attribute, [one for one in node.attribute if one.name != "layout"])
+    if lstms and all(entry.domain != MICROSOFT for entry in model.opset_import):
+        model.opset_import.append(make_opsetid(MICROSOFT, 1))
+    drop_unused_initializers(model.graph)
+
+
+def _rounded(matrix: NDArray[Any], *, fits: bool) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Scales [channels] and int8 [depth, channels] of a matrix [depth, channels].
+
+    Where it `fits`, no two products overflow when kernels add them in 16 bits.
+    """
+    if fits:
+        return product_limits(len(matrix)).fitted(matrix)
+    qparams = choose_weight_qparams(matrix, 1)
+    return qparams.scale, quantize(matrix, qparams)
 
 
 def _gemms_to_matmuls(graph: onnx.GraphProto, names: set[str]) -> None:
@@ -237,13 +267,14 @@ def _gemms_to_matmuls(graph: onnx.GraphProto, names: set[str]) -> None:
 
 
 def dynamic_nodes(model: onnx.ModelProto, excluded: Collection[str]) -> list[onnx.NodeProto]:
-    """The nodes that can be taken: stored weights, of two axes in a product, no transposed activation."""
+    """The nodes that can be taken: stored weights, of two axes in a product, no transposed activation, no
+    other layout."""
     axes = {t.name: len(t.dims) for t in model.graph.initializer if t.data_type == 1}
     nodes = []
     for node in model.graph.node:
         if node.op_type not in DYNAMIC_OPERATORS or node.name in excluded or len(node.input) < 2:
             continue
-        transposed = attribute(node, "transA", 0)
+        transposed = attribute(node, "transA", 0) or attribute(node, "layout", 0)
         product = node.op_type in ("MatMul", "Gemm")
         weights = node.input[1:3] if node.op_type in ("LSTM", "GRU") else node.input[1:2]
         fits = not product or axes.get(node.input[1]) == 2

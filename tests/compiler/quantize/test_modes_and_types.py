@@ -367,3 +367,32 @@ def test_pairs_stay_pairs_and_compute_what_they_say(target: str, tmp_path: Path)
     assert kinds.count("QuantizeLinear") == 2  # of the activations; the weights' are computed once
     assert not any(kind.startswith("QLinear") or "Integer" in kind for kind in kinds)
     assert onnxruntime.InferenceSession(optimized, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize(("bias", "is_kept"), [(0.0, True), (60.0, False)])
+def test_static_int8_has_lstms_with_scales_of_run_time_where_they_cost_next_to_nothing(
+    bias: float, is_kept: bool, tmp_path: Path
+) -> None:
+    """One input channel that is far larger than the others takes all steps of an activation's scale."""
+    shift = np.zeros(16, np.float32)
+    shift[0] = bias
+    model = written(
+        tmp_path / "m.onnx",
+        """(float[n,9,8] x) => (float[n,9,4] y) {
+            [first] a = MatMul(x, v) [shift] b = Add(a, shift) c = Transpose <perm = [1,0,2]> (b)
+            [lstm] d, e, f = LSTM <hidden_size = 16> (c, w, r) g = Squeeze(d, axis)
+            h = Transpose <perm = [1,0,2]> (g) [last] y = MatMul(h, u) }""",
+        v=normal(8, 16), shift=shift, w=normal(1, 64, 16) * (shift == 0), r=normal(1, 64, 16),
+        u=normal(16, 4), axis=np.array([1]),
+    )  # fmt: skip
+    np.savez(tmp_path / "x.npz", x=normal(64, 9, 8, scale=1.0))
+    made = static(model, tmp_path)
+    proof: Any = made.manifest.proof
+    kinds = [node.op_type for node in onnx.load(made.path).graph.node]
+    tried = {one["tried"]: one.get("snr_db") for one in proof["search"]}
+    lost_db = max(tried.values()) - tried["LSTMs with scales found at run time"]
+    assert ("DynamicQuantizeLSTM" in kinds) == is_kept == (lost_db <= 3)
+    assert proof["lstms"]["dynamic"] == (["lstm"] if is_kept else [])
+    assert proof["nodes_by_precision"]["int8"].get("DynamicQuantizeLSTM", 0) == int(is_kept)
+    x = normal(4, 9, 8, seed=1, scale=1.0)
+    assert snr_db(run(model, x=x), run(made.path, x=x)) > 20
