@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ..processor import isa_here
 from ..spec.engines import rows
 from ..spec.words import GraphTarget, Isa
+from .graph import attribute, producers, tensor_values
 from .graph_rules import NONE, Order, SaturatingKernels, graph_rules
 
 if TYPE_CHECKING:
@@ -166,3 +167,26 @@ def _model(
 def _sums(values: NDArray[Any]) -> NDArray[Any]:
     """The sums of the first four output channels; every layer has one position."""
     return values.reshape(-1)[: len(_PAIRS)]
+
+
+def overflows(graph: onnx.ModelProto, node: onnx.NodeProto) -> bool:
+    """Return whether two neighbouring products of a layer can leave int16: 255 times both weights."""
+    stored = {tensor.name: tensor for tensor in graph.graph.initializer}
+    made_by = producers(graph.graph)
+    for name in node.input[1:3] if "LSTM" in node.op_type else node.input[1:2]:
+        maker = made_by.get(name)
+        tensor = stored.get(maker.input[0] if maker is not None and maker.input else name)
+        if tensor is None or (weight := tensor_values(tensor)).dtype != np.int8 or weight.ndim < 2:
+            continue
+        if node.op_type.startswith("Conv"):
+            if attribute(node, "group", 1) == len(weight):  # depthwise kernels add in 32 bits
+                continue
+            columns = np.moveaxis(weight, 1, -1).reshape(len(weight), -1).T
+        else:
+            columns = weight.reshape(-1, *weight.shape[-2:])
+            columns = (columns.swapaxes(1, 2) if attribute(node, "transB", 0) else columns).swapaxes(0, 1)
+        for sign in (1, -1):
+            parts = np.maximum(columns.astype(np.int16) * sign, 0)
+            if (parts[:-1:2] + parts[1::2][: len(parts[:-1:2])] > 128).any():
+                return True
+    return False

@@ -125,3 +125,36 @@ def test_a_right_runtime_raises_no_alarm(models: Any, model: str) -> None:
 @pytest.mark.parametrize("model", MODELS_OF)
 def test_a_planted_fault_fails(models: Any, model: str, fault: str) -> None:
     assert "computes something else" in checked(*models[model], fault=FAULTS[fault]).failure
+
+
+def test_roundings_that_a_softmax_magnifies_are_no_fault(tmp_path: Path) -> None:
+    """One sample of 16 is near the middle, and its logit is rounded to the neighbouring integer."""
+    step = np.float32(0.25)
+    text = """<ir_version: 9, opset_import: ["" : 17]> g (float[n,4] x) => (float[n,2] y)
+        <float s = {0.015625}, int8 z = {0}, float t = {0.25}> {
+        a = QuantizeLinear(x, s, z) b = DequantizeLinear(a, s, z) [product] c = MatMul(b, w)
+        d = QuantizeLinear(c, t, z) e = DequantizeLinear(d, t, z) y = Softmax <axis = -1> (e) }"""
+    model = onnx.parser.parse_model(text)
+    weights = np.float32([[16, -16], [8, -8], [4, -4], [2, -2]])
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    generator = np.random.default_rng(0)
+    samples = [{"x": generator.uniform(0.5, 1.0, (1, 4)).astype(np.float32)} for _ in range(16)]
+    samples[3] = {"x": np.zeros((1, 4), np.float32)}
+
+    def nudged(by: float) -> Callable[[Array, State], Array]:
+        def change(array: Array, state: State) -> Array:
+            if state.calls != 4:
+                return array
+            logits = np.log(array) if np.allclose(array.sum(axis=-1), 1) else array
+            logits = logits + np.float32([by * step, 0])
+            return (
+                np.exp(logits) / np.exp(logits).sum() if logits is not array and array.max() < 1 else logits
+            )
+
+        return change
+
+    right = checked(tmp_path / "m.onnx", samples, "int8", nudged(0.6))
+    assert not right.failure
+    assert "every layer is right, and Softmax magnifies what they round" in right.checks[0].detail
+    assert checked(tmp_path / "m.onnx", samples, "int8", nudged(20.0)).failure
