@@ -157,6 +157,7 @@ def _declared(
 ) -> tuple[tuple[str, ...], str]:
     """The inputs to give to the export, and where they come from."""
     from ...model.example import make_example
+    from ...model.pytorch import program_inputs
 
     if inputs:
         return tuple(inputs), "as given"
@@ -169,8 +170,9 @@ def _declared(
         if opened := _with_open_batch(loaded, example):
             return opened, "of the model's own example; any batch size"
         return (), "the model's own example"
-    if captured := captured_inputs(loaded.module):
-        return captured, "as the program was captured"
+    captured = program_inputs(loaded.module) if _captured(loaded.module) else ()
+    if captured:
+        return tuple(map(_of_program, captured)), "as the program was captured"
     names = required_arguments(loaded.module)
     feeds = samples(names)
     if feeds is None:
@@ -181,6 +183,11 @@ def _declared(
             option="inputs",
         )
     return tuple(_spelled(name, array) for name, array in feeds.items()), "of the data's first sample"
+
+
+def _of_program(tensor: TensorInfo) -> str:
+    dtype = "" if tensor.dtype == "float32" else f":{tensor.dtype}"
+    return f"{tensor.name}:{format_shape(tensor.shape)}{dtype}"
 
 
 def _with_open_batch(loaded: Any, example: Any) -> tuple[str, ...]:
@@ -280,25 +287,3 @@ def kinds_of_layers(names: Iterable[str]) -> frozenset[str]:
     """Return the kinds of layers by their names."""
     every = set(names)
     return frozenset(kind for kind, pattern in KINDS.items() if any(map(pattern.search, every)))
-
-
-def captured_inputs(module: Any) -> tuple[str, ...]:
-    """Return `NAME:SHAPE[:DTYPE]` of each input of a captured program; nothing of another module.
-
-    A symbolic first axis is called batch; the same symbol has the same name everywhere.
-    """
-    names: dict[str, str] = {}
-    spelled: list[str] = []
-    for node in _captured(module):
-        if node.op != "placeholder":
-            continue
-        value, shape = node.meta.get("val"), list[int | str]()
-        if not hasattr(value, "shape"):
-            return ()  # an argument that is no tensor
-        for axis, extent in enumerate(value.shape):
-            usual = "batch" if not axis and "batch" not in names.values() else f"{node.target}_{axis}"
-            shape.append(extent if isinstance(extent, int) else names.setdefault(str(extent), usual))
-        dtype = str(value.dtype).removeprefix("torch.")
-        text = f"{node.target}:{format_shape(tuple(shape))}"
-        spelled.append(text if dtype == "float32" else f"{text}:{dtype}")
-    return tuple(spelled)
