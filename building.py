@@ -85,7 +85,7 @@ def build_right(
                 lowered = first or stack.enter_context(_lowered(model, checked, progress))
                 first = None
                 lowered = replace(lowered, warnings=[*lowered.warnings, *warnings])
-                return build_lowered(model, output, checked, lowered, progress=progress)
+                return build_engine(request_for(model, checked, lowered, Path(output), progress))
         except IntentNotReached as error:
             refusal, layer = refusal or error, error.data.get("wrong_layer")
             if not layer or checked.precision != "int8" or layer in checked.layer_precisions:
@@ -148,18 +148,6 @@ def reproduce(
     with trusting(checked.trust), _lowered(model, checked, progress) as lowered:
         request = request_for(model, checked, lowered, Path(output), progress)
         return make_reproducer(request, Path(output), checked.max_time_s)
-
-
-def build_lowered(
-    model: str | Path,
-    output: str | Path,
-    spec: BuildSpec,
-    lowered: LoweredGraph,
-    *,
-    progress: Progress = silent,
-) -> Artifact:
-    """Build from a graph that was lowered for the spec, see `build`."""
-    return build_engine(request_for(model, spec, lowered, Path(output), progress))
 
 
 def request_for(

@@ -47,6 +47,7 @@ class BuildRequest:
         samples: Real input to check the artifact on, batch by batch; without any it is random.
         graph: The file in memory, where it is ONNX.
         debug_tensors: What an engine of TensorRT can show while it runs; None for all that is not fused.
+        is_trial: Whether its speed is measured by who asks, and not said here.
     """
 
     model: str
@@ -61,6 +62,7 @@ class BuildRequest:
     samples: Sequence[Feeds] = ()
     warnings: Sequence[str] = ()
     debug_tensors: Sequence[str] | None = ()
+    is_trial: bool = False
     progress: Progress = silent
     graph: Graph | None = field(default=None, repr=False)
 

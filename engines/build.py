@@ -58,7 +58,7 @@ def build_engine(request: BuildRequest) -> Artifact:
         counts = multiply_adds(request.onnx.model) if chosen.takes == "onnx" else {}
         weighed = weigh(request.precision, outcome, counts, strict=spec.strict)
         failure = weighed.failure or outcome.failure
-        if not failure:
+        if not failure and not request.is_trial:
             slower = _slower_than_float(chosen, request, path)
             outcome = replace(outcome, warnings=[*outcome.warnings, *slower])
         manifest = _manifest(chosen, request, outcome, weighed, counts)

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,11 +21,12 @@ from ..bench.benchmark import benchmark
 from ..bench.metrics.accuracy import ScoreSums, accuracy, read_metric
 from ..bench.metrics.metric import Metric, Outputs, Scored, Truth
 from ..bench.outputs import paired
-from ..building import build_lowered
+from ..building import request_for
 from ..calibration import Ranges, load_ranges, parse_method
 from ..compiler.quantize.sensitivity import LayerSensitivity, rank_layers
 from ..data.batches import Data
 from ..data.readers import Batch
+from ..engines.build import build_engine
 from ..engines.registry import capabilities, engine
 from ..errors import DataError, QCompileError
 from ..lowering import lower
@@ -145,7 +146,8 @@ class TrialMaker:
         path, graph = folder / ask.file, folder / f"{ask.name}.graph.onnx"
         lowered = lower(self.setting.model, spec, capabilities(runtime), graph, ranges=self.ranges)
         progress(f"build {ask.name}")
-        build_lowered(self.setting.model, path, spec, lowered)
+        request = request_for(self.setting.model, spec, lowered, path, silent)
+        build_engine(replace(request, is_trial=True))
         progress(f"accuracy of {ask.name}")
         scored = []
         with runtime.open(str(path), threads=self.setting.threads) as runner:

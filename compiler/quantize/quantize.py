@@ -29,7 +29,6 @@ from .methods import quantize_graph
 from .request import Judged, QuantizeRequest, check_options, check_ranges
 
 if TYPE_CHECKING:
-    import onnx
     from typing_extensions import Unpack
 
     from ...spec.keywords import QuantizeKeywords
@@ -81,6 +80,9 @@ def quantize(
     quantized, manifest = quantize_in_memory(
         graph, graph.digest(), spec, ranges=ranges, in_float=in_float or {}, progress=progress
     )
+    if spec.precision == "int8":
+        slower = _slower(graph, quantized, spec, progress)
+        manifest = replace(manifest, warnings=[*manifest.warnings, *slower])
     with writing(Path(output)) as file:
         quantized.save(file)
         check_onnx(file)
@@ -139,8 +141,6 @@ def quantize_in_memory(
     if poor:
         ask = "; random input may lie outside the ranges: `data` gives samples"
         warnings.append(poor if spec.data is not None else f"{poor}{ask}")
-    if spec.precision == "int8" and not is_plan:
-        warnings += _slower(request, outcome.model)
     manifest = Manifest(
         kind="onnx",
         stage="quantize",
@@ -157,16 +157,14 @@ def quantize_in_memory(
     return Graph(outcome.model, graph.path), manifest
 
 
-def _slower(request: QuantizeRequest, model: onnx.ModelProto) -> list[str]:
+def _slower(graph: Graph, quantized: Graph, spec: QuantizeSpec, progress: Progress) -> list[str]:
     """What a user should know of the speed on this processor, where ONNX Runtime runs the file on it."""
-    spec = request.spec
-    if not graph_rules(spec.target).by_onnxruntime or why_unchecked(spec.isa) or is_large(request.model):
+    if not graph_rules(spec.target).by_onnxruntime or why_unchecked(spec.isa) or is_large(graph.model):
         return []
-    request.progress("compare speed with the float model")
-    graphs = request.graph, Graph(model, request.path)
-    plain, made = (make_session(graph, session_options()) for graph in graphs)
-    sample = None if spec.data is None else request.samples(1).first_batches(1)[0]
-    feeds, _ = run_on(request.model, sample, lambda feeds: run_session(plain, [], feeds, str(request.path)))
+    progress("compare speed with the float model")
+    plain, made = (make_session(one, session_options()) for one in (graph, quantized))
+    sample = None if spec.data is None else next(iter(Data(spec.data, graph.io.inputs, batch_size=1))).feeds
+    feeds, _ = run_on(graph.model, sample, lambda feeds: run_session(plain, [], feeds, str(graph.path)))
     return slower_note(lambda: plain.run([], feeds), lambda: made.run([], feeds))
 
 

@@ -187,13 +187,13 @@ def test_a_recipe_leaves_a_wrong_layer_in_float_and_builds_no_attempt_twice(
 ) -> None:  # fmt: skip
     wrong(drop_integer_biases("conv1"))
     attempts = []
-    build_once = building.build_lowered
+    build_once = building.build_engine
 
-    def counted(model: str, output: Path, spec: Any, *rest: Any, **options: Any) -> Any:
-        attempts.append(spec.layers)
-        return build_once(model, output, spec, *rest, **options)
+    def counted(request: Any) -> Any:
+        attempts.append(request.spec.layers)
+        return build_once(request)
 
-    monkeypatch.setattr(building, "build_lowered", counted)
+    monkeypatch.setattr(building, "build_engine", counted)
     (tmp_path / "recipe.toml").write_text(
         f'version = 1\nname = "net"\n[model]\nsource = "{tiny_file("residual")}"\n'
         f'[data]\ncalibration = "{samples("residual")}"\n'
