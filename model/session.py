@@ -121,29 +121,20 @@ def make_session(
                 return make_session(file, options, without=without, providers=providers, error=error)
         folder = str(model.path.resolve().parent)  # of the file itself: ONNX Runtime follows no link
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
-        path, source, lossy = model.path, content, pad_optimizers(model.model)
+        path, source, unfit = model.path, content, _unfit_for(model.model)
     else:
         path = model.path if isinstance(model, Graph) else model
-        source, lossy = str(path), optimizers_that_lose_zeros(path)
+        source, unfit = str(path), unfit_optimizers(path)
     onnxruntime = import_onnxruntime()
-    unoptimized = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    left_out = [*without, *lossy]
-
-    def open_session() -> Any:
+    levels = onnxruntime.GraphOptimizationLevel
+    if FLOAT8 in unfit and options.graph_optimization_level != levels.ORT_DISABLE_ALL:
+        options.graph_optimization_level = levels.ORT_ENABLE_BASIC
+    left_out = [*without, *(name for name in unfit if name != FLOAT8)]
+    try:
         return onnxruntime.InferenceSession(
             source, options, providers=list(providers), disabled_optimizers=left_out
         )
-
-    try:
-        try:
-            return open_session()
-        except Exception as refusal:  # its exceptions share no narrower base
-            if "float8" not in str(refusal) or options.graph_optimization_level == unoptimized:
-                raise
-            # Its optimizer makes integer kernels of FP8 pairs, too, and then refuses them (1.31.1).
-            options.graph_optimization_level = unoptimized
-            return open_session()
-    except Exception as refusal:
+    except Exception as refusal:  # its exceptions share no narrower base
         words = refused_words(
             refusal, lambda: (model if isinstance(model, Graph) else read_graph(path)).model
         )
@@ -293,6 +284,10 @@ def _dequantizes(node: Any) -> bool:
     return node is not None and node.op_type == "DequantizeLinear" and node.domain in ONNX_DOMAINS
 
 
+FLOAT8 = "float8"
+"""Optimizers above the basic ones make integer kernels of FP8 pairs: 1.31.1 refuses most of such graphs;
+1.32.0 refuses none, and computed a small network wrongly, by its largest value."""
+_FLOAT8 = range(17, 21)
 PAD_FUSION = "Pad_Fusion"
 """Its name among the optimizers that a session can leave out."""
 
@@ -314,23 +309,26 @@ def zero_padded_pools(model: onnx.ModelProto) -> list[str]:
     return names
 
 
-def optimizers_that_lose_zeros(path: Path) -> tuple[str, ...]:
-    """Return the optimizers that a session of the file must leave out; none of one that cannot be read."""
+def unfit_optimizers(path: Path) -> tuple[str, ...]:
+    """Return the optimizers that a session of the file must leave out; none of one that cannot be read.
+
+    `FLOAT8` stands for all above the basic ones.
+    """
     try:
         status = path.stat()
-        return _optimizers(path, status.st_mtime_ns, status.st_size)
+        return _unfit_for_file(path, status.st_mtime_ns, status.st_size)
     except (OSError, QCompileError):  # the runtime that is given it says what is wrong
         return ()
 
 
 @functools.lru_cache(maxsize=256)
-def _optimizers(path: Path, _changed: int, _size: int) -> tuple[str, ...]:
-    return pad_optimizers(read_graph(path).model)
+def _unfit_for_file(path: Path, _changed: int, _size: int) -> tuple[str, ...]:
+    return _unfit_for(read_graph(path).model)
 
 
-def pad_optimizers(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the optimizers that a session of the model must leave out."""
-    return (PAD_FUSION,) if zero_padded_pools(model) else ()
+def _unfit_for(model: onnx.ModelProto) -> tuple[str, ...]:
+    float8 = any(tensor.data_type in _FLOAT8 for tensor in model.graph.initializer)
+    return (*((PAD_FUSION,) if zero_padded_pools(model) else ()), *((FLOAT8,) if float8 else ()))
 
 
 def _is_zero(pad: onnx.NodeProto, stored: dict[str, onnx.TensorProto]) -> bool:

@@ -29,8 +29,8 @@ from qcompile.model.saturating_kernels import probe, saturating_kernels
 from qcompile.model.session import (
     make_session,
     missed_nodes,
-    optimizers_that_lose_zeros,
     session_options,
+    unfit_optimizers,
     zero_padded_pools,
 )
 from qcompile.processor import isa_here, isa_of
@@ -134,7 +134,7 @@ def negative() -> NDArray[np.float32]:
 def test_only_zeros_are_lost(tmp_path: Path, operator: str, value: float | None, found: bool) -> None:
     path = write(tmp_path / "pool.onnx", value, operator=operator)
     assert zero_padded_pools(onnx.load(path)) == (["pool"] if found else [])
-    assert bool(optimizers_that_lose_zeros(path)) is found
+    assert bool(unfit_optimizers(path)) is found
 
 
 @pytest.mark.parametrize("value", [None, 0.0, LOWEST, -1.0])

@@ -29,6 +29,7 @@ from qcompile.errors import QuantizationError
 from qcompile.model.graph import graph_precision, opset, weighted_nodes
 from qcompile.model.judgement import output_error
 from qcompile.model.saturating_kernels import saturating_kernels
+from qcompile.model.session import make_session, session_options
 from qcompile.processor import isa_here
 
 Floats = NDArray[np.float32]
@@ -222,8 +223,16 @@ def test_tensorrt_rtx_builds_it_for_gpus_that_have_fp8_and_refuses_others(
     assert built[2] == 0
 
 
+@pytest.mark.parametrize("integers", [True, False])
+def test_no_session_optimizes_fp8_to_something_else(integers: bool, network: Path) -> None:
+    """1.31.1 refuses its own graph, and computes other values without integers; 1.32.0 always does."""
+    path, x = fp8(network).path, normal(4, 3, 8, 8, seed=2, scale=1.0)
+    (found,) = make_session(path, session_options(integers=integers)).run(["y"], {"x": x})
+    (expected,) = outputs_of(path, x, "y")
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_an_fp8_graph_runs_where_any_onnx_file_runs(network: Path) -> None:
-    # ONNX Runtime's optimizer makes integer kernels of FP8 pairs, and then refuses its own graph (1.31.1).
     x = normal(4, 3, 8, 8, seed=2, scale=1.0)
     with qcompile.load(network) as plain, qcompile.load(fp8(network).path) as runner:
         expected, found = plain.infer({"x": x})["y"], runner.infer({"x": x})["y"]
