@@ -45,7 +45,8 @@ calibrate on the same 32 to 64 samples, and are judged on others.
 - **Speed**: FP32's latency on the same runtime divided by the artifact's, one sample at a time, two threads.
   Median over launches of medians of interleaved rounds, with the least and the most of the launches. A dash:
   not measured yet.
-- **Best peer**: the best by the metric, then by dB. "\\*": qcompile refused it; `--allow-loss` wrote it.
+- **Best peer**: the best by the metric, then by dB. A file whose outputs are FP32's bit for bit is float, and
+  no peer. "\\*": qcompile refused it; `--allow-loss` wrote it.
 - **"!"**: a peer's metric is better, beyond the interval of the difference; "(!)": better, within it. A peer
   above FP32 is so by chance, and counts as FP32.
 """
@@ -127,7 +128,13 @@ def best_peer(rows: dict[str, Row], runtime: str) -> tuple[str, Row] | None:
         for who, row in rows.items()
         if who.startswith(runtime) and "metric" in row and "qcompile" not in who and "FP32" not in who
     ]
+    made = [(who, row) for who, row in made if not _is_float(row, rows["ort/FP32"])]
     return max(made, key=lambda one: (round(one[1]["metric"], 1), one[1]["db"] or math.inf), default=None)
+
+
+def _is_float(row: Row, base: Row) -> bool:
+    """Whether a file computes what FP32 does, so that nothing of it can be quantized."""
+    return row["db"] is None and row["left_out"] == base["left_out"]
 
 
 def half_width(row: Row, other: Row) -> float:

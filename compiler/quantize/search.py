@@ -178,7 +178,7 @@ def _correct_on(search: _Search, samples: int) -> None:
 def _lstms_at_run_time(search: _Search) -> None:
     """Quantize LSTMs with scales that ONNX Runtime finds in every run, where they cost next to nothing.
 
-    That is 1 dB, and 3 dB down to 30. A recognizer of texts takes 21 ms in place of 47 so, at half the size.
+    That is 1 dB, and 3 dB down to 30. A recognizer of texts is 2.7 times as fast as FP32, in place of 1.7.
     """
     before, spec = search.best, search.request.spec
     if not graph_rules(spec.target).by_onnxruntime or spec.max_damage is not None:

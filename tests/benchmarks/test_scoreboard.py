@@ -47,6 +47,17 @@ def test_what_is_behind_is_marked() -> None:
     assert page.mark(row(90.0, 0.0), None, base) == ""
 
 
+def test_what_is_float_is_no_peer() -> None:
+    rows = {
+        "ort/FP32": {"metric": 95.0, "db": None, "left_out": [95.0, 94.0]},
+        "ort/qcompile": {"metric": 93.0, "db": 20.0, "left_out": [93.0, 92.0]},
+        "ort/static": {"metric": 95.0, "db": None, "left_out": [95.0, 94.0]},
+    }
+    assert page.best_peer(rows, "ort") is None
+    rows["ort/dynamic"] = {"metric": 94.0, "db": 25.0, "left_out": [94.0, 93.0]}
+    assert page.best_peer(rows, "ort") == ("dynamic", rows["ort/dynamic"])
+
+
 def test_metrics_are_what_they_say() -> None:
     a, b = np.eye(4)[:3], np.eye(4)[[0, 1, 3]]
     number = np.arange(1)
