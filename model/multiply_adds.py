@@ -141,7 +141,8 @@ def _count(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
     if node.op_type in ("MatMul", "MatMulInteger", "Gemm") and read and result is not None:
         is_transposed = node.op_type == "Gemm" and attribute(node, "transA", 0)
         return math.prod(result) * (read[0] if is_transposed else read[-1])
-    if node.op_type not in ("LSTM", "GRU", "RNN") or read is None or weight is None or state is None:
+    recurrent = node.op_type in ("LSTM", "DynamicQuantizeLSTM", "GRU", "RNN")
+    if not recurrent or read is None or weight is None or state is None:
         return None
     return read[0] * read[1] * (math.prod(weight) + math.prod(state)) if len(read) == 3 else None
 

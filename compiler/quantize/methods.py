@@ -227,7 +227,8 @@ def _static(request: QuantizeRequest) -> Outcome:
         keep_relus_apart(result, set(planned))
     lstms = list[str]()
     if request.dynamic_lstms:
-        lstms = [node.name for node in dynamic_nodes(result, left) if node.op_type == "LSTM"]
+        others = left | match_nodes(ready.graph, (), only=request.spec.only)
+        lstms = [node.name for node in dynamic_nodes(result, others) if node.op_type == "LSTM"]
         quantize_lstms(result, lstms, weight_type=request.spec.weight_type, kernels=kernels)
     require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
     proof: dict[str, object] = {

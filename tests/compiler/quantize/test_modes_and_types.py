@@ -396,3 +396,6 @@ def test_static_int8_has_lstms_with_scales_of_run_time_where_they_cost_next_to_n
     assert proof["nodes_by_precision"]["int8"].get("DynamicQuantizeLSTM", 0) == int(is_kept)
     x = normal(4, 9, 8, seed=1, scale=1.0)
     assert snr_db(run(model, x=x), run(made.path, x=x)) > 20
+    few: Any = static(model, tmp_path, "few", only=["last"]).manifest.proof
+    assert few["lstms"]["dynamic"] == []
+    assert few["nodes_by_precision"]["int8"] == {"MatMul": 1}
