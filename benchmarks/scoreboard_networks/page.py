@@ -44,7 +44,7 @@ calibrate on the same 32 to 64 samples, and are judged on others.
 - **dB**: signal-to-noise ratio, against FP32, of the outputs that the task reads.
 - **Speed**: FP32's latency on the same runtime divided by the artifact's, one sample at a time, two threads.
   Median over launches of medians of interleaved rounds, with the least and the most of the launches. A dash:
-  not measured yet.
+  not measured yet. **MB**: of the file that qcompile makes, and of FP32's.
 - **Best peer**: the best by the metric, then by dB. A file whose outputs are FP32's bit for bit is float, and
   no peer. "\\*": qcompile refused it; `--allow-loss` wrote it.
 - **"!"**: a peer's metric is better, beyond the interval of the difference; "(!)": better, within it. A peer
@@ -58,6 +58,8 @@ def write(results: Results, conditions: dict[str, str]) -> None:
     for network, rows in results.items():
         for who, row in rows.items():
             kept = {key: value for key, value in row.items() if key != "path"}
+            if who.endswith(("/qcompile", "ort/FP32")) and "path" in row:
+                kept["bytes"] = Path(row["path"]).stat().st_size
             lines.append(json.dumps({"network": network, "who": who, **kept}))
     RESULTS.write_text("\n".join(lines) + "\n")
     PAGE.write_text(text())
@@ -85,7 +87,7 @@ def _table(results: Results, runtime: str) -> Iterator[str]:
     if not timed:
         yield "ONNX Runtime runs them as floats that Q/DQ round: TensorRT's numerics."
         yield ""
-    head = ["network", "FP32", "qcompile", "dB", *(["speed"] if timed else []), "best peer", "dB"]
+    head = ["network", "FP32", "qcompile", "dB", *(["speed", "MB"] if timed else []), "best peer", "dB"]
     yield f"| {' | '.join(head + (['speed'] if timed else []))} |"
     yield "|---" * (len(head) + timed) + "|"
     for network, rows in results.items():
@@ -94,11 +96,19 @@ def _table(results: Results, runtime: str) -> Iterator[str]:
         cells += [
             f"{_metric(mine, base)}{mark_of(rows, runtime) or ''}",
             *figures(mine or {}, timed=timed),
+            *([_size(mine, base)] if timed else []),
         ]
         cells += (
             [f"{_metric(peer[1], base)}, {peer[0]}", *figures(peer[1], timed=timed)] if peer else ["none"]
         )
         yield f"| {' | '.join(cells)} |"
+
+
+def _size(row: Row | None, base: Row) -> str:
+    """The size of a file, and of its float model."""
+    if row is None or "bytes" not in row:
+        return "–"
+    return f"{row['bytes'] / 1e6:.1f} of {base['bytes'] / 1e6:.1f}"
 
 
 def _metric(row: Row | None, base: Row) -> str:
