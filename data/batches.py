@@ -1,15 +1,8 @@
-"""Read DATA batch by batch, and check it against the model's inputs.
+"""Read DATA batch by batch, and check it against the model's inputs; docs/data.md says what is drawn.
 
-A function yields dicts, tuples or arrays (numpy or torch), or returns a DataLoader; a tuple one longer than
-the model's inputs ends with the labels, and a dict may hold `labels`. Arrays must have the model's dtype.
-Samples of arrays and functions come as they lie, and a limit takes the first. Others, and arrays where a key
-asks for it, are drawn:
-
-- A half holds the samples whose names hash to it. It depends on a sample's name and the seed alone, so a
-  sample stays in its half when others are added or removed. Where one half of a small set would be empty, the
-  samples are dealt out in turn.
-- A draw takes one sample of each class at a time, in an order that the seed decides. Every beginning of a
-  draw is balanced too, so reading only its first samples is a smaller draw.
+A sample's half depends on its name and the seed alone, so that it stays there when others are added or
+removed; where one half of a small set would be empty, samples are dealt out in turn. Every beginning of a
+draw is balanced too, so that reading only its first samples is a smaller draw.
 """
 
 from __future__ import annotations

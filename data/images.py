@@ -1,8 +1,6 @@
 """Folders of images with classes, maps or boxes: decoding, resize, crop and normalization as in training.
 
-Pillow decodes. Palettes, RGBA and CMYK are converted as torchvision's loader does (`convert("RGB")`: alpha
-is dropped). Grey of 16 bits keeps its upper 8 bits. The orientation in EXIF is not applied, as in torchvision
-and timm.
+docs/data.md says how images, maps and boxes are read.
 
 | step       | as                                                                                        |
 |------------|-------------------------------------------------------------------------------------------|
@@ -10,13 +8,6 @@ and timm.
 | crop       | `CenterCrop`: a smaller image is padded with 0 first                                      |
 | letterbox  | resized to fit, then padded with `fill` on both sides evenly, the odd pixel after         |
 | normalize  | `ToTensor` and `Normalize`: float32, divided by 255, less the mean, divided by the std    |
-
-A map of `masks=FOLDER` is resized and cropped as its image, by nearest neighbour; what is padded is 255.
-
-`annotations=FILE` is a JSON of COCO's form. A label is float32 [boxes, 7]: class, x1, y1, x2, y2 in pixels of
-the model's input, iscrowd, and the area in those pixels. A batch is padded with boxes of class -1. Boxes are
-clipped; one that a crop leaves nothing of is left out. Classes are the categories in the order of their ids,
-counted from 0, or the model's where it has every category's name.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """Texts and recordings as a model's inputs, by its tokenizer or feature extractor, batch by batch.
 
-Each batch of texts is padded to its longest, and further to the preprocessing's multiple. `bucket=true` puts
-texts of like padded length together; `bucket=64` makes every length a multiple of 64 besides. Labels of words
-become labels of their first tokens. The channels of a recording are averaged; another rate is changed by
-scipy's polyphase filter (`scipy.signal.resample_poly`). Without a feature extractor the waveform is the
-input.
+docs/data.md says how texts are padded, and recordings resampled.
 """
 
 from __future__ import annotations

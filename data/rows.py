@@ -1,13 +1,8 @@
 """Rows of tables, texts, images and recordings, read by Hugging Face's `datasets` from local files alone.
 
-| what lies there                                  | rows                                                       |
-|--------------------------------------------------|------------------------------------------------------------|
-| `.txt`, `.csv`, `.tsv`, `.jsonl`, `.parquet`, `.arrow` | by the builder of this format; a folder of them has a file, or files, for each split |
-| a folder of `datasets.save_to_disk`              | mapped                                                     |
-| a folder of images or recordings                 | a file each. Columns are those of `metadata.csv`, `.jsonl` or `.parquet` beside them, by `file_name`, as `imagefolder` and `audiofolder` have it; else folders are classes |
-
-No builder runs code of a data set, and none asks a network: files are named one by one.
-"""  # noqa: E501
+No builder runs code of a data set, and none asks a network: files are named one by one. docs/data.md has what
+may lie where.
+"""
 
 from __future__ import annotations
 
