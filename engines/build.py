@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..artifact import Artifact, Manifest, commit, read_manifest, tool_versions
-from ..errors import BuildError, EngineUnavailable, IntentNotReached, ModelError
+from ..errors import BuildError, EngineUnavailable, IntentNotReached, QCompileError
 from ..files import write_text, writing
 from ..model.graph import constant_names, graph_precision, weighted_nodes
 from ..model.judgement import BY_SIGNAL
@@ -79,20 +79,23 @@ def build_engine(request: BuildRequest) -> Artifact:
 def _slower_than_float(chosen: Engine, request: BuildRequest, path: Path) -> list[str]:
     """What a user should know of the speed of INT8 that runs here, beside its float model."""
     source = Path(request.source or request.model)
-    runs_files = chosen.takes == "onnx" and chosen.suffix == source.suffix
-    if request.precision != "int8" or not runs_files or why_unchecked(request.spec.isa):
+    runs = chosen.takes == "onnx" and chosen.suffix == source.suffix and not request.worked_around
+    if request.precision != "int8" or not runs or why_unchecked(request.spec.isa):
         return []
     model = read_graph(source).model
     if graph_precision(model) != "fp32" or is_large(model):
         return []
     threads = request.spec.threads
     request.progress("compare speed with the float model")
-    with chosen.open(str(source), threads=threads) as plain, chosen.open(str(path), threads=threads) as made:
-        try:
+    try:
+        with (
+            chosen.open(str(source), threads=threads) as plain,
+            chosen.open(str(path), threads=threads) as made,
+        ):
             feeds, _ = run_on(model, request.sample, plain.infer, inputs=plain.io.inputs)
             return slower_note(plain.prepare(feeds), made.prepare(feeds))
-        except ModelError:  # nothing that runs was found; the checks say so
-            return []
+    except QCompileError:  # the float file may lack what was rewritten for this runtime
+        return []
 
 
 def _build(chosen: Engine, request: BuildRequest, path: Path) -> BuildOutcome:

@@ -17,7 +17,8 @@ from qcompile.artifact import load_artifact
 from qcompile.calibration import calibrate
 from qcompile.compiler.quantize.int8.static import executed, require_executed
 from qcompile.compiler.quantize.quantize import quantize
-from qcompile.errors import CalibrationError, InvalidOption, QCompileError, QuantizationError
+from qcompile.engines.openvino import OpenVino
+from qcompile.errors import BuildError, CalibrationError, InvalidOption, QCompileError, QuantizationError
 from qcompile.model.graph import model_io
 from qcompile.model.onnx_file import fingerprint, read_graph
 from qcompile.model.random_input import random_feeds
@@ -334,3 +335,19 @@ def test_int8_that_is_slower_here_says_so(
     other = "avx2" if isa_here() != "avx2" else "avx512-vnni"
     made = work(model, tmp_path / "other.onnx", **options, isa=other)
     assert "slower" not in made.manifest.warnings
+
+
+def test_a_float_file_that_the_runtime_refuses_fails_no_build(
+    observed: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is built from after it was rewritten for the runtime; its speed is then not told."""
+
+    def refused(_: OpenVino, artifact: str, **__: object) -> None:
+        raise BuildError(f"{artifact}: OpenVINO refuses it")
+
+    model, ranges, data = observed
+    monkeypatch.setattr(OpenVino, "open", refused)
+    made = qcompile.build(
+        model, tmp_path / "m.onnx", target="openvino", precision="int8", ranges=ranges, data=str(data)
+    )
+    assert made.manifest.precision == "int8"
