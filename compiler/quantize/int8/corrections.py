@@ -147,7 +147,7 @@ def correct_biases(
 
 @dataclass
 class _Quantized:
-    """A quantized layer, the output of its float counterpart, its bias, and the axis of its channels.
+    """A quantized layer, the output of its float counterpart, its bias, and the number of its channels.
 
     The quantized one may write under the name of a Relu that was folded into it. Its bias is int32 in units
     of `scale`, or float in units of 1.
@@ -157,7 +157,6 @@ class _Quantized:
     float_output: str
     bias: onnx.TensorProto
     scale: NDArray[Any] | None
-    axis: int
     channels: int
 
     @property
@@ -215,8 +214,7 @@ def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[
             continue  # a value per position, as anchors of boxes are
         dequantize = readers[name][0] if readers[name][0].op_type == "DequantizeLinear" else None
         scale = tensor_values(stored[dequantize.input[1]]) if dequantize is not None else None
-        axis = 1 if node.op_type == "Conv" else -1
-        yield _Quantized(node, str(counterpart.output[0]), stored[name], scale, axis, channels)
+        yield _Quantized(node, str(counterpart.output[0]), stored[name], scale, channels)
 
 
 def _bias_name(node: onnx.NodeProto, made_by: Any, readers: Any, kept: set[str]) -> str:
@@ -290,7 +288,7 @@ def _with_quantized_layers(
 def _summed(graph: onnx.GraphProto, layer: _Quantized, quantized_output: str) -> Iterator[onnx.NodeProto]:
     """The nodes that sum a layer's error over samples and positions, and count these."""
     name, channels = layer.error_name, layer.channels
-    shape, axes = ([0, channels, -1], [0, 2]) if layer.axis == 1 else ([-1, channels], [0])
+    shape, axes = ([0, channels, -1], [0, 2]) if layer.node.op_type == "Conv" else ([-1, channels], [0])
     constants = {f"{name}/shape": shape, f"{name}/axes": axes, f"{name}/channels": [channels]}
     for constant, values in constants.items():
         store(graph, constant, np.array(values, np.int64))

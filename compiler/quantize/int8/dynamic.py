@@ -18,12 +18,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
-from onnx.helper import make_node, make_opsetid
+from onnx.helper import make_node
 
 from ....calibration.qparams import choose_weight_qparams, quantize
 from ....errors import QuantizationError
 from ....files import temporary_folder
-from ....model.graph import attribute, consumers
+from ....model.graph import attribute, consumers, opset
 from ....model.graph_edits import drop_unused_initializers, refill, set_nodes, sort_nodes, store
 from ....model.graph_rules import NONE, SaturatingKernels
 from ....model.onnx_file import read_graph
@@ -220,8 +220,8 @@ def quantize_lstms(
         node.op_type, node.domain = "DynamicQuantizeLSTM", MICROSOFT
         refill(node.input, [node.input[0], *operands, *rest, *parameters])
         refill(node.attribute, [one for one in node.attribute if one.name != "layout"])
-    if lstms and all(entry.domain != MICROSOFT for entry in model.opset_import):
-        model.opset_import.append(make_opsetid(MICROSOFT, 1))
+    if lstms and not opset(model, MICROSOFT):
+        model.opset_import.add(domain=MICROSOFT, version=1)
     drop_unused_initializers(model.graph)
 
 
