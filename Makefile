@@ -21,6 +21,7 @@ test: $(READY)
 # The same tests on the newest packages that the index has, as newcomers get them. What fails is mended, or capped in
 # setup.cfg with the reason.
 test-newest:
+	rm -rf .venv-newest
 	$(MAKE) test VENV=.venv-newest CONSTRAINTS=
 
 check: lint types docs test
