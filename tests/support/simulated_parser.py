@@ -165,18 +165,22 @@ def _copy(
     """Fill a network with the layers of the real one, in the types of its version.
 
     Source: onnx-tensorrt 8.5-GA, onnx2trt_utils.cpp, `convertDtype`: INT64 becomes INT32; where types are
-    weak, floats are FLOAT until TensorRT chooses (NvInfer.h of release/8.6, `ILayer::setOutputType`).
+    weak, floats are FLOAT until TensorRT chooses (NvInfer.h of release/8.6, `ILayer::setOutputType`), in 8
+    what a QuantizeLinear makes, too: "x_QuantizeLinear_Output -> (-1, 16, 16, 16)[FLOAT]" (its parser's log
+    at 8.5.3.1 on an H200, 2026-11-28).
     """
     module, nodes = network._module, {node.name: node for node in model.graph.node}
     initializers = {item.name: item for item in model.graph.initializer}
     network._weights = initializers
     tensors: dict[str, Any] = {}
+    no_types = module.__version__.startswith("8.")
+    kinds, typed = (*FLOATS, "INT8") if no_types else FLOATS, () if no_types else ("QUANTIZE",)
 
     def tensor(source: Any, role: str = "", *, weak: bool = False) -> Any:
         if source.name not in tensors:
             dtype = source.dtype.name
             dtype = "INT32" if dtype == "INT64" and "INT64" not in module.DataType.__members__ else dtype
-            dtype = "FLOAT" if weak and dtype in FLOATS else dtype
+            dtype = "FLOAT" if weak and dtype in kinds else dtype
             made = network._tensor(source.name, dtype, tuple(source.shape), role)
             made._holds_shape = bool(role) and source.is_shape_tensor
             tensors[source.name] = made
@@ -193,7 +197,7 @@ def _copy(
         if onnx_name in plugins:
             kind = "PLUGIN_V3" if "PLUGIN_V3" in module.LayerType.__members__ else "PLUGIN_V2"
         kind = kind if kind in module.LayerType.__members__ else _OLDER[kind]
-        weak = not network._strong and kind not in ("CAST", "QUANTIZE", "CONSTANT")
+        weak = not network._strong and kind not in ("CAST", "CONSTANT", *typed)
         inputs = [layer.get_input(index) for index in range(layer.num_inputs)]
         outputs = [layer.get_output(index) for index in range(layer.num_outputs)]
         copied = network._add(

@@ -215,7 +215,11 @@ def _precision(layer: Any, made_by: dict[str, Any]) -> str:
 
 
 def _stored_type(tensor: Any, made_by: dict[str, Any]) -> str:
-    """The type of what a tensor is dequantized from, of MXFP8 that of its scales; empty for other tensors."""
+    """The type of what a tensor is dequantized from, of MXFP8 that of its scales; empty for other tensors.
+
+    TensorRT 8 tells FLOAT of it until it builds, and quantizes to INT8 alone: "x_QuantizeLinear_Output ->
+    (-1, 16, 16, 16)[FLOAT]" (its parser's log at 8.5.3.1 on an H200, 2026-11-28).
+    """
     layer, cast = made_by.get(tensor.name), False
     while layer is not None and (kind := member_name(layer.type)) in (*_MOVES, "CAST"):
         cast = cast or kind == "CAST"
@@ -223,6 +227,8 @@ def _stored_type(tensor: Any, made_by: dict[str, Any]) -> str:
     if layer is None or member_name(layer.type) != "DEQUANTIZE":
         return ""
     stored = member_name(layer.get_input(0).dtype)
+    if stored in FLOATS:
+        stored = "INT8"
     if stored == "FP8" and member_name(layer.get_input(1).dtype) == "E8M0":
         stored = "E8M0"
     return "" if cast and stored != "FP4" else stored
