@@ -7,6 +7,7 @@ release/10.16 where no other branch is named.
 from __future__ import annotations
 
 import hashlib
+import weakref
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,15 @@ class Engine(Counted):
         self._profiles_in_use: dict[int, Any] = {}
         self._contexts = 0
         self._kernel: Any = None
+        self._inspectors: list[Any] = []
         self._begin()
+
+    def __del__(self) -> None:
+        # Source: what ~Engine of 8.5.3.1 logged on an H200, 2026-11-28.
+        if any(inspector() is not None for inspector in self._inspectors):
+            reason = "before destroying objects it created leads to undefined behavior"
+            self._gpu.complaints.append(f"Destroying an engine object {reason}.")
+        Counted.__del__(self)
 
     def _compute(self, feeds: dict[str, Any]) -> dict[str, Any]:
         plan = self._plan
@@ -201,8 +210,12 @@ class Engine(Counted):
         return list(self._plan["values"][profile].get(name, []))
 
     def create_engine_inspector(self) -> Any:
+        # Source: binding, create_engine_inspector: what keeps the engine alive, `keep_alive<0, 1>`, is not in
+        # release/8.5.
         inspector = self._module.EngineInspector()
-        inspector._engine = self
+        is_first = self._module.__version__.startswith("8.5")
+        inspector._engine = weakref.proxy(self) if is_first else self
+        self._inspectors.append(weakref.ref(inspector))
         return inspector
 
     def create_runtime_config(self) -> Any:

@@ -23,11 +23,11 @@ source: both forms are read.
 from __future__ import annotations
 
 import json
+import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from recorded_tensorrt import stored
 from simulated_network import kind_of
 
 _SENTENCES = {
@@ -247,7 +247,16 @@ class Inspector:
     shapes does it show formats.
     """
 
-    execution_context = None
+    _context: Any = None
+
+    @property
+    def execution_context(self) -> Any:
+        return self._context and self._context()
+
+    @execution_context.setter
+    def execution_context(self, context: Any) -> None:
+        # Source: python/src/infer/pyCore.cpp, EngineInspector: the binding keeps no context alive.
+        self._context = weakref.ref(context)
 
     def get_engine_information(self, format: Any) -> str:
         return json.dumps({"Layers": self._layers()})
@@ -268,6 +277,6 @@ class Inspector:
         return entries
 
     def _known_profile(self) -> int | None:
-        context = stored(self, "execution_context", None)
+        context = self.execution_context
         known = context is not None and context._all_known()
         return int(context.active_optimization_profile) if known else None

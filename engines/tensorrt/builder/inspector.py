@@ -283,6 +283,7 @@ def inspect_plan(
         read = replace(read, problem=problem, memory_bytes=memory, weights_bytes=weights, count=count)
         inspections.append(read)
         del shape_values
+    del inspector  # before the engine: in 8.5 it does not keep it alive (python/src/infer/pyCore.cpp)
     return inspections
 
 

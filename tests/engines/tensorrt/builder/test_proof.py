@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,14 @@ def test_more_than_a_tenth_fails_and_is_kept_under_another_name(machine: OnMachi
     assert kept.manifest.precision == "fp16"
     assert kept.manifest.proof["missed_share"] == pytest.approx(6 / LAYERS, abs=1e-4)
     assert any("48 of 54 layers" in text for text in kept.manifest.warnings)
+
+
+def test_an_inspector_is_gone_before_its_engine(version: str, machine: OnMachine, tmp_path: Path) -> None:
+    """TensorRT 8.5.3 on an H200 complained: there an inspector does not keep its engine alive."""
+    here = machine(version)
+    here.module.recorded_calls = deque(maxlen=0)  # a call holds what it was given
+    here.build(chain(tmp_path / "m.onnx", batch="n"), options=PROFILES)
+    assert here.module._gpu.complaints == []
 
 
 def silenced(here: Machine, *, whole: object = "", single: object = None) -> Machine:
