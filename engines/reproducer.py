@@ -28,7 +28,7 @@ from ..model.onnx_file import copy_model, save_onnx
 from ..model.random_input import RandomInput
 from ..model.reference_forms import rounds_activations
 from ..model.session import make_session, run_session, session_options, usable_cores
-from ..processes.arrays import load_arrays
+from ..processes.arrays import load_arrays, storable
 from ..processes.worker import Worker
 from ..processor import processor
 from ..progress import Progress
@@ -229,7 +229,7 @@ class _Trials:
     def run(self, case: Case, script: str) -> dict[str, NDArray[Any]]:
         """Run the script on a case; raises `_Ended` where it fails."""
         (self.folder / "run.py").write_text(script)
-        np.savez(self.folder / "inputs.npz", allow_pickle=False, **case.feeds)
+        np.savez(self.folder / "inputs.npz", **storable(case.feeds))
         if self._worker is None:
             threads = self.request.spec.threads or usable_cores()
             self._worker = Worker("the runtime", threads=threads)
@@ -257,12 +257,12 @@ class _Trials:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "expected.npz").unlink(missing_ok=True)  # of an earlier one
         save_onnx(case.model, folder / "model.onnx")
-        np.savez(folder / "inputs.npz", allow_pickle=False, **case.feeds)
+        np.savez(folder / "inputs.npz", **storable(case.feeds))
         tail = ""
         if failure.kind == "wrong":
             expected = self._values(case)
             wanted = {v.name: expected[v.name] for v in case.model.graph.output if v.name in expected}
-            np.savez(folder / "expected.npz", allow_pickle=False, **wanted)
+            np.savez(folder / "expected.npz", **storable(wanted))
             tail = WRONG.format(atol=_largest_error(self.run(case, script), wanted) / 2)
         write_text(folder / "run.py", script + tail)
         result = Reproducer(folder, failure, way, nodes_before, case.nodes, self.count)

@@ -18,12 +18,23 @@ _MARK = ":"
 
 def save_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write arrays of any names; a name with `/` or `..` is a name in the archive, never a path."""
+    np.savez(path, **{f"{_MARK}{name}{_MARK}": array for name, array in storable(arrays).items()})
+
+
+def storable(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return arrays that `savez` writes without pickling: texts, which ONNX Runtime returns as objects, become
+    numpy's own type. `allow_pickle` forbids it from numpy 2.1 on; before, it is the name of one more array.
+
+    Raises:
+        ValueError: If an array holds other objects.
+    """
     stored = {}
     for name, array in arrays.items():
-        # Texts, which ONNX Runtime returns as objects, become numpy's own type of texts.
         texts = array.dtype.kind == "O" and all(isinstance(text, str) for text in array.flat)
-        stored[f"{_MARK}{name}{_MARK}"] = array.astype(str) if texts else array
-    np.savez(path, allow_pickle=False, **stored)
+        stored[name] = array.astype(str) if texts else array
+        if stored[name].dtype.hasobject:
+            raise ValueError(f"{name!r} holds objects, which numpy would pickle")
+    return stored
 
 
 def load_arrays(path: str | Path) -> dict[str, NDArray[Any]]:

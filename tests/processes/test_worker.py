@@ -288,6 +288,16 @@ def test_objects_are_never_pickled(tmp_path: Path) -> None:
         save_arrays(tmp_path / "x.npz", {"x": np.array([object()])})
 
 
+def test_nothing_but_the_arrays_is_written_with_a_numpy_before_2_1(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Found on numpy 1.26, whose `savez(file, *args, **kwds)` took `allow_pickle` for an array."""
+    written: list[str] = []
+    monkeypatch.setattr(np, "savez", lambda file, **kwds: written.extend(kwds))
+    save_arrays(tmp_path / "x.npz", {"x": np.ones(2), "y": np.ones(3)})
+    assert written == [":x:", ":y:"]
+
+
 @pytest.mark.usefixtures("short_blocks")
 def test_tensors_called_file_and_allow_pickle_are_compared_and_measured(tmp_path: Path) -> None:
     graph = helper.make_graph(
