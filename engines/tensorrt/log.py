@@ -27,6 +27,16 @@ _NO_ERRORS = ("catchCudaError", "Thread context has not been set")
 """Logged as errors beside what is said of a configuration: the first where no GPU is, of the message's own
 bookkeeping; the second by TensorRT-RTX 1.7.1, of its logging."""
 
+_NO_WARNINGS = (
+    "model has been generated with INT64 weights",
+    "is not in profile",
+    "If this is not the desired behavior, please modify the weights",
+    "Check verbose logs for the list of affected weights",
+)
+"""What 8.5.3.1 said on an H200 (2026-11-28) and means nothing for the model: of the shapes that every graph
+holds as INT64 (values that do not fit have a warning of their own), of its own way to find a tensor's extents
+in a second profile; and two lines of advice behind a warning that stands for itself."""
+
 _KEPT = 1000
 """Messages of a kind that are kept, the last ones: a runner may listen for months."""
 
@@ -46,6 +56,8 @@ class Log:
 
     def add(self, message: str, *, is_error: bool) -> None:
         messages = self.errors if is_error else self.warnings
+        if not is_error and any(text in message for text in _NO_WARNINGS):
+            return
         if is_error or message not in messages:
             messages.append(message)
             del messages[:-_KEPT]

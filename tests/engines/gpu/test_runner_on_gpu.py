@@ -1,7 +1,8 @@
 """The runner on a real GPU, with whichever TensorRT is installed there.
 
-Not yet run on one, only against the simulation of tests/support. Needs numpy, onnx, TensorRT, and
-cuda-bindings or PyCUDA; what needs PyTorch is skipped without it. The oracle is ONNX's own reference
+These have run against the simulation of tests/support alone; `benchmarks/gpu_day.py` ran the runner on a GPU
+(docs/tensorrt.md). Needs numpy, onnx, TensorRT, and cuda-bindings or PyCUDA; what needs PyTorch is skipped
+without it. The oracle is ONNX's own reference
 implementation.
 """
 
