@@ -190,12 +190,18 @@ def _measure(
     """Rounds, and what they and others did to the machine meanwhile; returns `before`, `after`, `noise`."""
     load_average = surroundings["before"]["load_average_1min"]  # ours is in it from now on
     timed = pool.timed
+
+    def gpu_memory(name: str, pid: int) -> int | None:
+        number = gpus.parse_device(recorder[name].device)
+        nvml = None if number is None else find_nvml(number)[0]
+        return nvml.process_memory_bytes(pid) if nvml else None
+
     pool.mark_usage()
     before, began, own_s = state(gpu), time.monotonic(), time.process_time()
     try:
         measure(
             pool.workers, pool.relaunch, recorder.base, timed, options, launch_s=launch_s, decided=decided,
-            progress=progress,
+            gpu_memory=gpu_memory, progress=progress,
         )  # fmt: skip
     finally:  # also when it is interrupted
         recorder.timed(timed, samples)
@@ -205,10 +211,8 @@ def _measure(
         if timed[name].failure is None:
             memory = recorder.attempt(name, partial(worker.ask, "memory"))
             if memory is not None:
-                number = gpus.parse_device(recorder[name].device)
-                nvml = None if number is None else find_nvml(number)[0]
-                on_gpu = nvml.process_memory_bytes(worker.pid) if nvml else None
-                recorder.change(name, peak_memory_bytes=memory["peak_bytes"], gpu_memory_bytes=on_gpu)
+                held = gpu_memory(name, worker.pid)
+                recorder.change(name, peak_memory_bytes=memory["peak_bytes"], gpu_memory_bytes=held)
     effort = Effort(seconds, pool.cpu_s + time.process_time() - own_s, pool.switches, pool.cpu_s)
     base_ms = timed[recorder.base].round_medians_ms
     judged = noise(before, after, effort, base_ms, governor=surroundings.get("governor"))

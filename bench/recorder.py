@@ -114,6 +114,7 @@ class Recorder:
             calls_ms=tuple(float(f"{ms:.4g}") for ms in latencies[:: -(-len(latencies) // MOST_CALLS)]),
             round_medians_ms=tuple(series.round_medians_ms),
             launch_rounds=tuple(map(len, series.launches_ms)),
+            gpu_memory_rounds_bytes=tuple(series.gpu_memory_bytes),
             warm_up=shown and WarmUp(shown.calls, shown.seconds, shown.stable),
         )
         if len(latencies) < 100:

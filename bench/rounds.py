@@ -99,6 +99,7 @@ class TimingSeries:
         iterations: Calls per block.
         warm_up, unsettled: Of its last launch, and of a launch whose latency did not settle.
         launches_ms: Of each launch the median of each block; `latencies_ms` has every timed call.
+        gpu_memory_bytes: What its process held on a GPU behind each block, where that is told.
         failure: Set when it failed in the middle; it is left out of further rounds.
         keeps_spinning: Whether its threads went on spinning after a block, so that it was frozen in between.
     """
@@ -108,6 +109,7 @@ class TimingSeries:
     unsettled: TimedWarmUp | None = None
     launches_ms: list[list[float]] = field(default_factory=list)
     latencies_ms: array[float] = field(default_factory=lambda: array("d"))
+    gpu_memory_bytes: list[int] = field(default_factory=list)
     failure: QCompileError | None = None
     keeps_spinning: bool = False
 
@@ -127,6 +129,7 @@ def measure(
     launch_s: float = 0.0,
     progress: Callable[[str], None],
     decided: Decided | None = None,
+    gpu_memory: Callable[[str, int], int | None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Time loaded and fed workers against each other, launch after launch.
@@ -138,7 +141,8 @@ def measure(
     that do not start. What is in `timed` when this is interrupted is whole. Of `options`, no launch is begun
     that would not end before `max_time_s`, and no round after it, but the first eight; launches behind the
     first and their warm-up are contained. `decided` is asked at the end of a launch whether to stop, in place
-    of `precision_target`. `launch_s` is what a launch takes, before the first of them was timed.
+    of `precision_target`. `launch_s` is what a launch takes, before the first of them was timed. `gpu_memory`
+    tells what a process holds on its GPU, in bytes, or None; it is asked between blocks.
     """
     budget = _Budget(options, launch_s, decided)
     orders = rounds(list(workers))  # go on over launches, so that all of them together are balanced
@@ -152,6 +156,9 @@ def measure(
         for count in itertools.count(1):
             for name in (name for name in next(orders) if name in workers):
                 _guard(timed[name], workers[name], functools.partial(_block, workers[name]))
+                if gpu_memory is not None and timed[name].failure is None:
+                    held = gpu_memory(name, workers[name].pid)
+                    timed[name].gpu_memory_bytes += [] if held is None else [held]
             uncertainty = _uncertainty(timed, baseline)
             widest = f", widest interval {uncertainty.widest:.1%}" if uncertainty.widest < 1 else ""
             progress(f"launch {launch}, round {count}{widest}")

@@ -167,27 +167,37 @@ _CALLS = 100  # points of a line
 
 def calls_chart(subjects: Sequence[ReportedArtifact]) -> str:
     """Draw the calls over the time of measuring, medians of neighbours; empty where no file keeps them."""
-    lines = [
-        (s, np.array_split(s.row.calls_ms, min(_CALLS, len(s.row.calls_ms))))
-        for s in subjects
-        if s.row.calls_ms
-    ]
+    series = [(s, s.row.calls_ms) for s in subjects]
+    return _over_time(series, "ms", "share of its calls, %", "latency of a call, ms", "Latency")
+
+
+def gpu_memory_chart(subjects: Sequence[ReportedArtifact]) -> str:
+    """Draw what each process held on its GPU, round after round; empty where none was told."""
+    series = [(s, [held / 1e6 for held in s.row.gpu_memory_rounds_bytes]) for s in subjects]
+    return _over_time(series, "MB", "share of its rounds, %", "memory on the GPU, MB", "GPU memory")
+
+
+def _over_time(
+    series: Sequence[tuple[ReportedArtifact, Sequence[float]]], unit: str, along: str, up: str, what: str
+) -> str:
+    """Draw a line for each series that is not empty, medians of neighbours."""
+    lines = [(s, np.array_split(all_, min(_CALLS, len(all_)))) for s, all_ in series if all_]
     if not lines:
         return ""
     medians = [(s, [float(np.median(part)) for part in parts]) for s, parts in lines]
-    x, y = Scale(0, 100), Scale.over([ms for _, values in medians for ms in values], grows_up=True)
+    x, y = Scale(0, 100), Scale.over([value for _, values in medians for value in values], grows_up=True)
     drawn = [
         (
             s,
             [
-                (x.at(100 * (i + 0.5) / len(values)), y.at(ms), f"{s.name}: {figure(ms)} ms")
-                for i, ms in enumerate(values)
+                (x.at(100 * (i + 0.5) / len(values)), y.at(value), f"{s.name}: {figure(value)} {unit}")
+                for i, value in enumerate(values)
             ],
         )
         for s, values in medians
     ]
-    grid = svg.axes(x, y, ("share of its calls, %", "latency of a call, ms"))
-    return _lines(drawn, 256, f"Latency of {len(drawn)} artifacts from the first call to the last", grid)
+    grid = svg.axes(x, y, (along, up))
+    return _lines(drawn, 256, f"{what} of {len(drawn)} artifacts from first to last", grid)
 
 
 def curve(subject: ReportedArtifact, key: Curve) -> list[CurvePoint]:

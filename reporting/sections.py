@@ -80,6 +80,9 @@ def latency_section(source: Source) -> Section:
     if calls := drawing.calls_chart(source.measured):
         note = "A line that rises: it gets slower while it runs, as a processor does that throttles."
         charts.append(Drawn(calls, "Call after call", note))
+    if memory := drawing.gpu_memory_chart(source.measured):
+        note = "A line that rises: its process takes more memory from round to round."
+        charts.append(Drawn(memory, "Memory on the GPU, round after round", note))
     by_gpu = [
         row_of(s, *map(figure, astuple(s.row.gpu_latency))) for s in source.measured if s.row.gpu_latency
     ]

@@ -82,8 +82,9 @@ class Results(Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND):
         if not self.machines:
             del value["machines"]
         for row in value["artifacts"]:
-            if not row["calls_ms"]:  # of a file that keeps none
-                del row["calls_ms"]
+            for series in ("calls_ms", "gpu_memory_rounds_bytes"):
+                if not row[series]:  # of a file that keeps none, and where no GPU is
+                    del row[series]
         return value
 
 

@@ -252,7 +252,7 @@ class Row(Struct, frozen=True):
         latency_quantiles_ms: 0%, 1%, ... 100% of the calls; empty where the file does not hold them.
         calls_ms: The calls in the order of measuring, each one batch; every n-th where there are more than
             `MOST_CALLS`.
-        gpu_memory_bytes: What the worker has on the GPU.
+        gpu_memory_bytes: What the worker has on the GPU; `gpu_memory_rounds_bytes` behind each round.
         batches, concurrency, in_flight: Curves over batch sizes, numbers of clients, and numbers of
             inferences in flight.
         size_ratio: How many times smaller `held_bytes` are than the baseline's, or than the first float file.
@@ -294,6 +294,7 @@ class Row(Struct, frozen=True):
     warm_up: WarmUp | None = None
     cold_start: ColdStart | None = field(default=None, name="cold_start_ms")
     gpu_memory_bytes: Whole | None = None
+    gpu_memory_rounds_bytes: tuple[Whole, ...] = ()
     energy: Energy | None = None
     batches: tuple[CurvePoint, ...] = ()
     concurrency: tuple[CurvePoint, ...] = ()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -119,6 +121,24 @@ def test_a_speedup_between_devices_says_so() -> None:
     recorder.conclude(precision_target=0.5)
     assert [row.name for row in recorder.rows if row.warnings] == ["engine"]
     assert recorder["engine"].warnings[0].startswith("ran on cuda:0, the baseline on cpu")
+
+
+def test_memory_on_a_gpu_is_asked_behind_each_round(
+    tiny_file: MakePath, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What NVML tells is made here: a process that takes one more megabyte each time."""
+    told = itertools.count(200_000_000, 1_000_000)
+    nvml = SimpleNamespace(process_memory_bytes=lambda _: next(told))
+    monkeypatch.setattr(every_gpu, "find_nvml", lambda _: (nvml, ""))
+    monkeypatch.setattr(every_gpu.gpus, "parse_device", lambda _: 0)
+    model, output = str(tiny_file("mlp")), tmp_path / "r.json"
+    qcompile.benchmark({"a": model}, baseline="a", threads=1, max_time_s=0.01, output=output)
+    (row,) = load_results(output).rows
+    held = row.gpu_memory_rounds_bytes
+    assert len(held) == sum(row.launch_rounds) == len(row.round_medians_ms)
+    assert [*held, row.gpu_memory_bytes] == [*range(200_000_000, 200_000_000 + len(held) * 10**6 + 1, 10**6)]
+    page = qcompile.report(output, tmp_path / "r.html").read_text()
+    assert "Memory on the GPU, round after round" in page
 
 
 @pytest.mark.gpu
