@@ -270,7 +270,10 @@ class Inspector:
         plan, known, entries = self._engine._plan, self._known_profile(), []
         for profile in range(0 if plan["verbosity"] == "NONE" else listed_profiles(self._module, plan)):
             suffix = f" [profile {profile}]" if profile else ""
-            told = known is not None and (known == profile or not _by_profile(self._module))
+            told = known is not None
+            if _by_profile(self._module):  # and of a range none: tried with 8.5.3.1 on an H200, 2026-11-28
+                ranges = plan["profiles"][profile].values() if plan["profiles"] else ()
+                told = known == profile and not any(low != high for low, _, high in ranges)
             for entry in _entries(self._module, plan, shapes_known=told):
                 entry["Name"] += suffix
                 entries.append(entry if plan["verbosity"] == "DETAILED" else entry["Name"])

@@ -260,7 +260,8 @@ def inspect_plan(
     """Deserialize a plan on the GPU here and read what it is made of, for each profile at its OPT shapes.
 
     Types depend on the shapes: without a context that knows them, TensorRT tells "N/A due to dynamic shapes"
-    in their place.
+    in their place. 8.5.3.1 does so with one, too, where a profile is a range (an H200, 2026-11-28); then the
+    weights and the kernel's name tell.
     """
     opened = _opened(adapter, plan, needs)
     engine = opened.engine

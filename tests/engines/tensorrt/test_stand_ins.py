@@ -32,6 +32,7 @@ SOURCES = {
     "issue or pull request": r"(issues?|pull)[ /]\S*[ /]?\d+",
     "document": r"docs\.nvidia\.com|documentation|driver API|\bguide\b|public notes",
     "the real TensorRT-RTX": r"(TensorRT-RTX|tensorrt_rtx) 1\.\d",
+    "a TensorRT on a GPU": r"\d+\.\d+\.\d+\.\d+ .*\bon an [A-Z]\d+, 20\d\d-",
     "the tests' own": r"the tests' own",
 }
 """What a source is, and how it is told from other words."""
