@@ -18,17 +18,18 @@ _MARK = ":"
 
 def save_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write arrays of any names; a name with `/` or `..` is a name in the archive, never a path."""
-    np.savez(path, **{f"{_MARK}{name}{_MARK}": array for name, array in storable(arrays).items()})
+    marked: dict[str, Any] = {f"{_MARK}{name}{_MARK}": one for name, one in storable(arrays).items()}
+    np.savez(path, **marked)
 
 
-def storable(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return arrays that `savez` writes without pickling: texts, which ONNX Runtime returns as objects, become
-    numpy's own type. `allow_pickle` forbids it from numpy 2.1 on; before, it is the name of one more array.
+def storable(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Return arrays that `savez` writes without pickling: texts, which ONNX Runtime returns as objects, are
+    of numpy's own type. `allow_pickle` forbids it from numpy 2.1 on; before, it names one more array.
 
     Raises:
         ValueError: If an array holds other objects.
     """
-    stored = {}
+    stored: dict[str, Any] = {}
     for name, array in arrays.items():
         texts = array.dtype.kind == "O" and all(isinstance(text, str) for text in array.flat)
         stored[name] = array.astype(str) if texts else array

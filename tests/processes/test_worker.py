@@ -293,7 +293,7 @@ def test_nothing_but_the_arrays_is_written_with_a_numpy_before_2_1(
 ) -> None:
     """Found on numpy 1.26, whose `savez(file, *args, **kwds)` took `allow_pickle` for an array."""
     written: list[str] = []
-    monkeypatch.setattr(np, "savez", lambda file, **kwds: written.extend(kwds))
+    monkeypatch.setattr(np, "savez", lambda _, **kwds: written.extend(kwds))
     save_arrays(tmp_path / "x.npz", {"x": np.ones(2), "y": np.ones(3)})
     assert written == [":x:", ":y:"]
 
