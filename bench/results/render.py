@@ -324,6 +324,8 @@ def markdown(results: Results) -> str:
     )
     if any(row.accuracy for row in results.rows):
         about += f", drop with its {DROP_CONFIDENCE:.0%} interval"
+        metric = settings.get("metric_note") or settings.get("metric")
+        about += f"; accuracy is {markdown_cell(str(metric))}" if metric else ""
     noise = results.environment.get("noise") or {}
     disturbed = "".join(f"\n- disturbed: {reason}" for reason in noise.get("reasons", ()))
     stopped = "\n- interrupted: not every round was measured" if results.interrupted else ""

@@ -212,6 +212,15 @@ def test_markdown_is_the_table_of_a_readme() -> None:
     assert "- disturbed: somebody else" in lines
 
 
+def test_markdown_says_what_its_accuracy_is() -> None:
+    """A column of 100% for outputs that were compared by cosine looked like right answers."""
+    row = structs.replace(ROW, accuracy=Accuracy("cosine", 1.0, 0.0, 0.0, 0.0, 100))
+    noted = run(BASE, row, metric="cosine", metric_note="cosine: the data has no | labels")
+    assert "95% interval; accuracy is cosine: the data has no \\| labels" in markdown(noted)
+    assert "95% interval; accuracy is top1" in markdown(run(BASE, row, metric="top1", metric_note=""))
+    assert "accuracy is" not in markdown(run(BASE, ROW, metric="top1"))
+
+
 def test_markdown_has_a_table_of_each_curve() -> None:
     def point(size: int, median_ms: float) -> CurvePoint:
         return CurvePoint(batch_size=size, median_ms=median_ms, throughput_per_s=1e3 * size / median_ms)
