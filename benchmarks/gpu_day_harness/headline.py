@@ -169,6 +169,7 @@ def _table(day: Day, network: str, batch: int, workers: dict[str, Any]) -> None:
             row |= {
                 key.replace("_ns", "_ms"): float(np.median(times[key])) / 1e6 for key in times if "_ns" in key
             }
+        append(day.folder, row)  # first, whatever becomes of the rest
         output = day.folder / "outputs.npz"
         if ask(title, "infer", path=feeds, output=str(output)):
             append(day.folder, row | {"snr_db": _closeness(day, network, output)})
