@@ -134,17 +134,26 @@ def last_error(log: Log, otherwise: str) -> str:
 def plain(message: str) -> str:
     """Return a message without the places in TensorRT's source."""
     text = " ".join(str(message).split())
-    text = text.split("]: ", 1)[-1] if "]: " in text else text
+    text = text.split("]: ", 1)[-1] if "]: " in text else re.sub(r"^\d+: (?:\[[^]]*\] )?", "", text)
     text = re.sub(r" In \w+ at /_src/\S+|\(In \w+ at /_src/\S+ |^\w+\.cpp:\d+: ", "", text)
     said = re.sub(r"^(?:\w+::\w+: )?Error Code \d+: [\w ]+ \(", "", text)
-    return said.removesuffix(")") if said != text and said.count(")") > said.count("(") else said
+    return (said.removesuffix(")") if said != text and said.count(")") > said.count("(") else said).strip()
 
+
+_CONSEQUENCES = ("Assertion engine != nullptr failed", "the engine could not be initialized")
+"""What 8.5.3.1 said last on an H200 (2026-11-28), whatever had failed."""
+
+_LEFT_OUT = re.compile(r"Skipping tactic \S+ due to exception (.+)")
+"""A warning that can be why there is no kernel, such as "cuBLASLt error 1 querying major version." of an
+installation without cuBLAS (there, too)."""
 
 _EXPLANATIONS: Sequence[tuple[str, str, str]] = (
     (r"out of memory|outofmemory|requested amount of gpu memory", "the GPU's memory does not suffice",
      "lower `max_shapes` or `workspace`, end what else uses the GPU, or build where it has more memory"),
     (r"violate shape constraints", "the graph does not take the extents of a profile",
      "give extents that it takes: `min_shapes`, `opt_shapes` and `max_shapes`, or `profiles`"),
+    (r"pluginV2Runner\S*::allocateResources", "a plugin does not get what it needs",
+     "plugins of TensorRT 8 call cuBLAS and cuDNN: install both, or write the operator in others"),
     (r"workspace limit|insufficient workspace|increase the (allowed )?workspace",
      "no kernel fits the workspace",
      "raise `workspace`, or leave it out"),
@@ -174,5 +183,12 @@ def build_failure(log: Log, subject: str, otherwise: str) -> BuildError:
     for pattern, meaning, hint in _EXPLANATIONS:  # causes first: the last error is often a consequence
         for message in log.errors:
             if re.search(pattern, message, re.IGNORECASE):
-                return BuildError(f"{subject} cannot build it: {meaning}: {plain(message)}", hint=hint)
-    return BuildError(f"{subject} cannot build it: {last_error(log, 'it gave no reason')}", hint=otherwise)
+                left_out = [found[1] for text in log.warnings if (found := _LEFT_OUT.search(text))]
+                of_kernels = (
+                    f"; kernels were left out: {left_out[0]}" if left_out and "kernel" in meaning else ""
+                )
+                problem = f"{subject} cannot build it: {meaning}: {plain(message)}{of_kernels}"
+                return BuildError(problem, hint=hint)
+    causes = [text for text in log.errors if not any(word in text for word in _CONSEQUENCES)]
+    reason = plain((causes or log.errors or ["it gave no reason"])[-1])
+    return BuildError(f"{subject} cannot build it: {reason}", hint=otherwise)

@@ -22,7 +22,7 @@ from tensorrt_simulation import Simulation, read_model, rows, values
 
 from qcompile.artifact import read_manifest
 from qcompile.engines.tensorrt.adapter import Adapter
-from qcompile.engines.tensorrt.log import last_error, make_log, setting
+from qcompile.engines.tensorrt.log import build_failure, last_error, make_log, plain, setting
 from qcompile.engines.tensorrt.plan import PlanNeeds, needs_of, needs_of_options, open_plan, register_plugins
 from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
 from qcompile.errors import ArtifactError, InvalidOption, ModelError
@@ -261,6 +261,69 @@ def test_the_last_errors_are_kept_without_their_source_files_and_warnings_once(m
         log.logger.log(level, text)
     assert last_error(log, "") == "the axis is wrong"
     assert log.warnings == ["slow"]
+
+
+SAYS_NO_KERNEL = "Could not find any implementation for node {ForeignNode[embedding...layer1.norm2/Add_2]}."
+NO_KERNEL = f"10: [optimizer.cpp::computeCosts::3728] Error Code 10: Internal Error ({SAYS_NO_KERNEL})"
+SAYS_NO_ENGINE = "Assertion engine != nullptr failed."
+NO_ENGINE = f"2: [builder.cpp::buildSerializedNetwork::751] Error Code 2: Internal Error ({SAYS_NO_ENGINE} )"
+NO_PLUGIN = (
+    "5: [pluginV2Runner.cpp::allocateResources::33] Error Code 5: Miscellaneous (no further information)"
+)
+NOT_STARTED = (
+    "6: [standardEngineBuilder.cpp::makeEngineFromGraph::1161] Error Code 6: Internal Error (Engine "
+    "generation failed because the engine could not be initialized.)"
+)
+LEFT_OUT = "Skipping tactic 0x0000000000000000 due to exception cuBLASLt error 1 querying major version."
+MYELIN = "Myelin error from unknown graph"
+NO_CACHE = f"1: [myelinCache.h::deserializeFromBuffer::52] Error Code 1: Myelin ({MYELIN})"
+"""Of TensorRT 8.5.3.1 on an H200 with stubs of cuBLAS and cuDNN, 2026-11-28."""
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (NO_KERNEL, SAYS_NO_KERNEL),
+        (NO_ENGINE, SAYS_NO_ENGINE),
+        (NO_CACHE, MYELIN),
+        ("4: The timing cache will not be used!", "The timing cache will not be used!"),
+    ],
+)
+def test_what_a_real_tensorrt_said_is_told_without_its_places(message: str, said: str) -> None:
+    assert plain(message) == said
+
+
+@pytest.mark.parametrize(
+    ("errors", "warnings", "said", "hint"),
+    [
+        (
+            [NO_KERNEL, NO_ENGINE],
+            [LEFT_OUT],
+            f"it has no kernel for a layer: {SAYS_NO_KERNEL}; kernels were left out: cuBLASLt error 1",
+            "raise `workspace`",
+        ),
+        ([NO_PLUGIN, NOT_STARTED, NO_ENGINE], [], "a plugin does not get what it needs", "cuDNN"),
+        (
+            ["7: [a.cpp::b::1] Error Code 7: Internal Error (the cause)", NO_ENGINE],
+            [],
+            "build it: the cause",
+            "",
+        ),
+        ([NO_ENGINE], [], f"build it: {SAYS_NO_ENGINE}", "try another way"),
+        ([], [], "build it: it gave no reason", "try another way"),
+    ],
+)
+def test_a_build_that_fails_tells_the_cause(
+    errors: list[str], warnings: list[str], said: str, hint: str, module: Any
+) -> None:
+    log = make_log(module)
+    for text in errors:
+        log.add(text, is_error=True)
+    for text in warnings:
+        log.add(text, is_error=False)
+    failure = build_failure(log, "m.onnx: tensorrt", "try another way")
+    assert said in failure.message
+    assert hint in failure.hint
 
 
 @pytest.mark.parametrize("closed", [0, 1])
