@@ -29,13 +29,16 @@ bookkeeping; the second by TensorRT-RTX 1.7.1, of its logging."""
 
 _NO_WARNINGS = (
     "model has been generated with INT64 weights",
-    "is not in profile",
+    "getProfileDimensions: bindingIndex",
     "If this is not the desired behavior, please modify the weights",
     "Check verbose logs for the list of affected weights",
 )
 """What 8.5.3.1 said on an H200 (2026-11-28) and means nothing for the model: of the shapes that every graph
-holds as INT64 (values that do not fit have a warning of their own), of its own way to find a tensor's extents
-in a second profile; and two lines of advice behind a warning that stands for itself."""
+holds as INT64 (values that do not fit have a warning of their own, onnx2trt_utils.cpp), of its own way to
+find a tensor's extents in a second profile; and two lines of advice behind a warning that stands for itself."""
+
+_CONSEQUENCES = ("Assertion engine != nullptr failed", "the engine could not be initialized")
+"""What it said last there, whatever had failed."""
 
 _KEPT = 1000
 """Messages of a kind that are kept, the last ones: a runner may listen for months."""
@@ -127,8 +130,9 @@ def setting(log: Log, option: str, name: str) -> Iterator[None]:
 
 
 def last_error(log: Log, otherwise: str) -> str:
-    """Return what TensorRT said last, without its source file prefix."""
-    return plain(log.errors[-1]) if log.errors else otherwise
+    """Return the last error that is a cause, without the place in TensorRT's source."""
+    causes = [text for text in log.errors if not any(word in text for word in _CONSEQUENCES)]
+    return plain((causes or log.errors)[-1]) if log.errors else otherwise
 
 
 def plain(message: str) -> str:
@@ -139,9 +143,6 @@ def plain(message: str) -> str:
     said = re.sub(r"^(?:\w+::\w+: )?Error Code \d+: [\w ]+ \(", "", text)
     return (said.removesuffix(")") if said != text and said.count(")") > said.count("(") else said).strip()
 
-
-_CONSEQUENCES = ("Assertion engine != nullptr failed", "the engine could not be initialized")
-"""What 8.5.3.1 said last on an H200 (2026-11-28), whatever had failed."""
 
 _LEFT_OUT = re.compile(r"Skipping tactic \S+ due to exception (.+)")
 """A warning that can be why there is no kernel, such as "cuBLASLt error 1 querying major version." of an
@@ -189,6 +190,4 @@ def build_failure(log: Log, subject: str, otherwise: str) -> BuildError:
                 )
                 problem = f"{subject} cannot build it: {meaning}: {plain(message)}{of_kernels}"
                 return BuildError(problem, hint=hint)
-    causes = [text for text in log.errors if not any(word in text for word in _CONSEQUENCES)]
-    reason = plain((causes or log.errors or ["it gave no reason"])[-1])
-    return BuildError(f"{subject} cannot build it: {reason}", hint=otherwise)
+    return BuildError(f"{subject} cannot build it: {last_error(log, 'it gave no reason')}", hint=otherwise)

@@ -293,6 +293,19 @@ def test_what_a_real_tensorrt_said_is_told_without_its_places(message: str, said
     assert plain(message) == said
 
 
+def test_warnings_that_say_nothing_of_the_model_are_not_kept(module: Any) -> None:
+    log = make_log(module)
+    for text in (
+        "onnx2trt_utils.cpp:377: Your ONNX model has been generated with INT64 weights, while TensorRT does "
+        "not natively support INT64. Attempting to cast down to INT32.",
+        "ICudaEngine::getProfileDimensions: bindingIndex 0 is not in profile 1. Using bindingIndex = 2 "
+        "instead.",
+        "One or more weights outside the range of INT32 was clamped",
+    ):
+        log.add(text, is_error=False)
+    assert log.warnings == ["One or more weights outside the range of INT32 was clamped"]
+
+
 @pytest.mark.parametrize(
     ("errors", "warnings", "said", "hint"),
     [
