@@ -35,7 +35,7 @@ _NO_WARNINGS = (
 )
 """What 8.5.3.1 said on an H200 (2026-11-28) and means nothing for the model: of the shapes that every graph
 holds as INT64 (values that do not fit have a warning of their own, onnx2trt_utils.cpp), of its own way to
-find a tensor's extents in a second profile; and two lines of advice behind a warning that stands for itself."""
+find a tensor's extents in a second profile, and two lines of advice behind a warning that stands alone."""
 
 _CONSEQUENCES = ("Assertion engine != nullptr failed", "the engine could not be initialized")
 """What it said last there, whatever had failed."""
