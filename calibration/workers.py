@@ -28,7 +28,7 @@ from ..errors import CalibrationError, DataError, InvalidOption
 from ..files import temporary_folder
 from ..machine_memory import address_space_limit
 from ..model.graph import attribute, captured_names, holds_half
-from ..model.onnx_file import Graph, copy_model, read_graph
+from ..model.onnx_file import Graph, read_graph
 from ..model.refusals import failure_hint, onnxruntime_words
 from ..model.session import make_session, session_options, usable_cores
 from ..tensors import Feeds
@@ -75,40 +75,45 @@ class Observer:
 
 
 @contextlib.contextmanager
-def open_observer(model: Graph, taps: Taps, threads: int) -> Iterator[Observer]:
-    """Yield an observer of a model; taps that are inputs are left to the caller, who has the feeds."""
+def open_observer(model: Graph, taps: Taps, threads: int, *, few: bool = False) -> Iterator[Observer]:
+    """Yield an observer of a model; taps that are inputs are left to the caller, who has the feeds.
+
+    For `few` samples no other layouts are made of the weights.
+    """
     inputs = {value.name for value in model.model.graph.input}
     outputs = {name: name for name in taps.names if name not in inputs}
-    tapped = Graph(_with_outputs(model.model, taps, outputs), model.path)
+    every = _outputs(model.model, taps, outputs)
     convolves = any(node.op_type in ("Conv", "ConvTranspose") for node in model.model.graph.node)
     # The layout level crashes the process on some float16 graphs: see `session_options`.
-    layouts = not holds_half(model.model)
+    layouts = not (few or holds_half(model.model))
     options = session_options(threads, layouts=layouts)
     with temporary_folder("calibrate", model.path) as folder:
         if convolves and layouts:
             written = folder / "optimized.onnx"
-            session = _without_reorders(tapped, options, written, outputs, threads)
+            session = _without_reorders(model, options, written, every, outputs, threads)
         else:
-            session = make_session(tapped, options)
-        del tapped
+            session = make_session(model, options, outputs=every)
         yield Observer(session, outputs)
 
 
-def _with_outputs(model: onnx.ModelProto, taps: Taps, outputs: dict[str, str]) -> onnx.ModelProto:
-    """The model with the taps among its outputs."""
+def _outputs(model: onnx.ModelProto, taps: Taps, outputs: dict[str, str]) -> list[onnx.ValueInfoProto]:
+    """The outputs of the model, and the taps among them."""
     import onnx
 
-    copy = copy_model(model)
-    present = {value.name for value in model.graph.output}
+    every = {value.name: value for value in model.graph.output}
     for output, tap in outputs.items():
-        if output not in present:
-            kind = getattr(onnx.TensorProto, _ONNX_NAMES[taps.types[tap]])
-            copy.graph.output.append(onnx.helper.make_tensor_value_info(output, kind, None))
-    return copy
+        kind = getattr(onnx.TensorProto, _ONNX_NAMES[taps.types[tap]])
+        every.setdefault(output, onnx.helper.make_tensor_value_info(output, kind, None))
+    return list(every.values())
 
 
 def _without_reorders(
-    model: Graph, options: Any, written: Path, outputs: dict[str, str], threads: int
+    model: Graph,
+    options: Any,
+    written: Path,
+    every: list[onnx.ValueInfoProto],
+    outputs: dict[str, str],
+    threads: int,
 ) -> Any:
     """Return a session of the optimized graph whose `outputs`, which are renamed, skip the reorders."""
     options.optimized_model_filepath = str(written)
@@ -117,7 +122,7 @@ def _without_reorders(
     options.add_session_config_entry(
         "session.optimized_model_external_initializers_min_size_in_bytes", "1024"
     )
-    session = make_session(model, options)
+    session = make_session(model, options, outputs=every)
     optimized = read_graph(written).model
     skipped = _skip_reorders(optimized.graph, outputs)
     if not skipped:
@@ -187,12 +192,16 @@ class Workers:
 
     With `infinite`, activations may hold infinity, as the scores of masked attention do: their finite values
     are counted, some of them perhaps twice. NaN is an error all the same.
+    `few`: see `open_observer`.
     """
 
-    def __init__(self, model: Graph, taps: Taps, threads: int, *, infinite: bool = False) -> None:
+    def __init__(
+        self, model: Graph, taps: Taps, threads: int, *, infinite: bool = False, few: bool = False
+    ) -> None:
         if threads < 0:
             raise InvalidOption(f"`threads` {threads}: at least 0 is required", option="threads")
         self._model, self._taps, self._infinite = model, taps, infinite
+        self._few = few
         self._threads = threads or usable_cores()
         self._stack = contextlib.ExitStack()
         self._pool: ThreadPoolExecutor | None = None
@@ -206,7 +215,9 @@ class Workers:
             loading = loader.submit(make_count)  # compiled or loaded while ONNX Runtime reads the model
             if address_space_limit() is not None:  # what is left is known only while nothing else runs
                 loading.result()
-            self._observer = self._stack.enter_context(open_observer(self._model, self._taps, 1))
+            self._observer = self._stack.enter_context(
+                open_observer(self._model, self._taps, 1, few=self._few)
+            )
             self._counters.append(_Counter(self._taps, loading.result(), infinite=self._infinite))
         return self
 
@@ -254,7 +265,9 @@ class Workers:
         inside = granted // self._threads
         if inside > 1:
             self._stack.close()
-            self._observer = self._stack.enter_context(open_observer(self._model, self._taps, inside))
+            self._observer = self._stack.enter_context(
+                open_observer(self._model, self._taps, inside, few=self._few)
+            )
         for _ in range(self._threads - 1):
             self._counters.append(_Counter(self._taps, make_count(), infinite=self._infinite))
         return ThreadPoolExecutor(self._threads, thread_name_prefix="qcompile-calibrate")

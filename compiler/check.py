@@ -17,7 +17,7 @@ from ..model.graph import count_operators, graph_precision, model_io
 from ..model.judgement import output_error
 from ..model.onnx_file import Graph
 from ..model.random_input import RandomInput
-from ..model.session import make_session, run_session, session_options
+from ..model.session import SIGNED_ACTIVATIONS, make_session, run_session, session_options
 from ..tensors import Feeds, format_shape
 
 Outputs = list[NDArray[Any]]
@@ -41,12 +41,25 @@ class OnnxReference:
     Args:
         integers: Whether it may make integer kernels of Q/DQ pairs, which say nothing of another runtime.
         layouts: Whether it may choose layouts of memory: INT8 of a ResNet-50 is 1.5 times as fast then.
+        optimized: File to write what its optimizer makes of the graph.
+        signed: Whether int8 activations become integers, as on ARM (`SIGNED_ACTIVATIONS`).
     """
 
     def __init__(
-        self, model: Path | Graph, *, optimize: bool = True, integers: bool = True, layouts: bool = False
+        self,
+        model: Path | Graph,
+        *,
+        optimize: bool = True,
+        integers: bool = True,
+        layouts: bool = False,
+        optimized: Path | None = None,
+        signed: bool = False,
     ) -> None:
         options = session_options(layouts=layouts, optimize=optimize, integers=integers)
+        if optimized is not None:
+            options.optimized_model_filepath = str(optimized)
+        if signed:
+            options.add_session_config_entry(SIGNED_ACTIVATIONS, "1")
         # That optimizer rounds stored floats between Q/DQ pairs once more, and by tensor.
         without = [] if integers else ["WeightBiasQuantization"]
         self._session = make_session(model, options, without=without)

@@ -391,6 +391,14 @@ def is_large(model: onnx.ModelProto, *, loaded: bool = False) -> bool:
 
 def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy; initializers one by one, as protobuf cannot copy a message over 2 GB."""
+    copy = copy_weightless(model)
+    for tensor in model.graph.initializer:
+        copy.graph.initializer.add().CopyFrom(tensor)
+    return copy
+
+
+def copy_weightless(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy but for the initializers of its graph."""
     import onnx
 
     copy = onnx.ModelProto()
@@ -398,8 +406,6 @@ def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:
         for field, value in source.ListFields():
             if field.name != separate:
                 target.MergeFrom(type(source)(**{field.name: value}))
-    for tensor in model.graph.initializer:
-        copy.graph.initializer.add().CopyFrom(tensor)
     return copy
 
 

@@ -20,6 +20,8 @@ from ...progress import Progress, silent
 
 _KEPT_ROWS = 1024
 _ROWS_OF_SAMPLE = 64
+_FEW = 32
+"""So few samples take less time than other layouts of the weights: 0.4 s of a ResNet-50, 0.01 s a sample."""
 
 
 @dataclass
@@ -86,9 +88,11 @@ def run_samples(
     """
     inputs = {value.name for value in model.model.graph.input}
     computed = [name for name in tensors if name not in inputs]
-    session = _session_returning(model, computed, integers=integers) if computed else None
     done, total = 0, data.total
     total = limit if total is None or (limit is not None and limit < total) else total
+    most = limit or data.limit  # the same for samples of a file and of a function
+    options = session_options(integers=integers, layouts=not most or most > _FEW)
+    session = _session_returning(model, computed, options, integers=integers) if computed else None
 
     def run(batch: Batch) -> list[NDArray[Any]]:
         outputs = run_session(session, computed, batch.feeds, batch.where) if computed else []
@@ -109,11 +113,8 @@ def run_samples(
         progress(doing, done, total)
 
 
-def _session_returning(model: Graph, names: list[str], *, integers: bool) -> Any:
+def _session_returning(model: Graph, names: list[str], options: Any, *, integers: bool) -> Any:
     """A session of the model with these outputs alone."""
-    copy = model.copy()
-    del copy.model.graph.output[:]
-    kind = onnx.TensorProto.FLOAT
-    copy.model.graph.output.extend(onnx.helper.make_tensor_value_info(name, kind, None) for name in names)
+    outputs = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names]
     without = [] if integers else [WEIGHT_BIAS_QUANTIZATION]
-    return make_session(copy, session_options(integers=integers), without=without)
+    return make_session(model, options, outputs=outputs, without=without)

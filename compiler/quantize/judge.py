@@ -26,7 +26,7 @@ from ...tensors import Feeds
 from ..check import OnnxReference
 from .blocks.formats import simulated
 from .half.casts import in_float32
-from .request import Judged, QuantizeRequest
+from .request import Judged, Outcome, QuantizeRequest
 
 JUDGED_ON = 16
 """Samples on which candidates are compared, after those from which they learn."""
@@ -35,8 +35,8 @@ _LEARNT_FROM = 32
 _VARYING, _VARYING_SHARE = 8, 1e-4  # so many samples; such a share of an output's energy
 
 
-def reference(request: QuantizeRequest, model: onnx.ModelProto) -> OnnxReference:
-    """What runs the result: ONNX Runtime's CPU.
+def reference(request: QuantizeRequest, model: onnx.ModelProto, run: OnnxReference | None) -> OnnxReference:
+    """What runs the result: ONNX Runtime's CPU; `run` where the model is run as it executes it.
 
     It has next to no kernels for bfloat16, and none that adds float16 at indices: both are rewritten. Halves
     for another runtime are not optimized: casts between kernels would go, and the rounding with them. Nor is
@@ -45,6 +45,8 @@ def reference(request: QuantizeRequest, model: onnx.ModelProto) -> OnnxReference
     optimize = graph_rules(request.spec.target).by_onnxruntime and not why_not_exact(request.spec.isa)
     kinds = {request.spec.precision, request.spec.floats, *request.spec.layer_precisions.values()}
     if not kinds & {"bf16", "fp16", *BLOCK_FORMATS}:
+        if run is not None and optimize and "fp8" not in kinds:
+            return run
         graph = Graph(model, request.path)
         return OnnxReference(graph, optimize="fp8" not in kinds, integers=optimize, layouts=optimize)
     if kinds & set(BLOCK_FORMATS):
@@ -109,9 +111,11 @@ class Judge:
             batches = [run(feeds) for feeds in every]
         return every, dict(zip(run.names, map(list, zip(*batches, strict=True)), strict=True))
 
-    def __call__(self, model: onnx.ModelProto) -> Judged:
+    def __call__(self, outcome: Outcome) -> Judged:
         """Judge a quantized model, all samples together."""
-        run, (every, required) = reference(self._request, self._part(model)), self._samples
+        as_executed = None if self._places else outcome.run
+        run = reference(self._request, self._part(outcome.model), as_executed)
+        every, required = self._samples
         outputs = list(zip(*(run(feeds) for feeds in every), strict=True))
         actual = dict(zip(required if self._places else run.names, map(list, outputs), strict=True))
         judged = tuple(judge_outputs(required, actual, self._forms))

@@ -85,7 +85,7 @@ def _or_dynamic(request: QuantizeRequest, outcome: Outcome, judge: Judge) -> Out
     ):
         return outcome  # most of it would stay in float
     try:
-        dynamic = judge(_dynamic(request).model)
+        dynamic = judge(_dynamic(request))
     except QuantizationError:
         return outcome
     if dynamic.failed or dynamic.broken or dynamic.rank_db < static_db + _MUCH_DB:
@@ -246,12 +246,14 @@ def _static(request: QuantizeRequest) -> Outcome:
     if not rules.by_onnxruntime:
         return Outcome(result, proof, warnings)
     request.progress("look at what ONNX Runtime executes")
-    counts, in_float = executed(Graph(result, request.path), planned, signed=request.spec.isa in ARM_ISAS)
+    counts, in_float, run = executed(
+        Graph(result, request.path), planned, signed=request.spec.isa in ARM_ISAS
+    )
     if in_float.keys() - request.in_float.keys():
         # As they are they only cost conversions: plan without them. What fed them may then miss, too.
         return _static(replace(request, in_float={**request.in_float, **in_float}))
     warnings += require_executed(result, planned, in_float)
-    return Outcome(result, {**proof, "as_executed": counts}, warnings)
+    return Outcome(result, {**proof, "as_executed": counts}, warnings, run=run)
 
 
 def _unfused(graph: onnx.GraphProto) -> list[str]:

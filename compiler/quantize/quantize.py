@@ -126,7 +126,7 @@ def quantize_in_memory(
     checks, poor = [], ""
     if not is_plan:
         progress("compare with the float model")
-        check, poor = _judged(request, outcome.judged or judge(outcome.model), judge.place)
+        check, poor = _judged(request, outcome.judged or judge(outcome), judge.place)
         checks = [check]
     if poor and not (spec.allow_loss or spec.data is None):
         searched = outcome.proof.get("search_refusal")

@@ -24,6 +24,8 @@ from ...spec.words import BLOCK_FORMATS, CALIBRATED, HALVES
 if TYPE_CHECKING:
     import onnx
 
+    from ..check import OnnxReference
+
 
 @dataclass(frozen=True)
 class QuantizeRequest:
@@ -94,6 +96,7 @@ class Outcome:
     proof: Mapping[str, object]
     warnings: Sequence[str] = ()
     judged: Judged | None = None  # where the search judged it already
+    run: OnnxReference | None = None  # a session of the model as ONNX Runtime executes it, where there is one
 
 
 def check_options(spec: QuantizeSpec) -> None:

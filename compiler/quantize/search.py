@@ -26,10 +26,10 @@ from itertools import accumulate
 from ...calibration import Method, parse_method
 from ...errors import InvalidOption, QuantizationError
 from ...model.graph_rules import graph_rules
-from ...model.judgement import SNR_DB
+from ...model.judgement import SNR_DB, decibels
 from ...model.multiply_adds import multiply_adds, shares
 from .balance.equalize import equalized
-from .balance.smooth import smoothed
+from .balance.smooth import look_at_channels, smoothed
 from .judge import Judge
 from .request import Judged, Outcome, QuantizeRequest, exactly
 from .sensitivity import LayerSensitivity, rank_layers
@@ -45,7 +45,7 @@ GOOD_DB = 20.0
 
 _TELLING_DB = 50.0
 _KNEE_DB, _KNEE_SHARE, _KNEE_LEAST_DB = 3.0, 0.05, 1.0  # half of the error's energy for a 20th of the time
-_KNEE_TRIALS, _KNEE_STEP = 6, 4
+_KNEE_TRIALS, _KNEE_STEP, _KNEE_HOPE = 6, 4, 0.5
 _NEXT_TO_NOTHING_DB, _LITTLE_DB, _MUCH_DB = 1.0, 3.0, 30.0
 _NAMED = 5  # layers that a warning names
 _CORRECTED_ON = 8  # samples that correct the biases of candidates; the best has its own number
@@ -89,12 +89,12 @@ class _Search:
         """
         try:
             outcome = self.once(request)
-            judged = self.judge(outcome.model)
+            judged = self.judge(outcome)
         except QuantizationError as error:
             self.tried.append({"tried": what, "refused": str(error)})
             return False
         self.tried.append(_told(what, judged))
-        candidate = _Candidate(request, outcome, judged)
+        candidate = _Candidate(request, replace(outcome, run=None), judged)
         if judged.rank_db < self.best.judged.rank_db + least_db:
             return False
         if least_db >= 0.0 and candidate.integers < self.best.integers:
@@ -130,8 +130,8 @@ def _searched(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
     request.progress("quantize, and compare")
     plain = replace(request.asking(correct_bias=False), corrected_on=_CORRECTED_ON)
     outcome = once(plain)
-    judged = judge(outcome.model)
-    search = _Search(judge, once, _Candidate(plain, outcome, judged))
+    judged = judge(outcome)
+    search = _Search(judge, once, _Candidate(plain, replace(outcome, run=None), judged))
     chosen = _method(request)
     search.tried.append(_told(str(chosen), judged))
     balancing = _balance(search) if request.spec.balance else {}
@@ -248,7 +248,7 @@ def _to_the_knee(
     search: _Search, ranked: Sequence[LayerSensitivity], count: int, *, most: int
 ) -> dict[str, str]:
     """Leave layers behind the first `count` in float, while it is worth it; return why they are."""
-    names, begun = [damage.layer for damage in ranked], count
+    names, begun, noise = [damage.layer for damage in ranked], count, [damage.noise for damage in ranked]
     share, _ = shares(names, multiply_adds(search.request.model))
     request, step = search.request, 1
     for _ in range(_KNEE_TRIALS):
@@ -257,9 +257,14 @@ def _to_the_knee(
         if step > _KNEE_STEP or count + step > most or cost > _KNEE_SHARE:
             break
         tried = _without(request, names[begun : count + step])  # it excludes the first ones already
-        needed_db = before.judged.rank_db + max(_KNEE_DB * cost / _KNEE_SHARE, _KNEE_LEAST_DB)
-        made = search.by_count.get(count + step, needed_db) >= needed_db and search.offer(
-            f"{count + step} layers in float", tried, least_db=-math.inf
+        gain_db = max(_KNEE_DB * cost / _KNEE_SHARE, _KNEE_LEAST_DB)
+        needed_db = before.judged.rank_db + gain_db
+        # Were the noises of layers independent, they would gain so much.
+        promised_db = decibels(sum(noise[count:]), sum(noise[count + step :]))
+        made = (
+            promised_db >= _KNEE_HOPE * gain_db
+            and search.by_count.get(count + step, needed_db) >= needed_db
+            and search.offer(f"{count + step} layers in float", tried, least_db=-math.inf)
         )
         if made and search.best.judged.rank_db >= needed_db:
             count, step = count + step, 1
@@ -282,11 +287,14 @@ def _balance(search: _Search) -> dict[str, object]:
     assert search.request.ranges is not None, "best_static asks"
     data = search.request.samples(max(search.request.ranges.samples, 1))  # as many as were observed
     search.request.progress("equalize channels")
-    request, pairs = equalized(search.request, data)
+    rows = look_at_channels(search.request, data)
+    request, pairs, rescaled = equalized(search.request, data, rows)
     if pairs:
-        told["equalized_pairs"] = pairs if search.offer("equalized", request) else 0
+        is_kept = search.offer("equalized", request)
+        told["equalized_pairs"] = pairs if is_kept else 0
+        rows = {name: seen for name, seen in rows.items() if not is_kept or name not in rescaled}
     search.request.progress("smooth channels")
-    request, done = smoothed(search.request, data)
+    request, done = smoothed(search.request, data, rows)
     if done.rescaled:
         kept = search.offer("smoothed", request)
         gained = "the outputs gain by it" if kept else "the outputs do not gain by it"

@@ -96,7 +96,8 @@ def rank_layers(
     set_nodes(twins.model.graph, twins.nodes)
     # That optimizer would round weights that stand between Q/DQ pairs once more, and by tensor.
     errors = Graph(twins.model, Path("errors.onnx"))
-    first = make_session(errors, session_options(integers=False), without=[WEIGHT_BIAS_QUANTIZATION])
+    options = session_options(integers=False, layouts=False)  # it runs too seldom for other layouts
+    first = make_session(errors, options, without=[WEIGHT_BIAS_QUANTIZATION])
     injected = Graph(_with_injection(ready, layers), Path("injected.onnx"))
     second = make_session(injected, session_options())
     samples = 0

@@ -6,6 +6,7 @@ Which planned nodes it left in another precision is told by the names that it gi
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -25,6 +26,7 @@ import qcompile.model.saturating_kernels as home
 from qcompile.engines.registry import engine
 from qcompile.model import session
 from qcompile.model.graph_rules import NONE, SaturatingKernels, graph_rules
+from qcompile.model.onnx_file import Graph
 from qcompile.model.saturating_kernels import probe, saturating_kernels
 from qcompile.model.session import (
     make_session,
@@ -41,6 +43,49 @@ def test_an_order_is_read_from_four_sums() -> None:
     assert home._order(np.float32([126, 126, 126, 126])) == ""
     assert home._order(np.float32([64, 64, 126, 126])) == "flat"
     assert home._order(np.float32([64, 126, 64, 126])) == "taps"
+
+
+LARGE = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("(float[N, 256] x) => (float[N, 256] y) { y = MatMul(x, w) }", "x @ w"),
+        ("(float[N, 256] x) => (float[N, 256] y, float[256, 256] w) { y = Identity(x) }", "w"),
+        ("(float[N, 256] x) => (float[N, 256] y) { y = Identity(x) }", "x"),
+        (
+            """(float[N, 256] x) => (float[N, 256] y) { y = If(c) <
+            then_branch = t () => (float[N, 256] a) { a = MatMul(x, w) },
+            else_branch = e () => (float[N, 256] b) { b = Identity(x) }> }""",
+            "x @ w",
+        ),
+    ],
+    ids=["read by a node", "an output", "read by nothing", "read in a branch"],
+)
+def test_a_session_computes_with_weights_in_memory(text: str, expected: str) -> None:
+    """ONNX Runtime reads them where they lie, and crashed without them; it refuses what nothing reads."""
+    graph = Graph(model_of(text, w=LARGE, c=np.array(True)), Path("m.onnx"))
+    made = make_session(graph, session_options())
+    del graph
+    gc.collect()
+    others = [np.full((256, 256), np.nan, np.float32) for _ in range(64)]  # over what was freed
+    x = np.ones((2, 256), np.float32)
+    found = made.run(None, {"x": x})[-1]
+    np.testing.assert_allclose(
+        found, {"x @ w": x @ LARGE, "w": LARGE, "x": x}[expected], rtol=1e-5, atol=1e-5
+    )
+    assert len(others) == 64
+
+
+def test_a_session_returns_other_outputs_than_the_graph() -> None:
+    text = "(float[N, 256] x) => (float[N, 256] y) { h = MatMul(x, w) y = Relu(h) }"
+    graph = Graph(model_of(text, w=LARGE), Path("m.onnx"))
+    outputs = [helper.make_tensor_value_info("h", onnx.TensorProto.FLOAT, None)]
+    x = np.ones((2, 256), np.float32)
+    (found,) = make_session(graph, session_options(), outputs=outputs).run(None, {"x": x})
+    np.testing.assert_allclose(found, x @ LARGE, rtol=1e-5, atol=1e-5)
+    assert [value.name for value in graph.model.graph.output] == ["y"]
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino"])

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from ....data.batches import Data
 from ....model.graph import attribute, captured_names, consumers, producers, tensor_values
 from ....model.graph_edits import set_values, store_constants
 from ....model.onnx_file import Graph
-from ..activations import observe_rows
+from ..activations import Rows
 from ..request import QuantizeRequest
 
 # f(c·x) = c·f(x) for c > 0: value by value, or over the positions of a channel.
@@ -37,6 +38,7 @@ _BY_CHANNEL = _BY_VALUE | {"MaxPool", "AveragePool"}
 # Rows stay rows where the layers on both sides have as many channels.
 _BY_ROW = _BY_VALUE | {"Reshape"}
 LARGEST_FACTOR = 2.0**12
+_FEW = 64
 LOOKED_AT = 32
 """Samples on which channels are looked at."""
 
@@ -87,23 +89,27 @@ def equalizable(model: onnx.ModelProto) -> dict[str, int]:
     return {pair.between: pair.axis for pair in _Chains(model.graph).pairs()}
 
 
-def equalized(request: QuantizeRequest, data: Data) -> tuple[QuantizeRequest, int]:
-    """Return the request of the model equalized by its activations, and how many pairs."""
+def equalized(
+    request: QuantizeRequest, data: Data, rows: Mapping[str, Rows]
+) -> tuple[QuantizeRequest, int, set[str]]:
+    """Return the request of the model equalized by its activations, how many pairs, and what was rescaled.
+
+    `rows` are those of `equalizable`.
+    """
     graph = request.graph.copy()
     model = graph.model
-    axes = equalizable(model)
-    rows = observe_rows(graph, axes, data, LOOKED_AT)
-    rescaled = [name for pair in _Chains(model.graph).pairs() for name in pair.path]
-    pairs = equalize(model, {name: seen.amax for name, seen in rows.items()})
-    return (balanced(request, graph, rescaled, data) if pairs else request), pairs
+    rescaled = {name for pair in _Chains(model.graph).pairs() for name in pair.path}
+    pairs = equalize(model, {name: rows[name].amax for name in equalizable(model) if name in rows})
+    return (balanced(request, graph, rescaled, data) if pairs else request), pairs, rescaled
 
 
 def balanced(
     request: QuantizeRequest, graph: Graph, rescaled: Collection[str], data: Data
 ) -> QuantizeRequest:
     """Return the request of a balanced model, with ranges of the rescaled tensors in place."""
-    ranges, again = request.ranges, observe(graph, data, tensors=rescaled)
+    ranges = request.ranges
     assert ranges is not None, "static quantization needs them"
+    again = observe(graph, data, tensors=rescaled, few=ranges.samples <= _FEW)
     changed = set(rescaled)
     shared = {name: sources for name, sources in ranges.shared.items() if name not in changed}
     needed = {source for sources in shared.values() for source in sources} - again.histograms.keys()
@@ -140,11 +146,14 @@ class _Layer:
         self, weight: onnx.TensorProto, bias: onnx.TensorProto | None, axis: int, groups: int
     ) -> None:
         self.weight, self.bias, self.axis, self.groups = weight, bias, axis, groups
-        magnitudes = np.abs(self._by_output(tensor_values(weight)))
-        peaks = magnitudes.reshape(*magnitudes.shape[:2], -1).max(axis=2, initial=0.0)
-        self.peaks: Floats = peaks.reshape(groups, -1, peaks.shape[1]).astype(np.float64)
-        self.outputs, self.inputs = peaks.shape[0], groups * peaks.shape[1]
+        self.groups, self.outputs, self.inputs = groups, weight.dims[axis], groups * weight.dims[1 - axis]
         self.out_factors, self.in_factors = np.ones(self.outputs), np.ones(self.inputs)
+
+    @cached_property
+    def peaks(self) -> Floats:
+        magnitudes = np.abs(self._by_output(tensor_values(self.weight)))
+        peaks = magnitudes.reshape(*magnitudes.shape[:2], -1).max(axis=2, initial=0.0)
+        return peaks.reshape(self.groups, -1, peaks.shape[1]).astype(np.float64)
 
     def write(self) -> None:
         if (self.out_factors == 1).all() and (self.in_factors == 1).all():

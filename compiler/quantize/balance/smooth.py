@@ -50,7 +50,7 @@ from ....model.graph_edits import name_nodes, set_values, store, store_constants
 from ....model.graph_rules import graph_rules
 from ..activations import Rows, observe_rows
 from ..request import QuantizeRequest
-from .equalize import LARGEST_FACTOR, LOOKED_AT, Floats, Uses, balanced
+from .equalize import LARGEST_FACTOR, LOOKED_AT, Floats, Uses, balanced, equalizable
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Strengths that are tried, beside none at all: how much of the difficulty moves into the weights."""
@@ -110,11 +110,24 @@ def smoothable(model: onnx.ModelProto) -> set[str]:
     return {place.tensor for place in _Finder(model).find()[0]} & producers(model.graph).keys()
 
 
-def smoothed(request: QuantizeRequest, data: Data) -> tuple[QuantizeRequest, Smoothed]:
-    """Return the request of the model smoothed, and what was done to it."""
+def look_at_channels(request: QuantizeRequest, data: Data) -> dict[str, Rows]:
+    """Return what the tensors hold that `equalized` and `smoothed` ask for, in one pass over samples."""
+    graph = request.graph.copy()
+    axes = dict.fromkeys(smoothable(graph.model), -1) | equalizable(graph.model)
+    return observe_rows(graph, axes, data, LOOKED_AT)
+
+
+def smoothed(
+    request: QuantizeRequest, data: Data, rows: Mapping[str, Rows]
+) -> tuple[QuantizeRequest, Smoothed]:
+    """Return the request of the model smoothed, and what was done to it.
+
+    `rows` are those of `smoothable`; what they lack is looked at.
+    """
     graph = request.graph.copy()
     model = graph.model
-    observed = observe_rows(graph, dict.fromkeys(smoothable(model), -1), data, LOOKED_AT)
+    lacking = dict.fromkeys(smoothable(model) - rows.keys(), -1)
+    observed = {**rows, **observe_rows(graph, lacking, data, LOOKED_AT)}
     done = smooth(model, observed, symmetric=graph_rules(request.spec.target).symmetric)
     return (balanced(request, graph, done.rescaled, data) if done.rescaled else request), done
 

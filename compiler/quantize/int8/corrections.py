@@ -235,10 +235,12 @@ def _measure(
     progress: Progress,
 ) -> dict[str, NDArray[np.float64]]:
     """Name of a layer's output to float minus quantized, per channel, on average."""
-    beside = Graph(_with_quantized_layers(reference.model, quantized, layers), reference.path)
+    _add_quantized_layers(reference.model, quantized, layers)
     names = [name for layer in layers for name in (layer.error_name, layer.positions_name)]
     sums = {name: np.zeros(1) for name in names}
-    for arrays in run_samples(beside, names, data, progress=progress, doing="correct biases", integers=False):
+    for arrays in run_samples(
+        reference, names, data, progress=progress, doing="correct biases", integers=False
+    ):
         for name, array in arrays.items():
             sums[name] = sums[name] + array
     return {
@@ -247,15 +249,14 @@ def _measure(
     }
 
 
-def _with_quantized_layers(
+def _add_quantized_layers(
     reference: onnx.ModelProto, quantized: onnx.ModelProto, layers: list[_Quantized]
-) -> onnx.ModelProto:
-    """The float model with the quantized layers beside its own, and each channel's sum of their differences.
+) -> None:
+    """Add the quantized layers to the float model beside its own, and each channel's sum of differences.
 
     Sums leave the runtime, not tensors: those of all layers would be several times the model's own memory.
     """
-    model = copy_model(reference)
-    graph = model.graph
+    graph = reference.graph
     made_by = producers(quantized.graph)
     stored = {tensor.name: tensor for tensor in quantized.graph.initializer}
     brought: set[str] = set()
@@ -282,7 +283,6 @@ def _with_quantized_layers(
         quantized_output = f"quantized/{layer.float_output}"
         _copy_node(graph, layer.node, [bring(name) for name in layer.node.input], quantized_output)
         graph.node.extend(_summed(graph, layer, quantized_output))
-    return model
 
 
 def _summed(graph: onnx.GraphProto, layer: _Quantized, quantized_output: str) -> Iterator[onnx.NodeProto]:

@@ -22,9 +22,10 @@ from ....model.graph_edits import drop_unused_initializers, sort_nodes
 from ....model.graph_rules import GraphRules, graph_rules
 from ....model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
 from ....model.onnx_file import Graph, read_graph
-from ....model.session import SIGNED_ACTIVATIONS, missed_nodes, optimize_file, session_options
+from ....model.session import missed_nodes
 from ....progress import quiet
 from ....spec.words import Isa
+from ...check import OnnxReference
 from ..request import no_range
 from .pair_limits import PairLimits
 from .placement import SAME_SCALE, WRITES_FLOAT, Placement, scaled_tensors
@@ -360,24 +361,22 @@ def _indexed(base: Any, find: _ByName) -> type:
 
 def executed(
     graph: Graph, planned: Sequence[str], *, signed: bool = False
-) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
-    """Return precision to operator to number of the weighted nodes that ONNX Runtime will execute, and the
-    planned ones that it computes in float, each with what it computes them in.
+) -> tuple[dict[str, dict[str, int]], dict[str, str], OnnxReference]:
+    """Return what ONNX Runtime will execute, the planned nodes that it computes in float, and what runs it.
+
+    That is precision to operator to number of weighted nodes; and name to what it is computed in.
 
     Activations that are `signed`, for an ARM processor, ONNX Runtime fuses on x86 only when it is told to.
     """
     with temporary_folder("executed", graph.path) as folder:
         optimized = folder / "optimized.onnx"
-        options = session_options()
-        if signed:
-            options.add_session_config_entry(SIGNED_ACTIVATIONS, "1")
-        optimize_file(graph, optimized, options)
+        run = OnnxReference(graph, layouts=True, optimized=optimized, signed=signed)
         model = read_graph(optimized).model
     asked = [node for node in weighted_nodes(graph.model)["int8"] if node.name in set(planned)]
     missed, unknown = missed_nodes(asked, model, "int8")
     reasons = {name: f"ONNX Runtime computes it in {kind}" for name, kind in missed.items()}
     reasons |= dict.fromkeys(unknown, "ONNX Runtime does not compute it as an integer")
-    return count_weighted(model, as_executed=True), reasons
+    return count_weighted(model, as_executed=True), reasons, run
 
 
 def require_executed(model: onnx.ModelProto, planned: Sequence[str], missed: Mapping[str, str]) -> list[str]:

@@ -257,7 +257,7 @@ def test_what_onnx_runtime_does_not_fuse_is_named(residual: Path, tmp_path: Path
     path = static(residual, tmp_path, isa="neon").path
     planned = ["conv1", "conv2", "gemm"]
     graph = read_graph(path)
-    _, missed = executed(graph, planned)
+    _, missed, _ = executed(graph, planned)
     assert missed == dict.fromkeys(["conv1", "conv2"], "ONNX Runtime computes it in fp32")
     said = r"executes 1 of 3 .* 99\.9% of the planned multiply-adds stay in float: conv1"
     with pytest.raises(QuantizationError, match=said) as caught:

@@ -21,7 +21,7 @@ from qcompile.compiler.quantize import methods, search
 from qcompile.compiler.quantize.activations import observe_rows, run_samples
 from qcompile.compiler.quantize.int8.static import executed
 from qcompile.compiler.quantize.judge import Judge
-from qcompile.compiler.quantize.request import QuantizeRequest
+from qcompile.compiler.quantize.request import Outcome, QuantizeRequest
 from qcompile.compiler.quantize.weights.hessians import collect_hessians
 from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError, InvalidOption, QuantizationError
@@ -201,8 +201,8 @@ def test_a_balanced_model_is_planned_again_without_what_stays_in_float(
     monkeypatch.setattr(search, "LEAST_GAIN_DB", -1000.0)  # balanced in any case
 
     def without_first(graph: Graph, planned: list[str], **options: bool) -> object:
-        counts, missed = executed(graph, planned, **options)
-        return counts, {**missed, **({"first": "for a test"} if "first" in planned else {})}
+        counts, missed, run = executed(graph, planned, **options)
+        return counts, {**missed, **({"first": "for a test"} if "first" in planned else {})}, run
 
     monkeypatch.setattr(methods, "executed", without_first)
     artifact = static(model, tmp_path)
@@ -226,8 +226,9 @@ def test_what_gains_by_computing_fewer_layers_in_integers_is_refused(
 
     def without_first_later(graph: Graph, planned: list[str], **options: bool) -> object:
         calls.append(graph.path)
-        counts, missed = executed(graph, planned, **options)
-        return counts, missed | ({"first": "for a test"} if len(calls) > 1 and "first" in planned else {})
+        counts, missed, run = executed(graph, planned, **options)
+        more = {"first": "for a test"} if len(calls) > 1 and "first" in planned else {}
+        return counts, missed | more, run
 
     monkeypatch.setattr(methods, "executed", without_first_later)
     proof = static(model, tmp_path, balance=False, method="auto").manifest.proof
@@ -252,11 +253,11 @@ def test_a_graph_is_worth_as_much_as_its_worst_output(tmp_path: Path, worse: str
     onnx.save(model(), path)
     judge = Judge(QuantizeRequest(read_graph(path), "sha256:00", QuantizeSpec(data=str(tmp_path / "x.npz"))))
     better = "a" if worse == "b" else "b"
-    judged = judge(model(**{worse: 0.5, better: 0.1}))
+    judged = judge(Outcome(model(**{worse: 0.5, better: 0.1}), {}))
     assert judged.snr_db == pytest.approx(10 * math.log10(1 / 0.25), abs=1e-3)
     assert {one.output: one.passed for one in judged.outputs} == {"y": worse != "a", "z": worse != "b"}
     assert [one.output for one in judged.failed] == ["y" if worse == "a" else "z"]
-    assert judge(model()).snr_db == math.inf
+    assert judge(Outcome(model(), {})).snr_db == math.inf
 
 
 MODELS = {
@@ -353,6 +354,37 @@ def test_layers_stay_in_float_up_to_the_knee(tmp_path: Path) -> None:
     assert sum("worth its time with others" in reason for reason in left.values()) in (1, 2)
     (warning,) = made.manifest.warnings
     assert warning.startswith("left in float, because `diff` would not let the outputs pass otherwise")
+
+
+@pytest.mark.parametrize(("hostile", "scale"), [(32, 22), (2, 90)])
+def test_layers_that_lose_alike_are_not_tried_in_float(tmp_path: Path, hostile: int, scale: int) -> None:
+    """Each is 3% of the arithmetic, and of the noise, unless a channel takes the levels of two alone."""
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((64, 32, 24)).astype(np.float32)
+    weights = {f"w{layer}": generator.standard_normal((24, 8)).astype(np.float32) for layer in range(32)}
+    numbers = {f"i{layer}": np.array(layer) for layer in range(32)}
+    for layer in range(hostile):
+        x[:, layer, 0] *= scale
+        weights[f"w{layer}"][0] = 1e-4
+    np.savez(tmp_path / "d.npz", x=x)
+    body = " ".join(
+        f"a{layer} = Gather<axis = 1>(x, i{layer}) b{layer} = Mul(a{layer}, one) "
+        f"p{layer} = MatMul(b{layer}, w{layer})" for layer in range(32)
+    )  # fmt: skip
+    sums = " ".join(f"s{layer} = Add(s{layer - 1}, p{layer})" for layer in range(1, 32))
+    model = model_of(
+        f"(float[N, 32, 24] x) => (float[N, 8] y) {{ {body} s0 = Identity(p0) {sums} y = Identity(s31) }}",
+        named=True, one=np.ones(24, np.float32), **weights, **numbers,
+    )  # fmt: skip
+    onnx.save(model, tmp_path / "m.onnx")
+    qcompile.calibrate(tmp_path / "m.onnx", str(tmp_path / "d.npz"), tmp_path / "m.ranges")
+    made = qcompile.quantize(
+        tmp_path / "m.onnx", tmp_path / "q.onnx", ranges=tmp_path / "m.ranges",
+        data=str(tmp_path / "d.npz"), balance=False, method="minmax",
+    )  # fmt: skip
+    tried: Any = made.manifest.proof["search"]
+    assert 16.5 < tried[0]["snr_db"] < 20
+    assert any("in float" in one["tried"] for one in tried) == (hostile == 2)
 
 
 def test_a_refusal_names_the_layers_that_lose_most(tmp_path: Path) -> None:
