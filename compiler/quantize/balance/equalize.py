@@ -153,7 +153,8 @@ class _Layer:
     def peaks(self) -> Floats:
         magnitudes = np.abs(self._by_output(tensor_values(self.weight)))
         peaks = magnitudes.reshape(*magnitudes.shape[:2], -1).max(axis=2, initial=0.0)
-        return peaks.reshape(self.groups, -1, peaks.shape[1]).astype(np.float64)
+        grouped: Floats = peaks.reshape(self.groups, -1, peaks.shape[1]).astype(np.float64)
+        return grouped
 
     def write(self) -> None:
         if (self.out_factors == 1).all() and (self.in_factors == 1).all():
