@@ -15,7 +15,8 @@ from .engines.registry import capabilities, engine
 from .engines.tensorrt.adapter import MODULES, load_adapter
 from .errors import ArtifactError, IntentNotReached, InvalidOption, QCompileError
 from .files import temporary_folder
-from .lowering import LoweredGraph, first_samples, lower
+from .lowering import LoweredGraph
+from .lowering.lower import first_samples, lower
 from .model.archives import trusting
 from .model.onnx_file import fingerprint
 from .processor import resolve_isa

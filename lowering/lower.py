@@ -15,93 +15,35 @@ The graph stays in memory on this road: it is read once, and written once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from ..artifact import QUANTIZE_AGAIN, Manifest, carried_isa, commit, read_manifest, require_exact
 from ..compiler.opset.tensorrt_forms import find_trt_operators
 from ..data.batches import Data
-from ..errors import ArtifactError, InvalidOption
+from ..errors import InvalidOption
 from ..files import writing
 from ..model.graph import graph_precision, weighted_nodes
 from ..model.onnx_file import Graph, check_onnx, copy_model, read_graph, read_weightless
 from ..processor import resolve_isa
 from ..progress import Progress, silent
 from ..spec.artifacts import with_floats
-from ..spec.words import CALIBRATED, HALVES, WAY_OUT, FloatPrecision, Precision
+from ..spec.words import CALIBRATED, HALVES, WAY_OUT
+from . import RECORD, LoweredGraph, half_left_to_engine
 from .passes import STANDARD_FORMS, Pass, fitting_passes, run_passes, without_faults
 
 if TYPE_CHECKING:
     from ..calibration import Ranges
     from ..engines.registry import Capabilities
-    from ..spec.artifacts import ArtifactOptions, BuildSpec
+    from ..spec.artifacts import BuildSpec
     from ..tensors import Feeds
 
 _FLOATS = ("fp32", "tf32")
 _ROUNDS = 2
 _LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
 _BLIND = "no data was given: values beyond float16's 65504 were not looked for"
-_RECORD = "lowered"
-_NOT_RECORDED = ("path", "passes", "graph")
-
-
-@dataclass(frozen=True)
-class LoweredGraph:
-    """A graph that an engine can build from, and what the graph does not say.
-
-    Attributes:
-        path: The ONNX file, the model itself where nothing had to change; or a MODEL spelling.
-        precision: What is built: never "best".
-        layers: Name of a node to the precision it must have: constraints for an engine that chooses types.
-        planned: Names of the layers that were to be quantized before the engine was asked.
-        left_in_float: Those of them that it computes in float, with what it said; they are not quantized.
-        worked_around: Known fault of the engine to the nodes that were rewritten because of it.
-        passes: Name of each pass that ran, in this order, to the number of nodes that it changed.
-        graph: The graph in memory, for an engine of ONNX files; a manifest does not hold it.
-    """
-
-    path: str
-    precision: Precision
-    float_precision: FloatPrecision = "fp32"
-    layers: Mapping[str, str] = field(default_factory=dict)
-    planned: Sequence[str] = ()
-    left_in_float: Mapping[str, str] = field(default_factory=dict)
-    warnings: Sequence[str] = ()
-    worked_around: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    passes: Mapping[str, int] = field(default_factory=dict)
-    graph: Graph | None = field(default=None, compare=False)
-
-    def as_json(self) -> dict[str, object]:
-        """Return what the graph does not say, for its manifest."""
-        record = asdict(replace(self, graph=None))
-        return {name: value for name, value in record.items() if name not in _NOT_RECORDED}
-
-
-def load_lowered(path: Path) -> LoweredGraph:
-    """Return a graph that `lower` wrote."""
-    manifest = read_manifest(path)
-    record = manifest.options.get(_RECORD) if manifest else None
-    try:
-        if not isinstance(record, dict):
-            raise ValueError("nothing is said")
-        return msgspec.convert({**record, "path": str(path)}, LoweredGraph)
-    except ValueError as error:
-        problem = f"{path}: its manifest does not say how it was lowered ({error})"
-        raise ArtifactError(problem, hint="make it again", file=path) from error
-
-
-def writes_types(spec: ArtifactOptions, capabilities: Capabilities) -> bool:
-    """Whether the graph must have another precision than float32, so that it is made, and not the model."""
-    if capabilities.takes != "onnx" or spec.calibrator:
-        return False
-    if spec.precision == "best" or half_left_to_engine(spec, capabilities):
-        return True  # what the data shows of a half type becomes constraints
-    weak, precision = spec.tensorrt.typing == "weak", spec.precision
-    return precision in capabilities.in_graph and capabilities.needed(precision, weak=weak) != "fp32"
 
 
 def lower(
@@ -422,15 +364,5 @@ class _Lowering:
             options=carried_isa(self.source.path),
         )
         assert lowered.graph is not None, "it was written"
-        options = {**manifest.options, _RECORD: lowered.as_json()}
+        options = {**manifest.options, RECORD: lowered.as_json()}
         commit(path, replace(manifest, io=lowered.graph.io, options=options))
-
-
-def half_left_to_engine(spec: ArtifactOptions, capabilities: Capabilities) -> str:
-    """Return the half precision whose layers the engine chooses, "fp16" or "bf16"; empty for none."""
-    half = spec.precision if spec.precision in HALVES else spec.floats
-    if half not in HALVES or half not in capabilities.in_graph or not capabilities.keeps_layers:
-        return ""
-    weak = spec.tensorrt.typing == "weak"
-    chooses = bool(spec.calibrator) or capabilities.needed(half, weak=weak) == "fp32"
-    return half if chooses else ""

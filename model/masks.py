@@ -31,7 +31,8 @@ def _constants() -> NDArray[np.float64]:
     digits = [digit * 10.0**power for power in range(4, 39) for digit in (1, 2, 5)]
     fractions, exponents = np.frexp(digits)
     rounded = [np.ldexp(np.rint(fractions * 2.0**bits), exponents - bits) for bits in (8, 11, 24)]
-    return np.unique([*np.ravel(rounded), *(value / part for value in _LARGEST for part in (1, 2))])
+    # `np.unique` would import numpy.ma, which takes as long as a third of numpy.
+    return np.array(sorted({*np.ravel(rounded), *(value / part for value in _LARGEST for part in (1, 2))}))
 
 
 _MASKS = _constants()

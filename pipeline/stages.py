@@ -137,7 +137,7 @@ def calibrate_work(recipe: Recipe, stage: Stage, job: Job) -> object:
 def calibrate_key(recipe: Recipe, stage: Stage) -> Key:
     return {
         "model": stage.files["model"].digest,
-        "data": _calibration_data(recipe, stage).digest(),
+        "data": _data(recipe, recipe.data.calibration, limit=recipe.calibrate.samples).digest(),
         "options": options_key(recipe.calibrate, without=("ranges",)),  # a stage of its own
         "targets": _placements(recipe),
         "tools": tool_versions(*ONNX_TOOLS),
@@ -180,9 +180,9 @@ def _placements(recipe: Recipe) -> list[GraphTarget]:
     return sorted({graph_target(artifact.target) for artifact in recipe.artifact if artifact.needs_ranges})
 
 
-def _data(recipe: Recipe, spec: str) -> Data:
+def _data(recipe: Recipe, spec: str, *, limit: int = 0) -> Data:
     """Samples as spelled in the recipe, whose names and number nobody needs."""
-    return Data(spec, (), base=recipe.folder, depends=recipe.data_depends)
+    return Data(spec, (), limit=limit or None, base=recipe.folder, depends=recipe.data_depends)
 
 
 def _calibration_data(recipe: Recipe, stage: Stage) -> Data:
@@ -221,7 +221,7 @@ def quantize_applies(recipe: Recipe, stage: Stage) -> bool:
 
 def quantize_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     from ..engines.build import require_builder
-    from ..lowering import lower
+    from ..lowering.lower import lower
 
     artifact = _resolved(recipe, stage)
     require_builder(artifact.target)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import math
 import os
 import re
 import sys
 import traceback
-import typing
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -88,9 +88,23 @@ class Checked:
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     def __init_subclass__(cls) -> None:
-        hints = typing.get_type_hints(cls, include_extras=True)
-        cls.__annotations__ = {name: described(hints[name]) for name in vars(cls).get("__annotations__", ())}
-        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        hints = inspect.get_annotations(cls, eval_str=True)
+        cls.__annotations__ = {name: described(hint) for name, hint in hints.items()}
+        # What the class below has need not be written and compiled for each, at every start.
+        dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)(cls)
+
+    def _values(self) -> tuple[object, ...]:
+        return tuple(getattr(self, name) for name in self.__dataclass_fields__)
+
+    def __repr__(self) -> str:
+        named = zip(self.__dataclass_fields__, self._values(), strict=True)
+        return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in named)})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other._values() == self._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
 
     def __post_init__(self) -> None:
         for option in fields_of(type(self)):

@@ -29,7 +29,7 @@ from ..data.readers import Batch
 from ..engines.build import build_engine
 from ..engines.registry import capabilities, engine
 from ..errors import DataError, QCompileError
-from ..lowering import lower
+from ..lowering.lower import lower
 from ..model.graph import model_io
 from ..model.graph_rules import graph_target
 from ..model.onnx_file import read_graph

@@ -20,6 +20,7 @@ came with it; opset 16 is asked for there, in which LayerNormalization is writte
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +94,7 @@ def first_version(operator: str) -> str:
     return next((f"{a}.{b}" for (a, b), added in _ADDED.items() if operator in added.split()), "")
 
 
+@functools.cache
 def ask_parser(module: Any) -> ParserOperators | None:
     """Ask the parser of an imported TensorRT for every operator of ONNX; None where it cannot be made here.
 

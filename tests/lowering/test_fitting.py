@@ -20,7 +20,8 @@ from qcompile.engines.registry import capabilities, engine
 from qcompile.engines.tensorrt import engine as tensorrt_engine
 from qcompile.errors import ArtifactError, UnsupportedOperator
 from qcompile.files import writing
-from qcompile.lowering import LoweredGraph, load_lowered, lower
+from qcompile.lowering import LoweredGraph, load_lowered
+from qcompile.lowering.lower import lower
 from qcompile.model.graph import weighted_nodes
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.tensorrt import TensorRTOptions

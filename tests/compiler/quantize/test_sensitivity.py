@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -267,3 +268,34 @@ def test_products_of_two_activations_are_ranked_too(tmp_path: Path) -> None:
     assert ranked["matmul3"] == pytest.approx(both / len(bench.samples), rel=0.02)
     # Kernels that add two products in 16 bits do not multiply activations.
     assert {one.layer for one in bench.rank("openvino", isa="avx2")} == {"matmul0", "matmul1"}
+
+
+@pytest.mark.parametrize(("hostile", "scale"), [(32, 22), (2, 90)])
+def test_layers_that_lose_alike_are_not_tried_in_float(tmp_path: Path, hostile: int, scale: int) -> None:
+    """Each is 3% of the arithmetic, and of the noise, unless a channel takes the levels of two alone."""
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((64, 32, 24)).astype(np.float32)
+    weights = {f"w{layer}": generator.standard_normal((24, 8)).astype(np.float32) for layer in range(32)}
+    numbers = {f"i{layer}": np.array(layer) for layer in range(32)}
+    for layer in range(hostile):
+        x[:, layer, 0] *= scale
+        weights[f"w{layer}"][0] = 1e-4
+    np.savez(tmp_path / "d.npz", x=x)
+    body = " ".join(
+        f"a{layer} = Gather<axis = 1>(x, i{layer}) b{layer} = Mul(a{layer}, one) "
+        f"p{layer} = MatMul(b{layer}, w{layer})" for layer in range(32)
+    )  # fmt: skip
+    sums = " ".join(f"s{layer} = Add(s{layer - 1}, p{layer})" for layer in range(1, 32))
+    model = named_model(
+        f"(float[N, 32, 24] x) => (float[N, 8] y) {{ {body} s0 = Identity(p0) {sums} y = Identity(s31) }}",
+        one=np.ones(24, np.float32), **weights, **numbers,
+    )  # fmt: skip
+    onnx.save(model, tmp_path / "m.onnx")
+    qcompile.calibrate(tmp_path / "m.onnx", str(tmp_path / "d.npz"), tmp_path / "m.ranges")
+    made = qcompile.quantize(
+        tmp_path / "m.onnx", tmp_path / "q.onnx", ranges=tmp_path / "m.ranges",
+        data=str(tmp_path / "d.npz"), balance=False, method="minmax",
+    )  # fmt: skip
+    tried: Any = made.manifest.proof["search"]
+    assert 16.5 < tried[0]["snr_db"] < 20
+    assert any("in float" in one["tried"] for one in tried) == (hostile == 2)
