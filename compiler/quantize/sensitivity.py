@@ -93,13 +93,11 @@ def rank_layers(
     twins = _Twins(ready, limits, rules, kernels)
     for layer in layers:
         twins.add(layer, written.get(layer.name, ""))
-    set_nodes(twins.model.graph, twins.nodes)
-    # That optimizer would round weights that stand between Q/DQ pairs once more, and by tensor.
-    errors = Graph(twins.model, Path("errors.onnx"))
-    options = session_options(integers=False, layouts=False)  # it runs too seldom for other layouts
-    first = make_session(errors, options, without=[WEIGHT_BIAS_QUANTIZATION])
-    injected = Graph(_with_injection(ready, layers), Path("injected.onnx"))
-    second = make_session(injected, session_options())
+    kinds = [layer.op_type for layer in layers]
+    second = make_session(Graph(_with_injection(ready, layers), Path("injected.onnx")), session_options())
+    del ready, layers  # each holds all weights, as do the sessions
+    first = twins.session()
+    del twins
     samples = 0
     for batch in data:
         progress("damage of each layer", samples)
@@ -115,8 +113,8 @@ def rank_layers(
                 total[index] += _noise(forms, clean, noisy)
         samples += 1
     damage = [
-        LayerSensitivity(layer.name, layer.op_type, float(value) / max(samples, 1))
-        for layer, value in zip(layers[begin:end], total[begin:end], strict=True)
+        LayerSensitivity(name, kind, float(value) / max(samples, 1))
+        for name, kind, value in list(zip(names, kinds, total, strict=True))[begin:end]
     ]
     return sorted(damage, key=lambda layer: -layer.noise)
 
@@ -186,6 +184,14 @@ class _Twins:
         result = self.rounded(twin.name, written)
         self.nodes.append(helper.make_node("Sub", [result, layer.output[0]], [_error(layer.name)]))
         self.graph.output.append(helper.make_tensor_value_info(_error(layer.name), 1, None))
+
+    def session(self) -> Any:
+        """A session of all that was added."""
+        set_nodes(self.graph, self.nodes)
+        options = session_options(integers=False, layouts=False)  # it runs too seldom for other layouts
+        # That optimizer would round weights that stand between Q/DQ pairs once more, and by tensor.
+        errors = Graph(self.model, Path("errors.onnx"))
+        return make_session(errors, options, without=[WEIGHT_BIAS_QUANTIZATION])
 
     def quantized(self, layer: onnx.NodeProto, index: int) -> str:
         name = str(layer.input[index])
