@@ -9,14 +9,13 @@ activations.
 weights and clipped activations shift the mean of a layer's output, and the shift is carried on (Nagel et al.
 2019, arXiv 1906.04721, section 4.2; Finkelstein et al. 2019, arXiv 1906.03193). Each layer
 is measured by itself, on the activations of the float model: its float output against that of its
-quantized weights on its quantized input. All layers are measured in one pass over the samples:
-
-    x ─┬─ layer ─────────────────────┬─ mean over samples and positions of each channel
-       └─ Q ─ DQ ─ quantized layer ──┘
+quantized weights on its quantized input. All layers are measured in one pass over the samples, by sums of
+what they read, see `_Sums`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -25,13 +24,15 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
+from ....calibration.qparams import per_channel
 from ....data.batches import Data
 from ....model.graph import (
     attribute,
     captured_names,
     consumers,
+    infer_shapes,
     opset,
     producers,
     tensor_values,
@@ -43,10 +44,10 @@ from ....progress import Progress, silent
 from ...opset.fit import upgrade_in_place
 from ..activations import run_samples
 from ..prepare import prepare_graph
-from ..weights.hessians import collect_hessians, hessian_key, hessian_of
+from ..weights.hessians import collect_hessians, conv_pads, hessian_key, hessian_of
 from ..weights.rounding import gptq
 from .pair_limits import PairLimits
-from .rewrites import join_biases, stored_weight
+from .rewrites import join_biases
 
 _MIDDLE = 128
 _LAYERS = frozenset(["Conv", "Gemm", "MatMul"])
@@ -122,6 +123,7 @@ def round_weights(
 
 
 _INT32 = np.iinfo(np.int32)
+_LAST = np.iinfo(np.int64).max  # of a Slice: to the end
 
 
 def correct_biases(
@@ -140,32 +142,40 @@ def correct_biases(
     upgrade_in_place(reference, opset(quantized))  # the layers of both stand in one graph
     layers = list(_layers(corrected, reference))
     errors = _measure(Graph(reference, model.path), corrected, layers, data, progress)
-    for layer in layers:
-        layer.correct(errors[layer.node.name])
+    for layer, error in zip(layers, errors, strict=True):
+        layer.correct(error)
     return corrected, len(layers)
 
 
 @dataclass
 class _Quantized:
-    """A quantized layer, the output of its float counterpart, its bias, and the number of its channels.
+    """A quantized layer beside its float counterpart, and its bias.
 
     The quantized one may write under the name of a Relu that was folded into it. Its bias is int32 in units
     of `scale`, or float in units of 1.
     """
 
     node: onnx.NodeProto
-    float_output: str
+    counterpart: onnx.NodeProto
+    weight: onnx.TensorProto  # of the float model
+    pads: list[int]  # of a Conv
     bias: onnx.TensorProto
     scale: NDArray[Any] | None
-    channels: int
 
     @property
-    def error_name(self) -> str:
-        return f"{self.float_output}/error"
+    def kernel(self) -> list[int]:
+        return list(self.weight.dims[2:]) if self.node.op_type == "Conv" else []
 
     @property
-    def positions_name(self) -> str:
-        return f"{self.error_name}/positions"
+    def channels(self) -> int:
+        return int(self.weight.dims[0 if _by_output(self.node) else -1])
+
+    def grouped(self, weight: NDArray[Any]) -> NDArray[Any]:
+        """The weight as [groups, outputs, inputs, positions of the kernel]."""
+        groups = attribute(self.node, "group", 1)
+        rows = weight if _by_output(self.node) else weight.T
+        shape = groups, len(rows) // groups, rows.shape[1], math.prod(self.kernel)
+        return rows.reshape(shape)
 
     def correct(self, correction: NDArray[np.float64]) -> None:
         values = tensor_values(self.bias)
@@ -178,43 +188,43 @@ class _Quantized:
         set_values(self.bias, total)
 
 
+def _by_output(node: onnx.NodeProto) -> bool:
+    return bool(node.op_type == "Conv" or attribute(node, "transB", 0))
+
+
 def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[_Quantized]:
     """The layers that have a bias of their own, and whose input and output exist in the float model."""
     graph = quantized.graph
     known = {name for node in reference.graph.node for name in node.output}
     counterparts = {node.name: node for node in reference.graph.node if node.op_type in _LAYERS}
     known |= {value.name for value in reference.graph.input}
+    weights = {tensor.name: tensor for tensor in reference.graph.initializer}
     made_by, readers = producers(graph), consumers(graph)
     stored = {tensor.name: tensor for tensor in graph.initializer}
     kept = {value.name for value in graph.output}
     kept |= {name for node in graph.node for name in captured_names(node)}
-    nodes = weighted_nodes(quantized)
+    nodes, shapes = weighted_nodes(quantized), infer_shapes(reference)
     for node in (*nodes["int8"], *nodes.get("fp8", ())):
         counterpart = counterparts.get(node.name)
-        if counterpart is None or counterpart.op_type != node.op_type:
+        if counterpart is None or counterpart.op_type != node.op_type or attribute(node, "transA", 0):
             continue
         quantize = made_by.get(made_by[node.input[0]].input[0])
         if quantize is None or quantize.op_type != "QuantizeLinear" or quantize.input[0] not in known:
             continue
-        weight = made_by[node.input[1]].input[0]
-        if weight not in stored and weight in made_by:
-            weight = made_by[weight].input[0]  # floats behind a pair, for TensorRT
-        if weight not in stored:
-            continue  # a product of two activations
+        weight = weights.get(counterpart.input[1])
+        if weight is None or (node.op_type != "Conv" and len(weight.dims) != 2):
+            continue  # a product of two activations, or of many matrices
+        pads = conv_pads(node, weight.dims[2:], shapes.get(quantize.input[0], ())[2:])
         name = _bias_name(node, made_by, readers, kept)
-        if name not in stored or len(readers[name]) > 1 or name in kept:
+        if pads is None or name not in stored or len(readers[name]) > 1 or name in kept:
             continue
-        by_output = node.op_type == "Conv" or attribute(node, "transB", 0)
-        extents, channels = (
-            [extent for extent in stored[name].dims if extent != 1],
-            stored[weight].dims[0 if by_output else -1],
-        )
-        per_channel = not extents or (extents == [channels] and stored[name].dims[-1] == channels)
-        if node.op_type == "MatMul" and not per_channel:
-            continue  # a value per position, as anchors of boxes are
         dequantize = readers[name][0] if readers[name][0].op_type == "DequantizeLinear" else None
         scale = tensor_values(stored[dequantize.input[1]]) if dequantize is not None else None
-        yield _Quantized(node, str(counterpart.output[0]), stored[name], scale, channels)
+        layer = _Quantized(node, counterpart, weight, pads, stored[name], scale)
+        extents = [extent for extent in stored[name].dims if extent != 1]
+        per_channel = not extents or (extents == [layer.channels] and stored[name].dims[-1] == layer.channels)
+        if node.op_type != "MatMul" or per_channel:  # a value per position, as anchors of boxes are, is none
+            yield layer
 
 
 def _bias_name(node: onnx.NodeProto, made_by: Any, readers: Any, kept: set[str]) -> str:
@@ -233,79 +243,135 @@ def _measure(
     layers: list[_Quantized],
     data: Data,
     progress: Progress,
-) -> dict[str, NDArray[np.float64]]:
-    """Name of a layer's output to float minus quantized, per channel, on average."""
-    _add_quantized_layers(reference.model, quantized, layers)
-    names = [name for layer in layers for name in (layer.error_name, layer.positions_name)]
-    sums = {name: np.zeros(1) for name in names}
-    for arrays in run_samples(
-        reference, names, data, progress=progress, doing="correct biases", integers=False
-    ):
+) -> Iterator[NDArray[np.float64]]:
+    """Yield float minus quantized of each layer's output, per channel, on average."""
+    sums = _Sums(reference.model.graph, quantized)
+    names = [sums.of(layer) for layer in layers]
+    total = {name: np.zeros(1) for three in names for name in three}
+    samples = run_samples(
+        reference, list(total), data, progress=progress, doing="correct biases", integers=False
+    )
+    for arrays in samples:
         for name, array in arrays.items():
-            sums[name] = sums[name] + array
-    return {
-        layer.node.name: sums[layer.error_name] / max(sums[layer.positions_name].item(), 1.0)
-        for layer in layers
-    }
+            total[name] = total[name] + array
+    for layer, (lost, rounded, positions) in zip(layers, names, strict=True):
+        weight = layer.grouped(tensor_values(layer.weight))
+        difference = weight - layer.grouped(sums.dequantized(str(layer.node.input[1])))
+        error = _product(weight, total[lost]) + _product(difference, total[rounded])
+        yield error / max(total[positions].item(), 1.0)
 
 
-def _add_quantized_layers(
-    reference: onnx.ModelProto, quantized: onnx.ModelProto, layers: list[_Quantized]
-) -> None:
-    """Add the quantized layers to the float model beside its own, and each channel's sum of differences.
+def _product(weight: NDArray[Any], sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    groups, _, inputs, _ = weight.shape
+    columns = sums.reshape(-1, groups, inputs).astype(weight.dtype)
+    products: NDArray[np.float64] = np.einsum("goik,kgi->go", weight, columns).reshape(-1).astype(np.float64)
+    return products
 
-    Sums leave the runtime, not tensors: those of all layers would be several times the model's own memory.
+
+class _Sums:
+    """Adds to the float model what sums the inputs of layers, each as every weight sees it.
+
+    A layer is linear, so that the sum of its outputs over positions is its weight times sums of its inputs:
+    no layer is computed twice, and no tensor leaves the runtime. With R the rounded input, and V the rounded
+    weight, what is lost is `sum W x - V R = W sum(x - R) + (W - V) sum R`.
     """
-    graph = reference.graph
-    made_by = producers(quantized.graph)
-    stored = {tensor.name: tensor for tensor in quantized.graph.initializer}
-    brought: set[str] = set()
 
-    def bring(name: str) -> str:
-        """Copy what makes an operand, up to a stored tensor or an activation; return its new name."""
-        maker, copied = made_by.get(name), f"quantized/{name}"
-        is_pair = maker is not None and maker.op_type in ("QuantizeLinear", "DequantizeLinear")
-        if name not in stored and not is_pair:
-            return name  # an activation, as the float model has it
-        if copied in brought:
+    def __init__(self, graph: onnx.GraphProto, quantized: onnx.ModelProto) -> None:
+        self.graph, self.made_by = graph, producers(quantized.graph)
+        self.stored = {tensor.name: tensor for tensor in quantized.graph.initializer}
+        self.made: set[str] = set()
+
+    def of(self, layer: _Quantized) -> tuple[str, str, str]:
+        """Return the outputs of a layer: what its input loses by rounding, the rounded input, positions.
+
+        The first two are [positions of the kernel, channels].
+        """
+        read, output = layer.counterpart.input[0], layer.counterpart.output[0]
+        rounded = self.rounded(str(layer.node.input[0]))
+        lost = self.node("Sub", [read, rounded], f"{rounded}/lost")
+        size = self.node("Size", [output], f"{output}/size")
+        count = self.node("Div", [size, self.constant(layer.channels)], f"{output}/positions")
+        return (
+            self.summed(lost, layer), self.summed(rounded, layer),
+            self.node("Cast", [count], f"{output}/count", to=1),
+        )  # fmt: skip
+
+    def rounded(self, name: str) -> str:
+        """Copy what rounds an activation; return its new name."""
+        maker, copied = self.made_by.get(name), f"quantized/{name}"
+        if name in self.stored:
+            if copied not in self.made:
+                self.made.add(copied)
+                self.graph.initializer.add().CopyFrom(self.stored[name])
+                self.graph.initializer[-1].name = copied
             return copied
-        brought.add(copied)
-        if maker is None:
-            graph.initializer.add().CopyFrom(stored[name])
-            graph.initializer[-1].name = copied
-        elif (values := stored_weight(maker, stored)) is not None:
-            set_values(graph.initializer.add(name=copied, data_type=1), values)
-        else:
-            _copy_node(graph, maker, [bring(operand) for operand in maker.input], copied)
+        if maker is None or maker.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+            return name  # an activation, as the float model has it
+        if copied not in self.made:
+            inputs = [self.rounded(operand) for operand in maker.input]
+            self.node(maker.op_type, inputs, copied)
+            self.graph.node[-1].attribute.extend(maker.attribute)
         return copied
 
-    for layer in layers:
-        quantized_output = f"quantized/{layer.float_output}"
-        _copy_node(graph, layer.node, [bring(name) for name in layer.node.input], quantized_output)
-        graph.node.extend(_summed(graph, layer, quantized_output))
+    def summed(self, tensor: str, layer: _Quantized) -> str:
+        """Sum a tensor over the positions that each value of a kernel sees."""
+        if layer.node.op_type != "Conv":
+            inputs = layer.weight.dims[1 if _by_output(layer.node) else 0]
+            rows = self.node("Reshape", [tensor, self.constant(-1, inputs)], f"{tensor}/rows")
+            return self.node("ReduceSum", [rows, self.constant(0)], f"{rows}/sum", keepdims=1)
+        axes = len(layer.kernel)
+        strides = attribute(layer.node, "strides", [1] * axes)
+        dilations = attribute(layer.node, "dilations", [1] * axes)
+        if any(layer.pads):
+            before, behind = layer.pads[:axes], layer.pads[axes:]
+            name = f"{tensor}/padded{layer.pads}"
+            tensor = self.node("Pad", [tensor, self.constant(0, 0, *before, 0, 0, *behind)], name)
+        parts: dict[tuple[int, ...], str] = {(): tensor}
+        for axis in reversed(range(axes)):
+            extent, step = layer.kernel[axis], dilations[axis]
+            parts = {
+                (k, *others): self._along(part, axis + 2, k * step, (extent - 1 - k) * step, strides[axis])
+                for others, part in parts.items() for k in range(extent)
+            }  # fmt: skip
+        sums = [
+            self.node("ReduceSum", [parts[k], self.constant(0)], f"{parts[k]}/sum", keepdims=1)
+            for k in sorted(parts)
+        ]
+        name = f"{tensor}/{layer.kernel}{strides}{dilations}"
+        return self.node("Concat", sums, name, axis=0) if len(sums) > 1 else sums[0]
 
+    def _along(self, tensor: str, axis: int, begin: int, rest: int, step: int) -> str:
+        """Sum what lies on an axis from `begin` on, less the last ones, in steps."""
+        name = f"{tensor}/{axis}:{begin}:{rest}:{step}"
+        if begin or rest or step > 1:
+            bounds = [self.constant(value) for value in (begin, -rest or _LAST, axis, step)]
+            tensor = self.node("Slice", [tensor, *bounds], f"{name}/seen")
+        return self.node("ReduceSum", [tensor, self.constant(axis)], name, keepdims=0)
 
-def _summed(graph: onnx.GraphProto, layer: _Quantized, quantized_output: str) -> Iterator[onnx.NodeProto]:
-    """The nodes that sum a layer's error over samples and positions, and count these."""
-    name, channels = layer.error_name, layer.channels
-    shape, axes = ([0, channels, -1], [0, 2]) if layer.node.op_type == "Conv" else ([-1, channels], [0])
-    constants = {f"{name}/shape": shape, f"{name}/axes": axes, f"{name}/channels": [channels]}
-    for constant, values in constants.items():
-        store(graph, constant, np.array(values, np.int64))
+    def node(self, kind: str, inputs: list[str], output: str, **attributes: int) -> str:
+        """Add a node, if it is not there."""
+        if output not in self.made:
+            self.made.add(output)
+            self.graph.node.append(helper.make_node(kind, inputs, [output], name=output, **attributes))
+        return output
 
-    def node(kind: str, inputs: list[str], output: str, **attributes: int) -> onnx.NodeProto:
-        return onnx.helper.make_node(kind, inputs, [output], name=output, **attributes)
+    def constant(self, *values: int) -> str:
+        name = f"constant/{values}"
+        if name not in self.made:
+            self.made.add(name)
+            store(self.graph, name, np.array(values, np.int64))
+        return name
 
-    yield node("Sub", [layer.float_output, quantized_output], f"{name}/all")
-    yield node("Reshape", [f"{name}/all", f"{name}/shape"], f"{name}/rows")
-    yield node("ReduceSum", [f"{name}/rows", f"{name}/axes"], name, keepdims=0)
-    yield node("Size", [f"{name}/all"], f"{name}/size")
-    yield node("Div", [f"{name}/size", f"{name}/channels"], f"{name}/count")
-    yield node("Cast", [f"{name}/count"], layer.positions_name, to=1)
-
-
-def _copy_node(graph: onnx.GraphProto, node: onnx.NodeProto, inputs: list[str], output: str) -> None:
-    copy = graph.node.add()
-    copy.CopyFrom(node)
-    copy.name = f"quantized/{output}"
-    copy.input[:], copy.output[:] = inputs, [output]
+    def dequantized(self, name: str) -> NDArray[Any]:
+        """Return the values of a weight: stored integers or float8 that are dequantized, or floats that are
+        made int8 before."""
+        dequantize = self.made_by[name]
+        scales, axis = tensor_values(self.stored[dequantize.input[1]]), attribute(dequantize, "axis", 1)
+        if (source := dequantize.input[0]) not in self.stored:
+            source = self.made_by[source].input[0]
+        values = tensor_values(self.stored[source])
+        by = per_channel(scales, axis, values.ndim)
+        if self.stored[source].data_type == TensorProto.FLOAT:
+            values = np.rint(values / by).clip(-128, 127)
+        rounded: NDArray[Any] = values.astype(np.float32) * by
+        return rounded

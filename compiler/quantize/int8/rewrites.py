@@ -342,21 +342,6 @@ def round_to_float8(weight: NDArray[Any], scales: NDArray[Any], axis: int | None
     return rounded
 
 
-def stored_weight(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto]) -> NDArray[np.float32] | None:
-    """Return what a DequantizeLinear makes of a stored float8 weight; None where there is none.
-
-    ONNX Runtime takes it for an integer otherwise: it fuses the node into a product of integers, and then
-    refuses the model (1.31.1).
-    """
-    tensor = stored.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
-    if tensor is None or tensor.data_type != TensorProto.FLOAT8E4M3FN:
-        return None
-    values = numpy_helper.to_array(tensor).astype(np.float32)
-    scales = numpy_helper.to_array(stored[node.input[1]])
-    weight: NDArray[np.float32] = values * per_channel(scales, attribute(node, "axis", 1), values.ndim)
-    return weight
-
-
 def _is_pair(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto], kind: int) -> bool:
     """Whether a node quantizes or dequantizes with a stored zero point of a type."""
     if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or len(node.input) != 3:

@@ -118,15 +118,8 @@ def _patches(
     strides = attribute(conv, "strides", [1] * axes)
     dilations = attribute(conv, "dilations", [1] * axes)
     spans = [(extent - 1) * dilation + 1 for extent, dilation in zip(kernel, dilations, strict=True)]
-    pads = attribute(conv, "pads", [0] * (2 * axes))
-    automatic = attribute(conv, "auto_pad", "NOTSET")
-    if automatic.startswith("SAME"):
-        totals = [
-            max(((extent - 1) // stride) * stride + span - extent, 0)
-            for extent, stride, span in zip(array.shape[2:], strides, spans, strict=True)
-        ]
-        smaller, larger = [total // 2 for total in totals], [total - total // 2 for total in totals]
-        pads = smaller + larger if automatic == "SAME_UPPER" else larger + smaller
+    pads = conv_pads(conv, kernel, array.shape[2:])
+    assert pads is not None, "the extents are known"
     around = [(0, 0), (0, 0), *zip(pads[:axes], pads[axes:], strict=True)]
     windows = sliding_window_view(np.pad(array, around), spans, tuple(range(2, 2 + axes)))
     steps = [slice(None), slice(None), *(slice(None, None, step) for step in (*strides, *dilations))]
@@ -135,6 +128,24 @@ def _patches(
     columns = np.ascontiguousarray(seen.transpose(order), np.float32)
     rows: NDArray[np.float32] = columns.reshape(array.shape[1] * math.prod(kernel), -1).T
     return rows
+
+
+def conv_pads(conv: onnx.NodeProto, kernel: Sequence[int], extents: Sequence[int | str]) -> list[int] | None:
+    """Return what a Conv pads, in front of each axis, then behind; None where an extent must be known."""
+    axes = len(kernel)
+    automatic = attribute(conv, "auto_pad", "NOTSET")
+    if not automatic.startswith("SAME"):
+        return list(attribute(conv, "pads", [0] * (2 * axes)))
+    strides, dilations = (attribute(conv, name, [1] * axes) for name in ("strides", "dilations"))
+    totals = []
+    for axis, (size, stride, dilation) in enumerate(zip(kernel, strides, dilations, strict=True)):
+        extent = extents[axis] if axis < len(extents) else ""
+        if stride > 1 and not isinstance(extent, int):
+            return None
+        left = (extent - 1) % stride if isinstance(extent, int) else 0
+        totals.append(max((size - 1) * dilation - left, 0))
+    smaller, larger = [total // 2 for total in totals], [total - total // 2 for total in totals]
+    return smaller + larger if automatic == "SAME_UPPER" else larger + smaller
 
 
 def _groups(features: dict[str, int]) -> list[list[str]]:

@@ -76,6 +76,17 @@ LAYERS = {
              (4, 3, 3, 3), (3, 8, 8)),
     "depthwise": ("(float[N,4,8,8] x) => (float[N,4,8,8] y) { y = Conv<pads=[1,1,1,1], group=4>(x, w, b) }",
                   (4, 1, 3, 3), (4, 8, 8)),
+    "dilated": ("""(float[N,3,11,8] x) => (float[N,4,4,3] y) {
+                y = Conv<dilations=[2,3], strides=[3,1], pads=[2,0,1,1]>(x, w, b) }""",
+                (4, 3, 3, 3), (3, 11, 8)),
+    "padded alike": ("""(float[N,4,7,8] x) => (float[N,4,4,4] y) {
+                     y = Conv<auto_pad="SAME_UPPER", strides=[2,2], group=2>(x, w, b) }""",
+                     (4, 2, 3, 2), (4, 7, 8)),
+    "padded in front": ("""(float[N,3,H,W] x) => (float[N,4,H,W] y) {
+                        y = Conv<auto_pad="SAME_LOWER">(x, w, b) }""", (4, 3, 2, 4), (3, 7, 8)),
+    "points": ("(float[N,3,9] x) => (float[N,4,5] y) { y = Conv<strides=[2]>(x, w, b) }", (4, 3, 1), (3, 9)),
+    "volume": ("(float[N,2,5,4,6] x) => (float[N,4,4,4,5] y) { y = Conv<pads=[0,1,0,0,0,0]>(x, w, b) }",
+               (4, 2, 2, 2, 2), (2, 5, 4, 6)),
     "1D Conv": ("(float[N,3,8] x) => (float[N,4,6] y) { y = Conv(x, w, b) }", (4, 3, 3), (3, 8)),
 }  # fmt: skip
 
