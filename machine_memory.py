@@ -7,6 +7,7 @@ mapped, a thread that cannot be started.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 from pathlib import Path
@@ -109,3 +110,12 @@ def _made(step: str, problem: str) -> OutOfMemory:
     if limit is not None:
         hint = f"raise the limit on address space, which is {limit:,} bytes (ulimit -v)"
     return OutOfMemory(subject, hint=hint, step=step, address_space_bytes=limit)
+
+
+def give_back() -> None:
+    """Return memory that was freed to the system.
+
+    glibc keeps what lies below anything in use: a search over BERT-base grew by 650 MB with each candidate.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +15,7 @@ import pytest
 
 from qcompile.cli import main
 from qcompile.errors import BuildError, InvalidOption, ModelError, OutOfMemory
-from qcompile.machine_memory import machine_bytes, out_of_memory
+from qcompile.machine_memory import give_back, machine_bytes, out_of_memory
 from qcompile.pipeline.run import run
 
 LIMITED = """
@@ -127,3 +129,20 @@ def test_a_run_without_memory_for_one_stage_goes_on(tmp_path: Path) -> None:
 def test_the_memory_of_the_machine_is_known() -> None:
     found = machine_bytes()
     assert found is None or 10**8 < found < 10**15
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
+def test_memory_that_was_freed_below_what_is_in_use_is_given_back() -> None:
+    pieces = [bytearray(64 << 10) for _ in range(4096)]  # 256 MB, each too small to be mapped alone
+    for piece in pieces:
+        piece[::4096] = b"x" * 16
+    del pieces[:-1]
+    before = resident_bytes()
+    give_back()
+    assert resident_bytes() < before - (128 << 20)
+    assert pieces[0][0] == ord("x")
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

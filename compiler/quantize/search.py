@@ -25,6 +25,7 @@ from itertools import accumulate
 
 from ...calibration import Method, parse_method
 from ...errors import InvalidOption, QuantizationError
+from ...machine_memory import give_back
 from ...model.graph_rules import graph_rules
 from ...model.judgement import SNR_DB, decibels
 from ...model.multiply_adds import multiply_adds, shares
@@ -87,6 +88,7 @@ class _Search:
 
         What the target does not execute as planned is no candidate; the proof says so.
         """
+        give_back()
         try:
             outcome = self.once(request)
             judged = self.judge(outcome)
@@ -308,6 +310,7 @@ def _ranked(request: QuantizeRequest) -> list[LayerSensitivity]:
     """The layers by what each does to the outputs, the most damaging first."""
     assert request.ranges is not None, "best_static asks"
     request.progress("damage of each layer")
+    give_back()
     floats = [pattern for pattern, kind in request.spec.layer_precisions.items() if kind != "int8"]
     return rank_layers(
         request.model, request.spec.target, request.ranges, request.samples(_RANKED_ON),

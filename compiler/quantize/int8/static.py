@@ -249,6 +249,7 @@ def all_channels_at_once(limits: Mapping[str, PairLimits]) -> Iterator[type]:
     finally:
         qdq_quantizer.quantize_onnx_initializer = original
         base_quantizer.find_by_name = find
+        fitted.clear()
 
 
 def _quantizer_class(
@@ -264,7 +265,8 @@ def _quantizer_class(
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
-            self.model.__class__ = _indexed(type(self.model), _ByName())
+            self.model.__class__ = _indexed(type(self.model))
+            self.model.find = _ByName()
 
         def _calc_initializer_quant_params(self) -> dict[str, Any]:
             stored = {tensor.name: tensor for tensor in self.model.initializer()}
@@ -315,16 +317,20 @@ class _ByName:
         return self._known.get(name)
 
 
-def _indexed(base: Any, find: _ByName) -> type:
+def _indexed(base: Any) -> type:
     """The quantizer's model, which knows what is stored, and the readers of a tensor: it would go through all
-    for each."""
+    for each.
+
+    What it knows is the instance's: a class lives until garbage is collected, and would hold the model.
+    """
 
     class Indexed(base):  # type: ignore[misc]
+        find: _ByName
         _readers: dict[str, list[Any]]
         _known = 0
 
         def get_initializer(self, name: str) -> Any:
-            return find(name, self.model.graph.initializer)
+            return self.find(name, self.model.graph.initializer)
 
         def _reading(self, name: str) -> list[Any]:
             nodes = self.model.graph.node
