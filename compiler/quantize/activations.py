@@ -23,6 +23,9 @@ _ROWS_OF_SAMPLE = 64
 _FEW = 32
 """So few samples take less time than other layouts of the weights: 0.4 s of a ResNet-50, 0.01 s a sample."""
 
+_FEWER = 16
+"""So few take less than weights that are packed: 0.2 to 2 s of BERT-base, and its size; 0.03 s a sample."""
+
 
 @dataclass
 class Rows:
@@ -92,6 +95,8 @@ def run_samples(
     total = limit if total is None or (limit is not None and limit < total) else total
     most = limit or data.limit  # the same for samples of a file and of a function
     options = session_options(integers=integers, layouts=not most or most > _FEW)
+    if most and most <= _FEWER:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     session = _session_returning(model, computed, options, integers=integers) if computed else None
 
     def run(batch: Batch) -> list[NDArray[Any]]:
