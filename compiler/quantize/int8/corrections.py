@@ -161,6 +161,7 @@ class _Quantized:
     pads: list[int]  # of a Conv
     bias: onnx.TensorProto
     scale: NDArray[Any] | None
+    exact: onnx.TensorProto | None  # the bias of the float model, where `bias` was rounded
 
     @property
     def kernel(self) -> list[int]:
@@ -183,8 +184,9 @@ class _Quantized:
             # One number for all channels becomes one for each.
             total = values + (correction if values.size == 1 else correction.reshape(values.shape))
         else:
-            steps = np.round(correction / self.scale.astype(np.float64))
-            total = np.clip(values + steps, _INT32.min, _INT32.max)
+            scale = self.scale.astype(np.float64)
+            exact = values * scale if self.exact is None else tensor_values(self.exact)
+            total = np.clip(np.round((exact + correction) / scale), _INT32.min, _INT32.max)
         set_values(self.bias, total)
 
 
@@ -220,7 +222,10 @@ def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[
             continue
         dequantize = readers[name][0] if readers[name][0].op_type == "DequantizeLinear" else None
         scale = tensor_values(stored[dequantize.input[1]]) if dequantize is not None else None
-        layer = _Quantized(node, counterpart, weight, pads, stored[name], scale)
+        exact = (
+            weights.get(counterpart.input[2]) if scale is not None and len(counterpart.input) > 2 else None
+        )
+        layer = _Quantized(node, counterpart, weight, pads, stored[name], scale, exact)
         extents = [extent for extent in stored[name].dims if extent != 1]
         per_channel = not extents or (extents == [layer.channels] and stored[name].dims[-1] == layer.channels)
         if node.op_type != "MatMul" or per_channel:  # a value per position, as anchors of boxes are, is none

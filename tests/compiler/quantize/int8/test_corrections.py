@@ -122,6 +122,21 @@ def test_the_correction_is_what_integers_by_hand_give(tmp_path: Path) -> None:
     np.testing.assert_allclose(stored(case.corrected(limit=5)[0])["b"], head, atol=1e-3)
 
 
+def test_a_bias_is_rounded_once(tmp_path: Path) -> None:
+    """With the correction, and not before it too."""
+    x, w, b = skewed(3, 40, 6), skewed(1, 6, 64), skewed(2, 64)
+    model = model_of("(float[N,6] x) => (float[N,64] y) { y = Gemm(x, w, b) }", w=w, b=b)
+    case = Case(tmp_path, model, x, "onnxruntime")
+    of = {name: values.astype(np.float64) for name, values in stored(case.quantized).items()}
+    scale, zero = of["x_scale"], of["x_zero_point"]
+    rounded_x = (np.clip(np.round(x / scale) + zero, 0, 255) - zero) * scale
+    lost = (x @ w - rounded_x @ (of["w_quantized"] * of["w_scale"])).mean(axis=0)
+    expected = (b + lost) / (scale * of["w_scale"])
+    assert np.abs(expected).max() > 1000  # steps
+    found = stored(case.corrected()[0])["b_quantized"]
+    np.testing.assert_allclose(found, expected, atol=0.51)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_each_layer_is_measured_on_the_activations_of_the_float_model(
     target: GraphTarget, tiny: Callable[..., onnx.ModelProto], tmp_path: Path
