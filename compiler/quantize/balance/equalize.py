@@ -29,7 +29,7 @@ from ....data.batches import Data
 from ....model.graph import attribute, captured_names, consumers, producers, tensor_values
 from ....model.graph_edits import set_values, store_constants
 from ....model.onnx_file import Graph
-from ..activations import Rows
+from ..activations import Rows, runs_without_layouts
 from ..request import QuantizeRequest
 
 # f(c·x) = c·f(x) for c > 0: value by value, or over the positions of a channel.
@@ -109,7 +109,7 @@ def balanced(
     """Return the request of a balanced model, with ranges of the rescaled tensors in place."""
     ranges = request.ranges
     assert ranges is not None, "static quantization needs them"
-    again = observe(graph, data, tensors=rescaled, few=ranges.samples <= _FEW)
+    again = observe(graph, data, tensors=rescaled, few=ranges.samples <= _FEW and runs_without_layouts(graph))
     changed = set(rescaled)
     shared = {name: sources for name, sources in ranges.shared.items() if name not in changed}
     needed = {source for sources in shared.values() for source in sources} - again.histograms.keys()

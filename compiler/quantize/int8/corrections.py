@@ -123,7 +123,6 @@ def round_weights(
 
 
 _INT32 = np.iinfo(np.int32)
-_LAST = np.iinfo(np.int64).max  # of a Slice: to the end
 
 
 def correct_biases(
@@ -268,8 +267,8 @@ def _measure(
 
 def _product(weight: NDArray[Any], sums: NDArray[np.float64]) -> NDArray[np.float64]:
     groups, _, inputs, _ = weight.shape
-    columns = sums.reshape(-1, groups, inputs).astype(weight.dtype)
-    products: NDArray[np.float64] = np.einsum("goik,kgi->go", weight, columns).reshape(-1).astype(np.float64)
+    columns = sums.reshape(groups, inputs, -1).astype(weight.dtype)
+    products: NDArray[np.float64] = np.einsum("goik,gik->go", weight, columns).reshape(-1).astype(np.float64)
     return products
 
 
@@ -289,7 +288,7 @@ class _Sums:
     def of(self, layer: _Quantized) -> tuple[str, str, str]:
         """Return the outputs of a layer: what its input loses by rounding, the rounded input, positions.
 
-        The first two are [positions of the kernel, channels].
+        The first two are [channels, positions of the kernel].
         """
         read, output = layer.counterpart.input[0], layer.counterpart.output[0]
         rounded = self.rounded(str(layer.node.input[0]))
@@ -297,7 +296,7 @@ class _Sums:
         size = self.node("Size", [output], f"{output}/size")
         count = self.node("Div", [size, self.constant(layer.channels)], f"{output}/positions")
         return (
-            self.summed(lost, layer), self.summed(rounded, layer),
+            self.summed(lost, read, layer), self.summed(rounded, read, layer),
             self.node("Cast", [count], f"{output}/count", to=1),
         )  # fmt: skip
 
@@ -318,40 +317,61 @@ class _Sums:
             self.graph.node[-1].attribute.extend(maker.attribute)
         return copied
 
-    def summed(self, tensor: str, layer: _Quantized) -> str:
-        """Sum a tensor over the positions that each value of a kernel sees."""
+    def summed(self, tensor: str, read: str, layer: _Quantized) -> str:
+        """Sum a tensor, of the shape of `read`, over the positions that each value of a kernel sees."""
+        kernel, inputs = layer.kernel, layer.weight.dims[1 if _by_output(layer.node) else 0]
         if layer.node.op_type != "Conv":
-            inputs = layer.weight.dims[1 if _by_output(layer.node) else 0]
             rows = self.node("Reshape", [tensor, self.constant(-1, inputs)], f"{tensor}/rows")
-            return self.node("ReduceSum", [rows, self.constant(0)], f"{rows}/sum", keepdims=1)
-        axes = len(layer.kernel)
-        strides = attribute(layer.node, "strides", [1] * axes)
-        dilations = attribute(layer.node, "dilations", [1] * axes)
-        if any(layer.pads):
-            before, behind = layer.pads[:axes], layer.pads[axes:]
-            name = f"{tensor}/padded{layer.pads}"
-            tensor = self.node("Pad", [tensor, self.constant(0, 0, *before, 0, 0, *behind)], name)
-        parts: dict[tuple[int, ...], str] = {(): tensor}
-        for axis in reversed(range(axes)):
-            extent, step = layer.kernel[axis], dilations[axis]
-            parts = {
-                (k, *others): self._along(part, axis + 2, k * step, (extent - 1 - k) * step, strides[axis])
-                for others, part in parts.items() for k in range(extent)
-            }  # fmt: skip
-        sums = [
-            self.node("ReduceSum", [parts[k], self.constant(0)], f"{parts[k]}/sum", keepdims=1)
-            for k in sorted(parts)
-        ]
-        name = f"{tensor}/{layer.kernel}{strides}{dilations}"
-        return self.node("Concat", sums, name, axis=0) if len(sums) > 1 else sums[0]
+            return self.node("ReduceSum", [rows, self.constant(0)], f"{rows}/sum", keepdims=0)
+        axes = range(len(kernel))
+        strides = attribute(layer.node, "strides", [1 for _ in axes])
+        if {*kernel, *strides} == {1} and not any(layer.pads):
+            places = self.constant(*(axis + 2 for axis in axes))
+            rows = self.node("ReduceSum", [tensor, places], f"{tensor}/rows", keepdims=0)
+            return self.node("ReduceSum", [rows, self.constant(0)], f"{tensor}/sum", keepdims=0)
+        dilations = attribute(layer.node, "dilations", [1 for _ in axes])
+        name, columns = f"{tensor}/{kernel}{strides}{dilations}{layer.pads}", tensor
+        for axis in reversed(axes):
+            around = layer.pads[axis], layer.pads[axis + len(kernel)]
+            seen = self.seen(read, axis + 2, kernel[axis], strides[axis], dilations[axis], around)
+            operands = [columns, seen]
+            if axis < axes[-1]:
+                if axis < axes[-1] - 1:  # the sums over axes behind the next are one axis
+                    shape = self.constant(*[0] * (axis + 3), -1)
+                    columns = self.node("Reshape", [columns, shape], f"{name}/{axis}/flat")
+                operands = [self.node("Transpose", [seen], f"{seen}/transposed"), columns]
+            columns = self.node("MatMul", operands, f"{name}/{axis}")
+        return self.node("ReduceSum", [columns, self.constant(0)], name, keepdims=0)
 
-    def _along(self, tensor: str, axis: int, begin: int, rest: int, step: int) -> str:
-        """Sum what lies on an axis from `begin` on, less the last ones, in steps."""
-        name = f"{tensor}/{axis}:{begin}:{rest}:{step}"
-        if begin or rest or step > 1:
-            bounds = [self.constant(value) for value in (begin, -rest or _LAST, axis, step)]
-            tensor = self.node("Slice", [tensor, *bounds], f"{name}/seen")
-        return self.node("ReduceSum", [tensor, self.constant(axis)], name, keepdims=0)
+    def seen(
+        self, tensor: str, axis: int, kernel: int, stride: int, dilation: int, around: tuple[int, int]
+    ) -> str:
+        """Return [extent, kernel]: 1 where a value of the kernel stands on a place of the axis, somewhere."""
+        name, first = f"{tensor}/{axis}:{kernel}:{stride}:{dilation}:{around}", self.constant
+        shape = self.node("Shape", [tensor], f"{tensor}/shape")
+        extent = self.node("Gather", [shape, first(axis)], f"{tensor}/extent{axis}")
+        scalar = self.node("Squeeze", [extent], f"{extent}/scalar")
+        places = self.node("Range", [self.zero(), scalar, self.zero(1)], f"{extent}/places")
+        column = self.node("Unsqueeze", [places, first(1)], f"{extent}/column")
+        offsets = first(*(k * dilation - around[0] for k in range(kernel)))
+        begins = self.node("Sub", [column, offsets], f"{name}/begins")  # where the kernel does
+        last = self.node("Sub", [extent, first((kernel - 1) * dilation + 1 - sum(around))], f"{name}/last")
+        is_seen = self.node("And", [
+            self.node("GreaterOrEqual", [begins, first(0)], f"{name}/low"),
+            self.node("LessOrEqual", [begins, last], f"{name}/high"),
+        ], f"{name}/inside")  # fmt: skip
+        if stride > 1:
+            rest = self.node("Mod", [begins, first(stride)], f"{name}/rest")
+            steps = self.node("Equal", [rest, first(0)], f"{name}/steps")
+            is_seen = self.node("And", [is_seen, steps], f"{name}/seen")
+        return self.node("Cast", [is_seen], name, to=1)
+
+    def zero(self, value: int = 0) -> str:
+        """A scalar."""
+        if (name := f"scalar/{value}") not in self.made:
+            self.made.add(name)
+            store(self.graph, name, np.array(value, np.int64))
+        return name
 
     def node(self, kind: str, inputs: list[str], output: str, **attributes: int) -> str:
         """Add a node, if it is not there."""
