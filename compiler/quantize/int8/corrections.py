@@ -123,6 +123,8 @@ def round_weights(
 
 
 _INT32 = np.iinfo(np.int32)
+_NEW = "quantized/"
+"""How the names of what is added to the float model begin."""
 
 
 def correct_biases(
@@ -293,16 +295,16 @@ class _Sums:
         read, output = layer.counterpart.input[0], layer.counterpart.output[0]
         rounded = self.rounded(str(layer.node.input[0]))
         lost = self.node("Sub", [read, rounded], f"{rounded}/lost")
-        size = self.node("Size", [output], f"{output}/size")
-        count = self.node("Div", [size, self.constant(layer.channels)], f"{output}/positions")
+        size = self.node("Size", [output], f"{_NEW}{output}/size")
+        count = self.node("Div", [size, self.constant(layer.channels)], f"{_NEW}{output}/positions")
         return (
             self.summed(lost, read, layer), self.summed(rounded, read, layer),
-            self.node("Cast", [count], f"{output}/count", to=1),
+            self.node("Cast", [count], f"{_NEW}{output}/count", to=1),
         )  # fmt: skip
 
     def rounded(self, name: str) -> str:
         """Copy what rounds an activation; return its new name."""
-        maker, copied = self.made_by.get(name), f"quantized/{name}"
+        maker, copied = self.made_by.get(name), f"{_NEW}{name}"
         if name in self.stored:
             if copied not in self.made:
                 self.made.add(copied)
@@ -347,9 +349,9 @@ class _Sums:
         self, tensor: str, axis: int, kernel: int, stride: int, dilation: int, around: tuple[int, int]
     ) -> str:
         """Return [extent, kernel]: 1 where a value of the kernel stands on a place of the axis, somewhere."""
-        name, first = f"{tensor}/{axis}:{kernel}:{stride}:{dilation}:{around}", self.constant
-        shape = self.node("Shape", [tensor], f"{tensor}/shape")
-        extent = self.node("Gather", [shape, first(axis)], f"{tensor}/extent{axis}")
+        name, first = f"{_NEW}{tensor}/{axis}:{kernel}:{stride}:{dilation}:{around}", self.constant
+        shape = self.node("Shape", [tensor], f"{_NEW}{tensor}/shape")
+        extent = self.node("Gather", [shape, first(axis)], f"{_NEW}{tensor}/extent{axis}")
         scalar = self.node("Squeeze", [extent], f"{extent}/scalar")
         places = self.node("Range", [self.zero(), scalar, self.zero(1)], f"{extent}/places")
         column = self.node("Unsqueeze", [places, first(1)], f"{extent}/column")
@@ -368,7 +370,7 @@ class _Sums:
 
     def zero(self, value: int = 0) -> str:
         """A scalar."""
-        if (name := f"scalar/{value}") not in self.made:
+        if (name := f"{_NEW}scalar/{value}") not in self.made:
             self.made.add(name)
             store(self.graph, name, np.array(value, np.int64))
         return name
@@ -381,7 +383,7 @@ class _Sums:
         return output
 
     def constant(self, *values: int) -> str:
-        name = f"constant/{values}"
+        name = f"{_NEW}constant/{values}"
         if name not in self.made:
             self.made.add(name)
             store(self.graph, name, np.array(values, np.int64))
