@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import os
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qcompile import artifact
+from qcompile import __version__, artifact
 from qcompile.artifact import (
     Check,
     Manifest,
@@ -166,6 +167,14 @@ def test_a_missing_file_is_named_with_the_nearest(tmp_path: Path) -> None:
 def test_tool_versions_leave_out_what_is_absent() -> None:
     versions = tool_versions("numpy", "no-such-package")
     assert list(versions) == ["qcompile", "numpy"]
+
+
+def test_versions_are_those_that_importlib_reads() -> None:
+    names = {found.name for found in importlib.metadata.distributions()}
+    assert len(names) > 30
+    assert tool_versions(*names) == {
+        "qcompile": __version__, **{name: importlib.metadata.version(name) for name in names},
+    }  # fmt: skip
 
 
 def test_what_is_missing_or_has_no_manifest_or_fits_it(tmp_path: Path) -> None:

@@ -39,6 +39,16 @@ def verb_of(name: str) -> Callable[..., object]:
     return function
 
 
+def test_options_are_compared_by_their_values() -> None:
+    one, same, other = (DiffSpec(samples=samples) for samples in (17, 17, 18))
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one not in (other, DiffCommand(reference="a", artifact="b", samples=17))
+    assert {one: 1}[same] == 1
+    assert "samples=17" in repr(one)
+    assert repr(one).startswith("DiffSpec(")
+
+
 def commands(command: click.Command = group) -> Iterator[Verb]:
     if isinstance(command, click.Group):
         with click.Context(command) as context:
