@@ -349,27 +349,26 @@ class _Sums:
         self, tensor: str, axis: int, kernel: int, stride: int, dilation: int, around: tuple[int, int]
     ) -> str:
         """Return [extent, kernel]: 1 where a value of the kernel stands on a place of the axis, somewhere."""
-        name, first = f"{_NEW}{tensor}/{axis}:{kernel}:{stride}:{dilation}:{around}", self.constant
+        name, constant = f"{_NEW}{tensor}/{axis}:{kernel}:{stride}:{dilation}:{around}", self.constant
         shape = self.node("Shape", [tensor], f"{_NEW}{tensor}/shape")
-        extent = self.node("Gather", [shape, first(axis)], f"{_NEW}{tensor}/extent{axis}")
+        extent = self.node("Gather", [shape, constant(axis)], f"{_NEW}{tensor}/extent{axis}")
         scalar = self.node("Squeeze", [extent], f"{extent}/scalar")
-        places = self.node("Range", [self.zero(), scalar, self.zero(1)], f"{extent}/places")
-        column = self.node("Unsqueeze", [places, first(1)], f"{extent}/column")
-        offsets = first(*(k * dilation - around[0] for k in range(kernel)))
+        places = self.node("Range", [self.scalar(0), scalar, self.scalar(1)], f"{extent}/places")
+        column = self.node("Unsqueeze", [places, constant(1)], f"{extent}/column")
+        offsets = constant(*(k * dilation - around[0] for k in range(kernel)))
         begins = self.node("Sub", [column, offsets], f"{name}/begins")  # where the kernel does
-        last = self.node("Sub", [extent, first((kernel - 1) * dilation + 1 - sum(around))], f"{name}/last")
+        last = self.node("Sub", [extent, constant((kernel - 1) * dilation + 1 - sum(around))], f"{name}/last")
         is_seen = self.node("And", [
-            self.node("GreaterOrEqual", [begins, first(0)], f"{name}/low"),
+            self.node("GreaterOrEqual", [begins, constant(0)], f"{name}/low"),
             self.node("LessOrEqual", [begins, last], f"{name}/high"),
         ], f"{name}/inside")  # fmt: skip
         if stride > 1:
-            rest = self.node("Mod", [begins, first(stride)], f"{name}/rest")
-            steps = self.node("Equal", [rest, first(0)], f"{name}/steps")
+            rest = self.node("Mod", [begins, constant(stride)], f"{name}/rest")
+            steps = self.node("Equal", [rest, constant(0)], f"{name}/steps")
             is_seen = self.node("And", [is_seen, steps], f"{name}/seen")
         return self.node("Cast", [is_seen], name, to=1)
 
-    def zero(self, value: int = 0) -> str:
-        """A scalar."""
+    def scalar(self, value: int) -> str:
         if (name := f"{_NEW}scalar/{value}") not in self.made:
             self.made.add(name)
             store(self.graph, name, np.array(value, np.int64))
