@@ -123,6 +123,7 @@ def round_weights(
 
 
 _INT32 = np.iinfo(np.int32)
+_LONG = 16  # of a kernel: what says where it stands has as many values for each place of the axis
 _NEW = "quantized/"
 """How the names of what is added to the float model begin."""
 
@@ -159,7 +160,7 @@ class _Quantized:
     node: onnx.NodeProto
     counterpart: onnx.NodeProto
     weight: onnx.TensorProto  # of the float model
-    pads: list[int]  # of a Conv
+    pads: list[int] | None  # of a Conv; None where they depend on extents that are free
     bias: onnx.TensorProto
     scale: NDArray[Any] | None
     exact: onnx.TensorProto | None  # the bias of the float model, where `bias` was rounded
@@ -219,7 +220,7 @@ def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[
             continue  # a product of two activations, or of many matrices
         pads = conv_pads(node, weight.dims[2:], shapes.get(quantize.input[0], ())[2:])
         name = _bias_name(node, made_by, readers, kept)
-        if pads is None or name not in stored or len(readers[name]) > 1 or name in kept:
+        if name not in stored or len(readers[name]) > 1 or name in kept:
             continue
         dequantize = readers[name][0] if readers[name][0].op_type == "DequantizeLinear" else None
         scale = tensor_values(stored[dequantize.input[1]]) if dequantize is not None else None
@@ -260,10 +261,12 @@ def _measure(
     for arrays in samples:
         for name, array in arrays.items():
             total[name] = total[name] + array
-    for layer, (lost, rounded, positions) in zip(layers, names, strict=True):
-        weight = layer.grouped(tensor_values(layer.weight))
-        difference = weight - layer.grouped(sums.dequantized(str(layer.node.input[1])))
-        error = _product(weight, total[lost]) + _product(difference, total[rounded])
+    for layer, (positions, *inputs) in zip(layers, names, strict=True):
+        error = total[inputs[0]]
+        if len(inputs) > 1:
+            weight = layer.grouped(tensor_values(layer.weight))
+            difference = weight - layer.grouped(sums.dequantized(str(layer.node.input[1])))
+            error = _product(weight, total[inputs[0]]) + _product(difference, total[inputs[1]])
         yield error / max(total[positions].item(), 1.0)
 
 
@@ -279,7 +282,8 @@ class _Sums:
 
     A layer is linear, so that the sum of its outputs over positions is its weight times sums of its inputs:
     no layer is computed twice, and no tensor leaves the runtime. With R the rounded input, and V the rounded
-    weight, what is lost is `sum W x - V R = W sum(x - R) + (W - V) sum R`.
+    weight, what is lost is `sum W x - V R = W sum(x - R) + (W - V) sum R`. Where a kernel is long, or its
+    padding unknown, the runtime convolves both.
     """
 
     def __init__(self, graph: onnx.GraphProto, quantized: onnx.ModelProto) -> None:
@@ -287,20 +291,32 @@ class _Sums:
         self.stored = {tensor.name: tensor for tensor in quantized.graph.initializer}
         self.made: set[str] = set()
 
-    def of(self, layer: _Quantized) -> tuple[str, str, str]:
-        """Return the outputs of a layer: what its input loses by rounding, the rounded input, positions.
-
-        The first two are [channels, positions of the kernel].
+    def of(self, layer: _Quantized) -> tuple[str, ...]:
+        """Return the outputs of a layer: positions; what its input loses by rounding, and the rounded input,
+        each [channels, positions of the kernel]; or in place of these what is lost, [channels].
         """
         read, output = layer.counterpart.input[0], layer.counterpart.output[0]
         rounded = self.rounded(str(layer.node.input[0]))
         lost = self.node("Sub", [read, rounded], f"{rounded}/lost")
         size = self.node("Size", [output], f"{_NEW}{output}/size")
         count = self.node("Div", [size, self.constant(layer.channels)], f"{_NEW}{output}/positions")
-        return (
-            self.summed(lost, read, layer), self.summed(rounded, read, layer),
-            self.node("Cast", [count], f"{_NEW}{output}/count", to=1),
-        )  # fmt: skip
+        positions = self.node("Cast", [count], f"{_NEW}{output}/count", to=1)
+        if layer.pads is None or max(layer.kernel, default=0) > _LONG:
+            return positions, self.convolved(lost, rounded, layer)
+        return positions, self.summed(lost, read, layer), self.summed(rounded, read, layer)
+
+    def convolved(self, lost: str, rounded: str, layer: _Quantized) -> str:
+        """Sum what a Conv loses, convolved."""
+        name, weight = f"{_NEW}{layer.counterpart.output[0]}/lost", tensor_values(layer.weight)
+        parts = {lost: weight, rounded: weight - self.dequantized(str(layer.node.input[1]))}
+        for number, (tensor, values) in enumerate(parts.items()):
+            store(self.graph, f"{name}/weight{number}", values)
+            self.node("Conv", [tensor, f"{name}/weight{number}"], f"{name}/{number}")
+            self.graph.node[-1].attribute.extend(layer.node.attribute)
+        both = self.node("Add", [f"{name}/0", f"{name}/1"], f"{name}/all")
+        places = self.constant(*(axis + 2 for axis in range(len(layer.kernel))))
+        rows = self.node("ReduceSum", [both, places], f"{name}/rows", keepdims=0)
+        return self.node("ReduceSum", [rows, self.constant(0)], f"{name}/sum", keepdims=0)
 
     def rounded(self, name: str) -> str:
         """Copy what rounds an activation; return its new name."""
@@ -325,6 +341,7 @@ class _Sums:
         if layer.node.op_type != "Conv":
             rows = self.node("Reshape", [tensor, self.constant(-1, inputs)], f"{tensor}/rows")
             return self.node("ReduceSum", [rows, self.constant(0)], f"{rows}/sum", keepdims=0)
+        assert layer.pads is not None, "`of` asks"
         axes = range(len(kernel))
         strides = attribute(layer.node, "strides", [1 for _ in axes])
         if {*kernel, *strides} == {1} and not any(layer.pads):

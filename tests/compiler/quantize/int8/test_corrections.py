@@ -84,6 +84,11 @@ LAYERS = {
                      (4, 2, 3, 2), (4, 7, 8)),
     "padded in front": ("""(float[N,3,H,W] x) => (float[N,4,H,W] y) {
                         y = Conv<auto_pad="SAME_LOWER">(x, w, b) }""", (4, 3, 2, 4), (3, 7, 8)),
+    "padded by free extents": ("""(float[N,3,H,W] x) => (float[N,4,P,Q] y) {
+                               y = Conv<auto_pad="SAME_UPPER", strides=[2,2]>(x, w, b) }""",
+                               (4, 3, 2, 3), (3, 7, 8)),
+    "long": ("(float[N,2,80] x) => (float[N,4,13] y) { y = Conv<strides=[5], pads=[3,2], group=2>(x, w, b) }",
+             (4, 1, 21), (2, 80)),
     "points": ("(float[N,3,9] x) => (float[N,4,5] y) { y = Conv<strides=[2]>(x, w, b) }", (4, 3, 1), (3, 9)),
     "volume": ("(float[N,2,5,4,6] x) => (float[N,4,4,4,5] y) { y = Conv<pads=[0,1,0,0,0,0]>(x, w, b) }",
                (4, 2, 2, 2, 2), (2, 5, 4, 6)),
