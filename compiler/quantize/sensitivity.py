@@ -1,14 +1,16 @@
 """Sensitivity of each layer: the noise at the model's outputs when that layer alone is quantized.
 
-Two graphs do it, with their weights stored once each. In the first, every layer is computed a second time
-on its quantized operands, beside the float one; what comes out is the error of each layer's output, for one
-sample. In the second, the float model takes such an error as an input behind each layer: it is run once per
-layer, with that layer's error alone. Memory is that of one sample's activations.
+The graph is cut into pieces of some layers each, so that what is in front of them is computed once. Two
+sessions do it for each piece. In the first, every layer of the piece is computed a second time on its
+quantized operands, beside the float one; what comes out is the error of each layer's output, for one sample,
+and what the next piece reads. The second computes all that is behind, and takes such an error as an input
+behind each layer: it is run once per layer, with that layer's error alone. Memory is that of few samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,18 +23,20 @@ from onnx import helper
 from ...calibration import Method, Ranges
 from ...calibration.qparams import INT8, UINT8, choose_qparams, choose_weight_qparams, dequantize, quantize
 from ...data.batches import Data
+from ...data.readers import Batch
 from ...model.choices import before_choices, part_before
-from ...model.graph import WEIGHTED, attribute, consumers, tensor_values
+from ...model.graph import WEIGHTED, attribute, captured_names, consumers, infer_types, tensor_values
 from ...model.graph_edits import set_nodes, store
 from ...model.graph_rules import GraphRules, SaturatingKernels, graph_rules
 from ...model.judgement import OutputSums, decibels
-from ...model.onnx_file import Graph, copy_model
+from ...model.onnx_file import Graph, is_large
 from ...model.output_forms import OutputForm, output_forms
 from ...model.saturating_kernels import saturating_kernels
 from ...model.session import WEIGHT_BIAS_QUANTIZATION, make_session, run_session, session_options
 from ...processor import resolve_isa
 from ...progress import Progress, silent
 from ...spec.words import GraphTarget, Isa
+from ...tensors import Feeds
 from .int8.pair_limits import pair_limits
 from .int8.placement import WRITES_FLOAT, plan
 from .int8.static import activation_limits
@@ -40,6 +44,9 @@ from .prepare import prepare_graph
 
 Limits = Mapping[str, tuple[float, float]]
 _TOGETHER = 32  # layers whose errors are held at once
+_SAMPLES = 2  # samples of which what a piece reads is held at once
+_PIECES, _LAYERS = 6, 9  # at most so many; the layers of each, where that is fewer pieces
+_FED = frozenset("float32 float64 float16 bool int8 int16 int32 int64 uint8 uint16 uint32 uint64".split())
 
 
 @dataclass(frozen=True)
@@ -83,51 +90,46 @@ def rank_layers(
     planned = set(placement.nodes)
     layers = [node for node in ready.graph.node if node.name in planned and node.op_type in WEIGHTED]
     names = [layer.name for layer in layers]
-    outputs = [value.name for value in ready.graph.output]
-    forms = list(output_forms(ready).values())
-    total = np.zeros(len(names))
     begin, end = ((len(names) * edge) // part[1] for edge in (part[0] - 1, part[0]))
     rules = graph_rules(target)
     writes_integers = rules.quantizes_chains and not rules.writes_floats
     written = _written_as_integers(ready, layers, planned) if writes_integers else {}
-    twins = _Twins(ready, limits, rules, kernels)
-    for layer in layers:
-        twins.add(layer, written.get(layer.name, ""))
-    kinds = [layer.op_type for layer in layers]
-    second = make_session(Graph(_with_injection(ready, layers), Path("injected.onnx")), session_options())
-    del ready, layers  # each holds all weights, as do the sessions
-    first = twins.session()
-    del twins
-    samples = 0
-    for batch in data:
-        progress("damage of each layer", samples)
-        none = {_delta(name): np.zeros((), np.float32) for name in names}
-        clean = run_session(second, outputs, {**batch.feeds, **none}, batch.where)
-        for start in range(begin, end, _TOGETHER):
-            few = names[start : min(start + _TOGETHER, end)]
-            errors_of_few = run_session(first, [_error(name) for name in few], batch.feeds, batch.where)
-            for index, (name, error) in enumerate(zip(few, errors_of_few, strict=True), start):
-                noisy = run_session(
-                    second, outputs, {**batch.feeds, **none, _delta(name): error}, batch.where
-                )
-                total[index] += _noise(forms, clean, noisy)
-        samples += 1
+    forms = output_forms(ready)
+    noise, samples, batches = dict.fromkeys(names[begin:end], 0.0), 0, iter(data)
+    pieces = _pieces(ready, layers)
+    while pieces and not noise.keys() & {layer.name for layer in pieces[-1].layers}:
+        pieces.pop()  # nothing of it is asked for
+    while pieces and (few := [_Sample(batch) for batch in itertools.islice(batches, _SAMPLES)]):
+        for piece, behind in zip(pieces, [*pieces[1:], None], strict=True):
+            progress("damage of each layer", samples)
+            twins = _Twins(piece, limits, rules, kernels)
+            for layer in piece.layers:
+                twins.add(layer, written.get(layer.name, ""))
+            first, second = twins.session(behind), piece.rest()
+            del twins  # it holds weights, as do the sessions
+            for sample in few:
+                for name, outputs in sample.noisy(piece, first, second, noise.keys()):
+                    noise[name] += _noise(forms, sample.clean, outputs)
+                if behind is not None:
+                    sample.go_on(behind, first)
+        samples += len(few)
     damage = [
-        LayerSensitivity(name, kind, float(value) / max(samples, 1))
-        for name, kind, value in list(zip(names, kinds, total, strict=True))[begin:end]
+        LayerSensitivity(layer.name, layer.op_type, noise[layer.name] / max(samples, 1))
+        for layer in layers[begin:end]
     ]
     return sorted(damage, key=lambda layer: -layer.noise)
 
 
 def _noise(
-    forms: Sequence[OutputForm], clean: Sequence[NDArray[Any]], noisy: Sequence[NDArray[Any]]
+    forms: Mapping[str, OutputForm], clean: Mapping[str, NDArray[Any]], noisy: Mapping[str, NDArray[Any]]
 ) -> float:
+    """The noise of outputs; those that are not among the `noisy` have none."""
     shares = []
-    for form, expected, actual in zip(forms, clean, noisy, strict=True):
+    for name, expected in clean.items():
         if expected.dtype.kind != "f":
             continue
-        output = OutputSums("", form)
-        output.add(expected, actual)
+        output = OutputSums("", forms[name])
+        output.add(expected, noisy.get(name, expected))
         groups = output.groups.values()
         shares += [sums.noise / sums.signal if sums.signal > 0 else float(sums.noise > 0) for sums in groups]
     return float(np.mean(shares)) if shares else 0.0
@@ -158,16 +160,123 @@ def _error(name: str) -> str:
     return f"{name}/error"
 
 
+class _Piece:
+    """Layers that follow each other in a graph, from its node `begin` on, and what is behind.
+
+    `entry` are the tensors that all this reads and does not make.
+    """
+
+    def __init__(self, model: onnx.ModelProto, types: Mapping[str, str], begin: int) -> None:
+        self.model, self.types, self.begin, self.end = model, types, begin, len(model.graph.node)
+        self.layers: list[onnx.NodeProto] = []
+        nodes = model.graph.node[begin:]
+        self.made = {name for node in nodes for name in node.output}
+        read = {name for node in nodes for name in (*node.input, *captured_names(node))}
+        self.outputs = [value.name for value in model.graph.output if not begin or value.name in self.made]
+        if not begin:  # they may be outputs, too
+            read |= {value.name for value in model.graph.input}
+        self.entry = sorted(read - self.made - {t.name for t in model.graph.initializer} - {""})
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether arrays can hold what it reads."""
+        return all(self.types.get(name, "") in _FED for name in self.entry)
+
+    def section(self, end: int, outputs: Iterable[str]) -> onnx.ModelProto:
+        """Its nodes up to another as a model."""
+        whole, nodes = self.model, self.model.graph.node[self.begin : end]
+        section = onnx.ModelProto(
+            ir_version=whole.ir_version, opset_import=whole.opset_import, functions=whole.functions
+        )
+        graph = section.graph
+        graph.name = whole.graph.name
+        graph.node.extend(nodes)
+        read = {name for node in nodes for name in (*node.input, *captured_names(node))} | set(outputs)
+        graph.initializer.extend(tensor for tensor in whole.graph.initializer if tensor.name in read)
+        known = {value.name: value for value in (*whole.graph.input, *whole.graph.output)}
+        for values, names in ((graph.input, self.entry), (graph.output, outputs)):
+            values.extend(known[name] if name in known else _value(name, self.types[name]) for name in names)
+        return section
+
+    def rest(self) -> Any:
+        """A session from its entry to the outputs, with an input behind each layer, added to its result."""
+        section = self.section(len(self.model.graph.node), self.outputs)
+        graph, names = section.graph, {layer.name for layer in self.layers}
+        nodes: list[onnx.NodeProto] = []
+        for node in graph.node:
+            nodes.append(node)
+            if node.name in names:
+                result = node.output[0]
+                node.output[0] = f"{node.name}/clean"
+                nodes.append(helper.make_node("Add", [node.output[0], _delta(node.name)], [result]))
+                graph.input.append(_value(_delta(node.name), "float32"))
+        set_nodes(graph, nodes)
+        return make_session(Graph(section, Path("injected.onnx")), session_options())
+
+    def run(self, session: Any, feeds: Feeds, where: str) -> dict[str, NDArray[Any]]:
+        """Return the outputs that are behind it."""
+        return dict(zip(self.outputs, run_session(session, self.outputs, feeds, where), strict=True))
+
+
+def _value(name: str, dtype: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), None)
+
+
+def _pieces(model: onnx.ModelProto, layers: Sequence[onnx.NodeProto]) -> list[_Piece]:
+    """The graph in pieces: what is in front of the layers of one is computed once for all of them.
+
+    A graph of which a session is made by way of a file is one.
+    """
+    place = {node.name: number for number, node in enumerate(model.graph.node)}
+    most = 1 if is_large(model, loaded=True) else min(_PIECES, -(-len(layers) // _LAYERS))
+    types = infer_types(model)
+    pieces = [_Piece(model, types, 0)]
+    for number, layer in enumerate(layers):
+        if number and number * most // len(layers) > (number - 1) * most // len(layers):
+            piece = _Piece(model, types, place[layer.name])
+            if piece.is_possible:
+                pieces[-1].end = piece.begin
+                pieces.append(piece)
+        pieces[-1].layers.append(layer)
+    return pieces
+
+
+class _Sample:
+    """A sample: what the next piece reads of it, and the outputs without errors."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.where, self.tensors = batch.where, dict(batch.feeds)
+        self.clean: dict[str, NDArray[Any]] = {}
+
+    def noisy(
+        self, piece: _Piece, first: Any, second: Any, asked: Collection[str]
+    ) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
+        """Yield the layers that are asked for, and the outputs with the error of each."""
+        self.tensors = {name: self.tensors[name] for name in piece.entry}
+        feeds = self.tensors | {_delta(layer.name): np.zeros((), np.float32) for layer in piece.layers}
+        self.clean |= piece.run(second, feeds, self.where)
+        names = [layer.name for layer in piece.layers if layer.name in asked]
+        for start in range(0, len(names), _TOGETHER):
+            few = names[start : start + _TOGETHER]
+            errors = run_session(first, [_error(name) for name in few], self.tensors, self.where)
+            for name, error in zip(few, errors, strict=True):
+                yield name, piece.run(second, {**feeds, _delta(name): error}, self.where)
+
+    def go_on(self, behind: _Piece, first: Any) -> None:
+        """Compute what the next piece reads."""
+        if made := [name for name in behind.entry if name not in self.tensors]:
+            self.tensors |= zip(made, run_session(first, made, self.tensors, self.where), strict=True)
+
+
 class _Twins:
     """The model with each layer's error as an output: on quantized operands, less the float result.
 
     Activations are quantized and dequantized again by Q/DQ nodes, weights once and for all.
     """
 
-    def __init__(
-        self, model: onnx.ModelProto, limits: Limits, rules: GraphRules, kernels: SaturatingKernels
-    ) -> None:
-        self.model, self.limits, self.rules, self.kernels = copy_model(model), limits, rules, kernels
+    def __init__(self, piece: _Piece, limits: Limits, rules: GraphRules, kernels: SaturatingKernels) -> None:
+        self.piece, self.limits, self.rules, self.kernels = piece, limits, rules, kernels
+        self.model = piece.section(piece.end, [])
         self.graph = self.model.graph
         self.stored = {tensor.name: tensor for tensor in self.graph.initializer}
         self.nodes = list(self.graph.node)
@@ -185,9 +294,12 @@ class _Twins:
         self.nodes.append(helper.make_node("Sub", [result, layer.output[0]], [_error(layer.name)]))
         self.graph.output.append(helper.make_tensor_value_info(_error(layer.name), 1, None))
 
-    def session(self) -> Any:
-        """A session of all that was added."""
+    def session(self, behind: _Piece | None) -> Any:
+        """A session of all that was added, and of what is read behind."""
         set_nodes(self.graph, self.nodes)
+        read = behind.entry if behind is not None else []
+        passed = [_value(name, self.piece.types[name]) for name in read if name not in self.piece.entry]
+        self.graph.output.extend(passed)
         options = session_options(integers=False, layouts=False)  # it runs too seldom for other layouts
         # That optimizer would round weights that stand between Q/DQ pairs once more, and by tensor.
         errors = Graph(self.model, Path("errors.onnx"))
@@ -228,20 +340,3 @@ class _Twins:
             self.nodes.append(helper.make_node("QuantizeLinear", [name, *how], [f"{name}/integer"]))
             self.nodes.append(helper.make_node("DequantizeLinear", [f"{name}/integer", *how], [result]))
         return result
-
-
-def _with_injection(model: onnx.ModelProto, layers: Sequence[onnx.NodeProto]) -> onnx.ModelProto:
-    """The float model with an input behind each layer that is added to its result."""
-    copy = copy_model(model)
-    graph, names = copy.graph, {layer.name for layer in layers}
-    nodes: list[onnx.NodeProto] = []
-    for node in graph.node:
-        nodes.append(node)
-        if node.name in names:
-            result = node.output[0]
-            node.output[0] = f"{node.name}/clean"
-            nodes.append(helper.make_node("Add", [node.output[0], _delta(node.name)], [result]))
-            graph.input.append(helper.make_tensor_value_info(_delta(node.name), 1, None))
-    del graph.value_info[:]
-    set_nodes(graph, nodes)
-    return copy

@@ -23,6 +23,15 @@ from qcompile.model.graph import model_io
 from qcompile.spec.words import CPU_TARGETS, GraphTarget, Isa
 
 Feeds = dict[str, Floats]
+pytestmark = pytest.mark.usefixtures("pieces")
+
+
+@pytest.fixture(params=[1, 9])
+def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut graphs behind every layer, and not at all: what a layer damages does not depend on it."""
+    monkeypatch.setattr("qcompile.compiler.quantize.sensitivity._LAYERS", request.param)
+
+
 named_model = partial(model_of, named=True)
 TARGETS: tuple[GraphTarget, ...] = ("onnxruntime", "openvino", "tensorrt")
 
