@@ -43,6 +43,7 @@ from .int8.static import activation_limits
 from .prepare import prepare_graph
 
 Limits = Mapping[str, tuple[float, float]]
+Tensors = dict[str, NDArray[Any]]
 _TOGETHER = 32  # layers whose errors are held at once
 _SAMPLES = 2  # samples of which what a piece reads is held at once
 _PIECES, _LAYERS = 6, 9  # at most so many; the layers of each, where that is fewer pieces
@@ -105,13 +106,8 @@ def rank_layers(
             twins = _Twins(piece, limits, rules, kernels)
             for layer in piece.layers:
                 twins.add(layer, written.get(layer.name, ""))
-            first, second = twins.session(behind), piece.rest()
-            del twins  # it holds weights, as do the sessions
-            for sample in few:
-                for name, outputs in sample.noisy(piece, first, second, noise.keys()):
-                    noise[name] += _noise(forms, sample.clean, outputs)
-                if behind is not None:
-                    sample.go_on(behind, first)
+            for name, outputs, clean in _outputs(piece, twins.session(behind), behind, few, noise.keys()):
+                noise[name] += _noise(forms, clean, outputs)
         samples += len(few)
     damage = [
         LayerSensitivity(layer.name, layer.op_type, noise[layer.name] / max(samples, 1))
@@ -120,9 +116,7 @@ def rank_layers(
     return sorted(damage, key=lambda layer: -layer.noise)
 
 
-def _noise(
-    forms: Mapping[str, OutputForm], clean: Mapping[str, NDArray[Any]], noisy: Mapping[str, NDArray[Any]]
-) -> float:
+def _noise(forms: Mapping[str, OutputForm], clean: Tensors, noisy: Tensors) -> float:
     """The noise of outputs; those that are not among the `noisy` have none."""
     shares = []
     for name, expected in clean.items():
@@ -213,7 +207,7 @@ class _Piece:
         set_nodes(graph, nodes)
         return make_session(Graph(section, Path("injected.onnx")), session_options())
 
-    def run(self, session: Any, feeds: Feeds, where: str) -> dict[str, NDArray[Any]]:
+    def run(self, session: Any, feeds: Feeds, where: str) -> Tensors:
         """Return the outputs that are behind it."""
         return dict(zip(self.outputs, run_session(session, self.outputs, feeds, where), strict=True))
 
@@ -246,26 +240,28 @@ class _Sample:
 
     def __init__(self, batch: Batch) -> None:
         self.where, self.tensors = batch.where, dict(batch.feeds)
-        self.clean: dict[str, NDArray[Any]] = {}
+        self.clean: Tensors = {}
 
-    def noisy(
-        self, piece: _Piece, first: Any, second: Any, asked: Collection[str]
-    ) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
-        """Yield the layers that are asked for, and the outputs with the error of each."""
-        self.tensors = {name: self.tensors[name] for name in piece.entry}
-        feeds = self.tensors | {_delta(layer.name): np.zeros((), np.float32) for layer in piece.layers}
-        self.clean |= piece.run(second, feeds, self.where)
-        names = [layer.name for layer in piece.layers if layer.name in asked]
+
+def _outputs(
+    piece: _Piece, first: Any, behind: _Piece | None, few: Sequence[_Sample], asked: Collection[str]
+) -> Iterator[tuple[str, Tensors, Tensors]]:
+    """Yield the layers that are asked for, the outputs with the error of each, and those without."""
+    second = piece.rest()
+    none = {_delta(layer.name): np.zeros((), np.float32) for layer in piece.layers}
+    names = [layer.name for layer in piece.layers if layer.name in asked]
+    for sample in few:
+        entry = {name: sample.tensors[name] for name in piece.entry}
+        feeds = {**entry, **none}
+        sample.clean |= piece.run(second, feeds, sample.where)
         for start in range(0, len(names), _TOGETHER):
-            few = names[start : start + _TOGETHER]
-            errors = run_session(first, [_error(name) for name in few], self.tensors, self.where)
-            for name, error in zip(few, errors, strict=True):
-                yield name, piece.run(second, {**feeds, _delta(name): error}, self.where)
-
-    def go_on(self, behind: _Piece, first: Any) -> None:
-        """Compute what the next piece reads."""
-        if made := [name for name in behind.entry if name not in self.tensors]:
-            self.tensors |= zip(made, run_session(first, made, self.tensors, self.where), strict=True)
+            together = names[start : start + _TOGETHER]
+            errors = run_session(first, [_error(name) for name in together], entry, sample.where)
+            for name, error in zip(together, errors, strict=True):
+                yield name, piece.run(second, {**feeds, _delta(name): error}, sample.where), sample.clean
+        made = [name for name in behind.entry if name not in entry] if behind is not None else []
+        read = run_session(first, made, entry, sample.where) if made else []
+        sample.tensors = {**entry, **dict(zip(made, read, strict=True))}
 
 
 class _Twins:
