@@ -157,6 +157,15 @@ def _quantize(model: str, folder: Path) -> None:
     qcompile.quantize(file(model, "onnx"), folder / "m.onnx", ranges=file(model, "ranges"), data=FEW[model])
 
 
+@ours("quantize without search")
+def _unsearched(model: str, folder: Path) -> None:
+    import qcompile
+
+    ranges, data = file(model, "ranges"), FEW[model]
+    qcompile.quantize(file(model, "onnx"), folder / "m.onnx", ranges=ranges, data=data, search=False)
+
+
+@theirs("quantize without search")
 @theirs("quantize on data")
 def _nncf(model: str, folder: Path) -> None:
     import nncf
