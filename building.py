@@ -18,7 +18,7 @@ from .files import temporary_folder
 from .lowering import LoweredGraph
 from .lowering.lower import first_samples, lower
 from .model.archives import trusting
-from .model.onnx_file import fingerprint
+from .model.onnx_file import read_graph
 from .processor import resolve_isa
 from .progress import Progress, silent
 from .spec.artifacts import BuildSpec, ReproduceSpec
@@ -236,14 +236,14 @@ def engine_graph(
         hint = "build it from a file with Q/DQ, which `qcompile quantize` writes"
         raise InvalidOption(problem, hint=hint)
     hint = "give the ONNX file that TensorRT parsed: for INT8 and FP8 the quantized one"
-    parsed, digest = manifest.sources.get("graph"), fingerprint(Path(model))
+    parsed, digest = manifest.sources.get("graph"), read_graph(Path(model)).digest()
     if digest not in (parsed, manifest.sources.get("model")):
         raise InvalidOption(f"{path}: was not built from {model}", hint=hint, option="graph")
     with ExitStack() as stack:
         try:
             spec = _spec_of(manifest)
             lowered = stack.enter_context(_lowered(model, spec, progress))
-            if fingerprint(Path(lowered.path)) != parsed:
+            if read_graph(Path(lowered.path)).digest() != parsed:
                 raise InvalidOption("another graph comes out than the engine was built from")
         except InvalidOption as error:
             problem = f"{path}: its graph cannot be made again from {model}: {error.message}"

@@ -29,7 +29,7 @@ from ..files import write_text, writing
 from ..model.graph import constant_names, graph_precision, weighted_nodes
 from ..model.judgement import BY_SIGNAL
 from ..model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
-from ..model.onnx_file import Graph, fingerprint, is_large, read_graph
+from ..model.onnx_file import Graph, is_large, read_graph
 from ..model.random_input import run_on
 from ..model.session import slower_note
 from ..model.source import digest_source, parse_source
@@ -234,7 +234,7 @@ def _way_out(weighed: Weighed, outcome: BuildOutcome) -> str:
 
 def _digest(model: str) -> str:
     source = parse_source(model)
-    return fingerprint(source.file) if source.kind == "onnx" else digest_source(source)
+    return read_graph(source.file).digest() if source.kind == "onnx" else digest_source(source)
 
 
 @dataclass(frozen=True)

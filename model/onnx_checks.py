@@ -182,6 +182,23 @@ def external_path(location: str, folder: Path) -> Path | str:
     return target
 
 
+def external_files(path: Path, model: onnx.ModelProto) -> list[Path]:
+    """Return the files beside an ONNX file that hold its external data."""
+    from onnx import TensorProto
+
+    folder, files = path.resolve().parent, set()
+    for tensor in every_tensor(model):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            files.add(folder / location(tensor))
+    files.discard(path.resolve())  # a weightless model refers to the file itself
+    return sorted(files)
+
+
+def location(tensor: onnx.TensorProto) -> str:
+    """Return the file that holds a tensor's external data, as the tensor names it; else empty."""
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+
+
 def read_external(tensor: onnx.TensorProto, folder: Path) -> bytes:
     """Return the raw data of a tensor that lie outside of its file, after `check_tensor` found nothing."""
     entries = {entry.key: entry.value for entry in tensor.external_data}

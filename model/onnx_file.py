@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..artifact import checked_input, known_digest
 from ..errors import ModelError
@@ -32,7 +32,15 @@ from .graph import (
     tensor_bytes,
 )
 from .graph_edits import fix_initializers
-from .onnx_checks import check_model, every_tensor, finding, graphs_of, read_external
+from .onnx_checks import (
+    check_model,
+    every_tensor,
+    external_files,
+    finding,
+    graphs_of,
+    location,
+    read_external,
+)
 from .source_paths import strip_source_paths
 
 if TYPE_CHECKING:
@@ -151,7 +159,7 @@ class Graph:
         return Graph(copy_model(self.model), self.path)
 
     def digest(self) -> str:
-        """Return the digest of the file that it was read from, with its external data."""
+        """Return the digest of the file that it was read from, with its external data, wherever that lies."""
         missing = [file for file in self.beside if not file.is_file()]
         if missing:
             raise ModelError(
@@ -214,11 +222,6 @@ def read_weightless(path: Path) -> Graph:
     graph = read_graph(path)
     fix_initializers(graph.model)
     return graph
-
-
-def fingerprint(path: Path) -> str:
-    """Return the digest of an ONNX file with its external data, wherever that lies."""
-    return read_graph(path).digest()
 
 
 def _free_extents(model: onnx.ModelProto) -> bool:
@@ -326,7 +329,7 @@ def add_external_data(model: onnx.ModelProto, path: Path, *, beside: bool = True
     for tensor in every_tensor(model):
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
-        if not beside and _location(tensor) != path.resolve().name:
+        if not beside and location(tensor) != path.resolve().name:
             continue
         try:
             tensor.raw_data = read_external(tensor, path.resolve().parent)
@@ -366,18 +369,54 @@ def save_onnx(model: onnx.ModelProto, path: Path) -> None:
     import onnx
 
     strip_source_paths(model)
-    external = is_large(model)
-    path.with_name(f"{path.name}.data").unlink(missing_ok=True)  # onnx would append to it
+    beside = path.with_name(f"{path.name}.data")
+    beside.unlink(missing_ok=True)  # onnx would append to it
+    if not is_large(model):
+        write_whole(model, path)
+        return
     onnx.save_model(
-        model,
-        str(path),
-        save_as_external_data=external,
-        all_tensors_to_one_file=True,
-        location=f"{path.name}.data",
-        size_threshold=1024,
-    )
-    if external:  # onnx leaves the model without the weights that it wrote beside it
-        add_external_data(model, path)
+        model, str(path), save_as_external_data=True, all_tensors_to_one_file=True,
+        location=beside.name, size_threshold=1024,
+    )  # fmt: skip
+    add_external_data(model, path)  # onnx leaves the model without the weights that it wrote beside it
+
+
+def write_whole(model: onnx.ModelProto, path: Path) -> None:
+    """Write what `SerializeToString` returns, an initializer at a time: without a copy of all of them."""
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    if len(UnknownFieldSet(model)) or len(UnknownFieldSet(model.graph)):  # of a later version of ONNX
+        path.write_bytes(model.SerializeToString())
+        return
+    before, after = _around(model, _GRAPH)
+    graph_before, graph_after = _around(model.graph, _INITIALIZER)
+    lengths = [len(tensor.SerializeToString()) for tensor in model.graph.initializer]
+    fields = [_key(_INITIALIZER, length) for length in lengths]
+    size = len(graph_before) + len(graph_after) + sum(lengths) + sum(map(len, fields))
+    with path.open("wb") as file:
+        file.write(before + _key(_GRAPH, size) + graph_before)
+        for field, tensor in zip(fields, model.graph.initializer, strict=True):
+            file.write(field)
+            file.write(tensor.SerializeToString())
+        file.write(graph_after + after)
+
+
+def _around(message: Any, number: int) -> tuple[bytes, bytes]:
+    """The bytes of a message's fields before a number, and behind it."""
+    parts = [b"", b""]
+    for field, value in message.ListFields():  # in the order of their numbers
+        if field.number != number:
+            parts[field.number > number] += type(message)(**{field.name: value}).SerializeToString()
+    return parts[0], parts[1]
+
+
+def _key(number: int, length: int) -> bytes:
+    """What stands in front of bytes: the number of the field, and the length as a varint."""
+    written = [number << 3 | _BYTES]
+    while length > 0x7F:
+        written.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes([*written, length])
 
 
 def is_large(model: onnx.ModelProto, *, loaded: bool = False) -> bool:
@@ -407,19 +446,3 @@ def copy_weightless(model: onnx.ModelProto) -> onnx.ModelProto:
             if field.name != separate:
                 target.MergeFrom(type(source)(**{field.name: value}))
     return copy
-
-
-def external_files(path: Path, model: onnx.ModelProto) -> list[Path]:
-    """Return the files beside an ONNX file that hold its external data."""
-    from onnx import TensorProto
-
-    folder, files = path.resolve().parent, set()
-    for tensor in every_tensor(model):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            files.add(folder / _location(tensor))
-    files.discard(path.resolve())  # a weightless model refers to the file itself
-    return sorted(files)
-
-
-def _location(tensor: onnx.TensorProto) -> str:
-    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")

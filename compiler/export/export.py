@@ -14,7 +14,7 @@ from ...errors import ExportError, InvalidOption, ModelError, QCompileError
 from ...files import temporary_folder, writing
 from ...model.archives import trusting
 from ...model.example import name_outputs
-from ...model.graph import graph_precision, model_io, opset
+from ...model.graph import graph_precision
 from ...model.input_notes import AxisRange, write_notes
 from ...model.load import find_preprocessing, load_torch
 from ...model.onnx_file import check_onnx, read_graph
@@ -36,7 +36,7 @@ from .checks import Comparison, Original, open_original, spelled
 from .data_axes import VARYING
 from .in_float32 import DataInFloat32, InFloat32, float32_inputs, type_warnings
 from .onnx_source import TOOLS, input_notes, take_onnx
-from .write import Written, edit_in_place, finish, lower_to, write_model
+from .write import Written, finish, lower_to, write_back, write_model
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -175,29 +175,31 @@ def _export(
         progress("export to ONNX")
         written = _write(original, names, opset_version, path, freeze_branches=freeze_branches)
         example = original.example
-        lower_to(path, opset_version, label)
-        finish(path, spec.target)
-        edit_in_place(path, lambda proto: rename_axes(proto, written.axes, example))
+        graph = read_graph(path)
+        lower_to(graph, opset_version, label)
+        finish(graph, spec.target)
+        rename_axes(graph.model, written.axes, example)
         progress("check the ONNX file")
-        proto = read_graph(path).load()
+        graph = write_back(graph)
         with _first_reason(written, label, freeze_branches=freeze_branches):
             check_onnx(path, infer_shapes=True)
-            require_axes(example, model_io(proto).inputs, label)
-        if opset(proto) != opset_version:
+            require_axes(example, graph.io.inputs, label)
+        if graph.opset != opset_version:
             raise ExportError(
-                f"{label}: opset {opset_version} was asked for; the exporter wrote {opset(proto)}",
-                hint=f"give `opset` {opset(proto)}",
+                f"{label}: opset {opset_version} was asked for; the exporter wrote {graph.opset}",
+                hint=f"give `opset` {graph.opset}",
             )
-        lowest_db = _LOWEST_DB if graph_precision(proto) == "int8" else None
+        lowest_db = _LOWEST_DB if graph_precision(graph.model) == "int8" else None
         comparison = Comparison(
             original, OnnxReference(path), names, written.axes, bool(written.reason), lowest_db, progress
         )
-        checks = [Check("ONNX checker and shape inference", True, f"opset {opset(proto)}"), *original.checks]
+        checks = [Check("ONNX checker and shape inference", True, f"opset {graph.opset}"), *original.checks]
         with _first_reason(written, label, freeze_branches=freeze_branches):
             checks += comparison.run()
         ranges = comparison.ranges
         notes = input_notes(example, ranges, preprocessing, original.shapes)
-        edit_in_place(path, lambda proto: write_notes(proto, notes))
+        write_notes(graph.model, notes)
+        graph = write_back(graph)
         axes = {
             name: {**ranges.get(name, AxisRange()).as_json(), "traced": extent}
             for name, extent in example.extents.items()
@@ -214,8 +216,7 @@ def _export(
         limited = {name: limits for name, limits in ranges.items() if limits != example.ranges.get(name)}
         warnings += [f"axis {name!r} takes {spelled(limits)}" for name, limits in limited.items()]
         warnings += comparison.warnings
-        model = read_graph(path).model
-        manifest = graph_manifest("export", model, TOOLS, options, checks=checks, warnings=warnings)
+        manifest = graph_manifest("export", graph.model, TOOLS, options, checks=checks, warnings=warnings)
         return Artifact(output, commit(path, manifest))
 
 

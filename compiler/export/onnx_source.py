@@ -25,7 +25,7 @@ from ...spec.opsets import NEWEST_BY_TF2ONNX
 from ...tensors import Dim, TensorInfo, parse_dynamic_axis, parse_input
 from ..check import OnnxReference, graph_manifest
 from ..opset.fit import upgrade_in_place
-from .write import edit_in_place, lower_to
+from .write import lower_to, write_back
 
 TOOLS = "torch onnx onnxscript onnxruntime"
 
@@ -91,8 +91,9 @@ def take_onnx(
             for tensor in inputs:
                 note = notes.get(tensor.name) or InputNote(tuple(map(int, feeds[tensor.name].shape)))
                 notes[tensor.name] = replace(note, preprocessing=tensor.preprocessing)
-            edit_in_place(path, lambda graph: write_notes(graph, notes))
-            proto = read_graph(path).load()
+            written = read_graph(path)
+            write_notes(written.model, notes)
+            proto = write_back(written).model
         options = {"model": source.spec, "opset": opset(proto), **carried_isa(source.file)}
         options |= {"exporter": "tf2onnx"} if converter else {}
         manifest = graph_manifest("export", proto, TOOLS, options, checks=checks)
@@ -106,7 +107,8 @@ def convert_tensorflow(
     """Write a SavedModel, Keras or TFLite file as ONNX with named axes; return it, and package to version."""
     python, highest = tensorflow_python(spec.python), min(spec.opset, NEWEST_BY_TF2ONNX)
     versions = convert(source, python, path, spec.outputs, opset=highest, trust=spec.trust)
-    proto = read_graph(path).load()
+    graph = read_graph(path)
+    proto = graph.load()
     tensors = input_shapes(model_io(proto).inputs, inputs, spec.dynamic)
     first = {tensor.shape[0] for tensor in tensors if tensor.shape}
     batch = first.pop() if len(first) == 1 else ""
@@ -121,8 +123,8 @@ def convert_tensorflow(
                 dimension.dim_param = str(batch) if axis == 0 and batch else f"{value.name}_{axis}"
     if spec.opset > NEWEST_BY_TF2ONNX:
         upgrade_in_place(proto, spec.opset)
-    save_onnx(proto, path)
-    lower_to(path, spec.opset, source.spec)
+    lower_to(graph, spec.opset, source.spec)
+    save_onnx(graph.model, path)
     return replace(source, kind="onnx", path=path), versions
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,9 +14,8 @@ from typing import Any, Literal
 
 from ...errors import ExportError, QCompileError, UnsupportedOperator, first_line
 from ...model.example import Example
-from ...model.graph import opset
 from ...model.input_notes import AxisRange
-from ...model.onnx_file import read_graph, save_onnx
+from ...model.onnx_file import Graph, is_large, read_graph, save_onnx, write_whole
 from ...model.pytorch import flat_tensors, import_torch
 from ...model.source_paths import strip_source_paths
 from ...model.user_code import deepest_line
@@ -122,34 +121,35 @@ def _tensors_out(module: Any, example: Example) -> Any:
     return Flat()
 
 
-def lower_to(path: Path, opset_version: int, label: str) -> None:
+def lower_to(graph: Graph, opset_version: int, label: str) -> None:
     """Bring what was exported to the opset that was asked for, where that is an older one."""
-    proto = read_graph(path).load()
-    if opset(proto) <= opset_version:
+    if graph.opset <= opset_version:
         return
     try:
-        save_onnx(lower_opset(proto, opset_version), path)
+        graph.edited(lower_opset(graph.load(), opset_version))
     except UnsupportedOperator as error:
         raise ExportError(
-            f"{label}: opset {opset_version} was asked for; the exporter reached {opset(proto)}: "
+            f"{label}: opset {opset_version} was asked for; the exporter reached {graph.opset}: "
             f"{error.message}",
-            hint=f"give `opset` {opset(proto)}; an operator has no older form",
+            hint=f"give `opset` {graph.opset}; an operator has no older form",
         ) from error
 
 
-def finish(path: Path, target: GraphTarget) -> None:
+def finish(graph: Graph, target: GraphTarget) -> None:
     """Complete the Q/DQ of a model that was trained with it."""
-    proto = read_graph(path).load()
-    if any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
-        save_onnx(finish_qdq(proto, target), path)
+    if any(node.op_type == "QuantizeLinear" for node in graph.model.graph.node):
+        graph.edited(finish_qdq(graph.load(), target))
 
 
-def edit_in_place(path: Path, edit: Callable[[Any], None]) -> None:
-    """Change the graph of a file; weights beside it stay where they are."""
-    proto = read_graph(path).load(beside=False)
-    edit(proto)
-    strip_source_paths(proto)
-    path.write_bytes(proto.SerializeToString())
+def write_back(graph: Graph) -> Graph:
+    """Write a graph that was edited to its file, and read it again; weights beside it stay where they are."""
+    model = graph.load(beside=False)
+    if is_large(model, loaded=True):
+        save_onnx(model, graph.path)
+    else:
+        strip_source_paths(model)
+        write_whole(model, graph.path)
+    return read_graph(graph.path)
 
 
 def _write_captured(

@@ -38,7 +38,7 @@ from qcompile.calibration.calibrate import Shard
 from qcompile.calibration.taps import choose_taps
 from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError, DataError, InvalidOption, MissingFile
-from qcompile.model.onnx_file import fingerprint, read_weightless
+from qcompile.model.onnx_file import read_graph, read_weightless
 
 STEPS = ["prepare the model", "calibrate"]
 
@@ -83,7 +83,7 @@ def test_the_artifact_says_what_was_observed(tiny_file: MakePath, samples: MakeP
     assert (manifest.kind, manifest.stage, manifest.sources["model"]) == (
         "ranges",
         "calibrate",
-        fingerprint(model),
+        read_graph(model).digest(),
     )
     assert manifest.options == {"method": "percentile:99.9", "shard": "1/2"}
     assert manifest.proof["samples"] == 6

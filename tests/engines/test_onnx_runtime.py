@@ -33,7 +33,7 @@ from qcompile.engines.build import build_engine
 from qcompile.engines.onnx_runtime.runner import put_in_order
 from qcompile.errors import BuildError, DataError, IntentNotReached, ModelError
 from qcompile.model.graph import count_operators
-from qcompile.model.onnx_file import fingerprint, read_graph
+from qcompile.model.onnx_file import read_graph
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.words import Precision
 
@@ -54,7 +54,7 @@ def test_the_proof_of_fp32_counts_every_layer_that_computes(tiny_file: MakeFile)
     assert manifest.proof["planned_in_precision"] == manifest.proof["reached_in_precision"] == 3
     counts = {"int8": {}, "fp16": {}, "bf16": {}, "fp32": {"Conv": 2, "Gemm": 1}}
     assert manifest.proof["layers_by_precision"] == counts
-    assert manifest.sources == {"model": fingerprint(model), "graph": fingerprint(model)}
+    assert manifest.sources == {"model": read_graph(model).digest(), "graph": read_graph(model).digest()}
     assert manifest.tools["onnxruntime"] == onnxruntime.__version__
     assert manifest.device["architecture"]
     assert manifest.checks[0].passed

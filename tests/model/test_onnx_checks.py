@@ -19,11 +19,9 @@ import qcompile
 from qcompile.errors import MissingFile, ModelError
 from qcompile.model import onnx_file
 from qcompile.model.graph import count_operators, dtype_name, holds_half, model_io, opset
-from qcompile.model.onnx_checks import external_path
+from qcompile.model.onnx_checks import external_files, external_path
 from qcompile.model.onnx_file import (
     check_onnx,
-    external_files,
-    fingerprint,
     read_graph,
     read_weightless,
     save_onnx,
@@ -69,13 +67,13 @@ def test_weights_too_large_for_one_file_lie_beside_it(
 
 def test_a_missing_file_is_named_with_the_nearest(tiny_file: MakePath) -> None:
     path = tiny_file("residual")
-    for read in (read_graph, read_weightless, fingerprint):
+    for read in (read_graph, read_weightless):
         with pytest.raises(MissingFile) as caught:
             read(path.with_name("residuall.onnx"))
         assert caught.value.hint == f"did you mean {path}?"
 
 
-@pytest.mark.parametrize("read", [read_graph, read_weightless, fingerprint])
+@pytest.mark.parametrize("read", [read_graph, read_weightless])
 @pytest.mark.parametrize(
     "content",
     [

@@ -19,7 +19,7 @@ from onnx.reference import ReferenceEvaluator
 from qcompile.calibration import Ranges, save_ranges
 from qcompile.calibration.histogram import Histogram
 from qcompile.calibration.ranges import Portion
-from qcompile.model.onnx_file import fingerprint
+from qcompile.model.onnx_file import read_graph
 
 WEIGHTED = ("Conv", "Gemm")
 
@@ -57,7 +57,8 @@ def quantized(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> onnx.ModelPro
 def write_ranges(model: Path, feeds: Mapping[str, Any], output: Path) -> Path:
     """Write a ranges file for a float graph."""
     ranges = Ranges(
-        model=fingerprint(model), portions={"sha256:carried": Portion(len(next(iter(feeds.values()))))}
+        model=read_graph(model).digest(),
+        portions={"sha256:carried": Portion(len(next(iter(feeds.values()))))},
     )
     for name, array in activations(onnx.load(model), feeds).items():
         ranges.histograms[name] = Histogram()

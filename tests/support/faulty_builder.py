@@ -26,7 +26,7 @@ from qcompile.engines.tensorrt.engine import TensorRT
 from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
 from qcompile.files import writing
 from qcompile.model.graph import infer_types, model_io
-from qcompile.model.onnx_file import fingerprint, read_graph
+from qcompile.model.onnx_file import read_graph
 from qcompile.spec.artifacts import BuildSpec
 
 Fault = Callable[[onnx.ModelProto, set[str]], onnx.ModelProto]
@@ -90,7 +90,7 @@ class FaultyBuilder:
         model = read_graph(graph).load()
         with writing(output) as path:
             profiles = self.write(model, path)
-            digest = fingerprint(graph)
+            digest = read_graph(graph).digest()
             manifest = Manifest(
                 kind="engine", stage="build", target=self.adapter.target, precision=precision,
                 io=model_io(model), sources={"model": digest, "graph": digest},

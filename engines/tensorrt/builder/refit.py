@@ -12,7 +12,7 @@ from ....errors import ArtifactError, BuildError, EngineUnavailable, ModelError
 from ....files import writing
 from ....model.graph import tensor_values
 from ....model.onnx_checks import every_tensor
-from ....model.onnx_file import Graph, fingerprint, read_graph
+from ....model.onnx_file import Graph, read_graph
 from ....progress import Progress
 from ....tensors import ModelIO
 from ...gpu import find_gpu, why_no_gpu
@@ -70,7 +70,7 @@ def refit_plan(
     renewed = replace(
         manifest,
         stage="refit",
-        sources={"model": fingerprint(Path(source)), "graph": parsed.digest()},
+        sources={"model": read_graph(Path(source)).digest(), "graph": parsed.digest()},
         tools={**tool_versions(*manifest.tools), adapter.package: adapter.version},
         proof={**manifest.proof, "refitted_with": parsed.digest()},
     )

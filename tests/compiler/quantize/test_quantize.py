@@ -20,7 +20,7 @@ from qcompile.compiler.quantize.quantize import quantize
 from qcompile.engines.openvino import OpenVino
 from qcompile.errors import BuildError, CalibrationError, InvalidOption, QCompileError, QuantizationError
 from qcompile.model.graph import model_io
-from qcompile.model.onnx_file import fingerprint, read_graph
+from qcompile.model.onnx_file import read_graph
 from qcompile.model.random_input import random_feeds
 from qcompile.processor import is_arm, isa_here, processor
 from qcompile.spec.words import GraphTarget
@@ -88,7 +88,7 @@ def test_the_manifest_says_what_was_done_and_how_well(
     own = {"isa": isa_here()} if target != "tensorrt" else {}
     assert manifest.options == {"exclude": ["conv2"], **own}  # what differs from the defaults
     assert manifest.proof["method"] == "minmax"
-    assert manifest.sources["model"] == fingerprint(model)
+    assert manifest.sources["model"] == read_graph(model).digest()
     counts = {"int8": {"Conv": 1, "Gemm": 1}, "fp16": {}, "bf16": {}, "fp32": {"Conv": 1}}
     assert manifest.proof["nodes_by_precision"] == counts
     assert manifest.proof["left_in_float"] == {"conv2": "excluded by 'conv2'"}
