@@ -34,7 +34,8 @@ from ..engines.tensorrt.words import TRITON as TENSORRT
 from ..errors import InvalidOption, ModelError, first_line
 from ..files import digest_files, manifest_path, require_file, writing
 from ..model.graph import model_io
-from ..model.onnx_file import check_onnx, read_graph
+from ..model.onnx_checks import check_onnx
+from ..model.onnx_file import read_graph
 from ..progress import Progress, silent
 from ..spec.decode import Refused, spec_from_call
 from ..spec.looking import EpContextSpec

@@ -26,7 +26,8 @@ from ..data.batches import Data
 from ..errors import InvalidOption
 from ..files import writing
 from ..model.graph import graph_precision, weighted_nodes
-from ..model.onnx_file import Graph, check_onnx, copy_model, read_graph, read_weightless
+from ..model.onnx_checks import check_onnx
+from ..model.onnx_file import Graph, copy_model, read_graph, read_weightless
 from ..processor import resolve_isa
 from ..progress import Progress, silent
 from ..spec.artifacts import with_floats

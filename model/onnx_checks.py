@@ -182,6 +182,24 @@ def external_path(location: str, folder: Path) -> Path | str:
     return target
 
 
+def check_onnx(path: Path, *, infer_shapes: bool = False, content: bytes | None = None) -> None:
+    """Run ONNX's checker on the file, which also serves models over 2 GB, or on the `content` that it names.
+
+    With `infer_shapes` all shapes are inferred, strictly: what is declared must be what follows.
+    """
+    import onnx
+
+    refusals = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, OSError)
+    try:
+        onnx.checker.check_model(content or str(path), full_check=infer_shapes)
+    except refusals as error:
+        raise ModelError(
+            f"{path}: ONNX's checker refuses it: {finding(error)}",
+            hint="the file is damaged or its exporter is wrong; export it again",
+            file=path,
+        ) from error
+
+
 def external_files(path: Path, model: onnx.ModelProto) -> list[Path]:
     """Return the files beside an ONNX file that hold its external data."""
     from onnx import TensorProto

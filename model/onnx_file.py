@@ -34,9 +34,9 @@ from .graph import (
 from .graph_edits import fix_initializers
 from .onnx_checks import (
     check_model,
+    check_onnx,
     every_tensor,
     external_files,
-    finding,
     graphs_of,
     location,
     read_external,
@@ -343,24 +343,6 @@ def add_external_data(model: onnx.ModelProto, path: Path, *, beside: bool = True
         del tensor.external_data[:]
 
 
-def check_onnx(path: Path, *, infer_shapes: bool = False, content: bytes | None = None) -> None:
-    """Run ONNX's checker on the file, which also serves models over 2 GB, or on the `content` that it names.
-
-    With `infer_shapes` all shapes are inferred, strictly: what is declared must be what follows.
-    """
-    import onnx
-
-    refusals = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, OSError)
-    try:
-        onnx.checker.check_model(content or str(path), full_check=infer_shapes)
-    except refusals as error:
-        raise ModelError(
-            f"{path}: ONNX's checker refuses it: {finding(error)}",
-            hint="the file is damaged or its exporter is wrong; export it again",
-            file=path,
-        ) from error
-
-
 def save_onnx(model: onnx.ModelProto, path: Path) -> None:
     """Write the model to `path` (inside `files.writing`), with external data from 2 GB on.
 
@@ -399,6 +381,16 @@ def write_whole(model: onnx.ModelProto, path: Path) -> None:
             file.write(field)
             file.write(tensor.SerializeToString())
         file.write(graph_after + after)
+
+
+def write_behind_graph(model: onnx.ModelProto, path: Path) -> None:
+    """Write anew what a file of `write_whole` holds behind its graph, such as metadata."""
+    with path.open("r+b") as file:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            end = next(end for number, *_, end in _fields(content, 0, len(content)) if number == _GRAPH)
+        file.seek(end)
+        file.write(_around(model, _GRAPH)[1])
+        file.truncate()
 
 
 def _around(message: Any, number: int) -> tuple[bytes, bytes]:

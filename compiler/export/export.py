@@ -17,7 +17,8 @@ from ...model.example import name_outputs
 from ...model.graph import graph_precision
 from ...model.input_notes import AxisRange, write_notes
 from ...model.load import find_preprocessing, load_torch
-from ...model.onnx_file import check_onnx, read_graph
+from ...model.onnx_checks import check_onnx
+from ...model.onnx_file import Graph, read_graph, write_behind_graph
 from ...model.preprocessing import Preprocessing
 from ...model.pytorch import LoadedModel, computes_otherwise_in_training, evaluated, is_plain
 from ...model.source import TENSORFLOW_KINDS, Source, parse_source
@@ -175,7 +176,7 @@ def _export(
         progress("export to ONNX")
         written = _write(original, names, opset_version, path, freeze_branches=freeze_branches)
         example = original.example
-        graph = read_graph(path)
+        graph = Graph(written.model, path) if written.model is not None else read_graph(path)
         lower_to(graph, opset_version, label)
         finish(graph, spec.target)
         rename_axes(graph.model, written.axes, example)
@@ -199,7 +200,7 @@ def _export(
         ranges = comparison.ranges
         notes = input_notes(example, ranges, preprocessing, original.shapes)
         write_notes(graph.model, notes)
-        graph = write_back(graph)
+        write_behind_graph(graph.model, path)
         axes = {
             name: {**ranges.get(name, AxisRange()).as_json(), "traced": extent}
             for name, extent in example.extents.items()

@@ -14,7 +14,8 @@ from ...files import public_names, writing
 from ...model.example import Example
 from ...model.graph import model_io, opset
 from ...model.input_notes import AxisRange, InputNote, read_notes, seen_extents, write_notes
-from ...model.onnx_file import check_onnx, read_graph, save_onnx
+from ...model.onnx_checks import check_onnx
+from ...model.onnx_file import read_graph, save_onnx
 from ...model.preprocessing import Preprocessing, as_json, fit_preprocessing
 from ...model.random_input import run_on
 from ...model.source import Source

@@ -10,12 +10,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import ExportError, QCompileError, UnsupportedOperator, first_line
 from ...model.example import Example
 from ...model.input_notes import AxisRange
-from ...model.onnx_file import Graph, is_large, read_graph, save_onnx, write_whole
+from ...model.onnx_file import EXTERNAL_DATA_BYTES, Graph, is_large, read_graph, save_onnx, write_whole
 from ...model.pytorch import flat_tensors, import_torch
 from ...model.source_paths import strip_source_paths
 from ...model.user_code import deepest_line
@@ -28,12 +28,16 @@ from .axes import Axes, capture
 from .recurrent import store_weights
 from .translations import complete_file, complete_types, translations, without_scatter_means
 
+if TYPE_CHECKING:
+    import onnx
+
 
 @dataclass(frozen=True)
 class Written:
     """How a file was written.
 
     Attributes:
+        model: What to write, where that is not done yet.
         reason: Why the first exporter could not, as the error to raise.
         frozen: Places in the model's code where the older exporter took a value for a constant: "net.py:12".
         notes: What was captured in another form, which the user should know of.
@@ -41,6 +45,7 @@ class Written:
 
     exporter: Literal["dynamo", "torchscript"]
     axes: Axes
+    model: onnx.ModelProto | None = None
     reason: QCompileError | None = None
     frozen: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -82,7 +87,7 @@ def write_model(
                 raise explain_export_failure(error, label) from error
         return Written("torchscript", axes)
     try:
-        return Written("dynamo", _write_captured(module, example, names, opset_version, path))
+        return Written("dynamo", *_write_captured(module, example, names, opset_version, path))
     except Exception as error:  # whatever PyTorch raises, it is explained
         explained = explain_export_failure(error, label)
         if not _may_be_traced(module, example, explained):
@@ -96,7 +101,7 @@ def write_model(
             raise explained from error
         if frozen and explained.data.get("reason") == "values" and not freeze_branches:
             raise explained from error  # the trace holds one way of a branch on values
-        return Written("torchscript", axes, explained, tuple(frozen))
+        return Written("torchscript", axes, reason=explained, frozen=tuple(frozen))
 
 
 def _by_position(example: Example) -> Any:
@@ -154,7 +159,7 @@ def write_back(graph: Graph) -> Graph:
 
 def _write_captured(
     module: Any, example: Example, names: Sequence[str], opset_version: int, path: Path
-) -> Axes:
+) -> tuple[Axes, onnx.ModelProto | None]:
     torch = import_torch()
     with quiet(), torch.no_grad():
         captured, axes = capture(module, example)
@@ -168,8 +173,10 @@ def _write_captured(
         store_weights(program.model)
         complete_types(program.model)
         weights = (tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
-        program.save(str(path), external_data=sum(weights) > (1 << 31) - (1 << 26))
-    return axes
+        if sum(weights) <= EXTERNAL_DATA_BYTES:
+            return axes, program.model_proto
+        program.save(str(path), external_data=True)
+    return axes, None
 
 
 def _require_ranges(module: Any, example: Example, axes: Axes) -> None:

@@ -10,7 +10,8 @@ from ...artifact import Check
 from ...errors import ModelError, UnsupportedOperator, first_line
 from ...model.graph import ONNX_DOMAINS, every_graph, graph_precision, opset, without_weights
 from ...model.graph_edits import refill, set_nodes
-from ...model.onnx_file import Graph, check_onnx
+from ...model.onnx_checks import check_onnx
+from ...model.onnx_file import Graph
 from ...progress import Progress, silent
 from ..check import OnnxReference, compare_outputs, sample_feeds
 from .lower import lower_opset

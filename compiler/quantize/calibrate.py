@@ -12,7 +12,8 @@ from ...data.batches import Data
 from ...errors import CalibrationError
 from ...model.graph_edits import name_nodes, store_constants
 from ...model.graph_rules import graph_rules
-from ...model.onnx_file import Graph, check_onnx, copy_model, read_weightless
+from ...model.onnx_checks import check_onnx
+from ...model.onnx_file import Graph, copy_model, read_weightless
 from ...progress import Progress, silent
 from ...spec.decode import spec_from_call
 from ...spec.models import CalibrateSpec

@@ -29,7 +29,8 @@ from ...model.graph import (
     tensor_values,
 )
 from ...model.graph_edits import drop_unused_initializers, refill, set_values, store_constants
-from ...model.onnx_file import Graph, check_onnx, copy_model, is_large, read_graph, save_onnx
+from ...model.onnx_checks import check_onnx
+from ...model.onnx_file import Graph, copy_model, is_large, read_graph, save_onnx
 from ...progress import Progress, quiet, silent
 from ...spec.decode import spec_from_call
 from ...spec.models import SimplifySpec
