@@ -99,9 +99,9 @@ def drop_unused_initializers(graph: onnx.GraphProto) -> None:
     """Remove initializers that no node, subgraph or output reads."""
     used = {value.name for value in graph.output}
     used |= {name for inner in every_graph(graph) for node in inner.node for name in node.input}
-    kept = [tensor for tensor in graph.initializer if tensor.name in used]
-    if len(kept) != len(graph.initializer):
-        refill(graph.initializer, kept)
+    for index in reversed(range(len(graph.initializer))):  # those that stay are not copied
+        if graph.initializer[index].name not in used:
+            del graph.initializer[index]
 
 
 def rename_inputs(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
