@@ -191,13 +191,13 @@ def _export(
                 hint=f"give `opset` {graph.opset}",
             )
         lowest_db = _LOWEST_DB if graph_precision(graph.model) == "int8" else None
-        comparison = Comparison(
-            original, OnnxReference(path), names, written.axes, bool(written.reason), lowest_db, progress
-        )
+        session, traced = OnnxReference(Graph(graph.model, path)), bool(written.reason)
+        comparison = Comparison(original, session, names, written.axes, traced, lowest_db, progress)
         checks = [Check("ONNX checker and shape inference", True, f"opset {graph.opset}"), *original.checks]
         with _first_reason(written, label, freeze_branches=freeze_branches):
             checks += comparison.run()
-        ranges = comparison.ranges
+        ranges, found = comparison.ranges, comparison.warnings
+        del comparison, session  # which maps the weights in the file that is written to
         notes = input_notes(example, ranges, preprocessing, original.shapes)
         write_notes(graph.model, notes)
         write_behind_graph(graph.model, path)
@@ -216,7 +216,7 @@ def _export(
             warnings.append(f"frozen as the example takes them: branches and values at {places}")
         limited = {name: limits for name, limits in ranges.items() if limits != example.ranges.get(name)}
         warnings += [f"axis {name!r} takes {spelled(limits)}" for name, limits in limited.items()]
-        warnings += comparison.warnings
+        warnings += found
         manifest = graph_manifest("export", graph.model, TOOLS, options, checks=checks, warnings=warnings)
         return Artifact(output, commit(path, manifest))
 
