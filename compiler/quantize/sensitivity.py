@@ -169,7 +169,9 @@ class _Piece:
         self.outputs = [value.name for value in model.graph.output if not begin or value.name in self.made]
         if not begin:  # they may be outputs, too
             read |= {value.name for value in model.graph.input}
-        self.entry = sorted(read - self.made - {t.name for t in model.graph.initializer} - {""})
+        stored = {tensor.name for tensor in model.graph.initializer} | {""}
+        stored |= {tensor.values.name for tensor in model.graph.sparse_initializer}
+        self.entry = sorted(read - self.made - stored)
 
     @property
     def is_possible(self) -> bool:
@@ -187,6 +189,7 @@ class _Piece:
         graph.node.extend(nodes)
         read = {name for node in nodes for name in (*node.input, *captured_names(node))} | set(outputs)
         graph.initializer.extend(tensor for tensor in whole.graph.initializer if tensor.name in read)
+        graph.sparse_initializer.extend(whole.graph.sparse_initializer)
         known = {value.name: value for value in (*whole.graph.input, *whole.graph.output)}
         for values, names in ((graph.input, self.entry), (graph.output, outputs)):
             values.extend(known[name] if name in known else _value(name, self.types[name]) for name in names)

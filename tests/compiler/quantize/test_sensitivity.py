@@ -152,6 +152,28 @@ def test_damage_is_that_of_one_layer_quantized_by_hand(target: GraphTarget, tmp_
     Bench(tmp_path, convolutions(), {"x": normal(6, 4, 6, 6)}).check(target, AXES)
 
 
+def test_stored_tensors_may_be_sparse(tmp_path: Path) -> None:
+    ranked = []
+    for name in ("dense", "sparse"):
+        model = convolutions()
+        model.graph.node[-1].output[0] = "sum"
+        model.graph.node.append(onnx.helper.make_node("Add", ["sum", "shift"], ["y"], "shift"))
+        if name == "dense":
+            model.graph.initializer.append(numpy_helper.from_array(np.float32([0, 3, 0]), "shift"))
+        else:
+            values, indices = np.float32([3]), np.int64([1])
+            model.graph.sparse_initializer.append(
+                onnx.helper.make_sparse_tensor(
+                    numpy_helper.from_array(values, "shift"), numpy_helper.from_array(indices, "places"), [3]
+                )
+            )
+        (tmp_path / name).mkdir()
+        bench = Bench(tmp_path / name, model, {"x": np.stack([normal(4, 6, 6)] * 2)})
+        ranked.append(bench.rank("openvino"))
+    assert ranked[0] == ranked[1]
+    assert len(ranked[0]) == len(AXES)
+
+
 def test_a_fixed_batch_is_fed_whole(tmp_path: Path) -> None:
     bench = Bench(tmp_path, convolutions("3"), {"x": normal(6, 4, 6, 6)}, batch=3)
     bench.check("onnxruntime", AXES)
