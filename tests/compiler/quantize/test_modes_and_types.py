@@ -21,8 +21,10 @@ import qcompile
 from qcompile.compiler.check import OnnxReference
 from qcompile.compiler.io_types import INTEGERS, set_io_types
 from qcompile.compiler.opset.fit import upgrade_opset
+from qcompile.compiler.quantize.judge import reference
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.compiler.quantize.quantize import quantize
+from qcompile.compiler.quantize.request import QuantizeRequest
 from qcompile.compiler.quantize.weights import hessians
 from qcompile.compiler.quantize.weights.hessians import hessian_key
 from qcompile.data.batches import Data
@@ -30,6 +32,8 @@ from qcompile.errors import CalibrationError, InvalidOption, UnsupportedOperator
 from qcompile.model.graph import model_io, opset
 from qcompile.model.onnx_file import read_graph
 from qcompile.model.session import make_session, optimize_file, session_options
+from qcompile.spec.artifacts import QuantizeSpec
+from qcompile.spec.words import GraphTarget
 
 
 @pytest.mark.parametrize(
@@ -399,3 +403,32 @@ def test_static_int8_has_lstms_with_scales_of_run_time_where_they_cost_next_to_n
     few: Any = static(model, tmp_path, "few", only=["last"]).manifest.proof
     assert few["lstms"]["dynamic"] == []
     assert few["nodes_by_precision"]["int8"] == {"MatMul": 1}
+
+
+@pytest.mark.parametrize(
+    ("target", "layer", "features", "integers"),
+    [
+        ("openvino", "Conv(x, w)", ["avx512_vnni"], True),
+        ("openvino", "Conv(x, w)", [], False),  # each runtime adds other pairs of products in 16 bits
+        ("openvino", "MatMul(x, w)", ["avx512_vnni"], False),
+        ("tensorrt", "Conv(x, w)", ["avx512_vnni"], False),
+        ("onnxruntime", "MatMul(x, w)", ["avx512_vnni"], True),
+    ],
+)
+def test_integers_are_judged_as_integers_where_that_is_exact(
+    target: GraphTarget, layer: str, features: list[str], integers: bool, tmp_path: Path,
+    on_processor: Callable[..., None], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    asked: list[dict[str, bool]] = []
+    monkeypatch.setattr("qcompile.compiler.quantize.judge.OnnxReference", lambda _, **how: asked.append(how))
+    path = tmp_path / "m.onnx"
+    onnx.save(
+        model_of(
+            f"(float[1,4,4,4] x) => (float[1,4,4,4] y) {{ y = {layer} }}", w=np.ones((4, 4, 1, 1), np.float32)
+        ),
+        path,
+    )
+    on_processor(*features)
+    request = QuantizeRequest(read_graph(path), "sha256:00", QuantizeSpec(target=target, isa="avx512-vnni"))
+    reference(request, request.model, None)
+    assert asked == [{"optimize": True, "integers": integers, "layouts": integers}]
