@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 from written_models import normal, run_file
 
+from qcompile.artifact import load_artifact
 from qcompile.compiler.export import export
 from qcompile.errors import InvalidOption
+from qcompile.model.input_notes import read_notes
+from qcompile.model.onnx_file import read_graph
 
 
 def saved_program(path: Path, module: nn.Module, example: Any, **options: Any) -> str:
@@ -48,6 +51,26 @@ def test_a_program_of_a_nested_input_asks_for_its_inputs(tmp_path: Path) -> None
     program = saved_program(tmp_path / "m.pt2", Nest(), (({"a": torch.ones(2)},),))
     with pytest.raises(InvalidOption, match="the model's inputs are not known"):
         export(program, tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("opset", [14, 18])
+@pytest.mark.parametrize("largest", [1000, 1 << 30])
+def test_weights_lie_beside_the_file_where_they_are_too_large_for_it(
+    largest: int, opset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("qcompile.compiler.export.write", "qcompile.model.onnx_file"):
+        monkeypatch.setattr(f"{module}.EXTERNAL_DATA_BYTES", largest)
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8)).eval()
+    artifact = export(model, tmp_path / "m.onnx", inputs=["x:[batch,64]"], opset=opset)
+    graph = read_graph(artifact.path)
+    assert graph.opset == opset
+    assert [file.name for file in graph.beside] == (["m.onnx.data"] if largest == 1000 else [])
+    assert read_notes(graph.model)["x"].example[1] == 64
+    assert load_artifact(artifact.path).manifest == artifact.manifest
+    x = normal(5, 64, seed=1)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(next(iter(run_file(artifact.path, x=x).values())), expected, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")
