@@ -10,7 +10,7 @@ behind each layer: it is run once per layer, with that layer's error alone. Memo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -178,7 +178,7 @@ class _Piece:
         """Whether arrays can hold what it reads."""
         return all(self.types.get(name, "") in _FED for name in self.entry)
 
-    def section(self, end: int, outputs: Iterable[str]) -> onnx.ModelProto:
+    def section(self, end: int, outputs: Collection[str]) -> onnx.ModelProto:
         """Its nodes up to another as a model."""
         whole, nodes = self.model, self.model.graph.node[self.begin : end]
         section = onnx.ModelProto(
