@@ -191,6 +191,7 @@ def _export(
                 hint=f"give `opset` {graph.opset}",
             )
         lowest_db = _LOWEST_DB if graph_precision(graph.model) == "int8" else None
+        # Of the graph, not of its file: ONNX Runtime maps the weights, where it would parse them.
         session, traced = OnnxReference(Graph(graph.model, path)), bool(written.reason)
         comparison = Comparison(original, session, names, written.axes, traced, lowest_db, progress)
         checks = [Check("ONNX checker and shape inference", True, f"opset {graph.opset}"), *original.checks]

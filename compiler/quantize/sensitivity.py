@@ -268,7 +268,7 @@ def _outputs(
 
 
 class _Twins:
-    """The model with each layer's error as an output: on quantized operands, less the float result.
+    """A piece with each layer's error as an output: on quantized operands, less the float result.
 
     Activations are quantized and dequantized again by Q/DQ nodes, weights once and for all.
     """
