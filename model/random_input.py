@@ -15,6 +15,7 @@ The nodes that read an input tell what values it takes, `input_notes` from the f
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -169,6 +170,8 @@ EXTENTS = (
     (64, 16), (224, 64), (32, 8), (128, 128), (48, 1024), (256, 512), (64, 2048), (384, 16000), (1, 1),
 )  # fmt: skip
 """Extents of image axes and of other axes that are tried where nothing is known, the cheap ones first."""
+_MOST_TRIED = 1 << 26
+"""Values of an input that is a guess: where a batch is taken for a length, two lengths make gigabytes."""
 _IMAGE = re.compile(r"(?i)(.*_)?(h|w|height|width|rows|columns)")
 LENGTH = re.compile(r"(?i)(.*_)?(t|time|l|len|length|seq|sequence|seq_len|tokens|frames|samples)")
 
@@ -251,8 +254,7 @@ class RandomInput:
 
     def feeds(self, batch: int = 1, *, seed: int = 0) -> Feeds:
         """Return random input of so many samples."""
-        shapes = {tensor.name: self._shape(tensor, batch) for tensor in self.inputs}
-        return random_feeds(self.inputs, seed=seed, shapes=shapes, domains=self._domains)
+        return random_feeds(self.inputs, seed=seed, shapes=self._shapes(batch), domains=self._domains)
 
     def run(self, run: Callable[[Feeds], Result], batch: int = 1, *, seed: int = 0) -> tuple[Feeds, Result]:
         """Return input that the model takes, and what it gives; other extents are tried where none are known.
@@ -264,6 +266,8 @@ class RandomInput:
         last = len(EXTENTS) if self.is_guess else self._guess + 1
         for guess in range(self._guess, last):
             self._guess = guess
+            if first is not None and sum(map(math.prod, self._shapes(batch).values())) > _MOST_TRIED:
+                continue
             feeds = self.feeds(batch, seed=seed)
             try:
                 return feeds, run(feeds)
@@ -279,6 +283,9 @@ class RandomInput:
         # Of a graph that cannot be compiled real samples are no way out.
         hint = first.hint if isinstance(first, BuildError) else _WAYS_OUT
         raise type(first)(message, hint=hint, **first.data) from first
+
+    def _shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
+        return {tensor.name: self._shape(tensor, batch) for tensor in self.inputs}
 
     def _shape(self, tensor: TensorInfo, batch: int) -> tuple[int, ...]:
         note = self._notes.get(tensor.name)
