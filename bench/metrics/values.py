@@ -57,12 +57,7 @@ class Similarity(Metric):
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         values = []
         for name, actual, expected in _pairs(outputs, reference, truth):
-            if not actual.ndim or len(actual) != truth.samples:
-                raise DataError(
-                    f"{truth.where}: output {name!r} of shape {actual.shape} for {truth.samples} samples; "
-                    "a first axis of samples is required",
-                    hint="give `metric` file.py:function, which may choose among the outputs",
-                )
+            actual, expected = (by_sample(name, side, truth) for side in (actual, expected))
             a, b, _, unmasked = without_masks(expected, actual)
             if not unmasked:
                 expected, actual = a, b
@@ -72,6 +67,23 @@ class Similarity(Metric):
             values.append(self._compare(*sides))
         mean = np.mean(values, axis=0)
         return Scored(np.stack([mean, np.ones(len(mean))], axis=1))
+
+
+def by_sample(name: str, array: NDArray[Any], truth: Truth) -> NDArray[Any]:
+    """Return an output with its axis of samples first: the first axis that has as many.
+
+    An LSTM has its states as [directions, batch, hidden]. All of an output is one where there is one sample.
+    """
+    if truth.samples == 1 and array.shape[:1] != (1,):
+        return array[None]
+    axis = next((axis for axis, extent in enumerate(array.shape) if extent == truth.samples), None)
+    if axis is None:
+        raise DataError(
+            f"{truth.where}: output {name!r} of shape {array.shape} for {truth.samples} samples; "
+            "an axis of samples is required",
+            hint="give `metric` file.py:function, which may choose among the outputs",
+        )
+    return np.moveaxis(array, axis, 0)
 
 
 class OwnMetric(Metric):

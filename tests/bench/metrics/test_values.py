@@ -70,6 +70,17 @@ def test_masks_do_not_count(metric: str) -> None:
     assert (np.abs(scored.table[:, 0] - expected) > 0.1).any()
 
 
+@pytest.mark.parametrize("metric", ["cosine", "mse"])
+def test_the_axis_of_samples_may_be_another_as_of_the_states_of_an_lstm(metric: str) -> None:
+    """[directions, batch, hidden]; `init` chose a metric for an encoder with states, and `bench` refused."""
+    sides = [{"y": side["y"], "h": np.moveaxis(side["z"], 0, 1)} for side in (FOUND, BASELINE)]
+    found = read_metric(metric).score(*sides, Truth(None, 4, "here")).table[:, 0]
+    np.testing.assert_allclose(found, values(metric, None))
+    alone = [{"h": side["z"][:2, :1]} for side in (FOUND, BASELINE)]  # [2, 1, 3] of one sample
+    found = read_metric(metric).score(*alone, Truth(None, 1, "here")).table[:, 0]
+    assert found.tolist() == [pytest.approx(by_hand(metric, alone[0]["h"], alone[1]["h"]))]
+
+
 def test_whole_numbers_of_the_outputs_shape_are_targets() -> None:
     outputs = {"y": np.array([[1.0], [2.0], [3.0], [4.0]])}
     assert values("mse", np.array([1, 2, 3, 6]), outputs) == [0.0, 0.0, 0.0, 4.0]
@@ -95,7 +106,7 @@ def test_what_has_no_such_value_is_refused(metric: str) -> None:
         with pytest.raises(DataError, match=said):
             values(metric, labels, outputs)
     for array, said in (
-        (np.zeros((1, 4, 5)), "a first axis of samples is required"),
+        (np.zeros((1, 2, 5)), "an axis of samples is required"),
         (np.array(["a"] * 4), "numbers are required"),
     ):
         with pytest.raises(DataError, match=said):
