@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import InvalidOption
+from ..errors import InvalidOption, QCompileError
 from ..processes.untrusted import is_child
 from ..spec import recipes
 from ..spec.option import fields_of
@@ -113,10 +113,15 @@ def carry_out(
     if options.dry_run:
         return _show_plan(session, plan(recipe, options, progress=session.progress))
     with executor_of(session, options, options.output or recipe.folder / recipe.output) as executor:
-        report = run_recipe(
-            recipe, options, executor=executor, progress=session.progress,
-            listener=listener_of(session, executor),
-        )  # fmt: skip
+        try:
+            report = run_recipe(
+                recipe, options, executor=executor, progress=session.progress,
+                listener=listener_of(session, executor),
+            )  # fmt: skip
+        except QCompileError as error:
+            failures: Any = error.data.get("failures", {})
+            session.warn(f"{name}: not built: {why}" for name, why in failures.items())
+            raise
     return _present(session, report)
 
 

@@ -144,7 +144,12 @@ def run(
     store = Store(folder, folder=shared)
     with store.locked(), trusting(recipe.model.trust):
         visit = Visit(recipe, store, spec.again, executor, progress, listener, () if page else ("report",))
-        report = visit.drive()
+        try:
+            report = visit.drive()
+        except QCompileError as error:  # what failed before, too, which no table says then
+            failures = {name: str(failure) for name, failure in visit.report.failures.items()}
+            error.data = {**error.data, **({"failures": failures} if failures else {})}
+            raise
         if drawn := visit.made.get(("report", "")):
             report.page = folder / drawn.path.name
         if measured := visit.made.get(("bench", "")):

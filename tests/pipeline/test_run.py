@@ -304,6 +304,20 @@ def test_without_a_benchmark_the_exit_code_says_it(
     assert (recipe.parent / "out/cpu.onnx").is_file()
 
 
+def test_an_error_that_ends_the_run_does_not_hide_what_failed_before(
+    write_recipe: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text("def metric(outputs, labels):\n    raise ValueError('no such thing')\n")
+    recipe = write_recipe(bad("bad"), CPU, BENCH + 'metric = "mine.py:metric"\n')
+    assert exit_code("run", recipe) == 1
+    said = capsys.readouterr().err
+    assert "warning: bad: not built: " in said
+    assert "nobody" in said
+    assert "no such thing" in said
+    assert exit_code("run", recipe, "--json") == 1
+    assert "nobody" in json.loads(capsys.readouterr().out)["data"]["failures"]["bad"]
+
+
 def test_artifacts_that_need_no_ranges_outlive_the_calibration(
     write_recipe: Callable[..., Path], tmp_path: Path
 ) -> None:
