@@ -83,7 +83,7 @@ class OpenVino(Engine):
             for node in asked
             if computed[node.name].precision != request.precision
         }
-        isa = resolve_isa(request.spec.isa, self.name)
+        isa, is_float = resolve_isa(request.spec.isa, self.name), request.precision == "fp32"
         return BuildOutcome(
             kind="onnx",
             io=model_io(before),
@@ -100,6 +100,8 @@ class OpenVino(Engine):
                 [node.name for node in asked],
                 {name: one.detail for name, one in others.items() if one.precision != UNREPORTED},
                 {name: one.detail for name, one in others.items() if one.precision == UNREPORTED},
+                unproven=not is_float,
+                evidence=_IN_FLOAT32 if is_float else "",
             ),
         )
 
@@ -196,6 +198,10 @@ class OpenVino(Engine):
             raise BuildError(problem, hint=refusal_hint(str(error)), file=shown or path) from error
         settings = _settings(precision, threads or usable_cores()) | {"PERF_COUNT": profile}
         return OpenVinoRunner(core, model, settings, graph, shown or str(path), dynamic=dynamic)
+
+
+_IN_FLOAT32 = "it computes floats in float32, as its INFERENCE_PRECISION_HINT f32 says"
+"""Of a recurrent layer with sequence lengths it makes a loop, of whose body it tells nothing (2026.4.1)."""
 
 
 def _counted(

@@ -101,6 +101,17 @@ def test_int8_is_executed_as_int8_and_counted_and_every_kernel_has_a_time(int8: 
     assert all(time_ms >= 0 for time_ms in times.values())
 
 
+def test_float32_needs_no_report_of_the_loop_that_lengths_make_of_an_lstm(tmp_path: Path) -> None:
+    """FP32 of a trained encoder of texts was refused: its body is not told, and all floats are float32."""
+    text = """(float[5,1,8] x, int32[1] n) => (float[5,1,1,4] y) <float[1,16,8] w, float[1,16,4] r> {
+        y = LSTM <hidden_size = 4> (x, w, r, , n) }"""
+    onnx.save(model_of(text), tmp_path / "m.onnx")
+    built = qcompile.build(tmp_path / "m.onnx", tmp_path / "b.onnx", target="openvino")
+    proof = built.manifest.proof
+    assert "INFERENCE_PRECISION_HINT" in proof["evidence"]
+    assert len(proof["unreported"]) == 1
+
+
 def test_layers_that_nobody_planned_do_not_count_as_reached(
     tiny_file: MakePath, int8: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
