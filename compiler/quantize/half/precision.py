@@ -5,7 +5,9 @@ operator of a foreign domain keeps everything), not from a list kept by hand. A 
 
 1. when it is excluded by name, glob or operator type,
 2. when it holds a subgraph,
-3. when ONNX does not allow the half type for its operands, or ONNX Runtime, of a scatter that reduces,
+3. when ONNX does not allow the half type for its operands, or ONNX Runtime, of a scatter that reduces, or
+   TensorRT, of a recurrent layer with sequence lengths, whose parser pads with float32 zeros (RTX 1.7.1:
+   "ISelectLayer must have `thenInput` and `elseInput` of same types but has Half and Float"),
 4. when the scale of a QuantizeLinear or DequantizeLinear would lose precision or is not known, or when a
    QuantizeLinear reads float32, as an input of the model: rounded to half first, some values would become
    other integers,
@@ -69,6 +71,7 @@ from .casts import (
 _KEEPS_FROM_ZERO = frozenset(["Add", "Clip", "Max"])
 _SAME_LEAST = frozenset("Expand Identity Reshape Sqrt Squeeze Transpose Unsqueeze".split())
 _TO_DIVISORS = _SAME_LEAST | {"Div", "Reciprocal"}
+_RECURRENT = ("LSTM", "GRU", "RNN")
 _INTEGERS = ("int8", "uint8", "int16", "uint16", "int32")
 
 
@@ -143,6 +146,8 @@ class _Conversion:
             return f"{node.op_type} keeps its types"
         if reduces(node):
             return "sums of many numbers, for which ONNX Runtime has no half"
+        if node.op_type in _RECURRENT and "".join(node.input[4:5]):
+            return "beside its sequence lengths TensorRT's parser takes float32 alone"
         operands = self._half_operands(node)
         if not any(name in self.floats for name in (*node.input, *node.output)):
             return None
