@@ -2,6 +2,7 @@
 
 model   float                 -> FP32 on ONNX Runtime, INT8 where there are products or convolutions
         attention, recurrent  -> INT8 dynamic too: it needs no calibration
+        recurrent alone       -> static INT8 where its products can be: for TensorRT
         Q/DQ already          -> INT8 alone
 data    none                  -> no static INT8
 machine no builder of a kind  -> none of its artifacts; the line that installs it is named
@@ -26,10 +27,12 @@ from ...engines.gpu import find_gpu
 from ...engines.registry import engine
 from ...engines.words import When
 from ...errors import DataError, QCompileError
+from ...model.graph_rules import graph_rules
 from ...model.source import parse_source
 from ...model.user_code import beside, call, load_function
 from ...processor import why_emulated
 from ...progress import Progress
+from ...spec.engines import rows
 from ...spec.recipes import InitSpec
 from ...spec.words import AUTO, TARGETS, TENSORRT_TARGETS, Target
 from ...tensors import Feeds, TensorInfo, format_shape
@@ -246,10 +249,11 @@ class Choice:
     def _artifacts(self) -> Iterator[Proposed]:
         for target in self._taken():
             lines = list(self._of_tensorrt(target)) if target in TENSORRT_TARGETS else []
+            static = self.static and self._has_integers(target)
             fits: dict[When, bool] = {
                 "float": self.is_float,
-                "float alone": not self.static and self.is_float,
-                "static": self.static,
+                "float alone": not static and self.is_float,
+                "static": static,
                 "dynamic": self.quantizes and self.dynamic,
                 "bf16": not self.machine.emulates_bf16 and self.is_float,
                 "named": target in self.targets,
@@ -259,6 +263,12 @@ class Choice:
                     what = ("target", target, ""), ("precision", proposal.precision, "")
                     mode: list[Line] = [("mode", proposal.mode, "")] if proposal.mode else []
                     yield Proposed(proposal.name, proposal.why, (*what, *lines, *mode))
+
+    def _has_integers(self, target: Target) -> bool:
+        """Whether static INT8 of a target takes any kind of layer of the model."""
+        if self.model.kinds != {"recurrent"} or not (placed_for := rows()[target].placed_for):
+            return True
+        return graph_rules(placed_for).opens_recurrences
 
     def _taken(self) -> list[Target]:
         missing = self.machine.missing
@@ -292,6 +302,10 @@ class Choice:
         if self.quantizes and not self.has_ranges:
             how = "give them as `data`; 100 to 500 are enough"
             yield LeftOut("static INT8", "it needs samples to calibrate on", how)
+        without = [name for name in self._proposing("static") if not self._has_integers(name)]
+        if without and self.static:
+            how = '`mode = "dynamic"` for ONNX Runtime'
+            yield LeftOut(f"static INT8 for {', '.join(without)}", "it takes no recurrent layer", how)
         if not self.data.evaluation:
             why = "no labelled samples: the table compares speed alone"
             yield LeftOut("accuracy", why, "give samples as `data`")

@@ -202,6 +202,8 @@ def test_what_is_proposed_follows_from_layers_data_and_machine() -> None:
     assert names(cnn, data="d") == ["onnx-fp32", "onnx-int8", "openvino-int8", "rtx-fp16", "rtx-int8"]
     assert "onnx-int8-dynamic" in names(bert)
     assert "onnx-int8-dynamic" in names(facts("recurrent"))
+    lstm = names(facts("recurrent"), data="d")
+    assert lstm == ["onnx-fp32", "onnx-int8-dynamic", "openvino-fp32", "rtx-fp16", "rtx-int8"]
     assert names(facts(), data="d") == ["onnx-fp32", "openvino-fp32", "rtx-fp16"]
     assert names(facts("convolution", precision="int8")) == ["onnx-int8", "openvino-int8", "rtx-int8"]
     gpu = Machine({}, {}, gpu="sm90")
@@ -224,6 +226,12 @@ def test_what_is_missing_is_named_with_what_installs_it() -> None:
     bare = Machine({"openvino": "is not here", "tensorrt": "no GPU"}, {"openvino": "pip it", "tensorrt": ""})
     left_out = Choice(facts("convolution"), DataFacts(), bare).left_out
     assert {"openvino: is not here; pip it", "tensorrt: no GPU"} <= set(map(str, left_out))
+    (said,) = (
+        str(item)
+        for item in Choice(facts("recurrent"), DataFacts("d"), CPU).left_out
+        if item.what.startswith("static")
+    )
+    assert said.startswith("static INT8 for onnxruntime, openvino: it takes no recurrent layer; ")
 
 
 def test_a_captured_program_tells_its_inputs_and_their_dynamic_axes(folder: Path) -> None:
