@@ -62,7 +62,8 @@ GRAPHS = {
         h = Relu(x) q = QuantizeLinear(h, s, z) d = DequantizeLinear(q, s, z) y = MatMul(d, w) }""",
     "lstm": """(float[5,1,8] x) => (float[5,1,1,4] y) <float[1,16,8] w, float[1,16,4] r> {
         y = LSTM <hidden_size = 4> (x, w, r) }""",
-    "lengths": """(float[5,1,8] x) => (float[5,1,1,4] y) <float[1,16,8] w, float[1,16,4] r, int32[1] n = {3}> {
+    "lengths": """(float[5,1,8] x) => (float[5,1,1,4] y)
+        <float[1,16,8] w, float[1,16,4] r, int32[1] n = {3}> {
         h = Relu(x) y = LSTM <hidden_size = 4> (h, w, r, , n) }""",
     "resize": """(float[n,4,8,8] x) => (float[n,4,16,16] y) <float[4,4,1,1] w, float[4] s = {1,1,2,2}> {
         a = Conv(x, w) y = Resize <mode = "linear"> (a, , s) }""",
