@@ -78,15 +78,13 @@ class PyTorchRunner(Runner):
         same = len(self._names) == len(arrays)
         return dict(zip(self._names if same else name_outputs([], result, feeds), arrays, strict=True))
 
-    def prepare(self, feeds: Feeds, *, on_device: bool = False) -> Callable[[], Any]:
+    def prepare(self, feeds: Feeds) -> Callable[[], Any]:
         """Return the call that copies, runs and copies back.
 
-        On a GPU what it returns is in memory of its own, which the next call writes again. With `on_device`
-        the feeds are copied there once, here, and the outputs stay there.
+        On a GPU what it returns is in memory of its own, which the next call writes again.
         """
         if self._device is not None:
-            call = self._gpu_call(feeds)
-            return call.on_device() if on_device else call.run
+            return self._gpu_call(feeds).run
         module, arguments, keywords = self._prepared(feeds)
         inference_mode = self._torch.inference_mode
 
@@ -272,20 +270,6 @@ class GpuCall:
         self.start()
         self.wait()
         return self.outputs
-
-    def on_device(self) -> Callable[[], Any]:
-        """Copy the inputs to the device, and return the call that runs, and leaves the outputs there."""
-        with self._on_stream():
-            self._upload()
-        self.wait()
-
-        def run() -> Any:
-            with self._on_stream():
-                self._forward()
-            self.wait()
-            return self._result
-
-        return run
 
     def times(self, iterations: int) -> GpuTimes:
         make_event = partial(self._torch.cuda.Event, enable_timing=True)

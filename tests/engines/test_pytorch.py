@@ -310,16 +310,6 @@ def test_memory_grows_where_an_output_does(cuda: SimulatedTorchCuda) -> None:
     assert not cuda.unfinished
 
 
-def test_on_the_device_nothing_is_copied_in_a_call(cuda: SimulatedTorchCuda) -> None:
-    with open_runner(Nested(cuda)) as runner:
-        run = runner.prepare(FEEDS, on_device=True)
-        before = cuda.copies
-        for _ in range(3):
-            np.testing.assert_array_equal(run()["total"].numpy(), LEFT + RIGHT)
-            assert not cuda.unfinished
-    assert (before, cuda.copies) == (2, 2)
-
-
 def test_the_gpus_clock_tells_compute_from_copies(cuda: SimulatedTorchCuda) -> None:
     with open_runner(Nested(cuda)) as runner:
         times = runner.gpu_times(FEEDS, 4)

@@ -12,10 +12,9 @@ from ....errors import ModelError, first_line
 from ....tensors import format_shape
 from ...gpu import GpuTimes, time_runs
 from .cuda import CudaError, CudaGraph, Event, Stream
-from .io_tensors import FeedShapes, IOTensor, Profile, refused_input
+from .io_tensors import FeedShapes, IOTensor, Profile
 from .loaded_engine import GRAPH_HINT, LoadedEngine
 from .memory import (
-    DeviceArray,
     DeviceBuffer,
     DeviceInput,
     HostBuffer,
@@ -58,13 +57,6 @@ class BoundContext:
         """Take the feeds: choose profile and shapes, copy to page-locked memory, set every address."""
         self.synchronize()
         self.binding = object()
-        buffers = {tensor.name: self._device[tensor.name] for tensor in self._loaded.outputs}
-        for name, value in values.items():
-            address = value.address if isinstance(value, DeviceInput) else -1
-            for output, buffer in buffers.items():
-                if 0 <= address - buffer.address < buffer.size_bytes:
-                    problem = f"is this runner's own output {output!r}, which the run would write"
-                    raise refused_input(name, f"{problem} while it reads", "give a copy of it")
         is_new = self._choose(profile, feed_shapes)
         self._uploads, self._owners, self._device_copies = [], [], {}
         for tensor in self._loaded.inputs:
@@ -78,17 +70,11 @@ class BoundContext:
         if self._captures and graph and self._graph is None:
             self._capture()
 
-    def upload(self) -> None:
+    def start(self) -> None:
         self._under_way = True
         self._upload()
-
-    def start(self, *, upload: bool = True, to_host: bool = True) -> None:
-        self._under_way = True
-        if upload:
-            self._upload()
         self._enqueue()
-        if to_host:
-            self._download()
+        self._download()
 
     def synchronize(self) -> None:
         """Wait until nothing is under way."""
@@ -99,23 +85,6 @@ class BoundContext:
     def outputs_on_host(self, *, copied: bool) -> dict[str, NDArray[Any]]:
         """Return the outputs: copies, or the page-locked memory, which the next run writes again."""
         return {name: array.copy() if copied else array for name, array in self._on_host.items()}
-
-    def outputs_on_device(self) -> dict[str, DeviceArray]:
-        """Return the outputs where they are, valid until the context is bound or freed."""
-        binding = self.binding
-        arrays = {}
-        for tensor in self._loaded.outputs:
-            if tensor.on_host:
-                problem = f"output {tensor.name!r} is computed on the host and is not available on the device"
-                raise ModelError(problem, hint="leave on_device off", tensor=tensor.name)
-            arrays[tensor.name] = DeviceArray(
-                self._device[tensor.name].address,
-                self._shape_after_run(tensor),
-                tensor.dtype,
-                self._loaded.context,
-                lambda: self.binding is binding,
-            )
-        return arrays
 
     def gpu_times(self, iterations: int) -> GpuTimes:
         self._under_way = True
@@ -194,6 +163,8 @@ class BoundContext:
         name, buffer = tensor.name, self._device[tensor.name]
         if isinstance(value, DeviceInput):
             self._owners.append(value.owner)
+            if value.written is not None:
+                self._stream.wait_for_event(value.written)
             if not self._loaded.cuda_graph:
                 self._set_address(name, value.address or buffer.reserve(1))
                 return

@@ -1,6 +1,6 @@
 """Memory of an inference, on the GPU and page-locked, and what TensorRT calls back to use it.
 
-A copy is asynchronous only from and to page-locked memory. Arrays on the GPU are read and shown by
+A copy is asynchronous only from and to page-locked memory. Arrays on the GPU are read by
 `__cuda_array_interface__` (PyTorch, CuPy, Numba), without a copy:
 https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html. All of it needs an active context.
 
@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ....errors import DataError, ModelError, first_line
+from ....errors import ModelError, first_line
 from ....tensors import format_shape
-from .cuda import Cuda, CudaError, Event, PrimaryContext, Stream
+from .cuda import Cuda, CudaError, Event, PrimaryContext
 from .io_tensors import extended_dtype, numpy_dtype, refused_input
 
 ALIGNMENT_BYTES = 256
@@ -97,73 +97,29 @@ def raw(array: NDArray[Any]) -> NDArray[np.uint8]:
     return flat
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class DeviceArray:
-    """One output in the memory of its runner, row-major: `torch.as_tensor(array, device="cuda")` shows it.
-
-    It holds this output until the runner is used again or closed; then this object says so, and what was made
-    of it shows whatever is there.
-    """
-
-    _address: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    _context: PrimaryContext
-    _is_valid: Callable[[], bool]
-
-    @property
-    def address(self) -> int:
-        if not self._is_valid():
-            problem = f"output of shape {self.shape} on the device: its runner was used again or closed since"
-            hint = "copy it before, with copy_to_host() or on the device"
-            raise DataError(f"{problem}; it is valid until then", hint=hint)
-        return self._address
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, object]:
-        """The array by version 3 of the protocol: the run is over, so there is no stream to wait for."""
-        if self.dtype.kind not in "fiub":
-            # AttributeError, so that hasattr() says that there is no such interface.
-            raise AttributeError(f"__cuda_array_interface__ has no word for {self.dtype}")
-        return {
-            "shape": self.shape, "typestr": self.dtype.str, "data": (self.address, False), "strides": None,
-            "stream": None, "version": 3,
-        }  # fmt: skip
-
-    def copy_to_host(self) -> NDArray[Any]:
-        address = self.address
-        array = np.empty(self.shape, self.dtype)
-        if array.nbytes:
-            with self._context.active("copying an output to the host"):
-                self._context.cuda.copy_to_host(raw(array), address)
-        return array
-
-    def __repr__(self) -> str:
-        return f"DeviceArray(shape={self.shape}, dtype={self.dtype}, device={self._context.device})"
-
-
 @dataclass(frozen=True)
 class DeviceInput:
     """An array on the device; `dtype` and `shape` are as an array's, so that it is checked like one.
 
-    The owner must live as long as the memory is used.
+    The owner must live as long as the memory is used, which `written` has: None where that is so already.
     """
 
     address: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     owner: Any = field(repr=False)
+    written: Event | None = None
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_device_input(name: str, value: Any, context: PrimaryContext, stream: Stream) -> DeviceInput:
-    """Return where a feed lies on the device, and wait for what still writes it.
+def read_device_input(name: str, value: Any, context: PrimaryContext) -> DeviceInput:
+    """Return where a feed lies on the device, and the event of what still writes it.
 
-    The protocol's version 3 tells the stream that writes, and ours waits for it. PyTorch has version 2,
-    which tells none: the host waits for the device.
+    The protocol's version 3 tells the stream that writes. PyTorch has version 2, which tells none: the host
+    waits for the device.
     """
     try:
         interface = value.__cuda_array_interface__
@@ -185,15 +141,14 @@ def read_device_input(name: str, value: Any, context: PrimaryContext, stream: St
     address = int(interface["data"][0])
     if address:
         _check_place(name, address, context)
+    written = None
     if interface["version"] >= 3 and interface.get("stream") is not None:
-        written = Event(
-            context.cuda
-        )  # the handle is of any stream; 1 is the legacy default one, 2 the thread's
+        written = Event(context.cuda)
+        # The handle is of any stream; 1 is the legacy default one, 2 the thread's.
         context.cuda.call("cuEventRecord", written.handle, int(interface["stream"]))
-        stream.wait_for_event(written)
     elif interface["version"] < 3:
         context.cuda.synchronize()
-    return DeviceInput(address, shape, dtype, value)
+    return DeviceInput(address, shape, dtype, value, written)
 
 
 def _check_place(name: str, address: int, context: PrimaryContext) -> None:

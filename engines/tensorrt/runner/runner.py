@@ -2,7 +2,7 @@
 
     feeds ──check──▶ profile ──▶ page-locked ──copy──▶ device ──execute_async_v3──▶ device ──copy──▶ outputs
                                   (host only)             ▲     or a CUDA graph of it  │
-          on the device already ──────────────────────────┘        on_device=True ◀────┘
+          on the device already ──────────────────────────┘
 
 The device's primary context is used, the one that PyTorch uses too; it is current only inside these calls.
 Tested with CUDA and TensorRT simulated (tests/support); tests/engines/gpu has not met a GPU yet.
@@ -25,7 +25,7 @@ from ...base import InFlight, Runner
 from ...gpu import GpuTimes
 from ..adapter import Adapter
 from .bound_context import BoundContext, Values
-from .cuda import Event, OutOfMemory, Stream
+from .cuda import OutOfMemory, Stream
 from .io_tensors import FeedShapes, Profile, WideIntegers, fitting_profiles, model_io, refused_input
 from .loaded_engine import EngineUse, LoadedEngine
 from .memory import DeviceInput, make_listener, read_device_input
@@ -151,7 +151,7 @@ class TensorRTRunner(Runner):
     replayed; the graphs of the last four shapes are kept, and inputs on the device are copied to where the
     graph reads. TensorRT-RTX captures and replays by itself. So many inferences of `infer_many` as there are
     streams may be under way at once. 64-bit integers of the `declared` inputs and outputs that the engine has
-    with 32 are narrowed if they fit; outputs on the device stay as the engine has them.
+    with 32 are narrowed if they fit.
     """
 
     def __init__(
@@ -167,7 +167,6 @@ class TensorRTRunner(Runner):
         self._adapter, self._path, self._use, self._declared = adapter, path, use, declared
         self._is_open = False
         self._slots: Any = None
-        self._intake: Any = None
         self._loaded = share.hold() if share is not None else LoadedEngine(adapter, path, use)
         self._context = self._loaded.context
         self.notes: list[str] = [*self._loaded.notes]
@@ -180,7 +179,6 @@ class TensorRTRunner(Runner):
         try:
             with self._context.active("loading the engine"):
                 self._slots = StreamSlots(self._loaded, streams, self.notes)
-                self._intake = Stream(self._context.cuda)
             self._integers = WideIntegers(model_io(self._loaded.tensors), declared)
             self.io = self._integers.io
         except BaseException:
@@ -204,15 +202,14 @@ class TensorRTRunner(Runner):
     def __enter__(self) -> TensorRTRunner:
         return self
 
-    def infer(self, feeds: Feeds, *, on_device: bool = False) -> dict[str, Any]:
-        """Run once on arrays on the host or on the device, and return copies that outlive the runner; with
-        `on_device` the outputs on the GPU, valid until this runner is used again or closed."""
+    def infer(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
+        """Run once on arrays on the host or on the device, and return copies that outlive the runner."""
         self._require_open()
         with self._context.active("inference"):
             bound = self._bind(feeds)
-            bound.start(to_host=not on_device)
+            bound.start()
             bound.synchronize()
-            return bound.outputs_on_device() if on_device else self._on_host(bound)
+            return self._on_host(bound)
 
     def infer_many(self, many: Sequence[Feeds]) -> list[dict[str, NDArray[Any]]]:
         """Run on each of several feeds, as many at once as there are streams, and return outputs in order."""
@@ -231,7 +228,6 @@ class TensorRTRunner(Runner):
                 slot, profile = self._slots.choose(index, feed_shapes)
                 if slot in under_way:
                     gather(slot)
-                self._after_producers(slot, values)
                 bound = slot.bind(values, feed_shapes, profile, graph=True)
                 bound.start()
                 under_way[slot] = (index, bound)
@@ -239,33 +235,30 @@ class TensorRTRunner(Runner):
                 gather(slot)
         return outputs
 
-    def prepare(self, feeds: Feeds, *, on_device: bool = False) -> Callable[[], dict[str, Any]]:
+    def prepare(self, feeds: Feeds) -> Callable[[], dict[str, NDArray[Any]]]:
         """Bind the feeds and return the call that copies, runs and copies back.
 
         With CUDA graphs the capture happens here. The arrays that the call returns are the runner's own:
-        the next run writes them again. With `on_device` the feeds are copied to the device once, here, and
-        the outputs stay there: the call runs alone, and waits.
+        the next run writes them again.
         """
 
         def bind() -> tuple[BoundContext, object]:
             self._require_open()
             with self._context.active("inference"):
                 bound = self._bind(feeds)
-                if on_device:
-                    bound.upload()
             return bound, bound.binding
 
         bound, binding = bind()
 
-        def run() -> dict[str, Any]:
+        def run() -> dict[str, NDArray[Any]]:
             nonlocal bound, binding
             self._require_open()
             if bound.binding is not binding:  # the runner was used for something else in between
                 bound, binding = bind()
             with self._context.active("inference"):
-                bound.start(upload=not on_device, to_host=not on_device)
+                bound.start()
                 bound.synchronize()
-            return bound.outputs_on_device() if on_device else self._on_host(bound, copied=False)
+            return self._on_host(bound, copied=False)
 
         return run
 
@@ -313,7 +306,6 @@ class TensorRTRunner(Runner):
         with ExitStack() as stack:
             stack.callback(self._loaded.release)
             stack.enter_context(self._context.active("freeing"))
-            stack.callback(setattr, self, "_intake", None)
             if self._slots is not None:
                 stack.callback(self._slots.free)
             self._slots = None
@@ -325,7 +317,6 @@ class TensorRTRunner(Runner):
     def _bind(self, feeds: Feeds, *, stream: int = 0, graph: bool = True) -> BoundContext:
         values, feed_shapes = self._check(feeds)
         slot, profile = self._slots.choose(stream, feed_shapes)
-        self._after_producers(slot, values)
         bound: BoundContext = slot.bind(values, feed_shapes, profile, graph=graph)
         return bound
 
@@ -349,11 +340,4 @@ class TensorRTRunner(Runner):
     def _value(self, name: str, value: Any) -> NDArray[Any] | DeviceInput:
         if isinstance(value, np.ndarray | np.generic):
             return np.asarray(value)
-        return read_device_input(name, value, self._context, self._intake)
-
-    def _after_producers(self, slot: StreamSlot, values: Values) -> None:
-        """Let the stream wait for what the producers of inputs on the device have enqueued."""
-        if any(isinstance(value, DeviceInput) for value in values.values()):
-            written = Event(self._context.cuda)
-            written.record(self._intake)
-            slot.stream.wait_for_event(written)
+        return read_device_input(name, value, self._context)

@@ -196,18 +196,6 @@ def test_times_of_the_gpu_are_within_each_other_and_layers_have_theirs(engine: P
     assert sum(layers.values()) > 0
 
 
-def test_an_output_on_the_device_is_the_input_of_another_runner(negate: Path) -> None:
-    x = values(5)
-    with open_runner(negate) as first, open_runner(negate) as second:
-        between = first.infer({"x": x}, on_device=True)["y"]
-        np.testing.assert_array_equal(between.copy_to_host(), -x)
-        np.testing.assert_array_equal(second.infer({"x": between})["y"], x)
-        second.close()
-        first.infer({"x": x})
-        with pytest.raises(DataError, match="used again or closed"):
-            between.copy_to_host()
-
-
 def test_tensors_of_pytorch_are_used_where_they_lie(engine: Path, model: onnx.ModelProto) -> None:
     torch = torch_with_cuda()
     x = torch.from_numpy(values(8)).cuda()
@@ -219,12 +207,10 @@ def test_tensors_of_pytorch_are_used_where_they_lie(engine: Path, model: onnx.Mo
                 busy = busy * 1.0
             found = runner.infer({"x": busy})["y"]
             np.testing.assert_allclose(found, expected(model, values(8)), rtol=1e-4, atol=1e-4)
-        kept = torch.as_tensor(runner.infer({"x": x}, on_device=True)["y"], device="cuda").clone()
         with pytest.raises(DataError, match="is strided on the device"):
             runner.infer({"x": x.transpose(2, 3)})
         with pytest.raises(DataError, match="float16; float32 is required"):
             runner.infer({"x": x.half()})
-    np.testing.assert_allclose(kept.cpu().numpy(), expected(model, values(8)), rtol=1e-4, atol=1e-4)
     assert float((torch.ones(3, device="cuda") * 2).sum()) == 6.0  # its context is still what it was
 
 
@@ -249,10 +235,6 @@ def test_pytorch_is_measured_in_the_same_memory_and_by_the_same_clock(torch_mode
         with runner.in_flight(feeds, 3) as inferences:
             for one in inferences:
                 one.start()
-        on_device = runner.prepare(feeds, on_device=True)()
-        np.testing.assert_allclose(
-            on_device.cpu().numpy(), next(iter(runner.infer(feeds).values())), rtol=1e-3, atol=1e-3
-        )
     assert (times.compute > 0).all()
     assert (times.with_transfers >= times.compute).all()
     assert np.median(host) >= np.median(times.compute)

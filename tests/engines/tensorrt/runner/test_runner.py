@@ -295,13 +295,12 @@ Job = Callable[[Simulation, list[TensorRTRunner]], Any]
 
 
 def infer(simulation: Simulation, opened: list[TensorRTRunner]) -> None:
-    """Load, and run at two shapes, once from the device; outputs both ways."""
+    """Load, and run at two shapes, once from the device."""
     producer = InterfaceArray(simulation.gpu, values(2, 4))
     try:
         opened.append(simulation.open("negate"))
         for feeds in ({"x": values(1, 4)}, {"x": producer}, {"x": values(8, 4)}):
             np.testing.assert_array_equal(opened[0].infer(feeds)["y"].shape[1], 4)
-        opened[0].infer({"x": values(1, 4)}, on_device=True)["y"].copy_to_host()
     finally:
         simulation.gpu.fail_on = 0
         producer.free()

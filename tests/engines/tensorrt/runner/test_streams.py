@@ -210,22 +210,6 @@ def test_the_gpus_clock_is_told(session: worker.WorkerSession, newest: Simulatio
     session.runner.close()
 
 
-@pytest.mark.parametrize("graph", [False, True])
-def test_on_the_device_a_call_copies_nothing(newest: Simulation, graph: bool) -> None:
-    x = values(2, 4)
-    with newest.open("negate", runner={"cuda_graph": graph}) as runner:
-        run = runner.prepare({"x": x}, on_device=True)
-        run()
-        before = newest.gpu.clock_ns
-        for _ in range(3):
-            outputs = run()
-        assert newest.gpu.clock_ns - before == 3 * 5000  # kernels alone
-        np.testing.assert_array_equal(outputs["y"].copy_to_host(), -x)
-        runner.infer({"x": values(5, 4)})  # something else in between
-        np.testing.assert_array_equal(run()["y"].copy_to_host(), -x)
-        del outputs
-
-
 def test_the_mode_of_a_row_reaches_the_engine(
     session: worker.WorkerSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
