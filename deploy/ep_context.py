@@ -30,6 +30,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING
 
 from ..artifact import Artifact, Check, Manifest, commit, load_artifact, tool_versions
+from ..engines.tensorrt.plan import require_weights
 from ..engines.tensorrt.words import TRITON as TENSORRT
 from ..errors import InvalidOption, ModelError, first_line
 from ..files import digest_files, manifest_path, require_file, writing
@@ -40,7 +41,7 @@ from ..progress import Progress, silent
 from ..spec.decode import Refused, spec_from_call
 from ..spec.looking import EpContextSpec
 from ..tensors import ModelIO, TensorInfo
-from .triton_model import BUILD_AGAIN, non_linear, refused, require_weights
+from .triton_model import BUILD_AGAIN, non_linear, refused
 
 if TYPE_CHECKING:
     import onnx
@@ -233,7 +234,7 @@ def _io(engine: Artifact) -> ModelIO:
 
 def _unfit(engine: Artifact, provider: Provider) -> list[str]:
     """What stands against the GPUs and the options that the engine was built for."""
-    manifest, gpus = engine.manifest, gpus_of(engine.manifest)
+    manifest, gpus = engine.manifest, engine.manifest.device.get("gpus")
     if not gpus:
         raise refused(engine.path, "its manifest names no GPU that it was built for", BUILD_AGAIN)
     unfit = [gpu for gpu in gpus if not provider.takes(gpu)]
@@ -243,8 +244,8 @@ def _unfit(engine: Artifact, provider: Provider) -> list[str]:
         problem = f"{engine.path}: was built for {', '.join(gpus)}; {limits}"
         raise InvalidOption(problem, hint="build it for one of these with `gpus`", option="gpus")
     notes = [f"{', '.join(unfit)}: not usable: {limits}"] if unfit else []
-    profiles = manifest.proof.get("profiles")
-    if provider.choice_of_profile and isinstance(profiles, list) and len(profiles) > 1:
+    profiles = manifest.proof.get("profiles", ())
+    if provider.choice_of_profile and len(profiles) > 1:
         notes.append(f"{len(profiles)} optimization profiles: {provider.choice_of_profile}")
     if manifest.options.get("plugins"):
         notes.append("its plugins are not packaged: the provider must be told where their libraries are")
@@ -353,13 +354,7 @@ def architecture(manifest: Manifest) -> str:
     """Return what an engine runs on as the providers spell it: `86`, or `80+` for all from Ampere on."""
     if manifest.options.get("hardware_compatible") == "ampere+":
         return "80+"
-    return ",".join(gpu.removeprefix("sm") for gpu in gpus_of(manifest))
-
-
-def gpus_of(manifest: Manifest) -> list[str]:
-    """Return the architectures that an engine was built for, such as ["sm86"]."""
-    listed = manifest.device.get("gpus")
-    return [str(gpu) for gpu in listed] if isinstance(listed, list) else []
+    return ",".join(gpu.removeprefix("sm") for gpu in manifest.device["gpus"])
 
 
 def _values(tensors: Sequence[TensorInfo]) -> list[onnx.ValueInfoProto]:

@@ -15,6 +15,7 @@ import msgspec
 
 from ..artifact import PACKAGE_ELSEWHERE, Check, Manifest, load_artifact, read_manifest, require_exact
 from ..engines.registry import engine
+from ..engines.tensorrt.plan import require_weights
 from ..engines.words import TritonBackend
 from ..errors import ArtifactError, EngineUnavailable, InvalidOption, ModelError
 from ..files import manifest_path, require_file
@@ -119,14 +120,6 @@ def _read_engine(path: Path, manifest: Manifest | None) -> TritonModel:
     )  # fmt: skip
 
 
-def require_weights(path: Path, manifest: Manifest, problem: str) -> None:
-    """Refuse an engine that is stored without weights."""
-    if manifest.options.get("strip_weights") and not manifest.proof.get("refitted_with"):
-        raise refused(
-            path, problem, f"give it weights first: qcompile refit {path} MODEL.onnx -o full.engine"
-        )
-
-
 def _read_onnx(path: Path, manifest: Manifest | None) -> TritonModel:
     if manifest and (provider := manifest.proof.get("provider")):
         problem = f"holds an engine for {provider}; Triton's onnxruntime backend has no such provider"
@@ -209,13 +202,9 @@ def _profiles(path: Path, manifest: Manifest) -> list[dict[str, Range]]:
 
 
 def non_linear(manifest: Manifest) -> frozenset[str]:
-    texts = manifest.options.get("io_formats", [])
-    names = set()
-    for text in texts if isinstance(texts, list) else []:
-        name, _, form = str(text).rpartition("=")
-        if form.partition(":")[2] not in ("", "linear"):
-            names.add(name)
-    return frozenset(names)
+    """Return the inputs and outputs that an engine has in memory formats of their own."""
+    parts = [text.rpartition("=") for text in manifest.options.get("io_formats", ())]
+    return frozenset(name for name, _, form in parts if form.partition(":")[2] not in ("", "linear"))
 
 
 def _engine_needs(manifest: Manifest) -> tuple[list[str], tuple[str, ...]]:
@@ -227,9 +216,8 @@ def _engine_needs(manifest: Manifest) -> tuple[list[str], tuple[str, ...]]:
     if manifest.options.get("version_compatible"):
         options.append("--backend-config=tensorrt,version-compatible=true")
         notes = [f"built by TensorRT {version} for it and newer ones, on {device}"]
-    plugins = manifest.options.get("plugins")
-    if isinstance(plugins, list) and plugins:
-        options.append(f"--backend-config=tensorrt,plugins={';'.join(map(str, plugins))}")
+    if plugins := manifest.options.get("plugins"):
+        options.append(f"--backend-config=tensorrt,plugins={';'.join(plugins)}")
         notes.append("its plugins are not packaged: copy the libraries and name where they are")
     if manifest.options.get("weight_streaming"):
         notes.append("Triton has no budget for weights that stream: all of them stay on the GPU")

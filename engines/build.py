@@ -171,8 +171,8 @@ def _computing(request: BuildRequest, outcome: BuildOutcome, counts: Mapping[str
     lost = {**named_layers.missed, **named_layers.unreported}
     inside = [node.name for node in by_precision.get(precision, ()) if node.name not in lost]
     manifest = read_manifest(Path(request.model))
-    kept = manifest.proof.get("left_in_float") if manifest else None
-    reasons = {**(kept if isinstance(kept, Mapping) else {}), **request.left_in_float, **lost}
+    kept = manifest.proof.get("left_in_float", {}) if manifest else {}
+    reasons = {**kept, **request.left_in_float, **lost}
     floats = {
         node.name: str(reasons.get(node.name, f"{node.op_type} is not quantized"))
         for kind, nodes in by_precision.items()

@@ -130,8 +130,8 @@ class TensorRT(Engine):
         outcome = build_plan(adapter, request)
         if not request.spec.gpus:  # else it is for GPUs that need not be here
             # No runtime cache: what is written beside a file that is being built becomes a part of it.
-            profiles, needs = _profiles(outcome.proof), needs_of_options(vars(options))
-            use = EngineUse(options.device, profiles=profiles, needs=needs)
+            profiles: Any = outcome.proof["profiles"]
+            use = EngineUse(options.device, profiles=profiles, needs=needs_of_options(vars(options)))
             runner = partial(
                 TensorRTRunner, load_adapter(self.name), request.output, use, declared=outcome.io
             )
@@ -177,7 +177,7 @@ class TensorRT(Engine):
         use = EngineUse(run.device, run.cuda_graph, runtime_cache=run.runtime_cache, needs=needs_of(manifest))
         if manifest is not None:
             check_loadable(path, manifest, load_adapter(self.name), gpu)
-            use = replace(use, profiles=_profiles(manifest.proof), digest=manifest.digest)
+            use = replace(use, profiles=manifest.proof.get("profiles", ()), digest=manifest.digest)
         declared = manifest.io if manifest else None
         return TensorRTRunner(load_adapter(self.name), path, use, streams=run.streams, declared=declared)
 
@@ -217,8 +217,3 @@ def _why_not(load: Callable[[], object]) -> str:
     except (EngineUnavailable, ImportError) as error:
         return error.message if isinstance(error, EngineUnavailable) else str(error)
     return ""
-
-
-def _profiles(proof: Mapping[str, object]) -> Sequence[Any]:
-    profiles = proof.get("profiles")
-    return profiles if isinstance(profiles, list) else ()

@@ -42,9 +42,14 @@ _FOUR_NUMBERS = (8, 6)
 def check_loadable(path: Path, manifest: Manifest, adapter: Adapter, gpu: Gpu) -> None:
     """Refuse an engine of another TensorRT or another GPU, or without weights."""
     check_version_and_gpu(path, manifest, adapter, gpu)
+    require_weights(path, manifest, "is stored without weights")
+
+
+def require_weights(path: Path, manifest: Manifest, problem: str) -> None:
+    """Refuse an engine that is stored without weights, and was given none since."""
     if manifest.options.get("strip_weights") and not manifest.proof.get("refitted_with"):
         hint = f"give it weights first: qcompile refit {path} MODEL.onnx -o full.engine"
-        raise ArtifactError(f"{path}: is stored without weights", hint=hint, file=path)
+        raise ArtifactError(f"{path}: {problem}", hint=hint, file=path)
 
 
 def check_version_and_gpu(path: Path, manifest: Manifest, adapter: Adapter, gpu: Gpu) -> None:
@@ -54,8 +59,7 @@ def check_version_and_gpu(path: Path, manifest: Manifest, adapter: Adapter, gpu:
         problem = f"{path}: was built by {builder}; here is {adapter.version}"
         hint = "build it here, install that version, or build with `version_compatible`"
         raise ArtifactError(problem, hint=hint, file=path)
-    listed = manifest.device.get("gpus")
-    gpus = [str(name) for name in listed] if isinstance(listed, list) else []
+    gpus = manifest.device.get("gpus", [])
     portable = manifest.options.get("hardware_compatible") == "ampere+"
     if gpu.architecture not in gpus and not (portable and _capability(gpu.architecture) >= _AMPERE):
         named = f" ({manifest.device['gpu']})" if manifest.device.get("gpu") else ""
