@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ..model.graph import captured_names, infer_shapes, tensor_values
 from ..model.graph_edits import (
+    drop_unused_initializers,
     refill,
     rename_inputs,
     set_nodes,
@@ -134,9 +135,8 @@ def part_of(case: Case, keep: Sequence[int], values: Values, shapes: Mapping[str
             continue
         part.input.append(inputs.get(name) or _declared(name, value, shapes.get(name)))
         feeds[name] = value
-    inner = {name for node in nodes for name in (*node.input, *captured_names(node))}
     wanted = {value.name for value in graph.output}
-    results = [name for name in made if name in values and (name not in inner or name in wanted)]
+    results = [name for name in made if name in values and (name not in read or name in wanted)]
     refill(part.output, [_declared(name, values[name], shapes.get(name)) for name in sorted(results)])
     return Case(model, feeds) if results and feeds else None
 
@@ -200,16 +200,10 @@ def _bridged(case: Case, name: str, source: str) -> Case | None:
     graph = model.graph
     rename_inputs(graph, {name: source})
     set_nodes(graph, [node for node in graph.node if name not in node.output])
-    return _tidy(Case(model, case.feeds))
-
-
-def _tidy(case: Case) -> Case:
-    """A case without stored tensors and inputs that nothing reads."""
-    graph = case.model.graph
+    drop_unused_initializers(graph)
     read = {name for node in graph.node for name in (*node.input, *captured_names(node))}
-    refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in read])
     refill(graph.input, [value for value in graph.input if value.name in read])
-    return replace(case, feeds={name: array for name, array in case.feeds.items() if name in read})
+    return Case(model, {name: array for name, array in case.feeds.items() if name in read})
 
 
 def _shorter_axes(best: Callable[[], Case], kept: Callable[[Case | None], bool]) -> None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -124,7 +124,7 @@ def make_reproducer(request: BuildRequest, folder: Path, max_time_s: float) -> R
         raise EngineUnavailable(problem, hint="reproduce it for onnxruntime, openvino or tensorrt-rtx")
     model = copy_model(request.onnx.load())
     name_nodes(model.graph)
-    with temporary_folder("reproduce") as scratch, _Trials(request, scratch, max_time_s) as trials:
+    with temporary_folder("reproduce") as scratch, closing(_Trials(request, scratch, max_time_s)) as trials:
         tries = ((feeds, way) for feeds in _inputs(request, model) for way in scripts)
         for number, (feeds, way) in enumerate(tries, 1):
             request.progress(f"run {way}, {number}")
@@ -167,14 +167,6 @@ class _Trials:
         self._until = time.monotonic() + max_time_s
         self._worker: Worker | None = None
         self._progress: Progress = request.progress
-
-    def __enter__(self) -> _Trials:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
 
     def failure(self, case: Case, script: str) -> Failure | None:
         """Return how the runtime fails with a case; None where it does not, or the case is no valid graph."""
@@ -237,7 +229,7 @@ class _Trials:
             folder = str(self.folder.resolve())
             answer = self._worker.ask("script", folder=folder, timeout_s=_PATIENCE_S)
         except WorkerError as error:
-            self._end()
+            self.close()
             if died := error.data.get("died"):
                 raise _Ended(Failure("dies", str(died))) from error
             raise _Ended(Failure("hangs", f"no answer in {_PATIENCE_S:.0f} s")) from error
@@ -245,7 +237,7 @@ class _Trials:
             raise _Ended(Failure("refuses", first_line(answer["failed"])))
         return load_arrays(self.folder / "outputs.npz")
 
-    def _end(self) -> None:
+    def close(self) -> None:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
