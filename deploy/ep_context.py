@@ -26,7 +26,7 @@ import hashlib
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING
 
 from ..artifact import Artifact, Check, Manifest, commit, load_artifact, tool_versions
@@ -283,20 +283,13 @@ def check_written(
     return (checks, [read]) if isinstance(read, str) else ([*checks, read], [])
 
 
-def is_inside(name: str) -> bool:
-    """Whether a file's name stays in the model's folder on Linux and Windows, as the providers require."""
-    if not name or "\\" in name:
-        return False
-    posix, windows = PurePosixPath(name), PureWindowsPath(name)
-    return not posix.is_absolute() and not windows.drive and ".." not in posix.parts
-
-
 def _engine_bytes(path: Path, context: bytes, provider: Provider, *, embedded: bool) -> tuple[str, bytes]:
     """Digest of the engine, and its first bytes."""
     if embedded:
         return f"sha256:{hashlib.sha256(context).hexdigest()}", context[: provider.header_bytes]
     name = context.decode()
-    _require(path, is_inside(name), f"its engine {name!r} does not lie beside it")
+    # On Windows too: the providers refuse names that leave the model's folder.
+    _require(path, PureWindowsPath(name).name == name, f"its engine {name!r} does not lie beside it")
     beside = path.parent / name
     with beside.open("rb") as file:
         return digest_files([beside]), file.read(provider.header_bytes)
