@@ -31,6 +31,7 @@ from .words import KnownFault, Proposal, TritonBackend, Verdict
 
 if TYPE_CHECKING:
     import onnx
+    from typing_extensions import Self
 
 Place = Literal["cpu", "cuda"]
 
@@ -202,7 +203,7 @@ class Runner(ABC):
     def close(self) -> None:
         """Free everything; the runner cannot be used afterwards."""
 
-    def __enter__(self) -> Runner:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -24,7 +24,6 @@ from ..processor import is_arm, isa_here, processor, why_emulated
 from ..spec.decode import spec_from_call
 from ..spec.looking import DoctorCommand
 from ..spec.words import CPU_TARGETS, PRECISIONS, TARGETS, TENSORRT_TARGETS, Precision
-from .base import Engine
 from .gpu import Gpu, find_gpus
 from .onnx_runtime.words import PACKAGES as ONNX_RUNTIMES
 from .registry import engine, names, packages_of
@@ -52,11 +51,6 @@ class TargetState:
     why_not_run: str = ""
     why_not_run_on_gpu: str = ""
     fix: str = ""
-
-
-def target_state(runtime: Engine) -> TargetState:
-    not_built, not_run = runtime.why_not_build(), runtime.why_not_run()
-    return TargetState(runtime.name, not_built, not_run, runtime.why_not_run_on_gpu(), runtime.fix())
 
 
 @dataclass(frozen=True)
@@ -343,7 +337,13 @@ def doctor(spec: DoctorCommand | None = None, /, **options: Unpack[DoctorKeyword
     """
     spec = spec_from_call(DoctorCommand, spec, options)
     named_types = [gpu_types(text) for text in spec.gpus]
-    targets, gpus = [target_state(engine(name)) for name in names()], find_gpus()
+    targets = [
+        TargetState(
+            each.name, each.why_not_build(), each.why_not_run(), each.why_not_run_on_gpu(), each.fix()
+        )
+        for each in map(engine, names())
+    ]
+    gpus = find_gpus()
     shown = named_types or [gpu_types(name) for name in dict.fromkeys(gpu.architecture for gpu in gpus)]
     of_extras = (name for packages in extras().values() for name in packages)
     packages = ["onnx", "numpy", "safetensors", *of_extras, *packages_of(names())]
