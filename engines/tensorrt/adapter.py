@@ -2,10 +2,6 @@
 
 docs/tensorrt.md has the table ("Differences between versions"). A name that the module has is used. Only what
 no name tells is decided by which module it is: TensorRT-RTX keeps names that do nothing there.
-
-Contexts may share a profile from 8.6 on: there if the engine was built with the preview feature
-PROFILE_SHARING_0806, of which NvInferRuntime.h of 10 says "the default value for this flag is on and can not
-be changed".
 """
 
 from __future__ import annotations
@@ -28,9 +24,8 @@ _WEAK_FLAGS = {"fp32": (), "tf32": (), "fp16": ("FP16",), "bf16": ("BF16",), "in
 _IN_GRAPH = ("int8", "int4", "fp8", *BLOCK_FORMATS)
 
 _WITHOUT_DLA = ((10, 8), (11, 4))
-"""The first version without DLA, and the first that has it again: "TensorRT 10.7 was the last 10.x release
-that supported DLA"; it "was unavailable in TensorRT 11.0 through 11.3" (docs.nvidia.com, TensorRT 11.4.1,
-"Working with DLA"). Their modules have the names all the same."""
+"""The first version without DLA, and the first that has it again (docs.nvidia.com, "Working with DLA" of
+11.4.1). Their modules have the names all the same."""
 
 _HARDWARE = {"ampere+": "AMPERE_PLUS", "same-sm": "SAME_COMPUTE_CAPABILITY"}
 
@@ -247,7 +242,7 @@ class Adapter:
 
     def shares_profiles(self) -> bool:
         """Whether several contexts of an engine with dynamic shapes may use one profile at the same time."""
-        # The flag came in 8.6 and went with 11, which always shares; 8.5 still has numbered bindings.
+        # The flag came in 8.6, is always on in 10, and went with 11; 8.5 still has numbered bindings.
         named = hasattr(self.module.PreviewFeature, "PROFILE_SHARING_0806")
         return named or not hasattr(self.module.ICudaEngine, "num_bindings")
 

@@ -1,19 +1,10 @@
-"""Operators that TensorRT's ONNX parsers read, version by version: data, with its sources.
+"""Operators that TensorRT's ONNX parsers read, version by version: data.
 
-A row says what a version reads beyond the one above it. Sources, all of onnx/onnx-tensorrt:
+A row says what a version reads beyond the one above it, by onnx/onnx-tensorrt: importers and
+docs/operators.md of 8.5-GA to 10.1-GA; for 10.2 to 10.13 docs/Changelog.md as of 10.15, and the opset of the
+ONNX that it builds with; from 10.14 on docs/operators.md at the commits that NVIDIA/TensorRT's branches name
+for parsers/onnx (c7272770, fa5aa9f6, 6bde6596; 11.1: 7c51a63a). 11.0 is counted as 10.16.
 
-| version       | operators                                                | newest opset                |
-|---------------|----------------------------------------------------------|-----------------------------|
-| 8.5, 8.6      | DEFINE_BUILTIN_OP_IMPORTER in builtin_op_importers.cpp   | docs/operators.md: 17       |
-|               | of 8.5-GA and 8.6-GA; docs/operators.md lists the same   |                             |
-| 10.0, 10.1    | the same in onnxOpImporters.cpp of 10.0-GA and 10.1-GA   | docs/operators.md: 20       |
-| 10.2 to 10.13 | docs/Changelog.md as of 10.15                            | of the ONNX it builds with  |
-| 10.14         | docs/operators.md of commit c7272770                     | the same file: 24           |
-| 10.15, 10.16  | docs/operators.md of commits fa5aa9f6 and 6bde6596       | the same files: 24          |
-| 11.0          | not had; it is counted as 10.16                          | as 10.16                    |
-| 11.1          | docs/operators.md of commit 7c51a63a                     | the same file: 24           |
-
-The commits are those that NVIDIA/TensorRT's branches release/10.x and release/11.x name for parsers/onnx.
 Later versions are unknown: `parser_of` returns None. 8.5 reads opset 17 without LayerNormalization, which
 came with it; opset 16 is asked for there, in which LayerNormalization is written in primitives.
 """

@@ -4,16 +4,16 @@ Engines are checked by their manifests, before TensorRT loads them and aborts. T
 verification, the runner and a refit all come through `open_plan`: what one can load, all can:
 
 1. The logger is the process's own (`log`).
-2. TensorRT's own plugins are registered before a plan is read, as Polygraphy's `EngineFromBytes` does: an
-   engine of 8.5 holds InstanceNormalization as a plugin (onnx-tensorrt 8.5-GA, builtin_op_importers.cpp),
-   which a process that has not called `init_libnvinfer_plugins` cannot read (onnx-tensorrt issue 597).
+2. TensorRT's own plugins are registered before a plan is read: an engine of 8.5 holds InstanceNormalization
+   as one (onnx-tensorrt issue 597).
 3. The user's libraries of plugins are loaded, their creators into the runtime's registry where they are made
-   for that (trtexec: samples/common/sampleEngines.cpp, `LazilyDeserializedEngine::get`).
+   for that, as by trtexec.
 4. Version-compatible plans carry TensorRT's lean runtime, which is host code: the runtime loads them only if
-   `engine_host_code_allowed` says so (NvInferRuntime.h, default false; trtexec and Polygraphy set it). It
-   refuses them in its own version, too; without the lean runtime inside they need no permission.
-5. The DLA core is the runtime's before it reads a plan with layers on a DLA (`IRuntime::setDLACore`; trtexec:
-   samples/common/sampleEngines.cpp of 10.16, line 150). Without it they would run on core 0.
+   `engine_host_code_allowed` says so, in its own version, too. Without the lean runtime inside they need no
+   permission.
+5. The DLA core is the runtime's before it reads a plan with layers on a DLA; else they would run on core 0.
+
+docs/tensorrt_sources.md has the places in the sources.
 """
 
 from __future__ import annotations
@@ -91,9 +91,8 @@ def carries_runtime(options: Mapping[str, object]) -> bool:
 def _same_version(built_by: str, installed: str, compatible: bool) -> bool:
     """Plans are of one version; version-compatible ones of one major version.
 
-    From 8.6 on a plan is of one version to its fourth number ("expecting library version 8.6.1.6 got
-    8.6.1.2", NVIDIA/TensorRT issue 3069; "9.2.0.5 got 9.2.0.4", issue 3793), before to its third
-    ("8.2.4 got 8.2.3", pytorch/TensorRT issue 1059).
+    From 8.6 on a plan is of one version to its fourth number (NVIDIA/TensorRT issues 3069, 3793), before
+    to its third (pytorch/TensorRT issue 1059).
     """
     built, present = version_numbers(built_by, 4), version_numbers(installed, 4)
     if compatible and built[:1] == present[:1] and present[:3] >= built[:3]:
@@ -150,11 +149,10 @@ _FIRST_CAPABILITY = 100
 def check_block_format(adapter: Adapter, precision: str, gpus: Sequence[str], device: int = 0) -> None:
     """Refuse a block format that this TensorRT, or one of the GPUs (none for that of this machine), lacks.
 
-    - Types: `DataType.FP4` is in NvInferRuntime.h from release/10.8 on, `E8M0` from release/10.12 on.
-      TensorRT-RTX 1.7 has both. The module is asked, not its version.
-    - GPUs: both begin with compute capability 10.0 (TensorRT-RTX support matrix on docs.nvidia.com: FP4 on
-      12.0 and 12.1, not on 8.9; TransformerEngine, support_matrix: both from 10.0). TensorRT-RTX 1.7 refuses
-      NVFP4 for sm89 itself; MXFP8 it would build, as dequantizations in front of a product of floats.
+    - Types: `DataType.FP4` came with 10.8, `E8M0` with 10.12. The module is asked, not its version.
+    - GPUs: both begin with compute capability 10.0 (support matrices of TensorRT-RTX and TransformerEngine).
+      TensorRT-RTX 1.7 refuses NVFP4 for sm89 itself; MXFP8 it would build, as dequantizations in front of a
+      product of floats.
     """
     kind, since = _TYPES[precision]
     if not hasattr(adapter.module.DataType, kind):
@@ -260,9 +258,8 @@ def open_plan(adapter: Adapter, plan: Any, needs: PlanNeeds, *, subject: str) ->
 def _stream_weights(opened: OpenPlan, on_gpu: str, subject: str) -> None:
     """Say how many bytes of weights stay on the GPU, before there is an execution context.
 
-    "The weights streaming budget cannot be modified while there are active IExecutionContexts"
-    (NvInferRuntime.h of 10.16:3964; trtexec: sampleInference.cpp of 10.16:646, setUpStdInference). The Python
-    attribute drops the bool that C++ returns (pyCore.cpp of 10.16:1595): it is read back.
+    Later it cannot be changed (NvInferRuntime.h, `setWeightStreamingBudgetV2`). The Python attribute drops
+    the bool that C++ returns: it is read back.
     """
     engine = opened.engine
     budget = weights_on_gpu(on_gpu, engine.streamable_weights_size)
@@ -275,10 +272,9 @@ def _stream_weights(opened: OpenPlan, on_gpu: str, subject: str) -> None:
 def register_plugins(adapter: Adapter, owner: Any, log: Log, libraries: Sequence[str]) -> None:
     """Register TensorRT's own plugins and load the user's libraries.
 
-    Most libraries register their creators themselves when they are loaded (REGISTER_TENSORRT_PLUGIN,
-    trtexec's `--staticPlugins`, Polygraphy's `--plugins`). `IPluginRegistry::loadLibrary`, from 8.6 on,
-    refuses them: "SymbolAddress for getCreators could not be loaded" (TensorRT-RTX 1.7.1); it is for those of
-    trtexec's `--dynamicPlugins` (samples/trtexec/README.md), which have an entry point.
+    Most libraries register their creators themselves when they are loaded (trtexec's `--staticPlugins`).
+    `IPluginRegistry::loadLibrary`, from 8.6 on, refuses them; it is for those that have an entry point
+    (trtexec's `--dynamicPlugins`).
     """
     if hasattr(adapter.module, "init_libnvinfer_plugins"):
         adapter.module.init_libnvinfer_plugins(log.logger, "")

@@ -1,8 +1,7 @@
 """Build an ONNX file into a serialized engine (plan), report its progress, and stop it on Ctrl-C.
 
 Python raises KeyboardInterrupt in whatever it runs next. While TensorRT builds, that is a callback: mostly
-the logger, whose binding prints "[ERROR] Exception caught in log()" and drops the exception (`PyLogger::log`
-in python/src/infer/pyCore.cpp, release/8.5 to 11.1). The build would go on as if nothing had been pressed.
+the logger, whose binding drops the exception (`PyLogger::log` in pyCore.cpp), and the build would go on.
 So signals are kept out of callbacks, and `IProgressMonitor`, where TensorRT has one, cancels the build.
 """
 

@@ -5,16 +5,14 @@ cache made of them works only with the header that TensorRT expects (NVIDIA/Tens
 answers "none" at the end of the data; an error in between, which must not look like it, is kept, and the
 builder raises it and throws the engine away.
 
-TensorRT checks nothing: it reads a buffer at the address it is given (`IInt8Calibrator::getBatch` of
-NvInfer.h), of float32 unless the network's input is an integer of 32 or 64 bits or a bool (Polygraphy,
-backend/trt/calibrator.py of release/10.16, `set_input_metadata`; issue 4196 of NVIDIA/TensorRT).
-The network's types are not always the model's: TensorRT 8 has no 64-bit integers (onnx-tensorrt 8.5-GA,
-onnx2trt_utils.cpp, `convertDtype`).
+TensorRT checks nothing: it reads a buffer at the address it is given, of float32 unless the network's input
+is an integer of 32 or 64 bits or a bool (Polygraphy, `set_input_metadata`; NVIDIA/TensorRT issue 4196). The
+network's types are not always the model's: TensorRT 8 has no 64-bit integers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -129,15 +127,6 @@ def make_calibrator(adapter: Adapter, feeder: Feeder) -> Any:
     return FedCalibrator()
 
 
-def first_and_all(batches: Iterable[Batch]) -> tuple[Batch, Iterator[Batch]]:
-    """Return the first batch, for its shapes, and an iterator over all of them."""
-    iterator = iter(batches)
-    first = next(iterator, None)
-    if first is None:
-        raise DataError("no batch to calibrate on; at least one is required")
-    return first, chain([first], iterator)
-
-
 _NUMPY = {
     **dict.fromkeys(("FLOAT", "HALF", "BF16", "UINT8"), "float32"),
     "INT32": "int32",
@@ -248,11 +237,12 @@ def scaling(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
         yield {name: max(ranges.amax(name, method) or 1.0, _LEAST) for name in sorted(ranges.names())}
         return
     assert spec.data is not None, "the spec requires one of them"
-    first, batches = first_and_all(Data(spec.data, weightless.io.inputs, batch_size=1))
+    batches = iter(Data(spec.data, weightless.io.inputs, batch_size=1))
+    first = next(batches)  # there is one: no samples are an error
     device = Device(spec.tensorrt.device)
     try:
         kind = "minmax" if spec.calibrator == "minmax" else "entropy"
-        yield Feeder(first, batches, device, request.progress, kind)
+        yield Feeder(first, chain([first], batches), device, request.progress, kind)
     finally:
         device.close()
 

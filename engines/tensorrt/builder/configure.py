@@ -7,8 +7,7 @@ merged in under a lock.
 
 Where TensorRT does not take a cache, a warning says so, and the kernels are timed anew: TensorRT 8.5 without
 cuDNN cannot read what it wrote itself (KataGo issue 739). It makes an empty cache of such bytes, which
-`set_timing_cache` may take: TensorRT's log decides, as neither trtexec 8.5 (samples/common/sampleEngines.cpp,
-`networkToSerializedEngine`) nor Polygraphy (backend/trt/config.py) asks what it returns.
+`set_timing_cache` may take: TensorRT's log decides.
 """
 
 from __future__ import annotations
@@ -130,12 +129,8 @@ def set_calibration_profile(builder: Any, config: Any, ranges: Sequence[InputRan
 
 
 def _profile(builder: Any, ranges: Sequence[InputRange]) -> Any:
-    """A profile of ranges.
-
-    `set_shape` and `set_shape_input` return nothing and raise RuntimeError where C++ answers false
-    (python/src/infer/pyCore.cpp, `opt_profile_set_shape`, release/8.5 to 11.1); the binding itself raises
-    TypeError for what no `Dims` can hold.
-    """
+    """A profile of ranges. Its setters raise RuntimeError where C++ answers false (pyCore.cpp), and TypeError
+    for what no `Dims` can hold."""
     profile = builder.create_optimization_profile()
     for item in ranges:
         set_range = profile.set_shape_input if item.of_values else profile.set_shape

@@ -18,7 +18,6 @@ from .memory import (
     DeviceBuffer,
     DeviceInput,
     HostBuffer,
-    listening,
     make_output_allocator,
     make_profiler,
 )
@@ -108,9 +107,20 @@ class BoundContext:
         return dict(profiler.median_ms())
 
     def run_listened(self, listener: Any) -> None:
-        """Run once, ordinarily, while TensorRT tells a listener its debug tensors."""
+        """Run once, ordinarily, while TensorRT tells a listener its debug tensors, unfused ones too.
+
+        Bindings before 10.12 do not keep the listener alive.
+        """
         self._drop_graph()
-        with listening(self._context, listener):
+        context = self._context
+        with ExitStack() as stack:
+            context.set_debug_listener(listener)
+            stack.callback(context.set_debug_listener, None)
+            context.set_all_tensors_debug_state(True)
+            stack.callback(context.set_all_tensors_debug_state, False)
+            if hasattr(context, "unfused_tensors_debug_state"):
+                context.unfused_tensors_debug_state = True
+                stack.callback(setattr, context, "unfused_tensors_debug_state", False)
             self.start()
             self.synchronize()
 

@@ -332,9 +332,7 @@ class PrimaryContext:
 def current_device(device: int, subject: str) -> Iterator[None]:
     """Let TensorRT build on a device in the block: it takes the one whose context is current in the thread.
 
-    trtexec calls `cudaSetDevice` (samples/common/sampleDevice.h, `setCudaDevice`), which makes a device's
-    primary context current. Device 0 is CUDA's default: where no package can make it current, as on a
-    machine without a GPU, nothing is done.
+    Device 0 is CUDA's default: where no package can make it current, as without a GPU, nothing is done.
     """
     active: AbstractContextManager[None] = nullcontext()
     try:

@@ -118,10 +118,8 @@ class LoadedEngine:
     def make_context(self) -> Any:
         """Return a new execution context, without NVTX markers of its layers.
 
-        An engine built with detailed profiling verbosity would mark each layer of each inference:
-        "Building with kDETAILED verbosity will generally increase latency in enqueueV3()", and the default
-        is the build's (NvInferRuntime.h 8.5:3207, 10.16:5060, 11.1:4680, setNvtxVerbosity; trtexec sets it,
-        samples/common/sampleInference.cpp:598 of 10.16). Inspector and profiler do not depend on it.
+        An engine built with detailed profiling verbosity would mark each layer of each inference, which costs
+        latency (NvInferRuntime.h, `setNvtxVerbosity`). Inspector and profiler do not depend on it.
         """
         how = self._config if self._config is not None else self._strategy
         context = self.engine.create_execution_context(*(() if how is None else (how,)))
@@ -133,10 +131,8 @@ class LoadedEngine:
     def require(self, refusal: str, call: Callable[..., Any], *arguments: Any) -> None:
         """Make a call of an execution context that TensorRT may refuse.
 
-        In all versions `set_optimization_profile_async` raises RuntimeError where C++ answers false; the
-        others answer False, and raise where the binding itself refuses, as for more than 8 axes
-        (python/src/infer/pyCore.cpp: `context_set_optimization_profile_async` and `castDimsFromPyIterable`,
-        release/8.5 to 11.1).
+        `set_optimization_profile_async` raises RuntimeError where C++ answers false; the others answer False,
+        and raise where the binding itself refuses, as for more than 8 axes (pyCore.cpp).
         """
         try:
             accepted = call(*arguments)

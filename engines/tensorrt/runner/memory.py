@@ -10,11 +10,10 @@ and drop one (python/src/infer/pyCore.cpp): the first is kept, and raised once T
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -289,21 +288,3 @@ def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str])
             return True
 
     return Listener()
-
-
-@contextlib.contextmanager
-def listening(execution_context: Any, listener: Any) -> Iterator[None]:
-    """Let a context tell a listener its debug tensors, those that are unfused too, in the block.
-
-    Bindings before 10.12 do not keep the listener alive.
-    """
-
-    with contextlib.ExitStack() as stack:
-        execution_context.set_debug_listener(listener)
-        stack.callback(execution_context.set_debug_listener, None)
-        execution_context.set_all_tensors_debug_state(True)
-        stack.callback(execution_context.set_all_tensors_debug_state, False)
-        if hasattr(execution_context, "unfused_tensors_debug_state"):
-            execution_context.unfused_tensors_debug_state = True
-            stack.callback(setattr, execution_context, "unfused_tensors_debug_state", False)
-        yield

@@ -5,7 +5,6 @@
           on the device already ──────────────────────────┘
 
 The device's primary context is used, the one that PyTorch uses too; it is current only inside these calls.
-Tested with CUDA and TensorRT simulated (tests/support); tests/engines/gpu has not met a GPU yet.
 """
 
 from __future__ import annotations
@@ -198,9 +197,6 @@ class TensorRTRunner(Runner):
     @property
     def can_be_shared(self) -> bool:
         return self._loaded.contexts_share_profiles
-
-    def __enter__(self) -> TensorRTRunner:
-        return self
 
     def infer(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         """Run once on arrays on the host or on the device, and return copies that outlive the runner."""

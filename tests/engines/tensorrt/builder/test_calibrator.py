@@ -23,7 +23,6 @@ from qcompile.engines.tensorrt.builder.calibration import (
     Device,
     Feeder,
     convert,
-    first_and_all,
     make_calibrator,
 )
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption
@@ -102,13 +101,6 @@ def test_errors_end_the_data_and_stay_in_python(error: BaseException, before_the
         feeding.before_each_step = fail
     assert [calibrator.get_batch(["x"]) for _ in range(2)] == [None, None]  # the end of the data, to TensorRT
     assert feeding.raised is error
-
-
-def test_the_first_batch_is_looked_at_and_not_lost() -> None:
-    first, every = first_and_all(batches(3, 3))
-    assert [first.where, *(batch.where for batch in every)] == ["batch 0", "batch 0", "batch 1"]
-    with pytest.raises(DataError, match="no batch to calibrate on"):
-        first_and_all([])
 
 
 @pytest.mark.skipif(not why_no_gpu(), reason="there is a GPU")
