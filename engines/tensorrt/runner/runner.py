@@ -53,11 +53,7 @@ class StreamSlot:
         self._kept = GRAPHS_KEPT if captured_here and loaded.contexts_share_profiles else 1
         self._contexts: OrderedDict[object, BoundContext] = OrderedDict()
         self.stream: Any = Stream(loaded.context.cuda)
-        try:
-            self._contexts[None] = BoundContext(loaded, self.stream)
-        except BaseException:
-            self.stream = None
-            raise
+        self._contexts[None] = BoundContext(loaded, self.stream)
 
     def bind(self, values: Values, feed_shapes: FeedShapes, profile: Profile, *, graph: bool) -> BoundContext:
         """Bind the context for these shapes: a new one if there is room, else the oldest's place."""
@@ -110,13 +106,7 @@ class StreamSlots:
             problem = f"`streams` {streams}: {_OWN_PROFILE}, and {loaded.path} has {len(loaded.profiles)}"
             hint = "give no more streams than profiles, or build with TensorRT 10 or newer"
             raise InvalidOption(problem, hint=hint, option="streams")
-        self.all: list[StreamSlot] = []
-        try:
-            for _ in range(streams):
-                self.all.append(StreamSlot(loaded, notes))
-        except BaseException:
-            self.free()
-            raise
+        self.all = [StreamSlot(loaded, notes) for _ in range(streams)]
         self._owners = dict(enumerate(self.all)) if self._exclusive else {}
 
     def choose(self, turn: int, feed_shapes: FeedShapes) -> tuple[StreamSlot, Profile]:
@@ -132,12 +122,6 @@ class StreamSlots:
         given_up = next(index for index, owner in self._owners.items() if owner is slot)
         self._owners[fitting[0].index] = self._owners.pop(given_up)
         return slot, fitting[0]
-
-    def free(self) -> None:
-        """Free everything, each even if another one fails to be."""
-        with ExitStack() as stack:
-            while self.all:
-                stack.callback(self.all.pop().free)
 
 
 class TensorRTRunner(Runner):
@@ -302,8 +286,8 @@ class TensorRTRunner(Runner):
         with ExitStack() as stack:
             stack.callback(self._loaded.release)
             stack.enter_context(self._context.active("freeing"))
-            if self._slots is not None:
-                stack.callback(self._slots.free)
+            for slot in self._slots.all if self._slots is not None else ():  # each even if another fails
+                stack.callback(slot.free)
             self._slots = None
 
     def _require_open(self) -> None:
