@@ -60,9 +60,6 @@ class PyTorch(Engine):
             return f"this PyTorch ({torch.__version__}) was built without CUDA"
         return why_not_gpu(device) or ("" if torch.cuda.is_available() else "PyTorch finds no CUDA device")
 
-    def fix(self) -> str:
-        return "pip install 'qcompile[torch]'" if self.why_not_run() else ""
-
     def graph_precision(self, precision: Precision) -> Precision:
         return "fp32"
 

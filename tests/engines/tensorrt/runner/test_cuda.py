@@ -1,6 +1,6 @@
 """The primary context is shared: whatever is done in it, the thread has its own contexts back afterwards.
 
-Inputs and outputs that stay on the GPU: not copied, not converted, and waited for.
+Inputs that are on the GPU: not copied, not converted, and waited for.
 """
 
 from __future__ import annotations
@@ -322,15 +322,6 @@ def test_tensors_of_pytorch_are_read_as_it_shows_them(gpu: SimulatedGpu, name: s
             read_device_input("x", strided, context)
     whole.free()
     strided.free()
-
-
-def test_bfloat16_is_read_and_returned(newest: Simulation) -> None:
-    x = values(3, 4).astype(ml_dtypes.bfloat16)
-    producer = InterfaceArray(newest.gpu, x, typestr="<V2")
-    with newest.open("negate_bf16") as runner:
-        found = runner.infer({"x": producer})["y"]
-        np.testing.assert_array_equal(found.view(np.uint16), (-x).view(np.uint16))
-    producer.free()
 
 
 def test_an_output_on_the_host_is_returned(newest: Simulation) -> None:
