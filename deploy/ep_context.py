@@ -179,7 +179,7 @@ def package_ep_context(
         path.write_bytes(model.SerializeToString())
         del model, context
         progress("verify")
-        checks, notes = check_written(path, provider, engine.manifest, io)
+        checks, notes = check_written(path, provider, engine.manifest, io, header)
         warnings += notes
         before = engine.manifest
         # The engine's manifest, as far as it is still true, and what was made of it.
@@ -258,13 +258,19 @@ contradicts the schema is `InvalidGraph`, an operator that it does not know `Fai
 
 
 def check_written(
-    path: Path, provider: Provider, engine: Manifest, io: ModelIO
+    path: Path, provider: Provider, engine: Manifest, io: ModelIO, header: bytes
 ) -> tuple[list[Check], list[str]]:
     """Read a file back and verify it; return what held, and what could not be verified."""
     model = read_graph(path).model
     attributes = {item.name: item for item in model.graph.node[0].attribute}
-    context, embedded = attributes["ep_cache_context"].s, bool(attributes["embed_mode"].i)
-    digest, header = _engine_bytes(path, context, provider, embedded=embedded)
+    context = attributes["ep_cache_context"].s
+    if attributes["embed_mode"].i:
+        digest = f"sha256:{hashlib.sha256(context).hexdigest()}"
+    else:
+        name = context.decode()
+        # On Windows too: the providers refuse names that leave the model's folder.
+        _require(path, PureWindowsPath(name).name == name, f"its engine {name!r} does not lie beside it")
+        digest = digest_files([path.parent / name])
     same = digest == engine.digest
     _require(path, same, f"its engine has digest {digest[:19]}…, not {engine.digest[:19]}…")
     checks = [
@@ -281,18 +287,6 @@ def check_written(
     del model, context, attributes
     read = _onnx_runtime_reads_it(path, provider)
     return (checks, [read]) if isinstance(read, str) else ([*checks, read], [])
-
-
-def _engine_bytes(path: Path, context: bytes, provider: Provider, *, embedded: bool) -> tuple[str, bytes]:
-    """Digest of the engine, and its first bytes."""
-    if embedded:
-        return f"sha256:{hashlib.sha256(context).hexdigest()}", context[: provider.header_bytes]
-    name = context.decode()
-    # On Windows too: the providers refuse names that leave the model's folder.
-    _require(path, PureWindowsPath(name).name == name, f"its engine {name!r} does not lie beside it")
-    beside = path.parent / name
-    with beside.open("rb") as file:
-        return digest_files([beside]), file.read(provider.header_bytes)
 
 
 def _onnx_runtime_reads_it(path: Path, provider: Provider) -> Check | str:

@@ -48,7 +48,6 @@ class BoundContext:
         self._uploads: list[str] = []
         self._device_copies: dict[str, DeviceInput] = {}
         self._on_host: dict[str, NDArray[Any]] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
         self._graph: CudaGraph | None = None
         self._under_way = False
 
@@ -197,7 +196,6 @@ class BoundContext:
         if any(extent < 0 for extent in shape):
             self._let_allocate(name)
             return
-        self._shapes[name] = shape
         self._on_host[name] = self._host[name].view(shape, tensor.dtype)
         if tensor.on_host:
             self._set_address(name, self._host[name].address)
@@ -248,19 +246,13 @@ class BoundContext:
     def _download(self) -> None:
         for tensor in self._loaded.outputs:
             if tensor.name in self._allocators:
-                shape = self._shape_after_run(tensor)
+                shape: tuple[int, ...] | None = self._allocators[tensor.name].shape
+                if shape is None:
+                    raise self._refused(f"output {tensor.name!r} was given no shape")
                 self._on_host[tensor.name] = self._host[tensor.name].view(shape, tensor.dtype)
             if self._on_host[tensor.name].nbytes and not tensor.on_host:
                 target, source = self._host[tensor.name].used, self._device[tensor.name].address
                 self._cuda.copy_to_host(target, source, self._stream)
-
-    def _shape_after_run(self, tensor: IOTensor) -> tuple[int, ...]:
-        if tensor.name not in self._allocators:
-            return self._shapes[tensor.name]
-        shape: tuple[int, ...] | None = self._allocators[tensor.name].shape
-        if shape is None:
-            raise self._refused(f"output {tensor.name!r} was given no shape")
-        return shape
 
     def _capture(self) -> None:
         """Run once, as TensorRT requires after new shapes, then capture; a failure is an error."""

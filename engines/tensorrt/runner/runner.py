@@ -107,21 +107,19 @@ class StreamSlots:
             hint = "give no more streams than profiles, or build with TensorRT 10 or newer"
             raise InvalidOption(problem, hint=hint, option="streams")
         self.all = [StreamSlot(loaded, notes) for _ in range(streams)]
-        self._owners = dict(enumerate(self.all)) if self._exclusive else {}
+        self._held = list(range(streams))  # the profile of each stream, where it needs one of its own
 
     def choose(self, turn: int, feed_shapes: FeedShapes) -> tuple[StreamSlot, Profile]:
         """Return stream and profile for the inference of this turn."""
         fitting = fitting_profiles(self._loaded.profiles, feed_shapes)
-        slot = self.all[turn % len(self.all)]
+        place = turn % len(self.all)
         if not self._exclusive:
-            return slot, fitting[0]
-        owned = [profile for profile in fitting if profile.index in self._owners]
-        if owned:
-            profile = owned[turn % len(owned)]
-            return self._owners[profile.index], profile
-        given_up = next(index for index, owner in self._owners.items() if owner is slot)
-        self._owners[fitting[0].index] = self._owners.pop(given_up)
-        return slot, fitting[0]
+            return self.all[place], fitting[0]
+        held = [profile for profile in fitting if profile.index in self._held]
+        if not held:
+            self._held[place], held = fitting[0].index, fitting[:1]
+        profile = held[turn % len(held)]
+        return self.all[self._held.index(profile.index)], profile
 
 
 class TensorRTRunner(Runner):
