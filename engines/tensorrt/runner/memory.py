@@ -100,7 +100,8 @@ def raw(array: NDArray[Any]) -> NDArray[np.uint8]:
 class DeviceInput:
     """An array on the device; `dtype` and `shape` are as an array's, so that it is checked like one.
 
-    The owner must live as long as the memory is used, which `written` has: None where that is so already.
+    The owner must live as long as the memory is used. Its producer has written it when `written` happens, or
+    already where that is None.
     """
 
     address: int

@@ -1,7 +1,7 @@
 """Run an engine by named I/O tensors (TensorRT 8.5 and newer), with memory from CUDA's driver.
 
     feeds ──check──▶ profile ──▶ page-locked ──copy──▶ device ──execute_async_v3──▶ device ──copy──▶ outputs
-                                  (host only)             ▲     or a CUDA graph of it  │
+                                  (host only)             ▲     or a CUDA graph of it
           on the device already ──────────────────────────┘
 
 The device's primary context is used, the one that PyTorch uses too; it is current only inside these calls.
