@@ -53,7 +53,11 @@ class StreamSlot:
         self._kept = GRAPHS_KEPT if captured_here and loaded.contexts_share_profiles else 1
         self._contexts: OrderedDict[object, BoundContext] = OrderedDict()
         self.stream: Any = Stream(loaded.context.cuda)
-        self._contexts[None] = BoundContext(loaded, self.stream)
+        try:
+            self._contexts[None] = BoundContext(loaded, self.stream)
+        except BaseException:
+            self.stream = None
+            raise
 
     def bind(self, values: Values, feed_shapes: FeedShapes, profile: Profile, *, graph: bool) -> BoundContext:
         """Bind the context for these shapes: a new one if there is room, else the oldest's place."""
@@ -106,7 +110,13 @@ class StreamSlots:
             problem = f"`streams` {streams}: {_OWN_PROFILE}, and {loaded.path} has {len(loaded.profiles)}"
             hint = "give no more streams than profiles, or build with TensorRT 10 or newer"
             raise InvalidOption(problem, hint=hint, option="streams")
-        self.all = [StreamSlot(loaded, notes) for _ in range(streams)]
+        self.all: list[StreamSlot] = []
+        try:
+            for _ in range(streams):
+                self.all.append(StreamSlot(loaded, notes))
+        except BaseException:
+            self.free()
+            raise
         self._held = list(range(streams))  # the profile of each stream, where it needs one of its own
 
     def choose(self, turn: int, feed_shapes: FeedShapes) -> tuple[StreamSlot, Profile]:
@@ -120,6 +130,12 @@ class StreamSlots:
             self._held[place], held = fitting[0].index, fitting[:1]
         profile = held[turn % len(held)]
         return self.all[self._held.index(profile.index)], profile
+
+    def free(self) -> None:
+        """Free everything, each even if another one fails to be."""
+        with ExitStack() as stack:
+            while self.all:
+                stack.callback(self.all.pop().free)
 
 
 class TensorRTRunner(Runner):
@@ -284,8 +300,8 @@ class TensorRTRunner(Runner):
         with ExitStack() as stack:
             stack.callback(self._loaded.release)
             stack.enter_context(self._context.active("freeing"))
-            for slot in self._slots.all if self._slots is not None else ():  # each even if another fails
-                stack.callback(slot.free)
+            if self._slots is not None:
+                stack.callback(self._slots.free)
             self._slots = None
 
     def _require_open(self) -> None:
