@@ -13,18 +13,12 @@ Add ← Mul ← ... ← Sub (x, ReduceMin (x))     Add reads ReduceMin (x) again
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import onnx
 
-from ...model.graph import (
-    attribute,
-    constant_names,
-    consumers,
-    every_graph,
-    producers,
-)
+from ...model.graph import attribute, constant_names, consumers, opset, producers
 from . import exact_forms as exact
 from .fusions import (
     find_gathered_scales,
@@ -38,18 +32,19 @@ from .fusions import (
     with_max,
 )
 from .rewrites import group_normalization, slice_shape
+from .scatter_forms import reduces
 from .scope import (
     PLACES,
     SAME,
-    Cure,
     Finder,
+    Links,
     Replace,
     comes_from,
     finding,
     nearest,
     node_name,
     reached,
-    rewriting,
+    replace_nodes,
 )
 
 
@@ -63,7 +58,7 @@ class FaultyGraph:
     """
 
     find: Finder
-    cure: Cure | None = None
+    cure: Callable[[onnx.ModelProto], object] | None = None
     quantized: bool = False
 
 
@@ -73,15 +68,10 @@ _PROJECTIONS = ("MatMul", "Gemm", "Add", "LayerNormalization")
 _TO_VALUES = frozenset("Cast Identity Dropout Where".split())
 
 
-def find_resizes_behind_if(model: onnx.ModelProto) -> list[str]:
-    """Return Resizes of a transposed result of an If."""
-    return [
-        node_name(node)
-        for graph in every_graph(model.graph)
-        for made_by in [producers(graph)]
-        for node in graph.node
-        if node.op_type == "Resize" and comes_from(node.input[0], made_by, "Transpose", "If")
-    ]
+@finding("Resize")
+def find_resizes_behind_if(node: onnx.NodeProto, links: Links) -> object:
+    """Resizes of a transposed result of an If."""
+    return comes_from(node.input[0], links.made_by, "Transpose", "If")
 
 
 def find_attention(model: onnx.ModelProto) -> list[str]:
@@ -176,20 +166,28 @@ def _attentions(model: onnx.ModelProto) -> list[tuple[onnx.NodeProto, onnx.NodeP
 
 
 def _rewritten(find: Finder, rewrite: Replace, *, quantized: bool = False) -> FaultyGraph:
-    return FaultyGraph(find, rewriting(find, rewrite), quantized)
+    def cure(model: onnx.ModelProto) -> None:
+        if names := set(find(model)):
+            replace_nodes(
+                model,
+                opset(model),
+                lambda node, scope: rewrite(node, scope) if node_name(node) in names else None,
+            )
+
+    return FaultyGraph(find, cure, quantized)
 
 
 FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
     # A rewrite that leaves no node of its kind comes before one that only renames.
     "deformable-attention": _rewritten(exact.find_deformable_attention, exact.gathered_corners),
-    "grid-sample-mode": FaultyGraph(exact.find_renamed_modes, exact.modes_left_out),
+    "grid-sample-mode": _rewritten(exact.find_renamed_modes, exact.mode_left_out),
     "cumsum-axes": _rewritten(exact.find_mixed_cumsums, exact.cumsum_by_product),
     "mod-by-float": _rewritten(exact.find_integer_mods, exact.exact_mod),
     "group-norm-of-one": _rewritten(
-        finding("GroupNormalization", lambda node: attribute(node, "num_groups") == 1), group_normalization
+        finding("GroupNormalization")(lambda node, _: attribute(node, "num_groups") == 1), group_normalization
     ),
     "recurrent-layout": _rewritten(
-        finding("LSTM GRU RNN", lambda node: attribute(node, "layout", 0) == 1), exact.time_first
+        finding("LSTM GRU RNN")(lambda node, _: attribute(node, "layout", 0) == 1), exact.time_first
     ),
     "requantized-layer": FaultyGraph(exact.find_requantized, exact.keep_layers_apart),
     "reduced-axes": _rewritten(exact.find_reduced_axes, exact.by_sum),
@@ -202,12 +200,10 @@ FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
     "shifted-count": _rewritten(find_shifted_counts, with_max),
     "reduced-scale": _rewritten(find_reduced_scales, with_max, quantized=True),
     "shape-slice": _rewritten(
-        finding("Shape", lambda node: attribute(node, "start", 0) or attribute(node, "end") is not None),
+        finding("Shape")(lambda node, _: attribute(node, "start", 0) or attribute(node, "end") is not None),
         slice_shape,
     ),
-    "scatter-reduction": FaultyGraph(
-        finding("ScatterElements ScatterND", lambda node: attribute(node, "reduction", "none") != "none")
-    ),
+    "scatter-reduction": FaultyGraph(finding("ScatterElements ScatterND")(lambda node, _: reduces(node))),
     "resize-behind-if": FaultyGraph(find_resizes_behind_if),
     "transposed-input-attention": FaultyGraph(find_attention_of_transposed_inputs),
     "fused-attention-sm120": FaultyGraph(find_attention),

@@ -28,20 +28,16 @@ import onnx
 from numpy.typing import NDArray
 
 from ...model.graph import attribute
-from .scope import Chain, Scope, rewrite_operator
+from .scope import Chain, Scope, rewriting_each
 
 _LARGEST_TABLE = 1 << 22
 """Values of a table: 16 MB. A longer transform keeps its operator, which is fast where a runtime has it."""
 _FLOAT = onnx.TensorProto.FLOAT
 
 
-def dft_to_products(model: onnx.ModelProto) -> list[str]:
-    """Rewrite DFTs but long ones, and those of other points than values at run time; return their names."""
-    return rewrite_operator(model, "DFT", _product)
-
-
-def _product(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-    """The nodes in place of a DFT; None where it stays."""
+@rewriting_each("DFT")
+def dft_to_products(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+    """DFTs but long ones, and those of other points than values at run time."""
     shape = scope.shape(node.input[0]) or ()
     axis, rank = _axis(node, scope, len(shape)), len(shape)
     if axis is None or scope.type(node.input[0]) not in ("tensor(float)", "tensor(float16)"):

@@ -36,25 +36,19 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ...model.graph import ONNX_DOMAINS, attribute, consumers, every_graph, opset, producers
+from ...model.graph import ONNX_DOMAINS, attribute, consumers, every_graph, opset
 from ...model.graph_edits import drop_attributes
 from ...model.session import requantized
-from .scope import Chain, Scope, every_scope, find_nodes, finding, node_name, reached
+from .scope import Chain, Links, Scope, every_scope, find_nodes, finding, node_name, reached
 
 _BATCH_SECOND = (1, 0, 2)
 _Y_BATCH_FIRST = (2, 0, 1, 3)  # [time, directions, batch, hidden] to [batch, time, directions, hidden]
 
 
-def find_integer_mods(model: onnx.ModelProto) -> list[str]:
-    """Return Mods of integers (fmod = 0) whose operand is no extent of a shape: those are small."""
-    return [
-        node_name(node)
-        for graph in every_graph(model.graph)
-        for made_by in [producers(graph)]
-        for node in graph.node
-        if node.op_type == "Mod" and node.domain in ONNX_DOMAINS
-        if not attribute(node, "fmod", 0) and not _of_shapes(node.input[0], made_by)
-    ]
+@finding("Mod")
+def find_integer_mods(node: onnx.NodeProto, links: Links) -> bool:
+    """Mods of integers (fmod = 0) whose operand is no extent of a shape: those are small."""
+    return not attribute(node, "fmod", 0) and not _of_shapes(node.input[0], links.made_by)
 
 
 def exact_mod(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
@@ -111,7 +105,7 @@ _FLOATS = (1, 10, 11, 16)  # float, float16, double, bfloat16
 
 def find_mixed_cumsums(model: onnx.ModelProto) -> list[str]:
     """Return the CumSums that differ in axis or direction from the most frequent kind of the model."""
-    if len(find_nodes(model, "CumSum", lambda _: True)) < 2:
+    if len(find_nodes(model, "CumSum")) < 2:
         return []
     kinds = [
         (node_name(node), (_axis(node, scope), *_direction(node)))
@@ -173,7 +167,7 @@ def find_reduced_axes(model: onnx.ModelProto) -> list[str]:
     if opset(model) >= _AXES_ARE_AN_INPUT:
         return []
     operators = "ReduceL1 ReduceLogSum ReduceLogSumExp"
-    return find_nodes(model, operators, lambda node: attribute(node, "axes") is not None)
+    return find_nodes(model, operators, lambda node, _: attribute(node, "axes") is not None)
 
 
 def by_sum(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
@@ -228,19 +222,21 @@ def find_renamed_modes(model: onnx.ModelProto) -> list[str]:
     """Return GridSample nodes whose mode is spelled as from opset 20 on."""
     if opset(model) < MODES_RENAMED:
         return []
-    return find_nodes(model, "GridSample", lambda node: attribute(node, "mode") in ("linear", "cubic"))
+    return find_nodes(model, "GridSample", lambda node, _: attribute(node, "mode") in ("linear", "cubic"))
 
 
-find_cubic_modes = finding("GridSample", lambda node: attribute(node, "mode") == "cubic")
-"""Older opsets alone have a name for mode "cubic" that all parsers know."""
+@finding("GridSample")
+def find_cubic_modes(node: onnx.NodeProto, _: Links) -> bool:
+    """Older opsets alone have a name for mode "cubic" that all parsers know."""
+    return bool(attribute(node, "mode") == "cubic")
 
 
-def modes_left_out(model: onnx.ModelProto) -> None:
-    """Take mode "linear" off each GridSample: it is the default of every opset, however it is spelled."""
-    for graph in every_graph(model.graph):
-        for node in graph.node:
-            if node.op_type == "GridSample" and attribute(node, "mode") == "linear":
-                drop_attributes(node, "mode")
+def mode_left_out(node: onnx.NodeProto, _: Scope) -> list[onnx.NodeProto] | None:
+    """A GridSample without mode "linear": it is the default of every opset, however it is spelled."""
+    if attribute(node, "mode") != "linear":
+        return None
+    drop_attributes(node, "mode")
+    return [node]
 
 
 def find_deformable_attention(model: onnx.ModelProto) -> list[str]:

@@ -31,26 +31,24 @@ fusions are wrong (2026.4.1, on every processor):
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx
 
-from ...model.graph import (
-    ONNX_DOMAINS,
-    WEIGHTED,
-    attribute,
-    constant_names,
-    constant_tensor,
-    consumers,
-    every_graph,
-    infer_shapes,
-    opset,
-    producers,
-    tensor_values,
+from ...model.graph import ONNX_DOMAINS, WEIGHTED, attribute, every_graph, opset, tensor_values
+from .scope import (
+    Chain,
+    Links,
+    Scope,
+    comes_from,
+    every_scope,
+    find_nodes,
+    finding,
+    nearest,
+    node_name,
+    reached,
 )
-from .scope import Chain, Scope, comes_from, every_scope, nearest, node_name, reached
 
 _LOWEST = {
     "tensor(float16)": np.float16(-65504),
@@ -70,6 +68,10 @@ _FUSED = frozenset(
 """Operators that become part of a reduction's kernel with the quantization behind them, or let it pass."""
 _LINEAR = ("Add", "Sub", "Mul", "Div")
 _REDUCTIONS = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")
+_ALL_REDUCTIONS = (
+    f"{' '.join(_REDUCTIONS)} ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceProd ReduceSumSquare"
+)
+_PRODUCTS = " ".join(WEIGHTED)
 _PLACES = frozenset("Identity Reshape Transpose Squeeze Unsqueeze Flatten".split())
 _BOUNDS = ("Relu", "LeakyRelu", "PRelu", "Clip", "Max", "Min")
 _PASSED = ("Relu", "Clip", "Transpose", "Concat", "Identity")
@@ -87,112 +89,69 @@ _KEPT_AXES = _MOVED - {"Relu", "LeakyRelu", "PRelu", "Clip", "Transpose", "Squee
 """Those of them between a product and a Gather."""
 
 
-def find_quantized_extrema(model: onnx.ModelProto) -> list[str]:
-    """Return the ReduceMax and ReduceMin that a QuantizeLinear reads, in whatever form."""
-    return [
-        node_name(node)
-        for graph in every_graph(model.graph)
-        for read_by in [consumers(graph)]
-        for node in graph.node
-        if node.op_type in ("ReduceMax", "ReduceMin") and node.domain in ONNX_DOMAINS
-        if not any(_APART in reader.name for reader in read_by.get(node.output[0], ()))
-        if _is_quantized(node.output[0], read_by, _FUSED)
-    ]
+@finding("ReduceMax ReduceMin")
+def find_quantized_extrema(node: onnx.NodeProto, links: Links) -> bool:
+    """The ReduceMax and ReduceMin that a QuantizeLinear reads, in whatever form."""
+    return not _is_apart(node, links) and _is_quantized(node, links, _FUSED)
 
 
-def find_reduced_channels(model: onnx.ModelProto) -> list[str]:
-    """Return reductions without keepdims that a QuantizeLinear reads behind an operand for each channel."""
-
-    def fits(node: onnx.NodeProto, read_by: Mapping[str, Sequence[onnx.NodeProto]], rows: set[str]) -> bool:
-        if not node.op_type.startswith("Reduce") or attribute(node, "keepdims", 1):
-            return False
-        if any(_APART in reader.name for reader in read_by.get(node.output[0], ())):
-            return False
-        return any(
-            _is_quantized(reader.output[0], read_by, _FUSED)
-            for reader in reached(node.output[0], read_by, _FUSED)
-            if reader.op_type in _FUSED and rows.intersection(reader.input)
-        )
-
-    return [
-        node_name(node)
-        for graph in every_graph(model.graph)
-        for read_by in [consumers(graph)]
-        for rows in [{tensor.name for tensor in graph.initializer if np.prod(tensor.dims) > 1}]
-        for node in graph.node
-        if node.domain in ONNX_DOMAINS and fits(node, read_by, rows)
-    ]
+@finding(_ALL_REDUCTIONS)
+def find_reduced_channels(node: onnx.NodeProto, links: Links) -> bool:
+    """Reductions without keepdims that a QuantizeLinear reads behind an operand for each channel."""
+    if attribute(node, "keepdims", 1) or _is_apart(node, links):
+        return False
+    return any(
+        reader.op_type in _FUSED and _has_row(reader, links) and _is_quantized(reader, links, _FUSED)
+        for reader in reached(node.output[0], links.read_by, _FUSED)
+    )
 
 
-def find_quantized_factors(model: onnx.ModelProto) -> list[str]:
-    """Return what scales or shifts channels of an int8 product of two axes in front of a QuantizeLinear."""
-    shapes: Mapping[str, Sequence[int | str]] = {}
-    names = []
-    for graph in every_graph(model.graph):
-        read_by, made_by = consumers(graph), producers(graph)
-        stored = {tensor.name for tensor in graph.initializer}
-        rows = {tensor.name for tensor in graph.initializer if np.prod(tensor.dims) > 1}
-        for node in graph.node:
-            readers = read_by.get(node.output[0], ()) if node.op_type in _LINEAR else ()
-            is_row = any(reader.op_type == "QuantizeLinear" for reader in readers) and rows & {*node.input}
-            varying = [name for name in node.input if name not in stored]
-            if not is_row or len(varying) != 1:
-                continue
-            product = nearest(varying[0], made_by, (*_LINEAR, *_BOUNDS), stored)
-            if product is None or product.op_type not in ("Gemm", "MatMul"):
-                continue
-            is_int8 = comes_from(product.input[0], made_by, "DequantizeLinear") is not None
-            is_bias = node.op_type == "Add" and len(product.input) < 3 and varying[0] == product.output[0]
-            if not is_int8 or is_bias:
-                continue
-            shapes = shapes or infer_shapes(model)
-            if len(shapes.get(product.output[0], "nc")) == 2:
-                names.append(node_name(node))
-    return names
+@finding(" ".join(_LINEAR))
+def find_quantized_factors(node: onnx.NodeProto, links: Links) -> bool:
+    """What scales or shifts channels of an int8 product of two axes in front of a QuantizeLinear."""
+    readers = links.read_by.get(node.output[0], ())
+    varying = [name for name in node.input if name not in links.stored]
+    is_read = any(reader.op_type == "QuantizeLinear" for reader in readers)
+    if not is_read or not _has_row(node, links) or len(varying) != 1:
+        return False
+    product = nearest(varying[0], links.made_by, (*_LINEAR, *_BOUNDS), links.stored)
+    if product is None or product.op_type not in ("Gemm", "MatMul"):
+        return False
+    is_int8 = comes_from(product.input[0], links.made_by, "DequantizeLinear") is not None
+    is_bias = node.op_type == "Add" and len(product.input) < 3 and varying[0] == product.output[0]
+    return is_int8 and not is_bias and len(links.shapes.get(product.output[0], "nc")) == 2
 
 
-def find_reduced_scales(model: onnx.ModelProto) -> list[str]:
-    """Return the Reshapes in front of a reduction, behind an int8 convolution whose scale may move there."""
-    names = []
-    for products in (_Products(model, graph) for graph in every_graph(model.graph)):
-        for node in products.graph.node:
-            readers = (
-                list(reached(node.output[0], products.read_by, _MOVED)) if node.op_type == "Reshape" else []
-            )
-            is_reduced = any(reader.op_type in _REDUCTIONS for reader in readers)
-            if is_reduced and products.has_loose_scale(node.input[0]):
-                names.append(node_name(node))
-    return names
+@finding("Reshape")
+def find_reduced_scales(node: onnx.NodeProto, links: Links) -> bool:
+    """The Reshapes in front of a reduction, behind an int8 convolution whose scale may move there."""
+    readers = reached(node.output[0], links.read_by, _MOVED)
+    return any(reader.op_type in _REDUCTIONS for reader in readers) and _has_loose_scale(node.input[0], links)
 
 
-def find_gathered_scales(model: onnx.ModelProto) -> list[str]:
-    """Return the int8 products without bias of which a Gather takes one place of an axis."""
-    graphs = every_graph(model.graph)
-    return [name for graph in graphs for name in _Products(model, graph).gathered_scales()]
+@finding(_PRODUCTS)
+def find_gathered_scales(node: onnx.NodeProto, links: Links) -> bool:
+    """The int8 products without bias of which a Gather takes one place of an axis."""
+    if not _reads_integers(node, links) or _has_bias(node, links):
+        return False
+    return any(_takes_one(reader, links) for reader in reached(node.output[0], links.read_by, _KEPT_AXES))
 
 
 def find_shifted_counts(model: onnx.ModelProto) -> list[str]:
     """Return reductions of integers, of three axes, that a constant shifts or scales, or that are negated."""
-    constants = constant_names(model)
 
-    def is_shifted(node: onnx.NodeProto, read_by: Mapping[str, Sequence[onnx.NodeProto]]) -> bool:
+    def is_shifted(node: onnx.NodeProto, links: Links) -> bool:
         return any(
-            reader.op_type == "Neg" or (reader.op_type in _LINEAR and constants & {*reader.input})
-            for reader in reached(node.output[0], read_by, _PLACES)
+            reader.op_type == "Neg" or (reader.op_type in _LINEAR and links.constants & {*reader.input})
+            for reader in reached(node.output[0], links.read_by, _PLACES)
         )
 
-    found = {
-        node.output[0]
-        for graph in every_graph(model.graph)
-        for read_by in [consumers(graph)]
-        for node in graph.node
-        if node.op_type.startswith("Reduce") and node.domain in ONNX_DOMAINS and is_shifted(node, read_by)
-    }
+    found = find_nodes(model, _ALL_REDUCTIONS, is_shifted)
     return [
         node_name(node)
         for scope in (every_scope(model, opset(model)) if found else ())
         for node in scope.graph.node
-        if found & {*node.output} and _counts_within(node, scope)
+        if node_name(node) in found and _counts_within(node, scope)
     ]
 
 
@@ -205,23 +164,43 @@ def _counts_within(node: onnx.NodeProto, scope: Scope) -> bool:
     return axes is None or {0, -3}.isdisjoint(np.asarray(axes).reshape(-1).tolist())
 
 
-def _is_quantized(
-    tensor: str, read_by: Mapping[str, Sequence[onnx.NodeProto]], passed: Collection[str]
-) -> bool:
-    return any(reader.op_type == "QuantizeLinear" for reader in reached(tensor, read_by, passed))
-
-
 def find_merged_biases(model: onnx.ModelProto) -> list[str]:
     """Return the nodes, or the last constant Add or Mul behind, of biased products that not only Q reads."""
-    graphs = [_Products(model, graph) for graph in every_graph(model.graph)]
-    shaped = any(node.op_type in _SHAPED for products in graphs for node in products.graph.node)
-    return [name for products in graphs for name in products.merged_biases(shaped=shaped)]
+    graphs = [Links(model, graph) for graph in every_graph(model.graph)]
+    shaped = any(node.op_type in _SHAPED for links in graphs for node in links.graph.node)
+    return [
+        name
+        for links in graphs
+        for node in links.graph.node
+        if node.op_type in WEIGHTED and node.domain in ONNX_DOMAINS
+        for name in _merged_biases(node, links, shaped=shaped)
+    ]
 
 
-def find_moved_scales(model: onnx.ModelProto) -> list[str]:
-    """Return the int8 products without bias that a Reshape of their batch reads."""
-    graphs = every_graph(model.graph)
-    return [name for graph in graphs for name in _Products(model, graph).moved_scales()]
+def _merged_biases(node: onnx.NodeProto, links: Links, *, shaped: bool) -> Sequence[str]:
+    last, tensors, biased = _with_constants(node, links)
+    reads_integers = _reads_integers(node, links)
+    scaled = node.op_type == "Conv" and reads_integers and not biased
+    scaled &= last.op_type not in ("Add", "Sub")
+    shared = any(_is_shared(tensor, links) for tensor in (tensors if scaled else tensors[:-1]))
+    elsewhere = shaped and (biased or len(tensors) > 1)
+    elsewhere &= node.op_type in _CONVOLUTIONS or not reads_integers
+    names: dict[str, None] = {}
+    if (shared or elsewhere) and _is_quantized(last, links, _PASSED):
+        names = dict.fromkeys([node_name(node), node_name(last)] if scaled else [node_name(last)])
+    elif scaled and shared:
+        names = {node_name(node): None}
+    return [*names] if names and _is_dynamic(node, links) else []
+
+
+@finding(_PRODUCTS)
+def find_moved_scales(node: onnx.NodeProto, links: Links) -> bool:
+    """The int8 products without bias that a Reshape of their batch reads."""
+    if not _reads_integers(node, links) or _has_bias(node, links) or not _is_dynamic(node, links):
+        return False
+    matrix = links.shapes.get(node.output[0], ()) if node.op_type in ("MatMul", "Gemm") else ()
+    readers = reached(node.output[0], links.read_by, _MOVED)
+    return len(matrix) < 3 and any(_mixes_batch(reader, matrix, links) for reader in readers)
 
 
 def with_max(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
@@ -235,143 +214,100 @@ def with_max(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     return chain.nodes
 
 
-class _Products:
-    """The products of a graph whose shapes are dynamic, and what reads them."""
+def _is_apart(node: onnx.NodeProto, links: Links) -> bool:
+    """Whether `with_max` was there."""
+    return any(_APART in reader.name for reader in links.read_by.get(node.output[0], ()))
 
-    def __init__(self, model: onnx.ModelProto, graph: onnx.GraphProto) -> None:
-        self.model, self.graph = model, graph
-        self.read_by, self.made_by = consumers(graph), producers(graph)
-        self.results = {value.name for value in graph.output}
-        self.stored = {tensor.name: tensor for tensor in graph.initializer}
-        self.stored |= {
-            node.output[0]: tensor for node in graph.node if (tensor := constant_tensor(node)) is not None
-        }
 
-    @cached_property
-    def shapes(self) -> Mapping[str, Sequence[int | str]]:
-        """Extents by tensor, as far as shape inference knows them."""
-        return infer_shapes(self.model)
+def _is_quantized(node: onnx.NodeProto, links: Links, passed: Collection[str]) -> bool:
+    readers = reached(node.output[0], links.read_by, passed)
+    return any(reader.op_type == "QuantizeLinear" for reader in readers)
 
-    @cached_property
-    def _weighted(self) -> list[onnx.NodeProto]:
-        return [node for node in self.graph.node if node.op_type in WEIGHTED and node.domain in ONNX_DOMAINS]
 
-    @cached_property
-    def _constants(self) -> set[str]:
-        return constant_names(self.model) | self.stored.keys()
+def _has_row(node: onnx.NodeProto, links: Links) -> bool:
+    """Whether a node reads several stored numbers, as those for each channel are."""
+    return any(np.prod(links.stored[name].dims) > 1 for name in node.input if name in links.stored)
 
-    def merged_biases(self, *, shaped: bool) -> list[str]:
-        names: list[str] = []
-        for node in self._dynamic():
-            last, tensors, biased = self._with_constants(node)
-            reads_integers = self._reads_integers(node)
-            scaled = node.op_type == "Conv" and reads_integers and not biased
-            scaled &= last.op_type not in ("Add", "Sub")
-            shared = any(self._is_shared(tensor) for tensor in (tensors if scaled else tensors[:-1]))
-            elsewhere = shaped and (biased or len(tensors) > 1)
-            elsewhere &= node.op_type in _CONVOLUTIONS or not reads_integers
-            if (shared or elsewhere) and _is_quantized(last.output[0], self.read_by, _PASSED):
-                names += dict.fromkeys([node_name(node), node_name(last)] if scaled else [node_name(last)])
-            elif scaled and shared:
-                names.append(node_name(node))
-        return names
 
-    def moved_scales(self) -> list[str]:
-        return [node_name(node) for node in self._dynamic() if self._is_moved(node)]
+def _has_loose_scale(tensor: str, links: Links) -> bool:
+    """Whether a tensor is an int8 convolution's without bias, or behind one and factors of channels."""
+    waiting, seen, factors = [tensor], {tensor}, False
+    while waiting:
+        node = links.made_by.get(waiting.pop())
+        if node is None or node.name.endswith(_APART):
+            continue
+        if node.op_type == "Conv" and _reads_integers(node, links):
+            return factors or not _has_bias(node, links)
+        factors |= _has_row(node, links)
+        if node.op_type in (*_LINEAR, *_MOVED, "BatchNormalization", "Sigmoid"):
+            waiting += [name for name in node.input if name not in seen]
+            seen.update(node.input)
+    return False
 
-    def gathered_scales(self) -> list[str]:
-        return [
-            node_name(node)
-            for node in self._weighted
-            if self._reads_integers(node) and not self._bias(node)
-            if any(self._takes_one(reader) for reader in reached(node.output[0], self.read_by, _KEPT_AXES))
-        ]
 
-    def has_loose_scale(self, tensor: str) -> bool:
-        """Whether a tensor is an int8 convolution's without bias, or behind one and factors of channels."""
-        waiting, seen, factors = [tensor], {tensor}, False
-        while waiting:
-            node = self.made_by.get(waiting.pop())
-            if node is None or node.name.endswith(_APART):
-                continue
-            if node.op_type == "Conv" and self._reads_integers(node):
-                return factors or not self._bias(node)
-            rows = [self.stored[name] for name in node.input if name in self.stored]
-            factors |= any(np.prod(tensor.dims) > 1 for tensor in rows)
-            if node.op_type in (*_LINEAR, *_MOVED, "BatchNormalization", "Sigmoid"):
-                waiting += [name for name in node.input if name not in seen]
-                seen.update(node.input)
+def _is_dynamic(node: onnx.NodeProto, links: Links) -> bool:
+    """Whether not every extent of a product is known to be fixed."""
+
+    def is_open(shape: Sequence[int | str]) -> bool:
+        return any(not isinstance(extent, int) for extent in shape)
+
+    shape = links.shapes.get(node.output[0])
+    if shape is None:
+        return any(is_open(links.shapes.get(value.name, ())) for value in links.model.graph.input)
+    return is_open(shape)
+
+
+def _with_constants(node: onnx.NodeProto, links: Links) -> tuple[onnx.NodeProto, Sequence[str], bool]:
+    """The last of a product and its constant Adds and Muls, the results of all, if there is a bias."""
+    biased, tensors = _has_bias(node, links), [node.output[0]]
+    while True:
+        linear = [reader for reader in links.read_by.get(tensors[-1], ()) if reader.op_type in _LINEAR]
+        behind = [reader for reader in linear if links.constants & {*reader.input}]
+        if len(behind) != 1:
+            return node, tensors, biased
+        node = behind[0]
+        tensors.append(node.output[0])
+
+
+def _has_bias(node: onnx.NodeProto, links: Links) -> bool:
+    """Whether a product has a bias in itself that OpenVINO does not remove, as it does zeros."""
+    if len(node.input) < 3 or not node.input[2]:
         return False
+    tensor = links.stored.get(node.input[2])
+    return tensor is None or bool(tensor.external_data) or bool(np.any(tensor_values(tensor)))
 
-    def _is_moved(self, node: onnx.NodeProto) -> bool:
-        matrix = self.shapes.get(node.output[0], ()) if node.op_type in ("MatMul", "Gemm") else ()
-        if len(matrix) > 2 or not self._reads_integers(node) or self._bias(node):
-            return False
-        readers = reached(node.output[0], self.read_by, _MOVED)
-        return any(self._mixes_batch(reader, matrix) for reader in readers)
 
-    def _dynamic(self) -> Iterator[onnx.NodeProto]:
-        """Products of which not every extent is known to be fixed."""
-        if not self._weighted or not {"QuantizeLinear", "DequantizeLinear"} & {
-            n.op_type for n in self.graph.node
-        }:
-            return
-        fed = any(_is_dynamic(self.shapes.get(value.name, ())) for value in self.model.graph.input)
-        yield from (
-            node for node in self._weighted if _is_dynamic(self.shapes.get(node.output[0], [""] * fed))
-        )
+def _takes_one(node: onnx.NodeProto, links: Links) -> bool:
+    """Whether a node is a Gather whose index is a scalar, as far as is known."""
+    if node.op_type != "Gather":
+        return False
+    tensor = links.stored.get(node.input[1])
+    return not tensor.dims if tensor is not None else not links.shapes.get(node.input[1])
 
-    def _with_constants(self, node: onnx.NodeProto) -> tuple[onnx.NodeProto, Sequence[str], bool]:
-        """The last of a product and its constant Adds and Muls, the results of all, if there is a bias."""
-        biased, tensors = self._bias(node), [node.output[0]]
-        while True:
-            readers = self.read_by.get(tensors[-1], ())
-            linear = [reader for reader in readers if reader.op_type in _LINEAR]
-            behind = [reader for reader in linear if self._constants & {*reader.input}]
-            if len(behind) != 1:
-                return node, tensors, biased
-            node = behind[0]
-            tensors.append(node.output[0])
 
-    def _bias(self, node: onnx.NodeProto) -> bool:
-        """Whether a product has a bias in itself that OpenVINO does not remove, as it does zeros."""
-        if len(node.input) < 3 or not node.input[2]:
-            return False
-        tensor = self.stored.get(node.input[2])
-        return tensor is None or bool(tensor.external_data) or bool(np.any(tensor_values(tensor)))
+def _reads_integers(node: onnx.NodeProto, links: Links) -> bool:
+    makers = [links.made_by.get(name) for name in node.input[:2]]
+    return all(maker is not None and maker.op_type == "DequantizeLinear" for maker in makers)
 
-    def _takes_one(self, node: onnx.NodeProto) -> bool:
-        """Whether a node is a Gather whose index is a scalar, as far as is known."""
-        if node.op_type != "Gather":
-            return False
-        tensor = self.stored.get(node.input[1])
-        return not tensor.dims if tensor is not None else not self.shapes.get(node.input[1])
 
-    def _reads_integers(self, node: onnx.NodeProto) -> bool:
-        makers = [self.made_by.get(name) for name in node.input[:2]]
-        return all(maker is not None and maker.op_type == "DequantizeLinear" for maker in makers)
+def _is_shared(tensor: str, links: Links) -> bool:
+    readers = [reader for reader in links.read_by.get(tensor, ()) if reader.op_type != "Shape"]
+    return len(readers) + any(value.name == tensor for value in links.graph.output) > 1
 
-    def _is_shared(self, tensor: str) -> bool:
-        readers = [reader for reader in self.read_by.get(tensor, ()) if reader.op_type != "Shape"]
-        return len(readers) + (tensor in self.results) > 1
 
-    def _mixes_batch(self, node: onnx.NodeProto, matrix: Sequence[int | str]) -> bool:
-        """Whether a node is a Reshape that does not keep the first axis, as far as is known.
+def _mixes_batch(node: onnx.NodeProto, matrix: Sequence[int | str], links: Links) -> bool:
+    """Whether a node is a Reshape that does not keep the first axis, as far as is known.
 
-        Of a product [N, C], `matrix`, OpenVINO takes a second axis of a multiple of C for the channels.
-        """
-        if node.op_type != "Reshape":
-            return False
-        shape = self.stored.get(node.input[1])
-        if shape is None or shape.external_data:
-            return True
-        extents = tensor_values(shape).reshape(-1).tolist()
-        if extents[:1] == [0]:
-            return False
-        if len(matrix) == 2 and isinstance(matrix[1], int) and matrix[1]:
-            return len(extents) > 2 and (extents[1] < 0 or extents[1] % matrix[1] == 0)
+    Of a product [N, C], `matrix`, OpenVINO takes a second axis of a multiple of C for the channels.
+    """
+    if node.op_type != "Reshape":
+        return False
+    shape = links.stored.get(node.input[1])
+    if shape is None or shape.external_data:
         return True
-
-
-def _is_dynamic(shape: Sequence[int | str]) -> bool:
-    return any(not isinstance(extent, int) for extent in shape)
+    extents = tensor_values(shape).reshape(-1).tolist()
+    if extents[:1] == [0]:
+        return False
+    if len(matrix) == 2 and isinstance(matrix[1], int) and matrix[1]:
+        return len(extents) > 2 and (extents[1] < 0 or extents[1] % matrix[1] == 0)
+    return True

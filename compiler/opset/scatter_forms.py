@@ -20,10 +20,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ...model.graph import attribute, opset
-from .scope import Chain, Scope, replace_nodes
+from ...model.graph import attribute
+from .scope import Chain, Scope, rewriting_each
 
-SCATTERS = ("ScatterElements", "ScatterND")
 _INT64 = 7  # ONNX's number
 _FLOATS = (1, 10, 11, 16)  # float, float16, double, bfloat16
 _REDUCTIONS: Mapping[str, tuple[str, str]] = {
@@ -34,20 +33,15 @@ _REDUCTIONS: Mapping[str, tuple[str, str]] = {
 
 def reduces(node: onnx.NodeProto) -> bool:
     """Whether a node is a scatter that reduces."""
-    return node.op_type in SCATTERS and attribute(node, "reduction", "none") != "none"
+    return node.op_type in ("ScatterElements", "ScatterND") and attribute(node, "reduction", "none") != "none"
 
 
-def scatters_to_masks(model: onnx.ModelProto) -> list[str]:
-    """Rewrite each scatter that reduces, where its axes are known; return the names of those nodes."""
-    return replace_nodes(
-        model, opset(model), lambda node, scope: _masked(node, scope) if reduces(node) else None
-    )
-
-
-def _masked(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+@rewriting_each("ScatterElements ScatterND")
+def scatters_to_masks(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+    """Each scatter that reduces, where its axes are known."""
     data, indices, updates = node.input
     extents, tuples = scope.extents(data), scope.extents(indices)
-    if not extents or not tuples:
+    if not reduces(node) or not extents or not tuples:
         return None
     chain, rank, by_rows = Chain(node, scope), len(extents), True
     add, ints, kind = chain.add, chain.ints, scope.elem_type(node, data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,22 @@ from onnx import helper, numpy_helper
 from ...errors import UnsupportedOperator
 from ...model.graph import (
     ONNX_DOMAINS,
+    constant_names,
     constant_tensor,
+    consumers,
     every_graph,
+    infer_shapes,
     opset,
+    producers,
+    stored_tensors,
     subgraphs,
     tensor_values,
     without_weights,
 )
-from ...model.graph_edits import set_nodes
+from ...model.graph_edits import drop_unread, drop_unused_initializers, set_nodes
 
 Finder = Callable[["onnx.ModelProto"], "list[str]"]
-Cure = Callable[["onnx.ModelProto"], object]
+Fits = Callable[["onnx.NodeProto", "Links"], object]
 Rewrite = Callable[["onnx.NodeProto", "Scope"], "list[onnx.NodeProto]"]
 Replace = Callable[["onnx.NodeProto", "Scope"], "list[onnx.NodeProto] | None"]
 """What stands in place of a node; None where it stays."""
@@ -146,6 +152,38 @@ class Scope:
         )
 
 
+class Links:
+    """One graph of a model, and what makes, reads and stores its tensors."""
+
+    def __init__(self, model: onnx.ModelProto, graph: onnx.GraphProto) -> None:
+        self.model, self.graph = model, graph
+
+    @cached_property
+    def made_by(self) -> dict[str, onnx.NodeProto]:
+        """Tensor to the node that makes it."""
+        return producers(self.graph)
+
+    @cached_property
+    def read_by(self) -> dict[str, list[onnx.NodeProto]]:
+        """Tensor to the nodes of the graph that read it."""
+        return consumers(self.graph)
+
+    @cached_property
+    def stored(self) -> dict[str, onnx.TensorProto]:
+        """Name to tensor, of initializers and Constants."""
+        return stored_tensors(self.graph)
+
+    @cached_property
+    def constants(self) -> set[str]:
+        """Tensors that depend on no input."""
+        return constant_names(self.model) | self.stored.keys()
+
+    @cached_property
+    def shapes(self) -> Mapping[str, Sequence[int | str]]:
+        """Extents by tensor of the outermost graph, as far as shape inference knows them."""
+        return infer_shapes(self.model)
+
+
 class Chain:
     """Nodes one behind the other, named after the one they stand for, whose result is theirs."""
 
@@ -187,27 +225,30 @@ class Chain:
         return self.add(operator, [name, self.ints(axes)], **options)
 
 
-def rewriting(find: Finder, rewrite: Replace) -> Cure:
-    """Return what rewrites the nodes that a finder finds, in place."""
+def rewriting_each(operators: str) -> Callable[[Replace], Finder]:
+    """Make a rewrite of nodes one of a model, in place, which returns the names of those that it rewrote.
 
-    def cure(model: onnx.ModelProto) -> None:
-        if names := set(find(model)):
-            replace_nodes(
-                model,
-                opset(model),
-                lambda node, scope: rewrite(node, scope) if node_name(node) in names else None,
+    What nothing reads any more goes.
+    """
+
+    def of_model(rewrite: Replace) -> Finder:
+        def rewrite_model(model: onnx.ModelProto) -> list[str]:
+            if not find_nodes(model, operators):
+                return []
+            names = replace_nodes(
+                model, opset(model), lambda node, scope: rewrite(node, scope) if is_one(node) else None
             )
+            if names:
+                drop_unread(model.graph)
+                drop_unused_initializers(model.graph)
+            return names
 
-    return cure
+        return rewrite_model
 
+    def is_one(node: onnx.NodeProto) -> bool:
+        return node.op_type in operators.split() and node.domain in ONNX_DOMAINS
 
-def rewrite_operator(model: onnx.ModelProto, operator: str, rewrite: Replace) -> list[str]:
-    """Rewrite the nodes of an operator in place; return the names of those for which there is a rewrite."""
-    if not find_nodes(model, operator, lambda _: True):
-        return []
-    return replace_nodes(
-        model, opset(model), lambda node, scope: rewrite(node, scope) if node.op_type == operator else None
-    )
+    return of_model
 
 
 def replace_nodes(model: onnx.ModelProto, target: int, replace: Replace) -> list[str]:
@@ -266,20 +307,20 @@ def taken_names(graph: onnx.GraphProto) -> set[str]:
     return names.union(*((node.name, *node.input, *node.output) for node in nodes))
 
 
-def find_nodes(model: onnx.ModelProto, operators: str, fits: Callable[[onnx.NodeProto], object]) -> list[str]:
+def find_nodes(model: onnx.ModelProto, operators: str, fits: Fits = lambda *_: True) -> list[str]:
     """Return the names of the nodes of ONNX's operators that fit, in all graphs of a model."""
     names = operators.split()
     return [
         node_name(node)
-        for graph in every_graph(model.graph)
-        for node in graph.node
-        if node.op_type in names and node.domain in ONNX_DOMAINS and fits(node)
+        for links in (Links(model, graph) for graph in every_graph(model.graph))
+        for node in links.graph.node
+        if node.op_type in names and node.domain in ONNX_DOMAINS and fits(node, links)
     ]
 
 
-def finding(operators: str, fits: Callable[[onnx.NodeProto], object]) -> Finder:
-    """Return the finder of such nodes."""
-    return lambda model: find_nodes(model, operators, fits)
+def finding(operators: str) -> Callable[[Fits], Finder]:
+    """Make of what a node must fit the finder of such nodes."""
+    return lambda fits: lambda model: find_nodes(model, operators, fits)
 
 
 def reached(

@@ -15,18 +15,15 @@ from onnx import helper
 
 from ...model.graph import attribute
 from .dft import dft_table
-from .scope import Chain, Scope, rewrite_operator
+from .scope import Chain, Scope, rewriting_each
 
 _LARGEST_TABLE = 1 << 25
 """Values of a table: 128 MB, of a frame of 4096 points and more."""
 
 
-def stft_to_convolutions(model: onnx.ModelProto) -> list[str]:
-    """Rewrite each STFT of real signals, with a stored hop and window, in place; return their names."""
-    return rewrite_operator(model, "STFT", _convolution)
-
-
-def _convolution(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+@rewriting_each("STFT")
+def stft_to_convolutions(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+    """Each STFT of real signals, with a stored hop and window."""
     signal, hop, *rest = node.input
     window, length = (*rest, "", "")[:2]
     shape, step = scope.shape(signal), scope.constant(hop)

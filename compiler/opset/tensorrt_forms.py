@@ -46,11 +46,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ...errors import QCompileError
 from ...model.graph import ONNX_DOMAINS, attribute, every_graph, opset, producers
-from ...model.graph_edits import drop_attributes, drop_unread, drop_unused_initializers, refill, store
+from ...model.graph_edits import drop_attributes, refill, store
 from ...model.onnx_file import copy_model
 from ...spec.opsets import FLOAT8, INT4
 from .fit import upgrade_in_place
-from .scope import Chain, Scope, rewrite_operator
+from .scope import Chain, Scope, rewriting_each
 
 _INT64 = TensorProto.INT64
 _WHOLE = (_INT64, TensorProto.INT32, TensorProto.INT16)
@@ -58,28 +58,24 @@ _SIDE_BY_SIDE = (0, 1, 4, 2, 5, 3)
 _KEEPS_SHAPE = ("QuantizeLinear", "DequantizeLinear", "Identity", "Cast")
 
 
-def einsums_in_lower_case(model: onnx.ModelProto) -> list[str]:
-    """Rename the axes of each Einsum that has capital ones, in place; return the names of those nodes."""
-    renamed = []
-    for node in model.graph.node:
-        text = attribute(node, "equation", "") if node.op_type == "Einsum" else ""
-        axes = dict.fromkeys(letter for letter in text if letter.isalpha())
-        if text != text.lower() and len(axes) <= len(ascii_lowercase):
-            free = iter(letter for letter in ascii_lowercase if letter not in axes)
-            names = {axis: axis if axis.islower() else next(free) for axis in axes}
-            drop_attributes(node, "equation")
-            equation = "".join(names.get(letter, letter) for letter in text)
-            node.attribute.append(helper.make_attribute("equation", equation))
-            renamed.append(node.name)
-    return renamed
+@rewriting_each("Einsum")
+def einsums_in_lower_case(node: onnx.NodeProto, _: Scope) -> list[onnx.NodeProto] | None:
+    """Each Einsum that has capital axes, with other names of these."""
+    text = attribute(node, "equation", "")
+    axes = dict.fromkeys(letter for letter in text if letter.isalpha())
+    if text == text.lower() or len(axes) > len(ascii_lowercase):
+        return None
+    free = iter(letter for letter in ascii_lowercase if letter not in axes)
+    names = {axis: axis if axis.islower() else next(free) for axis in axes}
+    drop_attributes(node, "equation")
+    equation = "".join(names.get(letter, letter) for letter in text)
+    node.attribute.append(helper.make_attribute("equation", equation))
+    return [node]
 
 
-def eyes_to_ranges(model: onnx.ModelProto) -> list[str]:
-    """Rewrite each EyeLike of a model of opset 13 or newer in place; return the names of those nodes."""
-    return rewrite_operator(model, "EyeLike", _ranges)
-
-
-def _ranges(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+@rewriting_each("EyeLike")
+def eyes_to_ranges(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+    """Each EyeLike of a model of opset 13 or newer."""
     chain = Chain(node, scope)
     add, ints = chain.add, chain.ints
     kind = attribute(node, "dtype", 0) or scope.elem_type(node, node.input[0])
@@ -91,12 +87,8 @@ def _ranges(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     return chain.nodes
 
 
-def elus_to_exponents(model: onnx.ModelProto) -> list[str]:
-    """Rewrite each Elu in place; return the names of those nodes."""
-    return rewrite_operator(model, "Elu", _exponent)
-
-
-def _exponent(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+@rewriting_each("Elu")
+def elus_to_exponents(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     chain, x = Chain(node, scope), node.input[0]
     kind = scope.elem_type(node, x if scope.type(x) else node.output[0])
     zero, one, alpha = (chain.scalar(value, kind) for value in (0, 1, attribute(node, "alpha", 1.0)))
@@ -105,12 +97,9 @@ def _exponent(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     return chain.nodes
 
 
-def counts_to_integers(model: onnx.ModelProto) -> list[str]:
-    """Rewrite each Range of floats that counts whole numbers in place; return the names of those nodes."""
-    return rewrite_operator(model, "Range", _counted)
-
-
-def _counted(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+@rewriting_each("Range")
+def counts_to_integers(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+    """Each Range of floats that counts whole numbers."""
     start, step = (scope.constant(node.input[at]) for at in (0, 2))
     end = scope.cast_from(node.input[1])
     kind = scope.elem_type(node, node.input[0])
@@ -130,14 +119,9 @@ def _counted(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
     return chain.nodes
 
 
-def ceilings_to_integers(model: onnx.ModelProto) -> list[str]:
-    """Rewrite extents that are divided and rounded up as floats, in place; return the names of the Casts."""
-    names = rewrite_operator(model, "Cast", _ceiling)
-    drop_unread(model.graph)
-    return names
-
-
-def _ceiling(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+@rewriting_each("Cast")
+def ceilings_to_integers(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+    """Each Cast of an extent that is divided and rounded up as a float."""
     ceiling = scope.maker(node.input[0], "Ceil")
     division = scope.maker(ceiling.input[0], "Div") if ceiling is not None else None
     if division is None or attribute(node, "to", 0) not in _WHOLE:
@@ -159,14 +143,9 @@ def _is_extent(scope: Scope, name: str) -> bool:
     return scope.maker(name, "Shape") is not None
 
 
-def folds_to_transposes(model: onnx.ModelProto) -> list[str]:
-    """Rewrite each Col2Im of two axes, of stored blocks, in place; return the names of those nodes."""
-    names = rewrite_operator(model, "Col2Im", _transposed)
-    drop_unused_initializers(model.graph)
-    return names
-
-
-def _transposed(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+@rewriting_each("Col2Im")
+def folds_to_transposes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+    """Each Col2Im of two axes, of stored blocks."""
     image, block = (scope.constant(name) for name in node.input[1:3])
     if block is None or block.size != 2 or (image is not None and image.size != 2):
         return None

@@ -19,17 +19,14 @@ from string import ascii_letters
 import onnx
 
 from ...model.graph import attribute
-from ..opset.scope import Chain, Scope, rewrite_operator
+from ..opset.scope import Chain, Scope, rewriting_each
 
 _FLOATS = [f"tensor({name})" for name in ("float", "float16", "bfloat16", "double")]
 
 
-def einsums_to_products(model: onnx.ModelProto) -> list[str]:
-    """Rewrite each Einsum that is a product in place; return the names of those nodes."""
-    return rewrite_operator(model, "Einsum", _product)
-
-
-def _product(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+@rewriting_each("Einsum")
+def einsums_to_products(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+    """Each Einsum that is a product."""
     terms = _terms(node, scope)
     if terms is None:
         return None
