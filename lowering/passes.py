@@ -259,15 +259,10 @@ def fault_passes(found: Collection[str]) -> list[Pass]:
 
 
 def _cured(graph: Graph, names: Sequence[str]) -> Sequence[str]:
-    cure(graph.model, names)
+    for name in names:
+        if (cure := FAULTY_GRAPHS[name].cure) is not None:
+            cure(graph.model)
     return names
-
-
-def cure(model: onnx.ModelProto, names: Collection[str]) -> None:
-    """Rewrite what shows these known faults, in place."""
-    for name, faulty in FAULTY_GRAPHS.items():
-        if name in names and faulty.cure is not None:
-            faulty.cure(model)
 
 
 def faults_of(spec: BuildSpec, capabilities: Capabilities) -> list[KnownFault]:

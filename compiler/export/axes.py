@@ -9,6 +9,7 @@ import builtins
 import inspect
 import math
 import re
+from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -225,14 +226,8 @@ def _last_that_holds(inside: int, end: int, holds: Callable[[int], bool]) -> int
     """The last of the numbers from `inside` to `end` up to which `holds` is true, by bisection."""
     if inside == end or holds(end):
         return end
-    outside = end
-    while abs(outside - inside) > 1:
-        middle = (inside + outside) // 2
-        if holds(middle):
-            inside = middle
-        else:
-            outside = middle
-    return inside
+    numbers = range(inside, end, 1 if end > inside else -1)
+    return numbers[bisect(numbers, False, key=lambda number: not holds(number)) - 1]
 
 
 _LEN = len

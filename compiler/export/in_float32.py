@@ -111,13 +111,14 @@ class InFloat32:
             return
         torch, example = import_torch(), original.example
         with self.exchanged():
-            dtype = getattr(*self._places[0][:2]).dtype
+            tensor = getattr(*self._places[0][:2])
+            kind = _type_of(tensor)
             values: Any = self._first.example or {}
             if not isinstance(values, dict):
                 values = dict(zip((tensor.name for tensor in example.inputs), values, strict=False))
 
             def as_first(name: str, value: Any) -> Any:
-                first = values[name].dtype if name in values else dtype
+                first = values[name].dtype if name in values else tensor.dtype
                 return value.to(first) if value.is_floating_point() else value
 
             arguments, keywords = example.arguments(example.feeds)
@@ -130,9 +131,9 @@ class InFloat32:
                     )
             except Exception as error:  # not every operator takes every type on a processor
                 why = f"it raises {type(error).__name__}: {first_line(error)}"
-                original.warnings.append(f"not compared with the model in {_type_name(dtype)}: there {why}")
+                original.warnings.append(f"not compared with the model in {kind}: there {why}")
                 return
-        subject = f"same outputs in float32 as in {_type_name(dtype)}"
+        subject = f"same outputs in float32 as in {kind}"
         sides = [
             [tensor.float().numpy() for _, tensor in flat_tensors(side) if tensor.is_floating_point()]
             for side in (outputs, original.reference)
@@ -140,9 +141,7 @@ class InFloat32:
         if not sides[0]:  # integers, of which nearly equal scores decide
             return
         indices = [str(index) for index in range(len(sides[0]))]
-        check = compare_outputs(
-            subject, indices, [(sides[0], sides[1])], lowest_db=_LOWEST_DB[_type_name(dtype)]
-        )
+        check = compare_outputs(subject, indices, [(sides[0], sides[1])], lowest_db=_LOWEST_DB[kind])
         if not check.passed:
             raise ExportError(
                 f"{self._label}: failed '{subject}': {check.detail}",
@@ -163,8 +162,4 @@ def _to_float32(value: Any) -> Any:
 
 
 def _type_of(tensor: Any) -> str:
-    return _type_name(tensor.dtype)
-
-
-def _type_name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
+    return str(tensor.dtype).removeprefix("torch.")

@@ -26,7 +26,7 @@ from ...spec.opsets import NEWEST_BY_TF2ONNX
 from ...tensors import Dim, TensorInfo, parse_dynamic_axis, parse_input
 from ..check import OnnxReference, graph_manifest
 from ..opset.fit import upgrade_in_place
-from .write import lower_to, write_back
+from .write import lower_to
 
 TOOLS = "torch onnx onnxscript onnxruntime"
 
@@ -92,9 +92,8 @@ def take_onnx(
             for tensor in inputs:
                 note = notes.get(tensor.name) or InputNote(tuple(map(int, feeds[tensor.name].shape)))
                 notes[tensor.name] = replace(note, preprocessing=tensor.preprocessing)
-            written = read_graph(path)
-            write_notes(written.model, notes)
-            proto = write_back(written).model
+            write_notes(proto, notes)
+            save_onnx(proto, path)
         options = {"model": source.spec, "opset": opset(proto), **carried_isa(source.file)}
         options |= {"exporter": "tf2onnx"} if converter else {}
         manifest = graph_manifest("export", proto, TOOLS, options, checks=checks)

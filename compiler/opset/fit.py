@@ -12,17 +12,16 @@ from ...model.graph import ONNX_DOMAINS, every_graph, graph_precision, opset, wi
 from ...model.graph_edits import refill, set_nodes
 from ...model.onnx_checks import check_onnx
 from ...model.onnx_file import Graph
-from ...progress import Progress, silent
 from ..check import OnnxReference, compare_outputs, sample_feeds
 from .lower import lower_opset
 
-NOT_COMPARED = "what was rewritten could not be compared in ONNX Runtime"
+_NOT_COMPARED = "what was rewritten could not be compared in ONNX Runtime"
 _DOMAINS = (*ONNX_DOMAINS, "ai.onnx.ml", "ai.onnx.preview.training", "com.microsoft", "com.ms.internal.nhwc")
 _LOWEST_DB = 80.0  # of what is rewritten in other operators: float32 sums in another order keep it
 _LOWEST_ROUNDED_DB = 30.0  # of a graph that rounds to fewer bits, where a value may go either way
 
 
-def in_older_opset(graph: Graph, highest: int, *, progress: Progress = silent) -> tuple[Graph, list[str]]:
+def in_older_opset(graph: Graph, highest: int) -> tuple[Graph, list[str]]:
     """Return the graph in opset `highest`, or itself where it is no newer, after it was checked and compared.
 
     Args:
@@ -36,47 +35,43 @@ def in_older_opset(graph: Graph, highest: int, *, progress: Progress = silent) -
     """
     if graph.opset <= highest:
         return graph, []
-    progress(f"bring opset {graph.opset} to {highest}")
     if graph.is_file:
         check_onnx(graph.path)
-    lowered, foreign = Graph(lower_opset(graph.load(), highest), graph.path), foreign_operators(graph.model)
+    lowered, foreign = Graph(lower_opset(graph.load(), highest), graph.path), _foreign(graph.model)
     lowered.check()
-    if foreign:
-        return lowered, [f"{NOT_COMPARED}: it has {', '.join(foreign)}"]
-    progress("compare with the model as it was")
-    same_outputs(graph, lowered, None)
-    return lowered, []
+    if not foreign:
+        _require_same(graph, lowered, None)
+    return lowered, foreign
 
 
-def same_outputs(graph: Graph, converted: Graph, data: str | None) -> Check:
+def _require_same(graph: Graph, converted: Graph, data: str | None) -> None:
     """Compare a graph with the same in another opset, on samples or random input."""
     reference, converted_outputs = OnnxReference(graph), OnnxReference(converted)
     feeds = sample_feeds(graph.model, data, reference)
     pairs = [(reference(item), converted_outputs(item)) for item in feeds]
     check = compare_outputs("same outputs as before", reference.names, pairs)
-    return _require_equal(check, graph.path, "another opset", "otherwise export it to that opset")
+    _require_equal(check, graph.path, "another opset", "otherwise export it to that opset")
 
 
-def _require_equal(check: Check, model: Path, form: str, way: str) -> Check:
+def _require_equal(check: Check, model: Path, form: str, way: str) -> None:
     if not check.passed:
         raise ModelError(
             f"{model}: in {form} it computes something else: {check.detail}",
             hint=f"is the model free of randomness? {way}",
             file=model,
         )
-    return check
 
 
 def rewritten_outputs(graph: Graph, rewritten: Graph) -> list[str]:
     """Compare a graph with the same in other operators; say so where ONNX Runtime refuses the graph."""
-    if foreign := foreign_operators(graph.model):
-        return [f"{NOT_COMPARED}: it has {', '.join(foreign)}"]
+    if foreign := _foreign(graph.model):
+        return foreign
     try:
         reference = OnnxReference(graph, integers=False)  # what the graph says, not what kernels make of it
         feeds = list(sample_feeds(graph.model, None, reference))
         before = [reference(item) for item in feeds]
     except ModelError as error:
-        return [f"{NOT_COMPARED}: {error.message}"]
+        return [f"{_NOT_COMPARED}: {error.message}"]
     after = OnnxReference(rewritten, integers=False)
     pairs = [(outputs, after(item)) for outputs, item in zip(before, feeds, strict=True)]
     lowest = _LOWEST_DB if graph_precision(graph.model) == "fp32" else _LOWEST_ROUNDED_DB
@@ -85,11 +80,12 @@ def rewritten_outputs(graph: Graph, rewritten: Graph) -> list[str]:
     return []
 
 
-def foreign_operators(model: onnx.ModelProto) -> list[str]:
-    """Return the operators, with their domains, that neither ONNX Runtime has nor the model defines."""
+def _foreign(model: onnx.ModelProto) -> list[str]:
+    """The warning that names what neither ONNX Runtime has nor the model defines, if there is any."""
     defined = {(function.domain, function.name) for function in model.functions}
     nodes = {(node.domain, node.op_type) for graph in every_graph(model.graph) for node in graph.node}
-    return sorted(f"{domain}::{name}" for domain, name in nodes - defined if domain not in _DOMAINS)
+    names = sorted(f"{domain}::{name}" for domain, name in nodes - defined if domain not in _DOMAINS)
+    return [f"{_NOT_COMPARED}: it has {', '.join(names)}"] if names else []
 
 
 def in_newer_opset(graph: Graph, lowest: int, *, data: str | None = None) -> onnx.ModelProto:
@@ -98,7 +94,7 @@ def in_newer_opset(graph: Graph, lowest: int, *, data: str | None = None) -> onn
         return graph.model
     raised = graph.copy()
     upgrade_in_place(raised.model, lowest)
-    same_outputs(graph, raised, data)
+    _require_same(graph, raised, data)
     return raised.model
 
 
