@@ -200,13 +200,9 @@ class _Lowering:
 
         half = self.capabilities.in_graph.get(self.spec.floats, "fp32") if self.static else "fp32"
         passes = [Pass(f"float parts in {half}", lambda graph: with_half_rest(graph, half))]
-        return self.fit(self._copy(), passes if half in HALVES else [])
-
-    def _copy(self) -> Graph:
-        """The source, to edit; its file stays what it is until an edit."""
-        source = self.source
-        copy = copy_model(source.model)
-        return Graph(copy, source.path, is_file=source.is_file, beside=source.beside)
+        source = self.source  # its file stays what it is until an edit
+        copy = Graph(copy_model(source.model), path, is_file=source.is_file, beside=source.beside)
+        return self.fit(copy, passes if half in HALVES else [])
 
     def _typed(self, left: Mapping[str, str] = MappingProxyType({}), *, data: str | None = None) -> Graph:
         """Quantize or cast the model, and fit the graph to the engine."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from ...model.load import find_preprocessing, load_torch
 from ...model.onnx_checks import check_onnx
 from ...model.onnx_file import Graph, read_graph, write_behind_graph
 from ...model.preprocessing import Preprocessing
-from ...model.pytorch import LoadedModel, computes_otherwise_in_training, evaluated, is_plain
+from ...model.pytorch import LoadedModel, computes_otherwise_in_training, evaluated
 from ...model.source import TENSORFLOW_KINDS, Source, parse_source
 from ...progress import Progress, silent
 from ...spec.decode import spec_from_call
@@ -245,11 +246,7 @@ def _write(
     A length of which convolutions leave a single frame is such: the graph then holds for a single frame.
     """
 
-    def write_once() -> Written:
-        return write_model(
-            original.loaded.module, original.example, names, opset_version, path, original.label,
-            plain=is_plain(original.reference), freeze_branches=freeze_branches,
-        )  # fmt: skip
+    write_once = partial(write_model, original, names, opset_version, path, freeze_branches=freeze_branches)
 
     def write() -> Written:
         with captured_forms() as notes:

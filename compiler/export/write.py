@@ -16,7 +16,7 @@ from ...errors import ExportError, QCompileError, UnsupportedOperator, first_lin
 from ...model.example import Example
 from ...model.input_notes import AxisRange
 from ...model.onnx_file import EXTERNAL_DATA_BYTES, Graph, is_large, read_graph, save_onnx, write_whole
-from ...model.pytorch import flat_tensors, import_torch
+from ...model.pytorch import flat_tensors, import_torch, is_plain
 from ...model.source_paths import strip_source_paths
 from ...model.user_code import deepest_line
 from ...progress import quiet
@@ -30,6 +30,8 @@ from .translations import complete_file, complete_types, translations, without_s
 
 if TYPE_CHECKING:
     import onnx
+
+    from .checks import Original
 
 
 @dataclass(frozen=True)
@@ -52,25 +54,17 @@ class Written:
 
 
 def write_model(
-    module: Any,
-    example: Example,
-    names: Sequence[str],
-    opset_version: int,
-    path: Path,
-    label: str,
-    *,
-    plain: bool,
-    freeze_branches: bool,
+    original: Original, names: Sequence[str], opset_version: int, path: Path, *, freeze_branches: bool
 ) -> Written:
     """Write the model, in the opset to reach or another one (`lower_to`).
 
-    `plain`: the exporter takes what the model returns as it is. `freeze_branches`: a branch on values of the
-    input may become the way that the example takes.
+    `freeze_branches`: a branch on values of the input may become the way that the example takes.
     """
     torch = import_torch()
+    module, example, label = original.loaded.module, original.example, original.label
     flat = _tensors_out(module, example)
     axes = Axes(ranges=dict(example.ranges), equal=[frozenset([name]) for name in sorted(example.extents)])
-    if not plain:
+    if not is_plain(original.reference):  # else the exporter takes what the model returns
         module, example = flat, replace(example, by_name=False)
     if isinstance(module, torch.jit.ScriptModule):
         # The dynamo exporter traces Python; a TorchScript archive has none left.

@@ -55,16 +55,15 @@ def einsums_to_products(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     of_right = [letter for letter in result if letter in right and letter not in left]
     # Without axes that both have, all but the last of the left operand are left as they are.
     lead, rows = (shared, of_left) if shared else (of_left[:-1], of_left[-1:])
-    merged = [_merged_shape(lead, rows, summed, extents), _merged_shape(shared, summed, of_right, extents)]
-    split = _split_shape(lead, rows, of_right, extents)
+    merged = [_shape(lead, rows, summed, extents), _shape(shared, summed, of_right, extents)]
+    split = _shape(lead, rows, of_right, extents, split=True)
     if None in (*merged, split):
         return None
+    orders = [*shared, *of_left, *summed], [*shared, *summed, *of_right]
+    factors = [_turned(chain, *item) for item in zip(node.input, operands, orders, strict=True)]
     factors = [
-        _laid_out(chain, name, letters, order, shape)
-        for name, letters, order, shape in (
-            (node.input[0], left, [*shared, *of_left, *summed], merged[0]),
-            (node.input[1], right, [*shared, *summed, *of_right], merged[1]),
-        )
+        chain.add("Reshape", [name, chain.ints(shape)]) if shape else name
+        for name, shape in zip(factors, merged, strict=True)
     ]
     laid = [*shared, *of_left, *of_right]
     is_turned = laid != list(result)
@@ -132,43 +131,33 @@ def _aligned(chain: Chain, name: str, letters: str, result: str) -> str:
     return chain.add("Unsqueeze", [name, chain.ints(lacking)])
 
 
-def _laid_out(
-    chain: Chain, name: str, letters: str, order: Sequence[str], shape: Sequence[int] | None
-) -> str:
-    name = _turned(chain, name, letters, order)
-    return chain.add("Reshape", [name, chain.ints(shape)]) if shape else name
-
-
 def _turned(chain: Chain, name: str, letters: str, order: Sequence[str]) -> str:
     if list(letters) == list(order):
         return name
     return chain.add("Transpose", [name], perm=[letters.index(letter) for letter in order])
 
 
-def _merged_shape(
-    lead: Sequence[str], rows: Sequence[str], columns: Sequence[str], extents: dict[str, int | None]
+def _shape(
+    lead: Sequence[str],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    extents: dict[str, int | None],
+    *,
+    split: bool = False,
 ) -> list[int] | None:
-    """The shape in which rows and columns are one axis each, [] where they are; None: it cannot be said."""
+    """The shape in which rows and columns are one axis each, or `split` again; None: it cannot be said.
+
+    It is [] where they are.
+    """
     if len(rows) == len(columns) == 1:
         return []
-    shape = [0] * len(lead)
-    shape.append(0 if len(rows) == 1 else _size(rows, extents))
-    shape.append(_size(columns, extents))
+    groups = [columns] if len(rows) == 1 else [rows, columns]
+    if split:
+        groups = [letter for group in groups for letter in group]
+    shape = [0] * (len(lead) + (len(rows) == 1)) + [_size(group, extents) for group in groups]
     return shape if shape.count(-1) <= 1 else None
 
 
 def _size(letters: Sequence[str], extents: dict[str, int | None]) -> int:
     known = [extents[letter] for letter in letters]
     return -1 if None in known else prod(extent for extent in known if extent is not None)
-
-
-def _split_shape(
-    lead: Sequence[str], rows: Sequence[str], columns: Sequence[str], extents: dict[str, int | None]
-) -> list[int] | None:
-    """The shape in which they stand apart again, [] where they do; None where it cannot be said."""
-    if len(rows) == len(columns) == 1:
-        return []
-    in_place = len(rows) == 1
-    shape = [0] * (len(lead) + in_place)
-    shape += [_size([letter], extents) for letter in (*([] if in_place else rows), *columns)]
-    return shape if shape.count(-1) <= 1 else None
