@@ -1,15 +1,4 @@
-"""What PyTorch's exporter lacks, or writes wrongly, of a captured model.
-
-`prims.prod`                       has no form: `torch.cumprod` of n numbers is made of it, n x n of them
-`prims.lgamma`                     has no form: here by Lanczos' series
-`einsum` of several types          keeps them, which ONNX's Einsum does not take: here all are cast to one
-`column_stack`                     is a loop over a sequence, and keeps several types
-`squeeze` of a free extent         squeezes it, though PyTorch captured that it is not 1
-EyeLike of bools                   has no kernel in ONNX Runtime
-`scatter_reduce` with "mean"       is written to overwrite: here a sum by a count, as a layer over a graph
-                                   takes the mean of the messages of all edges that lead to a node
-ScatterND of `torch.istft`         has int32 indices, which ONNX does not allow
-"""
+"""What PyTorch's exporter lacks, or writes wrongly, of a captured model."""
 
 from __future__ import annotations
 
@@ -22,7 +11,7 @@ from ...model.pytorch import import_torch
 
 
 def product(tensor: Any, axes: Sequence[int], output_dtype: int | None = None) -> Any:  # noqa: ARG001
-    """`prims.prod`, without the axes that it reduces."""
+    """`prims.prod`, without the axes that it reduces; n x n make `torch.cumprod` of n numbers."""
     from onnxscript import opset18
 
     return opset18.ReduceProd(tensor, opset18.Constant(value_ints=list(axes)), keepdims=0)
@@ -42,14 +31,14 @@ def translations() -> dict[Any, Any]:
 
 
 def einsum(equation: str, tensors: Sequence[Any], path: object = None) -> Any:  # noqa: ARG001
-    """`einsum`, whose operands PyTorch gives the type that holds them all."""
+    """`einsum`, whose operands PyTorch gives the type that holds them all; ONNX's takes a single type."""
     from onnxscript import opset18
 
     return opset18.Einsum(*_of_one_type(tensors), equation=equation)
 
 
 def column_stack(tensors: Sequence[Any]) -> Any:
-    """`column_stack`: vectors are columns."""
+    """`column_stack`, of which PyTorch writes a loop over a sequence: vectors are columns."""
     from onnxscript import opset18 as op
 
     column = op.Constant(value_ints=[-1, 1])
@@ -58,7 +47,7 @@ def column_stack(tensors: Sequence[Any]) -> Any:
 
 
 def squeeze(tensor: Any, dim: int | Sequence[int]) -> Any:
-    """`squeeze` of axes: those whose extent is 1; a free one is not, or its extent would be known."""
+    """`squeeze` of axes whose extent is 1; a free one, which PyTorch squeezes too, is known not to be 1."""
     from onnxscript import opset18 as op
 
     axes = [dim] if isinstance(dim, int) else list(dim)
@@ -119,6 +108,8 @@ def complete_file(path: Path) -> None:
 def complete_types(model: Any) -> bool:
     """Cast int32 indices of ScatterND to int64, make EyeLike of int64 in an `onnx_ir.Model`, in place.
 
+    ONNX does not allow such indices, as of `torch.istft`, and ONNX Runtime has no EyeLike of bools.
+
     Returns:
         Whether there was any.
     """
@@ -157,7 +148,11 @@ def _type_of_eye(node: Any) -> Any:
 
 
 def without_scatter_means(program: Any) -> Any:
-    """Return an `ExportedProgram` without such scatters; itself where there are none."""
+    """Return an `ExportedProgram` without `scatter_reduce` of "mean", which PyTorch writes to overwrite.
+
+    Here it is a sum by a count, as a layer over a graph takes the mean of the messages to a node. A program
+    without it is returned as it is.
+    """
     torch = import_torch()
     reduce = torch.ops.aten.scatter_reduce.two
     targets = (reduce, torch.ops.aten.scatter_reduce_.two)

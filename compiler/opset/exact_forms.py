@@ -158,7 +158,6 @@ def _axis(node: onnx.NodeProto, scope: Scope) -> int | str:
     return at - len(shape) if at >= 0 and shape is not None else at
 
 
-_AXES_OF_SUM_ARE_AN_INPUT = 13
 _AXES_ARE_AN_INPUT = 18
 
 
@@ -175,20 +174,18 @@ def by_sum(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     chain, x = Chain(node, scope), node.input[0]
     axes, keep = list(attribute(node, "axes")), int(attribute(node, "keepdims", 1))
     if node.op_type == "ReduceL1":
-        chain.reduce("ReduceSum", chain.add("Abs", [x]), axes, keepdims=keep, last=True)
+        chain.over_axes("ReduceSum", chain.add("Abs", [x]), axes, keepdims=keep, last=True)
     elif node.op_type == "ReduceLogSum":
-        chain.add("Log", [chain.reduce("ReduceSum", x, axes, keepdims=keep)], last=True)
+        chain.add("Log", [chain.over_axes("ReduceSum", x, axes, keepdims=keep)], last=True)
     else:
         kind = scope.elem_type(node, x if scope.type(x) else node.output[0])
         lowest = float(np.finfo(helper.tensor_dtype_to_np_dtype(kind)).min)
         largest = chain.add("Max", [chain.add("ReduceMax", [x], axes=axes), chain.scalar(lowest, kind)])
         powers = chain.add("Exp", [chain.add("Sub", [x, largest])])
-        total = chain.reduce("ReduceSum", powers, axes, keepdims=1)
+        total = chain.over_axes("ReduceSum", powers, axes, keepdims=1)
         result = chain.add("Add", [chain.add("Log", [total]), largest], last=bool(keep))
-        if not keep and chain.scope.target < _AXES_OF_SUM_ARE_AN_INPUT:
-            chain.add("Squeeze", [result], axes=axes, last=True)
-        elif not keep:
-            chain.add("Squeeze", [result, chain.ints(axes)], last=True)
+        if not keep:
+            chain.over_axes("Squeeze", result, axes, last=True)
     return chain.nodes
 
 

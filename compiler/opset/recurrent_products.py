@@ -15,12 +15,12 @@ a GRU's lies between the one before and a tanh, so that the scale is 1/127 and n
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from functools import partial
+from collections.abc import Container
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 from numpy.typing import NDArray
 from onnx import helper
 
@@ -32,6 +32,7 @@ _PLAIN = {
     "LSTM": {"hidden_size", "direction", "input_forget", "layout"},
     "GRU": {"hidden_size", "direction", "linear_before_reset", "layout"},
 }
+_GATES = {"LSTM": 4, "GRU": 3}
 _STATE = "state_product"
 
 
@@ -170,10 +171,10 @@ class _Opened:
                 self._store(f"{way}/state_bias", of_state)
             gates = self._add("Add", [gates, self._store(f"{way}/bias", both)], f"{prefix}/gates")
         # With sizes, as opsets 13 to 17 and 18 both take them.
-        self._store(f"{way}/sizes", np.full(3 if gru else 4, self.hidden, np.int64))
+        self._store(f"{way}/sizes", np.full(_GATES[self.node.op_type], self.hidden, np.int64))
         states_of = ("hidden",) if gru else ("hidden", "cell")
         results = [f"{prefix}/{name}" for name in (*states_of, "y")]
-        body = _gru_step(prefix, self.hidden, biased=bool(biases)) if gru else _lstm_step(prefix, self.hidden)
+        body = _step(self.node.op_type, prefix, self.hidden, biased=bool(biases))
         turned = {"scan_input_directions": [1], "scan_output_directions": [1]} if way == "reverse" else {}
         scan = helper.make_node(
             "Scan", [*[first] * len(states_of), gates], results, name=f"{prefix}/scan",
@@ -183,64 +184,52 @@ class _Opened:
         return [results[-1], *results[:-1]]
 
 
-def _inner(prefix: str, kind: str, inputs: str, outputs: str, **settings: Any) -> onnx.NodeProto:
-    names = [[f"{prefix}/{name}" for name in text.split()] for text in (inputs, outputs)]
-    return helper.make_node(kind, *names, name=names[1][0], **settings)
+_STEPS = {
+    "LSTM": """
+        step (float[?,{width}] h, float[?,{width}] cell_before, float[?,{gates}] p)
+        => (float[?,{width}] h_after, float[?,{width}] cell_after, float[?,{width}] h_out) {{
+            state_product = MatMul(h, state_weight)
+            sum = Add(p, state_product)
+            i, o, f, c = Split <axis = 1> (sum, sizes)
+            input_gate = Sigmoid(i)  output_gate = Sigmoid(o)  forget_gate = Sigmoid(f)  cell_gate = Tanh(c)
+            kept = Mul(forget_gate, cell_before)
+            taken = Mul(input_gate, cell_gate)
+            cell_after = Add(kept, taken)
+            shown = Tanh(cell_after)
+            h_after = Mul(output_gate, shown)
+            h_out = Identity(h_after) }}""",
+    "GRU": """
+        step (float[?,{width}] h, float[?,{gates}] p) => (float[?,{width}] h_after, float[?,{width}] h_out) {{
+            state_product = MatMul(h, state_weight)
+            state_part = Add(state_product, state_bias)
+            sz, sr, sh = Split <axis = 1> (state_part, sizes)
+            pz, pr, ph = Split <axis = 1> (p, sizes)
+            z = Add(pz, sz)  update_gate = Sigmoid(z)
+            r = Add(pr, sr)  reset_gate = Sigmoid(r)
+            reset = Mul(reset_gate, sh)
+            n = Add(ph, reset)
+            hidden_gate = Tanh(n)
+            change = Sub(h, hidden_gate)
+            kept = Mul(update_gate, change)
+            h_after = Add(hidden_gate, kept)
+            h_out = Identity(h_after) }}""",
+}
 
 
-def _step(
-    prefix: str, steps: Sequence[onnx.NodeProto], inputs: Mapping[str, int], outputs: Mapping[str, int]
-) -> onnx.GraphProto:
-    """A step of nodes; its inputs and outputs are [batch, width]."""
-
-    def values(widths: Mapping[str, int]) -> list[onnx.ValueInfoProto]:
-        return [
-            helper.make_tensor_value_info(f"{prefix}/{name}", 1, [None, width])
-            for name, width in widths.items()
-        ]
-
-    return helper.make_graph(steps, f"{prefix}/step", values(inputs), values(outputs))
-
-
-def _gru_step(prefix: str, hidden: int, *, biased: bool) -> onnx.GraphProto:
-    """One step: hidden [batch, hidden], the input's part of the gates [batch, 3 * hidden]."""
-    node = partial(_inner, prefix)
-    steps = [
-        node("MatMul", "h state_weight", _STATE),
-        *([node("Add", f"{_STATE} state_bias", "state_part")] if biased else []),
-        node("Split", f"{'state_part' if biased else _STATE} sizes", "sz sr sh", axis=1),
-        node("Split", "p sizes", "pz pr ph", axis=1),
-        *(node("Add", f"p{name} s{name}", name) for name in "zr"),
-        *(node("Sigmoid", name, f"{name}/gate") for name in "zr"),
-        node("Mul", "r/gate sh", "reset"),
-        node("Add", "ph reset", "n"),
-        node("Tanh", "n", "n/gate"),
-        node("Sub", "h n/gate", "change"),
-        node("Mul", "z/gate change", "kept"),
-        node("Add", "n/gate kept", "h_after"),
-        node("Identity", "h_after", "h_out"),
-    ]
-    return _step(prefix, steps, {"h": hidden, "p": 3 * hidden}, {"h_after": hidden, "h_out": hidden})
-
-
-def _lstm_step(prefix: str, hidden: int) -> onnx.GraphProto:
-    """One step: hidden and cell [batch, hidden], the input's part of the gates [batch, 4 * hidden]."""
-    node = partial(_inner, prefix)
-    steps = [
-        node("MatMul", "h state_weight", _STATE),
-        node("Add", f"p {_STATE}", "sum"),
-        node("Split", "sum sizes", "i o f c", axis=1),
-        *(node("Sigmoid", name, f"{name}/gate") for name in "iof"),
-        node("Tanh", "c", "c/gate"),
-        node("Mul", "f/gate cell_before", "kept"),
-        node("Mul", "i/gate c/gate", "taken"),
-        node("Add", "kept taken", "cell_after"),
-        node("Tanh", "cell_after", "shown"),
-        node("Mul", "o/gate shown", "h_after"),
-        node("Identity", "h_after", "h_out"),
-    ]
-    inputs = {"h": hidden, "cell_before": hidden, "p": 4 * hidden}
-    return _step(prefix, steps, inputs, dict.fromkeys(("h_after", "cell_after", "h_out"), hidden))
+def _step(kind: str, prefix: str, width: int, *, biased: bool) -> onnx.GraphProto:
+    """One step: hidden and cell [batch, width], the input's part of the gates [batch, gates]."""
+    text = _STEPS[kind].format(width=width, gates=_GATES[kind] * width)
+    if not biased:
+        text = text.replace("state_part = Add(state_product, state_bias)", "").replace("state_part", _STATE)
+    graph = onnx.parser.parse_graph(text)
+    for node in graph.node:
+        node.input[:], node.output[:] = (
+            [f"{prefix}/{name}" for name in names] for names in (node.input, node.output)
+        )
+        node.name = node.output[0]
+    for value in (*graph.input, *graph.output):
+        value.name = f"{prefix}/{value.name}"
+    return graph
 
 
 def _pair(value: str, result: str, parameters: list[str], **settings: int) -> list[onnx.NodeProto]:

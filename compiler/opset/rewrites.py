@@ -1,19 +1,7 @@
 """Rewrite operators into their older form, or refuse them.
 
-    ReduceMean (18) and its kin   axes: operand -> attribute
-    Split (18)                    num_outputs: attribute -> sizes, where they may be unequal
-    Pad (18), Resize (18)         axes: some -> all
-    GridSample (20)               "linear", "cubic" -> "bilinear", "bicubic", of images alone
-    DFT (20)                      axis: operand -> attribute
-    ReduceMax, ReduceMin (20)     of booleans -> of int32
-    IsInf (20)                    of halves -> of float32
-    Optional... (18)              of what is no optional -> what it is
-    CastLike (19)                 -> Cast
-    RoiAlign (16)                 coordinate_transformation_mode, where it is as before
-    Reshape (14)                  allowzero, where it says nothing
-    Shape (15)                    start, end -> Slice
-
-Operators that older opsets lack become operators that runtimes fuse again:
+Where operands or attributes moved, `REWRITES` has the rewrite, and the opset of the change. Operators that
+older opsets lack become operators that runtimes fuse again:
 
     Gelu (20)                       x / 2 * (1 + Erf(x / sqrt(2))), or with Tanh
     RMSNormalization (23)           x / Sqrt(ReduceMean(x * x) + epsilon) * scale
@@ -336,8 +324,8 @@ def _normalized(node: onnx.NodeProto, chain: Chain, scope: Scope, *, centred: bo
     axes = list(range(attribute(node, "axis", -1) % rank, rank))
     value = chain.cast(x, kind, stash)
     if centred:
-        value = chain.add("Sub", [value, chain.reduce("ReduceMean", value, axes)])
-    mean = chain.reduce("ReduceMean", chain.add("Mul", [value, value]), axes)
+        value = chain.add("Sub", [value, chain.over_axes("ReduceMean", value, axes)])
+    mean = chain.over_axes("ReduceMean", chain.add("Mul", [value, value]), axes)
     epsilon = chain.scalar(attribute(node, "epsilon", 1e-5), stash)
     value = chain.add("Div", [value, chain.add("Sqrt", [chain.add("Add", [mean, epsilon])])])
     return chain.cast(value, stash, kind)

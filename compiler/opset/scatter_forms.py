@@ -74,7 +74,7 @@ def scatters_to_masks(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
     else:
         leads = add("Unsqueeze", [leads, ints([2])]) if by_rows else leads
         values = add("Where", [leads, updates, chain.scalar(_identity(reduction, kind), kind)])
-        reduced = chain.reduce(reduction, values, [axis + 1], keepdims=0)
+        reduced = chain.over_axes(reduction, values, [axis + 1], keepdims=0)
     if by_rows:
         reduced = add("Reshape", [reduced, add("Shape", [data])])
     add(combine, [data, reduced], last=True)

@@ -218,9 +218,9 @@ class Chain:
             return self.scope.store(values.reshape(-1, *[1] * axes), f"{name}/column")
         return self.add("Reshape", [name, self.ints([-1] + [1] * axes)])
 
-    def reduce(self, operator: str, name: str, axes: list[int], **options: Any) -> str:
-        """Reduce over axes, which are an operand from opset 18 on, of a sum from 13 on."""
-        if self.scope.target < (13 if operator == "ReduceSum" else 18):
+    def over_axes(self, operator: str, name: str, axes: list[int], **options: Any) -> str:
+        """Append a node over axes, an operand from opset 18 on; of a sum and Squeeze from 13 on."""
+        if self.scope.target < (13 if operator in ("ReduceSum", "Squeeze", "Unsqueeze") else 18):
             return self.add(operator, [name], axes=axes, **options)
         return self.add(operator, [name, self.ints(axes)], **options)
 

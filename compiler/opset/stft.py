@@ -43,10 +43,8 @@ def stft_to_convolutions(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePr
     weights = scope.store(np.ascontiguousarray(table.T[:, None], dtype), f"{chain.output}/table")
     if len(shape or ()) == 3:
         row = add("Transpose", [signal], perm=[0, 2, 1])
-    elif scope.target < 13:
-        row = add("Unsqueeze", [signal], axes=[1])
     else:
-        row = add("Unsqueeze", [signal, ints([1])])
+        row = chain.over_axes("Unsqueeze", signal, [1])
     stride = [int(step.reshape(-1)[0])]
     frames = add("Conv", [row, weights], kernel_shape=[count], strides=stride)
     pairs = add("Reshape", [frames, ints([0, table.shape[1] // 2, 2, -1])])

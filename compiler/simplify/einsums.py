@@ -34,7 +34,7 @@ def einsums_to_products(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     chain = Chain(node, scope)
     if len(operands) == 1:
         dropped = [axis for axis, letter in enumerate(operands[0]) if letter not in result]
-        name = chain.reduce("ReduceSum", node.input[0], dropped, keepdims=0) if dropped else node.input[0]
+        name = chain.over_axes("ReduceSum", node.input[0], dropped, keepdims=0) if dropped else node.input[0]
         order = [letter for letter in operands[0] if letter in result]
         chain.add("Transpose", [name], last=True, perm=[order.index(letter) for letter in result])
         return chain.nodes
@@ -124,11 +124,7 @@ def _aligned(chain: Chain, name: str, letters: str, result: str) -> str:
     order = [letter for letter in result if letter in letters]
     name = _turned(chain, name, letters, order)
     lacking = [axis for axis, letter in enumerate(result) if letter not in letters]
-    if not lacking:
-        return name
-    if chain.scope.target < 13:
-        return chain.add("Unsqueeze", [name], axes=lacking)
-    return chain.add("Unsqueeze", [name, chain.ints(lacking)])
+    return chain.over_axes("Unsqueeze", name, lacking) if lacking else name
 
 
 def _turned(chain: Chain, name: str, letters: str, order: Sequence[str]) -> str:

@@ -20,14 +20,7 @@ from ...errors import EngineUnavailable, first_line
 from ...files import held_folder, writing
 from ...files.storage import hidden_storage_error
 from ...machine_memory import out_of_memory
-from ...model.graph import (
-    ONNX_DOMAINS,
-    attribute,
-    count_operators,
-    model_io,
-    opset,
-    tensor_values,
-)
+from ...model.graph import ONNX_DOMAINS, attribute, count_operators, model_io, opset, tensor_values
 from ...model.graph_edits import drop_unused_initializers, refill, set_values, store_constants
 from ...model.onnx_checks import check_onnx
 from ...model.onnx_file import Graph, copy_model, is_large, read_graph, save_onnx

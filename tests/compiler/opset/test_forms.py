@@ -60,6 +60,16 @@ def test_the_identity_is_that_of_numpy(rows: int, columns: int, k: int, own: boo
     assert found.dtype == (np.int64 if own else np.float32)
 
 
+BYTES = """(uint8[n,8,8,3] x) => (float[n,6,4,4] y, uint8[n,4,8,3] cut)
+<int64[1] zero = {0}, int64[1] four = {4}, int64[1] one = {1}, uint8[3] colour = {250, 3, 128},
+float[4] scales = {1, 1, 0.5, 0.5}, uint8 least = {9}> {
+    cut = Slice(x, zero, four, one)  tall = Concat <axis = 1> (cut, cut)  bright = Max(tall, colour)
+    is = Greater(bright, least)  chosen = Where(is, bright, least)
+    turned = Transpose <perm = [0, 3, 1, 2]> (chosen)
+    small = Resize <mode = "nearest"> (turned, , scales)  y1 = Cast <to = 1> (small)
+    other = Transpose <perm = [0, 3, 1, 2]> (x)  f = Cast <to = 1> (other)
+    y2 = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (f)  y = Concat <axis = 1> (y1, y2)
+}"""
 BUILT: dict[str, tuple[str, dict[str, tuple[int, ...]], int]] = {
     "an identity": ("(float[n,m] x) => (float[n,m] y) { e = EyeLike(x) y = Add(e, x) }", {"x": (3, 4)}, 0),
     "an Einsum in capitals": (
@@ -97,6 +107,7 @@ BUILT: dict[str, tuple[str, dict[str, tuple[int, ...]], int]] = {
         y = ScatterElements <reduction = "max"> (x, index, u) }""",
         {"x": (5, 3), "index": (8, 3), "u": (8, 3)}, 0,
     ),
+    "bytes": (BYTES, {"x": (2, 8, 8, 3)}, 0),
 }  # fmt: skip
 
 
@@ -125,21 +136,13 @@ y = ReduceSum <keepdims = 0> (m, axis) }"""
 """Where the largest values of the columns are, as estimators of poses compute it."""
 
 
-def test_places_beside_fp16_are_counted_in_integers(tmp_path: Path) -> None:
+def test_places_are_counted_in_integers() -> None:
     model, x = model_of(PLACES, opset=18), normal(2, 3, 4, 5)
     expected = outputs_of(model, x)
     assert counts_to_integers(model) == ["count"]
     onnx.checker.check_model(model, full_check=True)
     np.testing.assert_array_equal(outputs_of(model, x), expected)
     assert not counts_to_integers(model)
-    pytest.importorskip("tensorrt_rtx")
-    onnx.save(model_of(PLACES, opset=18), tmp_path / "m.onnx")
-    shapes = {"x": (2, 3, 4, 5)}
-    built = qcompile.build(
-        tmp_path / "m.onnx", tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"], precision="fp16",
-        min_shapes=shapes, opt_shapes={"x": (2, 3, 4, 9)}, max_shapes={"x": (4, 3, 8, 16)},
-    )  # fmt: skip
-    assert built.path.stat().st_size
 
 
 WINDOWED = """(float[n,length,4] x) => (float[n,blocks,32] y) <float eight = {8}, int64 width = {8},
@@ -163,12 +166,21 @@ def test_windows_are_counted_in_integers(length: int) -> None:
     np.testing.assert_array_equal(outputs_of(model, x), expected)
 
 
-def test_windows_beside_fp16_are_counted_in_integers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "shapes"),
+    [
+        (PLACES, [(2, 3, 4, 5), (2, 3, 4, 9), (4, 3, 8, 16)]),
+        (WINDOWED, [(1, 8, 4), (2, 17, 4), (4, 64, 4)]),
+    ],
+    ids=["places", "windows"],
+)
+def test_what_is_counted_stays_beside_fp16(text: str, shapes: list[tuple[int, ...]], tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx")
-    onnx.save(model_of(WINDOWED, opset=18), tmp_path / "m.onnx")
+    onnx.save(model_of(text, opset=18), tmp_path / "m.onnx")
+    least, usual, most = ({"x": shape} for shape in shapes)
     built = qcompile.build(
         tmp_path / "m.onnx", tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"], precision="fp16",
-        min_shapes={"x": (1, 8, 4)}, opt_shapes={"x": (2, 17, 4)}, max_shapes={"x": (4, 64, 4)},
+        min_shapes=least, opt_shapes=usual, max_shapes=most,
     )  # fmt: skip
     assert built.path.stat().st_size
 
@@ -239,35 +251,15 @@ def test_an_image_of_run_time_is_that_of_pytorch(extents: tuple[int, int], strid
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
-BYTES = """(uint8[n,8,8,3] x) => (float[n,6,4,4] y, uint8[n,4,8,3] cut)
-<int64[1] zero = {0}, int64[1] four = {4}, int64[1] one = {1}, uint8[3] colour = {250, 3, 128},
-float[4] scales = {1, 1, 0.5, 0.5}, uint8 least = {9}> {
-    cut = Slice(x, zero, four, one)  tall = Concat <axis = 1> (cut, cut)  bright = Max(tall, colour)
-    is = Greater(bright, least)  chosen = Where(is, bright, least)
-    turned = Transpose <perm = [0, 3, 1, 2]> (chosen)
-    small = Resize <mode = "nearest"> (turned, , scales)  y1 = Cast <to = 1> (small)
-    other = Transpose <perm = [0, 3, 1, 2]> (x)  f = Cast <to = 1> (other)
-    y2 = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (f)  y = Concat <axis = 1> (y1, y2)
-}"""
-
-
-def test_bytes_are_moved_in_float32_and_stay_what_they_are(tmp_path: Path) -> None:
+def test_bytes_are_moved_in_float32_and_stay_what_they_are() -> None:
     model = model_of(BYTES, opset=18)
     x = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3)).astype(np.uint8)
     expected = outputs_of(model, x)
-    onnx.save(model, tmp_path / "m.onnx")
     assert len(bytes_to_floats(model)) == 10
     onnx.checker.check_model(model, full_check=True)
     assert [node.op_type for node in model.graph.node].count("Cast") == 4  # in, out, and the user's two
     for array, other in zip(outputs_of(model, x), expected, strict=True):
         np.testing.assert_array_equal(array, other)
-    pytest.importorskip("tensorrt_rtx")
-    shapes = {f"{kind}_shapes": {"x": (2, 8, 8, 3)} for kind in ("min", "opt", "max")}
-    built = qcompile.build(
-        tmp_path / "m.onnx", tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"],
-        **shapes,  # type: ignore[arg-type]
-    )  # fmt: skip
-    assert built.path.stat().st_size
 
 
 @pytest.mark.parametrize(("dtype", "error"), [("float32", 1e-7), ("float16", 1e-3)])

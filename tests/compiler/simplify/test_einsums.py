@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from written_models import model_of, outputs_of
 
 from qcompile.compiler.simplify.einsums import einsums_to_products
 from qcompile.compiler.simplify.simplify import simplify
@@ -19,25 +18,18 @@ from qcompile.compiler.simplify.simplify import simplify
 EXTENTS = dict(zip("abcdefgh", (2, 3, 4, 5, 2, 3, 4, 5), strict=True))
 
 
-def model_of(equation: str, *shapes: tuple[Any, ...], weight: Any = None, opset: int = 17) -> onnx.ModelProto:
-    inputs = [
-        helper.make_tensor_value_info(f"x{index}", TensorProto.FLOAT, shape)
-        for index, shape in enumerate(shapes)
-    ]
-    stored = [] if weight is None else [numpy_helper.from_array(weight, "w")]
-    names = [*(value.name for value in inputs), *(tensor.name for tensor in stored)]
-    rank = len(equation.partition("->")[2].replace("...", "zz"))
-    graph = helper.make_graph(
-        [helper.make_node("Einsum", names, ["y"], "e", equation=equation)], "g", inputs,
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * rank)], stored,
-    )  # fmt: skip
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+def of_equation(equation: str, *shapes: tuple[Any, ...], opset: int = 17, **stored: Any) -> onnx.ModelProto:
+    inputs = {f"x{index}": ",".join(map(str, shape)) for index, shape in enumerate(shapes)}
+    declared = ", ".join(f"float[{shape}] {name}" for name, shape in inputs.items())
+    letters = equation.partition("->")[2].replace("...", "zz")
+    result = f"[{','.join(f'r{axis}' for axis in range(len(letters)))}]" if letters else ""
+    body = f'[e] y = Einsum <equation = "{equation}"> ({", ".join([*inputs, *stored])})'
+    return model_of(f"({declared}) => (float{result} y) {{ {body} }}", opset=opset, **stored)
 
 
 def ran(model: onnx.ModelProto, *arrays: Any) -> Any:
     onnx.checker.check_model(model, full_check=True)
-    session = onnxruntime.InferenceSession(model.SerializeToString())
-    return session.run(None, {f"x{index}": array for index, array in enumerate(arrays)})[0]
+    return outputs_of(model, {f"x{index}": array for index, array in enumerate(arrays)})[0]
 
 
 def arrays_of(*shapes: tuple[int, ...]) -> list[Any]:
@@ -70,7 +62,7 @@ def test_of_known_extents(equation: str, operator: str, opset: int) -> None:
     terms = equation.partition("->")[0].split(",")
     extents = EXTENTS | {"n": 6, "i": 3, "j": 4}
     arrays = arrays_of(*(tuple(extents[letter] for letter in term) for term in terms))
-    model = model_of(equation, *(array.shape for array in arrays), opset=opset)
+    model = of_equation(equation, *(array.shape for array in arrays), opset=opset)
     assert einsums_to_products(model) == ["e"]
     made = [node.op_type for node in model.graph.node]
     assert "Einsum" not in made
@@ -91,7 +83,7 @@ def test_of_known_extents(equation: str, operator: str, opset: int) -> None:
 )
 def test_of_dynamic_extents(equation: str, shapes: Any, dynamic: Any) -> None:
     arrays = arrays_of(*shapes)
-    model = model_of(equation, *dynamic)
+    model = of_equation(equation, *dynamic)
     assert einsums_to_products(model) == ["e"]
     np.testing.assert_allclose(ran(model, *arrays), np.einsum(equation, *arrays), rtol=1e-5, atol=1e-5)
 
@@ -107,7 +99,7 @@ def test_of_dynamic_extents(equation: str, shapes: Any, dynamic: Any) -> None:
     ],
 )
 def test_what_is_no_product_stays(equation: str, dynamic: Any) -> None:
-    model = model_of(equation, *dynamic)
+    model = of_equation(equation, *dynamic)
     before = model.SerializeToString()
     assert einsums_to_products(model) == []
     assert model.SerializeToString() == before
@@ -122,8 +114,8 @@ def test_any_equation_computes_what_numpy_does(data: st.DataObject) -> None:
     result = "".join(data.draw(st.permutations(data.draw(st.lists(st.sampled_from(known), unique=True)))))
     equation = f"{','.join(terms)}->{result}"
     arrays = arrays_of(*(tuple(EXTENTS[letter] for letter in term) for term in terms))
-    model = model_of(equation, *(array.shape for array in arrays))
     if result:  # a scalar has no shape to declare
+        model = of_equation(equation, *(array.shape for array in arrays))
         einsums_to_products(model)
         np.testing.assert_allclose(ran(model, *arrays), np.einsum(equation, *arrays), rtol=1e-4, atol=1e-4)
 
@@ -131,7 +123,7 @@ def test_any_equation_computes_what_numpy_does(data: st.DataObject) -> None:
 def test_simplify_makes_products_whose_weights_stand_ready(tmp_path: Path) -> None:
     (weight,) = arrays_of((4, 3, 6))
     path = tmp_path / "model.onnx"
-    onnx.save(model_of("bnd,dhe->bhne", ("b", "n", 4), weight=weight), path)
+    onnx.save(of_equation("bnd,dhe->bhne", ("b", "n", 4), weight=weight), path)
     artifact = simplify(path, tmp_path / "simple.onnx")
     nodes = onnx.load(artifact.path).graph.node
     assert sorted(node.op_type for node in nodes) == ["MatMul", "Reshape", "Transpose"]
