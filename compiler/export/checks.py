@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -338,23 +339,14 @@ class Comparison:
     def _lower_minimum(self, names: frozenset[str], below: int) -> None:
         """Lower a minimum to the least extent above `below` from which on file and model agree."""
         limits = self._limits(names)
-        step, least = limits.multiple, limits.minimum
-        if least - step <= below:
-            return
-        outcome = self._look(names, least - step)
+        extents = range(limits.minimum - limits.multiple, below, -limits.multiple)
+        outcome = self._look(names, extents[0]) if extents else ""
         if outcome == "differs":
-            subject = f"axis {' = '.join(sorted(names))!r}: below {least}"
+            subject = f"axis {' = '.join(sorted(names))!r}: below {limits.minimum}"
             self.warnings.append(f"{subject} this file computes something else than the model")
-        if outcome != "equal":
-            return
-        least -= step
-        while (least - 1) // step * step > below:  # by bisection: each side runs a few times
-            middle = max((below + least) // 2 // step * step, step)
-            if middle > below and self._look(names, middle) == "equal":
-                least = middle
-            else:
-                below = max(middle, below + 1)
-        self._set_minimum(names, least)
+        if outcome == "equal":  # each side runs a few times
+            count = bisect(extents, False, 1, key=lambda extent: self._look(names, extent) != "equal")
+            self._set_minimum(names, extents[count - 1])
 
     def _look(self, names: frozenset[str], extent: int) -> str:
         """Whether outputs at an extent are "equal", or one "differs", or either side has "refused"."""

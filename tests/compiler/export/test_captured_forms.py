@@ -9,6 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from exported_models import export_alike
 from torch import Tensor, nn
 from written_models import normal, run_file
 
@@ -74,15 +75,14 @@ class Translated(nn.Module):
 def test_a_transformer_with_a_causal_mask_takes_every_length(
     module: nn.Module, inputs: list[str], tmp_path: Path
 ) -> None:
-    path = export(module, tmp_path / "m.onnx", inputs=inputs).path
-    assert torch.backends.mha.get_fastpath_enabled()
+    samples = []
     for batch, length in ((1, 1), (3, 4), (2, 11)):
         feeds = {text.partition(":")[0]: normal(batch, length, WIDTH, seed=length) for text in inputs}
         if "mask" in feeds:
             feeds["mask"] = np.ones((length, length), np.float32)
-        with torch.no_grad():
-            expected = module.eval()(*map(torch.from_numpy, feeds.values())).numpy()
-        np.testing.assert_allclose(run_file(path, **feeds)["output"], expected, rtol=1e-4, atol=1e-5)
+        samples.append(feeds)
+    export_alike(module, tmp_path, inputs, *samples, rtol=1e-4, atol=1e-5)
+    assert torch.backends.mha.get_fastpath_enabled()
 
 
 @pytest.mark.parametrize("norm", [None, nn.LayerNorm(WIDTH)], ids=["last", "norm"])
@@ -208,9 +208,4 @@ class WholePools(nn.Module):
 
 
 def test_pools_as_large_as_their_input_are_reductions(tmp_path: Path) -> None:
-    artifact = export(WholePools(), tmp_path / "m.onnx", inputs=["x:[batch,3,height=6,width=8]"])
-    assert artifact.manifest.options["exporter"] == "dynamo"
-    x = normal(2, 3, 9, 5)
-    expected = WholePools()(torch.from_numpy(x))
-    for found, other in zip(run_file(artifact.path, x=x).values(), expected, strict=True):
-        np.testing.assert_allclose(found, other.numpy(), rtol=1e-5, atol=1e-6)
+    export_alike(WholePools(), tmp_path, ["x:[batch,3,height=6,width=8]"], {"x": normal(2, 3, 9, 5)})

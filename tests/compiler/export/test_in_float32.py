@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from exported_models import export_alike
 from torch import Tensor, nn
 from written_models import normal, run_file
 
@@ -143,8 +144,4 @@ def test_complex_weights_are_exported_as_pairs_of_reals(tmp_path: Path) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=8)
 
-    module, x = Filter(), normal(3, 8)
-    path = export(module, tmp_path / "m.onnx", inputs=["x:[batch,8]"]).path
-    with torch.no_grad():
-        expected = module(torch.from_numpy(x)).numpy()
-    np.testing.assert_allclose(run_file(path, x=x)["output"], expected, rtol=1e-4, atol=1e-5)
+    export_alike(Filter(), tmp_path, ["x:[batch,8]"], {"x": normal(3, 8)}, rtol=1e-4, atol=1e-5)

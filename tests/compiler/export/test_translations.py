@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from exported_models import export_alike
 from torch import Tensor, nn
 from written_models import normal, run_file
 
@@ -38,13 +39,7 @@ class Enhanced(nn.Module):
 def test_what_pytorchs_exporter_lacks_or_writes_wrongly_is_exported(
     tmp_path: Path, kind: type[nn.Module], spelled: str
 ) -> None:
-    artifact = export(kind(), tmp_path / "m.onnx", inputs=[spelled])
-    assert artifact.manifest.options["exporter"] == "dynamo"
-    x = normal(3, 64)
-    expected = kind()(torch.from_numpy(x))
-    expected = expected if isinstance(expected, tuple) else (expected,)
-    for array, other in zip(run_file(artifact.path, x=x).values(), expected, strict=True):
-        np.testing.assert_allclose(array, other.numpy(), rtol=1e-4, atol=1e-6)
+    export_alike(kind(), tmp_path, [spelled], {"x": normal(3, 64)}, rtol=1e-4)
 
 
 class Mixed(nn.Module):
@@ -69,11 +64,7 @@ def test_an_identity_of_bools_by_the_older_exporter(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch takes leave of TorchScript
         scripted = torch.jit.script(Apart())
-    artifact = export(scripted, tmp_path / "m.onnx", inputs=["x:[rows,4]"])
-    assert artifact.manifest.options["exporter"] == "torchscript"
-    x = normal(5, 4)
-    (found,) = run_file(artifact.path, x=x).values()
-    np.testing.assert_allclose(found, Apart()(torch.from_numpy(x)).numpy(), rtol=1e-5, atol=1e-5)
+    export_alike(scripted, tmp_path, ["x:[rows,4]"], {"x": normal(5, 4)}, exporter="torchscript", atol=1e-5)
 
 
 class Squeezed(nn.Module):
@@ -99,12 +90,7 @@ class LogGamma(nn.Module):
 def test_types_and_ranks_are_those_of_pytorch(
     kind: type[nn.Module], spelled: str, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
-    artifact = export(kind(), tmp_path / "m.onnx", inputs=[spelled])
-    assert artifact.manifest.options["exporter"] == "dynamo"
-    x = normal(*shape)
-    for found, other in zip(run_file(artifact.path, x=x).values(), kind()(torch.from_numpy(x)), strict=True):
-        assert found.dtype == other.numpy().dtype
-        np.testing.assert_allclose(found, other.numpy(), rtol=1e-6)
+    export_alike(kind(), tmp_path, [spelled], {"x": normal(*shape)}, rtol=1e-6, atol=0)
 
 
 def test_the_logarithm_of_gamma_is_that_of_pytorch_in_double_precision(tmp_path: Path) -> None:
@@ -117,10 +103,7 @@ def test_the_logarithm_of_gamma_is_that_of_pytorch_in_double_precision(tmp_path:
 
 
 def test_a_sound_of_any_length_is_enhanced_on_every_runtime(tmp_path: Path) -> None:
-    artifact = export(Enhanced(), tmp_path / "m.onnx", inputs=["x:[batch,time=64]"])
-    x = normal(3, 90)
-    (found,) = run_file(artifact.path, x=x).values()
-    np.testing.assert_allclose(found, Enhanced()(torch.from_numpy(x)).numpy(), rtol=1e-4, atol=1e-6)
+    artifact = export_alike(Enhanced(), tmp_path, ["x:[batch,time=64]"], {"x": normal(3, 90)}, rtol=1e-4)
     assert len(onnx.load(artifact.path).graph.node) < 100  # PyTorch's form has some for each point of a frame
     shapes = {kind: {"x": extents} for kind, extents in
               {"min_shapes": (1, 32), "opt_shapes": (2, 64), "max_shapes": (4, 128)}.items()}  # fmt: skip
@@ -177,8 +160,5 @@ class Neighbours(nn.Module):
 
 
 def test_a_mean_over_edges_is_that_of_pytorch(tmp_path: Path) -> None:
-    artifact = export(Neighbours(), tmp_path / "m.onnx", inputs=["x:[nodes=6,8]", "edges:[2,edges=9]:int64"])
-    x, edges = normal(7, 8), np.random.default_rng(0).integers(0, 7, (2, 20))
-    expected = Neighbours()(torch.from_numpy(x), torch.from_numpy(edges))
-    for array, other in zip(run_file(artifact.path, x=x, edges=edges).values(), expected, strict=True):
-        np.testing.assert_allclose(array, other.numpy(), rtol=1e-5, atol=1e-6)
+    feeds = {"x": normal(7, 8), "edges": np.random.default_rng(0).integers(0, 7, (2, 20))}
+    export_alike(Neighbours(), tmp_path, ["x:[nodes=6,8]", "edges:[2,edges=9]:int64"], feeds)
