@@ -173,32 +173,29 @@ def fitting_passes(
                 lambda graph: _replaced(graph, set_io_types(graph.model, types)),
             )
         )
-    for name, rewrite in _FORMS.items():
-        if name not in capabilities.lacks:
-            continue
-        passes.append(
-            Pass(
-                f"{name} in other operators",
-                lambda graph, rewrite=rewrite: rewrite(graph.model),  # type: ignore[misc]
-                needs=lambda graph, name=name: name in _operators(graph),  # type: ignore[misc]
-            )
-        )
+    passes += [_form_pass(name, rewrite) for name, rewrite in _FORMS.items() if name in capabilities.lacks]
     if capabilities.highest_opset is not None:
         passes.append(_opset_pass(spec, capabilities, needed, warnings))
     if capabilities.operators is not None:
         passes.append(_operators_pass(spec, capabilities, source))
     if spec.target.startswith("tensorrt"):
-        passes.append(
-            Pass("kernel shapes", lambda graph: ["kernel_shape"] * write_kernel_shapes(graph.model))
-        )
-        passes.append(
+        passes += [
+            Pass("kernel shapes", lambda graph: ["kernel_shape"] * write_kernel_shapes(graph.model)),
             Pass(
                 "bytes moved in float32",
                 lambda graph: bytes_to_floats(graph.model),
                 needs=lambda graph: takes_bytes(graph.model),
-            )
-        )
+            ),
+        ]
     return passes
+
+
+def _form_pass(name: str, rewrite: Finder) -> Pass:
+    return Pass(
+        f"{name} in other operators",
+        lambda graph: rewrite(graph.model),
+        needs=lambda graph: name in _operators(graph),
+    )
 
 
 def _opset_pass(spec: BuildSpec, capabilities: Capabilities, needed: str, warnings: list[str]) -> Pass:
@@ -240,22 +237,20 @@ def _operators_pass(spec: BuildSpec, capabilities: Capabilities, source: Graph) 
 
 def fault_passes(found: Collection[str]) -> list[Pass]:
     """Return what rewrites what an engine is known to compute wrongly, of faults that are in the graph."""
-    passes = []
-    for quantized in (False, True):
-        names = [
-            name for name, faulty in FAULTY_GRAPHS.items()
-            if name in found and faulty.cure and faulty.quantized == quantized
-        ]  # fmt: skip
-        if names:
-            passes.append(
-                Pass(
-                    f"known faults: {', '.join(names)}",
-                    partial(_cured, names=names),
-                    compared="compare what known faults made different",
-                    on_source=not quantized,
-                )
-            )
-    return passes
+    names: dict[bool, list[str]] = {False: [], True: []}
+    for name, faulty in FAULTY_GRAPHS.items():
+        if name in found and faulty.cure is not None:
+            names[faulty.quantized].append(name)
+    return [
+        Pass(
+            f"known faults: {', '.join(faults)}",
+            partial(_cured, names=faults),
+            compared="compare what known faults made different",
+            on_source=not quantized,
+        )
+        for quantized, faults in names.items()
+        if faults
+    ]
 
 
 def _cured(graph: Graph, names: Sequence[str]) -> Sequence[str]:

@@ -67,10 +67,8 @@ def dft_to_products(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] 
     value = chain.add("MatMul", [value, stored])
     real = 1 if onesided and inverse else 2
     pairs = chain.ints([0] * (rank - 2) + [table.shape[1] // real, real])
-    value = chain.add("Reshape", [value, pairs], last=last)
-    if not last:
-        chain.add("Transpose", [value], last=True, perm=swap)
-    return chain.nodes
+    value = chain.add("Reshape", [value, pairs])
+    return chain.result(value if last else chain.add("Transpose", [value], perm=swap))
 
 
 def _axis(node: onnx.NodeProto, scope: Scope, rank: int) -> int | None:
@@ -121,8 +119,7 @@ def _of_any_length(
         )
         real, imaginary = add("Add", [r_cosine, s_sine]), add("Sub", [s_cosine, r_sine])
     joined = add("Concat", [real, imaginary], axis=-2)
-    add("Transpose", [joined], last=True, perm=[flat.index(index) for index in range(rank)])
-    return chain.nodes
+    return chain.result(add("Transpose", [joined], perm=[flat.index(index) for index in range(rank)]))
 
 
 def dft_table(

@@ -56,8 +56,7 @@ def exact_mod(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     chain, (x, y) = Chain(node, scope), node.input
     rest = chain.add("Sub", [x, chain.add("Mul", [y, chain.add("Div", [x, y])])])
     other_sign = chain.add("Less", [chain.add("Mul", [rest, y]), chain.scalar(0, scope.elem_type(node, x))])
-    chain.add("Where", [other_sign, chain.add("Add", [rest, y]), rest], last=True)
-    return chain.nodes
+    return chain.result(chain.add("Where", [other_sign, chain.add("Add", [rest, y]), rest]))
 
 
 def time_first(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
@@ -136,13 +135,11 @@ def cumsum_by_product(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
     compared = _COMPARED[_direction(node)]
     triangle = chain.add("Cast", [chain.add(compared, [rows, columns])], to=kind)
     if kind in _FLOATS:
-        made = chain.add("MatMul", [value, triangle], last=last)
+        made = chain.add("MatMul", [value, triangle])
     else:
         spread = chain.add("Mul", [chain.add("Unsqueeze", [value, chain.ints([-1])]), triangle])
-        made = chain.add("ReduceSum", [spread, chain.ints([-2])], last=last, keepdims=0)
-    if not last:
-        chain.add("Transpose", [made], last=True, perm=exchanged)
-    return chain.nodes
+        made = chain.add("ReduceSum", [spread, chain.ints([-2])], keepdims=0)
+    return chain.result(made if last else chain.add("Transpose", [made], perm=exchanged))
 
 
 def _direction(node: onnx.NodeProto) -> tuple[int, int]:
@@ -174,19 +171,19 @@ def by_sum(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     chain, x = Chain(node, scope), node.input[0]
     axes, keep = list(attribute(node, "axes")), int(attribute(node, "keepdims", 1))
     if node.op_type == "ReduceL1":
-        chain.over_axes("ReduceSum", chain.add("Abs", [x]), axes, keepdims=keep, last=True)
+        result = chain.over_axes("ReduceSum", chain.add("Abs", [x]), axes, keepdims=keep)
     elif node.op_type == "ReduceLogSum":
-        chain.add("Log", [chain.over_axes("ReduceSum", x, axes, keepdims=keep)], last=True)
+        result = chain.add("Log", [chain.over_axes("ReduceSum", x, axes, keepdims=keep)])
     else:
         kind = scope.elem_type(node, x if scope.type(x) else node.output[0])
         lowest = float(np.finfo(helper.tensor_dtype_to_np_dtype(kind)).min)
         largest = chain.add("Max", [chain.add("ReduceMax", [x], axes=axes), chain.scalar(lowest, kind)])
         powers = chain.add("Exp", [chain.add("Sub", [x, largest])])
         total = chain.over_axes("ReduceSum", powers, axes, keepdims=1)
-        result = chain.add("Add", [chain.add("Log", [total]), largest], last=bool(keep))
+        result = chain.add("Add", [chain.add("Log", [total]), largest])
         if not keep:
-            chain.over_axes("Squeeze", result, axes, last=True)
-    return chain.nodes
+            result = chain.over_axes("Squeeze", result, axes)
+    return chain.result(result)
 
 
 def find_requantized(model: onnx.ModelProto) -> list[str]:
@@ -279,8 +276,7 @@ def gathered_corners(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]
             corners.append(add("Mul", [add("GatherElements", [flat, index], axis=2), weight]))
     total = add("Add", [add("Add", corners[:2]), add("Add", corners[2:])])
     extents = [add("Gather", [shape, ints(axes)]) for shape, axes in ((sizes, [0, 1]), (grid_sizes, [1, 2]))]
-    add("Reshape", [total, add("Concat", extents, axis=0)], last=True)
-    return chain.nodes
+    return chain.result(add("Reshape", [total, add("Concat", extents, axis=0)]))
 
 
 def _places(node: onnx.NodeProto, chain: Chain, value: str, extent: str) -> list[tuple[str, str]]:

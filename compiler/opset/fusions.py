@@ -209,9 +209,9 @@ def with_max(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     lowest = scope.store(_LOWEST.get(scope.type(chain.output), np.float32(-1e30)), f"{chain.output}/lowest")
     node.output[0] = scope.fresh(f"{chain.output}{_APART}")
     chain.nodes.append(node)
-    chain.add("Max", [node.output[0], lowest], last=True)
+    largest = chain.add("Max", [node.output[0], lowest])
     chain.nodes[-1].name = scope.fresh(f"{chain.name}{_APART}")
-    return chain.nodes
+    return chain.result(largest)
 
 
 def _is_apart(node: onnx.NodeProto, links: Links) -> bool:

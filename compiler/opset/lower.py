@@ -161,8 +161,7 @@ def is_inf_by_comparison(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePr
     infinity = chain.scalar(signs[0] * np.inf, scope.elem_type(node, value))
     if len(signs) == 2:
         value = chain.add("Abs", [value])
-    chain.add("Equal", [value, infinity], last=True)
-    return chain.nodes
+    return chain.result(chain.add("Equal", [value, infinity]))
 
 
 _FORMS: dict[str, Rewrite] = {**DECOMPOSITIONS, "IsInf": is_inf_by_comparison, "CastLike": cast_to_known}

@@ -50,8 +50,7 @@ def reduce_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     node.input[0] = chain.add("Cast", node.input, to=TensorProto.INT32)
     node.output[0] = scope.fresh("reduced")
     chain.nodes.append(node)
-    chain.add("Greater", [node.output[0], chain.scalar(0, TensorProto.INT32)], last=True)
-    return chain.nodes
+    return chain.result(chain.add("Greater", [node.output[0], chain.scalar(0, TensorProto.INT32)]))
 
 
 def split_by_sizes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
@@ -213,8 +212,9 @@ def slice_shape(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     chain = Chain(node, scope)
     node.output[0] = scope.fresh(f"{chain.output}/whole")
     chain.nodes.append(node)
-    chain.add("Slice", [node.output[0], chain.ints([first]), chain.ints([max(first, last)])], last=True)
-    return chain.nodes
+    return chain.result(
+        chain.add("Slice", [node.output[0], chain.ints([first]), chain.ints([max(first, last)])])
+    )
 
 
 REWRITES: dict[str, tuple[int, Rewrite]] = {
@@ -256,8 +256,7 @@ def gelu(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
         bent = chain.add("Tanh", [chain.add("Mul", [chain.scalar(math.sqrt(2 / math.pi), kind), inner])])
     else:
         bent = chain.add("Erf", [chain.add("Div", [x, chain.scalar(math.sqrt(2), kind)])])
-    chain.add("Mul", [chain.add("Mul", [x, chain.add("Add", [bent, one])]), half], last=True)
-    return chain.nodes
+    return chain.result(chain.add("Mul", [chain.add("Mul", [x, chain.add("Add", [bent, one])]), half]))
 
 
 def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
@@ -287,11 +286,11 @@ def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     if scales[0] == groups:
         value = chain.add("Mul", [value, chain.column(scale, 1)])
         value = chain.add("Add", [value, chain.column(bias, 1)])
-        chain.add("Reshape", [value, shape], last=True)
+        value = chain.add("Reshape", [value, shape])
     else:
         value = chain.add("Mul", [chain.add("Reshape", [value, shape]), chain.column(scale, rank - 2)])
-        chain.add("Add", [value, chain.column(bias, rank - 2)], last=True)
-    return chain.nodes
+        value = chain.add("Add", [value, chain.column(bias, rank - 2)])
+    return chain.result(value)
 
 
 def rms_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
@@ -300,8 +299,7 @@ def rms_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
     value = _normalized(node, chain, scope, centred=False)
     if scope.elem_type(node, scale) != scope.elem_type(node, x):
         raise scope.refusal(node, f"{scale!r} is of another type than {x!r}")
-    chain.add("Mul", [value, scale], last=True)
-    return chain.nodes
+    return chain.result(chain.add("Mul", [value, scale]))
 
 
 def layer_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
@@ -310,10 +308,8 @@ def layer_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     if len([name for name in node.output if name]) > 1:
         raise scope.refusal(node, "its mean and deviation are read, which only newer opsets return")
     value = _normalized(node, chain, scope, centred=True)
-    value = chain.add("Mul", [value, scale], last=not any(bias))
-    if any(bias):
-        chain.add("Add", [value, bias[0]], last=True)
-    return chain.nodes
+    value = chain.add("Mul", [value, scale])
+    return chain.result(chain.add("Add", [value, bias[0]]) if any(bias) else value)
 
 
 def _normalized(node: onnx.NodeProto, chain: Chain, scope: Scope, *, centred: bool) -> str:

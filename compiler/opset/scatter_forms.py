@@ -77,8 +77,7 @@ def scatters_to_masks(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
         reduced = chain.over_axes(reduction, values, [axis + 1], keepdims=0)
     if by_rows:
         reduced = add("Reshape", [reduced, add("Shape", [data])])
-    add(combine, [data, reduced], last=True)
-    return chain.nodes
+    return chain.result(add(combine, [data, reduced]))
 
 
 def _identity(reduction: str, kind: int) -> float:

@@ -191,9 +191,15 @@ class Chain:
         self.name, self.output, self.scope = node_name(node), node.output[0], scope
         self.nodes: list[onnx.NodeProto] = []
 
-    def add(self, operator: str, operands: Sequence[str], *, last: bool = False, **attributes: Any) -> str:
-        """Append a node; return the name of what it makes, the replaced node's own output for the last."""
-        result = self.output if last else self.scope.fresh(f"{self.output}/{operator.lower()}")
+    def result(self, name: str) -> list[onnx.NodeProto]:
+        """Return the nodes; the one that makes `name` makes the replaced node's own output."""
+        made = next(node for node in self.nodes if node.output[0] == name)
+        made.output[0] = self.output
+        return self.nodes
+
+    def add(self, operator: str, operands: Sequence[str], **attributes: Any) -> str:
+        """Append a node; return the name of what it makes."""
+        result = self.scope.fresh(f"{self.output}/{operator.lower()}")
         name = self.scope.fresh(f"{self.name}/{operator}")
         self.nodes.append(helper.make_node(operator, operands, [result], name, **attributes))
         return str(result)

@@ -48,5 +48,4 @@ def stft_to_convolutions(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePr
     stride = [int(step.reshape(-1)[0])]
     frames = add("Conv", [row, weights], kernel_shape=[count], strides=stride)
     pairs = add("Reshape", [frames, ints([0, table.shape[1] // 2, 2, -1])])
-    add("Transpose", [pairs], last=True, perm=[0, 3, 1, 2])
-    return chain.nodes
+    return chain.result(add("Transpose", [pairs], perm=[0, 3, 1, 2]))

@@ -83,8 +83,7 @@ def eyes_to_ranges(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     rows, columns = (add("Range", [ints(0), add("Gather", [shape, ints(at)]), ints(1)]) for at in (0, 1))
     diagonal = add("Unsqueeze", [add("Add", [rows, ints(attribute(node, "k", 0))]), ints([1])])
     where = add("Equal", [diagonal, add("Unsqueeze", [columns, ints([0])])])
-    add("Cast", [where], last=True, to=kind)
-    return chain.nodes
+    return chain.result(add("Cast", [where], to=kind))
 
 
 @rewriting_each("Elu")
@@ -93,8 +92,7 @@ def elus_to_exponents(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
     kind = scope.elem_type(node, x if scope.type(x) else node.output[0])
     zero, one, alpha = (chain.scalar(value, kind) for value in (0, 1, attribute(node, "alpha", 1.0)))
     power = chain.add("Sub", [chain.add("Exp", [chain.add("Min", [x, zero])]), one])
-    chain.add("Add", [chain.add("Max", [x, zero]), chain.add("Mul", [power, alpha])], last=True)
-    return chain.nodes
+    return chain.result(chain.add("Add", [chain.add("Max", [x, zero]), chain.add("Mul", [power, alpha])]))
 
 
 @rewriting_each("Range")
@@ -115,8 +113,7 @@ def counts_to_integers(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProt
     chain = Chain(node, scope)
     last = chain.add("Cast", [end], to=_INT64)
     count = chain.add("Range", [chain.ints(int(start)), last, chain.ints(int(step))])
-    chain.add("Cast", [count], last=True, to=kind)
-    return chain.nodes
+    return chain.result(chain.add("Cast", [count], to=kind))
 
 
 @rewriting_each("Cast")
@@ -131,8 +128,9 @@ def ceilings_to_integers(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePr
         return None
     chain, whole = Chain(node, scope), int(divisor.reshape(-1)[0])
     behind = chain.add("Add", [chain.add("Cast", [count], to=_INT64), chain.ints(whole - 1)])
-    chain.add("Cast", [chain.add("Div", [behind, chain.ints(whole)])], last=True, to=attribute(node, "to", 0))
-    return chain.nodes
+    return chain.result(
+        chain.add("Cast", [chain.add("Div", [behind, chain.ints(whole)])], to=attribute(node, "to", 0))
+    )
 
 
 def _is_extent(scope: Scope, name: str) -> bool:
@@ -159,8 +157,7 @@ def folds_to_transposes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
         if strides == [rows, columns] and dilations == [1, 1]:
             blocks = ints([0, -1, rows, columns, height // rows, width // columns])
             turned = add("Transpose", [add("Reshape", [node.input[0], blocks])], perm=_SIDE_BY_SIDE)
-            add("Reshape", [turned, ints([0, -1, height, width])], last=True)
-            return chain.nodes
+            return chain.result(add("Reshape", [turned, ints([0, -1, height, width])]))
     kind = helper.tensor_dtype_to_np_dtype(scope.elem_type(node, node.input[0]))
     ones = np.eye(rows * columns, dtype=kind).reshape(-1, 1, rows, columns)
     reach = [pads[at] + pads[at + 2] - dilations[at] * (block[at] - 1) - 1 for at in (0, 1)]
@@ -186,8 +183,7 @@ def folds_to_transposes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
         summed = add("Slice", [summed, ints([0, 0]), extents, ints([2, 3])])
     batch = add("Gather", [add("Shape", [node.input[0]]), ints([0])])
     shape = add("Concat", [batch, ints([-1]), extents], axis=0)
-    add("Reshape", [summed, shape], last=True)
-    return chain.nodes
+    return chain.result(add("Reshape", [summed, shape]))
 
 
 def write_kernel_shapes(model: onnx.ModelProto) -> bool:

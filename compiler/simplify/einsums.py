@@ -36,8 +36,7 @@ def einsums_to_products(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
         dropped = [axis for axis, letter in enumerate(operands[0]) if letter not in result]
         name = chain.over_axes("ReduceSum", node.input[0], dropped, keepdims=0) if dropped else node.input[0]
         order = [letter for letter in operands[0] if letter in result]
-        chain.add("Transpose", [name], last=True, perm=[order.index(letter) for letter in result])
-        return chain.nodes
+        return chain.result(chain.add("Transpose", [name], perm=[order.index(letter) for letter in result]))
     left, right = operands
     alone = set(left) ^ set(right)
     summed = [letter for letter in left if letter in right and letter not in result]
@@ -45,8 +44,7 @@ def einsums_to_products(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
         return None
     if not summed:
         aligned = [_aligned(chain, *pair, result) for pair in zip(node.input, operands, strict=True)]
-        chain.add("Mul", aligned, last=True)
-        return chain.nodes
+        return chain.result(chain.add("Mul", aligned))
     extents = _extents(node.input, operands, scope)
     if extents is None:
         return None
@@ -66,13 +64,12 @@ def einsums_to_products(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
         for name, shape in zip(factors, merged, strict=True)
     ]
     laid = [*shared, *of_left, *of_right]
-    is_turned = laid != list(result)
-    name = chain.add("MatMul", factors, last=not (split or is_turned))
+    name = chain.add("MatMul", factors)
     if split:
-        name = chain.add("Reshape", [name, chain.ints(split)], last=not is_turned)
-    if is_turned:
-        chain.add("Transpose", [name], last=True, perm=[laid.index(letter) for letter in result])
-    return chain.nodes
+        name = chain.add("Reshape", [name, chain.ints(split)])
+    if laid != list(result):
+        name = chain.add("Transpose", [name], perm=[laid.index(letter) for letter in result])
+    return chain.result(name)
 
 
 def _terms(node: onnx.NodeProto, scope: Scope) -> list[str] | None:
