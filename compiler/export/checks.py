@@ -27,8 +27,7 @@ from ...progress import Progress, quiet
 from ...tensors import Feeds, TensorInfo, format_shape
 from ..check import OnnxReference, Outputs, compare_outputs
 from .axes import Axes
-from .data_axes import Shapes, inputs_of_data, told, varying_axes
-from .onnx_source import with_preprocessing
+from .data_axes import Shapes, inputs_of_data, told, varying_axes, with_preprocessing
 
 _SEVERAL = 8  # batches of the data
 

@@ -18,6 +18,7 @@ from ...data.batches import Data
 from ...data.kinds import ARRAYS
 from ...data.spelling import FUNCTION
 from ...model.example import forward_parameters, known_inputs
+from ...model.preprocessing import Preprocessing, as_json, fit_preprocessing
 from ...model.pytorch import LoadedModel
 from ...tensors import Dim, TensorInfo, parse_dynamic_axis, parse_input
 
@@ -31,6 +32,17 @@ Shapes = Mapping[str, Sequence[tuple[int, ...]]]
 """Input name to its shape in every batch."""
 Place = tuple[str, int]
 """An input and an axis of it."""
+
+
+def with_preprocessing(
+    inputs: Sequence[TensorInfo], preprocessing: Preprocessing | None
+) -> tuple[TensorInfo, ...]:
+    """Return inputs with how samples become them; as they are where nothing is said."""
+    fitted = fit_preprocessing(preprocessing, inputs) if preprocessing is not None else {}
+    return tuple(
+        replace(tensor, preprocessing=as_json(fitted[tensor.name])) if tensor.name in fitted else tensor
+        for tensor in inputs
+    )
 
 
 def inputs_of_data(

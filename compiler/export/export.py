@@ -30,14 +30,13 @@ from ...spec.opsets import NEWEST_EXPORTED, OLDEST
 from ...tensors import TensorInfo
 from ..check import OnnxReference, graph_manifest
 from ..quantize.qat.train import TRAINED_FOR, register_operators
-from . import onnx_source
 from .axes import rename_axes, require_axes
 from .branches import find_branches, going
 from .captured_forms import captured_forms
 from .checks import Comparison, Original, open_original, spelled
-from .data_axes import VARYING
+from .data_axes import VARYING, with_preprocessing
 from .in_float32 import DataInFloat32, InFloat32, float32_inputs, type_warnings
-from .onnx_source import TOOLS, input_notes, take_onnx
+from .onnx_source import TOOLS, convert_tensorflow, input_notes, take_onnx
 from .write import Written, finish, lower_to, write_back, write_model
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def export(
     if isinstance(source, Source) and source.kind in TENSORFLOW_KINDS:
         progress("convert to ONNX")
         with temporary_folder("tensorflow", source.spec) as folder:
-            converted, versions = onnx_source.convert_tensorflow(source, folder / "model.onnx", spec, inputs)
+            converted, versions = convert_tensorflow(source, folder / "model.onnx", spec, inputs)
             return take_onnx(converted, output, data, samples, versions)
     progress("load the model")
     if isinstance(source, Source) and source.kind == "pt2":
@@ -139,7 +138,7 @@ def export(
         original.warnings += notes
         if in_float32:
             in_float32.compare(original)
-        onnx_source.with_preprocessing(original.example.inputs, samples)  # refuses before the work
+        with_preprocessing(original.example.inputs, samples)  # refuses before the work
         input_names = [tensor.name for tensor in original.example.inputs]
         structured = name_outputs([], original.reference)
         declared = loaded.output_names if len(loaded.output_names) == len(structured) else ()

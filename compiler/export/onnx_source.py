@@ -16,7 +16,7 @@ from ...model.graph import model_io, opset
 from ...model.input_notes import AxisRange, InputNote, read_notes, seen_extents, write_notes
 from ...model.onnx_checks import check_onnx
 from ...model.onnx_file import read_graph, save_onnx
-from ...model.preprocessing import Preprocessing, as_json, fit_preprocessing
+from ...model.preprocessing import Preprocessing
 from ...model.random_input import run_on
 from ...model.source import Source
 from ...model.source_paths import strip_source_paths
@@ -26,6 +26,7 @@ from ...spec.opsets import NEWEST_BY_TF2ONNX
 from ...tensors import Dim, TensorInfo, parse_dynamic_axis, parse_input
 from ..check import OnnxReference, graph_manifest
 from ..opset.fit import upgrade_in_place
+from .data_axes import with_preprocessing
 from .write import lower_to
 
 TOOLS = "torch onnx onnxscript onnxruntime"
@@ -50,17 +51,6 @@ def input_notes(
         )
         for tensor in with_preprocessing(example.inputs, preprocessing)
     }
-
-
-def with_preprocessing(
-    inputs: Sequence[TensorInfo], preprocessing: Preprocessing | None
-) -> tuple[TensorInfo, ...]:
-    """Return inputs with how samples become them; as they are where nothing is said."""
-    fitted = fit_preprocessing(preprocessing, inputs) if preprocessing is not None else {}
-    return tuple(
-        replace(tensor, preprocessing=as_json(fitted[tensor.name])) if tensor.name in fitted else tensor
-        for tensor in inputs
-    )
 
 
 def take_onnx(
