@@ -28,7 +28,7 @@ def export_alike(
     assert artifact.manifest.options["exporter"] == exporter
     for feeds in samples:
         with torch.no_grad():
-            outputs = module.eval()(*map(torch.from_numpy, feeds.values()))
+            outputs = module.eval()(**{name: torch.from_numpy(array) for name, array in feeds.items()})
         expected = outputs if isinstance(outputs, tuple) else (outputs,)
         for array, other in zip(run_file(artifact.path, **feeds).values(), expected, strict=True):
             assert array.dtype == other.numpy().dtype
