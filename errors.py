@@ -25,7 +25,8 @@ A message says *subject: found; required*; the hint is the next step. Only `cli/
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 
 class QCompileError(Exception):
@@ -140,6 +141,25 @@ def first_line(error: BaseException) -> str:
     """Return the first line that a third-party error says, or its type when it says nothing."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
+
+
+@contextlib.contextmanager
+def translated(
+    message: str,
+    kind: type[QCompileError],
+    *,
+    errors: tuple[type[Exception], ...] = (Exception,),
+    hint: str = "",
+    **data: object,
+) -> Iterator[None]:
+    """Raise what a package raises as an error of ours; its first line follows in parentheses, or a colon."""
+    try:
+        yield
+    except QCompileError:
+        raise
+    except errors as error:
+        words = f" {first_line(error)}" if message.endswith(":") else f" ({first_line(error)})"
+        raise kind(message + words, hint=hint, **data) from error
 
 
 def _plain(value: object) -> object:

@@ -20,10 +20,10 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import DataError, translated
 from ..files import digest_files
 from ..tensors import TensorInfo
-from .readers import LABELS, Batch, Reader, SampleSet, Shapes, extent_of, require_inputs, translated
+from .readers import LABELS, Batch, Reader, SampleSet, Shapes, extent_of, require_inputs
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -66,7 +66,7 @@ def map_arrays(path: Path) -> Arrays:
 
 def _numpy_data(path: Path) -> contextlib.AbstractContextManager[None]:
     hint = "pickled objects are not read; save plain arrays with numpy.savez"
-    return translated(f"{path}: cannot be read as numpy data", hint=hint, file=path)
+    return translated(f"{path}: cannot be read as numpy data", DataError, hint=hint, file=path)
 
 
 def _mapped(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, file: IO[bytes]) -> NDArray[Any]:
@@ -276,7 +276,7 @@ class _Inferences(_Stored):
 
 def load_polygraphy(path: Path) -> list[Arrays]:
     """Return the dicts of arrays of a file that `polygraphy.json.save_json` wrote, without Polygraphy."""
-    with translated(f"{path}: cannot be read as JSON", file=path):
+    with translated(f"{path}: cannot be read as JSON", DataError, file=path):
         content = json.loads(path.read_bytes())
     if not isinstance(content, list) or not all(isinstance(feeds, dict) for feeds in content):
         raise DataError(
@@ -299,7 +299,8 @@ def _decoded(value: Any, where: str) -> NDArray[Any]:
     text = value.get("array", value.get("tensor")) if isinstance(value, dict) else None
     if not isinstance(text, str):
         raise DataError(f"{where}: is no array; what polygraphy.json writes of one is required")
-    with translated(f"{where}: cannot be read as an array", hint="pickled objects are not read"):
+    hint = "pickled objects are not read"
+    with translated(f"{where}: cannot be read as an array", DataError, hint=hint):
         content = io.BytesIO(base64.b64decode(text, validate=True))
         if "tensor" not in value:
             return np.asarray(np.load(content, allow_pickle=False))

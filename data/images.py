@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, MissingFile, first_line
+from ..errors import DataError, MissingFile, first_line, translated
 from ..files import digest_files, nearest_name, require_file
 from ..model.preprocessing import ImagePreprocessing, is_channels_last
 from ..tensors import TensorInfo
@@ -280,7 +280,10 @@ def decode(source: Path | IO[bytes], mode: str, where: str) -> Image.Image:
     from PIL import Image
 
     message, hint = f"{where}: cannot be decoded as an image", "remove or replace the file"
-    with readers.translated(message, hint=hint, file=where), Image.open(source, formats=FORMATS) as image:
+    with (
+        translated(message, DataError, hint=hint, file=where),
+        Image.open(source, formats=FORMATS) as image,
+    ):
         image.load()
         return _converted(image, mode) if mode else image.copy()
 

@@ -17,13 +17,13 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import DataError, translated
 from ..machine_memory import require_address_space
 from ..model.preprocessing import AudioPreprocessing, TextPreprocessing
 from ..model.source_paths import path_here
 from ..progress import quiet
 from ..tensors import TensorInfo
-from .readers import Batch, Reader, Sample, joined, require_package, translated
+from .readers import Batch, Reader, Sample, joined, require_package
 from .spelling import Spelling, whole
 from .table import IGNORED, Table, preprocessing_for
 
@@ -44,7 +44,7 @@ def load_processor(kind: str, name: str, what: str) -> Any:
 
     name = path_here(name)
     hint = "" if Path(name).is_dir() else f"give a folder with the {what}'s files"
-    with translated(f"{what} {name}: cannot be loaded", hint=hint), quiet():
+    with translated(f"{what} {name}: cannot be loaded", DataError, hint=hint), quiet():
         return getattr(transformers, kind).from_pretrained(
             name, local_files_only=True, trust_remote_code=False
         )
@@ -234,7 +234,7 @@ class AudioReader(Reader):
             options["padding"] = True
         if "return_attention_mask" in takes and "attention_mask" in self.preprocessing.inputs:
             options["return_attention_mask"] = True
-        with translated(f"feature extractor {self.preprocessing.extractor}: failed"), quiet():
+        with translated(f"feature extractor {self.preprocessing.extractor}: failed", DataError), quiet():
             return dict(self._extractor(list(waveforms), **options))
 
 
@@ -247,7 +247,7 @@ def decode_audio(
 
     parts, hint = [np.zeros(0, np.float32)], "remove or replace the file"
     with (
-        translated(f"{where}: cannot be decoded as a recording", hint=hint, file=where),
+        translated(f"{where}: cannot be decoded as a recording", DataError, hint=hint, file=where),
         soundfile.SoundFile(source) as file,
     ):
         stored_hz, (least, most) = file.samplerate, _RATES_HZ

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import itertools
@@ -209,17 +208,6 @@ def digest_texts(texts: Iterable[str]) -> str:
 def digest_contents(paths: Sequence[Path]) -> str:
     """Return a digest of the contents of many files, read in parallel, and once while they do not change."""
     return digest_texts(in_order(lambda path: known_digest([path]), paths))
-
-
-@contextlib.contextmanager
-def translated(message: str, **details: Any) -> Iterator[None]:
-    """Say in our words what cannot be read: numpy, Pillow and others raise many types of errors."""
-    try:
-        yield
-    except QCompileError:
-        raise
-    except Exception as error:
-        raise DataError(f"{message} ({first_line(error)})", **details) from error
 
 
 def require_package(module: str, package: str, use: str, *, extra: str = "data") -> None:

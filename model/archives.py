@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..errors import ModelError, first_line
+from ..errors import ModelError, first_line, translated
 
 _MOST_RATIO = 100
 """How many times its own size an archive may unpack to, from `FREE_BYTES` on."""
@@ -139,17 +139,9 @@ def check_program(path: Path) -> None:
     """Refuse a `.pt2` that runs code when it is loaded; nothing of it is run."""
     if _trusted.get():
         return
-    try:
+    with translated(f"{path}: not {PROGRAM}", ModelError, errors=_DAMAGE, hint=SAVE_PROGRAM, file=path):
         for members in _as_both_readers_see(path):
             _check_members(members, path)
-    except _DAMAGE as error:
-        raise not_a_program(path, error) from error
-
-
-def not_a_program(path: Path, error: BaseException) -> ModelError:
-    """Return the error for a `.pt2` that cannot be read."""
-    message = f"{path}: not {PROGRAM} ({first_line(error)})"
-    return ModelError(message, hint=SAVE_PROGRAM, file=path)
 
 
 def _as_both_readers_see(path: Path) -> Iterator[Members]:

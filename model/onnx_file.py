@@ -9,7 +9,6 @@ what onnx-ir would cost.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..artifact import checked_input, known_digest
-from ..errors import ModelError
+from ..errors import ModelError, translated
 from ..files import temporary_folder
 from ..tensors import ModelIO
 from .graph import (
@@ -202,12 +201,16 @@ class Graph:
 def read_graph(path: Path) -> Graph:
     """Read a file, but for its large weights."""
     import onnx
+    from google.protobuf.message import DecodeError
 
     checked_input(path, what="model")
     model = onnx.ModelProto()
+    damage, again = (DecodeError, ValueError, IndexError), "copy or export the file again"
     if path.stat().st_size:  # an empty file cannot be mapped
         with (
-            reading_onnx(path),
+            translated(
+                f"{path}: not an ONNX model, or cut off", ModelError, errors=damage, hint=again, file=path
+            ),
             path.open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
         ):
@@ -307,38 +310,18 @@ EXTERNAL_DATA_BYTES = (1 << 31) - (1 << 26)
 """Size from which weights go to a side file; 64 MiB under protobuf's 2 GB, for the graph itself."""
 
 
-@contextlib.contextmanager
-def reading_onnx(path: Path) -> Iterator[None]:
-    """Name the file where what is decoded of it is no model."""
-    from google.protobuf.message import DecodeError
-
-    try:
-        yield
-    except (DecodeError, UnicodeDecodeError, ValueError, IndexError) as error:
-        raise ModelError(
-            f"{path}: not an ONNX model, or cut off ({error})",
-            hint="copy or export the file again",
-            file=path,
-        ) from error
-
-
 def add_external_data(model: onnx.ModelProto, path: Path, *, beside: bool = True) -> None:
     """Read the weights of a model that lie in its file, and those in files `beside` it, into the model."""
     from onnx import TensorProto
 
+    message, hint = f"{path}: its external data cannot be read", "keep the data file beside the model"
     for tensor in every_tensor(model):
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
         if not beside and location(tensor) != path.resolve().name:
             continue
-        try:
+        with translated(message, ModelError, errors=(OSError,), hint=hint, file=path):
             tensor.raw_data = read_external(tensor, path.resolve().parent)
-        except OSError as error:
-            raise ModelError(
-                f"{path}: its external data cannot be read ({error})",
-                hint="keep the data file beside the model",
-                file=path,
-            ) from error
         tensor.ClearField("data_location")
         del tensor.external_data[:]
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from ..errors import EngineUnavailable, ExportError, InvalidOption, ModelError, first_line
+from ..errors import EngineUnavailable, ExportError, InvalidOption, ModelError, translated
 from ..files import require_file
 from ..machine_memory import require_address_space
 from ..progress import quiet
@@ -76,14 +76,10 @@ def read_weights(path: Path) -> dict[str, Any]:
     """Return the tensors of a file by name."""
     require_file(path, what="weights")
     if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        try:
+        with translated(f"{path}: not a safetensors file that can be read", ModelError, file=path):
             values: Mapping[str, Any] = load_file(path)
-        except (SafetensorError, OSError, ValueError) as error:
-            message = f"{path}: not a safetensors file that can be read ({first_line(error)})"
-            raise ModelError(message, file=path) from error
     else:
         values = _read_state_dict(path)
     torch = import_torch()
@@ -124,10 +120,8 @@ def load_weights(module: Any, path: Path, label: str, *, classes: int = 0) -> tu
             hint="give the file of this very model, with its number of classes",
             file=path,
         )
-    try:
+    with translated(f"{label}: {path} cannot be loaded:", ModelError, file=path):
         module.load_state_dict(values, strict=False)
-    except RuntimeError as error:
-        raise ModelError(f"{label}: {path} cannot be loaded: {first_line(error)}", file=path) from error
     return head
 
 
@@ -135,23 +129,16 @@ def _read_state_dict(path: Path) -> Mapping[str, Any]:
     torch = import_torch()
     if is_archive(path):
         check_archive(path, what="a state dict", hint="copy it again, or save it with torch.save once more")
-    try:
+    what = "not a state dict that loads without unpickling code"
+    hint = "save it with torch.save(model.state_dict(), FILE) or as .safetensors"
+    with translated(f"{path}: {what}", ModelError, hint=hint, file=path):
         values = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damage shows in many ways
-        raise ModelError(
-            f"{path}: not a state dict that loads without unpickling code ({first_line(error)})",
-            hint="save it with torch.save(model.state_dict(), FILE) or as .safetensors",
-            file=path,
-        ) from error
-    for key in _WRAPPED if isinstance(values, Mapping) else ():
-        if isinstance(values.get(key), Mapping):
-            values = values[key]
-            break
     if not isinstance(values, Mapping):
         raise ModelError(
             f"{path}: holds {type(values).__name__}; a state dict, name to tensor, is required", file=path
         )
-    return values
+    wrapped = (values[key] for key in _WRAPPED if isinstance(values.get(key), Mapping))
+    return next(wrapped, values)
 
 
 def _misfits(expected: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
@@ -199,25 +186,18 @@ def load_program(path: Path, device: str) -> torch.nn.Module:
     """Load what `torch.export.save` wrote."""
     torch = import_torch()
     check_archive(path, what=archives.PROGRAM, hint=archives.SAVE_PROGRAM)
-    try:
+    message, hint = f"{path}: not {archives.PROGRAM}", archives.SAVE_PROGRAM
+    with translated(message, ModelError, hint=hint, file=path):
         with archives.program_checked(path), quiet():  # it logs tracebacks of what it raises as well
             program = torch.export.load(path)
         if device == "cpu":
             return program.module()  # type: ignore[no-any-return]
-    except ModelError:
-        raise
-    except Exception as error:
-        raise archives.not_a_program(path, error) from error
-    try:
+    # Constants inside the graph are moved too, which not every PyTorch can.
+    hint = "save it with torch.export.save on that device, or run it on the processor"
+    with translated(f"{path}: cannot be moved to {device}", ModelError, hint=hint, file=path):
         from torch.export.passes import move_to_device_pass
 
         return move_to_device_pass(program, device).module()
-    except Exception as error:  # constants inside the graph are moved too, which not every PyTorch can
-        raise ModelError(
-            f"{path}: cannot be moved to {device} ({first_line(error)})",
-            hint="save it with torch.export.save on that device, or run it on the processor",
-            file=path,
-        ) from error
 
 
 def program_inputs(program: Any) -> tuple[TensorInfo, ...]:
@@ -261,12 +241,13 @@ def load_torchscript(path: Path, device: str) -> torch.nn.Module:
             hint="write a function that builds the module and loads the weights: model.py:build",
             file=path,
         )
-    try:
+    # It warns of its own deprecation.
+    with (
+        translated(f"{path}: PyTorch cannot load it", ModelError, errors=(RuntimeError,), file=path),
+        quiet(),
+    ):
         archives.check_torchscript(path)
-        with quiet():  # it warns of its own deprecation
-            return torch.jit.load(str(path), map_location=device).eval()  # type: ignore[no-any-return]
-    except RuntimeError as error:
-        raise ModelError(f"{path}: PyTorch cannot load it ({first_line(error)})", file=path) from error
+        return torch.jit.load(str(path), map_location=device).eval()  # type: ignore[no-any-return]
 
 
 class ForeignOutput(ExportError):

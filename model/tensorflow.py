@@ -20,7 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import EngineUnavailable, InvalidOption, MissingFile, ModelError, UnsupportedOperator
+from ..errors import (
+    EngineUnavailable,
+    InvalidOption,
+    MissingFile,
+    ModelError,
+    UnsupportedOperator,
+    translated,
+)
 from ..files import temporary_folder
 from ..processes.child import Child
 from .archives import check_archive
@@ -78,12 +85,9 @@ def convert(
     path, config = source.file.resolve(), {}
     if path.suffix == ".keras":  # needs no TensorFlow
         check_archive(path, what="a Keras file", hint="save it again: model.save('model.keras')")
-        try:
-            with zipfile.ZipFile(path) as archive:
-                config = json.loads(archive.read("config.json"))
-        except (KeyError, ValueError, RecursionError) as error:
-            message = f"{path}: not a Keras file: no config.json that can be read ({error})"
-            raise ModelError(message, hint=_PLAIN, file=path) from error
+        message = f"{path}: not a Keras file: no config.json that can be read"
+        with translated(message, ModelError, hint=_PLAIN, file=path), zipfile.ZipFile(path) as archive:
+            config = json.loads(archive.read("config.json"))
         _refuse_code(path, config)
     versions = tensorflow_versions(python)
     if missing := " and ".join(name for name in ("tensorflow", "tf2onnx") if name not in versions):

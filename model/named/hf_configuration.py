@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
-from ...errors import InvalidOption, ModelError, first_line
+from ...errors import InvalidOption, ModelError, first_line, translated
 from ...progress import quiet
 from ..preprocessing import AudioPreprocessing, ImagePreprocessing, Task, TextPreprocessing, scaled_resize
 from ..source import Source, did_you_mean, hub_cache
@@ -48,10 +48,8 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     path = folder / name
     if not path.is_file():
         return {}
-    try:
+    with translated(f"{path}: not JSON", ModelError, file=path):
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: not JSON ({first_line(error)})", file=path) from error
     return value if isinstance(value, dict) else {}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import InvalidOption, ModelError, first_line
+from ...errors import InvalidOption, ModelError, first_line, translated
 from ...tensors import AxisExtents, TensorInfo
 from ..nested import NestedInputs, Slot
 from ..random_input import Domain
@@ -175,17 +175,12 @@ def _load(source: Source, choice: Choice, config: Any, names: Sequence[str]) -> 
 def _config(source: Source, folder: Path) -> Any:
     import transformers
 
-    try:
+    message = f"{source.spec}: transformers {transformers.__version__} cannot read its configuration:"
+    hint = "install a newer transformers, or write a function: file.py:function"
+    with translated(message, ModelError, hint=hint, file=folder / "config.json"):
         config = transformers.AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # of an unknown type, or damaged
-        raise ModelError(
-            f"{source.spec}: transformers {transformers.__version__} cannot read its configuration: "
-            f"{first_line(error)}",
-            hint="install a newer transformers, or write a function: file.py:function",
-            file=folder / "config.json",
-        ) from error
     inner = [getattr(config, name, None) for name in ("text_config", "vision_config", "encoder", "decoder")]
     for part in (config, *(part for part in inner if hasattr(part, "to_dict"))):
         for name, value in (("use_cache", False), ("return_dict", True)):
@@ -196,16 +191,12 @@ def _config(source: Source, folder: Path) -> Any:
 
 def _trained(source: Source, choice: Choice, config: Any, folder: Path) -> tuple[Any, bool]:
     """The model with its weights, and whether its pooler has none."""
-    try:
-        with network(allowed=False):
-            model, report = choice.model.from_pretrained(
-                folder, config=config, local_files_only=True, output_loading_info=True,
-                torch_dtype=torch.float32,
-            )  # fmt: skip
-    except Exception as error:  # damaged, pickled, or of another shape
-        raise ModelError(
-            f"{source.spec}: the weights in {folder} cannot be loaded: {first_line(error)}", file=folder
-        ) from error
+    # Damaged ones, pickled ones, and those of another shape fail in many ways.
+    message = f"{source.spec}: the weights in {folder} cannot be loaded:"
+    with translated(message, ModelError, file=folder), network(allowed=False):
+        model, report = choice.model.from_pretrained(
+            folder, config=config, local_files_only=True, output_loading_info=True, torch_dtype=torch.float32
+        )
     missing = sorted(map(str, report.get("missing_keys", ())))
     lacking = [name for name in missing if "pooler." not in name]
     if lacking:

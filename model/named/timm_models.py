@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from ...errors import InvalidOption, ModelError, first_line
+from ...errors import InvalidOption, ModelError, translated
 from ..preprocessing import ImagePreprocessing, Task
 from ..pytorch import read_weights
 from ..source import Source, hub_cache
@@ -60,18 +60,12 @@ def _load(source: Source, cfg: Any) -> Any:
     arguments = _arguments(source, cfg)
     if source.options.weights:
         return timm.create_model(source.name, pretrained=False, **arguments)
-    try:
-        with description.network(source.options.download):
-            if not source.options.download:
-                arguments |= _cached(source, cfg)
-            return timm.create_model(source.name, pretrained=True, **arguments)
-    except ModelError:
-        raise
-    except Exception as error:  # whatever a download raises
-        raise ModelError(
-            f"{source.spec}: timm cannot load its weights: {first_line(error)}",
-            hint="give `weights` random, or `weights` FILE",
-        ) from error
+    message = f"{source.spec}: timm cannot load its weights:"
+    hint = "give `weights` random, or `weights` FILE"
+    with translated(message, ModelError, hint=hint), description.network(source.options.download):
+        if not source.options.download:
+            arguments |= _cached(source, cfg)
+        return timm.create_model(source.name, pretrained=True, **arguments)
 
 
 def _arguments(source: Source, cfg: Any) -> dict[str, Any]:

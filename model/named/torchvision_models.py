@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ...errors import InvalidOption, ModelError, first_line
+from ...errors import InvalidOption, ModelError, first_line, translated
 from ...tensors import TensorInfo
 from ..preprocessing import PRESETS, ImagePreprocessing, Task, scaled_resize
 from ..pytorch import read_weights
@@ -250,15 +250,11 @@ def _own_weights(source: Source, weights: Any) -> Path:
         raise description.not_cached(source.spec, cached.name, cached.parent)
     cached.parent.mkdir(parents=True, exist_ok=True)
     digest = torch.hub.HASH_REGEX.search(cached.name)
-    try:
+    hint = f"put the file into {cached.parent}, or give `weights` random, or `weights` FILE"
+    with translated(f"{source.spec}: {weights.url} cannot be downloaded:", ModelError, hint=hint):
         torch.hub.download_url_to_file(
             weights.url, str(cached), digest.group(1) if digest else None, progress=False
         )
-    except Exception as error:  # of the network, of the file system, or of the digest
-        raise ModelError(
-            f"{source.spec}: {weights.url} cannot be downloaded: {first_line(error)}",
-            hint=f"put the file into {cached.parent}, or give `weights` random, or `weights` FILE",
-        ) from error
     return cached
 
 
