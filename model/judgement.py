@@ -72,14 +72,9 @@ class RowAgreement:
     _several: bool = True
     _last: int = 0
 
-    @property
-    def declared(self) -> Rule | None:
-        """What the user says that the output is."""
-        return self.form.rule
-
     def add(self, expected: NDArray[Any], actual: NDArray[Any]) -> None:
         """Add a batch; both of one shape."""
-        if self.declared == "labels" or (self.declared is None and expected.dtype.kind in "iub"):
+        if self.form.rule == "labels" or (self.form.rule is None and expected.dtype.kind in "iub"):
             # The difference of two class numbers is no error: 7 for 1 is as wrong as 2 for 1.
             self._whole = True
             self.same, self.rows = self.same + int((expected == actual).sum()), self.rows + expected.size
@@ -91,7 +86,7 @@ class RowAgreement:
         self._several &= expected.ndim > 0 and expected.shape[-1] > 1
         if not self._several or expected.dtype.kind in "OUS" or not expected.size:
             return
-        if not self._two_axes and self.declared is None:
+        if not self._two_axes and self.form.rule is None:
             return  # a signal already
         x, y = (side.astype(np.float64) for side in without_masks(expected, actual)[:2])
         masked = masked_values(expected)
@@ -113,8 +108,8 @@ class RowAgreement:
             return "labels"
         if not self._several or not self.rows:
             return "signal"
-        if self.declared is not None:
-            return self.declared
+        if self.form.rule is not None:
+            return self.form.rule
         if not self._two_axes:
             return "signal"
         if self._unit and not self._one_hot:
@@ -326,8 +321,7 @@ class ErrorSums:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> ErrorSums:
         """Read the form written by `as_json`."""
-        numbers: dict[str, Any] = {n: math.inf if number == "inf" else number for n, number in value.items()}
-        return ErrorSums(**numbers)
+        return ErrorSums(**{name: math.inf if number == "inf" else number for name, number in value.items()})
 
 
 class OutputSums:
