@@ -89,11 +89,11 @@ def open_set(spelling: Spelling, inputs: Sequence[TensorInfo]) -> SampleSet:
     return AnnotatedImages(spelling) if "annotations" in spelling.query else ImageFolder(spelling)
 
 
-def data_files(spec: str, base: Path, *, inside: bool = True) -> Iterator[Path]:
+def data_files(spec: str, base: Path) -> Iterator[Path]:
     """Yield the files of a spelling, one by one, without opening them: a folder may hold millions.
 
     Relative paths start from `base`. Of a function they are those that its digest is of; it can open others,
-    which `depends` names. Without `inside` they are only what the spelling itself names.
+    which `depends` names.
     """
     spelling = parse_spelling(spec)
     if spelling.kind == FUNCTION:
@@ -103,13 +103,11 @@ def data_files(spec: str, base: Path, *, inside: bool = True) -> Iterator[Path]:
     spelling = spelling.with_kind(find_kind(spelling))
     for key, value in spelling.query.items():
         if key in FILE_KEYS:
-            yield from _listed(Path(value), IMAGES) if inside else [Path(value)]
+            yield from _listed(Path(value), IMAGES)
         elif key == "preprocessing":
             yield from preprocessing_files(value, base=base)
     path = Path(spelling.path)
-    if not inside:
-        yield path
-    elif spelling.kind == "images":
+    if spelling.kind == "images":
         yield from _listed(split_folder(spelling), IMAGES)
     elif spelling.kind == "arrays":
         yield from (file for file in _listed(path, (".npy", ".npz")) if file.parent == path)
