@@ -38,12 +38,9 @@ def import_torch() -> Any:
     """Import PyTorch."""
     if "torch" not in sys.modules:
         require_address_space(_NEEDED_BYTES, "load PyTorch")
-    try:
+    message, errors, hint = "PyTorch cannot be imported", (ImportError,), "pip install 'qcompile[torch]'"
+    with translated(message, EngineUnavailable, errors=errors, hint=hint, engine="pytorch"):
         import torch
-    except ImportError as error:
-        raise EngineUnavailable(
-            f"PyTorch cannot be imported ({error})", hint="pip install 'qcompile[torch]'", engine="pytorch"
-        ) from error
     return torch
 
 

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import EngineUnavailable, ModelError, QCompileError
+from ..errors import EngineUnavailable, ModelError, QCompileError, translated
 from ..tensors import Feeds, format_shape
 from .graph import (
     ONNX_DOMAINS,
@@ -48,6 +48,7 @@ from .graph import (
     tensor_values,
     weighted_nodes,
 )
+from .graph_edits import refill
 from .onnx_file import Graph, copy_weightless, is_large, read_graph
 from .refusals import RENAMED, failure_hint, onnxruntime_words, refusal_hint, refused_words
 
@@ -120,8 +121,10 @@ def make_session(
     lent: list[Any] = []
     if isinstance(model, Graph) and (outputs or not model.is_file):
         if is_large(model.model, loaded=True):
-            whole = _with_outputs(model, outputs) if outputs else model
-            with whole.file() as file:
+            if outputs:
+                model = model.copy()
+                refill(model.model.graph.output, outputs)
+            with model.file() as file:
                 return make_session(file, options, without=without, providers=providers, error=error)
         folder = str(model.path.resolve().parent)  # of the file itself: ONNX Runtime follows no link
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
@@ -153,13 +156,6 @@ _LENT_BYTES = 65536
 _LENT = {1: "float32", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 10: "float16", 11: "float64"}
 
 
-def _with_outputs(model: Graph, outputs: Sequence[onnx.ValueInfoProto]) -> Graph:
-    copy = model.copy()
-    del copy.model.graph.output[:]
-    copy.model.graph.output.extend(outputs)
-    return copy
-
-
 def _lend_weights(
     model: onnx.ModelProto, options: Any, outputs: Sequence[onnx.ValueInfoProto] = ()
 ) -> tuple[bytes, list[Any]]:
@@ -170,8 +166,7 @@ def _lend_weights(
     onnxruntime = import_onnxruntime()
     light, names, values = copy_weightless(model), [], []
     if outputs:
-        del light.graph.output[:]
-        light.graph.output.extend(outputs)
+        refill(light.graph.output, outputs)
     # What nothing reads, ONNX Runtime has forgotten when it looks for it, and refuses.
     read = {name for node in model.graph.node for name in (*node.input, *captured_names(node))}
     read |= {value.name for value in light.graph.output}
@@ -264,14 +259,9 @@ def failed_on(feeds: Feeds, error: Exception, subject: str) -> ModelError:
 
 def import_onnxruntime() -> Any:
     """Import ONNX Runtime."""
-    try:
+    message, errors, hint = "ONNX Runtime cannot be imported", (ImportError,), "pip install 'qcompile[cpu]'"
+    with translated(message, EngineUnavailable, errors=errors, hint=hint, engine="onnxruntime"):
         import onnxruntime
-    except ImportError as error:
-        raise EngineUnavailable(
-            f"ONNX Runtime cannot be imported ({error})",
-            hint="pip install 'qcompile[cpu]'",
-            engine="onnxruntime",
-        ) from error
     return onnxruntime
 
 
