@@ -6,14 +6,14 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..tensors import Dim, ModelIO, TensorInfo
-from .input_notes import read_notes
+from ..tensors import ModelIO, TensorInfo
+from .input_notes import InputNote, read_notes
 from .onnx_checks import every_graph as every_graph
 from .onnx_checks import subgraphs as subgraphs
 
@@ -289,18 +289,11 @@ def graph_precision(model: onnx.ModelProto) -> str:
 
 
 _SCALES = {
-    "QLinearConv": (1, 2, 4, 5, 6, 7),
-    "QLinearMatMul": (1, 2, 4, 5, 6, 7),
-    "QLinearAdd": (1, 2, 4, 5, 6, 7),
-    "QLinearMul": (1, 2, 4, 5, 6, 7),
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QLinearAdd", "QLinearMul"), (1, 2, 4, 5, 6, 7)),
+    **dict.fromkeys(("DynamicQuantizeMatMul", "MatMulNBits", "MatMulInteger", "ConvInteger"), (2, 3)),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), (1, 2)),
     "QGemm": (1, 2, 4, 5, 7, 8),
     "MatMulIntegerToFloat": (2, 3, 4, 5),
-    "DynamicQuantizeMatMul": (2, 3),
-    "MatMulNBits": (2, 3),
-    "MatMulInteger": (2, 3),
-    "ConvInteger": (2, 3),
-    "QuantizeLinear": (1, 2),
-    "DequantizeLinear": (1, 2),
 }
 """Operator to the inputs that are scales and zero points, as ONNX and ONNX Runtime define them."""
 _NO_WEIGHTS = ("bool", "string", "undefined", "int64")  # shapes, axes and indices
@@ -348,22 +341,17 @@ def model_io(model: onnx.ModelProto) -> ModelIO:
     stored, notes = {tensor.name for tensor in model.graph.initializer}, read_notes(model)
     return ModelIO(
         tuple(
-            replace(_tensor(value), preprocessing=notes[value.name].preprocessing)
-            if value.name in notes
-            else _tensor(value)
-            for value in model.graph.input
-            if value.name not in stored
+            _tensor(value, notes.get(value.name)) for value in model.graph.input if value.name not in stored
         ),
-        tuple(_tensor(value) for value in model.graph.output),
+        tuple(map(_tensor, model.graph.output)),
     )
 
 
-def _tensor(value: onnx.ValueInfoProto) -> TensorInfo:
+def _tensor(value: onnx.ValueInfoProto, note: InputNote | None = None) -> TensorInfo:
     tensor = value.type.tensor_type
-    shape: list[Dim] = []
-    for dim in tensor.shape.dim:
-        shape.append(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?")
-    return TensorInfo(value.name, dtype_name(tensor.elem_type), tuple(shape))
+    dims = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim)
+    preprocessing = note.preprocessing if note else None
+    return TensorInfo(value.name, dtype_name(tensor.elem_type), tuple(dims), preprocessing=preprocessing)
 
 
 def opset(model: onnx.ModelProto, domain: str = "") -> int:
@@ -395,8 +383,6 @@ def dtype_name(elem_type: int) -> str:
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
     """Return the size of a tensor's values by its shape and type; 0 for strings."""
-    import math
-
     import onnx
 
     if tensor.data_type == onnx.TensorProto.STRING:

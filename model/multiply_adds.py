@@ -17,7 +17,6 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from ..tensors import fill_dynamic
 from .graph import attribute, infer_shapes, model_io, without_weights
 from .graph_edits import refill
 from .input_notes import read_notes
@@ -76,11 +75,10 @@ def known_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
     notes = read_notes(model)
     examples = {}
     for tensor in model_io(model).inputs:
-        filled = examples[tensor.name] = fill_dynamic(tensor, 1)
         noted = notes[tensor.name].example if tensor.name in notes else ()
-        if len(noted) == len(filled):
-            dims = zip(tensor.shape, noted, strict=True)
-            examples[tensor.name] = tuple(dim if isinstance(dim, int) else extent for dim, extent in dims)
+        extents = noted if len(noted) == len(tensor.shape) else [1] * len(tensor.shape)
+        dims = zip(tensor.shape, extents, strict=True)
+        examples[tensor.name] = tuple(dim if isinstance(dim, int) else extent for dim, extent in dims)
     symbols: dict[str, int] = {}
     for value in light.graph.input:
         dimensions = value.type.tensor_type.shape.dim
