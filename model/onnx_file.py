@@ -186,16 +186,11 @@ class Graph:
     def check(self) -> None:
         """Run ONNX's checker and its strict shape inference on the graph with its weights."""
         self.load()
-        content = None if self.is_file else self.content()
-        if content is not None:
-            check_onnx(self.path, infer_shapes=True, content=content)
+        if not self.is_file and not is_large(self.model):
+            check_onnx(self.path, infer_shapes=True, content=self.model.SerializeToString())
             return
         with self.file() as path:
             check_onnx(path, infer_shapes=True)
-
-    def content(self) -> bytes | None:
-        """Return the graph as bytes, large weights still in its file; None where they are too many."""
-        return None if is_large(self.model, loaded=True) else self.model.SerializeToString()
 
 
 def read_graph(path: Path) -> Graph:
