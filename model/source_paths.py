@@ -76,14 +76,13 @@ def strip_source_paths(model: onnx.ModelProto) -> bool:
             if message.metadata_props[index].key in _TRACES:
                 del message.metadata_props[index]
                 changed = True
-        for entry in message.metadata_props:
-            # The folder of a tokenizer is where samples are read with it.
-            shorter = entry.value if entry.key == KEY else without_folders(with_file_names(entry.value))
-            if shorter != entry.value:
-                entry.value, changed = shorter, True
-        shorter = without_folders(with_file_names(message.doc_string))
-        if shorter != message.doc_string:
-            message.doc_string, changed = shorter, True
+        # The folder of a tokenizer, under `KEY`, is where samples are read with it.
+        texts = [(entry, "value") for entry in message.metadata_props if entry.key != KEY]
+        for holder, field in [*texts, (message, "doc_string")]:
+            shorter = without_folders(with_file_names(getattr(holder, field)))
+            if shorter != getattr(holder, field):
+                setattr(holder, field, shorter)
+                changed = True
     return changed
 
 
