@@ -141,7 +141,11 @@ class Data:
         if not self._order:
             raise self._empty("what the keys leave out")
         if not self._arranged:
-            raise self._too_few(len(self._order))
+            raise DataError(
+                f"{self.spec}: the model takes {self.batch_size} samples at a time; "
+                f"at most {len(self._order)} were asked for",
+                hint="raise the limit, or export the model with a dynamic batch",
+            )
         return self._arranged
 
     @functools.cached_property
@@ -203,13 +207,6 @@ class Data:
     def _empty(self, cause: str) -> DataError:
         message = f"{self.spec}: holds no samples; at least one is required"
         return DataError(message, hint=f"check the path, or {cause}")
-
-    def _too_few(self, samples: int) -> DataError:
-        return DataError(
-            f"{self.spec}: the model takes {self.batch_size} samples at a time; "
-            f"at most {samples} were asked for",
-            hint="raise the limit, or export the model with a dynamic batch",
-        )
 
 
 def select(
