@@ -9,14 +9,11 @@ a detector, that would leave it out, and outputs are compared as they are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from . import onnx
 from .graph import WEIGHTED, constant_names, infer_types, producers
 from .graph_edits import cut, refill
 from .onnx_file import copy_model
-
-if TYPE_CHECKING:
-    import onnx
 
 CHOICES = frozenset(["Compress", "NonMaxSuppression", "NonZero", "Unique"])
 _PICKS = frozenset(["TopK"])

@@ -7,18 +7,16 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..tensors import ModelIO, TensorInfo
+from . import onnx
 from .input_notes import InputNote, read_notes
 from .onnx_checks import every_graph as every_graph
 from .onnx_checks import subgraphs as subgraphs
-
-if TYPE_CHECKING:
-    import onnx
 
 _BEHIND = ("Cast", "Transpose", "Reshape", "Identity")
 
@@ -93,8 +91,6 @@ def infer_shapes(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
 
 def _inferred(model: onnx.ModelProto, *, data_prop: bool) -> list[onnx.ValueInfoProto]:
     """Inputs, outputs and what lies between, with what ONNX infers of them."""
-    import onnx
-
     light = without_weights(model)
     # Where it fails, what is declared in the file remains; the rest is reported as "cannot be inferred".
     with contextlib.suppress(onnx.shape_inference.InferenceError, RuntimeError):
@@ -104,8 +100,6 @@ def _inferred(model: onnx.ModelProto, *, data_prop: bool) -> list[onnx.ValueInfo
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with large initializers turned into inputs: cheap to infer shapes on."""
-    import onnx
-
     light = onnx.ModelProto()
     light.ir_version = max(model.ir_version, 4)
     light.opset_import.extend(model.opset_import)
@@ -156,27 +150,21 @@ def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
 
     Numbers, lists, tensors and graphs are returned as `onnx.helper` gives them; a string as str.
     """
-    from onnx import helper
-
     for item in node.attribute:
         if item.name == name:
-            value = helper.get_attribute_value(item)
+            value = onnx.helper.get_attribute_value(item)
             return value.decode(errors="replace") if isinstance(value, bytes) else value
     return default
 
 
 def tensor_values(tensor: onnx.TensorProto) -> NDArray[Any]:
     """Return the values of a stored tensor."""
-    from onnx import numpy_helper
-
-    values: NDArray[Any] = numpy_helper.to_array(tensor)
+    values: NDArray[Any] = onnx.numpy_helper.to_array(tensor)
     return values
 
 
 def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """Return what a Constant node holds; None where that is a string or sparse, or it is no Constant."""
-    from onnx import numpy_helper
-
     if node.op_type != "Constant" or node.domain not in ONNX_DOMAINS:
         return None
     tensor: onnx.TensorProto | None = attribute(node, "value")
@@ -185,7 +173,7 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
     for name, dtype in _CONSTANT_TYPES.items():
         value = attribute(node, name)
         if value is not None:
-            return numpy_helper.from_array(np.asarray(value, dtype))
+            return onnx.numpy_helper.from_array(np.asarray(value, dtype))
     return None
 
 
@@ -369,8 +357,6 @@ def count_operators(model: onnx.ModelProto) -> dict[str, int]:
 
 def dtype_name(elem_type: int) -> str:
     """Return numpy's name of an ONNX element type ("float32"); "bfloat16" and "string" by name."""
-    import onnx
-
     if elem_type == onnx.TensorProto.UNDEFINED:
         return "undefined"
     if elem_type == onnx.TensorProto.STRING:
@@ -383,8 +369,6 @@ def dtype_name(elem_type: int) -> str:
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
     """Return the size of a tensor's values by its shape and type; 0 for strings."""
-    import onnx
-
     if tensor.data_type == onnx.TensorProto.STRING:
         return 0
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)

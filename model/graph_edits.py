@@ -7,11 +7,12 @@ which the rewrites alternate with. CONTRIBUTING.md says what onnx-ir would cost.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from . import onnx
 from .graph import (
     ONNX_DOMAINS,
     captured_names,
@@ -22,9 +23,6 @@ from .graph import (
     producers,
     subgraphs,
 )
-
-if TYPE_CHECKING:
-    import onnx
 
 
 def refill(values: Any, items: Iterable[Any]) -> None:
@@ -41,19 +39,15 @@ def set_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
 
 def store(graph: onnx.GraphProto, name: str, values: NDArray[Any]) -> str:
     """Add an initializer, and return its name."""
-    from onnx import numpy_helper
-
-    graph.initializer.append(numpy_helper.from_array(np.asarray(values, order="C"), name))
+    graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(values, order="C"), name))
     return name
 
 
 def set_values(tensor: onnx.TensorProto, values: NDArray[Any]) -> None:
     """Give an initializer other values; its name and its dtype stay."""
-    from onnx import helper, numpy_helper
-
-    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     array = np.asarray(values, dtype, order="C")
-    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
 
 
 def drop_attributes(node: onnx.NodeProto, *names: str) -> None:
@@ -165,8 +159,6 @@ _AS_OUTPUT = {"float32": "FLOAT", "float16": "FLOAT16"}
 
 def cut(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, str]:
     """Leave of a model what tensors of its outermost graph need, as its outputs; return tensor to output."""
-    import onnx
-
     types, shapes = infer_types(model), infer_shapes(model)
     graph = model.graph
     made_by = producers(graph)

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from ..errors import InvalidOption
 from ..spec.engines import rows
 from ..spec.words import ARM_ISAS, GRAPH_TARGETS, GraphPrecision, GraphTarget, Isa
+from . import onnx
 
 if TYPE_CHECKING:
-    import onnx
-
     RunModel = Callable[[onnx.ModelProto, Mapping[str, NDArray[Any]]], dict[str, NDArray[Any]]]
 
 Order = Literal["", "flat", "taps"]

@@ -14,15 +14,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from ..tensors import Feeds, TensorInfo
-
-if TYPE_CHECKING:
-    import onnx
+from . import onnx
 
 KEY = "qcompile.inputs"
 _Extent = Annotated[int, Meta(ge=0, lt=1 << 31)]

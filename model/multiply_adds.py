@@ -15,14 +15,12 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from . import onnx
 from .graph import attribute, infer_shapes, model_io, without_weights
 from .graph_edits import refill
 from .input_notes import read_notes
-
-if TYPE_CHECKING:
-    import onnx
 
 Shape = tuple[int, ...]
 

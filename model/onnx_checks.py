@@ -14,14 +14,12 @@ import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..errors import ModelError
-
-if TYPE_CHECKING:
-    import onnx
+from . import onnx
 
 MOST_INPUT_VALUES = 1 << 28
 """Values of one input of fixed shape: 1 GiB of float32. Making it at random takes three times that."""
@@ -95,8 +93,6 @@ def every_tensor(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 def check_tensor(tensor: onnx.TensorProto, folder: Path) -> None:
     """Compare what a tensor says of itself with what is there; `folder` is the model's, links resolved."""
-    import onnx
-
     kind, subject = tensor.data_type, f"tensor {tensor.name!r}"
     if not kind or kind not in onnx.TensorProto.DataType.values():
         raise Refused(f"{subject} has the unknown element type {kind}")
@@ -125,8 +121,6 @@ def check_tensor(tensor: onnx.TensorProto, folder: Path) -> None:
 
 def stored_bytes(tensor: onnx.TensorProto) -> int:
     """Return what the values of a tensor take as raw bytes; those of less than 8 bits are packed."""
-    import onnx
-
     name = onnx.TensorProto.DataType.Name(tensor.data_type)
     width = _NARROW_BITS.get(name) or 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     bits: int = math.prod(tensor.dims) * width
@@ -134,8 +128,6 @@ def stored_bytes(tensor: onnx.TensorProto) -> int:
 
 
 def _check_external(tensor: onnx.TensorProto, folder: Path) -> None:
-    from onnx import TensorProto
-
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if len(entries) < len(tensor.external_data):
         raise Refused(f"tensor {tensor.name!r} says twice where its data lie")
@@ -147,7 +139,7 @@ def _check_external(tensor: onnx.TensorProto, folder: Path) -> None:
         text = entries.setdefault(key, "0")
         if not (text.isascii() and text.isdigit() and len(text) < 20):
             raise Refused(f"{subject}: {key} {text[:40]!r}; a whole number of bytes, 0 or more, is required")
-    if tensor.data_type == TensorProto.STRING:
+    if tensor.data_type == onnx.TensorProto.STRING:
         raise Refused(f"{subject}: strings cannot be stored outside of the file")
     required = stored_bytes(tensor)
     if int(entries["length"]) not in (0, required):
@@ -187,8 +179,6 @@ def check_onnx(path: Path, *, infer_shapes: bool = False, content: bytes | None 
 
     With `infer_shapes` all shapes are inferred, strictly: what is declared must be what follows.
     """
-    import onnx
-
     refusals = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, OSError)
     try:
         onnx.checker.check_model(content or str(path), full_check=infer_shapes)
@@ -202,11 +192,9 @@ def check_onnx(path: Path, *, infer_shapes: bool = False, content: bytes | None 
 
 def external_files(path: Path, model: onnx.ModelProto) -> list[Path]:
     """Return the files beside an ONNX file that hold its external data."""
-    from onnx import TensorProto
-
     folder, files = path.resolve().parent, set()
     for tensor in every_tensor(model):
-        if tensor.data_location == TensorProto.EXTERNAL:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
             files.add(folder / location(tensor))
     files.discard(path.resolve())  # a weightless model refers to the file itself
     return sorted(files)
@@ -267,8 +255,6 @@ def finding(error: BaseException) -> str:
 
 def _check_graph(model: onnx.ModelProto) -> None:
     """Run ONNX's checker on the model with inputs in place of its initializers."""
-    import onnx
-
     inputs, outputs = ([value.name for value in side] for side in (model.graph.input, model.graph.output))
     names = [tensor.name for tensor in model.graph.initializer]
     names += [tensor.values.name for tensor in model.graph.sparse_initializer]
@@ -290,8 +276,6 @@ def _check_graph(model: onnx.ModelProto) -> None:
 
 
 def _check_versions(model: onnx.ModelProto) -> None:
-    import onnx
-
     if not 3 <= model.ir_version <= onnx.IR_VERSION:
         raise Refused(
             f"ir_version {model.ir_version}; onnx {onnx.__version__} knows 3 to {onnx.IR_VERSION}",
@@ -311,8 +295,6 @@ def _check_versions(model: onnx.ModelProto) -> None:
 
 
 def _check_value(value: onnx.ValueInfoProto, kind: str, *, lowest: int) -> None:
-    import onnx
-
     which = value.type.WhichOneof("value")
     if which not in (None, "tensor_type"):
         raise Refused(

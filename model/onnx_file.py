@@ -14,12 +14,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..artifact import checked_input, known_digest
 from ..errors import ModelError, translated
 from ..files import temporary_folder
 from ..tensors import ModelIO
+from . import onnx
 from .graph import (
     captured_names,
     consumers,
@@ -41,9 +42,6 @@ from .onnx_checks import (
     read_external,
 )
 from .source_paths import strip_source_paths
-
-if TYPE_CHECKING:
-    import onnx
 
 KEPT_BYTES = 4096
 """Weights up to this size keep their values: shapes, axes and the like, which shape inference reads."""
@@ -195,7 +193,6 @@ class Graph:
 
 def read_graph(path: Path) -> Graph:
     """Read a file, but for its large weights."""
-    import onnx
     from google.protobuf.message import DecodeError
 
     checked_input(path, what="model")
@@ -307,11 +304,9 @@ EXTERNAL_DATA_BYTES = (1 << 31) - (1 << 26)
 
 def add_external_data(model: onnx.ModelProto, path: Path, *, beside: bool = True) -> None:
     """Read the weights of a model that lie in its file, and those in files `beside` it, into the model."""
-    from onnx import TensorProto
-
     message, hint = f"{path}: its external data cannot be read", "keep the data file beside the model"
     for tensor in every_tensor(model):
-        if tensor.data_location != TensorProto.EXTERNAL:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
         if not beside and location(tensor) != path.resolve().name:
             continue
@@ -326,8 +321,6 @@ def save_onnx(model: onnx.ModelProto, path: Path) -> None:
 
     What it tells of the machine that it was exported on is removed (`source_paths`).
     """
-    import onnx
-
     strip_source_paths(model)
     beside = path.with_name(f"{path.name}.data")
     beside.unlink(missing_ok=True)  # onnx would append to it
@@ -408,8 +401,6 @@ def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def copy_weightless(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy but for the initializers of its graph."""
-    import onnx
-
     copy = onnx.ModelProto()
     for target, source, separate in ((copy, model, "graph"), (copy.graph, model.graph, "initializer")):
         for field, value in source.ListFields():

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from ..errors import InvalidOption
+from . import onnx
 from .graph import attribute, infer_shapes, producers, stored_tensors
-
-if TYPE_CHECKING:
-    import onnx
 
 Rule = Literal["classes", "embedding", "labels", "signal"]
 RULES: tuple[Rule, ...] = ("classes", "embedding", "labels", "signal")

@@ -19,18 +19,16 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import BuildError, DataError, EngineUnavailable, QCompileError
 from ..tensors import Dim, Feeds, TensorInfo, fill_dynamic, format_shape
+from . import onnx
 from .graph import attribute, consumers, infer_shapes, model_io, stored_tensors, tensor_values
 from .input_notes import read_notes
-
-if TYPE_CHECKING:
-    import onnx
 
 Kind = Literal["index", "mask", "position", "boxes", "length", "image", "normal"]
 

@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from . import onnx
 from .graph import (
     WEIGHTED,
     attribute,
@@ -39,9 +40,6 @@ from .graph import (
 )
 from .graph_edits import drop_unread, drop_unused_initializers, set_nodes, set_values, store, store_constants
 from .onnx_file import copy_model
-
-if TYPE_CHECKING:
-    import onnx
 
 _ABSENT = 1 << 30  # a place that no node has
 _SATURATING = {
@@ -119,8 +117,6 @@ def _shifted(graph: onnx.GraphProto, stored: Stored, name: str) -> str:
 
 def with_halves(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
     """Return a copy that rounds float32 to "fp16" or "bf16", see the module; Q/DQ pairs stay as they are."""
-    import onnx
-
     result = copy_model(model)
     graph = result.graph
     store_constants(graph)
@@ -194,8 +190,6 @@ def _limits(
     quantize: onnx.NodeProto, dequantize: onnx.NodeProto, stored: Stored
 ) -> tuple[NDArray[Any], ...] | None:
     """The least and largest value of a Q/DQ pair; None where it must stay."""
-    import onnx
-
     if quantize.op_type != "QuantizeLinear":
         return None
     names = [[name for name in node.input[1:3] if name] for node in (quantize, dequantize)]
@@ -267,6 +261,4 @@ def _at(node: onnx.NodeProto, place: int) -> str:
 
 
 def _node(operator: str, operands: list[str], output: str) -> onnx.NodeProto:
-    from onnx import helper
-
-    return helper.make_node(operator, operands, [output], name=output)
+    return onnx.helper.make_node(operator, operands, [output], name=output)

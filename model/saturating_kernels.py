@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,9 @@ from numpy.typing import NDArray
 from ..processor import isa_here
 from ..spec.engines import rows
 from ..spec.words import GraphTarget, Isa
+from . import onnx
 from .graph import attribute, producers, tensor_values
 from .graph_rules import NONE, Order, SaturatingKernels, graph_rules
-
-if TYPE_CHECKING:
-    import onnx
 
 _Feeds = Mapping[str, NDArray[Any]]
 
@@ -79,8 +77,6 @@ def _weights() -> NDArray[np.int8]:
 
 def _static_layers() -> tuple[onnx.ModelProto, _Feeds]:
     """A layer of each kind between Q/DQ of scale 1; what they read is 255 everywhere."""
-    from onnx import helper
-
     flat = _weights()
     dense = flat.reshape(4, 2, 3).transpose(0, 2, 1)  # [out, channel, position]
     layers: dict[str, tuple[str, NDArray[Any], tuple[int, ...], dict[str, int]]] = {
@@ -98,8 +94,8 @@ def _static_layers() -> tuple[onnx.ModelProto, _Feeds]:
 
     def rounded(name: str, scale: str, zero_point: str) -> str:
         operands = [scale, zero_point]
-        nodes.append(helper.make_node("QuantizeLinear", [name, *operands], [f"{name}/q"]))
-        nodes.append(helper.make_node("DequantizeLinear", [f"{name}/q", *operands], [f"{name}/dq"]))
+        nodes.append(onnx.helper.make_node("QuantizeLinear", [name, *operands], [f"{name}/q"]))
+        nodes.append(onnx.helper.make_node("DequantizeLinear", [f"{name}/q", *operands], [f"{name}/dq"]))
         return f"{name}/dq"
 
     for name, (operator, weights, shape, options) in layers.items():
@@ -115,17 +111,15 @@ def _static_layers() -> tuple[onnx.ModelProto, _Feeds]:
             stored |= {w: np.ascontiguousarray(weights), f"{w}/scale": np.ones(channels, np.float32)}
             stored[f"{w}/zero"] = np.zeros(channels, np.int8)
             parts = [w, f"{w}/scale", f"{w}/zero"]
-            nodes.append(helper.make_node("DequantizeLinear", parts, [f"{w}/dq"], axis=axis))
+            nodes.append(onnx.helper.make_node("DequantizeLinear", parts, [f"{w}/dq"], axis=axis))
             operands.append(f"{w}/dq")
-        nodes.append(helper.make_node(operator, operands, [f"{name}/y"], f"{name}/layer", **options))
+        nodes.append(onnx.helper.make_node(operator, operands, [f"{name}/y"], f"{name}/layer", **options))
         rounded(f"{name}/y", "step", "zero")
     return _model(nodes, stored, feeds, {name: f"{name}/y/dq" for name in layers}), feeds
 
 
 def _dynamic_layers() -> tuple[onnx.ModelProto, _Feeds]:
     """MatMulInteger, and an LSTM whose cell gates hold the weights; small sums keep its tanh straight."""
-    from onnx import helper
-
     flat = _weights()
     gates = np.zeros((1, 6, 4, 4), np.int8)
     gates[0, :, 3] = flat.T  # ONNX's order of gates: input, output, forget, cell
@@ -135,11 +129,11 @@ def _dynamic_layers() -> tuple[onnx.ModelProto, _Feeds]:
         "W/scale": np.full(1, 1e-6, np.float32), "R/scale": np.ones(1, np.float32),
     }  # fmt: skip
     operands = ["sequence", "W", "R", "", "", "", "", "", "W/scale", "none", "R/scale", "none"]
-    lstm = helper.make_node("DynamicQuantizeLSTM", operands, ["", "recurrent/y"], domain="com.microsoft")
-    lstm.attribute.append(helper.make_attribute("hidden_size", 4))
+    lstm = onnx.helper.make_node("DynamicQuantizeLSTM", operands, ["", "recurrent/y"], domain="com.microsoft")
+    lstm.attribute.append(onnx.helper.make_attribute("hidden_size", 4))
     nodes = [
-        helper.make_node("MatMulInteger", ["x", "weights", "zero"], ["sums"]),
-        helper.make_node("Cast", ["sums"], ["dynamic/y"], to=1),
+        onnx.helper.make_node("MatMulInteger", ["x", "weights", "zero"], ["sums"]),
+        onnx.helper.make_node("Cast", ["sums"], ["dynamic/y"], to=1),
         lstm,
     ]
     feeds: _Feeds = {"x": np.full((1, 6), 255, np.uint8), "sequence": np.ones((1, 1, 6), np.float32)}
@@ -150,18 +144,18 @@ def _model(
     nodes: list[onnx.NodeProto], stored: Mapping[str, Any], feeds: _Feeds, outputs: Mapping[str, str]
 ) -> onnx.ModelProto:
     """A model whose outputs are named after the kinds of layers."""
-    from onnx import helper, numpy_helper
-
-    made = [helper.make_node("Identity", [tensor], [name]) for name, tensor in outputs.items()]
+    made = [onnx.helper.make_node("Identity", [tensor], [name]) for name, tensor in outputs.items()]
     inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        onnx.helper.make_tensor_value_info(
+            name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
+        )
         for name, array in feeds.items()
     ]
-    results = [helper.make_tensor_value_info(name, 1, None) for name in outputs]
-    weights = [numpy_helper.from_array(np.asarray(array), name) for name, array in stored.items()]
-    graph = helper.make_graph([*nodes, *made], "probe", inputs, results, weights)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    results = [onnx.helper.make_tensor_value_info(name, 1, None) for name in outputs]
+    weights = [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in stored.items()]
+    graph = onnx.helper.make_graph([*nodes, *made], "probe", inputs, results, weights)
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
 def _sums(values: NDArray[Any]) -> NDArray[Any]:

@@ -32,12 +32,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..errors import EngineUnavailable, ModelError, QCompileError, translated
 from ..tensors import Feeds, format_shape
+from . import onnx
 from .graph import (
     ONNX_DOMAINS,
     attribute,
@@ -51,9 +52,6 @@ from .graph import (
 from .graph_edits import refill
 from .onnx_file import Graph, copy_weightless, is_large, read_graph
 from .refusals import RENAMED, failure_hint, onnxruntime_words, refusal_hint, refused_words
-
-if TYPE_CHECKING:
-    import onnx
 
 SIGNED_ACTIVATIONS = "session.qdqisint8allowed"
 """Whether Q/DQ of int8 activations becomes integer kernels: on where the processor is ARM, off on x86."""

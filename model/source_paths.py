@@ -19,13 +19,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from . import onnx
 from .input_notes import KEY
 from .onnx_checks import every_node, graphs_of
-
-if TYPE_CHECKING:
-    import onnx
 
 PREFIX = "qcompile_source_"
 _NAME = re.compile(rf"\b{PREFIX}[0-9a-f]{{12}}_(\w+)")

@@ -30,6 +30,7 @@ from ..errors import (
 )
 from ..files import temporary_folder
 from ..processes.child import Child
+from . import onnx
 from .archives import check_archive
 from .graph_edits import rename_inputs, store
 from .source import Source
@@ -169,8 +170,6 @@ def _code(config: Any) -> Iterator[tuple[str, str]]:
 
 def _finish(path: Path, label: str, config: Any, outputs: Sequence[str]) -> None:
     """Name inputs and outputs, write Erfc (Keras's GELU) as 1 - Erf, and name what has no form in ONNX."""
-    import onnx
-
     model = onnx.load(path)
     names: dict[str, str] = {}
     for key, values in (("input_layers", model.graph.input), ("output_layers", model.graph.output)):
