@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
+import transformers
+from huggingface_hub import snapshot_download
+
 from ...errors import InvalidOption, ModelError, first_line, translated
 from ...progress import quiet
 from ..preprocessing import AudioPreprocessing, ImagePreprocessing, Task, TextPreprocessing, scaled_resize
@@ -63,8 +66,6 @@ def processor_of(folder: Path, part: str) -> dict[str, Any]:
 
 
 def _snapshot(source: Source, *, weights: bool) -> Path:
-    from huggingface_hub import snapshot_download
-
     options = source.options
     try:
         with network(options.download):
@@ -132,8 +133,6 @@ class Choice:
 
 def choose(source: Source, config: Any) -> Choice:
     """Return class and task for a configuration."""
-    import transformers
-
     task = source.options.task
     named = next(iter(getattr(config, "architectures", None) or ()), "")
     if task and task not in _HEADS:
@@ -172,8 +171,6 @@ def choose(source: Source, config: Any) -> Choice:
 
 def _of_auto(source: Source, config: Any, name: str) -> Any:
     """The class that an Auto class would make for a configuration."""
-    import transformers
-
     mapping = getattr(transformers, _HEADS[name].auto)._model_mapping
     try:
         model = mapping[type(config)]
@@ -285,8 +282,6 @@ def text_preprocessing(
     """Return what a folder's tokenizer makes; None where it has none that loads."""
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         return None
-    import transformers
-
     try:
         with quiet():
             tokenizer = transformers.AutoTokenizer.from_pretrained(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 
 from ...errors import InvalidOption, ModelError, first_line, translated
@@ -173,8 +174,6 @@ def _load(source: Source, choice: Choice, config: Any, names: Sequence[str]) -> 
 
 
 def _config(source: Source, folder: Path) -> Any:
-    import transformers
-
     message = f"{source.spec}: transformers {transformers.__version__} cannot read its configuration:"
     hint = "install a newer transformers, or write a function: file.py:function"
     with translated(message, ModelError, hint=hint, file=folder / "config.json"):

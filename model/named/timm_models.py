@@ -6,6 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import timm
+from huggingface_hub import try_to_load_from_cache
+from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_data_config
+
 from ...errors import InvalidOption, ModelError, translated
 from ..preprocessing import ImagePreprocessing, Task
 from ..pytorch import read_weights
@@ -19,8 +23,6 @@ _IMAGENET = 1000
 
 def describe(source: Source) -> Description:
     """Return what timm's configuration says of a model; no network is made."""
-    import timm
-
     options, name = source.options, source.name
     if not timm.is_model(name):
         raise description.unknown_name(source, timm.list_models())
@@ -48,15 +50,11 @@ def describe(source: Source) -> Description:
 
 def _classes(config: dict[str, Any]) -> tuple[str, ...]:
     """The names of ImageNet's classes (n01440764, ...), as folders of images are called."""
-    from timm.data import ImageNetInfo, infer_imagenet_subset
-
     subset = infer_imagenet_subset(config) if config.get("num_classes") == _IMAGENET else None
     return tuple(ImageNetInfo(subset).label_names()) if subset else ()
 
 
 def _load(source: Source, cfg: Any) -> Any:
-    import timm
-
     arguments = _arguments(source, cfg)
     if source.options.weights:
         return timm.create_model(source.name, pretrained=False, **arguments)
@@ -81,8 +79,6 @@ def _arguments(source: Source, cfg: Any) -> dict[str, Any]:
 
 
 def _preprocessing(source: Source, config: dict[str, Any], height: int, width: int) -> ImagePreprocessing:
-    from timm.data import resolve_data_config
-
     size = (config.get("input_size") or (3, height, width))[0]
     data = resolve_data_config({"input_size": (size, height, width)}, pretrained_cfg=config)
     # What is resized before the crop, as `timm.data.transforms_factory` does it for evaluation.
@@ -110,8 +106,6 @@ def _cached(source: Source, cfg: Any) -> dict[str, Any]:
         raise ModelError(f"{source.spec}: timm has no weights for it", hint="give `weights` random or FILE")
     path, folder = Path(), hub_cache()
     if cfg.hf_hub_id:
-        from huggingface_hub import try_to_load_from_cache
-
         names = [cfg.hf_hub_filename] if cfg.hf_hub_filename else ["model.safetensors", "pytorch_model.bin"]
         files = (try_to_load_from_cache(cfg.hf_hub_id, name, cache_dir=folder) for name in names)
         path = next((Path(file) for file in files if isinstance(file, str)), path)

@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torchvision import models
+from torchvision.models.detection.image_list import ImageList
 
 from ...errors import InvalidOption, ModelError, first_line, translated
 from ...tensors import TensorInfo
@@ -53,8 +55,6 @@ class _OneStage(nn.Module):
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """Take images float32 [batch, 3, h, w], return boxes [batch, anchors, 4] and scores."""
-        from torchvision.models.detection.image_list import ImageList
-
         maps = self.module.backbone(x)
         features = [maps] if isinstance(maps, Tensor) else list(maps.values())
         heads = self.module.head(features)
@@ -95,8 +95,6 @@ _MODULES = {"segmentation": "semantic-segmentation", "detection": "object-detect
 
 def describe(source: Source) -> Description:
     """Return what torchvision says of a model; no network is made."""
-    from torchvision import models
-
     names = models.list_models()
     if source.name not in names:
         raise description.unknown_name(source, names)
@@ -180,8 +178,6 @@ def _image(source: Source, preset: Any, task: Task, classes: tuple[str, ...]) ->
 
 
 def _detector_input(source: Source, entry: Any, classes: tuple[str, ...]) -> TensorInfo:
-    from torchvision import models
-
     if entry.__module__.rpartition(".")[2] not in _ONE_STAGE:
         detectors = models.list_models(module=models.detection)
         one_stage = ", ".join(name for name in detectors if name.startswith(_ONE_STAGE))
