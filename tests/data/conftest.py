@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 from batches_to_read import Script
+from PIL import Image
+
+from qcompile.data import images
 
 
 @pytest.fixture
@@ -18,3 +21,17 @@ def script(tmp_path: Path) -> Script:
         return f"{tmp_path / 'data.py'}:samples"
 
     return make
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The images that were decoded so far, by their paths."""
+    paths: list[str] = []
+    decode = images.decode
+
+    def noting(path: Path, mode: str, where: str) -> Image.Image:
+        paths.append(where)
+        return decode(path, mode, where)
+
+    monkeypatch.setattr(images, "decode", noting)
+    return paths

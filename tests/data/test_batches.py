@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from tokenizer_files import WORDS, save_tokenizer
 
-from qcompile.data import arrays, images
+from qcompile.data import arrays
 from qcompile.data.batches import Data
 from qcompile.data.processors import TextReader
 from qcompile.data.readers import Batch
@@ -336,15 +336,7 @@ def test_parts_are_the_whole(
         assert [batch.samples if batch.can_be_split() else 1 for batch in data()] == list(stated)
 
 
-def test_each_image_is_decoded_by_one_of_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded: list[str] = []
-    decode = images.decode
-
-    def noting(path: Path, mode: str, where: str) -> Image.Image:
-        decoded.append(where)
-        return decode(path, mode, where)
-
-    monkeypatch.setattr(images, "decode", noting)
+def test_each_image_is_decoded_by_one_of_the_parts(tmp_path: Path, decoded: list[str]) -> None:
     spec = write("images", tmp_path, [23])
     for part in range(4):
         before = len(decoded)

@@ -13,7 +13,6 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from qcompile.data import images
 from qcompile.data.batches import Data, half_of, located, seen_from, select
 from qcompile.data.readers import AHEAD, Batch, digest_contents, in_order, threads_for_reading
 from qcompile.data.spelling import FUNCTION, KEYS, PARTS, Query, Spelling, parse_spelling, read_query
@@ -138,24 +137,14 @@ def test_an_exception_ends_the_threads_and_stands_where_its_item_does(stop: type
     assert len(begun) < 20
 
 
-def test_a_large_folder_is_not_read_further_ahead_than_the_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_folder_is_not_read_further_ahead_than_the_bound(tmp_path: Path, decoded: list[str]) -> None:
     for number in range(200):
         Image.new("L", (4, 4), number).save(tmp_path / f"{number:03}.png")
-    begun: list[str] = []
-    decode = images.decode
-
-    def noting(path: Path, mode: str, where: str) -> Image.Image:
-        begun.append(where)
-        return decode(path, mode, where)
-
-    monkeypatch.setattr(images, "decode", noting)
     batches = iter(Data(str(tmp_path), [image_input()], batch_size=3))
     for taken in range(1, 5):
         first = np.rint(next(batches).feeds["x"][:, 0, 0, 0] * 255).tolist()
         assert first == [3 * taken - 3, 3 * taken - 2, 3 * taken - 1]
-        assert len(begun) <= 3 * taken + AHEAD * threads_for_reading()
+        assert len(decoded) <= 3 * taken + AHEAD * threads_for_reading()
     before = threading.active_count()
     batches.close()  # type: ignore[attr-defined]
     assert threading.active_count() < before or threads_for_reading() == 1

@@ -6,17 +6,10 @@ import numpy as np
 import onnx
 import pytest
 from detectors import detector, images
-from written_models import model_of, normal
+from written_models import model_of, normal, outputs_of
 
 from qcompile.model.choices import before_choices, chosen_by, part_before
 from qcompile.model.onnx_file import copy_model
-
-
-def run(model: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return list(session.run(None, {"x": x}))
 
 
 def test_boxes_and_scores_in_front_of_a_suppression() -> None:
@@ -27,7 +20,9 @@ def test_boxes_and_scores_in_front_of_a_suppression() -> None:
     probe = copy_model(model)
     probe.graph.output.extend(onnx.helper.make_empty_tensor_value_info(place.tensor) for place in places)
     x = images(1)
-    for expected, found in zip(run(probe, x)[3:], run(part_before(model, places), x), strict=True):
+    for expected, found in zip(
+        outputs_of(probe, x)[3:], outputs_of(part_before(model, places), x), strict=True
+    ):
         np.testing.assert_array_equal(found, expected)
 
 
@@ -40,7 +35,7 @@ def test_a_quantized_graph_is_cut_at_the_same_places() -> None:
     rounded.graph.node[at + 1].input[0] = "floored"
     places = before_choices(model)
     x = images(1)
-    before, after = (run(part_before(one, places), x) for one in (model, rounded))
+    before, after = (outputs_of(part_before(one, places), x) for one in (model, rounded))
     by_tensor = dict(zip([place.tensor for place in places], zip(before, after, strict=True), strict=True))
     np.testing.assert_array_equal(by_tensor["all_boxes"][1], np.floor(by_tensor["all_boxes"][0]))
     np.testing.assert_array_equal(by_tensor["all_scores"][1], by_tensor["all_scores"][0])

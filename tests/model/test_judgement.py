@@ -15,9 +15,9 @@ import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
+from onnx import parser
 from onnxruntime.quantization import QuantType, quantize_dynamic
-from written_models import model_of, outputs_of
+from written_models import model_of, noisy, normal, outputs_of, stored
 
 import qcompile
 from qcompile.bench.metrics.output_verdict import judge
@@ -39,16 +39,6 @@ from qcompile.model.reference_forms import (
     without_roundings,
     without_saturation,
 )
-
-
-def noisy(array: NDArray[np.float32], share: float, seed: int = 9) -> NDArray[np.float32]:
-    noise = np.random.default_rng(seed).standard_normal(array.shape).astype(np.float32)
-    return array + np.float32(share * array.std()) * noise
-
-
-def normal(*shape: int, seed: int = 1) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
 
 INF, NAN = math.inf, math.nan
 ROWS = np.eye(5)[[2, 2, 2, 2]]
@@ -210,10 +200,6 @@ Array = NDArray[Any]
 HIDDEN = 3
 
 
-def stored(model: onnx.ModelProto) -> dict[str, Array]:
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-
-
 def rounded(x: Array) -> Array:
     """What DynamicQuantizeLinear stores of x, times its scale again."""
     low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
@@ -331,11 +317,11 @@ def test_operators_that_draw_numbers_make_a_graph_random(body: str, random: bool
 ATTENTION = model_of(
     "(float[1, 3, 8] x) => (float[1, 3, 8] y)"
     "{ [attention] y = com.microsoft.Attention <num_heads = 2> (x, w, b) }",
-    imports=', "com.microsoft" : 1', w=0.4 * normal(8, 24), b=0.4 * normal(24),
+    imports=', "com.microsoft" : 1', w=normal(8, 24, seed=1, scale=0.4), b=normal(24, seed=1, scale=0.4),
 )  # fmt: skip
 CONVOLUTION = model_of(
     "(float[1, 2, 5, 5] x) => (float[1, 4, 5, 5] y) { [conv] y = Conv <pads = [1, 1, 1, 1]> (x, w) }",
-    w=0.4 * normal(4, 2, 3, 3),
+    w=normal(4, 2, 3, 3, scale=0.4),
 )
 
 

@@ -10,21 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
+from written_models import noisy, normal
 
 from qcompile.bench.metrics.output_verdict import judge
 from qcompile.model.judgement import judge_by_precision, judge_outputs, output_error
 from qcompile.model.masks import not_finite
 
 INF, NAN = math.inf, math.nan
-
-
-def noisy(array: NDArray[np.float32], share: float, seed: int = 9) -> NDArray[np.float32]:
-    noise = np.random.default_rng(seed).standard_normal(array.shape).astype(np.float32)
-    return array + np.float32(share * array.std()) * noise
-
-
-def normal(*shape: int, seed: int = 1) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 FLOATS = tuple(float(np.finfo(kind).min) for kind in (np.float32, np.float16))

@@ -19,6 +19,12 @@ def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> Floats:
     return (np.random.default_rng([seed, *shape]).standard_normal(shape) * scale).astype(np.float32)
 
 
+def noisy(array: Floats, share: float) -> Floats:
+    """Return values with normal noise of a share of their standard deviation."""
+    noise = np.random.default_rng(9).standard_normal(array.shape).astype(np.float32)
+    return array + np.float32(share * array.std()) * noise
+
+
 def text_model(
     text: str, *, opset: int = 17, ir_version: int = 8, also: str = "", **weights: NDArray[Any]
 ) -> onnx.ModelProto:
