@@ -15,7 +15,7 @@ ConvTranspose and Gemm) goes wrong where
 
 It takes layers right behind a DequantizeLinear of one scale.
 
-`zero_padded_pools`: MaxPools of zeros that it makes MaxPools of nothing.
+`has_zero_padded_pool`: MaxPools of zeros that it makes MaxPools of nothing.
 
     x ─ Pad(value 0) ─ MaxPool        becomes        x ─ MaxPool(pads)
 
@@ -256,15 +256,14 @@ def failed_on(feeds: Feeds, error: Exception, subject: str) -> ModelError:
 
 
 def import_onnxruntime() -> Any:
-    """Import ONNX Runtime."""
     message, errors, hint = "ONNX Runtime cannot be imported", (ImportError,), "pip install 'qcompile[cpu]'"
     with translated(message, EngineUnavailable, errors=errors, hint=hint, engine="onnxruntime"):
         import onnxruntime
     return onnxruntime
 
 
-WEIGHT_BIAS_QUANTIZATION = "WeightBiasQuantization"
-"""Its name among the optimizers that a session can leave out."""
+WEIGHT_BIAS_QUANTIZATION, PAD_FUSION = "WeightBiasQuantization", "Pad_Fusion"
+"""Their names among the optimizers that a session can leave out."""
 
 _FLOAT, _FLOAT16, _BFLOAT16 = 1, 10, 16
 _LAYERS = ("Conv", "ConvTranspose", "Gemm")
@@ -326,25 +325,17 @@ FLOAT8 = "float8"
 """Optimizers above the basic ones make integer kernels of FP8 pairs: 1.31.1 refuses most of such graphs;
 1.32.0 refuses none, and computed a small network wrongly, by its largest value."""
 _FLOAT8 = range(17, 21)
-PAD_FUSION = "Pad_Fusion"
-"""Its name among the optimizers that a session can leave out."""
 
 
-def zero_padded_pools(model: onnx.ModelProto) -> list[str]:
-    """Return the names of the MaxPools behind a Pad of 0, or of a value that is not known."""
-    names: list[str] = []
+def has_zero_padded_pool(model: onnx.ModelProto) -> bool:
+    """Return whether there is a MaxPool behind a Pad of 0, or of a value that is not known."""
     for graph in every_graph(model.graph):
         pads = (node for node in graph.node if node.op_type == "Pad" and node.domain in ONNX_DOMAINS)
         padded = {pad.output[0]: pad for pad in pads if attribute(pad, "mode", "constant") == "constant"}
-        stored = stored_tensors(graph)
-        names += [
-            node.name or node.output[0]
-            for node in graph.node
-            if node.op_type == "MaxPool"
-            and node.input[0] in padded
-            and _is_zero(padded[node.input[0]], stored)
-        ]
-    return names
+        stored, pools = stored_tensors(graph), (node for node in graph.node if node.op_type == "MaxPool")
+        if any(pool.input[0] in padded and _is_zero(padded[pool.input[0]], stored) for pool in pools):
+            return True
+    return False
 
 
 def unfit_optimizers(path: Path) -> tuple[str, ...]:
@@ -366,7 +357,7 @@ def _unfit_for_file(path: Path, _changed: int, _size: int) -> tuple[str, ...]:
 
 def _unfit_for(model: onnx.ModelProto) -> tuple[str, ...]:
     float8 = any(tensor.data_type in _FLOAT8 for tensor in model.graph.initializer)
-    return (*((PAD_FUSION,) if zero_padded_pools(model) else ()), *((FLOAT8,) if float8 else ()))
+    return (*((PAD_FUSION,) if has_zero_padded_pool(model) else ()), *((FLOAT8,) if float8 else ()))
 
 
 def _is_zero(pad: onnx.NodeProto, stored: dict[str, onnx.TensorProto]) -> bool:
