@@ -30,12 +30,10 @@ T = TypeVar("T")
 
 def load_function(source: Source) -> Callable[[], Any]:
     """Import the function that a source names."""
-
-    def import_it() -> ModuleType:
-        return _import_file(source) if source.path else importlib.import_module(source.module)
-
     try:
-        module = _with_torchvision(import_it)
+        module = _with_torchvision(
+            lambda: _import_file(source) if source.path else importlib.import_module(source.module)
+        )
     except Exception as error:
         message = f"raised {type(error).__name__}: {error}"
         if source.path is None:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -118,12 +119,8 @@ def describe(source: Source) -> Description:
     if source.options.classes or len(classes) < 2:
         classes = ()
 
-    def load() -> Any:
-        return _load(source, entry, weights, task)
-
-    def own_weights() -> Path:
-        return _own_weights(source, weights)
-
+    load = partial(_load, source, entry, weights, task)
+    own_weights = partial(_own_weights, source, weights)
     if task == "video-classification":
         extents = source.options.size or tuple(preset.crop_size if preset is not None else (112, 112))
         video = TensorInfo(_INPUT, "float32", ("batch", 3, _VIDEO_FRAMES, *extents))
