@@ -192,11 +192,9 @@ def judge_by_precision(
         for a, b in zip(expected, actual[name], strict=True):
             output.add(a, b)
         passed, criterion = output.verdict()
-        by_signal = precision in BY_SIGNAL
-        agreement = output.rows.agreement if by_signal else None
-        cosine = output.rows.cosine if by_signal else None
-        figures = (output.snr_db, agreement, cosine, output.sums.masks)
-        judgements.append(Judgement(name, passed, criterion, *figures))
+        rows = output.rows
+        of_rows = (rows.agreement, rows.cosine) if precision in BY_SIGNAL else (None, None)
+        judgements.append(Judgement(name, passed, criterion, output.snr_db, *of_rows, output.sums.masks))
     return judgements
 
 
@@ -321,7 +319,8 @@ class ErrorSums:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> ErrorSums:
         """Read the form written by `as_json`."""
-        return ErrorSums(**{name: math.inf if number == "inf" else number for name, number in value.items()})
+        numbers: dict[str, Any] = {n: math.inf if number == "inf" else number for n, number in value.items()}
+        return ErrorSums(**numbers)
 
 
 class OutputSums:
@@ -371,12 +370,9 @@ class OutputSums:
                 groups.append(([operator], sums.rms, dataclasses.replace(sums)))
         if len(groups) < 2:
             return {"": self.sums}
-        names = [", ".join(dict.fromkeys(operators)) for operators, _, _ in groups]
-        same = {name for name in names if names.count(name) > 1}
-        keys = [
-            f"{n} ({sums.rms:.2g})" if n in same else n for n, (_, _, sums) in zip(names, groups, strict=True)
-        ]
-        return {key: sums for key, (_, _, sums) in zip(keys, groups, strict=True)}
+        named = [(", ".join(dict.fromkeys(operators)), sums) for operators, _, sums in groups]
+        names = [name for name, _ in named]
+        return {f"{n} ({sums.rms:.2g})" if names.count(n) > 1 else n: sums for n, sums in named}
 
     @property
     def snr_db(self) -> float:

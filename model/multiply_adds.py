@@ -42,12 +42,8 @@ def multiply_adds(model: onnx.ModelProto) -> dict[str, int]:
     A node whose extents cannot be inferred is left out; so is one inside a subgraph. Weights are not needed.
     """
     shapes = known_shapes(model)
-    counts: dict[str, int] = {}
-    for node in model.graph.node:
-        total = _count(node, shapes)
-        if total is not None:
-            counts[node.name] = total
-    return counts
+    counts = [(node.name, _count(node, shapes)) for node in model.graph.node]
+    return {name: total for name, total in counts if total is not None}
 
 
 def named(layers: Mapping[str, str], share: Mapping[str, float]) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from ..errors import InvalidOption
+from ..errors import InvalidOption, translated
 from ..tensors import TensorInfo, format_shape
 
 Task = Literal[
@@ -132,10 +132,9 @@ def read_preprocessing(value: object) -> Preprocessing:
     kind = value.get("kind") if isinstance(value, Mapping) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise InvalidOption(f"preprocessing of kind {kind!r}; {', '.join(_KINDS)} are known")
-    try:
+    errors = (msgspec.ValidationError, UnicodeError)  # of a text that no file can hold
+    with translated(f"preprocessing of kind {kind!r}:", InvalidOption, errors=errors):
         return msgspec.convert(value, _KINDS[kind])
-    except (msgspec.ValidationError, UnicodeError) as error:  # a text that no file can hold
-        raise InvalidOption(f"preprocessing of kind {kind!r}: {error}") from error
 
 
 def preprocessing_of(inputs: Sequence[TensorInfo]) -> Preprocessing | None:
