@@ -351,7 +351,6 @@ def placement(preprocessing: ImagePreprocessing, width: int, height: int) -> Pla
 
 
 def place(image: Image.Image, where: Placement, interpolation: str, fill: Any) -> Image.Image:
-    """Resize and crop or pad an image."""
     from PIL import Image
 
     if where.resized != image.size:

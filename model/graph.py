@@ -158,7 +158,6 @@ def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
 
 
 def tensor_values(tensor: onnx.TensorProto) -> NDArray[Any]:
-    """Return the values of a stored tensor."""
     values: NDArray[Any] = onnx.numpy_helper.to_array(tensor)
     return values
 

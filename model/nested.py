@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import inspect
@@ -56,7 +57,10 @@ def taken_apart(module: nn.Module, example: Any) -> tuple[nn.Module, tuple[Any, 
     if not isinstance(example, dict | tuple):
         example = (example,)
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
-    signature = [] if isinstance(module, torch.jit.ScriptModule) else _parameters(module)
+    signature: list[inspect.Parameter] = []
+    with contextlib.suppress(TypeError, ValueError):
+        if not isinstance(module, torch.jit.ScriptModule):
+            signature = list(inspect.signature(module.forward).parameters.values())
     parameters = [parameter.name for parameter in signature if parameter.kind in kinds]
     if isinstance(example, dict) and not any(p.kind is p.VAR_KEYWORD for p in signature):
         required = [p for p in signature if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
@@ -88,13 +92,6 @@ def taken_apart(module: nn.Module, example: Any) -> tuple[nn.Module, tuple[Any, 
     names = [*parameters, *(f"input_{index}" for index in range(len(parameters), len(example)))]
     arguments = tuple(_mapped(item, name, slot) for name, item in zip(names, example, strict=False))
     return NestedInputs(module, arguments, {}, list(tensors)), tensors
-
-
-def _parameters(module: nn.Module) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(module.forward).parameters.values())
-    except (TypeError, ValueError):
-        return []
 
 
 def _mapped(value: Any, path: str, replace: Callable[[Any, str], Any]) -> Any:

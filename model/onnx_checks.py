@@ -192,12 +192,9 @@ def check_onnx(path: Path, *, infer_shapes: bool = False, content: bytes | None 
 
 def external_files(path: Path, model: onnx.ModelProto) -> list[Path]:
     """Return the files beside an ONNX file that hold its external data."""
-    folder, files = path.resolve().parent, set()
-    for tensor in every_tensor(model):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            files.add(folder / location(tensor))
-    files.discard(path.resolve())  # a weightless model refers to the file itself
-    return sorted(files)
+    external = (t for t in every_tensor(model) if t.data_location == onnx.TensorProto.EXTERNAL)
+    files = {path.resolve().parent / location(tensor) for tensor in external}
+    return sorted(files - {path.resolve()})  # a weightless model refers to the file itself
 
 
 def location(tensor: onnx.TensorProto) -> str:

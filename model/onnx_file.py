@@ -73,17 +73,14 @@ class Graph:
 
     @property
     def io(self) -> ModelIO:
-        """Inputs and outputs."""
         return model_io(self.model)
 
     @property
     def opset(self) -> int:
-        """The opset of ONNX's own operators."""
         return opset(self.model)
 
     @cached_property
     def producers(self) -> dict[str, onnx.NodeProto]:
-        """Tensor name to the node that makes it."""
         return producers(self.model.graph)
 
     @cached_property
@@ -104,12 +101,10 @@ class Graph:
 
     @cached_property
     def types(self) -> dict[str, str]:
-        """Tensor name to numpy's name of its type, where it can be inferred."""
         return infer_types(self.model)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int | str, ...]]:
-        """Tensor name to shape, where it can be inferred."""
         return infer_shapes(self.model)
 
     def is_private(self, name: str) -> bool:

@@ -35,7 +35,6 @@ _NEEDED_BYTES = 640 << 20
 
 
 def import_torch() -> Any:
-    """Import PyTorch."""
     if "torch" not in sys.modules:
         require_address_space(_NEEDED_BYTES, "load PyTorch")
     message, errors, hint = "PyTorch cannot be imported", (ImportError,), "pip install 'qcompile[torch]'"

@@ -127,7 +127,6 @@ class Choice:
 
     @property
     def head(self) -> Head:
-        """The kind of model."""
         return _HEADS[self.name]
 
 
