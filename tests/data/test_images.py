@@ -17,11 +17,11 @@ from batches_to_read import image_input
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch_vision import transforms
 
 from qcompile.data.batches import Data, half_of
 from qcompile.data.images import as_input, class_numbers, decode, placement
 from qcompile.errors import DataError, InvalidOption
+from qcompile.model.named.description import declare_torchvision_operators
 from qcompile.model.preprocessing import ImagePreprocessing, read_preprocessing
 from qcompile.tensors import TensorInfo
 
@@ -267,7 +267,9 @@ def picture(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.
 def test_resize_crop_and_normalize_equal_torchvisions(
     width: int, height: int, size: tuple[int, int], resize: tuple[int, ...], interpolation: Any
 ) -> None:
-    vision = transforms()
+    declare_torchvision_operators()
+    from torchvision import transforms as vision
+
     mode = vision.InterpolationMode(interpolation)
     theirs = vision.Compose(
         [
