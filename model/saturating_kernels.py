@@ -51,7 +51,7 @@ def probe(target: GraphTarget) -> SaturatingKernels:
     results = rules.run(*_static_layers())
     if rules.by_onnxruntime:
         results |= rules.run(*_dynamic_layers())
-    return SaturatingKernels(**{name: _order(_sums(values)) for name, values in results.items()})
+    return SaturatingKernels(**{name: _order(values) for name, values in results.items()})
 
 
 _PAIRS = ((0, 1), (2, 3), (3, 4), (1, 4))
@@ -59,8 +59,12 @@ _PAIRS = ((0, 1), (2, 3), (3, 4), (1, 4))
 both orders, of "flat" alone, of "taps" alone, of none."""
 
 
-def _order(sums: NDArray[Any]) -> Order:
-    """The order that the sums of the four output channels show; where none saturates they are equal."""
+def _order(values: NDArray[Any]) -> Order:
+    """The order that the sums of the first four output channels, of one position, show.
+
+    Where none saturates they are equal.
+    """
+    sums = values.reshape(-1)
     both, flat, taps = (bool(value < 0.75 * sums[3]) for value in sums[:3])
     if flat or taps:
         return "flat" if flat else "taps"
@@ -108,9 +112,9 @@ def _static_layers() -> tuple[onnx.ModelProto, _Feeds]:
         else:
             axis = 1 if operator == "MatMul" else 0
             channels = weights.shape[axis]
-            stored |= {w: np.ascontiguousarray(weights), f"{w}/scale": np.ones(channels, np.float32)}
-            stored[f"{w}/zero"] = np.zeros(channels, np.int8)
             parts = [w, f"{w}/scale", f"{w}/zero"]
+            arrays = np.ascontiguousarray(weights), np.ones(channels, np.float32), np.zeros(channels, np.int8)
+            stored |= zip(parts, arrays, strict=True)
             nodes.append(onnx.helper.make_node("DequantizeLinear", parts, [f"{w}/dq"], axis=axis))
             operands.append(f"{w}/dq")
         nodes.append(onnx.helper.make_node(operator, operands, [f"{name}/y"], f"{name}/layer", **options))
@@ -156,11 +160,6 @@ def _model(
     graph = onnx.helper.make_graph([*nodes, *made], "probe", inputs, results, weights)
     opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
-
-
-def _sums(values: NDArray[Any]) -> NDArray[Any]:
-    """The sums of the first four output channels; every layer has one position."""
-    return values.reshape(-1)[: len(_PAIRS)]
 
 
 def overflows(graph: onnx.ModelProto, node: onnx.NodeProto) -> bool:

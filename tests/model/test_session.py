@@ -99,7 +99,7 @@ def test_onnx_runtime_on_an_emulated_haswell_is_as_recorded(tmp_path: Path) -> N
     require_emulated("haswell")
     models = [home._static_layers(), home._dynamic_layers()]
     outputs = run_emulated("haswell", [(model, dict(feeds)) for model, feeds in models], tmp_path)
-    orders = {name: home._order(home._sums(sums)) for each in outputs for name, sums in each.items()}
+    orders = {name: home._order(sums) for each in outputs for name, sums in each.items()}
     assert SaturatingKernels(**orders) == graph_rules("onnxruntime").saturates["avx2"]  # type: ignore[arg-type]
 
 
