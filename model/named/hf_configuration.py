@@ -6,13 +6,14 @@ import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
 import transformers
 from huggingface_hub import snapshot_download
 
-from ...errors import InvalidOption, ModelError, first_line, translated
+from ...errors import InvalidOption, ModelError, translated
 from ...progress import quiet
 from ..preprocessing import AudioPreprocessing, ImagePreprocessing, Task, TextPreprocessing, scaled_resize
 from ..source import Source, did_you_mean, hub_cache
@@ -66,24 +67,20 @@ def processor_of(folder: Path, part: str) -> dict[str, Any]:
 
 
 def _snapshot(source: Source, *, weights: bool) -> Path:
-    options = source.options
-    try:
-        with network(options.download):
-            if not options.download:
-                return Path(snapshot_download(source.name, cache_dir=hub_cache(), local_files_only=True))
-            patterns = [*_FILES, *(["*.safetensors"] if weights else [])]
-            folder = Path(snapshot_download(source.name, cache_dir=hub_cache(), allow_patterns=patterns))
-            if weights and not any(folder.glob("*.safetensors")):
-                patterns.append("pytorch_model*.bin")
-                folder = Path(snapshot_download(source.name, cache_dir=hub_cache(), allow_patterns=patterns))
-            return folder
-    except Exception as error:  # of the network, of the hub, or of the cache
-        if not options.download:
+    fetch = partial(snapshot_download, source.name, cache_dir=hub_cache())
+    if not source.options.download:
+        try:
+            with network(allowed=False):
+                return Path(fetch(local_files_only=True))
+        except Exception as error:  # of the hub, or of the cache
             raise not_cached(source.spec, source.name, hub_cache()) from error
-        raise ModelError(
-            f"{source.spec}: {source.name} cannot be downloaded: {first_line(error)}",
-            hint="check the name, or copy the model's files here and give hf:FOLDER",
-        ) from error
+    hint = "check the name, or copy the model's files here and give hf:FOLDER"
+    message = f"{source.spec}: {source.name} cannot be downloaded:"
+    with translated(message, ModelError, hint=hint), network(allowed=True):
+        folder = Path(fetch(allow_patterns=[*_FILES, *(_WEIGHTS[:1] if weights else ())]))
+        if weights and not any(folder.glob(_WEIGHTS[0])):
+            folder = Path(fetch(allow_patterns=[*_FILES, *_WEIGHTS]))
+        return folder
 
 
 class Head(NamedTuple):
