@@ -356,13 +356,11 @@ def count_operators(model: onnx.ModelProto) -> dict[str, int]:
 
 def dtype_name(elem_type: int) -> str:
     """Return numpy's name of an ONNX element type ("float32"); "bfloat16" and "string" by name."""
-    if elem_type == onnx.TensorProto.UNDEFINED:
-        return "undefined"
     if elem_type == onnx.TensorProto.STRING:
         return "string"
     try:
         return str(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
-    except KeyError:  # a type that this onnx does not know
+    except KeyError:  # undefined, or a type that this onnx does not know
         return "undefined"
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -24,6 +23,7 @@ from ..artifact import checked_input, is_manifest
 from ..errors import InvalidOption, MissingFile
 from ..files import absolute_path, digest_files, nearest_name, require_file
 from ..spec.removed import removed_source
+from ..version import tool_versions
 
 RANDOM = "random"
 _MOST_DIGITS = 19  # of an int64
@@ -278,9 +278,10 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
         is_cached = source.kind == "hf" and not source.path and not weights and head.is_file()
         revision = head.read_text().strip() if is_cached else ""
         name = "" if source.path else source.name
-        return f"{digest}:{source.kind}:{name}{query}:{_package_version(package)}:{revision}"
+        return f"{digest}:{source.kind}:{name}{query}:{tool_versions(package).get(package, '')}:{revision}"
     if source.kind == "module":
-        version = hashlib.sha256(_package_version(source.module).encode()).hexdigest()
+        root = source.module.split(".")[0]
+        version = hashlib.sha256(tool_versions(root).get(root, "").encode()).hexdigest()
         return f"{digest}:{version[:16]}:{source.module}:{source.function}"
     if source.kind in ("file", "savedmodel"):
         return f"{digest}:{source.function}"
@@ -318,13 +319,6 @@ def _keyed_files(folder: Path) -> list[Path]:
     # What was written there by other stages is no part of the source: it would change with every run.
     manifests = {path for path in folder.glob("*.json") if is_manifest(path)}
     return sorted(files - manifests - {path.with_suffix("") for path in manifests})
-
-
-def _package_version(module: str) -> str:
-    try:
-        return importlib.metadata.version(module.split(".")[0])
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def hub_cache() -> Path:
