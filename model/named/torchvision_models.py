@@ -83,13 +83,6 @@ _MEANS = {
     "ssd300_vgg16": ((0.48235, 0.45882, 0.40784), (1 / 255, 1 / 255, 1 / 255)),
     "ssdlite320_mobilenet_v3_large": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 }
-_PRESETS = {
-    "ImageClassification": "image-classification",
-    "SemanticSegmentation": "semantic-segmentation",
-    "ObjectDetection": "object-detection",
-    "VideoClassification": "video-classification",
-    "OpticalFlow": "optical-flow",
-}
 _MODULES = {"segmentation": "semantic-segmentation", "detection": "object-detection",
             "video": "video-classification", "optical_flow": "optical-flow"}  # fmt: skip
 
@@ -108,7 +101,7 @@ def describe(source: Source) -> Description:
     weights = getattr(entries, "DEFAULT", None) or next(iter(entries), None)
     preset = weights.transforms() if weights is not None else None
     modules = (_MODULES[part] for part in entry.__module__.split(".") if part in _MODULES)
-    task = _PRESETS.get(type(preset).__name__, "") or next(modules, "image-classification")
+    task = next(modules, "image-classification")
     classes = tuple(weights.meta.get("categories", ())) if weights is not None else ()
     if task == "optical-flow":
         raise InvalidOption(
