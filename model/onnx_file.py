@@ -20,17 +20,7 @@ from ..artifact import checked_input, known_digest
 from ..errors import ModelError, translated
 from ..files import temporary_folder
 from ..tensors import ModelIO
-from . import onnx
-from .graph import (
-    captured_names,
-    consumers,
-    infer_shapes,
-    infer_types,
-    model_io,
-    opset,
-    producers,
-    tensor_bytes,
-)
+from . import graph, onnx
 from .graph_edits import fix_initializers
 from .onnx_checks import (
     check_model,
@@ -73,20 +63,20 @@ class Graph:
 
     @property
     def io(self) -> ModelIO:
-        return model_io(self.model)
+        return graph.model_io(self.model)
 
     @property
     def opset(self) -> int:
-        return opset(self.model)
+        return graph.opset(self.model)
 
     @cached_property
     def producers(self) -> dict[str, onnx.NodeProto]:
-        return producers(self.model.graph)
+        return graph.producers(self.model.graph)
 
     @cached_property
     def consumers(self) -> dict[str, list[onnx.NodeProto]]:
         """Tensor name to the nodes of the outermost graph that read it."""
-        return consumers(self.model.graph)
+        return graph.consumers(self.model.graph)
 
     @cached_property
     def stored(self) -> dict[str, onnx.TensorProto]:
@@ -97,15 +87,15 @@ class Graph:
     def pinned(self) -> set[str]:
         """Tensors that are read elsewhere than by nodes: outputs, and what subgraphs read."""
         nodes = self.model.graph.node
-        return {v.name for v in self.model.graph.output}.union(*map(captured_names, nodes))
+        return {v.name for v in self.model.graph.output}.union(*map(graph.captured_names, nodes))
 
     @cached_property
     def types(self) -> dict[str, str]:
-        return infer_types(self.model)
+        return graph.infer_types(self.model)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int | str, ...]]:
-        return infer_shapes(self.model)
+        return graph.infer_shapes(self.model)
 
     def is_private(self, name: str) -> bool:
         """Return whether one node alone reads a tensor."""
@@ -209,9 +199,9 @@ def read_graph(path: Path) -> Graph:
 
 def read_weightless(path: Path) -> Graph:
     """Read a file to look at it: initializers that it lists as inputs are none."""
-    graph = read_graph(path)
-    fix_initializers(graph.model)
-    return graph
+    weightless = read_graph(path)
+    fix_initializers(weightless.model)
+    return weightless
 
 
 def _free_extents(model: onnx.ModelProto) -> bool:
@@ -220,8 +210,8 @@ def _free_extents(model: onnx.ModelProto) -> bool:
     ONNX declares it by a name or by nothing (onnx.proto3, TensorShapeProto); ONNX Runtime reads -1 so, too.
     """
     found = False
-    for graph in graphs_of(model):
-        for value in (*graph.input, *graph.output, *graph.value_info):
+    for part in graphs_of(model):
+        for value in (*part.input, *part.output, *part.value_info):
             for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
                 if dim.dim_value == -1:
                     dim.ClearField("dim_value")
@@ -383,7 +373,7 @@ def is_large(model: onnx.ModelProto, *, loaded: bool = False) -> bool:
     Counted from shapes: protobuf's own `ByteSize` fails on exactly the models this is asked for.
     """
     tensors = [t for t in model.graph.initializer if not (loaded and t.data_location == t.EXTERNAL)]
-    return sum(map(tensor_bytes, tensors)) > EXTERNAL_DATA_BYTES
+    return sum(map(graph.tensor_bytes, tensors)) > EXTERNAL_DATA_BYTES
 
 
 def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:

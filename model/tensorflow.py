@@ -20,14 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import (
-    EngineUnavailable,
-    InvalidOption,
-    MissingFile,
-    ModelError,
-    UnsupportedOperator,
-    translated,
-)
+from ..errors import EngineUnavailable, InvalidOption, MissingFile, ModelError, UnsupportedOperator
 from ..files import temporary_folder
 from ..processes.child import Child
 from . import onnx
@@ -86,9 +79,12 @@ def convert(
     path, config = source.file.resolve(), {}
     if path.suffix == ".keras":  # needs no TensorFlow
         check_archive(path, what="a Keras file", hint="save it again: model.save('model.keras')")
-        message = f"{path}: not a Keras file: no config.json that can be read"
-        with translated(message, ModelError, hint=_PLAIN, file=path), zipfile.ZipFile(path) as archive:
-            config = json.loads(archive.read("config.json"))
+        try:
+            with zipfile.ZipFile(path) as archive:
+                config = json.loads(archive.read("config.json"))
+        except (KeyError, ValueError, RecursionError) as error:
+            message = f"{path}: not a Keras file: no config.json that can be read ({error})"
+            raise ModelError(message, hint=_PLAIN, file=path) from error
         _refuse_code(path, config)
     versions = tensorflow_versions(python)
     if missing := " and ".join(name for name in ("tensorflow", "tf2onnx") if name not in versions):
