@@ -59,10 +59,7 @@ def test_masks_do_not_change_the_ratio_of_the_other_values(
         assert other_verdict.criterion == f"{verdict.criterion}; {is_masked.sum()} masked values left out"
 
 
-@given(
-    hnp.arrays(np.float32, (3, 7), elements=st.floats(-8000, 2.0**125, width=32)),
-    st.floats(1e-6, 1.0),
-)
+@given(hnp.arrays(np.float32, (3, 7), elements=st.floats(-8000, 2.0**125, width=32)), st.floats(1e-6, 1.0))
 @settings(deadline=None)
 def test_without_masks_every_bit_is_as_it_was(reference: NDArray[np.float32], share: float) -> None:
     output = reference * np.float32(1 + share)

@@ -368,11 +368,7 @@ def test_what_a_folder_lacks_is_named(folder_of: Folder, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("spec", "message", "hint"),
     [
-        (
-            "hf:?task=text-clasification",
-            "task 'text-clasification' is none of",
-            "'text-classification'",
-        ),
+        ("hf:?task=text-clasification", "task 'text-clasification' is none of", "'text-classification'"),
         ("hf:?task=speech-recognition", "has no AutoModelForCTC for BertConfig", ""),
         ("timm:resnet181", "has no model", "resnet18"),
         ("torchvision:resnet_18", "has no model", "resnet18"),
