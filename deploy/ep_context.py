@@ -34,6 +34,7 @@ from ..engines.tensorrt.plan import require_weights
 from ..engines.tensorrt.words import TRITON as TENSORRT
 from ..errors import InvalidOption, ModelError, first_line
 from ..files import digest_files, manifest_path, require_file, writing
+from ..model import onnx
 from ..model.graph import model_io
 from ..model.onnx_checks import check_onnx
 from ..model.onnx_file import read_graph
@@ -44,7 +45,6 @@ from ..tensors import ModelIO, TensorInfo
 from .triton_model import BUILD_AGAIN, non_linear, refused
 
 if TYPE_CHECKING:
-    import onnx
     from typing_extensions import Unpack
 
     from ..spec.keywords import EpContextKeywords
@@ -318,22 +318,20 @@ def engine_graph(
     provider: Provider, io: ModelIO, manifest: Manifest, *, context: bytes, embedded: bool, header: bytes
 ) -> onnx.ModelProto:
     """Return the model of an engine; `context` is its bytes or its file's name, `header` its first bytes."""
-    from onnx import helper
-
     name = f"{provider.name}_{manifest.digest.removeprefix('sha256:')[:16]}"
     inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (io.inputs, io.outputs))
-    node = helper.make_node(
+    node = onnx.helper.make_node(
         OPERATOR, inputs, outputs, name, domain=DOMAIN, main_context=1, embed_mode=int(embedded),
         ep_cache_context=context, ep_sdk_version=str(manifest.tools.get(provider.target, "")),
         hardware_architecture=architecture(manifest), partition_name=name, source=provider.name,
     )  # fmt: skip
-    graph = helper.make_graph([node], "engine", _values(io.inputs), _values(io.outputs))
-    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(DOMAIN, 1)]
-    model: onnx.ModelProto = helper.make_model(
+    graph = onnx.helper.make_graph([node], "engine", _values(io.inputs), _values(io.outputs))
+    opsets = [onnx.helper.make_opsetid("", _OPSET), onnx.helper.make_opsetid(DOMAIN, 1)]
+    model: onnx.ModelProto = onnx.helper.make_model(
         graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="qcompile"
     )
     if header:
-        helper.set_model_props(model, {COMPATIBILITY + provider.name: header.hex()})
+        onnx.helper.set_model_props(model, {COMPATIBILITY + provider.name: header.hex()})
     return model
 
 
@@ -347,13 +345,12 @@ def architecture(manifest: Manifest) -> str:
 def _values(tensors: Sequence[TensorInfo]) -> list[onnx.ValueInfoProto]:
     import ml_dtypes
     import numpy as np
-    from onnx import helper
 
     values = []
     for tensor in tensors:
         numpy_type = np.dtype(getattr(ml_dtypes, tensor.dtype, tensor.dtype))
         # An axis without a name ("?") has neither extent nor name in ONNX.
         shape = [None if extent == "?" else extent for extent in tensor.shape]
-        kind = helper.np_dtype_to_tensor_dtype(numpy_type)
-        values.append(helper.make_tensor_value_info(tensor.name, kind, shape))
+        kind = onnx.helper.np_dtype_to_tensor_dtype(numpy_type)
+        values.append(onnx.helper.make_tensor_value_info(tensor.name, kind, shape))
     return values

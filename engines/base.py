@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..artifact import Check, tool_versions
 from ..errors import EngineUnavailable, InvalidOption
+from ..model import onnx
 from ..model.graph import WeightsHeld
 from ..model.graph_rules import GraphRules
 from ..model.onnx_file import Graph, read_graph
@@ -30,7 +31,6 @@ from .taps import run_from_file
 from .words import KnownFault, Proposal, TritonBackend, Verdict
 
 if TYPE_CHECKING:
-    import onnx
     from typing_extensions import Self
 
 Place = Literal["cpu", "cuda"]

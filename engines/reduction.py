@@ -15,11 +15,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..model import onnx
 from ..model.graph import captured_names, infer_shapes, tensor_values
 from ..model.graph_edits import (
     drop_unused_initializers,
@@ -32,9 +33,6 @@ from ..model.graph_edits import (
 )
 from ..model.onnx_file import copy_model
 from ..tensors import Feeds
-
-if TYPE_CHECKING:
-    import onnx
 
 Values = Mapping[str, NDArray[Any]]
 _SHAPES = 64
@@ -142,8 +140,6 @@ def part_of(case: Case, keep: Sequence[int], values: Values, shapes: Mapping[str
 
 
 def _without_graph(model: onnx.ModelProto) -> onnx.ModelProto:
-    import onnx
-
     copy = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     copy.functions.extend(model.functions)
     copy.graph.name = model.graph.name or "graph"
@@ -152,11 +148,9 @@ def _without_graph(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _declared(name: str, value: NDArray[Any], shape: Any) -> onnx.ValueInfoProto:
     """An input or output of that type; of the inferred shape where all its extents have a number or name."""
-    from onnx import helper
-
     known = shape is not None and len(shape) == value.ndim and "" not in shape
-    dtype = helper.np_dtype_to_tensor_dtype(value.dtype)
-    return helper.make_tensor_value_info(name, dtype, shape if known else value.shape)
+    dtype = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+    return onnx.helper.make_tensor_value_info(name, dtype, shape if known else value.shape)
 
 
 def _fewer_nodes(case: Case, values: Values, kept: Callable[[Case | None], bool]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ..artifact import tool_versions
 from ..errors import EngineUnavailable, InvalidOption, ModelError, QCompileError, WorkerError, first_line
 from ..files import temporary_folder, write_json, write_text
+from ..model import onnx
 from ..model.graph import infer_types, model_io
 from ..model.graph_edits import name_nodes
 from ..model.onnx_file import copy_model, save_onnx
@@ -37,9 +38,6 @@ from .base import BuildRequest, Runner
 from .reduction import Case, Enough, Values, reduce_case, with_plain_names
 from .registry import engine
 from .values import Comparison, Execution
-
-if TYPE_CHECKING:
-    import onnx
 
 Kind = Literal["dies", "refuses", "hangs", "wrong"]
 _REPORT = "report.json"

@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..artifact import digest_artifact, read_manifest
 from ..files import manifest_path, write_json
+from ..model import onnx
 from ..model.onnx_file import Graph
 from ..tensors import Feeds
-
-if TYPE_CHECKING:
-    import onnx
 
 
 @contextmanager
@@ -31,8 +29,6 @@ def run_from_file(
 
     `open_artifact` gives the engine's runner of a file.
     """
-    import onnx
-
     place = folder / "tapped"
     place.mkdir()
     path = weightless.path.resolve()

@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from ..artifact import Check
 from ..errors import BuildError, DataError, EngineUnavailable, ModelError, QCompileError
 from ..files import temporary_folder
+from ..model import onnx
 from ..model.choices import before_choices, chosen_by, part_before
 from ..model.graph import consumers, model_io, producers, weighted_nodes
 from ..model.graph_edits import cut
@@ -57,9 +58,6 @@ from ..model.session import WEIGHT_BIAS_QUANTIZATION, make_session, run_session,
 from ..processor import isa_here, why_not_exact
 from ..tensors import Feeds, format_shape, samples_in
 from .base import BuildRequest, Runner
-
-if TYPE_CHECKING:
-    import onnx
 
 SUBJECT = "computes what its graph says"
 SAMPLES = 16

@@ -37,14 +37,13 @@ from ..compiler.opset.tensorrt_forms import (
     write_kernel_shapes,
 )
 from ..errors import ModelError, QCompileError, UnsupportedOperator, first_line
+from ..model import onnx
 from ..model.graph import ONNX_DOMAINS, captured_names, every_graph
 from ..model.onnx_file import Graph
 from ..progress import Progress
 from ..spec.opsets import BFLOAT16_LAYERS, INT4
 
 if TYPE_CHECKING:
-    import onnx
-
     from ..engines.registry import Capabilities
     from ..engines.words import KnownFault
     from ..spec.artifacts import BuildSpec

@@ -8,11 +8,12 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...artifact import Check, read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable
 from ...files import temporary_folder
+from ...model import onnx
 from ...model.graph import count_operators, count_weighted, holds_half, model_io, weighted_nodes
 from ...model.onnx_file import Graph, is_large, read_graph, save_onnx
 from ...model.random_input import run_on
@@ -54,9 +55,6 @@ from .runner import (
     why_no_cuda_provider,
 )
 from .words import PACKAGES, PROPOSALS, RULES, SCRIPT, TRITON
-
-if TYPE_CHECKING:
-    import onnx
 
 _WARMUP, _PROFILED = 2, 10
 _LAYOUTS = "com.microsoft.nchwc::"

@@ -7,12 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
 from ...artifact import read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable
+from ...model import onnx
 from ...model.graph import captured_names
 from ...model.onnx_file import read_weightless
 from ...model.session import (
@@ -25,9 +26,6 @@ from ...model.session import (
 from ...tensors import Dim, Feeds, ModelIO, TensorInfo, check_feeds
 from ..base import Runner
 from ..words import KnownFault
-
-if TYPE_CHECKING:
-    import onnx
 
 _DTYPES = {"float": "float32", "double": "float64"}
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
+from ...model import onnx
 from ...model.graph_rules import GraphRules, SaturatingKernels
 from ...model.session import import_onnxruntime, session_options
 from ..words import TRITON_TYPES, Proposal, TritonBackend
-
-if TYPE_CHECKING:
-    import onnx
 
 PACKAGES = dict.fromkeys(
     ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml"), "onnxruntime"

@@ -6,12 +6,13 @@ import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
 from ...artifact import Check, read_manifest
 from ...errors import ArtifactError, BuildError, IntentNotReached, ModelError, first_line
+from ...model import onnx
 from ...model.graph import model_io, weighted_nodes
 from ...model.onnx_file import Graph, read_graph, save_onnx
 from ...model.random_input import run_on
@@ -27,9 +28,6 @@ from ..words import Verdict
 from .kernels import UNREPORTED, Computed, Kernel, computed_by, read_kernels
 from .refusals import reason
 from .words import FOUR_BITS, KNOWN_FAULTS, PACKAGES, PROPOSALS, RESHAPE, RULES, SCRIPT, TRITON
-
-if TYPE_CHECKING:
-    import onnx
 
 _HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 """What OpenVINO computes float parts in. Its own choice is bfloat16 where the processor has it."""

@@ -21,12 +21,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ...model import onnx
 from ...model.graph import WEIGHTED, consumers, producers
-
-if TYPE_CHECKING:
-    import onnx
 
 UNREPORTED = "unreported"
 _FACTS = ("layerType", "runtimePrecision", "primitiveType", "originalLayersNames", "outputPrecisions")

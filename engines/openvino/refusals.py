@@ -16,14 +16,11 @@ A node of its plugin has the name of the ONNX node or of its output, or one that
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from ...errors import first_line
+from ...model import onnx
 from ...model.graph import every_graph
 from ...model.refusals import lacking
-
-if TYPE_CHECKING:
-    import onnx
 
 _NAMES = re.compile(
     r"<Node\(\w+\): (.*?)>'|with friendly_name '(.*?)':|node with name '(.*?)' |^Node (\S+) of type",

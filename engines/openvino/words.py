@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
+from ...model import onnx
 from ...model.graph_rules import GraphRules, SaturatingKernels
 from ..words import TRITON_TYPES, KnownFault, Proposal, TritonBackend
-
-if TYPE_CHECKING:
-    import onnx
 
 
 def run_model(

@@ -15,6 +15,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+from ...model import onnx
 from ..words import version_numbers
 from .log import make_log
 
@@ -92,8 +93,6 @@ def ask_parser(module: Any) -> ParserOperators | None:
     TensorRT's builder, without which there is no parser, needs a GPU; TensorRT-RTX's does not.
     """
     try:
-        import onnx
-
         logger = make_log(module).logger  # TensorRT has one for the whole process
         network = module.Builder(logger).create_network(0)
         parser = module.OnnxParser(network, logger)

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....errors import UnsupportedOperator
+from ....model import onnx
 from ....model.graph import every_graph, opset
 from ..adapter import Adapter
 from ..log import plain
-
-if TYPE_CHECKING:
-    import onnx
 
 _NAMESPACE = "namespace"
 """Node metadata of PyTorch's exporter: the path of modules the node comes from."""
@@ -160,12 +158,9 @@ def _foreign_inputs(model: onnx.ModelProto, words: str) -> str:
     """Inputs and their types, where the parser refuses a type and does not say which."""
     if "type to TensorRT data type" not in words:
         return ""
-    from onnx import TensorProto
-
-    inputs = [(value.name, value.type.tensor_type.elem_type) for value in model.graph.input]
-    return (
-        f" (inputs {', '.join(f'{name}:{TensorProto.DataType.Name(kind).lower()}' for name, kind in inputs)})"
-    )
+    kinds = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
+    inputs = [f"{name}:{onnx.TensorProto.DataType.Name(kind).lower()}" for name, kind in kinds.items()]
+    return f" (inputs {', '.join(inputs)})"
 
 
 def _module_path(node: onnx.NodeProto) -> str:
