@@ -21,11 +21,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..artifact import Artifact, Manifest, commit, read_manifest, tool_versions
 from ..errors import BuildError, EngineUnavailable, IntentNotReached, QCompileError
 from ..files import write_text, writing
+from ..model import onnx
 from ..model.graph import constant_names, graph_precision, weighted_nodes
 from ..model.judgement import BY_SIGNAL
 from ..model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
@@ -37,9 +38,6 @@ from ..processor import why_unchecked
 from ..spec.decode import non_default_options
 from .base import BuildOutcome, BuildRequest, Engine, Planned
 from .registry import engine
-
-if TYPE_CHECKING:
-    import onnx
 
 _OWN_FIELDS = ("target", "precision")
 """Options that a manifest has fields of its own for."""
@@ -58,6 +56,8 @@ def build_engine(request: BuildRequest) -> Artifact:
         counts = multiply_adds(request.onnx.model) if chosen.takes == "onnx" else {}
         weighed = weigh(request.precision, outcome, counts, strict=spec.strict)
         failure = weighed.failure or outcome.failure
+        if weighed.failure and not outcome.planned and chosen.takes == "onnx":
+            failure += _why_none(request)
         if not failure and not request.is_trial:
             slower = _slower_than_float(chosen, request, path)
             outcome = replace(outcome, warnings=[*outcome.warnings, *slower])
@@ -74,6 +74,19 @@ def build_engine(request: BuildRequest) -> Artifact:
             )
         manifest = commit(path, manifest)
     return Artifact(final, manifest)
+
+
+def _why_none(request: BuildRequest) -> str:
+    """Why a graph has no layer in the precision at all, where its manifest says so."""
+    layers = [node.name for nodes in weighted_nodes(request.onnx.model).values() for node in nodes]
+    reasons = {name: why for name, why in _left_in_float(request).items() if name in layers}
+    return f": {named(reasons, shares([*reasons], {})[0])}" if reasons else ""
+
+
+def _left_in_float(request: BuildRequest) -> Mapping[str, str]:
+    manifest = read_manifest(Path(request.model))
+    kept: Mapping[str, str] = manifest.proof.get("left_in_float", {}) if manifest else {}
+    return {**kept, **request.left_in_float}
 
 
 def _slower_than_float(chosen: Engine, request: BuildRequest, path: Path) -> list[str]:
@@ -170,9 +183,7 @@ def _computing(request: BuildRequest, outcome: BuildOutcome, counts: Mapping[str
     named_layers = outcome.layers or Planned(())
     lost = {**named_layers.missed, **named_layers.unreported}
     inside = [node.name for node in by_precision.get(precision, ()) if node.name not in lost]
-    manifest = read_manifest(Path(request.model))
-    kept = manifest.proof.get("left_in_float", {}) if manifest else {}
-    reasons = {**kept, **request.left_in_float, **lost}
+    reasons = {**_left_in_float(request), **lost}
     floats = {
         node.name: str(reasons.get(node.name, f"{node.op_type} is not quantized"))
         for kind, nodes in by_precision.items()

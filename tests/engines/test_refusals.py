@@ -6,9 +6,10 @@ from pathlib import Path
 
 import onnx
 import pytest
+from written_models import model_of
 
 from qcompile import build
-from qcompile.errors import BuildError
+from qcompile.errors import BuildError, IntentNotReached
 
 CASES = {
     "an operator": ("float[4] x", "", "[n] y = other.Odd(x)", "Odd", "operators of ONNX"),
@@ -35,3 +36,15 @@ def test_a_refusal_has_the_way_out_of_its_cause(
     assert way_out in caught.value.hint
     assert "/tmp" not in caught.value.message
     assert "Load model from" not in caught.value.message
+
+
+def test_an_engine_without_a_layer_in_its_precision_says_why(tmp_path: Path) -> None:
+    """It said "0 of 0 layers reached it"; before, that the parser refuses an LSTM of halves with lengths."""
+    pytest.importorskip("tensorrt_rtx")
+    text = """(float[5,1,8] x, int32[1] n) => (float[5,1,1,4] y) <float[1,16,8] w, float[1,16,4] r> {
+        [lstm] h = LSTM <hidden_size = 4> (x, w, r, , n) y = Relu(h) }"""
+    onnx.save(model_of(text), tmp_path / "m.onnx")
+    with pytest.raises(IntentNotReached, match=r"lstm \(100\.0%: beside its sequence lengths"):
+        build(
+            tmp_path / "m.onnx", tmp_path / "m.engine", target="tensorrt-rtx", precision="fp16", gpus=["sm86"]
+        )
