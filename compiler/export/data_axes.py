@@ -58,7 +58,7 @@ def inputs_of_data(
         return spelled, {}
     numbers = {parse_input(one).name if isinstance(one, str) else one.name for one in spelled}
     if not inputs:
-        inputs = _told_by(loaded, data, read)
+        inputs = inputs_of_first_batch(loaded, data, read)
         spelled = inputs
     loose = [tensor if tensor.name in numbers else _loosened(tensor, rows=kind in _ROWS) for tensor in inputs]
     batches = [batch.feeds for batch in islice(read(data, loose), _BATCHES)]
@@ -123,8 +123,8 @@ def _loosened(tensor: TensorInfo, *, rows: bool) -> TensorInfo:
     )
 
 
-def _told_by(loaded: LoadedModel, data: str, read: type[Data]) -> tuple[TensorInfo, ...]:
-    """The inputs of the first batch: those of a dict by its keys, of a tuple by `forward`'s parameters.
+def inputs_of_first_batch(loaded: LoadedModel, data: str, read: type[Data]) -> tuple[TensorInfo, ...]:
+    """Return the inputs of the first batch: of a dict by its keys, of a tuple by `forward`'s parameters.
 
     A first axis that all share is the batch, which is dynamic: samples do not say how many go together.
     """

@@ -11,31 +11,25 @@ machine no builder of a kind  -> none of its artifacts; the line that installs i
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ...bench.metrics.metric import Truth
 from ...bench.metrics.names import choose
-from ...data.arrays import map_arrays
 from ...data.batches import Data
-from ...data.readers import LABELS
 from ...data.spelling import FUNCTION, parse_spelling
 from ...engines.gpu import find_gpu
 from ...engines.registry import engine
 from ...engines.words import When
-from ...errors import DataError, QCompileError
 from ...model.graph_rules import graph_rules
 from ...model.source import parse_source
-from ...model.user_code import beside, call, load_function
 from ...processor import why_emulated
 from ...progress import Progress
 from ...spec.engines import rows
 from ...spec.recipes import InitSpec
 from ...spec.words import AUTO, TARGETS, TENSORRT_TARGETS, Target
-from ...tensors import Feeds, TensorInfo, format_shape
+from ...tensors import TensorInfo, format_shape
 from ..recipe import DEFAULT_MAX
 from .model_facts import ModelFacts, seen_from, spelled_from
 
@@ -106,60 +100,6 @@ def look_at_data(
         data.spelling.kind, Data(evaluation, inputs).total, first.labels is not None, metric, why,
         tuple(data.notes()),
     )  # fmt: skip
-
-
-def first_sample(spec: str, names: Sequence[str]) -> Feeds | None:
-    """Return the first sample of arrays, of a function, or an image as large as its preprocessing says.
-
-    It is by input name, with the axis of samples; `names` are the arguments that the model requires.
-    """
-    import numpy as np
-
-    spelling = parse_spelling(spec)
-    if spelling.kind == FUNCTION:
-        return _of_function(spelling.path, names)
-    path = Path(spelling.path).expanduser()
-    if path.is_dir():
-        path = min(path.glob("*.npz"), default=path)
-    if path.suffix == ".npz" and path.is_file():
-        return {name: array[:1] for name, array in map_arrays(path).items() if name != LABELS} or None
-
-    from ...model.load import find_preprocessing
-    from ...model.preprocessing import ImagePreprocessing
-
-    preprocessing = spelling.query.get("preprocessing")
-    image = find_preprocessing(preprocessing) if preprocessing else None
-    if not isinstance(image, ImagePreprocessing) or len(names) != 1:
-        return None
-    return {names[0]: np.zeros((1, image.channels, image.height, image.width), np.float32)}
-
-
-def _of_function(spec: str, names: Sequence[str]) -> Feeds | None:
-    source = parse_source(spec)
-    result = call(load_function(source), source)
-    try:
-        with beside(source):
-            item = next(iter(itertools.islice(result, 1)), None)
-    except QCompileError:
-        raise
-    except Exception as error:
-        raise DataError(f"{spec}: raised {type(error).__name__} at its first sample: {error}") from error
-    if item is None:
-        return None
-    if isinstance(item, Mapping):
-        return {str(name): _array(value) for name, value in item.items() if name != LABELS}
-    values = list(item) if isinstance(item, tuple | list) else [item]
-    if len(values) == len(names) + 1:
-        values.pop()  # the labels
-    if len(values) != len(names):
-        return None
-    return {name: _array(value) for name, value in zip(names, values, strict=True)}
-
-
-def _array(value: Any) -> Any:
-    import numpy as np
-
-    return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
 
 
 def relocated(spec: str, folder: Path) -> str:

@@ -18,7 +18,6 @@ from ...processor import processor
 from ...progress import Progress, silent
 from ...spec.decode import spec_from_call
 from ...spec.recipes import InitSpec
-from ...tensors import Feeds
 from ..recipe import Recipe, parse_recipe, toml
 from .choose import (
     CALIBRATION_SAMPLES,
@@ -26,7 +25,6 @@ from .choose import (
     DataFacts,
     Line,
     bench_lines,
-    first_sample,
     look_at_data,
     look_at_machine,
     relocated,
@@ -199,14 +197,9 @@ def init(
             option="output",
         )
     command = command or ("qcompile", "init", model)
-    spellings = [samples for samples in (spec.data, spec.calibration, spec.evaluation) if samples]
-
-    def first_feeds(names: Sequence[str]) -> Feeds | None:
-        return next((feeds for samples in spellings if (feeds := first_sample(samples, names))), None)
-
     facts = look_at_model(
         model, inputs=spec.inputs, weights=spec.weights, download=spec.download,
-        samples=first_feeds, trust=spec.trust, progress=progress,
+        samples=(spec.data, spec.calibration, spec.evaluation), trust=spec.trust, progress=progress,
     )  # fmt: skip
     data = look_at_data(spec, facts.inputs, facts.outputs, progress=progress)
     progress("look at the installation")

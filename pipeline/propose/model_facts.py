@@ -9,15 +9,22 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ...data.batches import Data
+from ...data.kinds import ARRAYS
+from ...data.spelling import FUNCTION
 from ...errors import InvalidOption
 from ...model.source import Source, parse_source
 from ...progress import Progress, quiet
-from ...tensors import Feeds, TensorInfo, format_shape
+from ...tensors import TensorInfo, format_shape
+
+if TYPE_CHECKING:
+    from ...model.example import Example
+    from ...model.pytorch import LoadedModel
 
 _TRIED_BATCHES = (1, 3)
 _TAKEN = {
@@ -68,14 +75,14 @@ def look_at_model(
     inputs: Sequence[str] = (),
     weights: str = "",
     download: bool = False,
-    samples: Callable[[Sequence[str]], Feeds | None] = lambda _: None,
+    samples: Sequence[str] = (),
     trust: bool = False,
     progress: Progress,
 ) -> ModelFacts:
     """Look at a model; an error says which inputs to give, where they are not known.
 
-    `samples` takes the names of `forward`'s parameters, and returns the first sample of the data by input
-    name, with its batch axis, or None where that cannot be known. The other options are those of `init`.
+    `samples` are DATA spellings, of which the first that can tells the inputs; empty ones are left out. The
+    other options are those of `init`.
     """
     source = parse_source(spec, weights=weights, download=download)
     progress("look at the model")
@@ -123,7 +130,7 @@ def _look_at_onnx(source: Source) -> ModelFacts:
 
 
 def _look_at_module(
-    source: Source, loaded: Any, inputs: Sequence[str], samples: Callable[[Sequence[str]], Feeds | None]
+    source: Source, loaded: LoadedModel, inputs: Sequence[str], samples: Sequence[str]
 ) -> ModelFacts:
     from ...compiler.export.checks import open_original
     from ...model.pytorch import flat_outputs, name_outputs
@@ -153,10 +160,10 @@ def _look_at_module(
 
 
 def _declared(
-    source: Source, loaded: Any, inputs: Sequence[str], samples: Callable[[Sequence[str]], Feeds | None]
+    source: Source, loaded: LoadedModel, inputs: Sequence[str], samples: Sequence[str]
 ) -> tuple[tuple[str, ...], str]:
     """The inputs to give to the export, and where they come from."""
-    from ...model.example import make_example
+    from ...model.example import forward_parameters, make_example
     from ...model.pytorch import program_inputs
 
     if inputs:
@@ -172,25 +179,37 @@ def _declared(
         return (), "the model's own example"
     captured = program_inputs(loaded.module) if _captured(loaded.module) else ()
     if captured:
-        return tuple(map(_of_program, captured)), "as the program was captured"
-    names = required_arguments(loaded.module)
-    feeds = samples(names)
-    if feeds is None:
+        return tuple(map(_spelled, captured)), "as the program was captured"
+    parameters = forward_parameters(loaded.module)
+    names = [name for name, parameter in parameters if parameter.default is parameter.empty]
+    told = next(filter(None, (_told_by(spec, loaded, names) for spec in samples if spec)), ())
+    if not told:
         raise InvalidOption(
             f"{source.spec}: the shapes of its inputs are not known; it takes {', '.join(names) or 'inputs'}",
             hint=f"give {input_templates(loaded.module, names)}, or data that has them, or return "
             "(module, example) from the function",
             option="inputs",
         )
-    return tuple(_spelled(name, array) for name, array in feeds.items()), "of the data's first sample"
+    return tuple(map(_spelled, told)), "of the data's first sample"
 
 
-def _of_program(tensor: TensorInfo) -> str:
-    dtype = "" if tensor.dtype == "float32" else f":{tensor.dtype}"
-    return f"{tensor.name}:{format_shape(tensor.shape)}{dtype}"
+def _told_by(data: str, loaded: LoadedModel, names: Sequence[str]) -> tuple[TensorInfo, ...]:
+    """The inputs that samples tell: arrays, those of a function, and images as large as they are prepared."""
+    from ...compiler.export.data_axes import inputs_of_first_batch
+    from ...model.load import find_preprocessing
+    from ...model.preprocessing import ImagePreprocessing
+
+    spelling = Data(data, ()).spelling
+    if spelling.kind in (FUNCTION, *ARRAYS):
+        return inputs_of_first_batch(loaded, data, Data)
+    preprocessing = spelling.query.get("preprocessing")
+    image = find_preprocessing(preprocessing) if preprocessing else None
+    if not isinstance(image, ImagePreprocessing) or len(names) != 1:
+        return ()
+    return (TensorInfo(names[0], "float32", ("batch", image.channels, image.height, image.width)),)
 
 
-def _with_open_batch(loaded: Any, example: Any) -> tuple[str, ...]:
+def _with_open_batch(loaded: LoadedModel, example: Example) -> tuple[str, ...]:
     """The inputs of an example with their batch named, where the model takes other batches; else none."""
     from ...model.example import make_example
     from ...model.nested import NestedInputs
@@ -198,7 +217,10 @@ def _with_open_batch(loaded: Any, example: Any) -> tuple[str, ...]:
     extents = {array.shape[0] if array.ndim else None for array in example.feeds.values()}
     if isinstance(loaded.module, NestedInputs) or len(extents) != 1 or None in extents:
         return ()
-    spelled = tuple(_spelled(name, array) for name, array in example.feeds.items())
+    spelled = tuple(
+        _spelled(TensorInfo(name, str(array.dtype), ("batch", *array.shape[1:])))
+        for name, array in example.feeds.items()
+    )
     try:
         opened = make_example(loaded, spelled, ())
         with quiet():
@@ -209,10 +231,10 @@ def _with_open_batch(loaded: Any, example: Any) -> tuple[str, ...]:
     return spelled
 
 
-def _spelled(name: str, array: Any) -> str:
-    """`NAME:[batch,...][:DTYPE]` of an array whose first axis is the samples."""
-    dtype = "" if str(array.dtype) == "float32" else f":{array.dtype}"
-    return f"{name}:{format_shape(('batch', *array.shape[1:]))}{dtype}"
+def _spelled(tensor: TensorInfo) -> str:
+    """`NAME:SHAPE[:DTYPE]`."""
+    dtype = "" if tensor.dtype == "float32" else f":{tensor.dtype}"
+    return f"{tensor.name}:{format_shape(tensor.shape)}{dtype}"
 
 
 def _multiply_adds(original: Any) -> int:
@@ -252,19 +274,6 @@ KINDS = {
     "product": re.compile(r"linear|^matmul$|^gemm$|^(aten\.)?(addmm|bmm|mm)\b", re.I),
 }
 """Kind of layer to what names it: a module of PyTorch, an operator of `torch.export`, an operator of ONNX."""
-
-
-def required_arguments(module: Any) -> list[str]:
-    """Return the names of the arguments that `forward` requires."""
-    import inspect
-
-    try:
-        parameters = inspect.signature(module.forward).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    required = [parameter for parameter in parameters if parameter.default is inspect.Parameter.empty]
-    return [parameter.name for parameter in required if parameter.kind in kinds]
 
 
 def input_templates(module: Any, names: Sequence[str]) -> str:
