@@ -340,8 +340,7 @@ def _move_in(temporary: Path, final: Path) -> None:
     last = {main: 1, manifest: 2}
     written = sorted(temporary.iterdir(), key=lambda path: (last.get(path, 0), path))
     for path in written:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(path)
     data = final.with_name(final.name + ".data")
     if manifest in written:
         former = [manifest_path(final)]
@@ -349,26 +348,24 @@ def _move_in(temporary: Path, final: Path) -> None:
             former += [final, data]
         for path in former:
             path.unlink(missing_ok=True)
-        _sync_folder(final.parent)
+        sync(final.parent)
     for path in written:
         if path == manifest:
-            _sync_folder(final.parent)
+            sync(final.parent)
         os.replace(path, final.with_name(path.name))
-    _sync_folder(final.parent)
+    sync(final.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Have the names of a folder written to the disk; a file system that cannot is left alone."""
-    if not hasattr(os, "O_DIRECTORY"):
-        return
+def sync(path: Path) -> None:
+    """Have a file's content, or a folder's names, on the disk; a file system that cannot is left alone."""
     try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError:  # it may be written to, and not read
+        handle = os.open(path, os.O_RDONLY)
+    except PermissionError:  # it may be written to, and not read; Windows opens no folders
         return
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EROFS):
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EROFS, errno.EBADF):
             raise
     finally:
         os.close(handle)

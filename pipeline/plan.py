@@ -26,7 +26,7 @@ from .recipe import ArtifactSection, Recipe, recipe_source
 from .run import Visit, prepared
 from .stage import Done, Made, Rule, Scale, Stage, named_artifact
 from .stages import calibration_samples, count_samples
-from .store import FOLDER, Store
+from .store import FOLDER, Record, Store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -53,14 +53,12 @@ class Estimate:
     source: str
 
 
-def measured(record: Mapping[str, Any]) -> Estimate | None:
+def measured(record: Record) -> Estimate | None:
     """Return what a stage took, of its record; None of one that older versions kept."""
-    seconds = record.get("seconds")
-    if not isinstance(seconds, int | float):
+    if record.seconds is None:
         return None
-    peak = record.get("peak_bytes")
-    size = sum(int(stat[0]) for stat in record.get("stats", {}).values())
-    return Estimate(float(seconds), peak if isinstance(peak, int) else None, size, "measured")
+    size = sum(size for size, _ in record.stats.values())
+    return Estimate(record.seconds, record.peak_bytes, size, "measured")
 
 
 def by_rule(rule: Rule | None, scale: Scale, artifact: ArtifactSection | None = None) -> Estimate:
@@ -197,7 +195,7 @@ class _Looks(ThisProcess):
             return self._pending(stage, "to do", "asked for")
         stored = store.find(stage.name, key)
         if stored is None:
-            return self._pending(stage, before, difference(records[0].get("key", {}), key) if records else "")
+            return self._pending(stage, before, difference(records[0].key, key) if records else "")
         self.stages.append((stage, "done", ""))
         file = Made(stored.folder / key["file"], stored.files[key["file"]])
         self.model = file.path if stage.kind == "export" else self.model

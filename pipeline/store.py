@@ -33,6 +33,7 @@ import msgspec
 
 from ..errors import InvalidOption, StorageError
 from ..files import TEMPORARY, digest_files, held_folder, lock, open_lock, remove_stale, write_json
+from ..files.temporary import sync
 
 FOLDER = ".qcompile"
 _RECORD = "stage.json"
@@ -94,9 +95,8 @@ class Store:
         `peak_bytes` where it was carried out elsewhere, and `work` brings the files.
         """
         final = self.folder / self.name(stage, key)
-        files = None if again else self._intact(final)
-        if files is not None:
-            return self._handed_out(Stored(final, files, was_done=True), publish)
+        if not again and (stored := self._finished(final)):
+            return self._handed_out(stored, publish)
         shutil.rmtree(final, ignore_errors=True)
         with held_folder(self.folder) as temporary:
             start = time.monotonic()
@@ -109,13 +109,13 @@ class Store:
             took = took or {"seconds": round(time.monotonic() - start, 3), "peak_bytes": peak_bytes}
             written = sorted(path for path in temporary.iterdir() if path.is_file())
             for path in written:
-                _sync(path)
+                sync(path)
             files = {path.name: digest_files([path]) for path in written}
             stats = {path.name: _stat(path) for path in written}
             write_json(temporary / _RECORD, {"key": key, "files": files, "stats": stats, **took})
-            _sync(temporary)
+            sync(temporary)
             os.replace(temporary, final)
-            _sync(self.folder)
+            sync(self.folder)
         return self._handed_out(Stored(final, files, was_done=False), publish)
 
     def name(self, stage: str, key: Mapping[str, Any]) -> str:
@@ -125,22 +125,18 @@ class Store:
 
     def kept(self, stage: str) -> list[str]:
         """Return the names of the finished stages of this name that are whole: "build-int8-3f9c…"."""
-        return [path.name for path in self._places(stage) if self._intact(path) is not None]
+        return [path.name for path in self._places(stage) if self._finished(path)]
 
     def take(self, name: str, *, publish: bool = True) -> Stored | None:
         """Return a finished stage by its name from `kept`, published; None if it is gone or changed."""
-        files = self._intact(self.folder / name)
-        if files is None:
-            return None
-        return self._handed_out(Stored(self.folder / name, files, was_done=True), publish)
+        stored = self._finished(self.folder / name)
+        return self._handed_out(stored, publish) if stored else None
 
     def find(self, stage: str, key: Mapping[str, Any]) -> Stored | None:
         """Return the finished stage of this key, if it is there; nothing is written."""
-        final = self.folder / self.name(stage, key)
-        files = self._intact(final)
-        return None if files is None else Stored(final, files, was_done=True)
+        return self._finished(self.folder / self.name(stage, key))
 
-    def records(self, stage: str) -> list[dict[str, Any]]:
+    def records(self, stage: str) -> list[Record]:
         """Return the records of every time that a stage was carried out, the latest first."""
         records = []
         for folder in self._places(stage):
@@ -169,19 +165,18 @@ class Store:
             if record.parent not in self._used and record.stat().st_mtime < oldest:
                 shutil.rmtree(record.parent, ignore_errors=True)
 
-    def _intact(self, final: Path) -> Mapping[str, str] | None:
-        """The files of a finished stage if every one is what it was, else None."""
+    def _finished(self, final: Path) -> Stored | None:
+        """The stage in a folder if every file is what it was, else None."""
         try:
             record = _read_record(final / _RECORD)
-            for name, digest in record["files"].items():
+            for name, digest in record.files.items():
                 path = final / name
                 # Size and time spare reading gigabytes; a difference is settled by the digest.
-                if _stat(path) != record["stats"][name] and digest_files([path]) != digest:
+                if _stat(path) != record.stats[name] and digest_files([path]) != digest:
                     return None
         except (OSError, ValueError, RecursionError):
             return None
-        files: Mapping[str, str] = record["files"]
-        return files
+        return Stored(final, record.files, was_done=True)
 
     def _publish(self, final: Path, files: Mapping[str, str]) -> None:
         """Give the files their public names: weights first, manifests last, so that no pair is wrong.
@@ -200,7 +195,7 @@ class Store:
         synced, order = False, {".data": 0, ".json": 2}
         for name in sorted(files, key=lambda name: (order.get(Path(name).suffix, 1), name)):
             if not synced and f"{name}.json" not in files and name.endswith(".json"):
-                _sync(self.output)  # a manifest appears after its file, also on the disk
+                sync(self.output)  # a manifest appears after its file, also on the disk
                 synced = True
             source, public = final / name, self.output / name
             temporary = self.output / f"{TEMPORARY}{os.getpid()}-{name}"
@@ -211,13 +206,10 @@ class Store:
                 try:
                     os.link(source, temporary)
                 except OSError:  # a file system without hard links
-                    with (
-                        source.open("rb") as content,
-                        temporary.open("xb") as copy,
-                    ):  # follows no planted link
+                    with source.open("rb") as content, temporary.open("xb") as copy:  # follows no link
                         shutil.copyfileobj(content, copy)
                     shutil.copystat(source, temporary)
-                    _sync(temporary)
+                    sync(temporary)
                 os.replace(temporary, public)
             except OSError as error:
                 temporary.unlink(missing_ok=True)
@@ -226,11 +218,10 @@ class Store:
                     hint="the stage is kept: make room for the file, and run again",
                     file=public,
                 ) from error
-        _sync(self.output)
+        sync(self.output)
 
 
-@dataclass(frozen=True)
-class _Record:
+class Record(msgspec.Struct, frozen=True):
     """What a stage's record holds; older ones tell neither time nor memory."""
 
     key: dict[str, Any]
@@ -240,34 +231,18 @@ class _Record:
     peak_bytes: int | None = None
 
 
-def _read_record(path: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(path.read_bytes())
-    msgspec.convert(record, _Record)
-    for name in record["files"]:
+def _read_record(path: Path) -> Record:
+    record = msgspec.json.decode(path.read_bytes(), type=Record)
+    for name in record.files:
         plain = name not in ("", ".", "..") and Path(name).name == name and not set(name) & {"\\", "\0"}
-        if not plain or name == _RECORD or name not in record["stats"]:
+        if not plain or name == _RECORD or name not in record.stats:
             raise ValueError(f"{path}: {name!r} is no file of the stage")
     return record
 
 
-def _sync(path: Path) -> None:
-    """Have a file's content, or a folder's names, written to the disk, where the system can."""
-    try:
-        number = os.open(path, os.O_RDONLY)
-    except OSError:  # Windows opens no folders
-        return
-    try:
-        os.fsync(number)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EROFS, errno.EBADF):
-            raise
-    finally:
-        os.close(number)
-
-
-def _stat(path: Path) -> list[int]:
+def _stat(path: Path) -> tuple[int, int]:
     """Size and time of a regular file."""
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path}: is no regular file")
-    return [status.st_size, status.st_mtime_ns]
+    return status.st_size, status.st_mtime_ns

@@ -208,7 +208,7 @@ def test_a_kept_stage_is_taken_by_name(store: Store) -> None:
     (first,) = store.kept("build-a")
     store.run("build-a", {"of": 2}, Work("two"), took={"seconds": 7.0, "peak_bytes": None})
     assert (store.output / "m.onnx").read_text() == "two"
-    assert store.records("build-a")[0]["seconds"] == 7.0
+    assert store.records("build-a")[0].seconds == 7.0
     assert (len(store.kept("build-a")), store.kept("build")) == (2, [])
     taken = store.take(first)
     assert taken is not None
