@@ -100,14 +100,8 @@ _RUNS_CODE_IF_TRUSTED = ("pt2", "keras", "savedmodel")
 _CODE = "code"
 
 
-@dataclass(frozen=True)
-class NamedPlace:
-    """What a key names, and where it lies; the path is None for a function of a module that lies outside."""
-
-    key: str
-    what: str
-    text: str
-    path: Path | None
+Place = tuple[Name, str, Path | None]
+"""A name, what it is, and where it lies: nowhere for a function of a module outside of the folder."""
 
 
 def trusted(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collection[str] = ()) -> Recipe:
@@ -120,41 +114,37 @@ def trusted(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collecti
         return replace(recipe, model=replace(recipe.model, trust=True))
     files = [text.partition("?")[0].rpartition(":")[0] for text in typed]
     typed_files = {Path(file).resolve() for file in files if file}
-    for place in named(recipe, output=output):
-        if place.path is None:
-            is_typed = place.text in typed
-        else:
-            is_typed = place.what == _CODE and place.path.resolve() in typed_files
-        if not is_typed and not _inside(place.path, recipe.folder):
-            where = f": {place.path}" if place.path else ", in an installed package"
-            required = "a folder within it, or `output`," if place.key == "output" else "a file within it"
-            problem = f"names {place.what} outside of the recipe's folder ({place.text}{where})"
+    for name, what, path in _places(recipe, output=output):
+        is_typed = name.text in typed if path is None else what == _CODE and path.resolve() in typed_files
+        if not is_typed and not _inside(path, recipe.folder):
+            where = f": {path}" if path else ", in an installed package"
+            required = "a folder within it, or `output`," if name.key == "output" else "a file within it"
+            problem = f"names {what} outside of the recipe's folder ({name.text}{where})"
             hint = "read what it names; if you trust it, give `trust`"
-            raise wrong_key(recipe.path, place.key, f"{problem}; {required} is required", hint)
+            raise wrong_key(recipe.path, name.key, f"{problem}; {required} is required", hint)
     return recipe
 
 
-def named(recipe: Recipe, *, output: Path | None) -> Iterator[NamedPlace]:
-    """Yield what a recipe names that would run, or be written to, unless the user gave the output."""
-    folder = recipe.folder
+def _places(recipe: Recipe, *, output: Path | None) -> Iterator[Place]:
+    """What a recipe names that would run, or be written to, unless the user gave the output."""
     for name in names_of(recipe):
-        key, text = name.key, name.text
+        path = recipe.folder / name.text
         if name.kind == "model":
-            yield from _model(key, text, recipe)
-        elif name.kind == "data" and parse_spelling(text).kind == FUNCTION:
-            yield from _model(key, parse_spelling(text).path, recipe)
+            yield from _model(name, recipe)
+        elif name.kind == "data" and parse_spelling(name.text).kind == FUNCTION:
+            yield from _model(replace(name, text=parse_spelling(name.text).path), recipe)
         elif name.kind == "interpreter":
-            python = _located(text, folder).partition("=")[2]
-            yield NamedPlace(key, "an interpreter", text, Path(shutil.which(python) or python).absolute())
+            python = _located(name.text, recipe.folder).partition("=")[2]
+            yield name, "an interpreter", Path(shutil.which(python) or python).absolute()
         elif name.kind == "library":
-            yield NamedPlace(key, "a native library", text, folder / text)
+            yield name, "a native library", path
         elif name.kind == "cache" or (name.kind == "output" and output is None):
-            yield NamedPlace(key, "a place to write to", text, folder / text)
+            yield name, "a place to write to", path
 
 
 def needs_trust(recipe: Recipe) -> bool:
     """Return whether a run of the recipe must be told to trust it."""
-    return not all(_inside(place.path, recipe.folder) for place in named(recipe, output=None))
+    return not all(_inside(path, recipe.folder) for _, _, path in _places(recipe, output=None))
 
 
 def interpreters(texts: Collection[str], folder: Path) -> tuple[str, ...]:
@@ -167,19 +157,19 @@ def _located(text: str, folder: Path) -> str:
     return f"{name}={folder / Path(python).expanduser()}" if equals and "/" in python else text
 
 
-def _model(key: str, text: str, recipe: Recipe) -> Iterator[NamedPlace]:
-    if text.partition(":")[0] in NAMED and ":" in text:
+def _model(name: Name, recipe: Recipe) -> Iterator[Place]:
+    if ":" in name.text and name.text.partition(":")[0] in NAMED:
         return  # a package's own; a folder of Hugging Face's is read without its code
     try:
-        source = parse_source(text, base=recipe.folder)
+        source = parse_source(name.text, base=recipe.folder)
     except QCompileError:  # the run says what is wrong with it; what is not there does not run
         return
     if source.kind == "file":
-        yield NamedPlace(key, _CODE, text, source.file)
+        yield name, _CODE, source.file
     elif source.kind == "module":
-        yield NamedPlace(key, _CODE, text, _module_path(source.module, recipe.folder))
+        yield name, _CODE, _module_path(source.module, recipe.folder)
     elif source.kind in _RUNS_CODE_IF_TRUSTED and recipe.model.trust:
-        yield NamedPlace(key, "a file that may hold code", text, source.file)
+        yield name, "a file that may hold code", source.file
 
 
 def _module_path(module: str, folder: Path) -> Path | None:
@@ -197,9 +187,6 @@ def _module_path(module: str, folder: Path) -> Path | None:
 
 def _inside(path: Path | None, folder: Path) -> bool:
     return path is not None and path.resolve().is_relative_to(folder.resolve())
-
-
-"""Gives a path as it is spelled in the recipe another spelling."""
 
 
 def portable_text(recipe: Recipe) -> bytes:
