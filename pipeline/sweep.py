@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ..spec.keywords import SweepKeywords
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Cell:
     """One combination of the matrix; its name is unique in the sweep, and the same in every run of it.
 
@@ -51,9 +51,9 @@ class Cell:
     machine's, or none; `why_not` says why the options forbid it, empty where they do not.
     """
 
-    name: str = ""
-    model: str = ""
-    shape: str = ""
+    name: str
+    model: str
+    shape: str
     artifact: str
     target: str
     precision: str
@@ -86,24 +86,20 @@ def members(recipe: Recipe, *, kinds: Sequence[str] = (), only: Sequence[str] = 
     if matrix is None:
         hint = "`qcompile run` builds the artifacts of a recipe without one"
         raise wrong_key(recipe.path, "sweep", "is missing; a matrix is required", hint)
-    artifacts = list(_artifacts(recipe, matrix, kinds))
+    artifacts: list[tuple[Mapping[str, Any], str]] = [(vars(section), "") for section in recipe.artifact]
+    artifacts += _combinations(matrix, kinds)
     models = matrix.every_model() or [SweepModel(name=recipe.name, source=recipe.model.source)]
     shapes: list[SweepShape | None] = [*matrix.read_shapes()] or [None]
     variants = [_Variant(recipe, model, shape) for model in models for shape in shapes]
     _check_unique(recipe, "sweep.shapes", [variant.name for variant in variants])
-    _check_unique(recipe, "sweep", [variant.cell(cell).name for variant in variants for cell, _ in artifacts])
+    cells = [variant.cell(options) for variant in variants for options, _ in artifacts]
+    _check_unique(recipe, "sweep", [cell.name for cell in cells])
     every = (variant.member(artifacts, matrix.exclude, only) for variant in variants)
     return [member for member in every if member.cells]
 
 
-def _artifacts(
-    recipe: Recipe, matrix: SweepSection, kinds: Sequence[str]
-) -> Iterator[tuple[Cell, Mapping[str, Any]]]:
-    """The artifacts of the recipe, then those of the matrix: each a cell of no model yet, and its options."""
-    for section in recipe.artifact:
-        gpus = "+".join(section.gpus)
-        cell = Cell(artifact=section.name, target=section.target, precision=section.precision, gpu=gpus)
-        yield cell, vars(section)
+def _combinations(matrix: SweepSection, kinds: Sequence[str]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The options of the artifacts of a matrix, and why one cannot be made."""
     for item in matrix.combinations(kinds):
         options: dict[str, Any] = {"target": item.target, "precision": item.precision, "name": item.name}
         why_not = ""
@@ -113,7 +109,7 @@ def _artifacts(
             why_not = f"sweep.gpus is {', '.join(matrix.gpus)}, and no worker has a GPU"
         if item.precision == "int4":
             options["mode"] = "weights"  # the only mode of it
-        yield Cell(artifact=item.name, **vars(item), why_not=why_not), options
+        yield options, why_not
 
 
 class _Variant:
@@ -124,18 +120,23 @@ class _Variant:
         self.label = shape.label if shape else ""
         self.name = "-".join(filter(None, (model.name, self.label)))
 
-    def cell(self, cell: Cell) -> Cell:
-        return replace(cell, name=f"{self.name}-{cell.artifact}", model=self.model.name, shape=self.label)
+    def cell(self, options: Mapping[str, Any]) -> Cell:
+        """The cell of an artifact of these options."""
+        name, gpus = options["name"], "+".join(options.get("gpus", ()))
+        return Cell(
+            f"{self.name}-{name}", self.model.name, self.label, name, options["target"], options["precision"],
+            gpus,
+        )  # fmt: skip
 
     def member(
-        self, artifacts: Sequence[tuple[Cell, Mapping[str, Any]]], exclude: Sequence[str], only: Sequence[str]
+        self, artifacts: Sequence[tuple[Mapping[str, Any], str]], exclude: Sequence[str], only: Sequence[str]
     ) -> Member:
         cells, sections = [], []
-        for cell, options in artifacts:
-            cell = self.cell(cell)
+        for options, why_not in artifacts:
+            cell = self.cell(options)
             if _matches(cell.name, exclude) or (only and not _matches(cell.name, only)):
                 continue
-            section = cell.why_not or self.section(options)
+            section = why_not or self.section(options)
             if isinstance(section, ArtifactSection):
                 sections.append(section)
             else:
@@ -241,23 +242,45 @@ def sweep(
     every = members(recipe, kinds=executor.kinds, only=spec.only)
     report, runs = RunReport(folder), dict[str, RunReport | QCompileError]()
 
+    def run_member(member: Member, of: Recipe) -> RunReport | QCompileError:
+        """An error of a member fails its cells alone."""
+
+        def stage_over(stage: str, state: str, seconds: float, /) -> None:
+            if listener:
+                listener(f"{member.name}: {stage}", state, seconds)
+
+        output, shared = member.places(folder)
+        try:
+            return run(
+                of,
+                spec,
+                output=output,
+                executor=executor,
+                shared=shared,
+                page=False,
+                progress=lambda text, *counts: progress(f"{member.name}: {text}", *counts),
+                listener=stage_over,
+            )
+        except ClusterError:
+            raise
+        except QCompileError as error:
+            return error
+
     def run_model(name: str) -> None:  # its shapes share finished stages, so they run one after the other
         for member in every:
             if member.model == name and member.recipe is not None:
-                runs[member.name] = _run(spec, member.recipe, member, folder, executor, progress, listener)
+                runs[member.name] = run_member(member, member.recipe)
 
     with Store(folder).locked():
         models = dict.fromkeys(member.model for member in every)
         each(executor, [functools.partial(run_model, model) for model in models])
+        parts: dict[str, Results] = {}
         for member in every:
-            _note(report, member, runs.get(member.name, RunReport(folder)))
-        reports = {name: done for name, done in runs.items() if isinstance(done, RunReport) and done.results}
-        if reports:
-            parts = {
-                member.name: _renamed(member.name, results)
-                for member in every
-                if member.name in reports and (results := reports[member.name].results)
-            }
+            done = runs.get(member.name, RunReport(folder))
+            _note(report, member, done)
+            if isinstance(done, RunReport) and done.results:
+                parts[member.name] = _renamed(member.name, done.results)
+        if parts:
             _join(report, recipe, parts, [cell for member in every for cell in member.cells])
     return report
 
@@ -294,39 +317,6 @@ def plan_sweep(recipe: Recipe, spec: SweepSpec | None = None, /, *, progress: Pr
 def _folder(recipe: Recipe, spec: SweepSpec) -> Path:
     trusted(recipe, trust=spec.trust, output=spec.output)
     return (spec.output or recipe.folder / recipe.output).absolute()
-
-
-def _run(
-    spec: SweepSpec,
-    recipe: Recipe,
-    member: Member,
-    folder: Path,
-    executor: Executor,
-    progress: Progress,
-    listener: StageListener | None,
-) -> RunReport | QCompileError:
-    """Run the recipe of a member; an error fails its cells alone."""
-
-    def stage_over(stage: str, state: str, seconds: float, /) -> None:
-        if listener:
-            listener(f"{member.name}: {stage}", state, seconds)
-
-    output, shared = member.places(folder)
-    try:
-        return run(
-            recipe,
-            spec,
-            output=output,
-            executor=executor,
-            shared=shared,
-            page=False,
-            progress=lambda text, *counts: progress(f"{member.name}: {text}", *counts),
-            listener=stage_over,
-        )
-    except ClusterError:
-        raise
-    except QCompileError as error:
-        return error
 
 
 def _note(report: RunReport, member: Member, done: RunReport | QCompileError) -> None:
