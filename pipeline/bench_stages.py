@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..artifact import tool_versions
-from ..files import read_json, write_json
+from ..files import write_json
 from ..model.source import TENSORFLOW_KINDS, Source, digest_source, parse_source
 from ..spec.decode import key as options_key
 from ..spec.decode import shared
@@ -25,9 +25,8 @@ from .trust import interpreters
 
 if TYPE_CHECKING:
     from ..bench.results.row import Row
-    from ..compiler.quantize.sensitivity import LayerSensitivity
     from ..spec.measure import BenchSection
-    from ..tuning.trials import Score, TrialAsk, TrialMaker, TrialSetting
+    from ..tuning.trials import TrialAsk, TrialMaker, TrialSetting
 
 RESULTS = "results.json"
 REPORT = "report.html"
@@ -229,14 +228,16 @@ def _shown(path: Path) -> str:
 #     rank-TARGET-2-of-4.json                         of "rank": the damage of some layers
 
 
-_SCORE = ".trial.json"
+SCORE = ".trial.json"
 _makers: dict[str, TrialMaker] = {}
 
 
 def trial_text(setting: TrialSetting, ask: TrialAsk | None = None) -> str:
     """Return the JSON of a stage: what the recipe does not say of the setting, and the ask of a trial."""
-    shared = {name: getattr(setting, name) for name in ("samples", "method", "exclude", "threads", "isa")}
-    return json.dumps(shared | ({"ask": ask.as_json()} if ask else {}), sort_keys=True)
+    values = {name: getattr(setting, name) for name in ("samples", "method", "exclude", "threads", "isa")}
+    if ask is not None:
+        values["ask"] = msgspec.to_builtins(ask, order="deterministic")
+    return json.dumps(values, sort_keys=True)
 
 
 def trial_work(recipe: Recipe, stage: Stage, job: Job) -> object:
@@ -250,7 +251,7 @@ def trial_work(recipe: Recipe, stage: Stage, job: Job) -> object:
         _makers.clear()  # they are as large as the data
         _makers[key] = TrialMaker(_setting(recipe, options))
     score = _makers[key].make(ask, job.path.parent, job.progress)
-    write_json(job.path.with_name(f"{ask.name}{_SCORE}"), msgspec.to_builtins(score))
+    write_json(job.path.with_name(f"{ask.name}{SCORE}"), msgspec.to_builtins(score))
     return job.path
 
 
@@ -279,32 +280,11 @@ def rank_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     return job.path
 
 
-def read_score(artifact: Path, ask: TrialAsk) -> Score:
-    """Return the score beside the artifact of a trial."""
-    from ..tuning.trials import Score
-
-    value = read_json(artifact.with_name(f"{ask.name}{_SCORE}"), what="the score of a trial")
-    return msgspec.convert(value, Score)
-
-
-def trial_files(artifact: Path, ask: TrialAsk) -> list[Path]:
-    """Return the files of a trial for its user."""
-    files = [path for path in artifact.parent.iterdir() if path.name.startswith(f"{ask.name}.")]
-    return sorted(path for path in files if not path.name.endswith(_SCORE))
-
-
-def read_ranks(path: Path) -> list[LayerSensitivity]:
-    """Return the layers of a part."""
-    from ..compiler.quantize.sensitivity import LayerSensitivity
-
-    return [LayerSensitivity(**row) for row in read_json(path, what="the damage of layers")["layers"]]
-
-
 def ask_of(stage: Stage) -> TrialAsk:
     """Return what a trial is asked to be."""
-    from ..tuning.trials import read_ask
+    from ..tuning.trials import TrialAsk
 
-    return read_ask(json.loads(stage.trial)["ask"])
+    return msgspec.convert(json.loads(stage.trial)["ask"], TrialAsk)
 
 
 def _setting(recipe: Recipe, options: Mapping[str, Any]) -> TrialSetting:

@@ -18,15 +18,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ..data.batches import located
 from ..errors import EngineUnavailable, QCompileError, UsageError
+from ..files import read_json
 from ..model.archives import trusting
 from ..model.source import parse_source
 from ..progress import Progress, silent
 from ..spec.decode import spec_from_call
 from ..spec.recipes import RunSpec
 from ..spec.words import Target, is_own_metric
-from .bench_stages import read_ranks, read_score, trial_files, trial_text
+from .bench_stages import SCORE, trial_text
 from .graph import BUILD, KINDS, ThisProcess, each, kind_of, stages_of
 from .recipe import Recipe, check_output, make_recipe, read_recipe, refuse_matrix
 from .stage import SOURCE, Executor, Made, Stage, for_every_kind
@@ -360,16 +363,23 @@ class StageTrials:
         self._stack.enter_context(store.locked())
 
     def make(self, ask: TrialAsk) -> tuple[Score, list[Path]]:
+        from ..tuning.trials import Score
+
         text = trial_text(self.setting, ask)
         # Two mixes may have one name until it is known which of them counts.
         name = f"{ask.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
         path = self._visit.file_of(Stage(kind="trial", artifact=name, trial=text)).path
-        return read_score(path, ask), trial_files(path, ask)
+        score = read_json(path.with_name(f"{ask.name}{SCORE}"), what="the score of a trial")
+        files = [file for file in path.parent.iterdir() if file.name.startswith(f"{ask.name}.")]
+        return msgspec.convert(score, Score), sorted(file for file in files if not file.name.endswith(SCORE))
 
     def rank(self, target: Target, part: int, parts: int) -> list[LayerSensitivity]:
+        from ..compiler.quantize.sensitivity import LayerSensitivity
+
         text = trial_text(self.setting)
         stage = Stage(kind="rank", artifact=target, shard=f"{part}/{parts}", trial=text)
-        return read_ranks(self._visit.file_of(stage).path)
+        ranked = read_json(self._visit.file_of(stage).path, what="the damage of layers")
+        return [LayerSensitivity(**layer) for layer in ranked["layers"]]
 
     def close(self) -> None:
         """Let another tuning have the folder."""

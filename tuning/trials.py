@@ -78,15 +78,6 @@ class TrialAsk:
     def file(self) -> str:
         return f"{self.name}{engine(self.target).suffix}"
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the form that is sent; the same ask is the same text."""
-        return {**vars(self), "in_float": sorted(self.in_float)}
-
-
-def read_ask(value: Mapping[str, Any]) -> TrialAsk:
-    """Return the ask of `TrialAsk.as_json`."""
-    return msgspec.convert(value, TrialAsk)
-
 
 class Score(msgspec.Struct, frozen=True):
     """The metric of an artifact, its drop against the float model, and the ends of its paired interval."""

@@ -13,11 +13,13 @@ from hostile_network import Case
 
 from qcompile.errors import DataError, InvalidOption, QCompileError
 from qcompile.files import digest_files
+from qcompile.pipeline.bench_stages import ask_of, trial_text
 from qcompile.pipeline.run import StageTrials, on_executor
+from qcompile.pipeline.stage import Stage
 from qcompile.pipeline.store import Store
 from qcompile.progress import silent
 from qcompile.tuning import TuneResult, tune
-from qcompile.tuning.trials import Score, TrialAsk, TrialSetting, rank_part, read_ask
+from qcompile.tuning.trials import Score, TrialAsk, TrialSetting, rank_part
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 
@@ -70,7 +72,8 @@ def test_parts_of_a_ranking_are_the_whole(make: Callable[..., Case], timed: Call
 
 def test_an_ask_is_read_as_it_was_sent() -> None:
     ask = TrialAsk("a-mix1", "openvino", "int8", frozenset({"b", "a"}), "bf16")
-    assert read_ask(json.loads(json.dumps(ask.as_json()))) == ask
+    setting = TrialSetting(Path("m.onnx"), Path("m.ranges"), "d.npz", "auto")
+    assert ask_of(Stage(kind="trial", trial=trial_text(setting, ask))) == ask
 
 
 def test_a_folder_that_another_tuning_holds_is_refused(
