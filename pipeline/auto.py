@@ -15,7 +15,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,22 +136,20 @@ def folder_of(model: str, output: Path | None) -> Path:
     return output or Path(f"auto-{plain_name(parse_source(model))}")
 
 
+@dataclass
 class _Auto:
     """The steps of one request, and what became of them; its state is a file among the finished stages."""
 
-    def __init__(
-        self,
-        model: str,
-        spec: AutoSpec,
-        executor: Executor | None,
-        progress: Progress,
-        listener: StageListener | None,
-    ) -> None:
-        self.model, self.spec, self.executor = model, spec, executor
-        self.progress, self.listener = progress, listener
-        self.stages: dict[str, str] = {}
-        self.notes: list[str] = []
-        self.folder = folder_of(model, spec.output)
+    model: str
+    spec: AutoSpec
+    executor: Executor | None
+    progress: Progress
+    listener: StageListener | None
+    stages: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder = folder_of(self.model, self.spec.output)
         self.recipe = self.folder / RECIPE
 
     def init(self) -> None:

@@ -143,13 +143,6 @@ def recipe_source(recipe: Recipe) -> Source:
     )
 
 
-def refuse_matrix(recipe: Recipe) -> None:
-    """Refuse a recipe that stands for many."""
-    if recipe.sweep is not None:
-        problem = "makes many recipes of one; one without it is required here"
-        raise wrong_key(recipe.path, "sweep", problem, f"qcompile sweep {recipe.path}")
-
-
 def require_scales(recipe: Recipe) -> None:
     """Without ranges, an ONNX file must hold the scales of static INT8 and FP8 itself, as Q/DQ."""
     needing = [artifact.name for artifact in recipe.artifact if artifact.needs_ranges]

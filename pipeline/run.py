@@ -24,16 +24,15 @@ from ..data.batches import located
 from ..errors import EngineUnavailable, QCompileError, UsageError
 from ..files import read_json
 from ..model.archives import trusting
-from ..model.source import parse_source
+from ..model.source import digest_source, parse_source
 from ..progress import Progress, silent
 from ..spec.decode import spec_from_call
 from ..spec.recipes import RunSpec
 from ..spec.words import Target, is_own_metric
 from .bench_stages import SCORE, trial_text
 from .graph import BUILD, KINDS, ThisProcess, each, kind_of, stages_of
-from .recipe import Recipe, check_output, make_recipe, read_recipe, refuse_matrix
+from .recipe import Recipe, check_output, make_recipe, read_recipe, recipe_source, wrong_key
 from .stage import SOURCE, Executor, Made, Stage, for_every_kind
-from .stages import source_digest
 from .store import FOLDER, Store
 from .trust import trusted
 
@@ -175,7 +174,9 @@ def prepared(
     """Return a recipe that may be carried out on these kinds of GPU, and its output folder."""
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
-    refuse_matrix(recipe)
+    if recipe.sweep is not None:
+        problem = "makes many recipes of one; one without it is required here"
+        raise wrong_key(recipe.path, "sweep", problem, f"qcompile sweep {recipe.path}")
     recipe = trusted(recipe, trust=spec.trust, output=spec.output, typed=typed)
     recipe = for_every_kind(recipe, kinds)
     folder = spec.output or recipe.folder / recipe.output
@@ -205,7 +206,9 @@ class Visit:
 
     @functools.cached_property
     def source_digest(self) -> str:
-        return source_digest(self.recipe)
+        """Digest of the recipe's model and of what it depends on."""
+        depends = [self.recipe.folder / name for name in self.recipe.model.depends]
+        return digest_source(recipe_source(self.recipe), depends=depends)
 
     def drive(self) -> RunReport:
         for group in stages_of(self.recipe):

@@ -7,7 +7,7 @@ that a run in which nothing changed ends at once.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from ..engines.gpu import find_gpu
 from ..engines.registry import capabilities, engine, packages_of
 from ..errors import QCompileError
 from ..model.load import digest_preprocessing
-from ..model.source import TENSORFLOW_KINDS, digest_source
+from ..model.source import TENSORFLOW_KINDS
 from ..processor import isa_here, processor
 from ..spec.artifacts import BuildSpec, with_floats
 from ..spec.decode import key as options_key
@@ -28,6 +28,7 @@ from ..spec.engines import BUILT_IN
 from ..spec.models import CalibrateSpec
 from ..spec.tensorrt import AUTO, OFF
 from ..spec.words import CPU_TARGETS, GraphTarget, Isa
+from ..tensors import TensorInfo
 from .recipe import ArtifactSection, Recipe, default_shapes, has_shapes, measured_batches, recipe_source
 from .stage import ANY, SOURCE, Executor, Job, Key, Made, Needs, Stage, built_on, named_artifact
 from .store import FOLDER
@@ -44,12 +45,6 @@ _OF_THE_BUILD = (
     "tensorrt",
 )  # fmt: skip
 """Options of an artifact that its graph does not depend on, but for what `quantize_key` adds."""
-
-
-def source_digest(recipe: Recipe) -> str:
-    """Return the digest of a recipe's model and of what it depends on."""
-    depends = [recipe.folder / name for name in recipe.model.depends]
-    return digest_source(recipe_source(recipe), depends=depends)
 
 
 def takes_pytorch(artifact: ArtifactSection) -> bool:
@@ -120,18 +115,19 @@ def calibrate_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     """
     from ..calibration.ranges_file import merge_files
     from ..compiler.quantize.calibrate import calibrate
+    from ..model.onnx_file import read_weightless
 
-    data = _calibration_data(recipe, stage)
+    path, section = stage.files["model"].path, recipe.calibrate
+    with accepting(path):  # the store knows it; the work reads the file, and looks at its manifest
+        inputs = read_weightless(path).io.inputs
+    data = _data(recipe, recipe.data.calibration, inputs, limit=section.samples, batch_size=1)
     if stage.parts:
         parts = [part.path for part in stage.parts.values()]
         return merge_files(parts, job.path, all_of=data.notes(), progress=job.progress)
-    spec = CalibrateSpec(
-        method=recipe.calibrate.method, shard=stage.shard or "1/1", targets=tuple(_placements(recipe))
-    )
+    targets = tuple(_placements(recipe))
+    spec = CalibrateSpec(method=section.method, shard=stage.shard or "1/1", targets=targets)
     checkpoint = job.output / FOLDER / f"{stage.name}.checkpoint"
-    return calibrate(
-        stage.files["model"].path, data, job.path, spec, checkpoint=checkpoint, progress=job.progress
-    )
+    return calibrate(path, data, job.path, spec, checkpoint=checkpoint, progress=job.progress)
 
 
 def calibrate_key(recipe: Recipe, stage: Stage) -> Key:
@@ -180,19 +176,12 @@ def _placements(recipe: Recipe) -> list[GraphTarget]:
     return sorted({graph_target(artifact.target) for artifact in recipe.artifact if artifact.needs_ranges})
 
 
-def _data(recipe: Recipe, spec: str, *, limit: int = 0) -> Data:
-    """Samples as spelled in the recipe, whose names and number nobody needs."""
-    return Data(spec, (), limit=limit or None, base=recipe.folder, depends=recipe.data_depends)
-
-
-def _calibration_data(recipe: Recipe, stage: Stage) -> Data:
-    from ..model.onnx_file import read_weightless
-
-    path = stage.files["model"].path
-    with accepting(path):  # the store knows it; the work reads the file, and looks at its manifest
-        inputs = read_weightless(path).io.inputs
+def _data(
+    recipe: Recipe, spec: str, inputs: Sequence[TensorInfo] = (), *, limit: int = 0, batch_size: int = 0
+) -> Data:
+    """Samples as spelled in the recipe; without inputs their names and number are of no use."""
     return Data(
-        recipe.data.calibration, inputs, batch_size=1, limit=recipe.calibrate.samples or None,
+        spec, inputs, batch_size=batch_size or None, limit=limit or None,
         base=recipe.folder, depends=recipe.data_depends,
     )  # fmt: skip
 
