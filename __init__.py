@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from .engines.registry import load
     from .errors import QCompileError
     from .pipeline.auto import auto
-    from .pipeline.migrate import migrate
-    from .pipeline.propose import init
+    from .pipeline.migrate.migration import migrate
+    from .pipeline.propose.init import init
     from .pipeline.recipe import Recipe, read_recipe
     from .pipeline.run import run
     from .processes.untrusted import run_untrusted
@@ -54,8 +54,8 @@ _HOME = {
     "build": "building", "inspect": "reporting.inspection", "refit": "building", "reproduce": "building",
     "doctor": "engines.doctor", "TritonOptions": "deploy", "package_ep_context": "deploy",
     "package_triton": "deploy", "load": "engines.registry", "QCompileError": "errors",
-    "auto": "pipeline.auto", "init": "pipeline.propose", "run": "pipeline.run",
-    "migrate": "pipeline.migrate", "Recipe": "pipeline.recipe", "read_recipe": "pipeline.recipe",
+    "auto": "pipeline.auto", "init": "pipeline.propose.init", "run": "pipeline.run",
+    "migrate": "pipeline.migrate.migration", "Recipe": "pipeline.recipe", "read_recipe": "pipeline.recipe",
     "run_untrusted": "processes.untrusted", "tune": "tuning.tune",
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ from .tables import add_row, bytes_text, make_table, present_results
 from .verb import verb
 
 if TYPE_CHECKING:
-    from ..tuning import TuneResult
+    from ..tuning.tune import TuneResult
 
 
 @verb(
@@ -98,7 +98,7 @@ def tune(session: Session, options: TuneCommand) -> None:
     from ..bench.results.row import unit_of
     from ..figures import accuracy_text
     from ..pipeline.run import on_executor
-    from ..tuning import tune as tune_model
+    from ..tuning.tune import tune as tune_model
 
     with executor_of(session, options, options.output) as executor:
         tuned = tune_model(

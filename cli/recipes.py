@@ -53,7 +53,7 @@ def executor_of(
         store=output / FOLDER / _WORKER if options.scheduler == recipes.LOCAL else options.store or None,
         told=lambda text: session.warn([text]),
     ) as executor:
-        names = ", ".join(sorted(facts.name for facts in executor.workers.values()))
+        names = ", ".join(sorted(facts.name for facts in executor.fleet.ready()))
         session.note(f"workers: {names}")
         yield executor
 
@@ -286,7 +286,7 @@ class _OneText(Verb):
 )
 def migrate(session: Session, options: recipes.MigrateCommand) -> int:
     """Print what became of each option."""
-    from ..pipeline.migrate import migrate as write_recipe
+    from ..pipeline.migrate.migration import migrate as write_recipe
 
     done = write_recipe(options.command, options.output, options)
     session.json(done.as_json())

@@ -101,7 +101,7 @@ def tune(
     Args:
         model: Float ONNX file, taken as it is, or a MODEL, which is exported and simplified.
         data: Samples that accuracy is measured on, with labels if the metric needs them.
-        output: Folder for the artifacts, `recipe.toml`, `tune.json` and, with matplotlib, `front.svg`.
+        output: Folder for the artifacts, `recipe.toml` and `tune.json`.
         spec: What may be lost, and how it is searched and measured.
         isa: Instruction set that INT8 is for; "auto" is that of this processor, which measures.
         elsewhere: Gives what makes the trials of a setting at the same time, in other processes or on other

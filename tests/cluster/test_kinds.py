@@ -25,7 +25,8 @@ from qcompile.bench.results.row import Latency, Row
 from qcompile.cluster.connection import connect
 from qcompile.files import digest_files
 from qcompile.pipeline.run import on_executor
-from qcompile.tuning import trials, tune
+from qcompile.tuning import trials
+from qcompile.tuning.tune import tune
 
 RECIPE = """
 version = 1

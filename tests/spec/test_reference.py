@@ -21,7 +21,7 @@ from reference_pages import FOLDER, pages, verbs
 
 import qcompile
 from qcompile.cli.main import group
-from qcompile.pipeline.propose import init
+from qcompile.pipeline.propose.init import init
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.option import fields_of, options_of
 from qcompile.spec.words import TARGETS

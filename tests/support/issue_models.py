@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qcompile.pipeline.migrate import Migration
 from qcompile.pipeline.migrate.intent import tomllib
+from qcompile.pipeline.migrate.migration import Migration
 
 Extents = Sequence[int | str]
 _OUT = 8

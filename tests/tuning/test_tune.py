@@ -23,8 +23,9 @@ from qcompile.artifact import is_manifest, load_artifact
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption, QCompileError
 from qcompile.model.graph import weighted_nodes
 from qcompile.model.onnx_file import read_graph
-from qcompile.tuning import trials, tune
+from qcompile.tuning import trials
 from qcompile.tuning.trials import by_layer, compare_times
+from qcompile.tuning.tune import tune
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 

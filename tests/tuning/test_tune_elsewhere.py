@@ -18,8 +18,8 @@ from qcompile.pipeline.run import StageTrials, on_executor
 from qcompile.pipeline.stage import Stage
 from qcompile.pipeline.store import Store
 from qcompile.progress import silent
-from qcompile.tuning import TuneResult, tune
 from qcompile.tuning.trials import Score, TrialAsk, TrialSetting, rank_part
+from qcompile.tuning.tune import TuneResult, tune
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 

@@ -12,7 +12,7 @@ import pytest
 from issue_models import assert_keys_are_there, issue_model, write_cache, write_loader
 
 import qcompile
-from qcompile.pipeline.migrate import Migration
+from qcompile.pipeline.migrate.migration import Migration
 from qcompile.pipeline.recipe import Recipe, read_recipe
 
 Migrated = Callable[..., tuple[Recipe, Migration]]

@@ -24,6 +24,7 @@ import qcompile
 from qcompile.artifact import Manifest, read_manifest
 from qcompile.errors import CalibrationError, InvalidOption
 from qcompile.pipeline.migrate.intent import RTX, flags_of
+from qcompile.pipeline.migrate.migration import Migration
 from qcompile.pipeline.recipe import read_recipe
 
 pytest.importorskip("tensorrt_rtx")
@@ -147,7 +148,7 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def migrated(options: str) -> qcompile.pipeline.migrate.Migration:
+def migrated(options: str) -> Migration:
     command = f"trtexec --onnx=m.onnx --fp16 --skipInference {options}"
     return qcompile.migrate(command, target=RTX, gpus=["sm86", "sm120"])
 

@@ -20,8 +20,8 @@ from qcompile.calibration import load_ranges
 from qcompile.cli import main
 from qcompile.cli.measure import diff
 from qcompile.errors import InvalidOption, MissingFile
-from qcompile.pipeline.migrate import Migration
 from qcompile.pipeline.migrate.intent import TOOLS, Tool, tomllib
+from qcompile.pipeline.migrate.migration import Migration
 from qcompile.pipeline.recipe import read_recipe
 
 VECTORS = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))

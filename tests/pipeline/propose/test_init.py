@@ -11,8 +11,8 @@ import pytest
 
 import qcompile
 from qcompile.errors import InvalidOption
-from qcompile.pipeline.propose import InitResult, init
 from qcompile.pipeline.propose.choose import Choice, DataFacts, Machine, batch_size
+from qcompile.pipeline.propose.init import InitResult, init
 from qcompile.pipeline.propose.model_facts import ModelFacts
 from qcompile.tensors import TensorInfo
 
