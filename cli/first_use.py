@@ -129,9 +129,7 @@ def _picture(tuned: TuneResult, output: Path, max_drop: float) -> Path:
 
     path = output / "front.svg"
     with writing(path) as temporary:
-        plot_front(
-            tuned.trials, tuned.best, tuned.front, temporary, max_drop=max_drop, unit=unit_of(tuned.metric)
-        )
+        plot_front(tuned, temporary, max_drop=max_drop, unit=unit_of(tuned.metric))
     return path
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,13 +64,18 @@ class TuneResult:
     notes: list[str]
     metric: str
 
-    def as_json(self) -> dict[str, Any]:
+    @property
+    def timed(self) -> list[Trial]:
+        """The trials that were timed, the fastest first."""
         timed = [trial for trial in self.trials.values() if trial.latency_ms]
+        return sorted(timed, key=lambda trial: trial.latency_ms)
+
+    def as_json(self) -> dict[str, Any]:
         return {
             "best": self.best.as_json(),
             "metric": self.metric,
             "float_value": self.float_value,
-            "trials": [trial.as_json() for trial in sorted(timed, key=lambda trial: trial.latency_ms)],
+            "trials": [trial.as_json() for trial in self.timed],
             "front": self.front,
             "damage": {target: list(map(_damage, ranked)) for target, ranked in self.damage.items()},
             "slow_layers": self.slow_layers,
@@ -372,11 +377,9 @@ _FAMILIES = {"int8": "int8", "bf16": "half", "fp32": "float"}
 _PLOT = (60, 50, 560, 330)  # pixels
 
 
-def plot_front(
-    trials: Mapping[str, Trial], best: Trial, front: Sequence[str], path: Path, *, max_drop: float, unit: str
-) -> None:
+def plot_front(tuned: TuneResult, path: Path, *, max_drop: float, unit: str) -> None:
     """Draw every trial by latency and drop, and the Pareto front, to `path` (inside `files.writing`)."""
-    timed = sorted((t for t in trials.values() if t.latency_ms), key=lambda t: t.latency_ms)
+    timed = tuned.timed
     drops = [*(trial.drop for trial in timed), max_drop, 0.0]
     space = max((max(drops) - min(drops)) * 0.12, 0.05)
     x = Scale.over([trial.latency_ms for trial in timed] or [1.0])
@@ -385,11 +388,11 @@ def plot_front(
     drawing = axes(x, y, ("latency, ms (median)", f"drop, {unit} (up is better)"))
     drawing += line((0, y.at(max_drop)), (100, y.at(max_drop)), "mixed", dashes="6 4")
     drawing += text(100, y.at(max_drop), f"budget {max_drop:g}", shift=(0, -5), anchor="end", colour="mixed")
-    points = [places[trial.name] for trial in timed if trial.name in front]
+    points = [places[trial.name] for trial in timed if trial.name in tuned.front]
     drawing += polyline(points, "muted", width=1.2) if points else ""
     rows = []
     for number, trial in enumerate(timed, 1):
-        is_best = trial is best
+        is_best = trial is tuned.best
         words = f"{trial.latency_ms:.3g} ms  {trial.drop:+.2f}  {trial.name}{'  (best)' if is_best else ''}"
         size = 1.8 if is_best else 1
         drawing += mark(_FAMILIES[trial.precision], *places[trial.name], size=size, tip=words)

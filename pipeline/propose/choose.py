@@ -104,8 +104,6 @@ def look_at_data(
 
 def relocated(spec: str, folder: Path) -> str:
     """Return a spelling as a file in `folder` has it."""
-    if not spec:
-        return ""
     spelling = parse_spelling(spec)
     if spelling.kind == FUNCTION:
         return spelled_from(parse_source(spelling.path), folder)
@@ -114,15 +112,26 @@ def relocated(spec: str, folder: Path) -> str:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """What is not proposed, why, and how to get it."""
+
+    what: str
+    why: str
+    how: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}" + (f"; {self.how}" if self.how else "")
+
+
+@dataclass(frozen=True)
 class Machine:
-    """What can be built and run here: target to why not, and to what installs it, of those that cannot.
+    """What can be built and run here: `missing` are the targets that cannot.
 
     `gpu` is the compute capability of its GPU, empty without one; `emulates_bf16` says why the processor does
     not multiply in bfloat16, empty where it does.
     """
 
-    missing: dict[str, str]
-    fixes: dict[str, str]
+    missing: dict[str, LeftOut]
     gpu: str = ""
     emulates_bf16: str = ""
 
@@ -130,10 +139,11 @@ class Machine:
 def look_at_machine() -> Machine:
     """Look at the targets, as `doctor` does; imports their runtimes."""
     reasons = {target: engine(target).why_not_build() for target in TARGETS}
-    missing: dict[str, str] = {target: reason for target, reason in reasons.items() if reason}
+    missing: dict[str, LeftOut] = {
+        target: LeftOut(target, reason, engine(target).fix()) for target, reason in reasons.items() if reason
+    }
     gpu = find_gpu()
-    fixes = {target: engine(target).fix() for target in missing}
-    return Machine(missing, fixes, gpu.architecture if gpu else "", why_emulated("bf16"))
+    return Machine(missing, gpu.architecture if gpu else "", why_emulated("bf16"))
 
 
 @dataclass(frozen=True)
@@ -147,18 +157,6 @@ class Proposed:
     @property
     def target(self) -> str:
         return str(self.lines[0][1])
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """What is not proposed, why, and how to get it."""
-
-    what: str
-    why: str
-    how: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.why}" + (f"; {self.how}" if self.how else "")
 
 
 class Choice:
@@ -235,9 +233,7 @@ class Choice:
 
     def _left_out(self) -> Iterator[LeftOut]:
         if not self.targets:
-            for target, reason in self.machine.missing.items():
-                if target != "torchscript":
-                    yield LeftOut(target, reason, self.machine.fixes[target])
+            yield from (item for name, item in self.machine.missing.items() if name != "torchscript")
             yield LeftOut("torchscript", "seldom faster than eager PyTorch", 'target = "torchscript"')
         if self.quantizes and not self.has_ranges:
             how = "give them as `data`; 100 to 500 are enough"

@@ -11,7 +11,7 @@ import pytest
 
 import qcompile
 from qcompile.errors import InvalidOption
-from qcompile.pipeline.propose.choose import Choice, DataFacts, Machine, batch_size
+from qcompile.pipeline.propose.choose import Choice, DataFacts, LeftOut, Machine, batch_size
 from qcompile.pipeline.propose.init import InitResult, init
 from qcompile.pipeline.propose.model_facts import ModelFacts
 from qcompile.tensors import TensorInfo
@@ -188,7 +188,7 @@ def facts(*kinds: str, precision: str = "fp32") -> ModelFacts:
     return ModelFacts(source, "m", (IMAGE,), {}, kinds=frozenset(kinds), precision=precision)
 
 
-CPU = Machine({"tensorrt": "no GPU"}, {"tensorrt": ""}, emulates_bf16="it has no bf16")
+CPU = Machine({"tensorrt": LeftOut("tensorrt", "no GPU")}, emulates_bf16="it has no bf16")
 
 
 def names(model: ModelFacts, *, data: str = "", machine: Machine = CPU, **options: object) -> list[str]:
@@ -206,7 +206,7 @@ def test_what_is_proposed_follows_from_layers_data_and_machine() -> None:
     assert lstm == ["onnx-fp32", "onnx-int8-dynamic", "openvino-fp32", "rtx-fp16", "rtx-int8"]
     assert names(facts(), data="d") == ["onnx-fp32", "openvino-fp32", "rtx-fp16"]
     assert names(facts("convolution", precision="int8")) == ["onnx-int8", "openvino-int8", "rtx-int8"]
-    gpu = Machine({}, {}, gpu="sm90")
+    gpu = Machine({}, gpu="sm90")
     assert {"openvino-bf16", "trt-fp16"} <= set(names(cnn, machine=gpu))
     assert names(cnn, data="d", targets=["openvino"]) == ["openvino-int8"]
 
@@ -214,16 +214,17 @@ def test_what_is_proposed_follows_from_layers_data_and_machine() -> None:
 def test_engines_are_built_for_the_gpu_asked_for_or_here_or_the_usual() -> None:
     cnn = facts("convolution")
     for machine, asked, expected in (
-        (Machine({}, {}), (), ["sm86", "sm89"]),
-        (Machine({}, {}, gpu="sm90"), (), ["sm90"]),
-        (Machine({}, {}, gpu="sm90"), ("sm120",), ["sm120"]),
+        (Machine({}), (), ["sm86", "sm89"]),
+        (Machine({}, gpu="sm90"), (), ["sm90"]),
+        (Machine({}, gpu="sm90"), ("sm120",), ["sm120"]),
     ):
         choice = Choice(cnn, DataFacts(), machine, gpus=asked, targets=["tensorrt-rtx"])
         assert {key: value for key, value, _ in choice.artifacts[0].lines}["gpus"] == expected
 
 
 def test_what_is_missing_is_named_with_what_installs_it() -> None:
-    bare = Machine({"openvino": "is not here", "tensorrt": "no GPU"}, {"openvino": "pip it", "tensorrt": ""})
+    missing = LeftOut("openvino", "is not here", "pip it"), LeftOut("tensorrt", "no GPU")
+    bare = Machine({item.what: item for item in missing})
     left_out = Choice(facts("convolution"), DataFacts(), bare).left_out
     assert {"openvino: is not here; pip it", "tensorrt: no GPU"} <= set(map(str, left_out))
     (said,) = (
