@@ -16,7 +16,7 @@ import hashlib
 import io
 import os
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -222,35 +222,6 @@ class MissingChunk(Exception):
     """Nobody has a chunk: its worker was lost, or it was never uploaded."""
 
 
-class WorkerCarrier:
-    """Chunks as Dask values, seen from a worker; they are kept for the client of this id.
-
-    `wait` carries out a coroutine on the worker's loop.
-    """
-
-    def __init__(self, worker: Any, client: str, wait: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
-        self._worker, self._client, self._wait = worker, client, wait
-
-    def get(self, key: str) -> bytes:
-        async def get() -> Any:
-            if key in self._worker.data:
-                return self._worker.data[key]
-            return await _from_workers(key, self._worker.scheduler, self._worker.rpc)
-
-        return bytes(self._wait(get()))
-
-    def put(self, key: str, chunk: bytes) -> None:
-        async def put() -> None:
-            # What `Client.scatter` does within a task, in the name of the client that asked for the stage:
-            # the scheduler lets the chunk go when that client does.
-            self._worker.update_data(data={key: chunk})
-            await self._worker.scheduler.update_data(
-                who_has={key: [self._worker.address]}, nbytes={key: len(chunk)}, client=self._client
-            )
-
-        self._wait(put())
-
-
 class ClientCarrier:
     """Chunks as Dask values, seen from a client, which puts them on the worker of this address.
 
@@ -261,7 +232,7 @@ class ClientCarrier:
         self._client, self._futures, self._worker = client, futures, worker
 
     def get(self, key: str) -> bytes:
-        return bytes(self._client.sync(_from_workers, key, self._client.scheduler, self._client.rpc))
+        return bytes(self._client.sync(from_workers, key, self._client.scheduler, self._client.rpc))
 
     def put(self, key: str, chunk: bytes) -> None:
         try:
@@ -313,11 +284,8 @@ class StoreCarrier:
             raise StorageError(f"`store` {self._url}: {first_line(error)}") from error
 
 
-Carrier = WorkerCarrier | ClientCarrier | StoreCarrier
-
-
-async def _from_workers(key: str, scheduler: Any, rpc: Any) -> Any:
-    """A chunk from a worker that has it. Dask's `gather` asks the scheduler for it where that fails."""
+async def from_workers(key: str, scheduler: Any, rpc: Any) -> Any:
+    """Return a chunk of a worker that has it. Dask's `gather` asks the scheduler where that fails."""
     from distributed.utils_comm import gather_from_workers
 
     who_has = await scheduler.who_has(keys=[key])

@@ -157,10 +157,6 @@ class ClusterExecutor:
         client.subscribe_topic(f"qcompile-{client.id}", self._hear)
 
     @property
-    def workers(self) -> Mapping[str, resources.Facts]:
-        return {facts.address: facts for facts in self.fleet.ready()}
-
-    @property
     def parallel(self) -> int:
         slots = sum(int(facts.resources["slots"]) for facts in self.fleet.ready())
         return max(1, min(slots, _AT_A_TIME))

@@ -110,7 +110,7 @@ class Service:
                 self._semaphores[name] = Semaphore(leases, name=f"qcompile-{host}-{name}")  # type: ignore[no-untyped-call]
             return self._semaphores[name]
 
-    def bring(self, digest: str, carrier: bundle.Carrier) -> None:
+    def bring(self, digest: str, carrier: WorkerCarrier | bundle.StoreCarrier) -> None:
         """Have the files of a bundle here; those that are here and have their sizes stay."""
         with self._arriving:
             final = self.folder / BUNDLES / digest
@@ -128,6 +128,33 @@ class Service:
                 bundle.write_files(contents, chunks, folder / FILES, mode=0o444)
                 (folder / INDEX).write_bytes(contents.index())
                 os.replace(folder, final)
+
+
+class WorkerCarrier:
+    """Chunks as Dask values, seen from a worker's service; they are kept for the client of this id."""
+
+    def __init__(self, service: Service, client: str, check: Callable[[], None]) -> None:
+        self._service, self._client, self._check = service, client, check
+        self._worker = service.worker
+
+    def get(self, key: str) -> bytes:
+        async def get() -> Any:
+            if key in self._worker.data:
+                return self._worker.data[key]
+            return await bundle.from_workers(key, self._worker.scheduler, self._worker.rpc)
+
+        return bytes(self._service.on_loop(get(), self._check))
+
+    def put(self, key: str, chunk: bytes) -> None:
+        async def put() -> None:
+            # What `Client.scatter` does within a task, in the name of the client that asked for the stage:
+            # the scheduler lets the chunk go when that client does.
+            self._worker.update_data(data={key: chunk})
+            await self._worker.scheduler.update_data(
+                who_has={key: [self._worker.address]}, nbytes={key: len(chunk)}, client=self._client
+            )
+
+        self._service.on_loop(put(), self._check)
 
 
 SERVICES: WeakKeyDictionary[Any, Service] = WeakKeyDictionary()
@@ -158,13 +185,9 @@ def _carry_out(service: Service, request: bundle.Request, check: _Check) -> bund
             service.worker.log_event(f"qcompile-{request.client}", {**event, "name": service.name})
 
     try:
-        carrier = (
-            bundle.StoreCarrier(request.store)
-            if request.store
-            else bundle.WorkerCarrier(
-                service.worker, request.client, lambda work: service.on_loop(work, check)
-            )
-        )
+        carrier: WorkerCarrier | bundle.StoreCarrier = WorkerCarrier(service, request.client, check)
+        if request.store:
+            carrier = bundle.StoreCarrier(request.store)
         missing = []
         for digest in dict.fromkeys([request.recipe, *request.inputs.values()]):
             try:

@@ -10,7 +10,7 @@ import functools
 import json
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from ..model.archives import trusting
 from ..model.source_paths import moved
 from ..pipeline.graph import carry_out, is_published, key_of, kind_of
 from ..pipeline.recipe import Recipe, read_recipe
-from ..pipeline.stage import Key, Made, Stage
+from ..pipeline.stage import Made, Stage
 from ..pipeline.store import FOLDER, Store
 from ..processes.serve import end_first_without_memory, serve
 from ..progress import Progress, silent
@@ -82,18 +82,12 @@ def _carry_out(request: Request, folder: Path, progress: Progress, find_only: bo
             if kind_of(stage).measures:
                 _name_as_on_client(temporary / key["file"], recipe, files, output)
 
-        return _stored(request, stage, key, store, work)
+        with open_lock(store.folder / f".{name}.lock") as file:  # another process here may be asked, too
+            with contextlib.suppress(ImportError):  # Windows
+                import fcntl
 
-
-def _stored(request: Request, stage: Stage, key: Key, store: Store, work: Callable[[Path], object]) -> Answer:
-    """What this worker has of a stage, or what carrying it out gives."""
-    name = store.name(stage.name, key)
-    with open_lock(store.folder / f".{name}.lock") as file:  # another process here may be asked for it, too
-        with contextlib.suppress(ImportError):  # Windows
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-        stored = store.run(stage.name, key, work, again=request.again, publish=is_published(stage))
+                fcntl.flock(file, fcntl.LOCK_EX)
+            stored = store.run(stage.name, key, work, again=request.again, publish=is_published(stage))
     record = read_json(stored.folder / "stage.json")
     return Answer(
         "done",
@@ -101,7 +95,7 @@ def _stored(request: Request, stage: Stage, key: Key, store: Store, work: Callab
         key=key,
         bundle=bundle_of_stage(stored.folder, key["file"], stored.files).bundle,
         was_done=stored.was_done,
-        took={name: record.get(name) for name in ("seconds", "peak_bytes")},
+        took={figure: record.get(figure) for figure in ("seconds", "peak_bytes")},
     )
 
 
