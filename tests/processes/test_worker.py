@@ -357,10 +357,7 @@ def test_what_nobody_wants_any_more_ends_the_wait_and_the_process(tmp_path: Path
     with child, pytest.raises(NotWanted):
         child.wait(check=check, time_s=30)
     wait_until_gone(child.pid)
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexec sleep 600\n")
-    python.chmod(0o755)
-    worker = Worker("tiny", threads=1, python=str(python), timeout_s=30)
+    worker = Worker("tiny", threads=1, python=script(tmp_path / "python", "exec sleep 600"), timeout_s=30)
     with worker, pytest.raises(NotWanted):
         worker.ask("hello", check=check)
     wait_until_gone(worker.pid)
@@ -392,11 +389,9 @@ def test_variables_are_added_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_another_interpreter_says_why_it_ended(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho no tensorflow here >&2; exit 3\n")
-    python.chmod(0o755)
+    python = script(tmp_path / "python", "echo no tensorflow here >&2; exit 3")
     with pytest.raises(ModelError, match="ended with exit code 3: no tensorflow here"):
-        tensorflow_versions(str(python))
-    python.write_text("no program")
+        tensorflow_versions(python)
+    Path(python).write_text("no program")
     with pytest.raises(InvalidOption, match="cannot be run"):
-        tensorflow_versions(str(python))
+        tensorflow_versions(python)

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -90,45 +89,37 @@ def write_recipe(
     return path
 
 
-@dataclass
-class Said:
-    """How a client ended."""
-
-    code: int
-    text: str
-
-
 def run_words(recipe: Path, output: Path, *more: object) -> list[str]:
     """Return the command of a run."""
     return [sys.executable, "-m", "qcompile", "run", str(recipe), "-o", str(output), *map(str, more)]
 
 
 class Client:
-    """`qcompile run` on a cluster, in a process of its own; `more` are words of its command."""
+    """`qcompile run` on a cluster, in a process of its own."""
 
-    def __init__(self, cluster: Cluster, recipe: Path, output: Path, *more: object) -> None:
+    def __init__(self, cluster: Cluster, recipe: Path, output: Path) -> None:
         self.log = cluster.folder / f"client-{output.name}.log"
-        words = run_words(recipe, output, "--scheduler", cluster.address, *more)
+        words = run_words(recipe, output, "--scheduler", cluster.address)
         with self.log.open("wb") as said:
             self.process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
                 env=cluster.environment(), cwd=cluster.folder, start_new_session=True,
             )  # fmt: skip
 
-    def wait(self, timeout_s: float = LIMIT_S) -> Said:
-        """Return how it ended; it is killed where it takes too long."""
+    def wait(self) -> tuple[int, str]:
+        """Return its exit code and what it said; it is killed where it takes too long."""
         try:
-            code = self.process.wait(timeout_s)
+            code = self.process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait(30)
             raise
-        return Said(code, self.log.read_text(encoding="utf-8", errors="replace"))
+        return code, self.log.read_text(encoding="utf-8", errors="replace")
 
 
-def await_stage(cluster: Cluster, stage: str, client: Client, timeout_s: float = LIMIT_S) -> str:
+def await_stage(cluster: Cluster, stage: str, client: Client) -> str:
     """Wait until a stage is on a worker, and return the worker's name."""
-    until = time.monotonic() + timeout_s
+    until = time.monotonic() + LIMIT_S
     with cluster.client() as asking:
         while time.monotonic() < until:
             if names := _given_to(asking, stage):
@@ -136,7 +127,7 @@ def await_stage(cluster: Cluster, stage: str, client: Client, timeout_s: float =
             if client.process.poll() is not None:
                 raise RuntimeError(f"the client ended before {stage}\n{client.log.read_text()}")
             time.sleep(0.02)
-    raise RuntimeError(f"{stage}: no worker got it within {timeout_s:.0f} s")
+    raise RuntimeError(f"{stage}: no worker got it within {LIMIT_S:.0f} s")
 
 
 def _given_to(client: Any, stage: str) -> list[str]:
