@@ -61,21 +61,6 @@ class Cell:
     why_not: str = ""
 
 
-@dataclass(frozen=True)
-class Member:
-    """A model with a shape, "small-b8": its cells, and the recipe of those that are possible, if any."""
-
-    name: str
-    model: str
-    shape: str
-    cells: tuple[Cell, ...]
-    recipe: Recipe | None
-
-    def places(self, folder: Path) -> tuple[Path, Path]:
-        """Return the folder of its artifacts, and that of the finished stages of its model."""
-        return folder / self.model / self.shape, folder / self.model / FOLDER
-
-
 def members(recipe: Recipe, *, kinds: Sequence[str] = (), only: Sequence[str] = ()) -> list[Member]:
     """Return what a sweep consists of, one model and shape after the other.
 
@@ -90,11 +75,12 @@ def members(recipe: Recipe, *, kinds: Sequence[str] = (), only: Sequence[str] = 
     artifacts += _combinations(matrix, kinds)
     models = matrix.every_model() or [SweepModel(name=recipe.name, source=recipe.model.source)]
     shapes: list[SweepShape | None] = [*matrix.read_shapes()] or [None]
-    variants = [_Variant(recipe, model, shape) for model in models for shape in shapes]
-    _check_unique(recipe, "sweep.shapes", [variant.name for variant in variants])
-    cells = [variant.cell(options) for variant in variants for options, _ in artifacts]
+    every = [Member(recipe, model, shape) for model in models for shape in shapes]
+    _check_unique(recipe, "sweep.shapes", [member.name for member in every])
+    cells = [member.cell(options) for member in every for options, _ in artifacts]
     _check_unique(recipe, "sweep", [cell.name for cell in cells])
-    every = (variant.member(artifacts, matrix.exclude, only) for variant in variants)
+    for member in every:
+        member.fill(artifacts, matrix.exclude, only)
     return [member for member in every if member.cells]
 
 
@@ -112,26 +98,32 @@ def _combinations(matrix: SweepSection, kinds: Sequence[str]) -> Iterator[tuple[
         yield options, why_not
 
 
-class _Variant:
-    """A model with a shape, before its artifacts."""
+class Member:
+    """A model with a shape, "small-b8": its `cells`, and the `recipe` of those that are possible, if any."""
 
-    def __init__(self, recipe: Recipe, model: SweepModel, shape: SweepShape | None) -> None:
-        self.recipe, self.model, self.shape = recipe, model, shape
-        self.label = shape.label if shape else ""
-        self.name = "-".join(filter(None, (model.name, self.label)))
+    def __init__(self, matrix: Recipe, model: SweepModel, shape: SweepShape | None) -> None:
+        self.matrix, self.model, self.shape = matrix, model.name, shape.label if shape else ""
+        self.name = "-".join(filter(None, (self.model, self.shape)))
+        self._model, self._shape = model, shape
+        self.cells: list[Cell] = []
+        self.recipe: Recipe | None = None
+
+    def places(self, folder: Path) -> tuple[Path, Path]:
+        """Return the folder of its artifacts, and that of the finished stages of its model."""
+        return folder / self.model / self.shape, folder / self.model / FOLDER
 
     def cell(self, options: Mapping[str, Any]) -> Cell:
         """The cell of an artifact of these options."""
         name, gpus = options["name"], "+".join(options.get("gpus", ()))
         return Cell(
-            f"{self.name}-{name}", self.model.name, self.label, name, options["target"], options["precision"],
-            gpus,
-        )  # fmt: skip
+            f"{self.name}-{name}", self.model, self.shape, name, options["target"], options["precision"], gpus
+        )
 
-    def member(
+    def fill(
         self, artifacts: Sequence[tuple[Mapping[str, Any], str]], exclude: Sequence[str], only: Sequence[str]
-    ) -> Member:
-        cells, sections = [], []
+    ) -> None:
+        """Make the cells that are not left out, and the recipe."""
+        sections: list[ArtifactSection] = []
         for options, why_not in artifacts:
             cell = self.cell(options)
             if _matches(cell.name, exclude) or (only and not _matches(cell.name, only)):
@@ -141,15 +133,14 @@ class _Variant:
                 sections.append(section)
             else:
                 cell = replace(cell, why_not=section)
-            cells.append(cell)
-        recipe = self.with_artifacts(sections) if sections else None
-        return Member(self.name, self.model.name, self.label, tuple(cells), recipe)
+            self.cells.append(cell)
+        self.recipe = self.with_artifacts(sections) if sections else None
 
     def section(self, options: Mapping[str, Any]) -> ArtifactSection | str:
         """The artifact, or why it cannot be made."""
         try:
             section = ArtifactSection(**options)
-            shape = self.shape
+            shape = self._shape
             if shape and shape.inputs and section.target in TENSORRT_TARGETS and not has_shapes(section):
                 shapes: dict[str, Any] = {  # the least, the measured and the largest of each input
                     kind: tuple(f"{name}:{format_shape(each[index])}" for name, each in shape.inputs.items())
@@ -169,22 +160,22 @@ class _Variant:
         bench = tables["bench"]
         if bench is not None and bench.baseline not in {section.name for section in artifacts}:
             tables = {**tables, "bench": replace(bench, baseline=BASELINE)}
-        recipe = replace(self.recipe, **tables, artifact=tuple(artifacts), sweep=None)
+        recipe = replace(self.matrix, **tables, artifact=tuple(artifacts), sweep=None)
         check_names(recipe)
         return recipe
 
     @functools.cached_property
     def tables(self) -> dict[str, Any]:
         """Tables of the recipe with the model, its inputs of this shape, its data and its batch."""
-        recipe, shape = self.recipe, self.shape
-        options = {key: value for key, value in vars(self.model).items() if value and key != "name"}
+        recipe, shape = self.matrix, self._shape
+        options = {key: value for key, value in vars(self._model).items() if value and key != "name"}
         data = {key: options.pop(key) for key in ("calibration", "evaluation") if key in options}
         model = replace(recipe.model, **options)
         if shape and shape.inputs:
             model = replace(model, inputs=tuple(_fixed(text, shape) for text in model.inputs))
         bench = replace(recipe.bench, batch_size=shape.batch) if recipe.bench and shape else recipe.bench
         return {
-            "name": self.model.name, "model": model, "data": replace(recipe.data, **data), "bench": bench,
+            "name": self.model, "model": model, "data": replace(recipe.data, **data), "bench": bench,
         }  # fmt: skip
 
 
