@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..artifact import read_manifest
-from ..data.batches import Data
 from ..errors import InvalidOption, QCompileError
 from ..files import digest_files, write_json, write_text
 from ..model.source import parse_source
@@ -37,7 +36,7 @@ from .propose.model_facts import plain_name
 from .recipe import SIMPLIFIED, Recipe, read_recipe
 from .run import RunReport, StageListener, on_executor, run
 from .stage import Executor
-from .stages import located
+from .stages import data_of, located
 from .store import FOLDER
 
 if TYPE_CHECKING:
@@ -298,8 +297,7 @@ def _search_key(recipe: Recipe, model: Path, targets: Sequence[Target], max_drop
     settings = {
         "model": digest_files([model]),
         "data": [
-            Data(text, (), base=recipe.folder, depends=recipe.data_depends).digest()
-            for text in (recipe.data.calibration, recipe.data.evaluation)
+            data_of(recipe, spec).digest() for spec in (recipe.data.calibration, recipe.data.evaluation)
         ],
         "targets": list(targets),
         "max_drop": max_drop,

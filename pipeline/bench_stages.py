@@ -20,7 +20,7 @@ from ..spec.measure import BenchSpec, Budget
 from ..spec.words import TENSORRT_TARGETS, is_own_metric
 from .recipe import BASELINE, Recipe, recipe_source
 from .stage import ANY, PROCESSOR, SOURCE, Job, Key, Made, Needs, Stage, named_artifact
-from .stages import ONNX_TOOLS, given_ranges, located
+from .stages import ONNX_TOOLS, data_of, given_ranges, located
 from .trust import interpreters
 
 if TYPE_CHECKING:
@@ -111,7 +111,6 @@ def _unbuilt(recipe: Recipe, stage: Stage) -> list[Row]:
 
 
 def bench_key(recipe: Recipe, stage: Stage) -> Key:
-    from ..data.batches import Data
     from ..engines.gpu import find_gpu, find_gpus, is_every_gpu, parse_devices
     from ..processor import processor
 
@@ -119,14 +118,14 @@ def bench_key(recipe: Recipe, stage: Stage) -> Key:
         return {"parts": {machine: part.digest for machine, part in stage.parts.items()}}
     section, function = _section(recipe), _metric(recipe)
     gpu = find_gpu(next((number for number in parse_devices(section.devices) if number is not None), 0))
-    evaluation = located(recipe, recipe.data.evaluation)
+    evaluation = recipe.data.evaluation
     depends = [recipe.folder / name for name in recipe.model.depends]
     models = _models(recipe, stage).items()
     return {
         "artifacts": {name: file.digest for name, file in stage.built.items()},
         "failures": {**stage.why_not},
         "source": stage.source_digest,
-        "evaluation": Data(evaluation, (), depends=recipe.data_depends).digest() if evaluation else "",
+        "evaluation": data_of(recipe, evaluation).digest() if evaluation else "",
         "metric": digest_source(function) if function else section.metric,
         "settings": measured_options(recipe, stage.built if gpu else (), without=_NOT_MEASURED),
         "models": {name: digest_source(model, depends=depends) for name, model in models},
@@ -298,15 +297,13 @@ def _setting(recipe: Recipe, options: Mapping[str, Any]) -> TrialSetting:
 
 
 def _key(recipe: Recipe, trial: Mapping[str, Any], target: str) -> Key:
-    from ..data.batches import Data
     from ..processor import processor
 
     ranges, section, function = _scoring(recipe)
-    data = Data(recipe.data.evaluation, (), base=recipe.folder, depends=recipe.data_depends)
     return {
         "model": digest_source(recipe_source(recipe)),
         "ranges": ranges.digest,
-        "data": data.digest(),
+        "data": data_of(recipe, recipe.data.evaluation).digest(),
         "metric": digest_source(function) if function else section.metric,
         "trial": dict(trial),
         "processor": processor(),

@@ -80,7 +80,7 @@ def export_key(recipe: Recipe, stage: Stage) -> Key:
         "options": options_key(section, without=_OF_THE_SOURCE),
         "preprocessing": digest_preprocessing(section.preprocessing, base=recipe.folder),
         "tools": tool_versions("torch", "onnxscript", *ONNX_TOOLS),
-        **({"data": _data(recipe, data).digest()} if (data := _told_by(recipe)) else {}),
+        **({"data": data_of(recipe, data).digest()} if (data := _told_by(recipe)) else {}),
     }
 
 
@@ -89,7 +89,7 @@ def _told_by(recipe: Recipe) -> str:
     spec, source = recipe.data.calibration, recipe_source(recipe)
     if not spec or recipe.model.inputs or recipe.model.dynamic or source.kind not in _OF_USERS:
         return ""
-    return spec if _data(recipe, spec).spelling.kind in (FUNCTION, *ARRAYS) else ""
+    return spec if data_of(recipe, spec).spelling.kind in (FUNCTION, *ARRAYS) else ""
 
 
 def export_needs(recipe: Recipe, _: Stage) -> Needs:
@@ -120,7 +120,7 @@ def calibrate_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     path, section = stage.files["model"].path, recipe.calibrate
     with accepting(path):  # the store knows it; the work reads the file, and looks at its manifest
         inputs = read_weightless(path).io.inputs
-    data = _data(recipe, recipe.data.calibration, inputs, limit=section.samples, batch_size=1)
+    data = data_of(recipe, recipe.data.calibration, inputs, limit=section.samples, batch_size=1)
     if stage.parts:
         parts = [part.path for part in stage.parts.values()]
         return merge_files(parts, job.path, all_of=data.notes(), progress=job.progress)
@@ -133,7 +133,7 @@ def calibrate_work(recipe: Recipe, stage: Stage, job: Job) -> object:
 def calibrate_key(recipe: Recipe, stage: Stage) -> Key:
     return {
         "model": stage.files["model"].digest,
-        "data": _data(recipe, recipe.data.calibration, limit=recipe.calibrate.samples).digest(),
+        "data": data_of(recipe, recipe.data.calibration, limit=recipe.calibrate.samples).digest(),
         "options": options_key(recipe.calibrate, without=("ranges",)),  # a stage of its own
         "targets": _placements(recipe),
         "tools": tool_versions(*ONNX_TOOLS),
@@ -145,7 +145,7 @@ def count_samples(recipe: Recipe, spec: str) -> int:
     """Return the number of samples; 256 where only reading them all would tell."""
     total = None
     with contextlib.suppress(QCompileError):
-        total = _data(recipe, spec).total if spec else 0
+        total = data_of(recipe, spec).total if spec else 0
     return _ASSUMED_SAMPLES if total is None else total
 
 
@@ -176,10 +176,10 @@ def _placements(recipe: Recipe) -> list[GraphTarget]:
     return sorted({graph_target(artifact.target) for artifact in recipe.artifact if artifact.needs_ranges})
 
 
-def _data(
+def data_of(
     recipe: Recipe, spec: str, inputs: Sequence[TensorInfo] = (), *, limit: int = 0, batch_size: int = 0
 ) -> Data:
-    """Samples as spelled in the recipe; without inputs their names and number are of no use."""
+    """Return samples as a recipe spells them; without inputs their names and number are of no use."""
     return Data(
         spec, inputs, batch_size=batch_size or None, limit=limit or None,
         base=recipe.folder, depends=recipe.data_depends,
@@ -224,7 +224,7 @@ def quantize_key(recipe: Recipe, stage: Stage) -> Key:
     return {
         "model": stage.files["model"].digest,
         "ranges": ranges.digest if ranges else "",
-        "data": _data(recipe, recipe.data.calibration).digest() if recipe.data.calibration else "",
+        "data": data_of(recipe, recipe.data.calibration).digest() if recipe.data.calibration else "",
         "engine": needs.as_json(),
         "options": options_key(artifact, without=_OF_THE_BUILD),
         "io_formats": artifact.tensorrt.io_formats,
@@ -283,7 +283,7 @@ def build_key(recipe: Recipe, stage: Stage) -> Key:
         "graph": (graph.digest, load_lowered(graph.path).as_json()) if graph else (),
         "options": _build_options(recipe, artifact),
         "ranges": ranges.digest if ranges else "",
-        "data": _data(recipe, data).digest() if data else "",
+        "data": data_of(recipe, data).digest() if data else "",
         "batches": measured_batches(recipe.bench) if _covers(artifact) else {},
         "inputs": _build_spec(recipe, artifact, ranges).inputs,
         "processor": {} if artifact.gpus else processor(),
