@@ -258,7 +258,8 @@ def build_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     from ..model.onnx_file import read_weightless
 
     artifact, graph = _resolved(recipe, stage), stage.files.get("graph")
-    spec = _build_spec(recipe, artifact, stage.files.get("ranges"))
+    spec = _spec(recipe, artifact, stage.files.get("ranges"))
+    spec = spec if _reads_data(artifact) else replace(spec, data=None)
     model = recipe_source(recipe).absolute if takes_pytorch(artifact) else str(stage.files["model"].path)
     if _covers(artifact):
         shapes = default_shapes(read_weightless(Path(model)).io.inputs, recipe.bench)
@@ -273,9 +274,7 @@ def build_key(recipe: Recipe, stage: Stage) -> Key:
     artifact, files = _resolved(recipe, stage), stage.files
     ranges, graph = files.get("ranges"), files.get("graph")
     # TensorRT-RTX builds for GPUs that need not be here
-    on_this_gpu = artifact.target == "tensorrt" or (
-        artifact.target.startswith("tensorrt") and not artifact.gpus
-    )
+    on_this_gpu = artifact.target == "tensorrt" or (artifact.target == "tensorrt-rtx" and not artifact.gpus)
     gpu = find_gpu(artifact.tensorrt.device) if on_this_gpu else None
     data = recipe.data.calibration if _reads_data(artifact) else ""
     return {
@@ -285,7 +284,7 @@ def build_key(recipe: Recipe, stage: Stage) -> Key:
         "ranges": ranges.digest if ranges else "",
         "data": data_of(recipe, data).digest() if data else "",
         "batches": measured_batches(recipe.bench) if _covers(artifact) else {},
-        "inputs": _build_spec(recipe, artifact, ranges).inputs,
+        "inputs": recipe.model.inputs if takes_pytorch(artifact) else (),
         "processor": {} if artifact.gpus else processor(),
         "gpu": gpu.as_json() if gpu else {},
         "tools": tool_versions(*packages_of([*(row.name for row in BUILT_IN), artifact.target]), *ONNX_TOOLS),
@@ -313,11 +312,6 @@ def _covers(artifact: ArtifactSection) -> bool:
 def _reads_data(artifact: ArtifactSection) -> bool:
     """Whether a build reads the samples; others are checked on random input, whatever the data is."""
     return artifact.calibrates_itself or (artifact.needs_ranges and artifact.target in CPU_TARGETS)
-
-
-def _build_spec(recipe: Recipe, artifact: ArtifactSection, ranges: Made | None) -> BuildSpec:
-    spec = _spec(recipe, artifact, ranges)
-    return spec if _reads_data(artifact) else replace(spec, data=None)
 
 
 def with_isa(artifact: ArtifactSection, isa: Isa | None = None) -> ArtifactSection:
