@@ -27,7 +27,7 @@ from ..spec.decode import shared
 from ..spec.engines import BUILT_IN
 from ..spec.models import CalibrateSpec
 from ..spec.tensorrt import AUTO, OFF
-from ..spec.words import CPU_TARGETS, GraphTarget, Isa
+from ..spec.words import CPU_TARGETS, TENSORRT_TARGETS, GraphTarget, Isa
 from ..tensors import TensorInfo
 from .recipe import ArtifactSection, Recipe, default_shapes, has_shapes, measured_batches, recipe_source
 from .stage import ANY, SOURCE, Executor, Job, Key, Made, Needs, Stage, built_on, named_artifact
@@ -273,8 +273,9 @@ def build_key(recipe: Recipe, stage: Stage) -> Key:
 
     artifact, files = _resolved(recipe, stage), stage.files
     ranges, graph = files.get("ranges"), files.get("graph")
+    target, gpus = artifact.target, artifact.gpus
     # TensorRT-RTX builds for GPUs that need not be here
-    on_this_gpu = artifact.target == "tensorrt" or (artifact.target == "tensorrt-rtx" and not artifact.gpus)
+    on_this_gpu = target == "tensorrt" or (target in TENSORRT_TARGETS and not gpus)
     gpu = find_gpu(artifact.tensorrt.device) if on_this_gpu else None
     data = recipe.data.calibration if _reads_data(artifact) else ""
     return {
@@ -285,9 +286,9 @@ def build_key(recipe: Recipe, stage: Stage) -> Key:
         "data": data_of(recipe, data).digest() if data else "",
         "batches": measured_batches(recipe.bench) if _covers(artifact) else {},
         "inputs": recipe.model.inputs if takes_pytorch(artifact) else (),
-        "processor": {} if artifact.gpus else processor(),
+        "processor": {} if gpus else processor(),
         "gpu": gpu.as_json() if gpu else {},
-        "tools": tool_versions(*packages_of([*(row.name for row in BUILT_IN), artifact.target]), *ONNX_TOOLS),
+        "tools": tool_versions(*packages_of([*(row.name for row in BUILT_IN), target]), *ONNX_TOOLS),
     }
 
 
