@@ -58,14 +58,12 @@ def _written(
     yield f"#   machine  {plain(str(processor()['processor']))}, {_counted(usable_cores(), 'core')}"
     for note in (*model.notes, *data.notes):
         yield f"#   note     {plain(note)}"
-    yield from _table(
-        "",
-        [
-            ("version", 1, ""),
-            ("name", model.name, "of the ONNX files"),
-            ("output", "out", "artifacts, results.json and report.html"),
-        ],
-    )
+    top: list[Line] = [
+        ("version", 1, ""),
+        ("name", model.name, "of the ONNX files"),
+        ("output", "out", "artifacts, results.json and report.html"),
+    ]
+    yield from _table("", top)
     lines: list[Line] = [("source", spelled_from(parse_source(source), folder), "")]
     if model.declared:
         lines.append(("inputs", list(model.declared), model.why_inputs))
