@@ -242,7 +242,8 @@ def decode_manifest(value: Any, file: Path) -> Manifest:
             file=file,
         )
     try:
-        _check_text(value)
+        _check_depth(value)
+        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate raises UnicodeEncodeError
         manifest = msgspec.convert(value, Manifest)
         if missing := [field.name for field in dataclasses.fields(Manifest) if field.name not in value]:
             raise ValueError(f"Object missing required field `{missing[0]}`")
@@ -263,22 +264,11 @@ def decode_manifest(value: Any, file: Path) -> Manifest:
         ) from error
 
 
-def _check_text(value: object) -> None:
-    """Refuse JSON that could not be written again: nested deeply, or with halves of characters."""
-    level, depth = [value], 0
-    while level:
-        depth += 1
-        if depth > _DEEPEST:
-            raise ValueError(f"nested deeper than {_DEEPEST} levels")
-        inner: list[object] = []
-        for item in level:
-            if isinstance(item, dict):
-                inner += [*item.keys(), *item.values()]
-            elif isinstance(item, list):
-                inner += item
-            elif isinstance(item, str) and not item.isascii():
-                item.encode()  # a lone surrogate raises UnicodeEncodeError, which is a ValueError
-        level = inner
+def _check_depth(value: object, level: int = 1) -> None:
+    if level > _DEEPEST:
+        raise ValueError(f"nested deeper than {_DEEPEST} levels")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_depth(item, level + 1)
 
 
 @dataclass(frozen=True)

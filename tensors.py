@@ -22,6 +22,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from .errors import DataError, InvalidOption
 
 Dim = int | str
@@ -92,16 +94,6 @@ class TensorInfo:
         preprocessing = {"preprocessing": dict(self.preprocessing)} if self.preprocessing is not None else {}
         return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), **preprocessing}
 
-    @staticmethod
-    def from_json(value: Mapping[str, object]) -> TensorInfo:
-        """Read the form written by `as_json`."""
-        shape = value["shape"]
-        if not isinstance(shape, list):
-            raise InvalidOption(f"tensor {value.get('name')!r}: shape {shape!r} is not a list")
-        preprocessing = value.get("preprocessing")
-        preprocessing = preprocessing if isinstance(preprocessing, Mapping) else None
-        return TensorInfo(str(value["name"]), str(value["dtype"]), tuple(shape), preprocessing=preprocessing)
-
 
 @dataclass(frozen=True)
 class ModelIO:
@@ -115,12 +107,9 @@ class ModelIO:
         return {name: [tensor.as_json() for tensor in tensors] for name, tensors in vars(self).items()}
 
     @staticmethod
-    def from_json(value: Mapping[str, Iterable[Mapping[str, object]]]) -> ModelIO:
+    def from_json(value: object) -> ModelIO:
         """Read the form written by `as_json`."""
-        return ModelIO(
-            tuple(TensorInfo.from_json(item) for item in value["inputs"]),
-            tuple(TensorInfo.from_json(item) for item in value["outputs"]),
-        )
+        return msgspec.convert(value, ModelIO)
 
 
 def format_shape(shape: Sequence[Dim]) -> str:

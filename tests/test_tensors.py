@@ -64,7 +64,7 @@ def test_a_printed_tensor_reads_back(name: str, shape: tuple[int | str, ...], dt
 @given(st.builds(TensorInfo, TENSOR_NAMES, st.sampled_from(["float32", "int8"]), SHAPES))
 def test_the_json_form_reads_back(tensor: TensorInfo) -> None:
     io = ModelIO((tensor,), (tensor, tensor))
-    assert ModelIO.from_json(io.as_json()) == io  # type: ignore[arg-type]
+    assert ModelIO.from_json(io.as_json()) == io
 
 
 @pytest.mark.parametrize(
