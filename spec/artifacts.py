@@ -20,7 +20,6 @@ from .words import (
     CALIBRATED,
     CLUSTER,
     METHOD,
-    METHOD_PATTERN,
     TENSORRT_TARGETS,
     BuildPrecision,
     Calibrator,
@@ -28,31 +27,35 @@ from .words import (
     FloatPrecision,
     GraphPrecision,
     GraphTarget,
+    InputShapes,
     Isa,
     LayerPrecision,
+    MaxTime,
+    MethodChoice,
     Mode,
+    Natural,
+    Patterns,
+    PlacedFile,
+    PlacedSamples,
     Precision,
     QuantFormat,
     Rounding,
     Target,
+    Texts,
     WeightType,
 )
 
 PLAIN_NAME = r"^[^./\\\0][^/\\\0]*$"
 _SHAPE_KINDS = ("min_shapes", "opt_shapes", "max_shapes")
 
-Exclude = Annotated[
-    tuple[str, ...],
-    "Layers that stay in floating point: name, glob or operator type.",
-    option("PATTERN", split=COMMA),
-]
+Exclude = Annotated[Patterns, "Layers that stay in floating point: name, glob or operator type."]
 Rules = Annotated[
-    tuple[str, ...],
+    Texts,
     "Kind of an output: classes, embedding, labels or signal.",
     option("--judge [OUTPUT:]RULE", pairs=":"),
 ]
 """Of `quantize`, `build`, recipes and `diff`."""
-Inputs = Annotated[tuple[str, ...], "Input of a PyTorch MODEL.", option("--input -i NAME:SHAPE[:DTYPE]")]
+Inputs = Annotated[InputShapes, "Input of a PyTorch MODEL."]
 """Of `build` and `tune`."""
 
 
@@ -65,9 +68,7 @@ class PrecisionOptions(Checked):
     """The precision of single layers, and what INT8 may cost."""
 
     method: Annotated[
-        str,
-        f"Method that chooses the thresholds: {METHOD}; default: the method of the ranges.",
-        option(METHOD, pattern=f"^$|{METHOD_PATTERN}"),
+        MethodChoice, f"Method that chooses the thresholds: {METHOD}; default: the method of the ranges."
     ] = ""
     layers: Annotated[
         tuple[LayerPrecision, ...],
@@ -101,11 +102,7 @@ class QuantizeOptions(PrecisionOptions):
         Mode, "Kind of quantization: calibrated scales, scales computed at run time, or weights only."
     ] = "static"
     exclude: Exclude = ()
-    only: Annotated[
-        tuple[str, ...],
-        "The only layers to quantize: name, glob or operator type.",
-        option("PATTERN", split=COMMA),
-    ] = ()
+    only: Annotated[Patterns, "The only layers to quantize: name, glob or operator type."] = ()
     isa: Annotated[
         Isa,
         "Instruction set of the CPU that will run INT8; auto means this machine's. Files for avx2 run on "
@@ -118,9 +115,7 @@ class QuantizeOptions(PrecisionOptions):
         bool, "Quantize static INT8 in several ways and keep the graph with the most accurate outputs."
     ] = True
     block_size: Annotated[
-        int,
-        "Number of weights that share a scale in mode weights; 0 means one scale per output channel.",
-        option(ge=0),
+        Natural, "Number of weights that share a scale in mode weights; 0 means one scale per output channel."
     ] = 64
     rounding: Annotated[
         Rounding, "Rounding of weights: to nearest (rtn), or to the least output error on the data (gptq)."
@@ -137,14 +132,14 @@ class ArtifactOptions(QuantizeOptions):
     target: Annotated[Target, "Runtime that the artifact is for."]
     precision: Annotated[BuildPrecision, "Precision that the layers must reach, or the build fails."] = "fp32"
     gpus: Annotated[
-        tuple[str, ...],
+        Texts,
         "Compute capability to build for, such as sm86; in a recipe, cluster makes an artifact for each "
         "of the cluster's GPUs; default: this machine's GPU.",
         option("--gpu SM", split=COMMA, targets=TENSORRT_TARGETS),
     ] = ()
-    min_shapes: Annotated[tuple[str, ...], _shapes("Smallest shape of an input.")] = ()
-    opt_shapes: Annotated[tuple[str, ...], _shapes("Shape of an input to optimize for.")] = ()
-    max_shapes: Annotated[tuple[str, ...], _shapes("Largest shape of an input.")] = ()
+    min_shapes: Annotated[Texts, _shapes("Smallest shape of an input.")] = ()
+    opt_shapes: Annotated[Texts, _shapes("Shape of an input to optimize for.")] = ()
+    max_shapes: Annotated[Texts, _shapes("Largest shape of an input.")] = ()
     calibrator: Annotated[
         Calibrator,
         "Source of the INT8 scales of TensorRT 8.5 to 10, in place of Q/DQ: the ranges file (ranges), or "
@@ -227,9 +222,7 @@ class QuantizeSpec(QuantizeOptions):
         "Precision of the graph to write; for TensorRT alone: fp8 on GPUs from sm89, nvfp4 and mxfp8 on "
         "GPUs from sm100.",
     ] = "int8"
-    ranges: Annotated[
-        Path | None, "Ranges file for static INT8, FP8 and NVFP4.", option("FILE", place=True)
-    ] = None
+    ranges: Annotated[PlacedFile, "Ranges file for static INT8, FP8 and NVFP4."] = None
     weight_type: Annotated[WeightType, "Type of the weights in mode dynamic."] = "int8"
     balance: Annotated[
         bool, "Equalize the channels of static INT8 where that improves the outputs on the data."
@@ -240,11 +233,7 @@ class QuantizeSpec(QuantizeOptions):
         "reach this signal-to-noise ratio.",
         option("DB"),
     ] = None
-    data: Annotated[
-        str | None,
-        "Samples to measure output errors on and to fit corrections to.",
-        option("DATA", place=True),
-    ] = None
+    data: Annotated[PlacedSamples, "Samples to measure output errors on and to fit corrections to."] = None
 
 
 class QuantizeCommand(QuantizeSpec):
@@ -261,27 +250,21 @@ class QatSpec(Checked):
         GraphTarget, "Runtime that grids and places are chosen for; tensorrt also for TensorRT-RTX."
     ] = "onnxruntime"
     isa: Annotated[Isa, "Instruction set of the CPU that will run INT8; auto means this machine's."] = "auto"
-    exclude: Annotated[
-        tuple[str, ...], "Globs of names of modules (`fc`, `stages.0.*`) that stay in float."
-    ] = ()
+    exclude: Annotated[Texts, "Globs of names of modules (`fc`, `stages.0.*`) that stay in float."] = ()
 
 
 class BuildSpec(ArtifactOptions):
     """All that `build` is told beside the model and the output."""
 
-    ranges: Annotated[
-        Path | None, "Ranges file to quantize the model with before the build.", option("FILE", place=True)
-    ] = None
+    ranges: Annotated[PlacedFile, "Ranges file to quantize the model with before the build."] = None
     inputs: Inputs = ()
-    threads: Annotated[int, "Threads of a CPU runtime; 0 means the runtime's default.", option(ge=0)] = 0
+    threads: Annotated[Natural, "Threads of a CPU runtime; 0 means the runtime's default."] = 0
     data: Annotated[
-        str | None,
-        "Samples for the INT8 accuracy check, the artifact check and the calibrator.",
-        option("DATA", place=True),
+        PlacedSamples, "Samples for the INT8 accuracy check, the artifact check and the calibrator."
     ] = None
-    calibration_cache: Annotated[
-        Path | None, "File for the scales that TensorRT's calibrator computes.", option("FILE", place=True)
-    ] = None
+    calibration_cache: Annotated[PlacedFile, "File for the scales that TensorRT's calibrator computes."] = (
+        None
+    )
     trust: Annotated[bool, "Load a .pt2 file that runs code when it is loaded."] = False
 
     def check(self) -> None:
@@ -310,9 +293,7 @@ class BuildCommand(BuildSpec):
 class ReproduceSpec(BuildSpec):
     """All that `reproduce` is told beside the model and the output."""
 
-    max_time_s: Annotated[
-        float, "Longest time to spend on making the graph smaller.", option("--max-time SECONDS", gt=0)
-    ] = 600.0
+    max_time_s: Annotated[MaxTime, "Longest time to spend on making the graph smaller."] = 600.0
 
 
 class ReproduceCommand(ReproduceSpec):

@@ -10,7 +10,7 @@ from msgspec import Meta
 from .decode import Checked, Refused, read_shapes
 from .measure import Budget, Trust
 from .option import COMMA, argument, option
-from .words import Count, Natural, TensorCorePrecision
+from .words import Count, File, Natural, TensorCorePrecision, Texts
 
 _Index = Annotated[int, Meta(ge=0)]
 _POLICY = r"^(|latest(:[1-9]\d*)?|all|specific:\d+(,\d+)*)$"
@@ -35,10 +35,8 @@ class ReportSpec(Budget):
     """All that `report` is told beside the results and the page."""
 
     layers: Annotated[tuple[Path, ...], "Layer comparison of `diff --layers`.", option("FILE")] = ()
-    ranges: Annotated[
-        Path | None, "Ranges file; the report draws the histograms with the largest errors.", option("FILE")
-    ] = None
-    recipe: Annotated[Path | None, "Recipe to show if RESULTS has none.", option("FILE")] = None
+    ranges: Annotated[File, "Ranges file; the report draws the histograms with the largest errors."] = None
+    recipe: Annotated[File, "Recipe to show if RESULTS has none."] = None
 
 
 class ReportCommand(ReportSpec):
@@ -57,19 +55,19 @@ class DoctorCommand(Checked):
     """
 
     gpus: Annotated[
-        tuple[str, ...],
+        Texts,
         "Compute capability to answer for, in place of this machine's GPUs.",
         option("--gpu sm86,sm89", split=COMMA),
     ] = ()
     python: Annotated[
-        tuple[str, ...], "Python interpreter with TensorFlow to look at.", option("tensorflow=INTERPRETER")
+        Texts, "Python interpreter with TensorFlow to look at.", option("tensorflow=INTERPRETER")
     ] = ()
 
 
 class LoadSpec(Checked):
     """All that `load` is told beside the artifact and its device."""
 
-    threads: Annotated[int, "Threads of a CPU runtime; 0 means the runtime's default.", option(ge=0)] = 0
+    threads: Annotated[Natural, "Threads of a CPU runtime; 0 means the runtime's default."] = 0
     trust: Trust = False
     streams: Annotated[
         Count, "Inferences of an engine that can run at once, each on a CUDA stream of its own."
@@ -104,7 +102,7 @@ class TritonOptions(Checked):
         bool | None, "Warm the model up with a request of zeros; default: where the shapes are known."
     ] = None
     warm_up_shapes: Annotated[
-        tuple[str, ...],
+        Texts,
         "Shape of an input in the warm-up request, if the artifact leaves it open.",
         option("NAME:SHAPE", pairs=":"),
     ] = ()

@@ -7,35 +7,38 @@ from typing import Annotated, Literal
 
 from .artifacts import Rules
 from .decode import Checked, Refused
-from .option import COMMA, argument, fields_of, option
+from .option import argument, fields_of, option
 from .words import (
     AUTO,
     BASELINE,
     METRIC,
     METRIC_PATTERN,
     Count,
+    Counts,
+    File,
+    InputShapes,
+    MaxTime,
     Metric,
     NamedModel,
     Natural,
-    NonNegative,
+    Points,
     Positive,
+    Samples,
+    Texts,
     TorchMode,
 )
 
-Inputs = Annotated[
-    tuple[str, ...], "Input that no artifact declares.", option("--input -i NAME:SHAPE[:DTYPE]")
-]
+Inputs = Annotated[InputShapes, "Input that no artifact declares."]
 Trust = Annotated[bool, "Run files without a matching manifest, and .pt2 files that run code."]
-Evaluation = Annotated[str | None, "Labelled samples for accuracy and output difference.", option("DATA")]
+Evaluation = Annotated[Samples, "Labelled samples for accuracy and output difference."]
 MetricName = Annotated[
     str, f"Accuracy metric: {METRIC}.", option(METRIC, pattern=METRIC_PATTERN, names="metric")
 ]
 
 MAX_DROP = Annotated[
-    NonNegative | None,
+    Points,
     "Largest drop in accuracy of an artifact that the report recommends, the interval's upper end "
     "included, in points; default: none that the interval shows.",
-    option("POINTS"),
 ]
 
 
@@ -43,9 +46,7 @@ MaxDrop = Annotated[
     float, "Largest drop in accuracy, in points, or in the metric's own unit.", option("POINTS", ge=0)
 ]
 Pythons = Annotated[
-    tuple[str, ...],
-    "Python interpreter of an engine's workers.",
-    option("ENGINE=INTERPRETER", names="interpreter"),
+    Texts, "Python interpreter of an engine's workers.", option("ENGINE=INTERPRETER", names="interpreter")
 ]
 Timeout = Annotated[
     float,
@@ -80,28 +81,18 @@ class Budget(Checked):
 class BenchOptions(Checked):
     """How artifacts are measured."""
 
-    threads: Annotated[int, "Threads of every artifact; 0 means all usable cores.", option(ge=0)] = 0
+    threads: Annotated[Natural, "Threads of every artifact; 0 means all usable cores."] = 0
     max_time_s: Annotated[
-        float,
-        "Time limit for rounds and launches, in seconds; at least eight rounds run.",
-        option("--max-time SECONDS", gt=0),
+        MaxTime, "Time limit for rounds and launches, in seconds; at least eight rounds run."
     ] = 60.0
     precision_target: Annotated[
         float, "Relative width of the speed-up intervals at which measuring stops.", option(gt=0, lt=1)
     ] = 0.01
     metric: MetricName = AUTO
-    batch_sizes: Annotated[
-        tuple[Count, ...], "Batch sizes of an additional latency curve.", option("N,N,...", split=COMMA)
-    ] = ()
-    clients: Annotated[
-        tuple[Count, ...],
-        "Numbers of concurrent clients of an additional latency curve.",
-        option("N,N,...", split=COMMA),
-    ] = ()
+    batch_sizes: Annotated[Counts, "Batch sizes of an additional latency curve."] = ()
+    clients: Annotated[Counts, "Numbers of concurrent clients of an additional latency curve."] = ()
     streams: Annotated[
-        tuple[Count, ...],
-        "Numbers of inferences in flight of an additional throughput curve, on GPUs.",
-        option("N,N,...", split=COMMA),
+        Counts, "Numbers of inferences in flight of an additional throughput curve, on GPUs."
     ] = ()
     cuda_graph: Annotated[
         bool | None,
@@ -122,7 +113,7 @@ class BenchOptions(Checked):
         option("--model NAME=MODEL", pairs="=", names="model"),
     ] = ()
     devices: Annotated[
-        tuple[str, ...],
+        Texts,
         "Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1; all measures every GPU of "
         "the machine for itself.",
         option("--device DEVICE"),
@@ -153,9 +144,7 @@ class BenchSpec(BenchOptions):
 
     baseline: Annotated[str, "Artifact or MODEL to compare with.", option("MODEL")]
     output: Annotated[Path | None, "Results file to write, such as results.json.", option("-o FILE")] = None
-    data: Annotated[
-        str | None, "Samples; the first batch is timed instead of random input.", option("DATA")
-    ] = None
+    data: Annotated[Samples, "Samples; the first batch is timed instead of random input."] = None
     evaluation: Evaluation = None
     inputs: Inputs = ()
     batch_size: Annotated[int | None, "Samples per call of a model with a dynamic batch."] = None
@@ -168,17 +157,17 @@ class BenchCommand(BenchSpec):
     `qcompile bench compare OLD NEW` compares two results.
     """
 
-    artifacts: Annotated[tuple[str, ...], argument("Artifacts to measure.")]
+    artifacts: Annotated[Texts, argument("Artifacts to measure.")]
     per_batch: Annotated[bool, "Print the latency of single calls, each of one batch."] = False
-    csv: Annotated[Path | None, "CSV file to write.", option("FILE")] = None
-    markdown: Annotated[Path | None, "Markdown file to write.", option("FILE")] = None
+    csv: Annotated[File, "CSV file to write."] = None
+    markdown: Annotated[File, "Markdown file to write."] = None
 
 
 class CompareSpec(Checked):
     """All that `compare_results` is told beside the results."""
 
     limits: Annotated[
-        tuple[str, ...], "Limit: slower:5%, larger:10% or accuracy:0.5 (points).", option("--fail-if LIMIT")
+        Texts, "Limit: slower:5%, larger:10% or accuracy:0.5 (points).", option("--fail-if LIMIT")
     ] = ()
     relative: Annotated[bool, "Compare speed-ups over each run's baseline instead of latencies."] = False
     across_machines: Annotated[bool, "Show the results of different machines without a verdict."] = False
@@ -198,11 +187,11 @@ class CompareCommand(CompareSpec):
 class _ComparisonOptions(Checked):
     """What outputs and layers are compared on."""
 
-    data: Annotated[str | None, "Samples to compare on, instead of random input.", option("DATA")] = None
+    data: Annotated[Samples, "Samples to compare on, instead of random input."] = None
     samples: Annotated[
         Count | None, "Largest number of samples; default: 64 (all for --metric), or 8 with --layers."
     ] = None
-    threads: Annotated[int, "Threads of each model; 0 means the runtime's default.", option(ge=0)] = 0
+    threads: Annotated[Natural, "Threads of each model; 0 means the runtime's default."] = 0
     trust: Trust = False
 
 
@@ -210,9 +199,9 @@ class DiffSpec(_ComparisonOptions):
     """All that `diff` is told beside the two sides."""
 
     inputs: Inputs = ()
-    atol: Annotated[tuple[str, ...], "Absolute tolerance.", option("[OUTPUT:]NUMBER", pairs=":")] = ()
-    rtol: Annotated[tuple[str, ...], "Relative tolerance.", option("[OUTPUT:]NUMBER", pairs=":")] = ()
-    snr: Annotated[tuple[str, ...], "Smallest signal-to-noise ratio.", option("[OUTPUT:]DB", pairs=":")] = ()
+    atol: Annotated[Texts, "Absolute tolerance.", option("[OUTPUT:]NUMBER", pairs=":")] = ()
+    rtol: Annotated[Texts, "Relative tolerance.", option("[OUTPUT:]NUMBER", pairs=":")] = ()
+    snr: Annotated[Texts, "Smallest signal-to-noise ratio.", option("[OUTPUT:]DB", pairs=":")] = ()
     rules: Rules = ()
     metric: Annotated[
         Metric | None,
@@ -220,9 +209,7 @@ class DiffSpec(_ComparisonOptions):
         option(METRIC),
     ] = None
     max_drop: Annotated[
-        NonNegative | None,
-        "Largest drop in accuracy that passes, in points, or in the metric's own unit; default: any.",
-        option("POINTS"),
+        Points, "Largest drop in accuracy that passes, in points, or in the metric's own unit; default: any."
     ] = None
 
 
@@ -245,9 +232,7 @@ class LayerDiffSpec(_ComparisonOptions):
         option("DB"),
     ] = None
     save_results: Annotated[
-        Path | None,
-        "With --layers: file for the values around the first bad tensor, in Polygraphy's format.",
-        option("FILE"),
+        File, "With --layers: file for the values around the first bad tensor, in Polygraphy's format."
     ] = None
 
 
@@ -266,9 +251,7 @@ class DiffCommand(LayerDiffSpec, DiffSpec):
     artifact: Annotated[str, argument("Artifact or MODEL to judge.")]
     layers: Annotated[bool, "Find the first tensor that diverges."] = False
     graph: Annotated[
-        Path | None,
-        "With --layers and an engine: ONNX file that it was built from; default: REFERENCE.",
-        option("FILE"),
+        File, "With --layers and an engine: ONNX file that it was built from; default: REFERENCE."
     ] = None
     output: Annotated[
         Path | None, "With --layers: JSON file to write, such as layers.json.", option("-o FILE")
@@ -286,10 +269,9 @@ class GateOptions(Checked):
         float, "Growth of the file with its side files that passes, in percent.", option("PERCENT", ge=0)
     ] = 1.0
     max_drop: Annotated[
-        NonNegative | None,
+        Points,
         "Largest drop in accuracy that passes, in points, or in the metric's own unit; default: one "
         "whose interval contains 0.",
-        option("POINTS"),
     ] = None
     outputs: Annotated[
         OutputsRule,
@@ -302,22 +284,16 @@ class GateOptions(Checked):
     skip_identical: Annotated[bool, "Pass files that are the same byte for byte without measuring them."] = (
         False
     )
-    data: Annotated[
-        str | None, "Samples to time and compare outputs on, instead of random input.", option("DATA")
-    ] = None
+    data: Annotated[Samples, "Samples to time and compare outputs on, instead of random input."] = None
     evaluation: Evaluation = None
     metric: MetricName = AUTO
     inputs: Inputs = ()
     batch_size: Annotated[int | None, "Samples per call of a model with a dynamic batch."] = None
     threads: Annotated[
-        int,
-        "Threads of every artifact; 0 means all usable cores. Take 1 where others use the cores.",
-        option(ge=0),
+        Natural, "Threads of every artifact; 0 means all usable cores. Take 1 where others use the cores."
     ] = 0
     max_time_s: Annotated[
-        float,
-        "Time limit for the rounds and launches of a pair, in seconds; a clear case ends earlier.",
-        option("--max-time SECONDS", gt=0),
+        MaxTime, "Time limit for the rounds and launches of a pair, in seconds; a clear case ends earlier."
     ] = 30.0
     device: Annotated[
         str | None, "Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1.", option("DEVICE")
@@ -342,5 +318,5 @@ class GateCommand(GateOptions):
 
     old: Annotated[str, argument("Artifact, MODEL or folder to compare with, such as the main branch's.")]
     new: Annotated[str, argument("Artifact, MODEL or folder to judge.")]
-    junit: Annotated[Path | None, "JUnit XML file to write.", option("FILE")] = None
-    markdown: Annotated[Path | None, "Markdown file to write.", option("FILE")] = None
+    junit: Annotated[File, "JUnit XML file to write."] = None
+    markdown: Annotated[File, "Markdown file to write."] = None

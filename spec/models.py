@@ -10,7 +10,18 @@ from ..tensors import parse_dynamic_axis, parse_input
 from .decode import Checked, Refused
 from .opsets import DEFAULT, NEWEST_EXPORTED, OLDEST
 from .option import COMMA, argument, option
-from .words import METHOD, METHOD_PATTERN, Count, GraphTarget
+from .words import (
+    METHOD,
+    METHOD_PATTERN,
+    Count,
+    File,
+    GraphTarget,
+    InputShapes,
+    MethodChoice,
+    Natural,
+    Samples,
+    Texts,
+)
 
 WEIGHTS = Annotated[
     str,
@@ -25,15 +36,14 @@ class ExportOptions(Checked):
     """How a model is exported."""
 
     inputs: Annotated[
-        tuple[str, ...],
+        InputShapes,
         "An input, in forward()'s order; a named axis is dynamic: height, height=64 (traced with 64), "
         "height=32..512.",
-        option("--input -i NAME:SHAPE[:DTYPE]"),
     ] = ()
     outputs: Annotated[
-        tuple[str, ...], "Name of an output, in the order of the outputs.", option("--output-name NAME")
+        Texts, "Name of an output, in the order of the outputs.", option("--output-name NAME")
     ] = ()
-    dynamic: Annotated[tuple[str, ...], "Dynamic axis, such as x:0=batch.", option("NAME:AXIS=LABEL")] = ()
+    dynamic: Annotated[Texts, "Dynamic axis, such as x:0=batch.", option("NAME:AXIS=LABEL")] = ()
     opset: Annotated[int, f"ONNX opset to export, {OLDEST} to {NEWEST_EXPORTED}."] = DEFAULT
     freeze_branches: Annotated[
         bool, "Export the branches that the example takes, where a model branches on values."
@@ -52,7 +62,7 @@ class ExportOptions(Checked):
         option("NAME|FILE.json", names="preprocessing"),
     ] = ""
     python: Annotated[
-        tuple[str, ...],
+        Texts,
         "Python interpreter that has TensorFlow, for a TensorFlow MODEL.",
         option("tensorflow=INTERPRETER", names="interpreter"),
     ] = ()
@@ -78,7 +88,7 @@ class ModelSection(ExportOptions):
         option(names="model"),
     ] = ""
     depends: Annotated[
-        tuple[str, ...],
+        Texts,
         "Files outside the model's folder that it reads; a change triggers a new export.",
         option(names="file"),
     ] = ()
@@ -92,10 +102,9 @@ class ExportSpec(ExportOptions):
         GraphTarget | None, "Runtime of the Q/DQ nodes of a model trained with fake quantization."
     ] = None
     data: Annotated[
-        str | None,
+        Samples,
         "Samples to trace with and to compare outputs on, instead of random input. Functions and "
         "arrays also tell inputs that are not spelled; axes that vary are dynamic.",
-        option("DATA"),
     ] = None
 
 
@@ -114,9 +123,7 @@ class ExportCommand(ExportSpec):
 class SimplifySpec(Checked):
     """All that `simplify` is told beside the model and the output."""
 
-    data: Annotated[
-        str | None, "Samples to check the outputs on, instead of random input.", option("DATA")
-    ] = None
+    data: Annotated[Samples, "Samples to check the outputs on, instead of random input."] = None
 
 
 class SimplifyCommand(SimplifySpec):
@@ -134,7 +141,7 @@ class CalibrateOptions(Checked):
         f"Method that chooses the thresholds: {METHOD}; `quantize` can choose another.",
         option(METHOD, pattern=METHOD_PATTERN),
     ] = "auto"
-    samples: Annotated[int, "Largest number of samples; 0 means all.", option(ge=0)] = 0
+    samples: Annotated[Natural, "Largest number of samples; 0 means all."] = 0
 
 
 class CalibrateSection(CalibrateOptions):
@@ -160,7 +167,7 @@ class CalibrateSpec(CalibrateOptions):
         "Part of the samples to observe: every PARTS-th; `ranges merge` joins the parts.",
         option("PART/PARTS"),
     ] = "1/1"
-    threads: Annotated[int, "Number of threads; 0 means one per core.", option(ge=0)] = 0
+    threads: Annotated[Natural, "Number of threads; 0 means one per core."] = 0
     resume: Annotated[
         bool, "Start over instead of resuming an interrupted calibration.", option("--fresh", off=True)
     ] = True
@@ -179,11 +186,7 @@ class CalibrateCommand(CalibrateSpec):
     output: Annotated[Path, "Ranges file to write.", option("-o FILE")]
 
 
-_CHOSEN = Annotated[
-    str,
-    f"Method that chooses the thresholds: {METHOD}; default: the file's.",
-    option(METHOD, pattern=f"^$|{METHOD_PATTERN}"),
-]
+_CHOSEN = Annotated[MethodChoice, f"Method that chooses the thresholds: {METHOD}; default: the file's."]
 
 
 class ShowRangesCommand(Checked):
@@ -196,8 +199,8 @@ class ShowRangesCommand(Checked):
         GraphTarget, "Runtime whose quantization error is estimated: asymmetric uint8 or symmetric int8."
     ] = "onnxruntime"
     top: Annotated[Count | None, "Largest number of tensors to show; the default for --plot is 12."] = None
-    tensors: Annotated[tuple[str, ...], "Tensor to show; default: all.", option("--tensor NAME")] = ()
-    plot: Annotated[Path | None, "File for a plot of the histograms, .svg.", option("FILE")] = None
+    tensors: Annotated[Texts, "Tensor to show; default: all.", option("--tensor NAME")] = ()
+    plot: Annotated[File, "File for a plot of the histograms, .svg."] = None
 
 
 class MergeRangesCommand(Checked):

@@ -81,16 +81,18 @@ def argument(sentence: str) -> Meta:
 
 
 def described(hint: Any) -> Any:
-    """Return an annotation of a type, a sentence, and what `option` said, as msgspec reads it."""
+    """Return an annotation of a type, a sentence, and what `option` said, as msgspec reads it.
+
+    What `option` said may stand in front of the sentence: in a type that several options share.
+    """
     metadata = getattr(hint, "__metadata__", ())
-    sentences = [index for index, part in enumerate(metadata) if isinstance(part, str)]
-    if not sentences:
+    sentence = next((part for part in metadata if isinstance(part, str)), None)
+    if sentence is None:
         return hint
-    sentence, *about = metadata[sentences[0] :]
     kind = hint.__origin__
-    for part in (*metadata[: sentences[0]], (about[0] if about else option())(sentence)):
-        kind = Annotated[kind, part]
-    return kind
+    for limits in (part for part in metadata if isinstance(part, Meta)):
+        kind = Annotated[kind, limits]
+    return Annotated[kind, next((part for part in metadata if callable(part)), option())(sentence)]
 
 
 @dataclass(frozen=True)

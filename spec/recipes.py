@@ -23,13 +23,21 @@ from .words import (
     CPU_TARGETS,
     FORMER_ISAS,
     METHOD,
-    METHOD_PATTERN,
     METRIC,
     METRIC_PATTERN,
     TARGETS,
-    NonNegative,
+    File,
+    Gpus,
+    InputShapes,
+    MaxTime,
+    MethodChoice,
+    Natural,
+    Points,
     Positive,
+    Samples,
     Target,
+    TargetNames,
+    Texts,
 )
 
 LOCAL = "local"
@@ -39,11 +47,11 @@ LOCAL = "local"
 class ConnectionOptions(Checked):
     """How a Dask scheduler is spoken to."""
 
-    tls_ca: Annotated[Path | None, "Certificate of the cluster's authority.", option("FILE")] = None
-    tls_cert: Annotated[Path | None, "Certificate of this machine.", option("FILE")] = None
-    tls_key: Annotated[Path | None, "Private key of that certificate.", option("FILE")] = None
+    tls_ca: Annotated[File, "Certificate of the cluster's authority."] = None
+    tls_cert: Annotated[File, "Certificate of this machine."] = None
+    tls_key: Annotated[File, "Private key of that certificate."] = None
     insecure: Annotated[
-        tuple[str, ...],
+        Texts,
         "Host to speak to without TLS, although it is not this machine; give the host twice.",
         option("HOST"),
     ] = ()
@@ -75,9 +83,9 @@ class WorkerCommand(ConnectionOptions):
     )
     name: Annotated[str, "Name that tables and messages show; default: the host's."] = ""
     slots: Annotated[int, "Stages at a time, which share the cores.", option(ge=1)] = 1
-    cores: Annotated[int, "Cores that the stages may use; 0 means all.", option(ge=0)] = 0
+    cores: Annotated[Natural, "Cores that the stages may use; 0 means all."] = 0
     resources: Annotated[
-        tuple[str, ...],
+        Texts,
         "What the worker announces besides what was found, such as rack-7=1.",
         option("--resource NAME=NUMBER", split=COMMA),
     ] = ()
@@ -94,7 +102,7 @@ class DataSection(Checked):
         str, "Labelled samples for accuracy and output difference.", option(names="data")
     ] = ""
     depends: Annotated[
-        tuple[str, ...], "Files outside the folder that the data function reads.", option(names="file")
+        Texts, "Files outside the folder that the data function reads.", option(names="file")
     ] = ()
 
 
@@ -215,9 +223,7 @@ class RunSpec(Checked):
         Path | None, "Folder of the artifacts, instead of the recipe's.", option("-o FOLDER")
     ] = None
     again: Annotated[
-        tuple[str, ...],
-        "Stage to run again although nothing changed, such as bench.",
-        option("STAGE", split=COMMA),
+        Texts, "Stage to run again although nothing changed, such as bench.", option("STAGE", split=COMMA)
     ] = ()
     trust: Annotated[
         bool, "Run code that the recipe names outside its folder, write there, and load files with code."
@@ -243,7 +249,7 @@ class SweepSpec(RunSpec):
     """All that `sweep` is told beside the recipe."""
 
     only: Annotated[
-        tuple[str, ...],
+        Texts,
         "Cells to build and measure: glob over their names, such as *-int8; default: all.",
         option("GLOB", split=COMMA),
     ] = ()
@@ -266,18 +272,10 @@ class MigrateSpec(Checked):
         Literal["tensorrt", "tensorrt-rtx"] | None,
         "Runtime that the recipe builds for; default: the command's.",
     ] = None
-    gpus: Annotated[
-        tuple[str, ...],
-        "Compute capability to build for, such as sm86; for tensorrt-rtx.",
-        option("--gpu SM", split=COMMA),
-    ] = ()
-    data: Annotated[
-        str | None, "Samples to calibrate INT8 on, where the command names none.", option("DATA")
-    ] = None
+    gpus: Annotated[Gpus, "Compute capability to build for, such as sm86; for tensorrt-rtx."] = ()
+    data: Annotated[Samples, "Samples to calibrate INT8 on, where the command names none."] = None
     paths: Annotated[
-        tuple[str, ...],
-        "Name here of a folder or file of the command, such as /workspace=.",
-        option("--path OLD=NEW"),
+        Texts, "Name here of a folder or file of the command, such as /workspace=.", option("--path OLD=NEW")
     ] = ()
 
     def check(self) -> None:
@@ -304,26 +302,18 @@ class TuneSpec(Checked):
     """All that `tune` is told beside the model, the data and the output."""
 
     max_drop: MaxDrop
-    calibration: Annotated[
-        str | None, "Samples to calibrate on; default: those of --data.", option("DATA")
-    ] = None
+    calibration: Annotated[Samples, "Samples to calibrate on; default: those of --data."] = None
     metric: MetricName = AUTO
     targets: Annotated[
-        tuple[str, ...],
-        f"Runtime to try: {' or '.join(CPU_TARGETS)}; default: those installed.",
-        option("--target TARGET", split=COMMA),
+        TargetNames, f"Runtime to try: {' or '.join(CPU_TARGETS)}; default: those installed."
     ] = ()
     inputs: Inputs = ()
-    method: Annotated[
-        str, f"Method that chooses the thresholds: {METHOD}.", option(METHOD, pattern=f"^$|{METHOD_PATTERN}")
-    ] = ""
+    method: Annotated[MethodChoice, f"Method that chooses the thresholds: {METHOD}."] = ""
     exclude: Exclude = ()
     samples: Annotated[int | None, "Largest number of samples to measure accuracy on."] = None
     batch_size: Annotated[int | None, "Samples per call of the latency measurement."] = None
-    threads: Annotated[int, "Threads of every artifact; 0 means all cores.", option(ge=0)] = 0
-    max_time_s: Annotated[
-        float, "Time limit of each measurement, in seconds.", option("--max-time SECONDS", gt=0)
-    ] = 60.0
+    threads: Annotated[Natural, "Threads of every artifact; 0 means all cores."] = 0
+    max_time_s: Annotated[MaxTime, "Time limit of each measurement, in seconds."] = 60.0
 
 
 class TuneCommand(SchedulerOptions, TuneSpec):
@@ -346,20 +336,14 @@ class ProposalOptions(Checked):
     evaluation: Annotated[str, "Labelled samples for accuracy; default: those of --data.", option("DATA")] = (
         ""
     )
-    inputs: Annotated[
-        tuple[str, ...], "Input of a MODEL that declares none.", option("--input -i NAME:SHAPE[:DTYPE]")
-    ] = ()
+    inputs: Annotated[InputShapes, "Input of a MODEL that declares none."] = ()
     weights: WEIGHTS = ""
     download: DOWNLOAD = False
     targets: Annotated[
-        tuple[str, ...],
-        f"Runtime to build for: {', '.join(TARGETS)}; default: those installed.",
-        option("--target TARGET", split=COMMA),
+        TargetNames, f"Runtime to build for: {', '.join(TARGETS)}; default: those installed."
     ] = ()
     gpus: Annotated[
-        tuple[str, ...],
-        "Compute capability to build TensorRT-RTX engines for; default: sm86 and sm89, or the GPU here.",
-        option("--gpu SM", split=COMMA),
+        Gpus, "Compute capability to build TensorRT-RTX engines for; default: sm86 and sm89, or the GPU here."
     ] = ()
     metric: Annotated[
         str,
@@ -390,9 +374,7 @@ class InitSpec(ProposalOptions):
     """All that `init` is told beside the model."""
 
     output: Annotated[Path, "Recipe to write.", option("-o FILE")] = Path("recipe.toml")
-    max_drop: Annotated[
-        NonNegative | None, "Largest drop in accuracy of a recommended artifact, in points.", option("POINTS")
-    ] = None
+    max_drop: Annotated[Points, "Largest drop in accuracy of a recommended artifact, in points."] = None
     force: Annotated[bool, "Overwrite an existing recipe."] = False
 
 

@@ -12,7 +12,7 @@ from ..tensors import parse_shapes
 from .artifacts import PLAIN_NAME
 from .decode import Checked, Refused
 from .option import SHAPES, option
-from .words import TENSORRT_TARGETS, BuildPrecision, NamedModel, Target
+from .words import TENSORRT_TARGETS, BuildPrecision, NamedModel, Target, Texts
 
 EACH_GPU = "each"
 """In `sweep.gpus`: every kind of GPU that the workers have."""
@@ -56,9 +56,7 @@ class SweepModel(Checked):
     source: Annotated[
         str, "MODEL, as `model.source` spells it.", option("MODEL", min_length=1, names="model")
     ]
-    inputs: Annotated[
-        tuple[str, ...], "An input, as `model.inputs` spells it.", option("NAME:SHAPE[:DTYPE]")
-    ] = ()
+    inputs: Annotated[Texts, "An input, as `model.inputs` spells it.", option("NAME:SHAPE[:DTYPE]")] = ()
     weights: Annotated[
         str, "Weights, as `model.weights` spells them.", option("random|FILE", names="weights")
     ] = ""
@@ -86,21 +84,19 @@ class SweepSection(Checked):
     targets: Annotated[tuple[Target, ...], "Runtime to build for; an artifact for each of `precisions`."] = ()
     precisions: Annotated[tuple[BuildPrecision, ...], "Precision to build in, for each of `targets`."] = ()
     shapes: Annotated[
-        tuple[str, ...],
+        Texts,
         "Shape to measure: a batch size such as 8, an input such as x:8x3x224x224, or the least, the "
         "measured and the largest shape of an engine, x:1x3x224x224..8x3x224x224..32x3x224x224.",
         option("[LABEL=]SHAPE"),
     ] = ()
     gpus: Annotated[
-        tuple[str, ...],
+        Texts,
         "Compute capability to build for, such as sm86, or each for every kind that the workers have; an "
         "engine of TensorRT for each.",
         option("SM"),
     ] = ()
     exclude: Annotated[
-        tuple[str, ...],
-        "Cells to leave out: globs over their names, such as *-openvino-fp16.",
-        option("GLOB"),
+        Texts, "Cells to leave out: globs over their names, such as *-openvino-fp16.", option("GLOB")
     ] = ()
 
     def check(self) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from .decode import Checked, Refused, non_default_options
 from .option import COMMA, option
+from .words import Texts
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -24,9 +25,7 @@ class TensorRTOptions(Checked):
     """
 
     profiles: Annotated[
-        tuple[str, ...],
-        "Optimization profile with every dynamic input.",
-        option("--profile NAME:MIN..OPT..MAX,..."),
+        Texts, "Optimization profile with every dynamic input.", option("--profile NAME:MIN..OPT..MAX,...")
     ] = ()
     device: Annotated[
         int,
@@ -37,7 +36,7 @@ class TensorRTOptions(Checked):
         str, "Largest workspace of a layer, such as 4G (powers of 1024).", option("SIZE")
     ] = ""
     memory_pools: Annotated[
-        tuple[str, ...],
+        Texts,
         "Size of another memory pool, such as tactic-shared-memory=64K.",
         option("--memory-pool NAME=SIZE"),
     ] = ()
@@ -73,13 +72,11 @@ class TensorRTOptions(Checked):
     gpu_fallback: Annotated[bool, "Run the layers that the DLA does not support on the GPU."] = False
     sparse_weights: Annotated[bool, "Allow kernels for 2:4 sparse weights."] = False
     io_formats: Annotated[
-        tuple[str, ...],
+        Texts,
         "Type and memory format of an input or output, such as x=float16:hwc8.",
         option("--io-format NAME=[DTYPE][:FORMAT]"),
     ] = ()
-    plugins: Annotated[
-        tuple[str, ...], "Plugin library to load.", option("--plugin LIBRARY", names="library")
-    ] = ()
+    plugins: Annotated[Texts, "Plugin library to load.", option("--plugin LIBRARY", names="library")] = ()
     weight_streaming: Annotated[
         str,
         "Weights that stay on the GPU while the others stream from the host: a share such as 50%, a size "
@@ -105,7 +102,7 @@ class TensorRTOptions(Checked):
         option("ROUTE"),
     ] = ""
     tactic_sources: Annotated[
-        tuple[str, ...],
+        Texts,
         "Tactic source, such as jit-convolutions; none disables all but TensorRT's own kernels.",
         option("--tactic-source NAME", split=COMMA),
     ] = ()
@@ -124,7 +121,7 @@ class TensorRTOptions(Checked):
         "prefer takes another; obey by default.",
     ] = ""
     ignore_faults: Annotated[
-        tuple[str, ...],
+        Texts,
         "Known fault of TensorRT that is not worked around, such as cumsum-axes; all for every one.",
         option("--ignore-fault NAME", split=COMMA),
     ] = ()

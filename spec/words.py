@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 
 from msgspec import Meta
 
 from .engines import rows
+from .option import COMMA, option
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4", "mxfp8"]
 """What an artifact computes in."""
@@ -124,6 +126,21 @@ Count = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 Metric = Annotated[str, Meta(pattern=METRIC_PATTERN)]
+
+Texts = tuple[str, ...]
+Counts = Annotated[tuple[Count, ...], option("N,N,...", split=COMMA)]
+File = Annotated[Path | None, option("FILE")]
+Gpus = Annotated[Texts, option("--gpu SM", split=COMMA)]
+InputShapes = Annotated[Texts, option("--input -i NAME:SHAPE[:DTYPE]")]
+MaxTime = Annotated[float, option("--max-time SECONDS", gt=0)]
+MethodChoice = Annotated[str, option(METHOD, pattern=f"^$|{METHOD_PATTERN}")]
+Patterns = Annotated[Texts, option("PATTERN", split=COMMA)]
+PlacedFile = Annotated[Path | None, option("FILE", place=True)]
+PlacedSamples = Annotated[str | None, option("DATA", place=True)]
+Points = Annotated[NonNegative | None, option("POINTS")]
+Samples = Annotated[str | None, option("DATA")]
+TargetNames = Annotated[Texts, option("--target TARGET", split=COMMA)]
+"""Types of several options with the way in which they are spelled; each option adds its sentence."""
 
 CLUSTER = "cluster"
 """In place of GPUs: every kind that the cluster has."""
