@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Qc, Said
+from commands import MakePath, Qc, Said
 from simulated_machine import install
 
 import qcompile
 from qcompile.engines.gpu import why_no_gpu
 
-MakeFile = Callable[..., Path]
 Printed = Callable[..., tuple[int, str]]
 
 
@@ -28,7 +27,7 @@ def rtx(model: Path, *options: str) -> list[str]:
     ]  # fmt: skip
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(qc: Qc, tiny_file: MakeFile) -> None:
+def test_a_dry_run_prints_the_plan_and_writes_nothing(qc: Qc, tiny_file: MakePath) -> None:
     model = tiny_file("residual")
     options = [
         "--precision", "fp16", "--dry-run", "--workspace", "1G", "--optimization-level", "0",
@@ -64,13 +63,13 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(qc: Qc, tiny_file: MakeFil
         (["--exclude-lean-runtime"], "belongs to --version-compatible"),
     ],
 )
-def test_what_cannot_be_is_a_usage_error(options: list[str], said: str, qc: Qc, tiny_file: MakeFile) -> None:
+def test_what_cannot_be_is_a_usage_error(options: list[str], said: str, qc: Qc, tiny_file: MakePath) -> None:
     code, _, err = qc(*rtx(tiny_file("residual"), *options))
     assert code == 2
     assert said in err
 
 
-def test_options_of_tensorrt_mean_nothing_to_a_cpu(qc: Qc, tiny_file: MakeFile, tmp_path: Path) -> None:
+def test_options_of_tensorrt_mean_nothing_to_a_cpu(qc: Qc, tiny_file: MakePath, tmp_path: Path) -> None:
     model = tiny_file("residual")
     command = ["build", model, "--target", "onnxruntime", "-o", tmp_path / "cpu.onnx"]
     code, _, err = qc(*command, "--sparse-weights")
@@ -85,7 +84,7 @@ def test_options_of_tensorrt_mean_nothing_to_a_cpu(qc: Qc, tiny_file: MakeFile, 
     assert "cannot tell before it builds" in err
 
 
-def test_a_build_says_what_was_proven(qc: Qc, tiny_file: MakeFile) -> None:
+def test_a_build_says_what_was_proven(qc: Qc, tiny_file: MakePath) -> None:
     model = tiny_file("residual")
     code, out, _ = qc(*rtx(model, "--precision", "best"))
     assert code == 0
@@ -97,7 +96,7 @@ def test_a_build_says_what_was_proven(qc: Qc, tiny_file: MakeFile) -> None:
 
 
 @pytest.mark.skipif(not why_no_gpu(), reason="a GPU is here")
-def test_refit_needs_the_gpu_and_says_so(qc: Qc, tiny_file: MakeFile, tmp_path: Path) -> None:
+def test_refit_needs_the_gpu_and_says_so(qc: Qc, tiny_file: MakePath, tmp_path: Path) -> None:
     model = tiny_file("residual")
     built = qcompile.build(model, tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"])
     code, _, err = qc("refit", built.path, model, "-o", tmp_path / "new.engine")
@@ -109,7 +108,7 @@ def test_refit_needs_the_gpu_and_says_so(qc: Qc, tiny_file: MakeFile, tmp_path: 
 
 
 def test_an_engine_without_a_manifest_runs_only_when_trusted(
-    qc: Qc, tiny_file: MakeFile, tmp_path: Path
+    qc: Qc, tiny_file: MakePath, tmp_path: Path
 ) -> None:
     model, foreign = tiny_file("mlp"), tmp_path / "foreign.engine"
     foreign.write_bytes(b"ftrt" + bytes(64))
@@ -123,9 +122,6 @@ def test_an_engine_without_a_manifest_runs_only_when_trusted(
     assert "cannot run here" in err
 
 
-LARGE, SMALL = 4 * 2 * 9, 4 * 4
-
-
 BLOCKS = {"conv1", "conv2", "gemm"}
 
 
@@ -135,7 +131,7 @@ def for_tensorrt(model: Path, *options: str) -> list[str | Path]:
 
 
 def test_unreported_layers_are_counted_with_what_else_shows_their_precision(
-    printed: Printed, tiny_file: MakeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    printed: Printed, tiny_file: MakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_file("residual")
     install(monkeypatch, tmp_path, "10.16", blocks=BLOCKS)
@@ -146,9 +142,6 @@ def test_unreported_layers_are_counted_with_what_else_shows_their_precision(
     code, said = printed("inspect", model.parent / "m.engine")
     assert "evidence: no other type is permitted" in said
     assert "unreported layers" in said
-
-
-MakePath = Callable[..., Path]
 
 
 @pytest.fixture

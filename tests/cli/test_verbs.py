@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 from click.shell_completion import ShellComplete
-from commands import Qc
+from commands import MakePath, Qc
 
 from qcompile.cli.main import group
-
-MakePath = Callable[..., Path]
 
 Json = Callable[..., dict[str, Any]]
 pytestmark = pytest.mark.usefixtures("short_blocks")
@@ -25,40 +23,6 @@ pytestmark = pytest.mark.usefixtures("short_blocks")
 def json_of(done: Qc) -> Json:
     """The `--json` output of a command; nothing but JSON may be on standard output."""
     return lambda *arguments: done(*arguments, "--json").json
-
-
-def test_the_road_verb_by_verb(json_of: Json, tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> None:
-    model, data = tiny_file("residual"), samples("residual")
-    simple = json_of("simplify", model, "-o", tmp_path / "s.onnx")
-    assert simple["proof"]["nodes_after"] <= simple["proof"]["nodes_before"]
-    ranges = json_of(
-        "calibrate", tmp_path / "s.onnx", "--data", data, "-o", tmp_path / "m.ranges", "--samples", 20
-    )
-    assert ranges["proof"]["samples"] == 20
-    int8 = json_of(
-        "quantize", tmp_path / "s.onnx", "-o", tmp_path / "q.onnx", "--ranges", tmp_path / "m.ranges",
-        "--method", "percentile:99.9", "--exclude", "gemm",
-    )  # fmt: skip
-    assert int8["proof"]["nodes_by_precision"]["int8"] == {"Conv": 2}
-    assert int8["proof"]["left_in_float"] == {"gemm": "excluded by 'gemm'"}
-    assert int8["options"]["method"] == "percentile:99.9"
-    built = json_of(
-        "build", tmp_path / "q.onnx", "--target", "onnxruntime", "--precision", "int8",
-        "-o", tmp_path / "cpu.onnx",
-    )  # fmt: skip
-    assert built["proof"]["reached_in_precision"] == 2
-    difference = json_of("diff", model, tmp_path / "cpu.onnx", "--data", data, "--snr", "10")
-    assert difference["passed"] is True
-    results = json_of(
-        "bench", tmp_path / "cpu.onnx", "--baseline", model, "--max-time", 0.3, "--threads", 1,
-        "-o", tmp_path / "results.json",
-    )  # fmt: skip
-    assert [entry["name"] for entry in results["artifacts"]] == ["residual.onnx", "cpu.onnx"]
-    for file, kind in (
-        (model, "onnx"), (tmp_path / "cpu.onnx", "onnx"), (tmp_path / "m.ranges", "ranges"),
-        (tmp_path / "results.json", "results"),
-    ):  # fmt: skip
-        assert json_of("inspect", file)["kind"] == kind
 
 
 def test_pytorch_goes_in_by_its_spelling(done: Qc, json_of: Json, torch_model: str, tmp_path: Path) -> None:
