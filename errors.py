@@ -162,6 +162,15 @@ def translated(
         raise kind(message + words, hint=hint, **data) from error
 
 
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those behind it; twenty at most, since they may lie in a circle."""
+    seen: BaseException | None = error
+    for _ in range(20):
+        if seen is not None:
+            yield seen
+            seen = seen.__cause__ or seen.__context__
+
+
 def _plain(value: object) -> object:
     if value is None or isinstance(value, bool | int | float | str):
         return value

@@ -12,7 +12,7 @@ import errno
 import os
 from pathlib import Path
 
-from .errors import OutOfMemory, QCompileError, UsageError, first_line
+from .errors import OutOfMemory, QCompileError, UsageError, causes, first_line
 
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _SAYS = (
@@ -29,7 +29,6 @@ _SAYS_UNDER_A_LIMIT = (
     "thread creation failed",
 )
 """What they say where a limit on address space is in the way; other faults may have the same words."""
-_DEEPEST = 20
 
 
 def machine_bytes() -> int | None:
@@ -80,15 +79,13 @@ def out_of_memory(error: BaseException, step: str) -> OutOfMemory | None:
 
     The other one may be of any library, or of ours. The message names the `step` that was done.
     """
-    seen: BaseException | None = error
-    for _ in range(_DEEPEST):
-        if seen is None or isinstance(seen, UsageError):
+    for seen in causes(error):
+        if isinstance(seen, UsageError):
             return None
         if isinstance(seen, OutOfMemory):
             return seen
         if _is_about_memory(seen):
             return _made(step, f"no memory is left ({type(seen).__name__}: {first_line(seen)})")
-        seen = seen.__cause__ or seen.__context__
     return None
 
 

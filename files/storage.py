@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArtifactError, InvalidOption, MissingFile, StorageError, UsageError, first_line
+from ..errors import ArtifactError, InvalidOption, MissingFile, StorageError, UsageError, causes, first_line
 
 TEMPORARY = ".qcompile-tmp-"
 """Beginning of the names of what is not finished; a process id follows."""
@@ -75,7 +75,7 @@ def hidden_storage_error(error: BaseException, path: Path) -> StorageError | Non
     """
     if isinstance(error, UsageError):
         return None
-    for seen in _chain(error):
+    for seen in causes(error):
         if isinstance(seen, StorageError):
             return seen
         if isinstance(seen, OSError) and seen.errno in _NO_ROOM:
@@ -134,15 +134,6 @@ def reading(path: Path) -> Iterator[None]:
 def public(path: Path) -> Path:
     """Return a path without the folders in which unfinished files lie: no user can go there."""
     return Path(*(part for part in path.parts if not part.startswith(TEMPORARY)))
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and those behind it; ten at most, since they may lie in a circle."""
-    seen: BaseException | None = error
-    for _ in range(10):
-        if seen is not None:
-            yield seen
-            seen = seen.__cause__ or seen.__context__
 
 
 def _made(number: int, path: Path | None) -> StorageError:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import re
@@ -27,7 +28,6 @@ import stat
 import sys
 import tempfile
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,9 +50,6 @@ PLACES = "QCOMPILE_TEMPORARY_PLACES"
 _OLD_S = 86400.0
 """Age from which a folder that cannot be locked is taken for abandoned."""
 _CLOCK_STEP_S = 2.0
-_MOST_SWEPT = 1024
-_swept: OrderedDict[str, None] = OrderedDict()
-"""Folders that were looked at, the last of them: a sweep of thousands of cells has as many."""
 
 
 @contextmanager
@@ -148,12 +145,12 @@ def _tell(parent: Path) -> None:
 def sweep(folder: Path) -> None:
     """Remove what killed processes left in a folder, once for each process; again after a thousand others."""
     place = folder.absolute()
-    if str(place) in _swept or public(place) != place:
-        return
-    _swept[str(place)] = None
-    with contextlib.suppress(KeyError):  # another thread was faster
-        while len(_swept) > _MOST_SWEPT:
-            _swept.popitem(last=False)
+    if public(place) == place:
+        _sweep(place)
+
+
+@functools.lru_cache(1024)
+def _sweep(place: Path) -> None:
     remove_stale(place)
 
 
@@ -274,16 +271,13 @@ def open_lock(path: Path) -> IO[str]:
 
 
 def lock(file: IO[str], output: Path) -> None:
-    """Hold a file that is open for writing until it is closed; it stands for the folder `output`."""
-    try:
-        import fcntl
-    except ImportError:  # not POSIX: the rename of whole folders still keeps every file whole
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    """Hold a file that is open for writing until it is closed; it stands for the folder `output`.
+
+    Without locks, the rename of whole folders still keeps every file whole.
+    """
+    if _lock(file.fileno(), wait=False) is False:
         problem = f"`output` {output}: another run is using it"
-        raise InvalidOption(problem, hint="wait for it, or give another `output`") from error
+        raise InvalidOption(problem, hint="wait for it, or give another `output`")
 
 
 @contextmanager
