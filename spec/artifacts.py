@@ -214,8 +214,6 @@ class ArtifactSection(ArtifactOptions):
 
 
 class QuantizeSpec(QuantizeOptions):
-    """All that `quantize` is told beside the model and the output."""
-
     target: Annotated[GraphTarget, "Runtime that the Q/DQ nodes are placed for."] = "onnxruntime"
     precision: Annotated[
         GraphPrecision,
@@ -244,8 +242,6 @@ class QuantizeCommand(QuantizeSpec):
 
 
 class QatSpec(Checked):
-    """All that `qat.prepare` is told beside the model and its inputs."""
-
     target: Annotated[
         GraphTarget, "Runtime that grids and places are chosen for; tensorrt also for TensorRT-RTX."
     ] = "onnxruntime"
@@ -254,8 +250,6 @@ class QatSpec(Checked):
 
 
 class BuildSpec(ArtifactOptions):
-    """All that `build` is told beside the model and the output."""
-
     ranges: Annotated[PlacedFile, "Ranges file to quantize the model with before the build."] = None
     inputs: Inputs = ()
     threads: Annotated[Natural, "Threads of a CPU runtime; 0 means the runtime's default."] = 0
@@ -291,8 +285,6 @@ class BuildCommand(BuildSpec):
 
 
 class ReproduceSpec(BuildSpec):
-    """All that `reproduce` is told beside the model and the output."""
-
     max_time_s: Annotated[MaxTime, "Longest time to spend on making the graph smaller."] = 600.0
 
 

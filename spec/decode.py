@@ -90,7 +90,8 @@ class Checked:
     def __init_subclass__(cls) -> None:
         hints = inspect.get_annotations(cls, eval_str=True)
         cls.__annotations__ = {name: described(hint) for name, hint in hints.items()}
-        # What the class below has need not be written and compiled for each, at every start.
+        # What the class below has need not be written and compiled for each, at every start, nor a signature.
+        cls.__doc__ = cls.__doc__ or f"Options of {cls.__name__}."
         dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)(cls)
 
     def _values(self) -> tuple[object, ...]:

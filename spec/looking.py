@@ -17,8 +17,6 @@ _POLICY = r"^(|latest(:[1-9]\d*)?|all|specific:\d+(,\d+)*)$"
 
 
 class InspectSpec(Checked):
-    """All that `inspect` is told beside the file."""
-
     nodes: Annotated[bool, "List every node of an ONNX file and its padding for Tensor Cores."] = False
     precision: Annotated[TensorCorePrecision, "Precision that the column Tensor Cores of --nodes is for."] = (
         "fp16"
@@ -32,8 +30,6 @@ class InspectCommand(InspectSpec):
 
 
 class ReportSpec(Budget):
-    """All that `report` is told beside the results and the page."""
-
     layers: Annotated[tuple[Path, ...], "Layer comparison of `diff --layers`.", option("FILE")] = ()
     ranges: Annotated[File, "Ranges file; the report draws the histograms with the largest errors."] = None
     recipe: Annotated[File, "Recipe to show if RESULTS has none."] = None
@@ -65,8 +61,6 @@ class DoctorCommand(Checked):
 
 
 class LoadSpec(Checked):
-    """All that `load` is told beside the artifact and its device."""
-
     threads: Annotated[Natural, "Threads of a CPU runtime; 0 means the runtime's default."] = 0
     trust: Trust = False
     streams: Annotated[
@@ -140,8 +134,6 @@ class TritonOptions(Checked):
 
 
 class TritonSpec(TritonOptions):
-    """All that `package_triton` is told beside the artifact and the repository."""
-
     name: Annotated[str, "Name of the model in requests.", option("NAME")]
     version: Annotated[int, "Number of the version to add.", option("N", ge=1)] = 1
     overwrite: Annotated[bool, "Replace an existing version and a config.pbtxt that was edited."] = False
@@ -156,8 +148,6 @@ class TritonCommand(TritonSpec):
 
 
 class EpContextSpec(Checked):
-    """All that `package_ep_context` is told beside the engine and the output."""
-
     embed: Annotated[bool, "Put the engine into the ONNX file."] = False
     provider: Annotated[
         Literal["", "tensorrt-rtx", "tensorrt"],

@@ -140,8 +140,6 @@ class BenchSection(BenchOptions, Budget):
 
 
 class BenchSpec(BenchOptions):
-    """All that `benchmark` is told beside the artifacts."""
-
     baseline: Annotated[str, "Artifact or MODEL to compare with.", option("MODEL")]
     output: Annotated[Path | None, "Results file to write, such as results.json.", option("-o FILE")] = None
     data: Annotated[Samples, "Samples; the first batch is timed instead of random input."] = None
@@ -164,8 +162,6 @@ class BenchCommand(BenchSpec):
 
 
 class CompareSpec(Checked):
-    """All that `compare_results` is told beside the results."""
-
     limits: Annotated[
         Texts, "Limit: slower:5%, larger:10% or accuracy:0.5 (points).", option("--fail-if LIMIT")
     ] = ()
@@ -196,8 +192,6 @@ class _ComparisonOptions(Checked):
 
 
 class DiffSpec(_ComparisonOptions):
-    """All that `diff` is told beside the two sides."""
-
     inputs: Inputs = ()
     atol: Annotated[Texts, "Absolute tolerance.", option("[OUTPUT:]NUMBER", pairs=":")] = ()
     rtol: Annotated[Texts, "Relative tolerance.", option("[OUTPUT:]NUMBER", pairs=":")] = ()
@@ -214,8 +208,6 @@ class DiffSpec(_ComparisonOptions):
 
 
 class LayerDiffSpec(_ComparisonOptions):
-    """All that `layer_diff` is told beside the two sides."""
-
     taps: Annotated[
         Count | None,
         "With --layers: number of tensors to read in one run; default: as many as memory allows.",

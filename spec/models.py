@@ -96,8 +96,6 @@ class ModelSection(ExportOptions):
 
 
 class ExportSpec(ExportOptions):
-    """All that `export` is told beside the model and the output."""
-
     target: Annotated[
         GraphTarget | None, "Runtime of the Q/DQ nodes of a model trained with fake quantization."
     ] = None
@@ -121,8 +119,6 @@ class ExportCommand(ExportSpec):
 
 
 class SimplifySpec(Checked):
-    """All that `simplify` is told beside the model and the output."""
-
     data: Annotated[Samples, "Samples to check the outputs on, instead of random input."] = None
 
 
@@ -155,8 +151,6 @@ class CalibrateSection(CalibrateOptions):
 
 
 class CalibrateSpec(CalibrateOptions):
-    """All that `calibrate` is told beside the model, the data and the output."""
-
     targets: Annotated[
         tuple[GraphTarget, ...],
         "Runtime to calibrate for; default: all; fewer are faster.",

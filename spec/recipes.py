@@ -217,8 +217,6 @@ def recipe_schema() -> dict[str, Any]:
 
 
 class RunSpec(Checked):
-    """All that `run` is told beside the recipe."""
-
     output: Annotated[
         Path | None, "Folder of the artifacts, instead of the recipe's.", option("-o FOLDER")
     ] = None
@@ -246,8 +244,6 @@ class RunCommand(RunOptions):
 
 
 class SweepSpec(RunSpec):
-    """All that `sweep` is told beside the recipe."""
-
     only: Annotated[
         Texts,
         "Cells to build and measure: glob over their names, such as *-int8; default: all.",
@@ -266,8 +262,6 @@ class SweepCommand(SweepSpec, RunOptions):
 
 
 class MigrateSpec(Checked):
-    """All that `migrate` is told beside the command and the recipe to write."""
-
     target: Annotated[
         Literal["tensorrt", "tensorrt-rtx"] | None,
         "Runtime that the recipe builds for; default: the command's.",
@@ -299,8 +293,6 @@ class MigrateCommand(MigrateSpec):
 
 
 class TuneSpec(Checked):
-    """All that `tune` is told beside the model, the data and the output."""
-
     max_drop: MaxDrop
     calibration: Annotated[Samples, "Samples to calibrate on; default: those of --data."] = None
     metric: MetricName = AUTO
@@ -371,8 +363,6 @@ class ProposalOptions(Checked):
 
 
 class InitSpec(ProposalOptions):
-    """All that `init` is told beside the model."""
-
     output: Annotated[Path, "Recipe to write.", option("-o FILE")] = Path("recipe.toml")
     max_drop: Annotated[Points, "Largest drop in accuracy of a recommended artifact, in points."] = None
     force: Annotated[bool, "Overwrite an existing recipe."] = False
@@ -392,8 +382,6 @@ class InitCommand(InitSpec):
 
 
 class AutoSpec(ProposalOptions):
-    """All that `auto` is told beside the model."""
-
     max_drop: MaxDrop
     output: Annotated[Path | None, "Folder to write; default: auto-NAME.", option("-o FOLDER")] = None
     force: Annotated[bool, "Write the recipe in the folder anew."] = False
