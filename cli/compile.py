@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     "qcompile export model.keras -o model.onnx --python tensorflow=tf/bin/python",
 )
 def export(session: Session, options: ExportCommand) -> None:
-    """Print the file and its checks."""
     from ..compiler.export import export as export_model
 
     present_artifact(session, export_model(options.model, options.output, options, progress=session.progress))
@@ -59,7 +58,6 @@ def export(session: Session, options: ExportCommand) -> None:
     "qcompile simplify model.onnx -o model.simple.onnx --data samples.npz",
 )
 def simplify(session: Session, options: SimplifyCommand) -> None:
-    """Print what was removed."""
     from ..compiler.simplify.simplify import simplify as simplify_model
 
     artifact = simplify_model(options.model, options.output, options, progress=session.progress)
@@ -77,7 +75,6 @@ def simplify(session: Session, options: SimplifyCommand) -> None:
     "qcompile calibrate model.onnx --data images/ -o part2.ranges --shard 2/8",
 )
 def calibrate(session: Session, options: CalibrateCommand) -> None:
-    """Print how many tensors were observed over how many samples."""
     from ..compiler.quantize.calibrate import calibrate as calibrate_model
 
     artifact = calibrate_model(
@@ -100,7 +97,6 @@ def calibrate(session: Session, options: CalibrateCommand) -> None:
     "--float-precision fp16 --layer '/head/*=fp32'",
 )
 def quantize(session: Session, options: QuantizeCommand) -> None:
-    """Print what was quantized and what was left in floating point."""
     from ..compiler.quantize.quantize import quantize as quantize_model
 
     artifact = quantize_model(options.model, options.output, options, progress=session.progress)
@@ -154,7 +150,6 @@ def _searched(proof: dict[str, Any], *, verbose: bool) -> list[str]:
     "qcompile build model.py:build --target torchscript --input x:1x3x224x224 -o model.pt",
 )
 def build(session: Session, options: BuildCommand) -> None:
-    """Print what was proven of the artifact."""
     from ..building import build as build_artifact
     from ..building import plan
 
@@ -231,7 +226,6 @@ def _note_layers(session: Session, proof: object) -> None:
     short_help="cut a runtime's fault down to its smallest graph",
 )
 def reproduce(session: Session, options: ReproduceCommand) -> None:
-    """Print what fails, and of how many nodes is left what shows it."""
     from ..building import reproduce as make
 
     made = make(options.model, options.output, options, progress=session.progress)
@@ -250,7 +244,6 @@ def reproduce(session: Session, options: ReproduceCommand) -> None:
     "qcompile refit small.engine model.onnx -o model.engine",
 )
 def refit(session: Session, options: RefitCommand) -> None:
-    """Print the engine and where its weights are from."""
     from ..building import refit as refit_engine
 
     artifact = refit_engine(options.engine, options.model, options.output, progress=session.progress)
@@ -269,7 +262,6 @@ def ranges() -> None:
     short_help="show tensors with their thresholds, the largest error first",
 )
 def show(session: Session, options: ShowRangesCommand) -> None:
-    """Print the table of tensors."""
     file, plot, tensors = options.file, options.plot, options.tensors
     from ..calibration import load_ranges, parse_method
     from ..calibration.plot import SUFFIX, plot_ranges, summarize
@@ -337,7 +329,6 @@ def _table(session: Session, summaries: list[TensorSummary]) -> None:
     short_help="merge the shards of one calibration",
 )
 def merge(session: Session, options: MergeRangesCommand) -> None:
-    """Print the merged file."""
     from ..calibration.ranges_file import merge_files
 
     artifact = merge_files(options.files, options.output, progress=session.progress)
@@ -352,7 +343,6 @@ def merge(session: Session, options: MergeRangesCommand) -> None:
     short_help="write TensorRT's calibration cache",
 )
 def cache(session: Session, options: RangesCacheCommand) -> None:
-    """Print the header of the cache."""
     from ..calibration import load_ranges, parse_method
     from ..calibration.tensorrt_cache import format_cache
     from ..files import write_text

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     "qcompile auto hf:distilbert-base-uncased --data reviews.jsonl --max-drop 1 --target openvino",
 )
 def auto(session: Session, options: AutoCommand) -> int:
-    """Print the table of what was measured, the answer in one sentence, and where everything is."""
     from ..pipeline.auto import auto as find_artifact
     from ..pipeline.auto import folder_of
 
@@ -62,7 +61,6 @@ def _shown(path: Path) -> str:
     "qcompile init model.onnx --target openvino --target tensorrt-rtx --gpu sm89",
 )
 def init(session: Session, options: InitCommand) -> None:
-    """Print the artifacts with their reasons, and what was left out."""
     from ..pipeline.propose.init import init as write_recipe
     from ..pipeline.trust import needs_trust
 
@@ -94,7 +92,6 @@ _SHOWN = 10
     "qcompile tune model.onnx --data data.npz --max-drop 0.5 -o tuned --scheduler tls://head:8786",
 )
 def tune(session: Session, options: TuneCommand) -> None:
-    """Print the layers by their error, the trials, and the best model."""
     from ..bench.results.row import unit_of
     from ..figures import accuracy_text
     from ..pipeline.run import on_executor

@@ -147,7 +147,6 @@ _SHOW = {
     files=False,
 )
 def doctor(session: Session, options: DoctorCommand) -> int:
-    """Print what the machine can do and the state of every target."""
     from ..engines import doctor as diagnose
 
     session.progress("look at the installation")
@@ -231,7 +230,6 @@ def package() -> None:
     short_help="write a model repository for Triton Inference Server",
 )
 def triton(session: Session, options: TritonCommand) -> None:
-    """Print what was laid out, and how to serve it."""
     from ..deploy import package_triton
 
     packaged = package_triton(options.artifact, options.output, options, progress=session.progress)
@@ -254,7 +252,6 @@ def triton(session: Session, options: TritonCommand) -> None:
     short_help="write an ONNX file with the engine inside for ONNX Runtime and Windows ML",
 )
 def ep_context(session: Session, options: EpContextCommand) -> None:
-    """Print what was written, and what the provider needs."""
     from ..deploy import package_ep_context
 
     packaged = package_ep_context(options.artifact, options.output, options, progress=session.progress)

@@ -82,11 +82,9 @@ class VerbGroup(click.Group):
     """Lists the verbs without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the verbs in the order of the road."""
         return list(_VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a verb."""
         if cmd_name not in _VERBS:
             return None
         module = next(module for module, verbs in _MODULES.items() if cmd_name in verbs)
@@ -104,7 +102,6 @@ class VerbGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of verbs."""
         with formatter.section("Commands"):
             formatter.write_dl(list(_VERBS.items()))
 
@@ -223,7 +220,6 @@ class StopSignals:
 
     @property
     def words(self) -> str:
-        """How the end is told."""
         return "interrupted" if not self.received else f"ended by {signal.Signals(self.received).name}"
 
     def __enter__(self) -> StopSignals:

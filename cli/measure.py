@@ -70,7 +70,6 @@ def bench() -> None:
     short_help="measure artifacts against a baseline",
 )
 def measure(session: Session, options: BenchCommand) -> int:
-    """Print the table of what was measured."""
     from ..bench.benchmark import benchmark
     from ..bench.results.render import markdown, save_csv
     from ..bench.results.results import BenchInterrupted
@@ -108,7 +107,6 @@ def measure(session: Session, options: BenchCommand) -> int:
     short_help="compare new results with old ones",
 )
 def compare(session: Session, options: CompareCommand) -> int:
-    """Print the table of changes, and which limits they break."""
     from ..bench.results.regress import compare_results
     from ..bench.results.results import load_results
     from ..files import write_json
@@ -138,7 +136,6 @@ for _command in (measure, compare):
     "qcompile gate old.engine new.engine --python tensorrt=/opt/trt/bin/python --max-slower 3",
 )
 def gate(session: Session, options: GateCommand) -> int:
-    """Print the table of checks, and why one failed."""
     from ..bench.gate import gate as judge
     from ..bench.gate import junit, markdown, notes_of
     from ..files import check_output, write_text
@@ -167,7 +164,6 @@ def gate(session: Session, options: GateCommand) -> int:
 
 
 def gate_table(result: GateResult) -> Table:
-    """Return the table of a gate, one row for each check."""
     from ..bench.gate import cells_of
 
     table = tables.make_table(
@@ -184,7 +180,6 @@ def gate_table(result: GateResult) -> Table:
     "qcompile report results.json -o report.html --layers layers.json --ranges model.ranges",
 )
 def report(session: Session, options: ReportCommand) -> None:
-    """Print where the page is."""
     from ..reporting import write_report
 
     session.progress("draw")
@@ -205,7 +200,6 @@ def report(session: Session, options: ReportCommand) -> None:
     "qcompile diff model.onnx int8.engine --layers --graph model.int8.onnx --data data.npz",
 )
 def diff(session: Session, options: DiffCommand) -> int:
-    """Print how far the outputs, or the layers, are apart."""
     if options.layers:
         of_outputs = _fields_apart(DiffSpec, LayerDiffSpec)
         _refuse(options, of_outputs, "belongs to the comparison of outputs", "leave it out, or `layers`")
@@ -368,7 +362,6 @@ def inside(diff: LayerDiff) -> list[str]:
 
 
 def footer(diff: LayerDiff) -> str:
-    """Return what it took."""
     tapped, plain = map(tables.bytes_text, (diff.peak_memory_bytes, diff.plain_peak_memory_bytes))
     return f"{diff.runs} runs of the artifact; peak memory {tapped} with taps, {plain} without"
 

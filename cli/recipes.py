@@ -79,7 +79,6 @@ def listener_of(session: Session, executor: Executor | None = None) -> StageList
     "qcompile run --schema > recipe.schema.json",
 )
 def run(session: Session, options: recipes.RunCommand) -> int:
-    """Print what was done, and the table of what was measured."""
     if options.schema:
         click.echo(json.dumps(recipes.recipe_schema(), indent=2))
         return 0
@@ -174,7 +173,6 @@ def _present_budget(session: Session, budget: dict[str, str] | None) -> bool:
 
 
 def _show_plan(session: Session, planned: Plan) -> int:
-    """Print what a run would do."""
     session.json(planned.as_json())
     if session.quiet or session.as_json:
         return 0
@@ -222,7 +220,6 @@ _THIS_PROCESS = "none"
     "qcompile sweep recipe.toml --scheduler tls://scheduler:8786 -o /data/sweep",
 )
 def sweep(session: Session, options: recipes.SweepCommand) -> int:
-    """Print what was done, and one table of all that was measured."""
     from ..pipeline.sweep import plan_sweep
     from ..pipeline.sweep import sweep as sweep_recipe
 
@@ -285,7 +282,6 @@ class _OneText(Verb):
     files=False,
 )
 def migrate(session: Session, options: recipes.MigrateCommand) -> int:
-    """Print what became of each option."""
     from ..pipeline.migrate.migration import migrate as write_recipe
 
     done = write_recipe(options.command, options.output, options)

@@ -32,7 +32,6 @@ class RoadGroup(click.Group):
     """Lists its commands in the order of the road, not of the alphabet."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands as they were added."""
         return list(self.commands)
 
 
@@ -135,12 +134,10 @@ class Session:
             self._above(functools.partial(click.echo, text, err=True))
 
     def json(self, value: object) -> None:
-        """Print the `--json` form."""
         if self.as_json:
             click.echo(plain_json(json.dumps(value, indent=2, ensure_ascii=False, default=str)))
 
     def table(self, table: Table) -> None:
-        """Print a table."""
         if self.as_json or self.quiet:
             return
         from rich.console import Console
@@ -236,7 +233,6 @@ def refuse_trust(name: str) -> None:
 
 
 def _spell(error: QCompileError) -> None:
-    """Spell the options as they are typed."""
     for name in (_FLAG, _MEMORY, _TIME):
         typed = f"--{name.replace('_', '-')}"
         error.message = error.message.replace(f"`{name}`", typed)

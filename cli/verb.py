@@ -39,7 +39,6 @@ class Text(click.types.StringParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the words that continue what is typed."""
         spelling = self._option.spelling
         words = self._option.choices or _WORDS.get(spelling.metavar, ())
         if not words:

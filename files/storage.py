@@ -157,7 +157,6 @@ def read_json(path: Path, *, what: str = "file") -> Any:
 
 
 def read_bytes(path: Path, *, what: str = "file") -> bytes:
-    """Return what a file holds."""
     require_file(path, what=what)
     with reading(path):
         return path.read_bytes()

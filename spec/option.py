@@ -122,12 +122,10 @@ class Option:
 
     @property
     def required(self) -> bool:
-        """Whether it has no default."""
         return self.default is msgspec.NODEFAULT
 
     @property
     def flag(self) -> str:
-        """How the command line spells it."""
         return self.spelling.flag or "--" + self.name.replace("_", "-")
 
 
