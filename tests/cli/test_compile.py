@@ -8,10 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from commands import MakePath, Qc, Said
+from commands import MakePath, Qc
 from simulated_machine import install
 
 import qcompile
@@ -27,8 +26,7 @@ def rtx(model: Path, *options: str) -> list[str]:
     ]  # fmt: skip
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(qc: Qc, tiny_file: MakePath) -> None:
-    model = tiny_file("residual")
+def test_a_dry_run_prints_the_plan_and_writes_nothing(qc: Qc, model: Path) -> None:
     options = [
         "--precision", "fp16", "--dry-run", "--workspace", "1G", "--optimization-level", "0",
         "--profile", "x:1x4x8x8..2x4x8x8..4x4x8x8", "--profile", "x:8x4x8x8..8x4x8x8..8x4x8x8",
@@ -63,14 +61,13 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(qc: Qc, tiny_file: MakePat
         (["--exclude-lean-runtime"], "belongs to --version-compatible"),
     ],
 )
-def test_what_cannot_be_is_a_usage_error(options: list[str], said: str, qc: Qc, tiny_file: MakePath) -> None:
-    code, _, err = qc(*rtx(tiny_file("residual"), *options))
+def test_what_cannot_be_is_a_usage_error(options: list[str], said: str, qc: Qc, model: Path) -> None:
+    code, _, err = qc(*rtx(model, *options))
     assert code == 2
     assert said in err
 
 
-def test_options_of_tensorrt_mean_nothing_to_a_cpu(qc: Qc, tiny_file: MakePath, tmp_path: Path) -> None:
-    model = tiny_file("residual")
+def test_options_of_tensorrt_mean_nothing_to_a_cpu(qc: Qc, model: Path, tmp_path: Path) -> None:
     command = ["build", model, "--target", "onnxruntime", "-o", tmp_path / "cpu.onnx"]
     code, _, err = qc(*command, "--sparse-weights")
     assert code == 2
@@ -84,8 +81,7 @@ def test_options_of_tensorrt_mean_nothing_to_a_cpu(qc: Qc, tiny_file: MakePath, 
     assert "cannot tell before it builds" in err
 
 
-def test_a_build_says_what_was_proven(qc: Qc, tiny_file: MakePath) -> None:
-    model = tiny_file("residual")
+def test_a_build_says_what_was_proven(qc: Qc, model: Path) -> None:
     code, out, _ = qc(*rtx(model, "--precision", "best"))
     assert code == 0
     assert "proof: 3 of 3 layers that compute are fp16" in out
@@ -96,8 +92,7 @@ def test_a_build_says_what_was_proven(qc: Qc, tiny_file: MakePath) -> None:
 
 
 @pytest.mark.skipif(not why_no_gpu(), reason="a GPU is here")
-def test_refit_needs_the_gpu_and_says_so(qc: Qc, tiny_file: MakePath, tmp_path: Path) -> None:
-    model = tiny_file("residual")
+def test_refit_needs_the_gpu_and_says_so(qc: Qc, model: Path, tmp_path: Path) -> None:
     built = qcompile.build(model, tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"])
     code, _, err = qc("refit", built.path, model, "-o", tmp_path / "new.engine")
     assert code == 1
@@ -122,50 +117,23 @@ def test_an_engine_without_a_manifest_runs_only_when_trusted(
     assert "cannot run here" in err
 
 
-BLOCKS = {"conv1", "conv2", "gemm"}
-
-
-def for_tensorrt(model: Path, *options: str) -> list[str | Path]:
-    output = model.parent / "m.engine"
-    return ["build", model, "--target", "tensorrt", "--precision", "fp16", "-o", output, *options]
-
-
 def test_unreported_layers_are_counted_with_what_else_shows_their_precision(
-    printed: Printed, tiny_file: MakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    printed: Printed, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = tiny_file("residual")
-    install(monkeypatch, tmp_path, "10.16", blocks=BLOCKS)
-    code, said = printed(*for_tensorrt(model, "-v"))
+    install(monkeypatch, tmp_path, "10.16", blocks={"conv1", "conv2", "gemm"})
+    engine = tmp_path / "m.engine"
+    code, said = printed("build", model, "--target", "tensorrt", "--precision", "fp16", "-o", engine, "-v")
     assert code == 0
     assert "proof: 0 of 3 layers that compute are fp16, 3 unreported (no other type is permitted" in said
     assert "unreported: conv1: 50.0%: inside a fused block" in " ".join(said.split())
-    code, said = printed("inspect", model.parent / "m.engine")
+    code, said = printed("inspect", engine)
     assert "evidence: no other type is permitted" in said
     assert "unreported layers" in said
 
 
-@pytest.fixture
-def run(qc: Qc, tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> Qc:
-    """`run("--isa", "neon")` quantizes the tiny residual model to `q.onnx`."""
-    model = tiny_file("residual")
-    targets = ["onnxruntime", "openvino", "tensorrt"]
-    qcompile.calibrate(model, str(samples("residual")), tmp_path / "m.ranges", targets=targets)
-    return lambda *options: qc("quantize", model, "-o", tmp_path / "q.onnx", *options)
-
-
-@pytest.fixture
-def ranges(tmp_path: Path) -> tuple[str, Path]:
-    return "--ranges", tmp_path / "m.ranges"
-
-
-def succeeded(said: Said) -> dict[str, Any]:
-    assert said.code == 0, said.err
-    return said.json
-
-
-def test_layers_and_the_rest_make_a_mixed_graph(run: Qc, ranges: tuple[str, Path]) -> None:
+def test_layers_and_the_rest_make_a_mixed_graph(done: Qc, model: Path, file: Path, tmp_path: Path) -> None:
     options = "--target tensorrt --float-precision fp16 --layer conv1=fp32,pool=fp16 --layer gemm=fp16 --json"
-    made = succeeded(run(*ranges, *options.split()))
+    made = done("quantize", model, "-o", tmp_path / "q.onnx", "--ranges", file, *options.split()).json
     assert made["options"]["layers"] == ["conv1=fp32", "pool=fp16", "gemm=fp16"]
     assert made["options"]["float_precision"] == "fp16"
     counts = {"int8": {"Conv": 1}, "fp16": {"Gemm": 1}, "bf16": {}, "fp32": {"Conv": 1}}
@@ -174,9 +142,9 @@ def test_layers_and_the_rest_make_a_mixed_graph(run: Qc, ranges: tuple[str, Path
 
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_what_is_told_is_in_the_order_of_the_graph_whatever_the_hashes(
-    seed: str, tiny_file: MakePath, tmp_path: Path
+    seed: str, model: Path, tmp_path: Path
 ) -> None:
-    words = ["quantize", str(tiny_file("residual")), "-o", str(tmp_path / "q.onnx")]
+    words = ["quantize", str(model), "-o", str(tmp_path / "q.onnx")]
     words += ["--mode", "weights", "--precision", "int4", "--target", "tensorrt"]
     environment, program = {**os.environ, "PYTHONHASHSEED": seed}, [sys.executable, "-m", "qcompile"]
     done = subprocess.run([*program, *words], env=environment, capture_output=True, text=True, check=True)

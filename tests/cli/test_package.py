@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import onnx
 import pytest
-from commands import Qc
+from commands import MakePath, Qc
 from issue_models import issue_model, write_cache
 from packaging_engines import make_engine
 
 from qcompile.pipeline.migrate.intent import tomllib
-
-MakePath = Callable[..., Path]
 
 COMMAND = "trtexec --onnx=m.onnx --fp16 --saveEngine=net.engine --skipInference"
 

@@ -210,9 +210,6 @@ def test_what_cannot_be_done_is_a_usage_error(
     assert not (tmp_path / "out").exists()
 
 
-# Damage.
-
-
 # inspect
 def test_inspect_sums_a_ranges_file_up_and_points_to_the_rest(done: Qc, file: Path) -> None:
     ranges = load_ranges(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -11,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import rich.console
+from commands import MakePath
 
 from qcompile.cli.session import Session
 from qcompile.cli.tables import add_row, make_table
-
-MakePath = Callable[..., Path]
 
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 BAD = "\x1b[2J\x9b31m\u202e[bold][/x][link=http://a.b]\nwarning: faked"
@@ -150,16 +151,12 @@ def test_what_code_raises_is_shown_as_escapes(tiny_file: MakePath, tmp_path: Pat
 
 def test_markup_in_a_progress_text_is_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     """`[/x]` closes nothing, which rich would raise for."""
-    import io
-
-    import rich.console
-
     written = io.StringIO()
     console = rich.console.Console
     monkeypatch.setattr(
         rich.console, "Console", lambda **_: console(file=written, force_terminal=True, width=200)
     )
-    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     session = Session(verbose=False, quiet=False, as_json=False)
     with session.working():
         session.progress(f"layer {BAD}", 1, 2)
@@ -167,19 +164,6 @@ def test_markup_in_a_progress_text_is_no_markup(monkeypatch: pytest.MonkeyPatch)
     shown = written.getvalue()
     assert r"\x1b[2J\x9b31m\u202e[bold][/x]" in shown
     assert "\x1b[2J" not in shown
-
-
-class Terminal:
-    """A standard error that is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None:
-        """Nothing is kept."""
 
 
 def test_names_in_a_table_begin_no_row(capsys: pytest.CaptureFixture[str]) -> None:

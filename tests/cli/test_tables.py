@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Qc
+from commands import MakePath, Qc
 from msgspec.structs import replace
 from reference_pages import verbs
 from report_results import layers_json, results_json, write
@@ -109,7 +108,6 @@ def test_a_wrong_file_is_an_error_with_a_way_out(qc: Qc, folder: Path) -> None:
     assert not (folder / "report.html").exists()
 
 
-MakePath = Callable[..., Path]
 HEAD, OWN = RECIPE.split("[[artifact]]")
 FLOAT = HEAD + OWN[OWN.index("[sweep]") :].replace(', "int8"', "")
 

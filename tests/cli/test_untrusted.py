@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
-from commands import Qc
+from commands import MakePath, Qc
 from reference_pages import verbs
 
 from qcompile.processes.untrusted import WATCHED, is_child
-
-MakePath = Callable[..., Path]
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
 TRUSTED_INPUT = {"doctor", "migrate", "worker"}

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.shell_completion import ShellComplete
@@ -15,18 +13,13 @@ from commands import MakePath, Qc
 
 from qcompile.cli.main import group
 
-Json = Callable[..., dict[str, Any]]
 pytestmark = pytest.mark.usefixtures("short_blocks")
 
 
-@pytest.fixture
-def json_of(done: Qc) -> Json:
-    """The `--json` output of a command; nothing but JSON may be on standard output."""
-    return lambda *arguments: done(*arguments, "--json").json
-
-
-def test_pytorch_goes_in_by_its_spelling(done: Qc, json_of: Json, torch_model: str, tmp_path: Path) -> None:
-    exported = json_of("export", torch_model, "-o", tmp_path / "net.onnx", "-i", "x:[batch,3,8,8]")
+def test_pytorch_goes_in_by_its_spelling(done: Qc, torch_model: str, tmp_path: Path) -> None:
+    exported = done(
+        "export", torch_model, "-o", tmp_path / "net.onnx", "-i", "x:[batch,3,8,8]", "--json"
+    ).json
     assert [check["passed"] for check in exported["checks"]] == [True] * 3
     said = done(
         "build", torch_model, "--target", "torchscript", "-i", "x:[batch,3,8,8]", "-o", tmp_path / "n.pt"
@@ -46,9 +39,9 @@ def test_quiet_prints_nothing_and_tables_name_their_units(
         assert word in table
 
 
-def test_inspect_lists_nodes_with_their_precision(json_of: Json, done: Qc, tiny_file: MakePath) -> None:
+def test_inspect_lists_nodes_with_their_precision(done: Qc, tiny_file: MakePath) -> None:
     model = tiny_file("residual")
-    nodes = {node["name"]: node for node in json_of("inspect", model, "--nodes")["nodes"]}
+    nodes = {node["name"]: node for node in done("inspect", model, "--nodes", "--json").json["nodes"]}
     assert nodes["conv1"] == {
         "name": "conv1", "operator": "Conv", "precision": "fp32",
         "tensor_cores": "K 4 -> 8, N 4 -> 8, 75.0% zeros",
