@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from msgspec import Meta
-
 from .decode import Checked, Refused, read_shapes
 from .measure import Budget, Trust
 from .option import COMMA, argument, option
 from .words import Count, File, Natural, TensorCorePrecision, Texts
 
-_Index = Annotated[int, Meta(ge=0)]
 _POLICY = r"^(|latest(:[1-9]\d*)?|all|specific:\d+(,\d+)*)$"
 
 
@@ -81,7 +78,7 @@ class TritonOptions(Checked):
         option("N"),
     ] = None
     instances: Annotated[int, "Number of instances on each GPU, or on the CPU.", option("N", ge=1)] = 1
-    gpus: Annotated[tuple[_Index, ...], "GPUs to run on; default: all.", option("N,N", split=COMMA)] = ()
+    gpus: Annotated[tuple[Natural, ...], "GPUs to run on; default: all.", option("N,N", split=COMMA)] = ()
     kind: Annotated[Literal["", "gpu", "cpu"], "Device to run on; default: the artifact's."] = ""
     preferred_batch: Annotated[
         tuple[Count, ...], "Preferred batch sizes of dynamic batching.", option("N,N", split=COMMA)

@@ -35,13 +35,6 @@ MetricName = Annotated[
     str, f"Accuracy metric: {METRIC}.", option(METRIC, pattern=METRIC_PATTERN, names="metric")
 ]
 
-MAX_DROP = Annotated[
-    Points,
-    "Largest drop in accuracy of an artifact that the report recommends, the interval's upper end "
-    "included, in points; default: none that the interval shows.",
-]
-
-
 MaxDrop = Annotated[
     float, "Largest drop in accuracy, in points, or in the metric's own unit.", option("POINTS", ge=0)
 ]
@@ -59,7 +52,11 @@ Timeout = Annotated[
 class Budget(Checked):
     """The most that an artifact may take to be recommended; without a limit, anything."""
 
-    max_drop: MAX_DROP = None
+    max_drop: Annotated[
+        Points,
+        "Largest drop in accuracy of an artifact that the report recommends, the interval's upper end "
+        "included, in points; default: none that the interval shows.",
+    ] = None
     max_size_mb: Annotated[
         Positive | None,
         "Largest file, with its side files, of an artifact that the report recommends, in MB.",
