@@ -334,14 +334,12 @@ def accept(path: Path) -> None:
 @contextmanager
 def accepting(path: Path) -> Iterator[None]:
     """Take a file whatever its manifest says while the block runs: it is looked at, not used."""
-    version = _version_of([path, *side_files(path)])
-    before = version in _accepted
-    _accepted.add(version)
+    new = {_version_of([path, *side_files(path)])} - _accepted
+    _accepted.update(new)
     try:
         yield
     finally:
-        if not before:
-            _accepted.discard(version)
+        _accepted.difference_update(new)
 
 
 def _require_digest(path: Path, manifest: Manifest, digest: str) -> None:

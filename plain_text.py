@@ -21,7 +21,7 @@ _SEEN = re.compile(r"[^\x20-\x7e]")
 
 def plain(text: object) -> str:
     """Return one line in which every character is seen: escapes in place of controls, marks and line ends."""
-    return _SEEN.sub(lambda match: match[0] if _is_printed(match[0]) else repr(match[0])[1:-1], str(text))
+    return _escaped(str(text), lambda sign: repr(sign)[1:-1])
 
 
 def plain_lines(text: object) -> str:
@@ -38,25 +38,21 @@ def plain_lines(text: object) -> str:
 
 def plain_json(text: str) -> str:
     """Return JSON in which what is not printed is escaped; `json.dumps` leaves all above 0x1f as it is."""
-    return re.sub(r"[^\x20-\x7e\n]", lambda match: _escaped(match[0], _as_pair), text)
+    return "\n".join(_escaped(line, _in_json) for line in text.split("\n"))
 
 
 def plain_toml(text: str) -> str:
     """Return a text as TOML spells it: JSON's escapes are among TOML's, but for pairs."""
-    dumped = json.dumps(text, ensure_ascii=False)
-    return _SEEN.sub(lambda match: _escaped(match[0], lambda point: f"\\U{point:08x}"), dumped)
+    return _escaped(json.dumps(text, ensure_ascii=False), lambda sign: f"\\U{ord(sign):08x}")
 
 
-def _escaped(sign: str, wide: Callable[[int], str]) -> str:
-    if _is_printed(sign):
-        return sign
-    point = ord(sign)
-    return f"\\u{point:04x}" if point < 0x10000 else wide(point)
+def _escaped(text: str, escape: Callable[[str], str]) -> str:
+    return _SEEN.sub(lambda match: match[0] if _is_printed(match[0]) else escape(match[0]), text)
 
 
-def _as_pair(point: int) -> str:
-    high, low = divmod(point - 0x10000, 0x400)
-    return f"\\u{0xD800 + high:04x}\\u{0xDC00 + low:04x}"
+def _in_json(sign: str) -> str:
+    digits = sign.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{digits[at : at + 4]}" for at in range(0, len(digits), 4))
 
 
 def _is_printed(sign: str) -> bool:

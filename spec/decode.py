@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 _NAMES = {
     "str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false",
-    "array": "a list", "object": "a table",
+    "array": "a list", "object": "a table", "list": "a list", "dict": "a table",
 }  # fmt: skip
 _LARGEST = 2**31 - 1
 """Largest whole number of an option: runtimes take them as 32 bits."""
@@ -309,9 +309,8 @@ def _at(place: str, value: Any) -> Any:
 
 
 def _shown(value: object) -> str:
-    kinds = {"list": "a list", "dict": "a table"}
     name = type(value).__name__
-    return f"{_NAMES.get(name) or kinds.get(name, name)} ({_printed(value)})"
+    return f"{_NAMES.get(name, name)} ({_printed(value)})"
 
 
 def _printed(value: object) -> str:

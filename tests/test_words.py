@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qcompile import errors
@@ -180,6 +180,7 @@ def test_no_character_that_is_obeyed_is_left(text: str) -> None:
     plain_lines(text).encode()  # lone surrogates are escaped too
 
 
+@example("\x7f\U000e0041")
 @given(st.text(st.characters(exclude_categories=())))
 def test_json_says_the_same_after_it(text: str) -> None:
     dumped = plain_json(json.dumps({"a": text}, ensure_ascii=False, indent=2))
