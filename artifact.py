@@ -147,11 +147,6 @@ class Read(TypedDict):
     io: IO | None
     proof: Proof
     device: Device
-
-
-class OfEngine(TypedDict):
-    """The part of an engine's manifest whose keys have types."""
-
     options: EngineOptions
 
 
@@ -247,8 +242,6 @@ def decode_manifest(value: Any, file: Path) -> Manifest:
         manifest = msgspec.convert(value, Manifest)
         if missing := [field.name for field in dataclasses.fields(Manifest) if field.name not in value]:
             raise ValueError(f"Object missing required field `{missing[0]}`")
-        if manifest.kind == "engine":
-            msgspec.convert(value, OfEngine)
         proof = dict(manifest.proof)
         for name, counts in proof.items():
             if isinstance(counts, dict) and isinstance(counts.get("untold"), dict):  # of older manifests

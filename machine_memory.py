@@ -52,25 +52,20 @@ def address_space_limit() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def address_space_left() -> int | None:
-    """Return the bytes of address space that this process may still take; None without a limit."""
-    limit = address_space_limit()
-    if limit is None:
-        return None
-    pages = 0
-    with contextlib.suppress(OSError, ValueError):
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    return max(limit - pages * os.sysconf("SC_PAGE_SIZE"), 0)
-
-
 def require_address_space(needed_bytes: int, step: str) -> None:
     """Refuse a step that a limit on address space leaves too little room for.
 
     The OpenBLAS that scipy 1.17.1 loads (0.3.30) tries again for ever where it gets no memory: it is not
     loaded where that could happen.
     """
-    room = address_space_left()
-    if room is not None and room < needed_bytes:
+    limit = address_space_limit()
+    if limit is None:
+        return
+    pages = 0
+    with contextlib.suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    room = max(limit - pages * os.sysconf("SC_PAGE_SIZE"), 0)
+    if room < needed_bytes:
         raise _made(step, f"{room:,} bytes of address space are left, {needed_bytes:,} are required")
 
 

@@ -23,7 +23,6 @@ import resource, sys
 import numpy, onnxruntime
 from qcompile.calibration.histogram import make_count
 from qcompile.errors import OutOfMemory
-from qcompile.machine_memory import address_space_left
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[1]), resource.RLIM_INFINITY))
 try:
