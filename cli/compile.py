@@ -223,7 +223,6 @@ def _note_layers(session: Session, proof: object) -> None:
     "qcompile reproduce model.onnx --target openvino --precision int8 --ranges model.ranges -o fault/",
     "qcompile reproduce model.int8.onnx --target openvino --precision int8 --data samples.npz -o fault/",
     "qcompile reproduce model.onnx --target tensorrt-rtx --gpu sm86 --max-time 1800 -o fault/",
-    short_help="cut a runtime's fault down to its smallest graph",
 )
 def reproduce(session: Session, options: ReproduceCommand) -> None:
     from ..building import reproduce as make
@@ -250,7 +249,7 @@ def refit(session: Session, options: RefitCommand) -> None:
     present_artifact(session, artifact, f"weights of {options.model}")
 
 
-@click.group(cls=RoadGroup, short_help="show ranges, merge shards, write TensorRT's cache")
+@click.group(cls=RoadGroup)
 def ranges() -> None:
     """Work with the ranges files that `qcompile calibrate` writes."""
 

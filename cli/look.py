@@ -215,7 +215,7 @@ def _show_extras(session: Session, diagnosis: Diagnosis) -> None:
         session.say(f"  fix: {session.spelled(state.fix)}")
 
 
-@click.group(cls=RoadGroup, short_help="package an artifact for a server")
+@click.group(cls=RoadGroup)
 def package() -> None:
     """Lay an artifact out for what will serve it."""
 

@@ -28,39 +28,30 @@ from ..spec.removed import removed_command, removed_option
 from ..version import __version__
 
 _VERBS = {
-    "auto": "find the artifact to use, within an accuracy budget",
-    "init": "write a commented recipe for a model and data",
-    "export": "export a PyTorch model to ONNX and check it",
-    "simplify": "fold and fuse nodes; outputs stay equal",
-    "calibrate": "observe activations on samples",
-    "ranges": "show ranges, merge shards, write TensorRT's cache",
-    "quantize": "convert to INT8, FP8, INT4, FP16 or BF16 for a target",
-    "tune": "find the fastest INT8 model within an accuracy budget",
-    "build": "build for a target and prove the precision",
-    "refit": "give a built engine new weights",
-    "bench": "measure artifacts against a baseline, or compare results",
-    "gate": "judge a new version against the old one, for CI",
-    "diff": "compare outputs with Polygraphy",
-    "reproduce": "cut a fault of a runtime down to its smallest graph",
-    "report": "write one HTML file of results",
-    "run": "run all stages of a recipe",
-    "sweep": "build and measure a matrix of artifacts",
-    "worker": "carry out stages for a Dask scheduler",
-    "migrate": "turn a trtexec or Polygraphy command line into a recipe",
-    "package": "package an artifact for a server",
-    "inspect": "show what a file contains",
-    "doctor": "check what works on this machine",
+    "auto": ("first_use", "find the artifact to use, within an accuracy budget"),
+    "init": ("first_use", "write a commented recipe for a model and data"),
+    "export": ("compile", "export a PyTorch model to ONNX and check it"),
+    "simplify": ("compile", "fold and fuse nodes; outputs stay equal"),
+    "calibrate": ("compile", "observe activations on samples"),
+    "ranges": ("compile", "show ranges, merge shards, write TensorRT's cache"),
+    "quantize": ("compile", "convert to INT8, FP8, INT4, FP16 or BF16 for a target"),
+    "tune": ("first_use", "find the fastest INT8 model within an accuracy budget"),
+    "build": ("compile", "build for a target and prove the precision"),
+    "refit": ("compile", "give a built engine new weights"),
+    "bench": ("measure", "measure artifacts against a baseline, or compare results"),
+    "gate": ("measure", "judge a new version against the old one, for CI"),
+    "diff": ("measure", "compare outputs with Polygraphy"),
+    "reproduce": ("compile", "cut a fault of a runtime down to its smallest graph"),
+    "report": ("measure", "write one HTML file of results"),
+    "run": ("recipes", "run all stages of a recipe"),
+    "sweep": ("recipes", "build and measure a matrix of artifacts"),
+    "worker": ("recipes", "carry out stages for a Dask scheduler"),
+    "migrate": ("recipes", "turn a trtexec or Polygraphy command line into a recipe"),
+    "package": ("look", "package an artifact for a server"),
+    "inspect": ("look", "show what a file contains"),
+    "doctor": ("look", "check what works on this machine"),
 }
-"""Help of each verb, in the order of the road."""
-
-_MODULES = {
-    "compile": ("export", "simplify", "calibrate", "ranges", "quantize", "build", "refit", "reproduce"),
-    "first_use": ("auto", "init", "tune"),
-    "look": ("inspect", "doctor", "package"),
-    "measure": ("bench", "gate", "diff", "report"),
-    "recipes": ("run", "sweep", "worker", "migrate"),
-}
-"""Module of this room to its verbs. It is imported when one of them is called."""
+"""Module of this room and help of each verb, in the order of the road. It is imported when one is called."""
 
 _HELP = """\
 Turn a trained PyTorch model into measured, verified artifacts.
@@ -87,8 +78,7 @@ class VerbGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
-        module = next(module for module, verbs in _MODULES.items() if cmd_name in verbs)
-        command = getattr(import_module(f".{module}", __package__), cmd_name)
+        command = getattr(import_module(f".{_VERBS[cmd_name][0]}", __package__), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
@@ -103,7 +93,7 @@ class VerbGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(_VERBS.items()))
+            formatter.write_dl([(verb, words) for verb, (_, words) in _VERBS.items()])
 
 
 @click.group(cls=VerbGroup, help=_HELP, context_settings={"help_option_names": ["-h", "--help"]})

@@ -49,7 +49,7 @@ class MeasureVerb(Verb):
         formatter.write_usage(program, " ".join(self.collect_usage_pieces(ctx)))
 
 
-@click.group(cls=BenchGroup, short_help="measure artifacts against a baseline, or compare two results files")
+@click.group(cls=BenchGroup)
 def bench() -> None:
     """Measure artifacts, or compare what was measured."""
 
