@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import QCompileError
-from ..machine_memory import out_of_memory
 from ..plain_text import plain, plain_json, plain_lines
 from ..processes.untrusted import MEMORY_GB, TIME_S, Limits
 
@@ -45,28 +44,6 @@ class Session:
         self._last_line = 0.0
         self._text, self._began, self._first = "", 0.0, 0
         self.spelled: Callable[[str], str] = str  # a verb tells how its options are typed
-
-    @staticmethod
-    def of(function: Callable[..., int | None]) -> Callable[..., int | None]:
-        """Return the function with a session of its command's options as its first argument."""
-
-        def called(*, verbose: bool, quiet: bool, as_json: bool, **options: Any) -> int | None:
-            if verbose and quiet:
-                raise click.UsageError("-v and -q exclude each other")
-            code = watched(options, as_json=as_json)
-            if code is not None:
-                return code
-            session = Session(verbose=verbose, quiet=quiet, as_json=as_json)
-            with session.working():
-                try:
-                    return function(session, **options)
-                except Exception as error:
-                    shortage = out_of_memory(error, session.step)
-                    if shortage is None or shortage is error:
-                        raise
-                    raise shortage from error
-
-        return called
 
     @contextlib.contextmanager
     def working(self) -> Iterator[Session]:

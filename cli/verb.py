@@ -17,6 +17,7 @@ import msgspec
 from click.shell_completion import CompletionItem
 
 from ..errors import QCompileError
+from ..machine_memory import out_of_memory
 from ..spec.artifacts import BuildCommand, QuantizeCommand
 from ..spec.decode import OnDeprecated, decode, deprecated
 from ..spec.measure import BenchCommand, DiffCommand
@@ -25,7 +26,7 @@ from ..spec.option import COMMA, Option, options_of
 from ..spec.recipes import MigrateCommand, RunCommand, SweepCommand
 from ..spec.removed import removed_option
 from ..spec.words import AUTO, FORMER_ISAS, METHOD, METHODS, METRIC, METRICS, TARGETS
-from .session import Session, examples, session_options
+from .session import Session, examples, session_options, watched
 
 _WORDS = {METRIC: (AUTO, *METRICS), METHOD: METHODS, "TARGET": TARGETS}
 
@@ -87,17 +88,29 @@ def verb(
     """
 
     def decorate(function: Callable[[Session, Spec], int | None]) -> Verb:
-        def called(session: Session, /, **values: Any) -> int | None:
+        def called(*, verbose: bool, quiet: bool, as_json: bool, **typed: Any) -> int | None:
+            if verbose and quiet:
+                raise click.UsageError("-v and -q exclude each other")
+            code = watched(typed, as_json=as_json)
+            if code is not None:
+                return code
+            session = Session(verbose=verbose, quiet=quiet, as_json=as_json)
             session.spelled = functools.partial(spelled, spec=spec)
-            try:
-                return function(session, read(spec, values, on_deprecated=lambda text: session.warn([text])))
-            except QCompileError as error:
-                respell(error, spec)
-                raise
+            with session.working():
+                try:
+                    options = read(spec, typed, on_deprecated=lambda text: session.warn([text]))
+                    return function(session, options)
+                except Exception as error:
+                    if isinstance(error, QCompileError):
+                        respell(error, spec)
+                    shortage = out_of_memory(error, session.step)
+                    if shortage is None or shortage is error:
+                        raise
+                    raise shortage from error
 
         command = cls(
             function.__name__,
-            callback=Session.of(called),
+            callback=called,
             help=spec.__doc__,
             short_help=short_help,
             epilog=examples(*shown),
