@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from commands import MakePath
 
 from qcompile.building import build
 from qcompile.calibration import calibrate
@@ -20,7 +20,6 @@ from qcompile.processor import isa_here
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.words import TARGETS
 
-MakeFile = Callable[..., Path]
 GPUS = ["sm86"]
 INT8: dict[str, Any] = {"target": "onnxruntime", "precision": "int8"}
 
@@ -29,13 +28,13 @@ FOR_TARGET: dict[str, dict[str, Any]] = {"onnxruntime": {}, "tensorrt-rtx": {"gp
 
 
 @pytest.fixture
-def model(tiny_file: MakeFile) -> Path:
+def model(tiny_file: MakePath) -> Path:
     """The tiny residual model."""
     return tiny_file("residual")
 
 
 @pytest.fixture
-def ranges(model: Path, samples: MakeFile, tmp_path: Path) -> Path:
+def ranges(model: Path, samples: MakePath, tmp_path: Path) -> Path:
     """Its ranges."""
     return calibrate(model, str(samples("residual")), tmp_path / "m.ranges", method="minmax").path
 

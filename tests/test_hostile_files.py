@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import MakePath
 from hostile_pickle import Evil, torch_saved
 
 from qcompile.artifact import is_manifest, read_manifest
@@ -36,7 +37,6 @@ from qcompile.model.load import find_preprocessing
 from qcompile.model.named import hf_configuration
 from qcompile.reporting.inspection import inspect
 
-MakePath = Callable[..., Path]
 Ask = Callable[..., str]
 
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import onnx
 import pytest
-from commands import MakePath, Qc
+from commands import MakeModel, MakePath, Qc
 from msgspec.structs import replace
 from onnx import helper
 
@@ -20,8 +20,6 @@ from qcompile.bench.results.results import Results, load_results, save_results
 from qcompile.bench.results.row import Latency, Row
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
-
-MakeModel = Callable[..., onnx.ModelProto]
 
 
 def with_work(model: onnx.ModelProto, repeats: int) -> onnx.ModelProto:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
+from commands import MakePath
 from jsonschema import Draft202012Validator
 from reference_pages import verbs
 
@@ -29,7 +29,6 @@ from qcompile.spec.recipes import recipe_schema
 from qcompile.spec.removed import COMMANDS, OPTIONS, SOURCES, removed_option, removed_source
 from qcompile.spec.words import FORMER_ISAS
 
-MakeFile = Callable[..., Path]
 WITH_ISA = [made.spec for _, made in verbs() if any(one.name == "isa" for one in options_of(made.spec))]
 REMOVED = [
     ("rest", "bf16", "`float_precision`"),
@@ -131,7 +130,7 @@ def test_the_device_of_a_manifest_of_before_tells_the_instruction_set(old: str) 
 
 
 def test_openvino_computes_an_artifact_of_before_as_its_manifest_says(
-    tiny_file: MakeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_file: MakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("openvino")
     from qcompile.engines.openvino import engine

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
 from click.testing import CliRunner
+from commands import MakePath
 
 import qcompile
 from qcompile import building
@@ -27,7 +27,6 @@ from qcompile.progress import silent
 from qcompile.spec.artifacts import ArtifactSection, BuildCommand, BuildSpec
 from qcompile.spec.decode import shared
 
-MakeFile = Callable[..., Path]
 Colour = Annotated[Literal["red", "blue"], "Colour of the artifact."]
 
 
@@ -67,7 +66,7 @@ def colours(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def recipe(tiny_file: MakeFile, tmp_path: Path) -> Recipe:
+def recipe(tiny_file: MakePath, tmp_path: Path) -> Recipe:
     """A recipe of one artifact."""
     path = tmp_path / "recipe.toml"
     path.write_text(
@@ -78,7 +77,7 @@ def recipe(tiny_file: MakeFile, tmp_path: Path) -> Recipe:
 
 
 def test_it_reaches_the_engine_and_the_manifest_of_a_build(
-    colours: list[str], tiny_file: MakeFile, tmp_path: Path
+    colours: list[str], tiny_file: MakePath, tmp_path: Path
 ) -> None:
     model = tiny_file("mlp")
     plain = qcompile.build(model, tmp_path / "a.onnx", target="onnxruntime").manifest
@@ -90,7 +89,7 @@ def test_it_reaches_the_engine_and_the_manifest_of_a_build(
 
 
 def test_it_reaches_the_engine_from_the_command_line(
-    colours: list[str], tiny_file: MakeFile, tmp_path: Path
+    colours: list[str], tiny_file: MakePath, tmp_path: Path
 ) -> None:
     @verb(ColouredCommand, "build")
     def build(_: Session, given: ColouredCommand) -> None:
@@ -111,7 +110,7 @@ def key(kind: str, recipe: Recipe, section: Any, files: dict[str, Made]) -> Key:
 
 
 def test_it_reaches_the_engine_the_keys_and_the_manifest_of_a_run(
-    colours: list[str], recipe: Recipe, tiny_file: MakeFile, tmp_path: Path
+    colours: list[str], recipe: Recipe, tiny_file: MakePath, tmp_path: Path
 ) -> None:
     model = tiny_file("mlp")
     red, blue = (shared(ColouredSection, recipe.artifact[0], colour=colour) for colour in ("red", "blue"))
@@ -126,7 +125,7 @@ def test_it_reaches_the_engine_the_keys_and_the_manifest_of_a_run(
     assert colours == ["blue"]
 
 
-def test_it_is_part_of_the_key_of_a_graph(colours: list[str], recipe: Recipe, tiny_file: MakeFile) -> None:
+def test_it_is_part_of_the_key_of_a_graph(colours: list[str], recipe: Recipe, tiny_file: MakePath) -> None:
     dynamic = shared(ColouredSection, recipe.artifact[0], precision="int8", mode="dynamic", colour="blue")
     made = Made(tiny_file("mlp"), "sha256:0")
     assert key("quantize", recipe, dynamic, {"model": made})["options"]["colour"] == "blue"
