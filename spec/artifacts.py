@@ -11,8 +11,6 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from msgspec import Meta
-
 from .decode import Checked, Refused, non_default_options, read_shapes
 from .option import COMMA, SHAPES, argument, fields_of, option
 from .tensorrt import TensorRTOptions
@@ -57,11 +55,7 @@ Rules = Annotated[
 """Of `quantize`, `build`, recipes and `diff`."""
 Inputs = Annotated[InputShapes, "Input of a PyTorch MODEL."]
 """Of `build` and `tune`."""
-
-
-def _shapes(sentence: str) -> Meta:
-    """What the annotation of shapes of an engine's inputs holds."""
-    return option("NAME:SHAPE", split=SHAPES, pairs=":", targets=TENSORRT_TARGETS)(sentence)
+_Shapes = Annotated[Texts, option("NAME:SHAPE", split=SHAPES, pairs=":", targets=TENSORRT_TARGETS)]
 
 
 class PrecisionOptions(Checked):
@@ -137,9 +131,9 @@ class ArtifactOptions(QuantizeOptions):
         "of the cluster's GPUs; default: this machine's GPU.",
         option("--gpu SM", split=COMMA, targets=TENSORRT_TARGETS),
     ] = ()
-    min_shapes: Annotated[Texts, _shapes("Smallest shape of an input.")] = ()
-    opt_shapes: Annotated[Texts, _shapes("Shape of an input to optimize for.")] = ()
-    max_shapes: Annotated[Texts, _shapes("Largest shape of an input.")] = ()
+    min_shapes: Annotated[_Shapes, "Smallest shape of an input."] = ()
+    opt_shapes: Annotated[_Shapes, "Shape of an input to optimize for."] = ()
+    max_shapes: Annotated[_Shapes, "Largest shape of an input."] = ()
     calibrator: Annotated[
         Calibrator,
         "Source of the INT8 scales of TensorRT 8.5 to 10, in place of Q/DQ: the ranges file (ranges), or "

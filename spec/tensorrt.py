@@ -15,6 +15,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _PERCENT = 100
 
 AUTO, OFF = "auto", "off"
+_Size = Annotated[str, option("SIZE")]
 
 
 class TensorRTOptions(Checked):
@@ -32,9 +33,7 @@ class TensorRTOptions(Checked):
         "Number of this machine's GPU to build, calibrate and verify on, as CUDA counts them.",
         option("N", ge=0),
     ] = 0
-    workspace: Annotated[
-        str, "Largest workspace of a layer, such as 4G (powers of 1024).", option("SIZE")
-    ] = ""
+    workspace: Annotated[_Size, "Largest workspace of a layer, such as 4G (powers of 1024)."] = ""
     memory_pools: Annotated[
         Texts,
         "Size of another memory pool, such as tactic-shared-memory=64K.",
@@ -93,9 +92,7 @@ class TensorRTOptions(Checked):
         "Effort of tiling layers for the L2 cache, 0 to 3; -1 means TensorRT's default, 0.",
         option(ge=-1, le=3),
     ] = -1
-    tiling_l2_limit: Annotated[
-        str, "Part of the L2 cache that tiling may use, such as 8M.", option("SIZE")
-    ] = ""
+    tiling_l2_limit: Annotated[_Size, "Part of the L2 cache that tiling may use, such as 8M."] = ""
     build_route: Annotated[
         str,
         "Options of TensorRT's compiler, such as -conv_use_long_w=off; `dry_run` lists them.",
