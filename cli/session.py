@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import QCompileError
 from ..plain_text import plain, plain_json, plain_lines
-from ..processes.untrusted import MEMORY_GB, TIME_S, Limits
+from ..processes.untrusted import MEMORY_GB, TIME_S, Limits, is_child, limit_self, run_untrusted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -166,7 +165,8 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-_FLAG, _MEMORY, _TIME = "untrusted", "memory_limit_gb", "time_limit_s"
+UNTRUSTED = ("untrusted", "memory_limit_gb", "time_limit_s")
+"""Options of commands that read files, beside those of their specs."""
 
 
 def watched(options: dict[str, Any], *, as_json: bool) -> int | None:
@@ -174,11 +174,9 @@ def watched(options: dict[str, Any], *, as_json: bool) -> int | None:
 
     Its options are taken out. Returns the exit code, or None where this process carries the command out.
     """
-    untrusted = options.pop(_FLAG, False)
-    typed = {"memory_gb": options.pop(_MEMORY, None), "time_s": options.pop(_TIME, None)}
-    typed = {name: value for name, value in typed.items() if value is not None}
-    from ..processes.untrusted import is_child, limit_self
-
+    untrusted, memory_gb, time_s = (options.pop(name, None) for name in UNTRUSTED)
+    limits = {"memory_gb": memory_gb, "time_s": time_s}
+    typed = {name: value for name, value in limits.items() if value is not None}
     if is_child():
         limit_self()
         return None
@@ -188,14 +186,8 @@ def watched(options: dict[str, Any], *, as_json: bool) -> int | None:
         return None
     if options.get("trust"):
         refuse_trust("--trust")
-    try:
-        limits = Limits(**typed)
-        from ..processes.untrusted import run_untrusted
-
-        finished = run_untrusted(click.get_current_context().find_root().obj, limits, capture=as_json)
-    except QCompileError as error:
-        _spell(error)
-        raise
+    words = click.get_current_context().find_root().obj
+    finished = run_untrusted(words, Limits(**typed), capture=as_json)
     if finished.output:
         click.echo(finished.output, nl=False)
     return finished.code
@@ -207,13 +199,3 @@ def refuse_trust(name: str) -> None:
         f"--untrusted and {name} exclude each other: with it a file may run code, and limits on memory and "
         "time are no sandbox"
     )
-
-
-def _spell(error: QCompileError) -> None:
-    for name in (_FLAG, _MEMORY, _TIME):
-        typed = f"--{name.replace('_', '-')}"
-        error.message = error.message.replace(f"`{name}`", typed)
-        error.hint = error.hint.replace(f"`{name}`", typed)
-        if error.data.get("option") == name:
-            error.data = {**error.data, "option": typed}
-    error.args = (error.message,)

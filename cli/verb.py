@@ -26,7 +26,7 @@ from ..spec.option import COMMA, Option, options_of
 from ..spec.recipes import MigrateCommand, RunCommand, SweepCommand
 from ..spec.removed import removed_option
 from ..spec.words import AUTO, FORMER_ISAS, METHOD, METHODS, METRIC, METRICS, TARGETS
-from .session import Session, examples, session_options, watched
+from .session import UNTRUSTED, Session, examples, session_options, watched
 
 _WORDS = {METRIC: (AUTO, *METRICS), METHOD: METHODS, "TARGET": TARGETS}
 
@@ -91,7 +91,11 @@ def verb(
         def called(*, verbose: bool, quiet: bool, as_json: bool, **typed: Any) -> int | None:
             if verbose and quiet:
                 raise click.UsageError("-v and -q exclude each other")
-            code = watched(typed, as_json=as_json)
+            try:
+                code = watched(typed, as_json=as_json)
+            except QCompileError as error:
+                respell(error, spec)
+                raise
             if code is not None:
                 return code
             session = Session(verbose=verbose, quiet=quiet, as_json=as_json)
@@ -203,7 +207,7 @@ def read(spec: type[Spec], typed: Mapping[str, Any], *, on_deprecated: OnDepreca
 def spelled(text: str, spec: type) -> str:
     """Spell the options between backticks as they are typed; the keys of a recipe are their fields."""
     kinds = () if spec in (RunCommand, MigrateCommand, SweepCommand) else _NEXT_STEPS
-    flags: dict[str, str] = {}
+    flags = {name: f"--{name.replace('_', '-')}" for name in UNTRUSTED}
     for option in (option for kind in (spec, *kinds) for option in options_of(kind)):
         flag = option.name.upper() if option.spelling.argument else option.flag
         flags.setdefault(option.name, flag)
