@@ -10,16 +10,8 @@ import click
 
 from ..spec.looking import DoctorCommand, EpContextCommand, InspectCommand, TritonCommand
 from ..tensors import ModelIO
+from . import tables
 from .session import RoadGroup, Session
-from .tables import (
-    add_row,
-    bytes_text,
-    left_in_float_lines,
-    make_table,
-    present_io,
-    profile_lines,
-    results_table,
-)  # fmt: skip
 from .verb import verb
 
 if TYPE_CHECKING:
@@ -40,24 +32,24 @@ def inspect(session: Session, options: InspectCommand) -> int:
 
     facts = look(options.file, options)
     session.json(facts)
-    session.say(f"{facts['file']}: {facts['kind']}, {bytes_text(facts['size_bytes'])}")
+    session.say(f"{facts['file']}: {facts['kind']}, {tables.bytes_text(facts['size_bytes'])}")
     _SHOW.get(facts["kind"], _show_manifest)(session, facts)
     return 0 if facts.get("matches_manifest", True) else 1
 
 
 def _show_onnx(session: Session, facts: dict[str, Any]) -> None:
     session.say(f"  opset {facts['opset']}, made by {facts['producer'] or 'unknown'}")
-    present_io(session, ModelIO.from_json(facts["io"]))
+    tables.present_io(session, ModelIO.from_json(facts["io"]))
     share = f"{facts['quantized_share']:.0%}"
     session.say(f"  {facts['precision']}; {share} of the layers that compute are quantized")
-    table = make_table("", "operator", "nodes")
+    table = tables.make_table("", "operator", "nodes")
     for operator, count in facts["operators"].items():
-        add_row(table, operator, str(count))
+        tables.add_row(table, operator, str(count))
     session.table(table)
     if "nodes" in facts:
-        listing = make_table("", "node", "operator", "precision", "Tensor Cores", text=True)
+        listing = tables.make_table("", "node", "operator", "precision", "Tensor Cores", text=True)
         for node in facts["nodes"]:
-            add_row(listing, node["name"], node["operator"], node["precision"], node["tensor_cores"])
+            tables.add_row(listing, node["name"], node["operator"], node["precision"], node["tensor_cores"])
         session.table(listing)
     _show_manifest(session, facts)
 
@@ -77,8 +69,8 @@ def _show_program(session: Session, facts: dict[str, Any]) -> None:
     """What only its manifest tells of an engine or a TorchScript archive."""
     manifest = facts.get("manifest") or {}
     if manifest.get("io"):
-        present_io(session, ModelIO.from_json(manifest["io"]))
-    for line in profile_lines(manifest.get("proof", {})):
+        tables.present_io(session, ModelIO.from_json(manifest["io"]))
+    for line in tables.profile_lines(manifest.get("proof", {})):
         session.say(f"  {line}")
     _show_manifest(session, facts)
 
@@ -86,7 +78,7 @@ def _show_program(session: Session, facts: dict[str, Any]) -> None:
 def _show_results(session: Session, facts: dict[str, Any]) -> None:
     from ..bench.results.results import load_results
 
-    session.table(results_table(load_results(Path(facts["file"])), width=session.width))
+    session.table(tables.results_table(load_results(Path(facts["file"])), width=session.width))
 
 
 def _show_manifest(session: Session, facts: dict[str, Any]) -> None:
@@ -121,7 +113,7 @@ def _show_manifest(session: Session, facts: dict[str, Any]) -> None:
     for word in ("evidence", "inspector"):
         if proof.get(word):
             session.say(f"  {word}: {proof[word]}")
-    for line in left_in_float_lines(proof, "its .json"):
+    for line in tables.left_in_float_lines(proof, "its .json"):
         session.say(f"  {line}")
     if proof.get("has_run") is False:
         session.say("  it has not been run: the proof is the types of the network")
@@ -156,11 +148,11 @@ def doctor(session: Session, options: DoctorCommand) -> int:
     session.say(f"Python {diagnosis.python}, {diagnosis.system}, {machine['processor']}")
     session.say(", ".join(f"{name} {version}" for name, version in diagnosis.packages.items()))
     sets = ", ".join(machine["features"]) or "the system does not tell its instruction sets"
-    memory, free = bytes_text(machine["memory_bytes"]), bytes_text(machine["free_bytes"])
+    memory, free = tables.bytes_text(machine["memory_bytes"]), tables.bytes_text(machine["free_bytes"])
     session.say(f"processor: {sets}; {machine['threads']} threads, {memory} memory, {free} free on the disk")
     session.say(f"  {machine['int8']}")
     for index, gpu in enumerate(diagnosis.gpus):
-        session.say(f"GPU {index}: {gpu.name}, {bytes_text(gpu.memory_bytes)}, CUDA {gpu.cuda}")
+        session.say(f"GPU {index}: {gpu.name}, {tables.bytes_text(gpu.memory_bytes)}, CUDA {gpu.cuda}")
     for types in diagnosis.types:
         note = f" ({types.note})" if types.note else ""
         taken = f"Tensor Cores take {', '.join(types.types)}" if types.types else "no Tensor Cores"
@@ -175,11 +167,11 @@ def doctor(session: Session, options: DoctorCommand) -> int:
 
 
 def _show_targets(session: Session, diagnosis: Diagnosis) -> None:
-    table = make_table("", "target", "builds here", "runs here", "on a GPU here", "fix", text=True)
+    table = tables.make_table("", "target", "builds here", "runs here", "on a GPU here", "fix", text=True)
     for state in diagnosis.targets:
         on_gpu = "no" if state.why_not_run else state.why_not_run_on_gpu
         reasons = (reason or "yes" for reason in (state.why_not_build, state.why_not_run, on_gpu))
-        add_row(table, state.target, *reasons, state.fix)
+        tables.add_row(table, state.target, *reasons, state.fix)
     session.table(table)
 
 
@@ -193,9 +185,9 @@ def _show_precisions(session: Session, diagnosis: Diagnosis) -> None:
         if cell.reason and cell.target not in missing:
             reasons.setdefault((cell.target, cell.reason, cell.fix), []).append(cell.precision)
     precisions = list(next(iter(rows.values()), {}))
-    table = make_table("what an artifact computes in here", "target", "on", *precisions, text=True)
+    table = tables.make_table("what an artifact computes in here", "target", "on", *precisions, text=True)
     for (target, device), states in rows.items():
-        add_row(table, target, device, *(states[name] for name in precisions))
+        tables.add_row(table, target, device, *(states[name] for name in precisions))
     session.table(table)
     for (target, reason, fix), names in reasons.items():
         way_out = f"; {session.spelled(fix)}" * bool(fix)
@@ -204,9 +196,9 @@ def _show_precisions(session: Session, diagnosis: Diagnosis) -> None:
 
 
 def _show_extras(session: Session, diagnosis: Diagnosis) -> None:
-    table = make_table("", "extra", "state", "missing or wrong", "fix", text=True)
+    table = tables.make_table("", "extra", "state", "missing or wrong", "fix", text=True)
     for extra in diagnosis.extras:
-        add_row(table, extra.extra, extra.state, extra.problem or ", ".join(extra.missing), extra.fix)
+        tables.add_row(table, extra.extra, extra.state, extra.problem or ", ".join(extra.missing), extra.fix)
     session.table(table)
     state = diagnosis.tensorflow
     versions = ", ".join(f"{name} {version}" for name, version in state.versions.items()) or "nothing known"

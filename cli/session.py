@@ -51,21 +51,16 @@ class Session:
             self._last_line = time.monotonic()
             yield self
             return
+        from rich import progress
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            SpinnerColumn,
-            TextColumn,
-            TimeElapsedColumn,
-        )  # fmt: skip
 
         columns = (
-            SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=24),
-            MofNCompleteColumn(), TextColumn("{task.fields[pace]}"), TimeElapsedColumn(),
+            progress.SpinnerColumn(), progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(bar_width=24), progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[pace]}"), progress.TimeElapsedColumn(),
         )  # fmt: skip
-        with Progress(*columns, console=Console(stderr=True), transient=True) as self._display:
+        display = progress.Progress(*columns, console=Console(stderr=True), transient=True)
+        with display as self._display:
             self._task = self._display.add_task("", total=None, pace="")
             try:
                 yield self
