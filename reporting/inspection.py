@@ -95,33 +95,26 @@ def _kind(path: Path) -> str:
 
 
 def _onnx(path: Path, tensor_core_precision: str) -> dict[str, Any]:
-    from ..model.graph import (
-        count_operators,
-        count_weighted,
-        graph_precision,
-        model_io,
-        opset,
-        weighted_nodes,
-    )
+    from ..model import graph
     from ..model.multiply_adds import tensor_core_advice
 
     model = read_graph(path).load()
-    by_precision = count_weighted(model)
+    by_precision = graph.count_weighted(model)
     total = sum(sum(kinds.values()) for kinds in by_precision.values())
     quantized = sum(sum(by_precision.get(kind, {}).values()) for kind in _QUANTIZED)
     facts: dict[str, Any] = {
-        "opset": opset(model),
+        "opset": graph.opset(model),
         "ir_version": model.ir_version,
         "producer": " ".join(filter(None, (model.producer_name, model.producer_version))),
-        "io": model_io(model).as_json(),
-        "operators": count_operators(model),
-        "precision": graph_precision(model),
+        "io": graph.model_io(model).as_json(),
+        "operators": graph.count_operators(model),
+        "precision": graph.graph_precision(model),
         "weighted_by_precision": by_precision,
         "quantized_share": quantized / total if total else 0.0,
     }
     if tensor_core_precision:
         advice = tensor_core_advice(model, tensor_core_precision)
-        names = {node.name: kind for kind, of_kind in weighted_nodes(model).items() for node in of_kind}
+        names = {node.name: kind for kind, of_kind in graph.weighted_nodes(model).items() for node in of_kind}
         facts["nodes"] = [
             {
                 "name": node.name,
