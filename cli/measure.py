@@ -219,7 +219,7 @@ def diff(session: Session, options: DiffCommand) -> int:
 
 
 def _layers(session: Session, options: DiffCommand) -> int:
-    from ..comparison.layers import layer_diff
+    from ..comparison.layers.compare import layer_diff
     from ..files import check_output
 
     written = [path for path in (options.output, options.save_results) if path is not None]

@@ -2,8 +2,3 @@
 
 sides ─▶ pairing ─▶ search ◀─▶ runs ─▶ worker (job, tapped) ─▶ outcome
 """
-
-from .compare import layer_diff
-from .outcome import Layer, LayerDiff
-
-__all__ = ["Layer", "LayerDiff", "layer_diff"]

@@ -20,7 +20,7 @@ from onnx import helper
 
 import qcompile
 from qcompile.bench.outputs import parse_interpreters
-from qcompile.comparison.layers import layer_diff
+from qcompile.comparison.layers.compare import layer_diff
 from qcompile.errors import DataError, InvalidOption, MissingFile, ModelError, QCompileError, WorkerError
 from qcompile.model.tensorflow import tensorflow_versions
 from qcompile.processes.arrays import load_array, load_arrays, save_arrays

@@ -16,7 +16,7 @@ from qcompile.bench.results.regress import compare_results
 from qcompile.cli.main import group
 from qcompile.cli.verb import Verb
 from qcompile.comparison.diff import parse_tolerances
-from qcompile.comparison.layers import layer_diff
+from qcompile.comparison.layers.compare import layer_diff
 from qcompile.compiler.quantize.qat.train import prepare
 from qcompile.errors import InvalidOption
 from qcompile.pipeline.sweep import sweep

@@ -20,8 +20,7 @@ from tensorrt_simulation import make_adapter
 
 import qcompile
 from qcompile.building import engine_graph
-from qcompile.comparison.layers import layer_diff
-from qcompile.comparison.layers.compare import observable
+from qcompile.comparison.layers.compare import layer_diff, observable
 from qcompile.comparison.layers.pairing import pair_tensors
 from qcompile.comparison.layers.rebuild import EngineSource, Rebuilder
 from qcompile.comparison.layers.sides import Side

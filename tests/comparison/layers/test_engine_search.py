@@ -20,7 +20,9 @@ from simulated_cuda import SimulatedGpu
 from simulated_cuda import install as install_gpu
 from tensorrt_simulation import make_adapter
 
-from qcompile.comparison.layers import LayerDiff, layer_diff, rebuild
+from qcompile.comparison.layers import rebuild
+from qcompile.comparison.layers.compare import layer_diff
+from qcompile.comparison.layers.outcome import LayerDiff
 from qcompile.comparison.layers.taps import write_samples
 from qcompile.errors import BuildError
 from qcompile.model.judgement import output_error

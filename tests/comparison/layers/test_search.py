@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from layer_faults import perturbed
 
 import qcompile
-from qcompile.comparison.layers import LayerDiff, layer_diff
+from qcompile.comparison.layers.compare import layer_diff
+from qcompile.comparison.layers.outcome import LayerDiff
 from qcompile.comparison.layers.search import Search, packed
 from qcompile.model.graph import producers, weighted_nodes
 

@@ -16,7 +16,8 @@ from layer_faults import perturbed
 
 import qcompile
 from qcompile.building import engine_graph
-from qcompile.comparison.layers import LayerDiff, layer_diff
+from qcompile.comparison.layers.compare import layer_diff
+from qcompile.comparison.layers.outcome import LayerDiff
 from qcompile.comparison.layers.rebuild import EngineSource
 from qcompile.deploy import package_ep_context
 from qcompile.engines.gpu import find_gpu
