@@ -113,10 +113,8 @@ def diff(
     precision = max((runnable.precision for runnable in runnables), key=_COARSER.index)
     notes: list[str] = []
     if metric is not None:
-        accuracy_of_both, theirs, ours, count = evaluate(
-            runnables, io, str(spec.data), metric, max_drop=spec.max_drop, samples=spec.samples,
-            keep=spec.samples or SAMPLES, threads=spec.threads, progress=progress, notes=notes,
-        )  # fmt: skip
+        progress("accuracy")
+        accuracy_of_both, theirs, ours, count = evaluate(runnables, io, spec, metric, notes)
         outputs = judge(theirs, ours, precision, tolerances, rules, forms)
         return Comparison(reference, artifact, precision, count, outputs, accuracy_of_both, notes)
     feeds = list(feeds_for(io, spec.data, runnables=runnables, samples=spec.samples or SAMPLES))
@@ -181,22 +179,14 @@ class AccuracyComparison:
 
 
 def evaluate(
-    runnables: Sequence[RunnableArtifact],
-    io: ModelIO,
-    data: str,
-    metric: str,
-    *,
-    max_drop: float | None = None,
-    samples: int | None = None,
-    keep: int = 0,
-    threads: int = 0,
-    progress: Progress = silent,
-    notes: list[str] | None = None,
+    runnables: Sequence[RunnableArtifact], io: ModelIO, spec: DiffSpec, metric: str, notes: list[str]
 ) -> tuple[AccuracyComparison, list[Outputs], list[Outputs], int]:
     """Run two artifacts on labelled samples, batch by batch, and compare their accuracy on all.
 
-    Also returns the outputs of both for the first batches, and how many samples these hold: at least `keep`.
+    Also returns the outputs of both for the first batches, and how many samples these hold. What the runners
+    say of themselves is added to `notes`.
     """
+    data, keep = str(spec.data), spec.samples or SAMPLES
     scoring = read_metric(metric, inputs=described_inputs(io, runnables))
     sums: list[ScoreSums] = []
     first: tuple[list[Outputs], list[Outputs]] = ([], [])
@@ -206,11 +196,10 @@ def evaluate(
     with contextlib.ExitStack() as stack:
         workers = []
         for runnable in runnables:
-            worker = Worker(runnable.name, threads=threads, python=runnable.python)
+            worker = Worker(runnable.name, threads=spec.threads, python=runnable.python)
             workers.append(stack.enter_context(worker))
-            start(worker, runnable, runnables, threads)
-        progress("accuracy")
-        for batch in Data(data, io.inputs, limit=samples):
+            start(worker, runnable, runnables, spec.threads)
+        for batch in Data(data, io.inputs, limit=spec.samples):
             truth = truth_of(batch, scoring, data)
             reference, outputs = (next(infer_all(worker, [batch.feeds], notes)) for worker in workers)
             if not sums:
@@ -227,6 +216,6 @@ def evaluate(
     assert reached.drop is not None, "an artifact has a drop"
     compared = AccuracyComparison(
         scoring.name, scoring.note, sums[0].value(), reached.value, reached.drop.value, reached.drop.low,
-        reached.drop.high, sums[1].samples, reached.agreement, max_drop,
+        reached.drop.high, sums[1].samples, reached.agreement, spec.max_drop,
     )  # fmt: skip
     return compared, *first, seen
