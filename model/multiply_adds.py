@@ -63,12 +63,12 @@ def shares(names: Sequence[str], multiply_adds: Mapping[str, int]) -> tuple[dict
     return {name: multiply_adds[name] / total for name in names}, "multiply-adds"
 
 
-def known_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
-    """Return tensor name to its extents, where all are known; dynamic axes are the example's."""
+def known_shapes(model: onnx.ModelProto, inputs: Mapping[str, Shape] | None = None) -> dict[str, Shape]:
+    """Return tensor name to its extents, where all are known, for shapes of the inputs, or the example's."""
     light = without_weights(model)
     notes = read_notes(model)
-    examples = {}
-    for tensor in model_io(model).inputs:
+    examples = dict(inputs or {})
+    for tensor in () if inputs else model_io(model).inputs:
         noted = notes[tensor.name].example if tensor.name in notes else ()
         extents = noted if len(noted) == len(tensor.shape) else [1] * len(tensor.shape)
         dims = zip(tensor.shape, extents, strict=True)

@@ -59,7 +59,7 @@ def layer_diff(
     assert ours.weightless is not None, "`reference_side` takes ONNX files alone"
     if theirs.weightless is not None or spec.max_builds == 0:
         source = None
-    pairs = _pairs(ours, theirs, source)
+    pairs = _pairs(ours, ours.weightless.model, theirs, source)
     with temporary_folder("layers") as folder:
         limit = spec.samples or SAMPLES
         written = write_samples(ours.weightless, spec.data, folder / "samples", limit=limit)
@@ -82,18 +82,16 @@ def layer_diff(
         return comparison.outcome(reference, artifact, casts)
 
 
-def _pairs(reference: Side, artifact: Side, source: EngineSource | None) -> Pairs:
-    assert reference.weightless is not None
+def _pairs(reference: Side, model: onnx.ModelProto, artifact: Side, source: EngineSource | None) -> Pairs:
     if source is not None:
         graph = read_weightless(source.graph).model
-        pairs = observable(pair_tensors(reference.weightless.model, graph), graph)
-    elif artifact.weightless is None:
-        pairs = pair_outputs(reference.weightless.model, [tensor.name for tensor in artifact.io.outputs])
+        pairs = observable(pair_tensors(model, graph), graph)
+    elif artifact.weightless is not None:
+        pairs = pair_tensors(model, artifact.weightless.model)
+    else:
+        pairs = pair_outputs(model, [tensor.name for tensor in artifact.io.outputs])
         if not pairs.pairs:
             raise InvalidOption(f"{artifact.path}: no output pairs with a tensor of {reference.path}")
-        return pairs
-    else:
-        pairs = pair_tensors(reference.weightless.model, artifact.weightless.model)
     if not pairs.pairs:
         raise InvalidOption(
             f"{artifact.path}: no tensor pairs with one of {reference.path}, by name or by structure",

@@ -35,9 +35,6 @@ from .sides import Form
 if TYPE_CHECKING:
     import onnx
 
-Run = Callable[[Feeds, str], Iterator[tuple[str, NDArray[Any]]]]
-"""Of feeds, and what errors call them: yields each tensor, which is freed when the next is asked for."""
-
 PIECE = 1 << 17
 """Elements that are compared at once: 1 MB as float64."""
 
@@ -86,14 +83,10 @@ def run_job(job: Mapping[str, Any], on_batch: Callable[[int], None]) -> dict[str
     from ...bench.worker import peak_memory_bytes
 
     taps = {tap["tensor"]: tap for tap in job["taps"]}
-    io = ModelIO.from_json(job["io"]) if job["io"] else None
     work = _Work(job, taps)
-    arguments = {"threads": job["threads"], "folder": Path(job["folder"]), "io": io}
-    debug = list(job["outputs"]) if job["debug"] else []
-    with open_tapped(Path(job["path"]), job["runtime"], list(taps), debug=debug, **arguments) as run:
+    with open_tapped(job, list(taps)) as infer:
         for number in range(job["batches"]):
-            feeds = _feeds(job, number)
-            for name, array in run(feeds, job["where"][number]):
+            for name, array in _tensors(infer, _feeds(job, number), job["where"][number]):
                 work.take(name, number, array)
                 del array
             on_batch(number + 1)
@@ -162,31 +155,25 @@ def _feeds(job: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def open_tapped(
-    path: Path,
-    runtime: str,
-    names: Sequence[str],
-    *,
-    threads: int,
-    folder: Path,
-    io: ModelIO | None,
-    debug: Sequence[str] = (),
-) -> Iterator[Run]:
+def open_tapped(job: Mapping[str, Any], names: Sequence[str]) -> Iterator[Callable[[Feeds], dict[str, Any]]]:
     """Yield the artifact with tensors of its graph to be read; without names as it is, for its own outputs.
 
-    Files of the run may lie in `folder`; an engine shows the tensors `debug` beside its outputs.
+    Files of the run may lie in the job's folder; an engine shows debug tensors beside its outputs.
     """
+    path, threads = Path(job["path"]), job["threads"]
     if not names:
+        io = ModelIO.from_json(job["io"]) if job["io"] else None
         with load(str(path), threads=threads, io=io, trust=True) as runner:
-            engine_runner: Any = runner  # TensorRT's alone has debug tensors
-            shown = functools.partial(engine_runner.debug_tensors, names=debug) if debug else runner.infer
-            yield _emptying(shown)
+            shown: Any = runner  # TensorRT's alone has debug tensors
+            debug = functools.partial(shown.debug_tensors, names=[*job["outputs"]]) if job["debug"] else None
+            yield debug or runner.infer
         return
     weightless = read_weightless(path)
     model, outputs = with_taps(weightless.model, names)
-    with engine(runtime).open_tapped(weightless, model, outputs, threads=threads, folder=folder) as infer:
+    runtime, folder = engine(job["runtime"]), Path(job["folder"])
+    with runtime.open_tapped(weightless, model, outputs, threads=threads, folder=folder) as infer:
         del model, weightless
-        yield _emptying(infer)
+        yield infer
 
 
 def with_taps(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -220,20 +207,20 @@ def with_taps(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelP
     return copy, outputs
 
 
-def _emptying(infer: Callable[[Feeds], dict[str, Any]]) -> Run:
-    def run(feeds: Feeds, where: str) -> Iterator[tuple[str, NDArray[Any]]]:
-        try:
-            values = infer(feeds)
-        except QCompileError:
-            raise
-        except Exception as error:  # the exceptions of runtimes share no narrower base
-            raise DataError(
-                f"{where}: the model failed on it: {(words := onnxruntime_words(error))}",
-                hint=failure_hint(words),
-                sample=where,
-            ) from error
-        for name in list(values):
-            value = values.pop(name)
-            yield name, value.numpy() if hasattr(value, "numpy") else value
-
-    return run
+def _tensors(
+    infer: Callable[[Feeds], dict[str, Any]], feeds: Feeds, where: str
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield each tensor, which is freed when the next is asked for."""
+    try:
+        values = infer(feeds)
+    except QCompileError:
+        raise
+    except Exception as error:  # the exceptions of runtimes share no narrower base
+        raise DataError(
+            f"{where}: the model failed on it: {(words := onnxruntime_words(error))}",
+            hint=failure_hint(words),
+            sample=where,
+        ) from error
+    for name in list(values):
+        value = values.pop(name)
+        yield name, value.numpy() if hasattr(value, "numpy") else value

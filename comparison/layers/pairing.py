@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ...model.graph import captured_names, constant_names, consumers, infer_types, producers
@@ -105,20 +105,16 @@ def restricted(pairs: Pairs, indexes: Sequence[int]) -> Pairs:
     return Pairs(some, tuple(dict.fromkeys(alone)), pairs.artifact_only)
 
 
-@dataclass
 class _Reference:
     """What is asked about the reference's graph."""
 
-    graph: onnx.GraphProto
-    floats: dict[str, str]
-    by_structure: dict[tuple[object, ...], list[str]] = field(default_factory=lambda: defaultdict(list))
-
-    def __post_init__(self) -> None:
-        self.made_by = producers(self.graph)
-        self.readers = consumers(self.graph)
-        self.nodes = {node.name: node for node in self.graph.node if node.name}
-        self.inputs = {value.name for value in self.graph.input}
-        for node in self.graph.node:
+    def __init__(self, model: onnx.ModelProto) -> None:
+        graph, self.floats = model.graph, float_tensors(model)
+        self.made_by, self.readers = producers(graph), consumers(graph)
+        self.nodes = {node.name: node for node in graph.node if node.name}
+        self.inputs = {value.name for value in graph.input}
+        self.by_structure: dict[tuple[object, ...], list[str]] = defaultdict(list)
+        for node in graph.node:
             for index, name in enumerate(node.output):
                 if name in self.floats:
                     key = structure(node, index, [read for read in node.input if read in self.floats])
@@ -133,7 +129,7 @@ def structure(node: onnx.NodeProto, index: int, read: Iterable[str]) -> tuple[ob
 
 class _Walk:
     def __init__(self, reference: onnx.ModelProto, artifact: onnx.ModelProto) -> None:
-        self.reference = _Reference(reference.graph, float_tensors(reference))
+        self.reference = _Reference(reference)
         self.graph = artifact.graph
         self.forms = Forms(artifact.graph)
         self.types = infer_types(artifact)

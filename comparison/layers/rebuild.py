@@ -86,32 +86,29 @@ class Rebuilder:
         """Build what lies before tensors, and return it with tensor to the output that holds it."""
         model = read_graph(self.source.graph).load()
         outputs = cut(model, names)
-        nodes = {node.name for node in model.graph.node}
-        inputs = {value.name for value in model.graph.input}
         with held_folder(self.folder, "cut") as place:
             file = place / "part.onnx"
             save_onnx(model, file)
             del model
-            return self._build(file, nodes=nodes, inputs=inputs, debug=()), outputs
+            return self._build(file, debug=()), outputs
 
     def whole(self, debug: Sequence[str]) -> Side:
         """Build the whole graph again, with debug tensors: those of names, or where none is fused away."""
-        model = read_graph(self.source.graph).model
-        nodes = {node.name for node in model.graph.node}
-        inputs = {value.name for value in model.graph.input}
-        marks = None if self.survey == "unfused" else debug
-        return self._build(self.source.graph, nodes=nodes, inputs=inputs, debug=marks)
+        return self._build(self.source.graph, debug=None if self.survey == "unfused" else debug)
 
-    def _build(self, graph: Path, *, nodes: set[str], inputs: set[str], debug: Sequence[str] | None) -> Side:
+    def _build(self, file: Path, *, debug: Sequence[str] | None) -> Side:
         self.builds += 1
+        graph = read_graph(file).model.graph
+        nodes = {node.name for node in graph.node}
+        inputs = {value.name for value in graph.input}
         place = self.folder / "part"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
-        file = place / "part.engine"
+        engine = place / "part.engine"
         source = self.source
         request = BuildRequest(
-            str(graph),
-            file,
+            str(file),
+            engine,
             _spec_for(source, inputs),
             source=f"a part of {self.engine.path}",
             layers={name: kind for name, kind in source.layers.items() if name in nodes},
@@ -131,8 +128,8 @@ class Rebuilder:
             options=non_default_options(request.spec),
             proof=outcome.proof,
         )
-        commit(file, manifest)
-        return replace(self.engine, path=file, io=outcome.io)
+        commit(engine, manifest)
+        return replace(self.engine, path=engine, io=outcome.io)
 
     def _adapter(self) -> Adapter:
         return load_adapter(self.source.spec.target)
@@ -351,11 +348,8 @@ class EngineRuns(LayerRuns):
             self.refused.update(dict.fromkeys(indexes, f"cannot be built: {error.message}"))
             return {}
         written = self._write_reference(indexes)
-        files = {outputs[name]: self.tap_file(index) for name, index in names.items()}
-        answer = self._compare(part, files, written)
         by_output = {outputs[name]: index for name, index in names.items()}
-        self.refused.update({by_output[name]: why for name, why in answer["refused"].items()})
-        return {by_output[name]: ErrorSums.from_json(sums) for name, sums in answer["errors"].items()}
+        return self._by_index(self._compare(part, by_output, written), by_output)
 
     def survey(self) -> tuple[dict[int, ErrorSums], dict[str, ErrorSums]]:
         """Build the whole graph with debug tensors and run it; return index, and output, to distance.
@@ -368,9 +362,7 @@ class EngineRuns(LayerRuns):
         written = self._folder("taps")
         for group in packed(list(names.values()), self.fits, len(names)):
             self._write_reference(group, into=written)
-        files = {name: self.tap_file(index) for name, index in names.items()}
-        answer = self._compare(part, files, written, debug=True)
-        errors = {name: ErrorSums.from_json(sums) for name, sums in answer["errors"].items()}
+        errors = self._compare(part, names, written, debug=True)["errors"]
         outputs = {t.name: errors[t.name] for t in part.io.outputs if t.name in errors}
         return {names[name]: sums for name, sums in errors.items()}, outputs
 
@@ -386,8 +378,9 @@ class EngineRuns(LayerRuns):
         return Path(written), Path(values)
 
     def _compare(
-        self, part: Side, files: Mapping[str, str], written: str, *, debug: bool = False
+        self, part: Side, by_output: Mapping[str, int], written: str, *, debug: bool = False
     ) -> dict[str, Any]:
+        files = {output: self.tap_file(index) for output, index in by_output.items()}
         try:
             return self._run(
                 "artifact", "run the part", part=part, outputs=files, reference_outputs=written, debug=debug

@@ -14,7 +14,7 @@ lies upstream (as `git bisect` does on a graph with branches).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ...model.judgement import ErrorSums
 from .outcome import CAP_DB, THRESHOLD_DB, EngineSearch, FirstBad, Layer, LayerDiff, Neighbour, PairCounts
@@ -134,8 +134,6 @@ def _largest(drops: Mapping[int, float]) -> int:
     return best
 
 
-# What is known of a comparison so far, what is asked next, and what comes out.
-#
 # Where all pairs fit into few runs, all are measured, and the table is complete. Otherwise each run taps
 # tensors at even shares of the region in which the largest drop lies, until it is that of one tensor.
 
@@ -144,7 +142,7 @@ _TELLING_DB = 10.0  # taps that change an output by a tenth of its error have no
 
 
 class Refinement:
-    """What is known so far, and what is asked next."""
+    """What is known of a comparison so far, what is asked next, and what comes out."""
 
     def __init__(self, runs: LayerRuns, most: int, threshold_db: float | None, *, keep: bool) -> None:
         self.runs, self.most, self.pairs = runs, most, runs.pairs.pairs
@@ -254,22 +252,13 @@ class Refinement:
                 indexes.append(index)
         return sorted(indexes)
 
-    def _walk(self, start: int, way: int) -> list[tuple[int, int, int]]:
-        """(pair, steps, pair that it hangs on) up to two steps one way, depth first."""
-        neighbours: list[tuple[int, int, int]] = []
-
-        def visit(index: int, steps: int) -> None:
-            if way < 0:
-                near = list(self.pairs[index].parents)
-            else:
-                near = [i for i, pair in enumerate(self.pairs) if index in pair.parents]
-            for neighbour in near:
-                neighbours.append((neighbour, steps, index))
-                if abs(steps) < 2:
-                    visit(neighbour, steps + way)
-
-        visit(start, way)
-        return neighbours
+    def _walk(self, index: int, way: int, steps: int = 1) -> Iterator[tuple[int, int, int]]:
+        """Yield (pair, steps, pair that it hangs on) up to two steps one way, depth first."""
+        behind = (i for i, pair in enumerate(self.pairs) if index in pair.parents)
+        for neighbour in self.pairs[index].parents if way < 0 else behind:
+            yield neighbour, steps * way, index
+            if steps < 2:
+                yield from self._walk(neighbour, way, steps + 1)
 
     def _around(self, bad: int) -> list[Neighbour]:
         nodes: list[Neighbour] = [self._neighbour(bad, 0, None)]

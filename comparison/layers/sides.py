@@ -19,7 +19,7 @@ from ...artifact import Manifest, accept, checked_input, read_manifest
 from ...engines.registry import engine, engine_of
 from ...errors import EngineUnavailable, InvalidOption, ModelError
 from ...files import manifest_path, require_file
-from ...model.graph import graph_precision, weighted_nodes
+from ...model.graph import graph_precision, stored_tensors, tensor_values, weighted_nodes
 from ...model.onnx_file import Graph, read_weightless
 from ...tensors import ModelIO, TensorInfo
 from .outcome import THRESHOLD_DB
@@ -90,7 +90,6 @@ class Forms:
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._stored = stored_values(graph)
         self.scales: dict[str, tuple[str, str, int]] = {}  # integers to names of scale and zero point
-        self.moved: set[str] = set()  # integer tensors that have the scale of what they were moved from
         self.channels_last: set[str] = set()
         for node in graph.node:
             self._learn_scale(node)
@@ -125,7 +124,6 @@ class Forms:
         elif (node.op_type in _MOVES or node.op_type == "Concat") and inputs and inputs[0] in self.scales:
             for name in node.output:
                 self.scales[name] = self.scales[inputs[0]]
-                self.moved.add(name)
 
     def _learn_layout(self, node: onnx.NodeProto) -> None:
         order = next((list(a.ints) for a in node.attribute if a.name == "perm"), [])
@@ -146,17 +144,10 @@ def plain_name(node: onnx.NodeProto) -> str:
 
 def stored_values(graph: onnx.GraphProto) -> dict[str, NDArray[Any]]:
     """Return the small tensors that a graph stores, by name; large weights stay where they lie."""
-    import onnx
-    from onnx import numpy_helper
-
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            tensors[node.output[0]] = node.attribute[0].t
     return {
-        name: numpy_helper.to_array(tensor)
-        for name, tensor in tensors.items()
-        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.data_type != onnx.TensorProto.STRING
+        name: tensor_values(tensor)
+        for name, tensor in stored_tensors(graph).items()
+        if tensor.data_location != tensor.EXTERNAL and tensor.data_type != tensor.STRING
     }
 
 

@@ -5,11 +5,12 @@ The samples are written once for both sides.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,9 @@ from ...bench.outputs import try_extents
 from ...data.batches import Data
 from ...errors import DataError, EngineUnavailable
 from ...files import held_folder, writing
-from ...model.graph import infer_shapes, infer_types, without_weights
+from ...model.graph import infer_types
 from ...model.judgement import ErrorSums
+from ...model.multiply_adds import known_shapes
 from ...model.onnx_file import Graph
 from ...model.random_input import RandomInput
 from ...processes.arrays import load_array, save_arrays
@@ -29,9 +31,6 @@ from ...tensors import samples_in
 from .job import Job
 from .pairing import Pairs
 from .sides import Form, Side
-
-if TYPE_CHECKING:
-    import onnx
 
 SHARE = 0.12
 """Of the memory of a run without taps, what the taps of one run may take."""
@@ -69,12 +68,12 @@ class LayerRuns:
         self._cost = self._bytes()
 
     def plain(self) -> dict[str, ErrorSums]:
-        """Run both as they are; return the artifact's outputs' distances."""
-        io = self.reference.io
-        files = {tensor.name: f"r{number}" for number, tensor in enumerate(io.outputs)}
+        """Run both as they are; return the distances of outputs that pair, by name or by position."""
+        files = {tensor.name: f"r{number}" for number, tensor in enumerate(self.reference.io.outputs)}
         theirs = [tensor.name for tensor in self.artifact.io.outputs]
-        partners = self._partners([tensor.name for tensor in io.outputs], theirs)
-        outputs = {name: files[partner] for name, partner in partners.items()}
+        outputs = {name: files[name] for name in theirs if name in files}
+        if not outputs and len(files) == len(theirs):  # by position
+            outputs = dict(zip(theirs, files.values(), strict=True))
         written = self._folder("outputs")
         self._run("reference", "run", own=files, write=written, plain=True)
         self._own = {name: f"a{number}" for number, name in enumerate(theirs)}
@@ -82,7 +81,7 @@ class LayerRuns:
             "artifact", "run", own=self._own, outputs=outputs, write=written, reference_outputs=written,
             plain=True,
         )  # fmt: skip
-        return {name: ErrorSums.from_json(sums) for name, sums in answer["errors"].items()}
+        return dict(answer["errors"])
 
     def fits(self, indexes: Sequence[int]) -> bool:
         """Whether taps may be read in one run: in memory they stay a small share of a run without."""
@@ -102,13 +101,11 @@ class LayerRuns:
             own_outputs=str(self.folder / "outputs"),
         )
         shutil.rmtree(written)
-        for name, stored in answer["changed"].items():
-            sums = ErrorSums.from_json(stored)
+        for name, sums in answer["changed"].items():
             if name not in self.changed or sums.snr_db < self.changed[name].snr_db:
                 self.changed[name] = sums
         by_name = {self.pairs.pairs[index].artifact: index for index in indexes}
-        self.refused.update({by_name[name]: why for name, why in answer["refused"].items()})
-        return {by_name[name]: ErrorSums.from_json(sums) for name, sums in answer["errors"].items()}
+        return self._by_index(answer, by_name)
 
     def keep(self, indexes: Sequence[int]) -> tuple[Path, Path]:
         """Run both once more and leave the values of the taps on disk: the reference's and the artifact's."""
@@ -116,6 +113,10 @@ class LayerRuns:
         values = self._folder("kept")
         self._run("artifact", f"keep {len(indexes)} tensors", **self._shown(indexes), write=values)
         return Path(written), Path(values)
+
+    def _by_index(self, answer: Mapping[str, Any], index_of: Mapping[str, int]) -> dict[int, ErrorSums]:
+        self.refused.update({index_of[name]: why for name, why in answer["refused"].items()})
+        return {index_of[name]: sums for name, sums in answer["errors"].items()}
 
     def tap_file(self, index: int) -> str:
         return f"t{index}"
@@ -173,6 +174,8 @@ class LayerRuns:
         self.runs += side == "artifact"
         name = runnable.path.name
         answer = run(job, name, f"{text}: {name}", self.progress)
+        for kind in ("errors", "changed"):
+            answer[kind] = {tensor: ErrorSums.from_json(sums) for tensor, sums in answer[kind].items()}
         memory, kind = self.memory_bytes[side], "plain" if plain else "tapped"
         memory[kind] = max(memory[kind], answer["peak_bytes"])
         return answer
@@ -183,16 +186,11 @@ class LayerRuns:
         folder.mkdir()
         return str(folder)
 
-    def _partners(self, ours: Sequence[str], theirs: Sequence[str]) -> dict[str, str]:
-        """Output of the artifact to the reference's: by name, or by position where they are as many."""
-        if not set(ours) & set(theirs) and len(ours) == len(theirs):
-            return dict(zip(theirs, ours, strict=True))
-        return {name: name for name in theirs if name in set(ours)}
-
     def _bytes(self) -> dict[str, list[int]]:
         """What each tap takes on either side, in bytes; of an unknown size, as much as the largest."""
         assert self.reference.weightless is not None
-        sizes = tensor_sizes(self.reference.weightless.model, self.samples.shapes)
+        shapes = known_shapes(self.reference.weightless.model, self.samples.shapes)
+        sizes = {name: math.prod(shape) for name, shape in shapes.items()}
         types = infer_types(self.artifact.weightless.model) if self.artifact.weightless else {}
         pairs = self.pairs.pairs
         largest = max((sizes[p.reference] for p in pairs if p.reference in sizes), default=0)
@@ -263,31 +261,6 @@ def _batches(reference: Graph, data: str | None, limit: int) -> Any:
     try_extents(random, reference.path)
     for seed in range(limit):
         yield f"made input {seed + 1}", random.feeds(seed=seed)
-
-
-def tensor_sizes(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Return tensor name to its number of elements, inputs of these shapes, where it can be inferred."""
-    light = without_weights(model)
-    for value in light.graph.input:
-        if value.name in shapes:
-            dims = value.type.tensor_type.shape.dim
-            for dim, extent in zip(dims, shapes[value.name], strict=False):
-                dim.dim_value = extent
-    concrete = [value for value in light.graph.value_info if not _is_symbolic(value)]
-    del light.graph.value_info[:]
-    light.graph.value_info.extend(concrete)
-    for value in filter(_is_symbolic, light.graph.output):
-        value.type.tensor_type.ClearField("shape")
-    sizes: dict[str, int] = {}
-    for name, shape in infer_shapes(light).items():
-        extents = [extent for extent in shape if isinstance(extent, int)]
-        if len(extents) == len(shape):
-            sizes[name] = int(np.prod(extents, dtype=np.int64))
-    return sizes
-
-
-def _is_symbolic(value: onnx.ValueInfoProto) -> bool:
-    return any(not dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)
 
 
 def require_polygraphy() -> None:
