@@ -138,28 +138,14 @@ def change_text(ratio: float, of: Sequence[float] = ()) -> str:
     return f"{100.0 * (ratio - 1.0):+.1f}%".replace("-", "\N{MINUS SIGN}")
 
 
-# When a new version is slower than the limit, when it is not, and when to measure on.
+# The interval is looked at after each launch, and a test that looks again and again errs more often. Pocock
+# (Biometrika 64, 1977) keeps the error of all looks at a bound with one stricter level for each (with
+# Student's t: Jennison and Turnbull, Group Sequential Methods, 2000, 4.4). For ten looks and 5% on both sides
+# that level is 1.06%, so intervals of 99% (`CONFIDENCE`) err at most 2.5% on each side, at the limit itself,
+# where processes differ no more than the prior says. `docs/gate.md` has the rates of other machines.
 #
-# Old and new run in the rounds of the same launches, so a launch gives one number: the median over its rounds
-# of `log(new / old)`. The launches are the samples: two processes of one file differ for as long as they live
-# (see `statistics`). Student's interval of their mean, with the moderated variance, is compared with
-# the limit after each launch:
-#
-# 1. all of it beyond the limit: slower;
-# 2. all of it below the limit: not slower;
-# 3. else another launch, until the time is over: undecided.
-#
-# A test that looks again and again errs more often than one that looks once. Pocock (Biometrika 64, 1977)
-# keeps the error of all looks together at a bound with one stricter level for each; applied to Student's t
-# it is the significance level approach (Jennison and Turnbull, Group Sequential Methods, 2000, 4.4). For
-# ten looks and 5% on both sides together the level of each is 1.06%, so the intervals of 99% (`CONFIDENCE`)
-# at most ten times err at most 2.5% on each side, where processes differ no more than the prior says. This
-# is the error at the limit itself. A version that is as fast as the old one is a whole limit away from it:
-# a false alarm needs an error of the limit and half the interval. `tests/bench/test_gate.py` has the
-# rates of other machines.
-#
-# One or two launches cannot show how far processes differ, and a prior that is too narrow would be believed.
-# Their interval is three times as wide, which is enough for what is much slower or much faster.
+# One or two launches cannot show how far processes differ, and a prior that is too narrow would be believed:
+# their interval is wider.
 
 
 FEWEST_LAUNCHES = 3

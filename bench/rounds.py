@@ -12,9 +12,8 @@ import itertools
 import math
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
 from statistics import median
 from typing import Any, Literal, TypeVar
 
@@ -145,7 +144,7 @@ def measure(
     tells what a process holds on its GPU, in bytes, or None; it is asked between blocks.
     """
     budget = _Budget(options, launch_s, decided)
-    orders = rounds(list(workers))  # go on over launches, so that all of them together are balanced
+    orders = itertools.cycle(balanced_orders(list(workers)))  # over launches: together they are balanced
     began = clock()
     for launch in itertools.count(1):
         for name, worker in workers.items():
@@ -299,25 +298,18 @@ def _guard(timed: TimingSeries, worker: Worker, work: Callable[[TimingSeries], N
             worker.kill()  # it is asked no more
 
 
-# The order of artifacts in rounds: each follows each other one equally often.
-#
-# A block can feel what ran before it: caches, clocks, heat. The rows of a Williams square (Williams 1949,
-# "Experimental designs balanced for the estimation of residual effects of treatments") are orders in which
-# every artifact has every place once and follows every other one once; an odd number of artifacts needs the
-# square and its mirror image.
-
-
 T = TypeVar("T")
 
 
 def balanced_orders(items: Sequence[T]) -> list[list[T]]:
-    """Return the orders of one balanced cycle: `n` of `n` items, or `2 n` for odd `n`."""
+    """Return orders of `n` items in which each follows each other equally often: `n`, or `2 n` for odd `n`.
+
+    A block can feel what ran before it: caches, clocks, heat. The rows of a Williams square (Williams 1949,
+    "Experimental designs balanced for the estimation of residual effects of treatments") have every item at
+    every place once, and behind every other one once; an odd number needs its mirror image too.
+    """
     n = len(items)
     # 0, n-1, 1, n-2, ...: the steps between neighbours are all different.
     first = [n - 1 - place // 2 if place % 2 else place // 2 for place in range(n)]
     rows = [[items[(place + shift) % n] for place in first] for shift in range(n)]
     return rows + [row[::-1] for row in rows] if n % 2 and n > 1 else rows
-
-
-def rounds(items: Sequence[T]) -> Iterator[list[T]]:
-    return cycle(balanced_orders(items))

@@ -106,22 +106,14 @@ def speedup_with_interval(logarithm: float, levels: Sequence[Level]) -> Speedup:
     return Speedup(math.exp(logarithm), low, high, rounds, verdict_of(low, high), correlation, launches)
 
 
-# Mean level of launches and rounds, and its confidence interval.
+# Two processes of one file differ for as long as they live: against one process, 20 launches of small
+# convolutions had a standard deviation of 0.95%, 14 of ResNet-50 one of 0.63% (ONNX Runtime 1.31.1, 2 cores
+# of an Intel Xeon, 8 rounds each, noise contained). So launches, not rounds, are what an interval counts: the
+# outermost level that is repeated (Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, ISMM 2013).
 #
-# Two processes of one file differ for as long as they live: where their memory lies decides how well caches
-# work. Against one process, 20 launches of small convolutions had a standard deviation of 0.95%, 14 of
-# ResNet-50 one of 0.63% (ONNX Runtime 1.31.1, 2 cores of an Intel Xeon, 8 rounds each, noise contained).
-# The rounds of a launch do not tell.
-#
-# So a bench launches every artifact several times, and launches, not rounds, are what an interval counts
-# (Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, ISMM 2013: the variation of the outermost
-# level that is repeated). The level of a launch is the median of the logarithms of its rounds, the level of
-# all the mean over launches, with Student's interval.
-#
-# A few launches estimate their own variance badly: from three, the interval would be absurd, or absurdly
-# narrow by chance. Their variance is moderated by what is known of others (Smyth, Linear Models and Empirical
-# Bayes Methods, Statistical Applications in Genetics and Molecular Biology 3, 2004): `PRIOR_SPREAD` counts as
-# `PRIOR_DEGREES` degrees of freedom. So even a single launch has an interval, and a wide one.
+# A few launches estimate their own variance badly. It is moderated by what is known of others (Smyth, Linear
+# Models and Empirical Bayes Methods, Statistical Applications in Genetics and Molecular Biology 3, 2004):
+# `PRIOR_SPREAD` counts as `PRIOR_DEGREES` degrees of freedom, so even a single launch has a wide interval.
 
 
 PRIOR_SPREAD = 0.01  # standard deviation of the logarithm of the ratio of two processes of one file

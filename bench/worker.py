@@ -38,7 +38,9 @@ import runpy
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -263,38 +265,29 @@ def time_clients(runners: Sequence[Any], feeds: Feeds, seconds: float) -> tuple[
     for call in calls:
         call()
     gate = threading.Barrier(len(calls) + 1)
-    durations_ns: list[list[int]] = [[] for _ in calls]
-    failures: list[Exception] = []
     deadline = 0
 
-    def client(call: Any, durations: list[int]) -> None:
-        clock = time.perf_counter_ns
+    def client(call: Any) -> list[int]:
+        clock, durations_ns = time.perf_counter_ns, list[int]()
         gate.wait()
-        try:
+        now = clock()
+        while now < deadline or not durations_ns:
+            start = now
+            call()
             now = clock()
-            while now < deadline or not durations:
-                start = now
-                call()
-                now = clock()
-                durations.append(now - start)
-        except Exception as error:  # a runtime may raise anything; it is raised again by the caller
-            failures.append(error)
+            durations_ns.append(now - start)
+        return durations_ns
 
-    threads = [
-        threading.Thread(target=client, args=pair, daemon=True)
-        for pair in zip(calls, durations_ns, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    begin = time.perf_counter_ns()
-    deadline = begin + int(seconds * 1e9)
-    gate.wait()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(calls)) as pool:
+        clients = [pool.submit(client, call) for call in calls]
+        begin = time.perf_counter_ns()
+        deadline = begin + int(seconds * 1e9)
+        gate.wait()
     wall_ns = time.perf_counter_ns() - begin
-    if failures:
-        raise ModelError(f"{len(calls)} clients: a call fails: {first_line(failures[0])}") from failures[0]
-    return [ns for durations in durations_ns for ns in durations], wall_ns
+    try:
+        return [ns for durations in clients for ns in durations.result()], wall_ns
+    except Exception as error:  # a runtime may raise anything
+        raise ModelError(f"{len(calls)} clients: a call fails: {first_line(error)}") from error
 
 
 _WARM_UP_ROUNDS = 3
@@ -312,24 +305,20 @@ def time_in_flight(inferences: Sequence[InFlight], seconds: float) -> tuple[list
             inference.wait()
     clock = time.perf_counter_ns
     durations_ns: list[int] = []
-    begin = clock()
+    under_way: deque[tuple[InFlight, int]] = deque()
+    now = begin = clock()
     deadline = begin + int(seconds * 1e9)
-    started_ns = []
     for inference in inferences:
-        started_ns.append(clock())
+        under_way.append((inference, clock()))
         inference.start()
-    now = begin
-    while now < deadline:
-        for index, inference in enumerate(inferences):
-            inference.wait()
-            now = clock()
-            durations_ns.append(now - started_ns[index])
-            started_ns[index] = now
-            inference.start()
-    for index, inference in enumerate(inferences):
+    while under_way:
+        inference, started_ns = under_way.popleft()
         inference.wait()
         now = clock()
-        durations_ns.append(now - started_ns[index])
+        durations_ns.append(now - started_ns)
+        if now < deadline:
+            under_way.append((inference, now))
+            inference.start()
     return durations_ns, now - begin
 
 
