@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from day import Day, Failed, NotRun
 from kit import SIZES
-from placement import pairs, with_one, with_two
+from placement import pairs, with_two
 
 FP32_DB, FP16_DB, INT8_DB = 60.0, 30.0, 15.0
 """Least closeness to ONNX Runtime on the same graph."""
@@ -27,7 +27,7 @@ _PACKAGES = (
     "tensorrt", "tensorrt-rtx", "pycuda", "numpy", "onnx", "onnxruntime", "torch", "safetensors", "msgspec",
     "cuda-bindings", "ml-dtypes", "protobuf", "pytest",
 )  # fmt: skip
-_BERT = ",".join(f"{name}:1x128..4x128..8x128" for name in ("tokens", "mask"))
+_BERT = ",".join(f"{name}:1x32..4x32..8x32" for name in ("tokens", "mask"))
 _IMAGES = "image:1x3x{0}x{0}..4x3x{0}x{0}..8x3x{0}x{0}"
 _RESIDUAL = "x:1x16x16x16..4x16x16x16..8x16x16x16"
 _ROUNDS = 200
@@ -59,7 +59,7 @@ def environment(day: Day) -> None:
 
 def tiny(day: Day) -> None:
     """One small engine is built, run and closed; the next step loads it."""
-    day.attempt("built and run", _build_and_compare(day, "residual", "tiny", "fp32", _RESIDUAL, FP32_DB))
+    day.attempt("built and run", _compare, day, "residual", "tiny", "fp32", _RESIDUAL, FP32_DB)
     day.require()
 
 
@@ -76,14 +76,14 @@ def bert(day: Day) -> None:
         ("bert", "fp32", FP32_DB), ("bert.opset16", "fp32", FP32_DB), (half, "fp16", FP16_DB),
     ):  # fmt: skip
         name = f"{source}.{precision}"
-        day.attempt(name, _build_and_compare(day, source, name, precision, _BERT, least))
+        day.attempt(name, _compare, day, source, name, precision, _BERT, least)
     day.require("bert.opset16.fp32", f"{half}.fp16")
 
 
 def group_norm(day: Day) -> None:
     """GroupNorm, which TensorRT 8.5 builds from a plugin; the next check loads it again."""
-    action = _build_and_compare(day, "group_norm", "group_norm", "fp32", _IMAGES.format(32), FP32_DB)
-    day.attempt("built and run here", action)
+    about = ("group_norm", "group_norm", "fp32", _IMAGES.format(32), FP32_DB)
+    day.attempt("built and run here", _compare, day, *about)
     day.require()
 
 
@@ -112,45 +112,40 @@ def int64_calibration(day: Day) -> None:
     if day.adapter.has_calibrators():
         day.attempt("calibrated on int64", calibrate)
     else:
-        day.attempt("refused by name", lambda: _refused("no INT8 calibrators", calibrate))
+        day.attempt("refused by name", _refused, "no INT8 calibrators", calibrate)
     day.require()
 
 
 def shape_tensor(day: Day) -> None:
     """A shape tensor of two values, of 32 and of 64 bits."""
-    profile = "x:1x3x8x8..4x3x8x8..4x3x8x8,size:4x4..5x12..16x16"
+
+    def check(kind: str) -> dict[str, Any]:
+        profile = "x:1x3x8x8..4x3x8x8..4x3x8x8,size:4x4..5x12..16x16"
+        engine = day.build(f"shaped.{kind}.onnx", f"shaped.{kind}", profile=profile)
+        names = [f"{height}x{width}" for height, width in SIZES]
+        close = {name: day.compare(engine, f"shaped.{kind}.{name}", FP32_DB) for name in names}
+        return {"snr_db": {name: one["snr_db"] for name, one in close.items()}}
+
     for kind in ("int32", "int64"):
-
-        def check(kind: str = kind) -> dict[str, Any]:
-            engine = day.build(f"shaped.{kind}.onnx", f"shaped.{kind}", profile=profile)
-            found = {}
-            for height, width in SIZES:
-                name = f"{height}x{width}"
-                found[name] = day.compare(engine, f"shaped.{kind}.{name}", FP32_DB)["snr_db"]
-            return {"snr_db": found}
-
-        day.attempt(kind, check)
+        day.attempt(kind, check, kind)
     day.require()
 
 
 def two_runners(day: Day) -> None:
     """Two runners of one engine, closed in the order they were opened, and in the opposite one."""
 
-    def check(first_closed: int) -> Callable[[], dict[str, Any]]:
-        def run() -> dict[str, Any]:
-            feeds, expected = day.batch("residual")
-            runners = [day.open(engine) for _ in range(2)]
-            found = [runner.infer(feeds) for runner in runners]
-            runners[first_closed].close()
-            found.append(runners[1 - first_closed].infer(feeds))
-            runners[1 - first_closed].close()
-            return {"snr_db": [day.closeness(expected, one, FP32_DB)["snr_db"] for one in found]}
-
-        return run
+    def check(first_closed: int) -> dict[str, Any]:
+        feeds, expected = day.batch("residual")
+        runners = [day.open(engine) for _ in range(2)]
+        found = [runner.infer(feeds) for runner in runners]
+        runners[first_closed].close()
+        found.append(runners[1 - first_closed].infer(feeds))
+        runners[1 - first_closed].close()
+        return {"snr_db": [day.closeness(expected, one, FP32_DB)["snr_db"] for one in found]}
 
     engine = day.build("residual.onnx", "residual", profile=_RESIDUAL)
-    day.attempt("first opened, first closed", check(0))
-    day.attempt("first opened, last closed", check(1))
+    day.attempt("first opened, first closed", check, 0)
+    day.attempt("first opened, last closed", check, 1)
     day.require()
 
 
@@ -161,10 +156,10 @@ def residual_qdq(day: Day) -> None:
             continue  # left out of the kit
         model = onnx.load(day.graph(f"{name}.int8.onnx"))
         amax = json.loads((day.kit / f"{name}.amax.json").read_text())
-        for placement, graph in (("one", with_one(model)), ("two", with_two(model, amax))):
+        for placement, graph in (("one", model), ("two", with_two(model, amax))):
             onnx.save(graph, day.folder / f"{name}.{placement}.onnx")
             day.see(**{f"{name}.{placement}": {"pairs_of_qdq": pairs(graph)}})
-            day.attempt(f"{name}.{placement}", _int8(day, f"{name}.{placement}", f"{name}.int8", profile))
+            day.attempt(f"{name}.{placement}", _int8, day, f"{name}.{placement}", f"{name}.int8", profile)
     day.require()
 
 
@@ -210,8 +205,7 @@ def version_compatible(day: Day) -> None:
     """An engine that newer TensorRT loads, with the lean runtime inside."""
     if day.target == "tensorrt-rtx":
         raise NotRun("the lean runtime is not in TensorRT-RTX's package")
-    on = {"version_compatible": True}
-    _option(day, on, "VERSION_COMPATIBLE", "version compatible")
+    _option(day, {"version_compatible": True}, "VERSION_COMPATIBLE", "version compatible")
 
 
 def hardware_compatible(day: Day) -> None:
@@ -222,23 +216,19 @@ def hardware_compatible(day: Day) -> None:
 def timing_cache(day: Day) -> None:
     """A cache is written, read again, and one that is garbage costs no engine."""
     cache = day.folder / "timing.cache"
-    on = {"timing_cache": str(cache)}
 
-    def build(name: str) -> Callable[[], dict[str, Any]]:
-        def run() -> dict[str, Any]:
-            day.build("residual.onnx", name, profile=_RESIDUAL, tensorrt=on)
-            return {"cache_bytes": cache.stat().st_size if cache.is_file() else 0}
-
-        return run
+    def build(name: str) -> dict[str, Any]:
+        day.build("residual.onnx", name, profile=_RESIDUAL, tensorrt={"timing_cache": str(cache)})
+        return {"cache_bytes": cache.stat().st_size if cache.is_file() else 0}
 
     if not day.adapter.keeps_timing_caches:
         raise NotRun(f"{day.adapter.name} keeps no timing cache")
     cache.unlink(missing_ok=True)
-    day.attempt("written", build("cached"))
-    day.attempt("read", build("cached.again"))
+    day.attempt("written", build, "cached")
+    day.attempt("read", build, "cached.again")
     cache.write_bytes(b"garbage" * 100)
-    day.attempt("garbage", build("cached.garbage"))
-    day.require("written", "read", "garbage")
+    day.attempt("garbage", build, "cached.garbage")
+    day.require()
 
 
 def two_profiles(day: Day) -> None:
@@ -260,14 +250,11 @@ def two_profiles(day: Day) -> None:
     day.require()
 
 
-def _build_and_compare(
+def _compare(
     day: Day, source: str, name: str, precision: str, profile: str, least_db: float
-) -> Callable[[], dict[str, Any]]:
-    def run() -> dict[str, Any]:
-        engine = day.build(f"{source}.onnx", name, precision, profile=profile)
-        return day.compare(engine, source, least_db)
-
-    return run
+) -> dict[str, Any]:
+    engine = day.build(f"{source}.onnx", name, precision, profile=profile)
+    return day.compare(engine, source, least_db)
 
 
 def _load(day: Day, name: str, reference: str, *times: str) -> None:
@@ -275,20 +262,16 @@ def _load(day: Day, name: str, reference: str, *times: str) -> None:
     if not engine.is_file():
         raise NotRun(f"the check {name} built no engine")
     for time in times:
-        day.attempt(time, lambda: day.compare(engine, reference, FP32_DB))
+        day.attempt(time, day.compare, engine, reference, FP32_DB)
     day.require()
 
 
-def _int8(day: Day, file: str, reference: str, profile: str) -> Callable[[], dict[str, Any]]:
+def _int8(day: Day, file: str, reference: str, profile: str) -> dict[str, Any]:
     # Where types are weak, the layers beside INT8 may be in float16; elsewhere the graph says float32.
     more = {} if day.adapter.strongly_typed else {"float_precision": "fp16"}
-
-    def run() -> dict[str, Any]:
-        engine = day.build(f"{file}.onnx", file, "int8", profile=profile, allow_fallback=True, **more)
-        close = day.compare(engine, reference, INT8_DB)
-        return {**close, **_times(day, engine, reference)}
-
-    return run
+    engine = day.build(f"{file}.onnx", file, "int8", profile=profile, allow_fallback=True, **more)
+    close = day.compare(engine, reference, INT8_DB)
+    return {**close, **_times(day, engine, reference)}
 
 
 def _option(day: Day, options: dict[str, Any], member: str, name: str) -> None:
@@ -300,7 +283,7 @@ def _option(day: Day, options: dict[str, Any], member: str, name: str) -> None:
     if hasattr(module.BuilderFlag, member) or (hasattr(module, member) and day.target == "tensorrt"):
         day.attempt(name, check)
     else:
-        day.attempt(f"{name} refused by name", lambda: _refused("has no", check))
+        day.attempt(f"{name} refused by name", _refused, "has no", check)
     day.require()
 
 
