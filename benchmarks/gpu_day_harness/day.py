@@ -59,30 +59,24 @@ class Day:
         partial.write_text(json.dumps(self.seen, default=str))
         partial.replace(self.notes)
 
-    def attempt(self, name: str, action: Callable[[], dict[str, Any] | None]) -> bool:
-        """Do one part of a check, write down what came of it, and return whether it passed."""
+    def attempt(self, name: str, action: Callable[..., dict[str, Any]], *arguments: Any) -> None:
+        """Do one part of a check, and write down what came of it."""
         from qcompile.errors import EngineUnavailable
 
         start = time.perf_counter()
         try:
-            about: dict[str, Any] = {"result": "passed", **(action() or {})}
+            about: dict[str, Any] = {"result": "passed", **action(*arguments)}
         except EngineUnavailable as error:  # such as cuda-bindings, where the environment's check says why
             about = {"result": "not run", "reason": error.message}
         except NotRun as reason:
             about = {"result": result_of(reason), "reason": str(reason)}
         except Exception as error:  # every failure is a finding, and the next part goes on
             about = {"result": "failed", **described(error)}
-        self.see(
-            **{name: {**self.seen.get(name, {}), **about, "seconds": round(time.perf_counter() - start, 3)}}
-        )
-        return bool(about["result"] == "passed")
+        seconds = round(time.perf_counter() - start, 3)
+        self.see(**{name: {**self.seen.get(name, {}), **about, "seconds": seconds}})
 
     def require(self, *names: str) -> None:
-        """End the check by the worst result of its parts, of all by default.
-
-        Raises:
-            Failed, NotRun, BuiltOnly: If a part failed, or could not be run.
-        """
+        """Raise Failed, NotRun or BuiltOnly by the worst result of the parts, of all by default."""
         parts = {
             name: part for name, part in self.seen.items() if isinstance(part, dict) and "result" in part
         }
@@ -112,7 +106,6 @@ class Day:
 
         Args:
             source, name: Files without folder; `name` without ending.
-            precision: Of `qcompile.build`.
             profile: "x:1x4..2x4..4x4,..."; several are separated by a blank.
             part: Where the proof is written down; by default the name.
             more: Options of TensorRT by `tensorrt={...}`, others of `qcompile.build`.
@@ -126,22 +119,18 @@ class Day:
             options["profiles"] = tuple(profile.split())
         output, start = self.folder / f"{name}.engine", time.perf_counter()
         output.unlink(missing_ok=True)
-        built = qcompile.build(
+        manifest = qcompile.build(
             path, output, target=self.target, precision=precision, gpus=list(self.gpus),
             tensorrt=TensorRTOptions(**options), **more,
-        )  # fmt: skip
-        manifest = built.manifest
-        self.see(
-            **{
-                f"{part or name} build": {
-                    "seconds": round(time.perf_counter() - start, 3),
-                    "bytes": output.stat().st_size,
-                    "proof": manifest.proof,
-                    "warnings": list(manifest.warnings),
-                    "checks": [str(check) for check in manifest.checks],
-                }
-            }
-        )
+        ).manifest  # fmt: skip
+        facts = {
+            "seconds": round(time.perf_counter() - start, 3),
+            "bytes": output.stat().st_size,
+            "proof": manifest.proof,
+            "warnings": list(manifest.warnings),
+            "checks": [str(check) for check in manifest.checks],
+        }
+        self.see(**{f"{part or name} build": facts})
         return output
 
     def graph(self, name: str) -> Path:
@@ -157,11 +146,7 @@ class Day:
         return path
 
     def open(self, engine: Path, **options: Any) -> Any:
-        """Load an engine.
-
-        Raises:
-            BuiltOnly: If engines cannot be run here.
-        """
+        """Load an engine; BuiltOnly if engines cannot be run here."""
         import qcompile
         from qcompile.errors import EngineUnavailable
 
@@ -171,22 +156,14 @@ class Day:
             raise BuiltOnly(str(error.data.get("reason") or error.message)) from error
 
     def compare(self, engine: Path, reference: str, least_db: float, **options: Any) -> dict[str, Any]:
-        """Run an engine on a batch of the kit and hold it against the outputs there.
-
-        Raises:
-            Failed: If it is below `least_db`.
-        """
+        """Run an engine on a batch of the kit; return its `closeness` to the outputs there."""
         feeds, expected = self.batch(reference)
         with self.open(engine, **options) as runner:
             found = runner.infer(feeds)
         return self.closeness(expected, found, least_db)
 
     def closeness(self, expected: Any, found: Any, least_db: float) -> dict[str, Any]:
-        """Return the signal-to-noise ratio of the worst output.
-
-        Raises:
-            Failed: If it is below `least_db`.
-        """
+        """Return the signal-to-noise ratio of the worst output; Failed if it is below `least_db`."""
         worst = min(snr_db(expected[name], found[name]) for name in expected)
         if not worst >= least_db:
             raise Failed(
@@ -213,12 +190,10 @@ class Day:
 
 
 def result_of(reason: NotRun) -> str:
-    """Return how a result is called."""
     return "built" if isinstance(reason, BuiltOnly) else "not run"
 
 
 def described(error: BaseException) -> dict[str, Any]:
-    """Return an exception as JSON."""
     lines = traceback.format_exception(error)
     return {
         "error": type(error).__name__,
@@ -234,11 +209,7 @@ def _reason(part: dict[str, Any]) -> str:
 
 
 def snr_db(expected: Any, found: Any) -> float:
-    """Return the signal-to-noise ratio of an output.
-
-    Raises:
-        Failed: If it has another shape.
-    """
+    """Return the signal-to-noise ratio of an output; Failed if it has another shape."""
     if expected.shape != found.shape:
         raise Failed(f"shape {found.shape}; {expected.shape} is right")
     expected, found = np.asarray(expected, np.float64), np.asarray(found, np.float64)

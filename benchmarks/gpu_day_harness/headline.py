@@ -42,12 +42,7 @@ _FEW_ROUNDS, _PATIENCE_S = 3, 60.0
 
 
 def build(day: Day, network: str, variant: str) -> None:
-    """Build an engine with a profile for each batch.
-
-    Raises:
-        BuiltOnly: If it cannot be run here.
-        NotRun: If this TensorRT has no calibrators.
-    """
+    """Build an engine with a profile for each batch; BuiltOnly if it cannot be run here."""
     from qcompile.engines.registry import engine
 
     ending, options = {**VARIANTS, **MORE_VARIANTS}[variant]
@@ -79,11 +74,7 @@ def build(day: Day, network: str, variant: str) -> None:
 
 
 def measure(day: Day, network: str, *, more: bool = False) -> None:
-    """Time PyTorch and the engines that were built, and write a line for each.
-
-    Raises:
-        NotRun: If no engine was built.
-    """
+    """Time PyTorch and the engines that were built, and write a line for each."""
     from qcompile.processes.worker import Worker
 
     torch, variants = (MORE_TORCH, MORE_VARIANTS) if more else (TORCH, VARIANTS)

@@ -38,11 +38,21 @@ def prepare(folder: Path, networks: Sequence[str], say: Callable[[str], None]) -
 
     random_weights.forms = {}
     folder.mkdir(parents=True, exist_ok=True)
-    for name, model in _plain().items():
+    residual = graphs.residual()
+    plain = {
+        "group_norm": graphs.group_norm(),
+        "integers": graphs.integers(),
+        "residual": residual,
+        "residual.retrained": graphs.residual(scale=1.25),
+    }
+    for name, model in plain.items():
         onnx.save(model, folder / f"{name}.onnx")
         write_reference(folder, name, feeds_of(model))
+    for name, opset in (("bert", 17), ("bert.opset16", 16)):
+        _export("bert_small", folder / f"{name}.onnx", opset)
+        write_reference(folder, name, feeds_of(onnx.load(folder / f"{name}.onnx")))
     for kind in ("int64", "int32"):
-        onnx.save(graphs.shaped(kind=kind), folder / f"shaped.{kind}.onnx")
+        onnx.save(graphs.shaped(kind), folder / f"shaped.{kind}.onnx")
         for height, width in SIZES:
             feeds = {"x": _images(8, 3), "size": np.array([height, width], kind)}
             write_reference(folder, f"shaped.{kind}", feeds, f".{height}x{width}")
@@ -53,7 +63,7 @@ def prepare(folder: Path, networks: Sequence[str], say: Callable[[str], None]) -
     tokens = np.random.default_rng(1).integers(0, graphs.VOCABULARY, (32, 16))
     np.savez_compressed(folder / "integers.samples.npz", tokens=tokens)
     samples = np.concatenate([_images(16, 16) * (1 + 0.1 * index) for index in range(4)])
-    _quantize(folder, "residual", {"x": samples}, feeds_of(graphs.residual()))
+    _quantize(folder, "residual", {"x": samples}, feeds_of(residual))
     say("small graphs")
     described = {}
     for name in networks:
@@ -73,9 +83,8 @@ def feeds_of(model: onnx.ModelProto, rows: int = _FEW_ROWS) -> Feeds:
     for value in model.graph.input:
         shape = (rows, *(dim.dim_value for dim in value.type.tensor_type.shape.dim[1:]))
         if value.name == "mask":
-            feeds[value.name] = (np.arange(shape[1]) < np.array([[128], [100], [64], [9]])[:rows]).astype(
-                np.int64
-            )
+            lengths = np.array([[32], [25], [16], [9]])[:rows]
+            feeds[value.name] = (np.arange(shape[1]) < lengths).astype(np.int64)
         elif value.type.tensor_type.elem_type == onnx.TensorProto.INT64:
             feeds[value.name] = generator.integers(0, graphs.VOCABULARY, shape)
         else:
@@ -111,34 +120,31 @@ def write_reference(folder: Path, name: str, feeds: Feeds, suffix: str = "", *, 
         np.savez_compressed(folder / f"{name}{suffix}.feeds.npz", **feeds)
 
 
-def _plain() -> dict[str, onnx.ModelProto]:
-    return {
-        "bert": graphs.bert(),
-        "bert.opset16": graphs.bert(opset=16),
-        "group_norm": graphs.group_norm(),
-        "integers": graphs.integers(),
-        "residual": graphs.residual(),
-        "residual.retrained": graphs.residual(scale=1.25),
-    }
-
-
 def _network(folder: Path, name: str, say: Callable[[str], None]) -> dict[str, Any]:
     """Write NAME.onnx, NAME.fp16.onnx and NAME.int8.onnx with their references; return its inputs."""
-    import gpu_models
-
     import qcompile
 
-    recipe, source = gpu_models.RECIPES[name], folder / f"{name}.onnx"
-    exported = qcompile.export(f"{MODELS}:{name}", source, inputs=recipe.inputs, opset_version=17)
-    assert exported.manifest.io is not None
-    inputs = {tensor.name: tensor.shape[1:] for tensor in exported.manifest.io.inputs}
-    feeds = network_feeds(inputs, recipe.words)
+    source = folder / f"{name}.onnx"
+    inputs, words = _export(name, source, 17)
+    feeds = network_feeds(inputs, words)
     qcompile.quantize(source, folder / f"{name}.fp16.onnx", precision="fp16", target="tensorrt")
     write_reference(folder, name, feeds, drawn=True)
     few = {key: array[:_FEW_ROWS] for key, array in feeds.items()}
     _quantize(folder, name, feeds, few, drawn=True)
     say(f"{name}: INT8 {_snr_db(folder, name):.1f} dB from FP32")
-    return {"inputs": inputs, "words": recipe.words}
+    return {"inputs": inputs, "words": words}
+
+
+def _export(name: str, output: Path, opset: int) -> tuple[dict[str, Any], int]:
+    """Export a network of `gpu_models`; return the extents of its inputs, and its number of words."""
+    import gpu_models
+
+    import qcompile
+
+    recipe = gpu_models.RECIPES[name]
+    exported = qcompile.export(f"{MODELS}:{name}", output, inputs=recipe.inputs, opset_version=opset)
+    assert exported.manifest.io is not None
+    return {tensor.name: tensor.shape[1:] for tensor in exported.manifest.io.inputs}, recipe.words
 
 
 def _quantize(folder: Path, name: str, samples: Feeds, batch: Feeds, *, drawn: bool = False) -> None:

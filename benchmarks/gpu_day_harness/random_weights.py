@@ -45,11 +45,7 @@ def strip(model: Any) -> None:
 
 
 def fill(model: Any) -> None:
-    """Draw the weights of a graph again.
-
-    Raises:
-        ValueError: If this numpy draws other ones.
-    """
+    """Draw the weights of a graph again; ValueError if this numpy draws other ones."""
     for tensor in model.graph.initializer:
         if tensor.doc_string.startswith(_MARK):
             how = json.loads(tensor.doc_string[len(_MARK) :])

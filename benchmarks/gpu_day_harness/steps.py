@@ -18,11 +18,7 @@ _LINES, _CHARACTERS = 200, 8000
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Return the kit's index.
-
-    Raises:
-        ValueError: If a file is missing or was changed on the way.
-    """
+    """Return the kit's index; ValueError if a file is missing or was changed on the way."""
     index: dict[str, Any] = json.loads((folder / "kit.json").read_text())
     for name, about in index["files"].items():
         path = folder / name
