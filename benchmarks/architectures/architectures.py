@@ -86,7 +86,6 @@ class Architecture:
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Architecture:
-        """Return the architecture that a line of JSON describes."""
         inputs = tuple(
             Input(name, tuple(shape), values_named(values)) for name, shape, values in row["inputs"]
         )
@@ -100,7 +99,6 @@ class Architecture:
 
     @property
     def kind(self) -> str:
-        """ "classifier" or "other"."""
         return "classifier" if self.task == "classifier" else "other"
 
     def module(self) -> Any:
@@ -153,7 +151,6 @@ class Architecture:
 
     @property
     def dynamic_axes(self) -> set[str]:
-        """Names of its dynamic axes."""
         return {axis for one in self.inputs for axis in one.shape if isinstance(axis, str)}
 
     def range(self, axis: str) -> Range:
@@ -300,15 +297,6 @@ def uniform(generator: Generator, shape: tuple[int, ...]) -> NDArray[Any]:
     return generator.random(shape, dtype=np.float32)
 
 
-def table(generator: Generator, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Rows of a table, float32: categories 1 to 9 in the first half of the columns, behind them numbers."""
-    return np.where(
-        np.arange(shape[-1]) < shape[-1] // 2,
-        integers(10, "float32", 1)(generator, shape),
-        normal(generator, shape),
-    )
-
-
 def waveform(generator: Generator, shape: tuple[int, ...]) -> NDArray[Any]:
     """Sounds: three sines and noise along the last axis, float32."""
     time = np.arange(shape[-1]) / 16000
@@ -343,7 +331,7 @@ def boxes(generator: Generator, shape: tuple[int, ...]) -> NDArray[Any]:
 
 VALUES: dict[str, Values] = {
     function.__name__: function
-    for function in (normal, smooth, waves, uniform, table, waveform, padded_mask, ones, boxes)
+    for function in (normal, smooth, waves, uniform, waveform, padded_mask, ones, boxes)
 }
 
 

@@ -222,25 +222,15 @@ class EnsembleProbabilities(Wrapped):
         return self.model(x_num, x_cat).softmax(-1).mean(1)
 
 
-class QValues(Wrapped):
-    """A Q function of pfrl for discrete actions."""
+class Part(Wrapped):
+    """One part of what a Q function or a policy of pfrl returns: `q_values`, `logits` or `mean`."""
+
+    def __init__(self, model: nn.Module, part: str) -> None:
+        super().__init__(model)
+        self.part = part
 
     def forward(self, x: Tensor) -> Any:
-        return self.model(x).q_values
-
-
-class PolicyLogits(Wrapped):
-    """A policy of pfrl that chooses among actions."""
-
-    def forward(self, x: Tensor) -> Any:
-        return self.model(x).logits
-
-
-class PolicyMean(Wrapped):
-    """A policy of pfrl with continuous actions."""
-
-    def forward(self, x: Tensor) -> Any:
-        return self.model(x).mean
+        return getattr(self.model(x), self.part)
 
 
 class SpacePolicy(nn.Module):
@@ -367,12 +357,8 @@ class Operator(Physics):
         return self.model((branch, trunk))
 
 
-class SeriesOutput(Wrapped):
+class SeriesOutput(Part):
     """A MOMENT network: one part of its output."""
-
-    def __init__(self, model: nn.Module, part: str) -> None:
-        super().__init__(model)
-        self.part = part
 
     def forward(self, x_enc: Tensor) -> Any:
         return getattr(self.model(x_enc=x_enc), self.part)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import resource
 import shutil
 import signal
-import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ _LOG_LINES = 12
 class Child:
     """A process at work on one architecture."""
 
-    pid: int
+    process: BaseProcess
     architecture: Any
     folder: Path
     started: float
@@ -59,61 +59,41 @@ def run_all(
 
 def _start(architecture: Any, work: Work) -> Child:
     folder = Path(tempfile.mkdtemp(prefix="qcompile-coverage-"))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid == 0:
-        _be_child(architecture, folder, work)
-    return Child(pid, architecture, folder, time.monotonic())
+    fork = multiprocessing.get_context("fork")
+    process = fork.Process(target=_be_child, args=(architecture, folder, work))
+    process.start()
+    return Child(process, architecture, folder, time.monotonic())
 
 
 def _be_child(architecture: Any, folder: Path, work: Work) -> None:
-    """Never returns: what the parent would do next is not the child's."""
-    code = 1
-    try:
-        os.setsid()  # a group of its own, so that its workers end with it
-        log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        with (folder / "stages.jsonl").open("w") as file:
+    os.setsid()  # a group of its own, so that its workers end with it
+    log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    with (folder / "stages.jsonl").open("w") as file:
 
-            def report(record: dict[str, Any]) -> None:
-                file.write(json.dumps(record) + "\n")
-                file.flush()
+        def report(record: dict[str, Any]) -> None:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
 
-            work(architecture, folder, report)
-            report({"memory_mb": _memory_mb()})
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _memory_mb() -> int:
-    usage = (
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-        resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss,
-    )
-    return max(usage) // 1024
+        work(architecture, folder, report)
+        usage = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        report({"memory_mb": max(one.ru_maxrss for one in usage) // 1024})
 
 
 def _look(child: Child, limit_s: float) -> dict[str, Any] | None:
     """Return the row of a child that ended, or whose time is over."""
     elapsed_s = time.monotonic() - child.started
-    pid, status = os.waitpid(child.pid, os.WNOHANG)
-    end = ""
-    if pid == 0:
+    code, end = child.process.exitcode, ""
+    if code is None:
         if elapsed_s < limit_s:
             return None
         _end(child)
         end = "timeout"
-    elif os.WIFSIGNALED(status):
-        end = f"crash: {signal.Signals(os.WTERMSIG(status)).name}"
-    elif os.WEXITSTATUS(status):
-        end = f"crash: exit code {os.WEXITSTATUS(status)}"
+    elif code < 0:
+        end = f"crash: {signal.Signals(-code).name}"
+    elif code:
+        end = f"crash: exit code {code}"
     records = [json.loads(line) for line in _lines(child.folder / "stages.jsonl") if line.endswith("}")]
     log = _lines(child.folder / "log.txt")[-_LOG_LINES:]
     return finished_row(child.architecture, records, end, log, elapsed_s)
@@ -124,8 +104,9 @@ def _lines(path: Path) -> list[str]:
 
 
 def _end(child: Child) -> None:
+    assert child.process.pid is not None
     try:
-        os.killpg(child.pid, signal.SIGKILL)
+        os.killpg(child.process.pid, signal.SIGKILL)
     except ProcessLookupError:
-        os.kill(child.pid, signal.SIGKILL)  # it has no group of its own yet
-    os.waitpid(child.pid, 0)
+        child.process.kill()  # it has no group of its own yet
+    child.process.join()
