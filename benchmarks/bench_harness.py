@@ -74,7 +74,6 @@ class Nothing(Runner):
 
 
 def main() -> None:
-    """Run one of the four."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -123,7 +122,7 @@ def cost(options: argparse.Namespace) -> None:
 
 def ort(options: argparse.Namespace) -> None:
     """Medians of the harness and of a plain loop in a process of its own, in turn."""
-    model, threads = the_model(options, 1), options.threads or 2
+    model, threads = the_model(options), options.threads or 2
     image = options.work / "image.npy"
     np.save(image, np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32))
     np.savez(options.work / "image.npz", image=np.load(image))
@@ -136,13 +135,9 @@ def ort(options: argparse.Namespace) -> None:
     def one(_: int) -> dict[str, float]:
         plain = plain_loop()
         results = qcompile.benchmark(
-            [str(model)],
-            baseline=str(model),
-            data=str(options.work / "image.npz"),
-            batch_size=1,
-            threads=threads,
-            max_time_s=20.0,
-        )
+            [str(model)], baseline=str(model), data=str(options.work / "image.npz"), batch_size=1,
+            threads=threads, max_time_s=20.0,
+        )  # fmt: skip
         plain += plain_loop()  # before and behind, so that drift hits both
         latency = results.rows[0].latency
         assert latency is not None
@@ -160,7 +155,7 @@ def ort(options: argparse.Namespace) -> None:
 
 def same_twice(options: argparse.Namespace) -> None:
     """One file twice, again and again: how often the two are called different."""
-    model, threads = the_model(options, 1), options.threads or 2
+    model, threads = the_model(options), options.threads or 2
     name = f"aa-{options.model}-{threads}.jsonl"
     runs = resumed(
         options.work / name, options.benches or 100, lambda _: judged(model, model, threads, options)
@@ -206,18 +201,17 @@ def summarize(runs: list[dict[str, Any]], what: str, counts: Callable[[str], boo
     found = sum(counts(run["verdict"]) for run in runs)
     widths = [(run["high"] - run["low"]) / run["value"] for run in runs]
     values = sorted(run["value"] for run in runs)
-    header = ["benches", f"called {what}", "median ratio", "smallest, largest"]
-    cells = [
-        str(len(runs)),
-        str(found),
-        f"{statistics.median(values):.4f}",
-        f"{values[0]:.4f}, {values[-1]:.4f}",
-        f"{statistics.median(widths):.2%}",
-        f"{statistics.median(run['rounds'] for run in runs):g}",
-        f"{statistics.median(run['launches'] for run in runs):g}",
-        f"{statistics.median(run['seconds'] for run in runs):.0f}",
-    ]
-    table([*header, "median interval", "median rounds", "median launches", "median seconds"], [cells])
+    figures = {
+        "benches": str(len(runs)),
+        f"called {what}": str(found),
+        "median ratio": f"{statistics.median(values):.4f}",
+        "smallest, largest": f"{values[0]:.4f}, {values[-1]:.4f}",
+        "median interval": f"{statistics.median(widths):.2%}",
+        "median rounds": f"{statistics.median(run['rounds'] for run in runs):g}",
+        "median launches": f"{statistics.median(run['launches'] for run in runs):g}",
+        "median seconds": f"{statistics.median(run['seconds'] for run in runs):.0f}",
+    }
+    table([*figures], [[*figures.values()]])
 
 
 def resumed(path: Path, count: int, one: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
@@ -255,14 +249,14 @@ def spin(pinned: bool) -> None:
         matrix /= np.abs(matrix).max()
 
 
-def the_model(options: argparse.Namespace, batch: int) -> Path:
+def the_model(options: argparse.Namespace) -> Path:
     """ResNet-50 exported once, or convolutions where PyTorch is missing."""
     if options.model == "convolutions":
         return convolutions(options.work, 100)
     path: Path = options.work / "resnet50.onnx"
     if not path.is_file():
         home = Path(__file__).resolve().parent
-        qcompile.export(f"{home}/models.py:resnet50", path, inputs=[f"image:{batch}x3x224x224"])
+        qcompile.export(f"{home}/models.py:resnet50", path, inputs=["image:1x3x224x224"])
     return path
 
 
