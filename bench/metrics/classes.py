@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,13 +78,17 @@ class TopK(Metric):
         return _class_counts(scores.shape[1], (labels, right), (labels, counted), predictions=predictions)
 
     def classes(self, scored: Scored) -> dict[int, tuple[float, int]]:
-        labels, places = np.unique(scored.table[:, 0].astype(int), return_inverse=True)
-        right, whole = (np.bincount(places, scored.table[:, column]) for column in (1, 2))
-        values = right / whole
-        return {
-            int(label): (float(values[at]), int(count))
-            for at, (label, count) in enumerate(zip(labels, np.bincount(places), strict=True))
-        }
+        return _values_of_classes(scored, divide)
+
+
+def _values_of_classes(scored: Scored, each: Callable[..., Floats]) -> dict[int, tuple[float, int]]:
+    """Return value and number of samples of each class that is labelled, which the last column counts."""
+    table, values = scored.table, {}
+    for label in np.unique(table[table[:, -1] > 0, 0]):
+        rows = table[table[:, 0] == label, 1:]
+        value = float(each(*rows.sum(axis=0)[:, None])[0])
+        values[int(label)] = (value, int((rows[:, -1] > 0).sum()))
+    return values
 
 
 class _ClassMetric(Metric):
@@ -110,12 +114,7 @@ class _ClassMetric(Metric):
         return values
 
     def classes(self, scored: Scored) -> dict[int, tuple[float, int]]:
-        table, values = scored.table, {}
-        for label in np.unique(table[table[:, 3] > 0, 0]):
-            rows = table[table[:, 0] == label, 1:]
-            value = float(self.each(*rows.sum(axis=0)[:, None])[0])
-            values[int(label)] = (value, int((rows[:, 2] > 0).sum()))
-        return values
+        return _values_of_classes(scored, self.each)
 
 
 class MeanIoU(_ClassMetric):

@@ -243,26 +243,6 @@ def tag_ids(rows: list[list[str]]) -> NDArray[np.int64]:
     return np.array([[TAGS.index(tag) for tag in row] + [-100] * (width - len(row)) for row in rows])
 
 
-@pytest.mark.parametrize(
-    ("true", "predicted", "expected"),
-    [
-        # Source: seqeval's README, "Default mode".
-        (
-            [["O", "O", "O", "B-MISC", "I-MISC", "I-MISC", "O"], ["B-PER", "I-PER", "O"]],
-            [["O", "O", "B-MISC", "I-MISC", "I-MISC", "I-MISC", "O"], ["B-PER", "I-PER", "O"]],
-            0.5,
-        ),
-        # Source: seqeval's tests/test_v1.py, test_average_scores: micro 0.67, 0.67, 0.67.
-        ([["B-A", "B-B", "O", "B-A"]], [["O", "B-B", "B-C", "B-A"]], 2 / 3),
-    ],
-)
-def test_the_vectors_of_seqeval(true: list[list[str]], predicted: list[list[str]], expected: float) -> None:
-    labels, found = tag_ids(true), tag_ids(predicted)
-    metric = read_metric("f1:entities", inputs=tagger(*TAGS))
-    outputs = logits_of(np.where(found < 0, 0, found), len(TAGS))
-    assert value(metric, outputs, labels) == pytest.approx(expected)
-
-
 @settings(max_examples=50, deadline=None)
 @given(
     st.lists(
