@@ -112,19 +112,19 @@ def diff(
     # The coarser precision of the two sides decides what can be asked.
     precision = max((runnable.precision for runnable in runnables), key=_COARSER.index)
     notes: list[str] = []
+    compared: AccuracyComparison | None = None
+    sides: list[Sequence[Outputs]] = []
     if metric is not None:
         progress("accuracy")
-        accuracy_of_both, theirs, ours, count = evaluate(runnables, io, spec, metric, notes)
-        outputs = judge(theirs, ours, precision, tolerances, rules, forms)
-        return Comparison(reference, artifact, precision, count, outputs, accuracy_of_both, notes)
-    feeds = list(feeds_for(io, spec.data, runnables=runnables, samples=spec.samples or SAMPLES))
-    outputs_by_side = []
-    for runnable in runnables:
-        progress(f"run {runnable.name}")
-        outputs_by_side.append(collect_outputs(runnable, feeds, runnables, threads=spec.threads, notes=notes))
-    count = sum(samples_in(batch) for batch in feeds)
-    outputs = judge(outputs_by_side[0], outputs_by_side[1], precision, tolerances, rules, forms)
-    return Comparison(reference, artifact, precision, count, outputs, warnings=notes)
+        compared, *sides, count = evaluate(runnables, io, spec, metric, notes)
+    else:
+        feeds = list(feeds_for(io, spec.data, runnables=runnables, samples=spec.samples or SAMPLES))
+        for runnable in runnables:
+            progress(f"run {runnable.name}")
+            sides.append(collect_outputs(runnable, feeds, runnables, threads=spec.threads, notes=notes))
+        count = sum(map(samples_in, feeds))
+    outputs = judge(sides[0], sides[1], precision, tolerances, rules, forms)
+    return Comparison(reference, artifact, precision, count, outputs, compared, notes)
 
 
 def parse_tolerances(texts: Sequence[str], *, option: str) -> dict[str, float]:

@@ -88,7 +88,11 @@ class Forms:
     """What is known of the integers and the layouts of a graph."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
-        self._stored = stored_values(graph)
+        self._stored = {  # but large weights, which stay where they lie
+            name: tensor_values(tensor)
+            for name, tensor in stored_tensors(graph).items()
+            if tensor.data_location != tensor.EXTERNAL and tensor.data_type != tensor.STRING
+        }
         self.scales: dict[str, tuple[str, str, int]] = {}  # integers to names of scale and zero point
         self.channels_last: set[str] = set()
         for node in graph.node:
@@ -140,15 +144,6 @@ class Forms:
 def plain_name(node: onnx.NodeProto) -> str:
     """Return a node's name without what ONNX Runtime's optimizer appends."""
     return _MADE_BY_OPTIMIZER.sub("", node.name)
-
-
-def stored_values(graph: onnx.GraphProto) -> dict[str, NDArray[Any]]:
-    """Return the small tensors that a graph stores, by name; large weights stay where they lie."""
-    return {
-        name: tensor_values(tensor)
-        for name, tensor in stored_tensors(graph).items()
-        if tensor.data_location != tensor.EXTERNAL and tensor.data_type != tensor.STRING
-    }
 
 
 _LOOK = "compare with the ONNX file that the engine was built from, to see inside"
