@@ -18,12 +18,9 @@ from ..tensors import Feeds
 from .environment import find_nvml, read_system
 from .recorder import Recorder, latency_of
 from .results.row import Curve, CurvePoint, Energy, GpuLatency
-from .rounds import TimingSeries, ask_timing, warm_up
+from .rounds import TimingSeries, Workers, ask_timing, warm_up
 
 _GPU_CALLS = 50
-
-
-Workers = Mapping[str, Worker]
 
 
 def measure_gpu_latencies(workers: Workers, recorder: Recorder) -> None:
@@ -141,7 +138,8 @@ def sweep_batches(
 
         def step(name: str, worker: Worker, path: Path = path, batch_size: int = batch_size) -> None:
             worker.ask("feed", path=str(path))
-            call_ns = warm_up(partial(_time_calls, worker), limit_s=_WARM_UP_S).call_ns
+            warm = warm_up(lambda n: worker.ask("time", iterations=n, rest=False)["ns"], limit_s=_WARM_UP_S)
+            call_ns = warm.call_ns
             calls = max(int(POINT_S * 1e9 / call_ns), _FEWEST_CALLS)
             durations, _ = ask_timing(worker, calls * call_ns / 1e9, iterations=calls)
             throughput_per_s = batch_size * len(durations) / (sum(durations) / 1e9)
@@ -150,11 +148,10 @@ def sweep_batches(
         progress(f"batch size {batch_size}")
         each_worker(workers, recorder, f"batch size {batch_size}", step)
 
-    def restore(_: str, worker: Worker) -> None:
-        worker.ask("feed", path=str(folder / "feeds.npz"))
-
     if feeds_of:
-        each_worker(workers, recorder, "feeds", restore)
+        each_worker(
+            workers, recorder, "feeds", lambda _, worker: worker.ask("feed", path=f"{folder}/feeds.npz")
+        )
 
 
 def sweep_at_once(
@@ -188,7 +185,9 @@ def _at_once(recorder: Recorder, option: str, count: int, samples: int, name: st
     _add_point(recorder, name, curve, option, count, answer["ns"], throughput_per_s)
 
 
-def each_worker(workers: Workers, recorder: Recorder, what: str, step: Callable[[str, Worker], None]) -> None:
+def each_worker(
+    workers: Workers, recorder: Recorder, what: str, step: Callable[[str, Worker], object]
+) -> None:
     """Do a step with every worker that can be asked.
 
     One that fails is a warning: the artifact's other figures stand. A dead worker is asked no more.
@@ -215,7 +214,3 @@ def _add_point(
         throughput_per_s=throughput_per_s, **{axis: count},
     )  # fmt: skip
     recorder.change(name, **{curve: (*getattr(recorder[name], curve), point)})
-
-
-def _time_calls(worker: Worker, iterations: int) -> list[int]:
-    return list(worker.ask("time", iterations=iterations, rest=False)["ns"])
