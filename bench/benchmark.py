@@ -159,8 +159,7 @@ def benchmark(
     return _saved(results, spec, stopped)
 
 
-_OF_ROWS = ("torch_modes", "models", "python", "timeout_s")
-"""Options that rows tell, or that change no figure."""
+_OF_ROWS = ("torch_modes", "models", "python", "timeout_s")  # rows tell them, or they change no figure
 _ORDER = (
     "threads", "inputs", "batch_size", "data", "evaluation", "metric", "metric_note", "precision_target",
     "max_time_s", "confidence",

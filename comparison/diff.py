@@ -44,9 +44,7 @@ if TYPE_CHECKING:
 
     from ..spec.keywords import DiffKeywords
 
-SAMPLES = 64
-"""Whose outputs are compared; their accuracy is compared on all."""
-
+SAMPLES = 64  # whose outputs are compared; their accuracy is compared on all
 _COARSER = (*RTOL, *BY_SIGNAL)
 
 

@@ -25,8 +25,7 @@ from .metric import (
     scores_over_labels,
 )
 
-IGNORED_PIXEL = 255
-"""Label of a pixel that does not count, as Pascal VOC and Cityscapes have it."""
+IGNORED_PIXEL = 255  # label of a pixel that does not count, as Pascal VOC and Cityscapes have it
 _MOST_CLASSES = 4096
 
 Counted = tuple[NDArray[np.int64], NDArray[np.bool_]]

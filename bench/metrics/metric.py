@@ -23,8 +23,7 @@ Outputs = Mapping[str, NDArray[Any]]
 Values = Callable[[Floats], Floats]
 """How often each unit counts, [resamples, units], to the values [resamples]; NaN where there is none."""
 
-IGNORED_POSITION = -100
-"""Label of a position that does not count: PyTorch's default `ignore_index`."""
+IGNORED_POSITION = -100  # label of a position that does not count: PyTorch's default `ignore_index`
 _CLASSES_LAST: tuple[Task, ...] = ("token-classification", "language-model", "speech-recognition")
 
 

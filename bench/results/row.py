@@ -26,14 +26,13 @@ State = Literal["equal", "finite", "not finite"]
 Whole = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Count = Annotated[int, Meta(ge=1)]
 
-METRICS_IN_OWN_UNITS = ("perplexity", "kl", "mse")
-METRICS_IN_POINTS = tuple(name for name in METRICS if name not in METRICS_IN_OWN_UNITS)
-"""Metrics that are a share, or lie between -1 and 1: their drop is in points, hundredths of it."""
+_IN_OWN_UNITS = ("perplexity", "kl", "mse")
 
 
 def unit_of(metric: str) -> Unit:
-    """Return what a metric's drop is counted in: "points", or the metric's own "units"."""
-    is_share = metric.partition(":")[0] in METRICS_IN_POINTS and not is_own_metric(metric)
+    """Return what a metric's drop is counted in: "points" of a value within -1 and 1, or its own "units"."""
+    name = metric.partition(":")[0]
+    is_share = name in METRICS and name not in _IN_OWN_UNITS and not is_own_metric(metric)
     return "points" if is_share else "units"
 
 
@@ -324,12 +323,10 @@ class Row(Struct, frozen=True):
         return split_launches(self.round_medians_ms, self.launch_rounds)
 
 
-MOST_CALLS = 4096
-"""Calls that a file keeps of an artifact."""
+MOST_CALLS = 4096  # that a file keeps of an artifact
 _QUANTILES = 101
 _AXES = {"batches": "batch_size", "concurrency": "clients", "in_flight": "streams"}
-_REQUIRED = ("name", "artifact", "engine", "round_medians_ms", "launch_rounds")
-"""Keys whose null is no missing figure: it is refused."""
+_REQUIRED = ("name", "artifact", "engine", "round_medians_ms", "launch_rounds")  # null is refused
 
 
 def upgrade(entry: Any) -> Any:

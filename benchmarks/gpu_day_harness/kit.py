@@ -24,8 +24,7 @@ FORMAT = 2
 NETWORKS = ("resnet50", "bert_base", "mobilenetv2")
 """Those of `gpu_models.py`; the first two are measured by `gpu-day`, all by `gpu-day-more`."""
 MODELS = Path(__file__).resolve().parents[1] / "gpu_models.py"
-SIZES = ((4, 4), (5, 12), (16, 16))
-"""Values of the shape tensor: height and width."""
+SIZES = ((4, 4), (5, 12), (16, 16))  # values of the shape tensor: height and width
 ROWS = 32
 _FEW_ROWS = 4
 

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
     from ...spec.keywords import LayerDiffKeywords
 
-
-SAMPLES = 8
-"""Enough to place a fault: a tensor has thousands of elements in each."""
+SAMPLES = 8  # enough to place a fault: a tensor has thousands of elements in each
 
 
 def layer_diff(

@@ -5,8 +5,7 @@ the artifact's are compared with them as they come, piece by piece, and only sum
 with the run: what it took is given back, its peak is that of this run, and a crash is nobody else's.
 
 Taps are additional outputs. ONNX Runtime reads the graph with more outputs from memory, its weights from the
-file; others from a file in a folder beside links to the weights. An engine of TensorRT shows what it was
-built to show: its outputs. Memory is given back after each run: only the taps at hand count.
+file; others from a file in a folder beside links to the weights. An engine of TensorRT shows its outputs.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ from .sides import Form
 if TYPE_CHECKING:
     import onnx
 
-PIECE = 1 << 17
-"""Elements that are compared at once: 1 MB as float64."""
+PIECE = 1 << 17  # elements that are compared at once: 1 MB as float64
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,10 @@ from ...tensors import format_shape
 from .outcome import EngineSearch
 from .search import ABRUPT_DB, Refinement, Search, packed
 from .sides import Side
-from .taps import SHARE, LayerRuns
+from .taps import LayerRuns
 
 Profile = Mapping[str, Mapping[str, Sequence[int]]]
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -149,9 +150,6 @@ def _spec_for(source: EngineSource, inputs: set[str]) -> BuildSpec:
 
 def _spelled(shapes: Mapping[str, Sequence[int]]) -> str:
     return "..".join(format_shape(tuple(shapes[kind])) for kind in ("min", "opt", "max"))
-
-
-_SHOWN = 3
 
 
 class EngineRefinement(Refinement):
@@ -332,11 +330,7 @@ class EngineRuns(LayerRuns):
         super().__init__(*parts, **settings)
         self.rebuilder = Rebuilder(source, self.artifact, self.folder, self.progress)
         self.most_builds = 0
-
-    def fits(self, indexes: Sequence[int]) -> bool:
-        """Whether the reference's taps may be read in one run; an engine's outputs are on the GPU."""
-        allowed = SHARE * self.memory_bytes["reference"]["plain"]
-        return sum(self._cost["reference"][index] for index in indexes) <= allowed
+        del self._cost["artifact"]  # its outputs are on the GPU
 
     def measure(self, indexes: Sequence[int]) -> dict[int, ErrorSums]:
         """Build what lies before the tensors, run it, and return index to distance, or fill `refused`."""

@@ -20,13 +20,10 @@ from ...model.judgement import ErrorSums
 from .outcome import CAP_DB, THRESHOLD_DB, EngineSearch, FirstBad, Layer, LayerDiff, Neighbour, PairCounts
 from .taps import LayerRuns
 
-FLOOR_DB = -10.0
-"""Below it nothing is left to lose."""
-
-ABRUPT_DB = 3.0
-"""Noise of twice the power."""
-
+FLOOR_DB = -10.0  # below it nothing is left to lose
+ABRUPT_DB = 3.0  # noise of twice the power
 _EQUAL_DB = 1e-6
+_TELLING_DB = 10.0  # taps that change an output by a tenth of its error have no part in it
 
 
 class Search:
@@ -43,11 +40,8 @@ class Search:
     def skip(self, index: int) -> None:
         self._skipped |= 1 << index
 
-    def level(self, index: int) -> float:
-        return min(max(self.snr_db[index], FLOOR_DB), self.cap_db)
-
     def drops(self) -> dict[int, float]:
-        levels = {index: self.level(index) for index in self.snr_db}
+        levels = {index: min(max(snr_db, FLOOR_DB), self.cap_db) for index, snr_db in self.snr_db.items()}
         ascending = [(1 << index, levels[index]) for index in sorted(levels, key=lambda i: levels[i])]
         drops: dict[int, float] = {}
         for index, level in levels.items():
@@ -134,15 +128,12 @@ def _largest(drops: Mapping[int, float]) -> int:
     return best
 
 
-# Where all pairs fit into few runs, all are measured, and the table is complete. Otherwise each run taps
-# tensors at even shares of the region in which the largest drop lies, until it is that of one tensor.
-
-
-_TELLING_DB = 10.0  # taps that change an output by a tenth of its error have no part in it
-
-
 class Refinement:
-    """What is known of a comparison so far, what is asked next, and what comes out."""
+    """What is known of a comparison so far, what is asked next, and what comes out.
+
+    Where all pairs fit into few runs, all are measured, and the table is complete. Otherwise each run taps
+    tensors at even shares of the region in which the largest drop lies, until it is that of one tensor.
+    """
 
     def __init__(self, runs: LayerRuns, most: int, threshold_db: float | None, *, keep: bool) -> None:
         self.runs, self.most, self.pairs = runs, most, runs.pairs.pairs

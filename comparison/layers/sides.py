@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...artifact import Manifest, accept, checked_input, read_manifest
+from ...artifact import accept, checked_input, read_manifest
 from ...engines.registry import engine, engine_of
 from ...errors import EngineUnavailable, InvalidOption, ModelError
 from ...files import manifest_path, require_file
@@ -199,22 +199,18 @@ def artifact_side(artifact: str, *, trust: bool = False) -> Side:
             engine=runtime,
         )
     if path.suffix != ".onnx":
-        return _engine_side(path, runtime, manifest)
+        if manifest is None or manifest.io is None:
+            raise ModelError(
+                f"{path}: {manifest_path(path).name} names no inputs and outputs", hint=_LOOK, file=path
+            )
+        # "best" may be anything down to INT8
+        precision = manifest.precision if manifest.precision in THRESHOLD_DB else "int8"
+        return Side(path, runtime, precision, None, manifest.io)
     weightless = read_weightless(path)
     precision = graph_precision(weightless.model)
     if precision == "fp32" and manifest is not None and manifest.precision in ("fp16", "bf16"):
         precision = manifest.precision  # a hint to the runtime: the graph is float32
     return Side(path, runtime, precision, weightless, weightless.io)
-
-
-def _engine_side(path: Path, runtime: str, manifest: Manifest | None) -> Side:
-    if manifest is None or manifest.io is None:
-        raise ModelError(
-            f"{path}: {manifest_path(path).name} names no inputs and outputs", hint=_LOOK, file=path
-        )
-    # "best" may be anything down to INT8
-    precision = manifest.precision if manifest.precision in THRESHOLD_DB else "int8"
-    return Side(path, runtime, precision, None, manifest.io)
 
 
 def input_casts(reference: Side, artifact: Side) -> dict[str, str]:

@@ -1,7 +1,4 @@
-"""Run both sides, K tensors at a time: choose taps within the memory limit and collect their errors.
-
-The samples are written once for both sides.
-"""
+"""Run both sides on the same samples, K tensors at a time, as fit into memory, and collect their errors."""
 
 from __future__ import annotations
 
@@ -32,9 +29,8 @@ from .job import Job
 from .pairing import Pairs
 from .sides import Form, Side
 
-SHARE = 0.12
-"""Of the memory of a run without taps, what the taps of one run may take."""
-
+SHARE = 0.12  # of the memory of a run without taps, what the taps of one run may take
+SILENCE_S = 600.0  # longest wait for one batch
 _BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 4}  # bfloat16 is widened
 
 
@@ -200,10 +196,6 @@ class LayerRuns:
             "reference": [4 * count for count in elements],
             "artifact": [count * size for count, size in zip(elements, width, strict=True)],
         }
-
-
-SILENCE_S = 600.0
-"""Longest wait for one batch."""
 
 
 def run(job: Job, name: str, text: str, progress: Progress) -> dict[str, Any]:
