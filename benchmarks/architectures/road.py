@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 import traceback
-from collections.abc import Callable, Iterable
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -46,17 +45,6 @@ def preload(*, runtimes: bool = True) -> None:
     if runtimes:
         with quiet():  # the exporter reads its tables on its first use
             torch.onnx.export(torch.nn.Linear(2, 2).eval(), (torch.zeros(2, 2),), dynamo=True, verbose=False)
-
-
-def environment(libraries: Iterable[str]) -> dict[str, str]:
-    """Return the packages of the road, and of the architectures, and their versions."""
-    found = {"qcompile": qcompile.__version__}
-    for name in ("torch", "onnx", "onnxruntime", "openvino", "tensorrt_rtx", *libraries):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "missing"
-    return found
 
 
 def walk(architecture: Any, folder: Path, report: Report) -> None:

@@ -100,14 +100,16 @@ def _check(chosen: list[Any]) -> int:
 
 
 def _run(todo: list[Any], options: argparse.Namespace) -> int:
-    from road import environment, preload, walk
+    from road import preload, walk
 
     from processes import run_all
+    from qcompile.version import tool_versions
 
     if not todo:
         return 0
     preload()
-    where = environment(sorted({one.library for one in todo}))
+    libraries = sorted({one.library for one in todo})
+    where = tool_versions("torch", "onnx", "onnxruntime", "openvino", "tensorrt_rtx", *libraries)
     for done, row in enumerate(run_all(todo, walk, jobs=options.jobs, limit_s=options.limit), 1):
         write_row(options.results, {**row, "environment": where})
         print(f"[{done}/{len(todo)}] {progress_line(row)}", flush=True)

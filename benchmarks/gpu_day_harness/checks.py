@@ -5,7 +5,6 @@ A check raises nothing for what this TensorRT does not have: it must then refuse
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import platform
 import subprocess
@@ -36,13 +35,14 @@ _ROUNDS = 200
 def environment(day: Day) -> None:
     """Machine, packages and TensorRT's names."""
     from qcompile.engines.gpu import find_gpu, why_no_gpu
+    from qcompile.version import tool_versions
 
     gpu = find_gpu()
     day.see(
         python=sys.version,
         platform=platform.platform(),
         gpu=gpu.as_json() if gpu else why_no_gpu(),
-        packages={name: _version(name) for name in _PACKAGES},
+        packages=tool_versions(*_PACKAGES),
         nvidia_smi=_output("nvidia-smi"),
     )
     adapter = day.adapter
@@ -311,13 +311,6 @@ def _times(day: Day, engine: Path, reference: str) -> dict[str, Any]:
 
 def _milliseconds(nanoseconds: Any) -> float:
     return round(float(np.median(nanoseconds)) / 1e6, 4)
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _output(*command: str) -> str:

@@ -210,10 +210,8 @@ def _reason(part: dict[str, Any]) -> str:
 
 def snr_db(expected: Any, found: Any) -> float:
     """Return the signal-to-noise ratio of an output; Failed if it has another shape."""
+    from qcompile.model.judgement import output_error
+
     if expected.shape != found.shape:
         raise Failed(f"shape {found.shape}; {expected.shape} is right")
-    expected, found = np.asarray(expected, np.float64), np.asarray(found, np.float64)
-    noise = float(np.square(expected - found).sum())
-    if not np.isfinite(noise):
-        return float("-inf")
-    return float("inf") if noise == 0 else 10 * float(np.log10(np.square(expected).sum() / noise))
+    return float(output_error(expected, found).snr_db)
