@@ -51,10 +51,6 @@ class PairResult:
     warnings: Sequence[str] = ()
     disturbed: Sequence[str] = ()
 
-    @property
-    def is_skipped(self) -> bool:
-        return any(check.kind == "run" and check.state == "skipped" for check in self.checks)
-
 
 @dataclass(frozen=True)
 class GateResult:
@@ -236,10 +232,10 @@ def gate(
             if len(pairs) == 1:
                 raise
             results.append(_without_figures(pair, "failed", error.message, error.hint))
-    not_run = [pair.checks[0].text for pair in results if pair.is_skipped]
-    if len(not_run) == len(results):
+    first = [pair.checks[0] for pair in results]
+    if all((check.kind, check.state) == ("run", "skipped") for check in first):
         raise EngineUnavailable(
-            f"nothing of {old} runs here: {not_run[0]}",
+            f"nothing of {old} runs here: {first[0].text}",
             hint="run the gate on a machine that the artifacts are for",
         )
     threads = spec.threads or usable_cores()

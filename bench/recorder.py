@@ -34,9 +34,6 @@ class Recorder:
     def is_measured(self, name: str) -> bool:
         return self._rows[name].status == "measured"
 
-    def can_be_asked(self, name: str) -> bool:
-        return self.is_measured(name) and not self._rows[name].output_tail
-
     def attempt(self, name: str, step: Callable[[], T], figure: str = "") -> T | None:
         """Carry out a step, whose answer is a figure of the row; where it fails the row says so: None."""
         try:

@@ -193,7 +193,7 @@ def each_worker(
     One that fails is a warning: the artifact's other figures stand. A dead worker is asked no more.
     """
     for name, worker in workers.items():
-        if not recorder.can_be_asked(name):
+        if not recorder.is_measured(name) or recorder[name].output_tail:
             continue
         try:
             step(name, worker)
