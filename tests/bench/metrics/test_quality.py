@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from layer_faults import perturbed
 
 from qcompile.bench.metrics.accuracy import check_evaluation, measure_quality, read_metric
 from qcompile.bench.outputs import describe, start
@@ -42,15 +43,10 @@ def judged(artifacts: dict[str, str], data: Path | str, metric: str) -> dict[str
     return {row.name: row for row in recorder.rows}
 
 
-def perturbed(path: Path, output: Path, *, by: float) -> str:
+def spoilt(path: Path, output: Path, *, by: float) -> str:
     """A copy of a model whose first weight is off."""
     model = onnx.load(path)
-    weights = onnx.numpy_helper.to_array(model.graph.initializer[0])
-    noise = np.random.default_rng(5).standard_normal(weights.shape).astype(np.float32)
-    model.graph.initializer[0].CopyFrom(
-        onnx.numpy_helper.from_array(weights + by * noise, model.graph.initializer[0].name)
-    )
-    onnx.save(model, output)
+    onnx.save(perturbed(model, model.graph.initializer[0].name, by=by), output)
     return str(output)
 
 
@@ -60,7 +56,7 @@ def test_every_number_is_what_the_sessions_outputs_give(
     import onnxruntime
 
     model, data = tiny_file("residual"), samples("residual", 45)
-    other = perturbed(model, tmp_path / "off.onnx", by=0.4)
+    other = spoilt(model, tmp_path / "off.onnx", by=0.4)
     entries = judged({"base": str(model), "off": other}, data, "top1")
     arrays = np.load(data)
     a, b = (
@@ -91,7 +87,7 @@ def test_metrics_that_need_no_labels_work_without(
     (tmp_path / "own.py").write_text(
         "def norm(outputs, labels):\n    assert labels is None\n    return (outputs['y'] ** 2).sum(1)\n"
     )
-    other = perturbed(model, tmp_path / "off.onnx", by=0.1)
+    other = spoilt(model, tmp_path / "off.onnx", by=0.1)
     with workers_of({"base": str(model), "off": other}) as (workers, recorder):
         for metric, base_value in (("cosine", 1.0), ("mse", 0.0), (f"{tmp_path}/own.py:norm", None)):
             measure_quality(workers, recorder, read_graph(model).io, str(data), read_metric(metric))
@@ -141,8 +137,8 @@ def test_an_artifact_whose_outputs_have_no_accuracy_fails_alone(
     tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
 ) -> None:
     model, data = tiny_file("mlp"), samples("mlp", 20)
-    broken = perturbed(model, tmp_path / "nan.onnx", by=np.nan)
-    narrow = perturbed(model, tmp_path / "off.onnx", by=0.1)
+    broken = spoilt(model, tmp_path / "nan.onnx", by=np.nan)
+    narrow = spoilt(model, tmp_path / "off.onnx", by=0.1)
     artifacts = {"base": str(model), "nan": broken, "off": narrow}
     entries = judged(artifacts, data, "top1")
     assert entries["nan"].status == "failed"
