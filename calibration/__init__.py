@@ -1,8 +1,8 @@
 """Calibration: choose the tensors to observe, count their values, choose their ranges."""
 
-from .calibrate import calibrate, observe
+from .calibrate import observe
 from .ranges import Ranges
 from .ranges_file import load_ranges, save_ranges
 from .thresholds import Method, parse_method
 
-__all__ = ["Method", "Ranges", "calibrate", "load_ranges", "observe", "parse_method", "save_ranges"]
+__all__ = ["Method", "Ranges", "load_ranges", "observe", "parse_method", "save_ranges"]

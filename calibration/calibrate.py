@@ -1,4 +1,4 @@
-"""`qcompile calibrate`: run the samples through the model once and count the values of its tensors.
+"""Run samples through a model once and count the values of its tensors.
 
 Samples run one by one, so that batching changes no bit of the results. A first axis need not be one of
 samples: it may be time, or a model may mix its rows. Such batches stay whole.
@@ -12,30 +12,21 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifact import Artifact, commit, tool_versions
+from ..artifact import tool_versions
 from ..data.batches import Data
 from ..data.readers import Batch
 from ..errors import CalibrationError, DataError, InvalidOption, ModelError, QCompileError
-from ..files import check_output, writing
-from ..model.onnx_file import Graph, read_weightless
+from ..model.onnx_file import Graph
 from ..progress import Progress, silent
-from ..spec.decode import spec_from_call
-from ..spec.models import CalibrateSpec
 from .ranges import Portion, Ranges
-from .ranges_file import Checkpoint, load_checkpoint, ranges_manifest, save_checkpoint, save_ranges
+from .ranges_file import Checkpoint, load_checkpoint, save_checkpoint
 from .taps import choose_taps
-from .thresholds import parse_method
 from .workers import Workers
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from ..spec.keywords import CalibrateKeywords
 
 CHECKPOINT_EVERY_S = 10.0
 
@@ -66,63 +57,8 @@ def parse_shard(text: str) -> Shard:
     return Shard(part, shards)
 
 
-def calibrate(
-    model: str | Path | Graph,
-    data: str | Data,
-    output: str | Path,
-    spec: CalibrateSpec | None = None,
-    /,
-    *,
-    tensors: Collection[str] | None = None,
-    checkpoint: Path | None = None,
-    progress: Progress = silent,
-    **options: Unpack[CalibrateKeywords],
-) -> Artifact:
-    """Observe the float activations of an ONNX model over samples and write a ranges file.
-
-    Samples are run one by one and memory does not grow with their number. The counts depend on the values
-    alone: batches, order, shards and interruptions leave no trace in them.
-
-    Args:
-        model: ONNX file, or its weightless form where that was read already.
-        data: Spelling of the samples (`batches`), or `Data`.
-        output: Ranges file to write.
-        spec: How they are observed; its targets are the caller's business.
-        tensors: Tensors that get a scale; None observes those of every quantizable operator.
-        checkpoint: Where that of an interrupted calibration is kept; beside the output by default.
-        progress: Told of every sample.
-        options: Fields of `CalibrateSpec` by name, in place of those of `spec`.
-
-    Raises:
-        DataError: If samples do not fit or hold NaN or infinity.
-        CalibrationError: If the model has no float activation, or one becomes NaN or infinite.
-        ModelError: If ONNX Runtime refuses the model.
-    """
-    output = Path(output)
-    spec = spec_from_call(CalibrateSpec, spec, options)
-    method, part = parse_method(spec.method), parse_shard(spec.shard)
-    check_output(output)
-    weightless = _weightless(model)
-    if not isinstance(data, Data):
-        data = Data(str(data), weightless.io.inputs, batch_size=1, limit=spec.samples or None)
-    beside = checkpoint or output.with_name(f".{output.name}.checkpoint")
-    if not spec.resume:
-        beside.unlink(missing_ok=True)
-    ranges = observe(
-        weightless, data, tensors=tensors, shard=part, threads=spec.threads, checkpoint=beside,
-        progress=progress,
-    )  # fmt: skip
-    ranges.method = method
-    progress("choose thresholds")
-    with writing(output) as path:
-        save_ranges(ranges, path)
-        manifest = commit(path, ranges_manifest(ranges, "calibrate", data.notes(), shard=spec.shard))
-    beside.unlink(missing_ok=True)
-    return Artifact(output, manifest)
-
-
 def observe(
-    model: Path | Graph,
+    model: Graph,
     data: Data,
     *,
     tensors: Collection[str] | None = None,
@@ -134,20 +70,29 @@ def observe(
     few: bool = False,
     progress: Progress = silent,
 ) -> Ranges:
-    """Return the ranges of a model's float activations over samples, without writing a ranges file.
+    """Return the ranges of a model's float activations over samples.
 
-    With `infinite` activations may hold infinity: a mask does not change how large the finite values are.
-    For `few` samples no other layouts are made of the weights: 1.2 s of a ResNet-50, for 0.014 s a sample.
+    Args:
+        model: ONNX file, of which the weights need not be loaded.
+        tensors: Tensors that get a scale; None observes those of every quantizable operator.
+        checkpoint: Where that of an interrupted calibration is kept, if at all.
+        infinite: Whether activations may hold infinity: a mask does not change how large finite values are.
+        few: For few samples no other layouts are made of the weights: 1.2 s of a ResNet-50, for 0.014 s a
+            sample.
+
+    Raises:
+        DataError: If samples do not fit or hold NaN or infinity.
+        CalibrationError: If the model has no float activation, or one becomes NaN or infinite.
+        ModelError: If ONNX Runtime refuses the model.
     """
-    weightless = _weightless(model)
-    taps = choose_taps(weightless.model, tensors)
+    taps = choose_taps(model.model, tensors)
     if not taps.names:
         raise CalibrationError(
-            f"{weightless.path}: no float activation at any quantizable operator; nothing to calibrate",
-            file=weightless.path,
+            f"{model.path}: no float activation at any quantizable operator; nothing to calibrate",
+            file=model.path,
         )
     progress("prepare the model")
-    ranges = Ranges(weightless.digest(), shared=taps.shared, skipped=taps.skipped)
+    ranges = Ranges(model.digest(), shared=taps.shared, skipped=taps.skipped)
     identity = data.digest() + (f"[:{data.limit}]" if data.limit else "")
     key: dict[str, object] = {
         "model": ranges.model,
@@ -156,7 +101,7 @@ def observe(
         "taps": taps.names,
         "tools": tool_versions("onnxruntime"),
     }
-    with Workers(weightless, taps, threads, infinite=infinite, few=few) as workers:
+    with Workers(model, taps, threads, infinite=infinite, few=few) as workers:
         start = 0
         if checkpoint and (stored := load_checkpoint(checkpoint, key)):
             start = stored.units
@@ -200,10 +145,6 @@ def _run(
         raise
     workers.drain()
     progress("calibrate", workers.samples, total)
-
-
-def _weightless(model: str | Path | Graph) -> Graph:
-    return model if isinstance(model, Graph) else read_weightless(Path(model))
 
 
 Run = Callable[[Batch], Sequence[NDArray[Any]]]

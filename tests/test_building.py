@@ -10,7 +10,7 @@ import pytest
 from commands import MakePath
 
 from qcompile.building import build
-from qcompile.calibration import calibrate
+from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.engines import load, names
 from qcompile.errors import IntentNotReached, InvalidOption

@@ -6,10 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...artifact import Artifact
-from ...calibration import calibrate as observe_and_write
+from ...artifact import Artifact, commit
+from ...calibration import observe, parse_method, save_ranges
+from ...calibration.calibrate import parse_shard
+from ...calibration.ranges_file import ranges_manifest
 from ...data.batches import Data
 from ...errors import CalibrationError
+from ...files import check_output, writing
 from ...model.graph_edits import name_nodes, store_constants
 from ...model.graph_rules import graph_rules
 from ...model.onnx_checks import check_onnx
@@ -46,6 +49,9 @@ def calibrate(
 ) -> Artifact:
     """Observe what quantization for the targets will scale, and write a ranges file.
 
+    Samples are run one by one and memory does not grow with their number. The counts depend on the values
+    alone: batches, order, shards and interruptions leave no trace in them.
+
     Args:
         model: Float ONNX file.
         data: Spelling of the samples, such as "images/" or "data.py:calibration".
@@ -64,16 +70,31 @@ def calibrate(
         ModelError: If ONNX Runtime refuses the model.
         InvalidOption: If the method or the shard is misspelled.
     """
-    spec = spec_from_call(CalibrateSpec, spec, options)
+    spec, output = spec_from_call(CalibrateSpec, spec, options), Path(output)
     weightless = read_weightless(Path(model))
     try:
         tensors = tensors_to_calibrate(weightless, spec.targets or GRAPH_TARGETS)
     except (IndexError, KeyError, TypeError, ValueError):
         check_onnx(weightless.path)  # a damaged file says here what is wrong with it
         raise
-    return observe_and_write(
-        weightless, data, output, spec, tensors=tensors, checkpoint=checkpoint, progress=progress
-    )
+    method, shard = parse_method(spec.method), parse_shard(spec.shard)
+    check_output(output)
+    if not isinstance(data, Data):
+        data = Data(str(data), weightless.io.inputs, batch_size=1, limit=spec.samples or None)
+    checkpoint = checkpoint or output.with_name(f".{output.name}.checkpoint")
+    if not spec.resume:
+        checkpoint.unlink(missing_ok=True)
+    ranges = observe(
+        weightless, data, tensors=tensors, shard=shard, threads=spec.threads, checkpoint=checkpoint,
+        progress=progress,
+    )  # fmt: skip
+    ranges.method = method
+    progress("choose thresholds")
+    with writing(output) as path:
+        save_ranges(ranges, path)
+        manifest = commit(path, ranges_manifest(ranges, "calibrate", data.notes(), shard=spec.shard))
+    checkpoint.unlink(missing_ok=True)
+    return Artifact(output, manifest)
 
 
 def tensors_to_calibrate(model: Graph, targets: Iterable[GraphTarget] = GRAPH_TARGETS) -> set[str]:

@@ -25,7 +25,6 @@ from calibrated import (
     observed,
     plain,
     property_test,
-    ranges_of,
     save,
 )
 from hypothesis import given
@@ -33,9 +32,10 @@ from hypothesis import strategies as st
 from written_models import model_of
 
 from qcompile.artifact import load_artifact
-from qcompile.calibration import Ranges, calibrate, load_ranges, observe
+from qcompile.calibration import Ranges, load_ranges, observe
 from qcompile.calibration.calibrate import Shard
 from qcompile.calibration.taps import choose_taps
+from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError, DataError, InvalidOption, MissingFile
 from qcompile.model.onnx_file import read_graph, read_weightless
@@ -118,9 +118,7 @@ def test_a_model_without_activations_to_observe_cannot_be_calibrated(
     model = save(tmp_path / "m.onnx", body, signature)
     dtype = np.int64 if "int64" in signature else np.float32
     with pytest.raises(CalibrationError, match=r"m\.onnx: .*nothing to calibrate"):
-        calibrate(
-            model, npz(tmp_path / "d.npz", x=np.arange(3).astype(dtype)), tmp_path / "r", tensors=tensors
-        )
+        observed(model, npz(tmp_path / "d.npz", x=np.arange(3).astype(dtype)), tensors=tensors)
 
 
 @pytest.mark.parametrize(
@@ -208,10 +206,9 @@ def test_a_model_that_overflows_is_an_error_naming_tensor_and_sample(
         save(model, "a = Exp(x) y = Add(a, x)", "(float[n, 4] x) => (float[n, 4] y)")
     spec = npz(tmp_path / "data.npz", x=x)
     with pytest.raises(CalibrationError, match="tensor 'a' holds infinity at") as caught:
-        calibrate(model, spec, tmp_path / "r", threads=threads)
+        observed(model, spec, threads=threads)
     assert caught.value.data == {"tensor": "a", "sample": "data.npz[3:4]"}
     assert "the input is finite" in caught.value.message
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.npz", "m.onnx"]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
@@ -338,7 +335,7 @@ def test_a_tensor_that_is_empty_in_every_sample_has_no_range(tmp_path: Path) -> 
     model = save(tmp_path / "m.onnx", body, "(float[n, 4] x) => (float[n, 4] y, float[m, 4] z)")
     for size in (1, 3):
         spec = function_of(tmp_path / f"d{size}", np.split(normal(3, 4), 3 // size))
-        found = ranges_of(model, spec, tmp_path / "r")
+        found = observed(model, spec)
         assert sorted(found.names()) == ["x", "y"]
         for name in ("s", "z"):
             with pytest.raises(CalibrationError, match=f"tensor '{name}' .*empty in every sample"):
@@ -374,8 +371,8 @@ def test_how_samples_are_stored_and_run_leaves_no_trace(
     np.save(folder / "1.npy", SAMPLES[1:6])
     np.savez_compressed(folder / "2.npz", x=SAMPLES[6:], labels=np.arange(7))
     assert_equal(observed(network, folder), whole)
-    inputs = read_weightless(network).io.inputs
-    assert_equal(observe(network, Data(data, inputs, batch_size=5)), whole)
+    graph = read_weightless(network)
+    assert_equal(observe(graph, Data(data, graph.io.inputs, batch_size=5)), whole)
     np.save(tmp_path / "x.npy", SAMPLES)  # mapped: its samples cannot be written
     body = f"yield from np.split(np.load({str(tmp_path / 'x.npy')!r}, mmap_mode='r'), [1, 4])"
     assert_equal(observed(network, function_from(tmp_path / "mapped", body)), whole)

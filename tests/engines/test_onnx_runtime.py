@@ -24,8 +24,8 @@ from onnx import parser
 
 import qcompile
 from qcompile.artifact import Artifact
-from qcompile.calibration import calibrate
 from qcompile.compiler.opset.exact_forms import find_requantized, keep_layers_apart
+from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.engines import load
 from qcompile.engines.base import BuildRequest

@@ -13,8 +13,9 @@ from hypothesis import settings
 from numpy.typing import NDArray
 from written_models import computed, model_of
 
-from qcompile.calibration import Ranges, calibrate, load_ranges, observe
+from qcompile.calibration import Ranges, load_ranges, observe
 from qcompile.calibration.histogram import BINS, Histogram
+from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.data.batches import Data
 from qcompile.model.onnx_file import read_weightless
 

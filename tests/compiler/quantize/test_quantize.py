@@ -14,9 +14,10 @@ from written_models import model_of, stored
 
 import qcompile
 from qcompile.artifact import load_artifact
-from qcompile.calibration import calibrate
+from qcompile.calibration import Method, observe, save_ranges
 from qcompile.compiler.quantize.int8.static import executed, require_executed
 from qcompile.compiler.quantize.quantize import quantize
+from qcompile.data.batches import Data
 from qcompile.engines.openvino import OpenVino
 from qcompile.errors import BuildError, CalibrationError, InvalidOption, QCompileError, QuantizationError
 from qcompile.model.graph import model_io
@@ -60,7 +61,11 @@ def calibrated(model: Path, data: Path | None = None) -> tuple[Path, Path]:
     if data is None:
         data = model.with_suffix(".npz")
         np.savez(data, **random_feeds(model_io(read_graph(model).load()).inputs, extent=16))  # type: ignore[arg-type]
-    return calibrate(model, str(data), model.with_suffix(".ranges"), method="minmax").path, data
+    graph, path = read_graph(model), model.with_suffix(".ranges")
+    ranges = observe(graph, Data(str(data), graph.io.inputs, batch_size=1))
+    ranges.method = Method("minmax")
+    save_ranges(ranges, path)
+    return path, data
 
 
 def decibels(detail: str) -> float:

@@ -16,7 +16,7 @@ from recorded_tensorrt import recorded_module
 
 import qcompile
 from qcompile.artifact import Artifact
-from qcompile.calibration import calibrate
+from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine

@@ -17,7 +17,8 @@ from mode_models import written
 from simulated_machine import Machine, MakeFile, OnMachine
 
 import qcompile
-from qcompile.calibration import calibrate, load_ranges
+from qcompile.calibration import load_ranges
+from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.engines.tensorrt.builder.configure import (
     Shapes,
     add_profiles,
