@@ -38,11 +38,7 @@ _AT_ONCE = 1 << 31  # values counted by one call: the compiled loop counts in 32
 
 
 class NonFinite(ValueError):
-    """Values hold NaN or infinity; `what` says which."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
+    """Values hold "NaN" or "infinity", as its text says."""
 
 
 @dataclass
@@ -190,7 +186,8 @@ LANES = 16
 def _count(
     values: Any, bits: Any, first: Any, second: Any, limit: Any, bins: Any, table: Any, counts: Any
 ) -> tuple[int, int, int]:
-    """Count values until one does not fit.
+    """Count values until one does not fit: how many were, and the bits of the extremes so far, those of the
+    chunk that did not fit among them.
 
     The extremes are found on integers, which the compiler can vectorize (a comparison of floats must mind
     NaN). The bits of floats that are not negative are ordered as the floats are; those of negative ones, less
@@ -201,9 +198,6 @@ def _count(
     two, is one over the width of a bin, which alone may be beyond float32; the second is at least one.
     `limit` has the bits of the least magnitude that does not fit. `bins` (uint16 [CHUNK]) and `table` (uint32
     [2 * BINS + LANES], zeros before and after) are scratch. `counts`, int64 [2 * BINS], are added to.
-
-    Returns how many values were counted, and the bits of the extremes so far, those of the chunk that did not
-    fit among them.
     """
     sign = np.int32(-2147483648)
     # Of the bits, and of the magnitude of a negative value; below zero while there is none.
@@ -273,9 +267,25 @@ def make_count() -> Count:
         needed_bytes = _NEEDED_BYTES + usable_cores() * _THREAD_BYTES
         require_address_space(needed_bytes, "load numba, which counts values")
     try:
-        return _Compiled()
+        compiled = _compiled()
     except ImportError:
         return count_by_numpy
+    bins, table = np.empty(CHUNK, np.uint16), np.zeros(2 * BINS + LANES, np.uint32)
+
+    def count(values: NDArray[Any], exponent: int, counts: NDArray[np.int64]) -> tuple[int, float, float]:
+        if values.dtype != np.float32:
+            return count_by_numpy(values, exponent, counts)
+        top = exponent + BINS.bit_length() - 1
+        limit = np.float32(math.ldexp(1.0, top) if top < _LIMIT_INFINITE else math.inf)
+        first = max(-126, min(-exponent, 127))
+        widths = (np.float32(math.ldexp(1.0, power)) for power in (first, -exponent - first))
+        done, *extremes = compiled(
+            values, values.view(np.int32), *widths, limit.view(np.int32), bins, table, counts
+        )
+        low, high = (float(np.int32(extreme).view(np.float32)) for extreme in extremes)
+        return done, low, high
+
+    return count
 
 
 def why_slow() -> str:
@@ -285,32 +295,3 @@ def why_slow() -> str:
     except ImportError as error:
         return f"numba cannot be imported ({error}), so values are counted by numpy, which is slower"
     return ""
-
-
-class _Compiled:
-    """The compiled loop with its scratch memory."""
-
-    def __init__(self) -> None:
-        self._count = _compiled()
-        self._bins = np.empty(CHUNK, np.uint16)
-        self._table = np.zeros(2 * BINS + LANES, np.uint32)
-
-    def __call__(
-        self, values: NDArray[Any], exponent: int, counts: NDArray[np.int64]
-    ) -> tuple[int, float, float]:
-        if values.dtype != np.float32:
-            return count_by_numpy(values, exponent, counts)
-        top = exponent + BINS.bit_length() - 1
-        limit = math.ldexp(1.0, top) if top < _LIMIT_INFINITE else math.inf
-        first = max(-126, min(-exponent, 127))
-        done, low, high = self._count(
-            values,
-            values.view(np.int32),
-            np.float32(math.ldexp(1.0, first)),
-            np.float32(math.ldexp(1.0, -exponent - first)),
-            np.float32(limit).view(np.int32),
-            self._bins,
-            self._table,
-            counts,
-        )
-        return done, *(float(np.int32(extreme).view(np.float32)) for extreme in (low, high))

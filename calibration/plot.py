@@ -50,8 +50,8 @@ def summarize(ranges: Ranges, *, method: Method | None = None, symmetric: bool =
     for name, values in ranges.histograms.items():
         if not values.is_empty:
             amax = amax_by_method(values, method.percentile, symmetric=symmetric)
-            lost = loss(values, amax[method.name], symmetric=symmetric)
-            summaries.append(TensorSummary(name, values.min, values.max, amax, lost.clipped, lost.snr_db))
+            snr_db, clipped = loss(values, amax[method.name], symmetric=symmetric)
+            summaries.append(TensorSummary(name, values.min, values.max, amax, clipped, snr_db))
     return sorted(summaries, key=lambda summary: (summary.snr_db, summary.tensor))
 
 

@@ -35,6 +35,7 @@ from .thresholds import Method, amax_by_method
 
 FORMAT_VERSION, _FIXED_VERSION = 2, 3
 _KEY = "qcompile"
+_DAMAGED = (KeyError, ValueError, TypeError, AttributeError, RecursionError, OSError)
 
 
 def save_ranges(ranges: Ranges, path: Path) -> None:
@@ -65,32 +66,38 @@ def save_ranges(ranges: Ranges, path: Path) -> None:
 
 def load_ranges(path: Path) -> Ranges:
     """Read a ranges file."""
-    from safetensors import SafetensorError, safe_open
-
     checked_input(path, what="ranges file")
     try:
-        with safe_open(path, framework="np") as file:
-            header = json.loads((file.metadata() or {})[_KEY])
-            if header["version"] not in (FORMAT_VERSION, _FIXED_VERSION):
-                raise CalibrationError(
-                    f"{path}: ranges file of version {header['version']}; "
-                    f"this qcompile reads {FORMAT_VERSION} and {_FIXED_VERSION}",
-                    hint="calibrate again",
-                )
-            typed = msgspec.convert(header, _Header)
-            for portion in header["data"].values():
-                portion["shards"], portion["parts"]  # a file names both, always
-            counts = {name: file.get_tensor(name) for name in typed.tensors}
+        header, counts = _read(path)
+        if header["version"] not in (FORMAT_VERSION, _FIXED_VERSION):
+            raise CalibrationError(
+                f"{path}: ranges file of version {header['version']}; "
+                f"this qcompile reads {FORMAT_VERSION} and {_FIXED_VERSION}",
+                hint="calibrate again",
+            )
+        typed = msgspec.convert(header, _Header)
+        for portion in header["data"].values():
+            portion["shards"], portion["parts"]  # a file names both, always
         _require_checksum(path, header, typed, counts)
         return _ranges(typed, counts)
-    except (
-        SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError, OSError
-    ) as error:  # fmt: skip
+    except _DAMAGED as error:
         raise CalibrationError(
             f"{path}: not a ranges file, or cut off ({error})",
             hint="make it with qcompile calibrate",
             file=path,
         ) from error
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.int64]]]:
+    """The header of a file, and the counts of the tensors that it names; one of `_DAMAGED` if it is."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            header = json.loads((file.metadata() or {})[_KEY])
+            return header, {name: file.get_tensor(name) for name in header.get("tensors", ())}
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -138,13 +145,6 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
     skipped: dict[str, str]
     fixed: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
     checksum: str | msgspec.UnsetType = msgspec.UNSET
-
-
-def header_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the header."""
-    schema = msgspec.json.schema(_Header)
-    schema["$defs"]["Portion"]["required"] = [*Portion.__struct_fields__]
-    return schema
 
 
 def _require_checksum(
@@ -246,27 +246,21 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
 
 def load_checkpoint(path: Path, key: dict[str, Any]) -> Checkpoint | None:
     """Return the checkpoint of a calibration; None where there is none, or it is of another calibration."""
-    from safetensors import SafetensorError, safe_open
-
     if not path.is_file():
         return None
     try:
-        with safe_open(path, framework="np") as file:
-            header = json.loads((file.metadata() or {})[_KEY])
-            checkpoint = msgspec.convert(header, Checkpoint)
-            if checkpoint.key != json.loads(json.dumps(key)):
-                return None
-            tensors = msgspec.convert(header["tensors"], dict[str, tuple[int, float, float]])
-            counts = {name: np.array(file.get_tensor(name)) for name in tensors}
-        histograms = {
-            name: Histogram(exponent, counts[name], low, high)
-            for name, (exponent, low, high) in tensors.items()
-        }
-        checkpoint.histograms = histograms
-        intact = header["checksum"] == checksum(header, counts)
-        return checkpoint if intact and all(counted.is_plausible for counted in histograms.values()) else None
-    except (SafetensorError, KeyError, ValueError, OSError, RecursionError):
-        return None  # damaged: to begin anew loses time only
+        header, counts = _read(path)
+        checkpoint = msgspec.convert(header, Checkpoint)
+        tensors = msgspec.convert(header["tensors"], dict[str, tuple[int, float, float]])
+        is_same = checkpoint.key == json.loads(json.dumps(key))
+        if not is_same or header["checksum"] != checksum(header, counts):
+            return None
+    except _DAMAGED:
+        return None  # to begin anew loses time only
+    checkpoint.histograms = {
+        name: Histogram(exponent, counts[name], low, high) for name, (exponent, low, high) in tensors.items()
+    }
+    return checkpoint if all(counted.is_plausible for counted in checkpoint.histograms.values()) else None
 
 
 def ranges_manifest(ranges: Ranges, stage: str, notes: Sequence[str] = (), **options: object) -> Manifest:
@@ -300,23 +294,21 @@ def merge_files(
     """
     if not files:
         raise InvalidOption("no ranges files; at least one is required")
-    total = None
+    total: Ranges | None = None
     for number, file in enumerate(files, start=1):
         progress("merge", number, len(files))
         ranges = load_ranges(file)
-        if total is None:
-            total = ranges
-            continue
         try:
-            total.merge(ranges)
+            if total is not None:
+                total.merge(ranges)
         except CalibrationError as error:
             error.message = f"{file}: {error.message}"
             raise
+        total = total or ranges
     assert total is not None
     with writing(output) as path:
         save_ranges(total, path)
         manifest = ranges_manifest(total, "merge")
         if all_of is not None:
             manifest = ranges_manifest(total, "calibrate", all_of, shard="1/1")
-        manifest = commit(path, manifest)
-    return Artifact(output, manifest)
+        return Artifact(output, commit(path, manifest))

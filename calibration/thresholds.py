@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -41,26 +40,18 @@ _COARSE = 64  # candidates between those that are tried first
 np.empty(2 << 20)
 
 
-@dataclass(frozen=True)
-class Loss:
-    """What a threshold does to a tensor: the signal-to-noise ratio, infinite where nothing is lost, and
-    the share of the values beyond it, 0 to 1, to one bin.
+def loss(histogram: Histogram, amax: float, *, symmetric: bool) -> tuple[float, float]:
+    """Return what clipping a tensor at `amax` and quantizing it loses: the signal-to-noise ratio in decibels,
+    infinite where nothing is lost, and the share of the values beyond it, 0 to 1, to one bin.
     """
-
-    snr_db: float
-    clipped: float
-
-
-def loss(histogram: Histogram, amax: float, *, symmetric: bool) -> Loss:
-    """Return what clipping a tensor at `amax` and quantizing it loses."""
-    width, total = histogram.width, histogram.total
+    width = histogram.width
     power = float((histogram.counts * _CENTRES * _CENTRES).sum())
     if not power:
-        return Loss(math.inf, 0.0)
+        return math.inf, 0.0
     error = float(squared_errors(histogram, np.array([amax / width]), symmetric=symmetric)[0])
     nearest = np.concatenate([np.arange(BINS - 1, -1, -1), np.arange(BINS)])  # of each bin to zero, in bins
     beyond = 0 if amax >= histogram.largest else int(histogram.counts[nearest >= amax / width].sum())
-    return Loss(decibels(power, error), beyond / total)
+    return decibels(power, error), beyond / histogram.total
 
 
 def amax_mse(histogram: Histogram, *, symmetric: bool) -> float:
@@ -93,12 +84,22 @@ def squared_errors(
     A level `v` between its two edges costs `sum n (c - v)**2`, three differences of prefix sums over counts
     `n` and centres `c`. Candidates are thresholds in bins, above zero.
     """
-    moments = _moments(histogram.counts, _CENTRES)
-    errors = [
-        _errors_at_once(moments, *_grid(histogram, candidates[start : start + _AT_ONCE], symmetric))
-        for start in range(0, len(candidates), _AT_ONCE)
-    ]
-    return np.concatenate(errors)
+    counted, summed, squares = _moments(histogram.counts, _CENTRES)
+    errors: list[NDArray[np.float64]] = []
+    for start in range(0, len(candidates), _AT_ONCE):
+        scale, first, number = _grid(histogram, candidates[start : start + _AT_ONCE], symmetric)
+        levels = np.arange(number)[None, :] + first
+        values = levels * scale
+        edges = np.empty((len(scale), number + 1), np.int64)
+        edges[:, 0], edges[:, -1] = 0, 2 * BINS
+        # The first bin whose centre rounds to a level or beyond.
+        borders = (levels[:, 1:] - 0.5) * scale
+        inner = np.ceil(borders - 0.5) + BINS
+        inner[(inner == BINS) & (borders > 0)] = BINS + 1  # that bin stands at zero, before the border
+        edges[:, 1:-1] = np.clip(inner, 0, 2 * BINS)
+        counts, sums = np.diff(counted[edges], axis=1), np.diff(summed[edges], axis=1)
+        errors.append(squares[-1] + ((values * counts - 2 * sums) * values).sum(axis=1))
+    return np.maximum(np.concatenate(errors), 0.0)
 
 
 def limits(histogram: Histogram, amax: float, *, symmetric: bool) -> tuple[float, float]:
@@ -119,23 +120,6 @@ def _grid(
     high = np.minimum(histogram.max / histogram.width, candidates)
     scale, zero_point = scale_and_zero_point(low, high, UINT8)
     return scale[:, None], -zero_point[:, None], UINT8.qmax + 1
-
-
-def _errors_at_once(
-    moments: NDArray[np.float64], scale: NDArray[np.float64], first: NDArray[np.float64], number: int
-) -> NDArray[np.float64]:
-    levels = np.arange(number)[None, :] + first
-    values = levels * scale
-    edges = np.empty((len(scale), levels.shape[1] + 1), np.int64)
-    edges[:, 0], edges[:, -1] = 0, 2 * BINS
-    # The first bin whose centre rounds to a level or beyond.
-    borders = (levels[:, 1:] - 0.5) * scale
-    inner = np.ceil(borders - 0.5) + BINS
-    inner[(inner == BINS) & (borders > 0)] = BINS + 1  # that bin stands at zero, before the border
-    edges[:, 1:-1] = np.clip(inner, 0, 2 * BINS)
-    counts, sums = np.diff(moments[0][edges], axis=1), np.diff(moments[1][edges], axis=1)
-    errors: NDArray[np.float64] = moments[2, -1] + ((values * counts - 2 * sums) * values).sum(axis=1)
-    return np.maximum(errors, 0.0)
 
 
 def _clipping_errors(
@@ -248,38 +232,27 @@ def entropy_divergences(
 
     `counts` [bins] are of magnitudes; a candidate is the number of bins kept, `levels` to bins.
     """
-    prefixes = tuple(
+    total = counts.sum()
+    cumulative, filled, plogp = (
         np.concatenate([[0.0], np.cumsum(values)]) for values in (counts, counts > 0, _xlogx(counts))
     )
-    parts = [
-        _divergences_at_once(counts, prefixes, candidates[start : start + _AT_ONCE], levels)
-        for start in range(0, len(candidates), _AT_ONCE)
-    ]
-    return np.concatenate(parts)
-
-
-def _divergences_at_once(
-    counts: NDArray[np.float64],
-    prefixes: tuple[NDArray[np.float64], ...],
-    candidates: NDArray[np.int64],
-    levels: int,
-) -> NDArray[np.float64]:
-    total = counts.sum()
-    cumulative, filled, plogp = prefixes
-    tail, last = total - cumulative[candidates], counts[candidates - 1]
-    # The first bin of level k, ceil(k * i / levels), for every candidate i: int64 [candidates, levels + 1]
-    edges = -(-np.arange(levels + 1)[None, :] * candidates[:, None] // levels)
-    sums, bins = np.diff(cumulative[edges], axis=1), np.diff(filled[edges], axis=1)
-    # The tail fills the last bin of P, so it counts as non-empty even where no value fell into it.
-    bins[:, -1] += (last == 0) & (tail > 0)
-
-    with np.errstate(divide="ignore", invalid="ignore"):
-        spread = np.where(sums > 0, sums * np.log(sums / bins), 0.0).sum(axis=1)
-        share = np.log(sums[:, -1] / bins[:, -1])
-        cross = spread + np.where(tail > 0, tail * share, 0.0)
-        entropy = plogp[candidates] - _xlogx(last) + _xlogx(last + tail)
-        divergence = (entropy - cross) / total - np.log(total) + np.log(cumulative[candidates])
-    return np.where(np.isfinite(divergence), divergence, np.inf)
+    divergences: list[NDArray[np.float64]] = []
+    for start in range(0, len(candidates), _AT_ONCE):
+        kept = candidates[start : start + _AT_ONCE]
+        tail, last = total - cumulative[kept], counts[kept - 1]
+        # The first bin of level k, ceil(k * i / levels), for each candidate i: [candidates, levels + 1]
+        edges = -(-np.arange(levels + 1)[None, :] * kept[:, None] // levels)
+        sums, bins = np.diff(cumulative[edges], axis=1), np.diff(filled[edges], axis=1)
+        # The tail fills the last bin of P, so it counts as non-empty even where no value fell into it.
+        bins[:, -1] += (last == 0) & (tail > 0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            spread = np.where(sums > 0, sums * np.log(sums / bins), 0.0).sum(axis=1)
+            share = np.log(sums[:, -1] / bins[:, -1])
+            cross = spread + np.where(tail > 0, tail * share, 0.0)
+            entropy = plogp[kept] - _xlogx(last) + _xlogx(last + tail)
+            divergences.append((entropy - cross) / total - np.log(total) + np.log(cumulative[kept]))
+    every = np.concatenate(divergences)
+    return np.where(np.isfinite(every), every, np.inf)
 
 
 METHOD_AMAX: Mapping[MethodName, Callable[[Histogram, float, bool], float]] = {
@@ -298,24 +271,20 @@ _MOST_CHOSEN = 100_000
 
 def amax(histogram: Histogram, method: Method, *, symmetric: bool = True) -> float:
     """Return the clipping magnitude by a method: "mse" and "auto" mind whether int8 is symmetric."""
-    _require_values(histogram)
-
-    def chosen() -> float:
-        if method.name == "auto":
-            return amax_by_method(histogram, method.percentile, symmetric=symmetric)["auto"]
-        return METHOD_AMAX[method.name](histogram, method.percentile, symmetric)
-
-    return _once(histogram, (method.name, method.percentile, symmetric), chosen)
-
-
-def _once(histogram: Histogram, what: tuple[object, ...], choose: Callable[[], float]) -> float:
-    """What `choose` returns, once for each content of a histogram."""
+    if histogram.is_empty:
+        raise CalibrationError(
+            "no values were observed; a threshold needs at least one",
+            hint="calibrate with samples in which the tensor is not empty",
+        )
     content = blake2b(histogram.counts.tobytes(), digest_size=16).digest()
-    key = (*what, histogram.exponent, histogram.min, histogram.max, content)
+    key = (method, symmetric, histogram.exponent, histogram.min, histogram.max, content)
     if key not in _CHOSEN:
         if len(_CHOSEN) >= _MOST_CHOSEN:
             _CHOSEN.clear()
-        _CHOSEN[key] = choose()
+        if method.name == "auto":
+            _CHOSEN[key] = amax_by_method(histogram, method.percentile, symmetric=symmetric)["auto"]
+        else:
+            _CHOSEN[key] = METHOD_AMAX[method.name](histogram, method.percentile, symmetric)
     return _CHOSEN[key]
 
 
@@ -328,26 +297,14 @@ def amax_by_method(
     definition. Where another method clips less and costs at most `AUTO_TOLERANCE` times as much, it is
     taken: calibration has seen a part of the values only, and what it has not seen is larger, not smaller.
     """
-    _require_values(histogram)
     by_method: dict[str, float] = {
-        name: _once(
-            histogram, (name, percentile, symmetric), partial(choose, histogram, percentile, symmetric)
-        )
-        for name, choose in METHOD_AMAX.items()
+        name: amax(histogram, Method(name, percentile), symmetric=symmetric) for name in METHOD_AMAX
     }
     magnitudes = np.array([*by_method.values()])
     if magnitudes.all():
         errors = squared_errors(histogram, magnitudes / histogram.width, symmetric=symmetric)
         magnitudes = magnitudes[errors <= errors.min() * AUTO_TOLERANCE]
     return {**by_method, "auto": float(magnitudes.max())}
-
-
-def _require_values(histogram: Histogram) -> None:
-    if histogram.is_empty:
-        raise CalibrationError(
-            "no values were observed; a threshold needs at least one",
-            hint="calibrate with samples in which the tensor is not empty",
-        )
 
 
 def _xlogx(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -24,10 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.readers import Batch
-from ..errors import CalibrationError, DataError, InvalidOption
+from ..errors import CalibrationError, DataError
 from ..files import temporary_folder
 from ..machine_memory import address_space_limit
-from ..model.graph import attribute, captured_names, holds_half
+from ..model.graph import attribute, captured_names, holds_half, producers
+from ..model.graph_edits import refill
 from ..model.onnx_file import Graph, read_graph
 from ..model.refusals import failure_hint, onnxruntime_words
 from ..model.session import make_session, session_options, usable_cores
@@ -54,8 +55,15 @@ class Observer:
         """Return (tap, array) pairs; each array holds the tap's values in some order, bfloat16 widened."""
         if not self.outputs:
             return []  # only inputs are observed; without a name, ONNX Runtime would return every output
+        import onnxruntime
+
+        names = list(self.outputs)
         try:
-            arrays = self._run(feeds)
+            if any(array.dtype.kind in "OSUT" for array in feeds.values()):
+                arrays = self.session.run(names, feeds)  # an OrtValue holds no strings
+            else:
+                values = {name: _as_ort_value(onnxruntime, array) for name, array in feeds.items()}
+                arrays = [_as_array(value) for value in self.session.run_with_ort_values(names, values)]
         except Exception as error:
             # ONNX Runtime's exceptions share no base but RuntimeError and Exception.
             raise DataError(
@@ -65,14 +73,6 @@ class Observer:
             ) from error
         return list(zip(self.outputs.values(), arrays, strict=True))
 
-    def _run(self, feeds: Feeds) -> list[Any]:
-        import onnxruntime
-
-        if any(array.dtype.kind in "OSUT" for array in feeds.values()):
-            return list(self.session.run(list(self.outputs), feeds))  # its values hold no strings
-        values = {name: _as_ort_value(onnxruntime, array) for name, array in feeds.items()}
-        return [_as_array(value) for value in self.session.run_with_ort_values(list(self.outputs), values)]
-
 
 @contextlib.contextmanager
 def open_observer(model: Graph, taps: Taps, threads: int, *, few: bool = False) -> Iterator[Observer]:
@@ -80,9 +80,15 @@ def open_observer(model: Graph, taps: Taps, threads: int, *, few: bool = False) 
 
     For `few` samples no other layouts are made of the weights.
     """
+    import onnx
+
     inputs = {value.name for value in model.model.graph.input}
     outputs = {name: name for name in taps.names if name not in inputs}
-    every = _outputs(model.model, taps, outputs)
+    returned = {value.name: value for value in model.model.graph.output}
+    for name in outputs:
+        kind = getattr(onnx.TensorProto, _ONNX_NAMES[taps.types[name]])
+        returned.setdefault(name, onnx.helper.make_tensor_value_info(name, kind, None))
+    every = list(returned.values())
     convolves = any(node.op_type in ("Conv", "ConvTranspose") for node in model.model.graph.node)
     # The layout level crashes the process on some float16 graphs: see `session_options`.
     layouts = not (few or holds_half(model.model))
@@ -94,17 +100,6 @@ def open_observer(model: Graph, taps: Taps, threads: int, *, few: bool = False) 
         else:
             session = make_session(model, options, outputs=every)
         yield Observer(session, outputs)
-
-
-def _outputs(model: onnx.ModelProto, taps: Taps, outputs: dict[str, str]) -> list[onnx.ValueInfoProto]:
-    """The outputs of the model, and the taps among them."""
-    import onnx
-
-    every = {value.name: value for value in model.graph.output}
-    for output, tap in outputs.items():
-        kind = getattr(onnx.TensorProto, _ONNX_NAMES[taps.types[tap]])
-        every.setdefault(output, onnx.helper.make_tensor_value_info(output, kind, None))
-    return list(every.values())
 
 
 def _without_reorders(
@@ -130,15 +125,13 @@ def _without_reorders(
     del session
     written.write_bytes(optimized.SerializeToString())
     session = make_session(written, session_options(threads, optimize=False))
-    for output, source in skipped.items():
-        tap = outputs.pop(output)
-        outputs[source] = tap
+    outputs |= {source: outputs.pop(output) for output, source in skipped.items()}
     return session
 
 
 def _skip_reorders(graph: onnx.GraphProto, outputs: dict[str, str]) -> dict[str, str]:
     """Let outputs be what goes into their reorder, in place; returns output to the tensor instead of it."""
-    made_by = {name: node for node in graph.node for name in node.output}
+    made_by = producers(graph)
     read = {name for node in graph.node for name in (*node.input, *captured_names(node))}
     skipped: dict[str, str] = {}
     for value in graph.output:
@@ -151,9 +144,7 @@ def _skip_reorders(graph: onnx.GraphProto, outputs: dict[str, str]) -> dict[str,
         skipped[value.name] = node.input[0]
         if value.name not in read:
             graph.node.remove(node)
-    values = [value for value in graph.value_info if value.name not in set(skipped.values())]
-    del graph.value_info[:]
-    graph.value_info.extend(values)
+    refill(graph.value_info, (value for value in graph.value_info if value.name not in skipped.values()))
     for value in graph.output:
         if value.name in skipped:
             value.name = skipped[value.name]
@@ -191,17 +182,11 @@ class Workers:
     """Runs samples and counts; use as a context manager. 0 threads take one per core.
 
     With `infinite`, activations may hold infinity, as the scores of masked attention do: their finite values
-    are counted, some of them perhaps twice. NaN is an error all the same.
-    `few`: see `open_observer`.
+    are counted, some of them perhaps twice. NaN is an error all the same. `few`: see `open_observer`.
     """
 
-    def __init__(
-        self, model: Graph, taps: Taps, threads: int, *, infinite: bool = False, few: bool = False
-    ) -> None:
-        if threads < 0:
-            raise InvalidOption(f"`threads` {threads}: at least 0 is required", option="threads")
-        self._model, self._taps, self._infinite = model, taps, infinite
-        self._few = few
+    def __init__(self, model: Graph, taps: Taps, threads: int, *, infinite: bool, few: bool) -> None:
+        self._model, self._taps, self._infinite, self._few = model, taps, infinite, few
         self._threads = threads or usable_cores()
         self._stack = contextlib.ExitStack()
         self._pool: ThreadPoolExecutor | None = None
@@ -301,7 +286,7 @@ class _Counter:
                 self.histograms.get(name, Histogram()).add(array, self._count)
             except NonFinite as error:
                 raise DataError(
-                    f"{batch.where}: input {name!r} holds {error.what}",
+                    f"{batch.where}: input {name!r} holds {error}",
                     hint="clean the sample, or leave it out",
                     tensor=name,
                     sample=batch.where,
@@ -316,7 +301,7 @@ class _Counter:
                     self.histograms[name].add(array[np.isfinite(array)], self._count)
                     continue
                 raise CalibrationError(
-                    f"tensor {name!r} holds {error.what} at {batch.where}, although the input is finite",
+                    f"tensor {name!r} holds {error} at {batch.where}, although the input is finite",
                     hint="the model overflows on this sample; check its preprocessing",
                     tensor=name,
                     sample=batch.where,

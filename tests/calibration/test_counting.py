@@ -225,7 +225,7 @@ def test_nan_and_infinity_are_found_anywhere_and_leave_the_counter_clean(
             for made in (Histogram(), histogram([seen], counter)):
                 with pytest.raises(NonFinite) as caught:
                     made.add(broken, counter)
-                assert caught.value.what == what
+                assert str(caught.value) == what
     assert_equal(histogram([values], count), exact(values))
 
 

@@ -15,6 +15,7 @@ from qcompile.artifact import IO, SCHEMA_VERSION, Device, Manifest, Proof
 from qcompile.bench.results.results import SCHEMA_VERSION as RESULTS_VERSION
 from qcompile.bench.results.results import Environment, Results, Run, Settings
 from qcompile.calibration import ranges_file
+from qcompile.calibration.ranges import Portion
 from qcompile.comparison.layers.outcome import SCHEMA_VERSION as LAYERS_VERSION
 from qcompile.comparison.layers.outcome import LayerDiff
 from qcompile.spec.recipes import recipe_schema
@@ -36,11 +37,13 @@ def schemas() -> dict[str, dict[str, Any]]:
             optional={"machines"},
         ),
     )  # fmt: skip
+    ranges = msgspec.json.schema(ranges_file._Header)
+    ranges["$defs"]["Portion"]["required"] = [*Portion.__struct_fields__]
     del layers["$defs"]["LayerDiff"]["properties"]["complete"]
     return {
         "recipe.schema.json": recipe_schema(),
         "manifest.schema.json": manifest,
-        "ranges.schema.json": described("qcompile ranges", ranges_file.header_schema()),
+        "ranges.schema.json": described("qcompile ranges", ranges),
         "layers.schema.json": layers,
         RESULTS: results,
     }
