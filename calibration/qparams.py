@@ -64,16 +64,17 @@ def choose_qparams(low: ArrayLike, high: ArrayLike, scheme: Scheme, axis: int | 
     )
 
 
-def scale_and_zero_point(low: Any, high: Any, scheme: Scheme, xp: Any = np) -> tuple[Any, Any]:
-    """Return scale and zero_point of ranges, both in the dtype and shape of `low`; `xp` is numpy or torch."""
-    low, high = xp.clip(low, None, 0.0), xp.clip(high, 0.0, None)
+def scale_and_zero_point(low: Any, high: Any, scheme: Scheme) -> tuple[Any, Any]:
+    """Return scale and zero_point of ranges, both in the dtype and shape of `low`."""
+    low, high = np.clip(low, None, 0.0), np.clip(high, 0.0, None)
     if scheme.symmetric:
-        scale = xp.maximum(-low, high) / scheme.qmax
-        scale = xp.where(scale < _TINY, xp.ones_like(scale), scale)
-        return scale, xp.zeros_like(scale)
-    scale = (high - low) / (scheme.qmax - scheme.qmin)
-    scale = xp.where(scale < _TINY, xp.ones_like(scale), scale)
-    return scale, xp.clip(scheme.qmin - xp.round(low / scale), scheme.qmin, scheme.qmax)
+        scale = np.maximum(-low, high) / scheme.qmax
+    else:
+        scale = (high - low) / (scheme.qmax - scheme.qmin)
+    scale = np.where(scale < _TINY, np.ones_like(scale), scale)
+    if scheme.symmetric:
+        return scale, np.zeros_like(scale)
+    return scale, np.clip(scheme.qmin - np.round(low / scale), scheme.qmin, scheme.qmax)
 
 
 def channel_amax(weight: NDArray[Any], axis: int | None) -> NDArray[np.float64]:

@@ -163,13 +163,10 @@ class Ranges:
         self, tensor: str, method: Method | None = None, *, symmetric: bool = True
     ) -> tuple[float, float]:
         """Return (low, high), the range of a tensor that is quantized, in its units: low <= 0 <= high."""
+        limit = self.amax(tensor, method, symmetric=symmetric)
         if tensor in self.fixed:
-            limit = self.amax(tensor, method)
             return -limit, limit
-        histogram = self.histogram(tensor)
-        return limits(
-            histogram, amax(histogram, method or self.method, symmetric=symmetric), symmetric=symmetric
-        )
+        return limits(self.histogram(tensor), limit, symmetric=symmetric)
 
     def merge(self, other: Ranges) -> None:
         """Add what another calibration of the same model counted: another shard, or other data."""

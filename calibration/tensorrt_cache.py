@@ -110,20 +110,21 @@ def parse_cache(content: bytes | str, path: Path) -> dict[str, float]:
     for number, line in enumerate(lines[1:], start=2):
         if not line.strip():
             continue
+        where = f"{path}:{number}"
         name, colon, digits = line.rpartition(": ")
         if not colon or not re.fullmatch(r"[0-9a-fA-F]{1,8}", digits.strip()):
             raise CalibrationError(
-                f"{path}:{number}: {line!r}; NAME: HEX with up to eight digits is required", file=path
+                f"{where}: {line!r}; NAME: HEX with up to eight digits is required", file=path
             )
         (scale,) = struct.unpack(">f", bytes.fromhex(digits.strip().zfill(8)))
         if not (math.isfinite(scale) and scale > 0):
             raise CalibrationError(
-                f"{path}:{number}: tensor {name!r} has the scale {scale}; above zero and finite is required",
+                f"{where}: tensor {name!r} has the scale {scale}; above zero and finite is required",
                 hint="calibrate again; TensorRT would build with it",
                 file=path,
                 tensor=name,
             )
         if name in scales:
-            raise CalibrationError(f"{path}:{number}: tensor {name!r} is there twice", file=path, tensor=name)
+            raise CalibrationError(f"{where}: tensor {name!r} is there twice", file=path, tensor=name)
         scales[name] = scale
     return scales

@@ -87,10 +87,15 @@ def squared_errors(
     counted, summed, squares = _moments(histogram.counts, _CENTRES)
     errors: list[NDArray[np.float64]] = []
     for start in range(0, len(candidates), _AT_ONCE):
-        scale, first, number = _grid(histogram, candidates[start : start + _AT_ONCE], symmetric)
-        levels = np.arange(number)[None, :] + first
+        low, high = -candidates[start : start + _AT_ONCE], candidates[start : start + _AT_ONCE]
+        scheme, least = (INT8, -INT8.qmax) if symmetric else (UINT8, UINT8.qmin)
+        if not symmetric:
+            low = np.maximum(histogram.min / histogram.width, low)
+            high = np.minimum(histogram.max / histogram.width, high)
+        scale, zero_point = (array[:, None] for array in scale_and_zero_point(low, high, scheme))
+        levels = np.arange(least, scheme.qmax + 1) - zero_point
         values = levels * scale
-        edges = np.empty((len(scale), number + 1), np.int64)
+        edges = np.empty((len(scale), levels.shape[1] + 1), np.int64)
         edges[:, 0], edges[:, -1] = 0, 2 * BINS
         # The first bin whose centre rounds to a level or beyond.
         borders = (levels[:, 1:] - 0.5) * scale
@@ -107,19 +112,6 @@ def limits(histogram: Histogram, amax: float, *, symmetric: bool) -> tuple[float
     if symmetric:
         return -amax, amax
     return min(max(histogram.min, -amax), 0.0), max(min(histogram.max, amax), 0.0)
-
-
-def _grid(
-    histogram: Histogram, candidates: NDArray[np.float64], symmetric: bool
-) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
-    """Scale [k, 1] in bins and first level [k, 1] of each candidate, and the number of levels of all."""
-    if symmetric:
-        scale, _ = scale_and_zero_point(-candidates, candidates, INT8)
-        return scale[:, None], np.full((len(candidates), 1), -float(INT8.qmax)), 2 * INT8.qmax + 1
-    low = np.maximum(histogram.min / histogram.width, -candidates)
-    high = np.minimum(histogram.max / histogram.width, candidates)
-    scale, zero_point = scale_and_zero_point(low, high, UINT8)
-    return scale[:, None], -zero_point[:, None], UINT8.qmax + 1
 
 
 def _clipping_errors(

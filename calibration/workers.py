@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import math
 from collections import deque
 from collections.abc import Iterator
@@ -186,8 +187,9 @@ class Workers:
     """
 
     def __init__(self, model: Graph, taps: Taps, threads: int, *, infinite: bool, few: bool) -> None:
-        self._model, self._taps, self._infinite, self._few = model, taps, infinite, few
-        self._threads = threads or usable_cores()
+        self._taps, self._threads = taps, threads or usable_cores()
+        self._make_observer = functools.partial(open_observer, model, taps, few=few)
+        self._make_counter = functools.partial(_Counter, taps, infinite=infinite)
         self._stack = contextlib.ExitStack()
         self._pool: ThreadPoolExecutor | None = None
         self._counters: list[_Counter] = []  # those that no thread counts with just now
@@ -200,10 +202,8 @@ class Workers:
             loading = loader.submit(make_count)  # compiled or loaded while ONNX Runtime reads the model
             if address_space_limit() is not None:  # what is left is known only while nothing else runs
                 loading.result()
-            self._observer = self._stack.enter_context(
-                open_observer(self._model, self._taps, 1, few=self._few)
-            )
-            self._counters.append(_Counter(self._taps, loading.result(), infinite=self._infinite))
+            self._observer = self._stack.enter_context(self._make_observer(1))
+            self._counters.append(self._make_counter(loading.result()))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -250,11 +250,8 @@ class Workers:
         inside = granted // self._threads
         if inside > 1:
             self._stack.close()
-            self._observer = self._stack.enter_context(
-                open_observer(self._model, self._taps, inside, few=self._few)
-            )
-        for _ in range(self._threads - 1):
-            self._counters.append(_Counter(self._taps, make_count(), infinite=self._infinite))
+            self._observer = self._stack.enter_context(self._make_observer(inside))
+        self._counters += [self._make_counter(make_count()) for _ in range(self._threads - 1)]
         return ThreadPoolExecutor(self._threads, thread_name_prefix="qcompile-calibrate")
 
     def _observe(self, batch: Batch) -> int:
