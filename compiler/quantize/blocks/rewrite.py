@@ -210,10 +210,6 @@ def _amax(model: onnx.ModelProto, planned: list[str], request: QuantizeRequest) 
     assert request.ranges is not None, "check_ranges comes first"
     method = parse_method(request.spec.method) if request.spec.method else None
     read = {node.name: node.input[0] for node in model.graph.node if node.name in set(planned)}
-    amax: dict[str, float] = {}
-    for tensor in dict.fromkeys(read.values()):
-        if tensor not in request.ranges.names():
-            raise no_range(tensor)
-        low, high = request.ranges.limits(tensor, method, symmetric=True)
-        amax[tensor] = max(-low, high)
-    return {name: amax[tensor] for name, tensor in read.items()}
+    if missing := [tensor for tensor in read.values() if tensor not in {*request.ranges.names()}]:
+        raise no_range(missing[0])
+    return {name: request.ranges.amax(tensor, method) for name, tensor in read.items()}

@@ -78,8 +78,7 @@ class Casts:
             self._forms[key] = made
             self.half.update([made] if half else [])
             if name in self.weights:
-                values = self.type.rounded(self.values(name))
-                self.graph.initializer.append(stored_tensor(values, made))
+                store(self.graph, made, self.type.rounded(self.values(name)))
             elif name in self._dequantizers:
                 node = onnx.NodeProto()
                 node.CopyFrom(self._dequantizers[name])
@@ -128,7 +127,7 @@ class Casts:
         stored = {tensor.name for tensor in self.graph.initializer}
         for limit, value in limits.items():
             if limit not in stored:
-                self.graph.initializer.append(stored_tensor(np.asarray(value, np.float32), limit))
+                store(self.graph, limit, np.asarray(value, np.float32))
         clipped = fresh_name(f"{name}/clipped", self._taken)
         self.nodes.append(helper.make_node("Clip", [name, *limits], [clipped], name=f"clip/{name}"))
         return clipped
@@ -141,18 +140,10 @@ def set_own_type(node: onnx.NodeProto, half: HalfType) -> None:
             item.i = half.elem_type
         elif item.name == "value" and item.t.data_type == TensorProto.FLOAT:
             values = half.rounded(numpy_helper.to_array(item.t))
-            item.t.CopyFrom(stored_tensor(values, item.t.name))
+            item.t.CopyFrom(numpy_helper.from_array(values, item.t.name))
     if node.op_type == "ConstantOfShape" and not node.attribute:
-        zero = stored_tensor(np.zeros(1, half.dtype), "")
+        zero = numpy_helper.from_array(np.zeros(1, half.dtype), "")
         node.attribute.append(helper.make_attribute("value", zero))
-
-
-def stored_tensor(values: NDArray[Any], name: str) -> onnx.TensorProto:
-    """Return a tensor of float32, float16 or bfloat16; older onnx cannot make the last by itself."""
-    name_of_type = "FLOAT" if values.dtype == np.float32 else values.dtype.name.upper()
-    elem_type = TensorProto.DataType.Value(name_of_type)
-    raw = np.ascontiguousarray(values).tobytes()
-    return helper.make_tensor(name, elem_type, values.shape, raw, raw=True)
 
 
 QDQ = ("QuantizeLinear", "DequantizeLinear")
@@ -209,8 +200,7 @@ def store_quantized_weights(graph: onnx.GraphProto, half: HalfType, excluded: Co
         integers = quantize(weight, QParams(fitted, zero_point, limits.min, limits.max, axis))
         store(graph, node.output[0], integers)
         if not np.array_equal(fitted, scale):
-            name = f"{node.input[1]}/{node.name}"
-            graph.initializer.append(stored_tensor(fitted, name))
+            name = store(graph, f"{node.input[1]}/{node.name}", fitted)
             for reader in read:
                 reader.input[1] = name
     set_nodes(graph, kept)

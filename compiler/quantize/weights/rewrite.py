@@ -35,7 +35,7 @@ from onnx import TensorProto, numpy_helper
 from onnx.helper import make_node
 
 from ....errors import InvalidOption, QuantizationError
-from ....model.graph import attribute, captured_names, opset, producers, tensor_bytes, without_weights
+from ....model.graph import attribute, captured_names, opset, tensor_bytes, without_weights
 from ....model.graph_edits import drop_unused_initializers, name_nodes, set_nodes
 from ....spec.opsets import INT4
 from ...opset.fit import upgrade_opset
@@ -133,9 +133,8 @@ def quantize_weights(
             writer.store_nbits(weight, rounded, readers)
         else:
             writer.store_qdq(weight, rounded)
-    writer.replace(planned)
+    require_reached(planned, writer.replace(planned))
     _restore_weights(result, stored)
-    require_reached(planned, _reached(result))
     names = {weight.name for weight in planned.values()}
     kept = [tensor for tensor in result.graph.initializer if tensor.name in names]
     operators = dict(Counter(nodes[name].op_type for name in planned))
@@ -263,11 +262,12 @@ class _Writer:
             reshape = make_node("Reshape", [flat, target], [made], f"reshape/{weight.prefix}")
             self.dequantizers.append(reshape)
 
-    def replace(self, planned: Mapping[str, _Weight]) -> None:
-        """Let the planned nodes read what was stored."""
-        kept = list(self.dequantizers)
+    def replace(self, planned: Mapping[str, _Weight]) -> set[str]:
+        """Let the planned nodes read what was stored; return their names."""
+        kept, replaced = list(self.dequantizers), set[str]()
         for node in self.graph.node:
             weight = planned.get(node.name)
+            replaced |= set() if weight is None else {node.name}
             if weight in self.settings:
                 kept += self._nbits(node, weight)
                 continue
@@ -275,6 +275,7 @@ class _Writer:
                 node.input[0 if node.op_type == "Gather" else 1] = f"{weight.prefix}/dequantized"
             kept.append(node)
         set_nodes(self.graph, kept)
+        return replaced
 
     def _nbits(self, node: onnx.NodeProto, weight: _Weight) -> list[onnx.NodeProto]:
         foreign: dict[str, Any] = {"name": node.name, "domain": "com.microsoft", **self.settings[weight]}
@@ -306,18 +307,3 @@ def _restore_weights(model: onnx.ModelProto, stored: Mapping[str, onnx.TensorPro
         if name in read and name not in present:
             graph.initializer.add().CopyFrom(tensor)
     drop_unused_initializers(graph)
-
-
-def _reached(model: onnx.ModelProto) -> set[str]:
-    """Names of the nodes that read integers, as the finished graph has them."""
-    made_by = producers(model.graph)
-    names = {
-        node.name for node in model.graph.node if node.op_type in ("MatMulNBits", "GatherBlockQuantized")
-    }
-    for node in model.graph.node:
-        if node.op_type in _TAKEN:
-            maker = made_by.get(node.input[0 if node.op_type == "Gather" else 1])
-            if maker is not None and maker.op_type == "Reshape":
-                maker = made_by.get(maker.input[0])
-            names |= {node.name} if maker is not None and maker.op_type == "DequantizeLinear" else set()
-    return names

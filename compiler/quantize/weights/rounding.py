@@ -45,14 +45,6 @@ class Rounded:
     bits: int
     block_size: int  # values of a row that share a scale, 1 to K
 
-    def dequantized(self) -> Floats:
-        """Return float32 [N, K]: what the integers stand for."""
-        columns = self.codes.shape[1]
-        scales = np.repeat(self.scales, self.block_size, axis=1)[:, :columns]
-        zeros = np.repeat(self.zero_points, self.block_size, axis=1)[:, :columns]
-        values: Floats = (self.codes.astype(np.float32) - zeros) * scales
-        return values
-
 
 def round_to_nearest(
     weight: Floats, *, bits: int, block_size: int, symmetric: bool, search: bool = True

@@ -29,6 +29,15 @@ from qcompile.model.onnx_file import read_graph, save_onnx
 Floats = NDArray[np.float32]
 
 
+def values_of(rounded: Rounded) -> Floats:
+    """What the integers stand for, [N, K]."""
+    scales, zeros = (
+        np.repeat(values, rounded.block_size, axis=1)[:, : rounded.codes.shape[1]]
+        for values in (rounded.scales, rounded.zero_points)
+    )
+    return (rounded.codes.astype(np.float32) - zeros) * scales  # type: ignore[no-any-return]
+
+
 def by_hand(weight: Floats, bits: int, block_size: int, *, symmetric: bool) -> tuple[list[int], Floats]:
     """Codes and values of round to nearest over each block's full range, one value after the other."""
     top, middle = 2**bits - 1, 2 ** (bits - 1)
@@ -60,11 +69,11 @@ def test_without_search_it_is_round_to_nearest_by_hand(
     found = round_to_nearest(weight, bits=bits, block_size=block_size, symmetric=symmetric, search=False)
     codes, values = by_hand(weight, bits, block_size, symmetric=symmetric)
     assert found.codes.ravel().tolist() == codes
-    np.testing.assert_array_equal(found.dequantized(), values)
+    np.testing.assert_array_equal(values_of(found), values)
 
 
 def error(weight: Floats, found: Rounded) -> float:
-    return float(((weight - found.dequantized()).astype(np.float64) ** 2).sum())
+    return float(((weight - values_of(found)).astype(np.float64) ** 2).sum())
 
 
 @settings(max_examples=40, deadline=None)
@@ -85,7 +94,7 @@ def test_the_search_never_loses_and_without_it_no_value_is_off_by_more_than_half
     plain = round_to_nearest(weight, bits=bits, block_size=block_size, symmetric=symmetric, search=False)
     size = min(block_size or columns, columns)
     steps = np.repeat(plain.scales, size, axis=1)[:, :columns]
-    assert (np.abs(weight - plain.dequantized()) <= 0.5001 * steps).all()
+    assert (np.abs(weight - values_of(plain)) <= 0.5001 * steps).all()
     searched = round_to_nearest(weight, bits=bits, block_size=block_size, symmetric=symmetric)
     if magnitude > 1e-10:  # squares of less are no float32
         assert error(weight, searched) <= error(weight, plain) * 1.0001
@@ -93,7 +102,7 @@ def test_the_search_never_loses_and_without_it_no_value_is_off_by_more_than_half
         assert found.scales.shape == found.zero_points.shape == (rows, -(-columns // size))
         assert (found.scales > 0).all()
         assert found.codes.max() < 2**bits
-        assert not found.dequantized()[weight == 0].any()  # zero is exact
+        assert not values_of(found)[weight == 0].any()  # zero is exact
         assert not symmetric or (found.zero_points == 2 ** (bits - 1)).all()
 
 
@@ -118,7 +127,7 @@ def test_gptq_lowers_the_error_of_the_output(
     hessian = 2 * x.T @ x
     found = gptq(weight, hessian, bits=bits, block_size=block_size, symmetric=symmetric)
     fresh = correlated(4096, columns, seed)[1024:]  # other samples of the same kind
-    lost = [((fresh @ (weight - result.dequantized()).T) ** 2).sum() for result in (found, plain)]
+    lost = [((fresh @ (weight - values_of(result)).T) ** 2).sum() for result in (found, plain)]
     assert lost[0] < 0.8 * lost[1]
 
 
@@ -132,7 +141,7 @@ def test_gptq_of_features_that_do_not_depend_on_each_other_is_round_to_nearest(
     found = gptq(weight, hessian, bits=4, block_size=block_size, symmetric=False)
     plain = round_to_nearest(weight, bits=4, block_size=block_size, symmetric=False)
     np.testing.assert_array_equal(found.codes, plain.codes)
-    np.testing.assert_array_equal(found.dequantized(), plain.dequantized())
+    np.testing.assert_array_equal(values_of(found), values_of(plain))
 
 
 def test_gptq_is_the_papers_loop_over_columns() -> None:
@@ -151,8 +160,8 @@ def test_gptq_is_the_papers_loop_over_columns() -> None:
         inverse -= np.outer(inverse[:, column], inverse[column]) / inverse[column, column]
     found = gptq(weight, hessian, bits=8, block_size=0, symmetric=True)
     # A value at the edge between two steps may go to the other one, by float32 against float64.
-    assert np.mean(np.abs(found.dequantized() - expected) > 0.5 * scale[:, None]) < 0.05
-    lost = [((x @ (weight - values).T) ** 2).sum() for values in (found.dequantized(), expected)]
+    assert np.mean(np.abs(values_of(found) - expected) > 0.5 * scale[:, None]) < 0.05
+    lost = [((x @ (weight - values).T) ** 2).sum() for values in (values_of(found), expected)]
     assert lost[0] == pytest.approx(lost[1], rel=0.1)
 
 
@@ -160,7 +169,7 @@ def test_inputs_that_are_always_zero_do_no_harm() -> None:
     weight, x = normal(4, 64), correlated(256, 64, 0)
     x[:, ::3] = 0
     found = gptq(weight, x.T @ x, bits=4, block_size=32, symmetric=False)
-    assert np.abs(found.dequantized() - weight).max() < 2
+    assert np.abs(values_of(found) - weight).max() < 2
     zeros = gptq(weight, np.zeros((64, 64)), bits=4, block_size=32, symmetric=False)
     plain = round_to_nearest(weight, bits=4, block_size=32, symmetric=False)
     np.testing.assert_array_equal(zeros.codes, plain.codes)
