@@ -35,10 +35,10 @@ from onnx import TensorProto, numpy_helper
 from onnx.helper import make_node
 
 from ....errors import InvalidOption, QuantizationError
-from ....model.graph import attribute, captured_names, opset, tensor_bytes, without_weights
+from ....model.graph import attribute, opset, tensor_bytes
 from ....model.graph_edits import drop_unused_initializers, name_nodes, set_nodes
 from ....spec.opsets import INT4
-from ...opset.fit import upgrade_opset
+from ...opset.fit import upgrade_in_place
 from ..request import nothing_to_quantize, require_reached
 from .hessians import hessian_key, hessian_of
 from .rounding import (
@@ -56,7 +56,6 @@ DEFAULT_BLOCK = 64
 _PRODUCTS = ("MatMul", "Gemm")
 _TAKEN = (*_PRODUCTS, "Gather", "Conv", "ConvTranspose")
 _SMALLEST_BLOCK, _LARGEST_NBITS_BLOCK = 16, 256  # of ONNX Runtime 1.31's kernels on the CPU
-_QDQ_IR = 10  # of the opset with INT4 and blocks
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def quantize_weights(
     excluded: Mapping[str, str] = MappingProxyType({}),
     hessians: Callable[[set[str]], Mapping[str, NDArray[Any]]] | None = None,
 ) -> tuple[onnx.ModelProto, dict[str, object]]:
-    """Return the model with its large weights as integers; the given one is left as it is.
+    """Store the large weights of a model as integers, in place.
 
     Args:
         block_size: Values that share a scale: a power of two from 16 on (to 256 for "nbits"); 0 for one
@@ -104,18 +103,16 @@ def quantize_weights(
     nodes = {node.name: node for node in model.graph.node}
     keys = {hessian_key(nodes[name]) for name in planned} - {""}
     observed = None if hessians is None else hessians(keys)
+    operators = dict(Counter(nodes[name].op_type for name in planned))
+    if quant_format == "qdq":
+        upgrade_in_place(model, INT4)
+        name_nodes(model.graph)  # the converter's own have none
+    elif not opset(model, "com.microsoft"):
+        model.opset_import.add(domain="com.microsoft", version=1)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    result = without_weights(model)  # protobuf and ONNX's converter stop at 2 GB
-    result.metadata_props.extend(model.metadata_props)
-    result.graph.sparse_initializer.extend(model.graph.sparse_initializer)
-    if quant_format == "nbits":
-        if not opset(result, "com.microsoft"):
-            result.opset_import.add(domain="com.microsoft", version=1)
-    else:
-        result = upgrade_opset(result, INT4)
-        result.ir_version = max(result.ir_version, _QDQ_IR)
-        name_nodes(result.graph)  # the converter's own have none
-    writer = _Writer(result, model)
+    names = {weight.name for weight in planned.values()}
+    before = sum(tensor_bytes(stored[name]) for name in names)
+    writer = _Writer(model.graph)
     for weight in dict.fromkeys(planned.values()):
         readers = [nodes[name] for name, read in planned.items() if read == weight]
         hessian = None if observed is None else hessian_of(readers, observed)
@@ -134,16 +131,14 @@ def quantize_weights(
         else:
             writer.store_qdq(weight, rounded)
     require_reached(planned, writer.replace(planned))
-    _restore_weights(result, stored)
-    names = {weight.name for weight in planned.values()}
-    kept = [tensor for tensor in result.graph.initializer if tensor.name in names]
-    operators = dict(Counter(nodes[name].op_type for name in planned))
-    return result, {
+    drop_unused_initializers(model.graph)
+    kept = [tensor for tensor in model.graph.initializer if tensor.name in names]
+    return model, {
         "planned": operators,
         "quantized": operators,
         "left_in_float": left,
         "weight_bytes": {
-            "before": sum(tensor_bytes(stored[name]) for name in names),
+            "before": before,
             "after": writer.bytes + sum(map(tensor_bytes, kept)),
         },
     }
@@ -214,11 +209,11 @@ def _wasteful(tensor: onnx.TensorProto, weight: _Weight, *, form: str, bits: int
 
 
 class _Writer:
-    """Puts integers in place of weights, in a graph that no longer holds those weights."""
+    """Puts integers in place of weights."""
 
-    def __init__(self, result: onnx.ModelProto, model: onnx.ModelProto) -> None:
-        self.graph = result.graph
-        self.extents = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self.graph = graph
+        self.extents = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
         self.bytes = 0
         self.settings: dict[_Weight, dict[str, int]] = {}  # of ONNX Runtime's operators
         self.dequantizers: list[onnx.NodeProto] = []
@@ -294,16 +289,3 @@ class _Writer:
         if product != node.output[0]:
             made.append(make_node("Add", [product, bias], list(node.output), f"{node.name}/bias"))
         return made
-
-
-def _restore_weights(model: onnx.ModelProto, stored: Mapping[str, onnx.TensorProto]) -> None:
-    graph = model.graph
-    for value in [value for value in graph.input if value.name in stored]:
-        graph.input.remove(value)
-    read = {value.name for value in graph.output}
-    read.update(name for node in graph.node for name in (*node.input, *captured_names(node)))
-    present = {tensor.name for tensor in graph.initializer}
-    for name, tensor in stored.items():
-        if name in read and name not in present:
-            graph.initializer.add().CopyFrom(tensor)
-    drop_unused_initializers(graph)

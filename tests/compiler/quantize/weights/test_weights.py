@@ -24,7 +24,7 @@ from qcompile.compiler.quantize.weights.rounding import Rounded, gptq, packed, r
 from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError, InvalidOption, QuantizationError
 from qcompile.model.graph import model_io
-from qcompile.model.onnx_file import read_graph, save_onnx
+from qcompile.model.onnx_file import copy_model, read_graph, save_onnx
 
 Floats = NDArray[np.float32]
 
@@ -233,7 +233,7 @@ def unpacked(model: onnx.ModelProto, bits: int, rows: int, columns: int, block: 
 def test_matmulnbits_computes_with_what_is_stored(k: int, n: int, block: int, bits: int) -> None:
     weight, x = normal(k, n), normal(2, 3, k)
     model = build(f"(float[a,b,{k}] x) => (float[a,b,{n}] y) {{ y = MatMul(x, w) }}", w=weight)
-    found, proof = quantize_weights(model, bits=bits, block_size=block)
+    found, proof = quantize_weights(copy_model(model), bits=bits, block_size=block)
     (node,) = found.graph.node
     assert (node.op_type, node.domain) == ("MatMulNBits", "com.microsoft")
     stored = next(attribute.i for attribute in node.attribute if attribute.name == "block_size")
@@ -256,7 +256,7 @@ def test_a_gemm_keeps_its_bias(transposed: int, bias: str, block: int, bits: int
     )
     stored = weight.T.copy() if transposed else weight
     model = build(body, w=stored, b=normal(6), row=normal(4, 6))
-    found, _ = quantize_weights(model, bits=bits, block_size=block, quant_format=quant_format)
+    found, _ = quantize_weights(copy_model(model), bits=bits, block_size=block, quant_format=quant_format)
     x = normal(4, 72)
     close = 0.35 if bits == 4 else 0.02
     lost = run(found, x=x) - run(model, x=x)
@@ -287,7 +287,7 @@ def test_a_conv_reads_dequantized_blocks_of_its_flattened_weight(block: int, bit
     weight = normal(6, 24, 3, 2)
     body = "(float[2,24,8,8] x) => (float[2,6,h,v] y) { y = Conv<strides=[2,1]>(x, w) }"
     model = build(body, w=weight)
-    found, _ = quantize_weights(model, bits=bits, block_size=block, quant_format="qdq")
+    found, _ = quantize_weights(copy_model(model), bits=bits, block_size=block, quant_format="qdq")
     onnx.checker.check_model(found, full_check=True)
     # 144 values a channel: TensorRT takes only blocks that divide them.
     size = {0: 144, 16: 16, 64: 48}[block]
@@ -297,7 +297,7 @@ def test_a_conv_reads_dequantized_blocks_of_its_flattened_weight(block: int, bit
     x = normal(2, 24, 8, 8)
     np.testing.assert_allclose(run(found, x=x), run(build(body, w=by_hand), x=x), atol=1e-4)
     with pytest.raises(QuantizationError, match="'nbits' has no Conv"):
-        quantize_weights(model, bits=bits)
+        quantize_weights(copy_model(model), bits=bits)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -307,11 +307,11 @@ def test_an_embedding_is_looked_up_in_blocks(width: int, block: int, bits: int) 
     body = f"(int64[a,b] i) => (float[a,b,{width}] y) {{ y = Gather(t, i) }}"
     indices = np.array([[0, 29, -1], [7, 7, 3]])
     model = build(body, t=table)
-    found, _ = quantize_weights(model, bits=bits, block_size=block)
+    found, _ = quantize_weights(copy_model(model), bits=bits, block_size=block)
     by_hand = unpacked(found, bits, 30, width, block if width > block else 16, "rows")
     np.testing.assert_array_equal(run(found, i=indices), by_hand[indices])
     assert np.abs(by_hand - table).max() < (0.8 if bits == 4 else 0.04)
-    found, _ = quantize_weights(model, bits=bits, block_size=block, quant_format="qdq")
+    found, _ = quantize_weights(copy_model(model), bits=bits, block_size=block, quant_format="qdq")
     np.testing.assert_array_equal(run(found, i=indices), dequantized(found, bits, block)[indices])
     assert np.abs(dequantized(found, bits, block) - table).max() < (0.8 if bits == 4 else 0.04)
 
@@ -319,13 +319,13 @@ def test_an_embedding_is_looked_up_in_blocks(width: int, block: int, bits: int) 
 @pytest.mark.parametrize("quant_format", FORMS)
 def test_four_bits_by_default_are_six_and_a_half_times_smaller_than_float32(quant_format: str) -> None:
     model = build("(float[m,768] x) => (float[m,3072] y) { y = MatMul(x, w) }", w=normal(768, 3072))
-    found, proof = quantize_weights(model, bits=4, quant_format=quant_format)
+    found, proof = quantize_weights(copy_model(model), bits=4, quant_format=quant_format)
     sizes: Any = proof["weight_bytes"]
     assert sizes["before"] == 768 * 3072 * 4
     assert sizes["after"] == sum(len(tensor.raw_data) for tensor in found.graph.initializer)
     assert len(model.SerializeToString()) / len(found.SerializeToString()) >= 6.5
     assert sizes["before"] / sizes["after"] >= 6.5
-    _, finer = quantize_weights(model, bits=4, quant_format=quant_format, block_size=32)
+    _, finer = quantize_weights(copy_model(model), bits=4, quant_format=quant_format, block_size=32)
     finer_sizes: Any = finer["weight_bytes"]
     assert finer_sizes["before"] / finer_sizes["after"] < 6.5  # why 32 is not the default
 
@@ -337,7 +337,7 @@ TIED = """(int64[m] i) => (float[m,40] y, float[m,50] z) {
 @pytest.mark.parametrize(("quant_format", "wide"), [("nbits", 7), ("qdq", 4)])
 def test_a_weight_that_several_nodes_read_is_quantized_once(quant_format: str, wide: int) -> None:
     model = build(TIED, w=normal(40, 40) * 0.2, t=normal(50, 40))
-    found, proof = quantize_weights(model, bits=8, quant_format=quant_format)
+    found, proof = quantize_weights(copy_model(model), bits=8, quant_format=quant_format)
     assert proof["quantized"] == {"Gather": 1, "MatMul": 2, "Gemm": 1}
     assert len(found.graph.initializer) == wide  # "nbits" packs a table's rows otherwise than a product's
     feeds = {"i": np.arange(5)}
@@ -353,7 +353,11 @@ def test_what_stays_in_float_has_its_reason_and_its_weight(quant_format: str) ->
     weights = {"w": normal(40, 40), "w2": normal(8, 8), "u": normal(8, 8), "s": normal(8, 8)[:, :8]}
     model = build(body, **weights)
     found, proof = quantize_weights(
-        model, bits=8, quant_format=quant_format, excluded={"kept": "excluded by 'kept'"}, block_size=16
+        copy_model(model),
+        bits=8,
+        quant_format=quant_format,
+        excluded={"kept": "excluded by 'kept'"},
+        block_size=16,
     )
     left: Any = proof["left_in_float"]
     reasons = {"kept": "excluded by", "two": "run time", "left": "left operand", "over": "transposed"}
@@ -390,7 +394,7 @@ def test_what_cannot_be_quantized_is_refused_with_the_reason(message: str) -> No
     signature, body, weights, options = REFUSALS[message]
     model = build(f"({signature}) => (float[m,n] y) {{ {body} }}", **weights)
     with pytest.raises((InvalidOption, QuantizationError, CalibrationError), match=message):
-        quantize_weights(model, bits=4, **options)
+        quantize_weights(copy_model(model), bits=4, **options)
 
 
 @pytest.mark.parametrize(
@@ -435,7 +439,9 @@ def test_an_old_opset_becomes_21_for_blocks_and_the_weights_are_kept() -> None:
         [first] a = MatMul(x, w) [second] b = MatMul(a, v) s = Constant<value = int64[1] {1}>()
         r = ReduceMean<axes=[1]>(b) y = Add(b, r) }"""
     model = build(body, opset=13, w=normal(80, 80), v=normal(80, 80))
-    found, _ = quantize_weights(model, bits=8, quant_format="qdq", excluded={"second": "excluded"})
+    found, _ = quantize_weights(
+        copy_model(model), bits=8, quant_format="qdq", excluded={"second": "excluded"}
+    )
     onnx.checker.check_model(found, full_check=True)
     assert [item.version for item in found.opset_import if item.domain == ""] == [21]
     assert [value.name for value in found.graph.input] == ["x"]
