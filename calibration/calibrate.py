@@ -28,8 +28,6 @@ from .ranges_file import Checkpoint, load_checkpoint, save_checkpoint
 from .taps import choose_taps
 from .workers import Workers
 
-CHECKPOINT_EVERY_S = 10.0
-
 
 @dataclass(frozen=True)
 class Shard:
@@ -65,7 +63,7 @@ def observe(
     shard: Shard = Shard(),
     threads: int = 0,
     checkpoint: Path | None = None,
-    checkpoint_every_s: float = CHECKPOINT_EVERY_S,
+    checkpoint_every_s: float = 10.0,
     infinite: bool = False,
     few: bool = False,
     progress: Progress = silent,

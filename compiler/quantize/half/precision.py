@@ -349,33 +349,25 @@ def normalizations(graph: onnx.GraphProto) -> list[str]:
     x ─ ReduceMean ─ Sub ─ Pow or Mul ─ ReduceMean ─ Add epsilon ─ Sqrt ─ Div
     """
     made_by, readers = producers(graph), consumers(graph)
+
+    def maker(node: onnx.NodeProto | None, *operators: str) -> onnx.NodeProto | None:
+        """The node of these operators that makes an operand."""
+        makers = [made_by[name] for name in node.input if name in made_by] if node is not None else []
+        return next((made for made in makers if made.op_type in operators), None)
+
     found: list[onnx.NodeProto] = []
-    for node in graph.node:
-        if node.op_type == "Sqrt" and (inside := _statistics(node, made_by)):
-            behind = readers.get(node.output[0], ())
-            found += [*inside, *(reader for reader in behind if reader.op_type in ("Div", "Reciprocal"))]
+    for root in graph.node:
+        epsilon = maker(root, "Add")
+        mean = maker(epsilon if epsilon is not None else root, *_MEANS) if root.op_type == "Sqrt" else None
+        square = maker(mean, "Pow", "Mul")
+        if square is None or (square.op_type == "Mul" and square.input[0] != square.input[1]):
+            continue
+        centered = maker(square, "Sub")
+        nodes = [root, epsilon, mean, square, centered, maker(centered, *_MEANS)]
+        found += [node for node in nodes if node is not None]
+        behind = readers.get(root.output[0], ())
+        found += [reader for reader in behind if reader.op_type in ("Div", "Reciprocal")]
     return list(dict.fromkeys(node.name for node in found))
-
-
-def _statistics(root: onnx.NodeProto, made_by: dict[str, onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """The nodes from the mean to the root; empty where it is the root of something else."""
-    chain = [root]
-    above = made_by.get(root.input[0])
-    if above is not None and above.op_type == "Add":
-        chain.append(above)
-        above = next((made_by[name] for name in above.input if name in made_by), None)
-    square = made_by.get(above.input[0]) if above is not None and above.op_type in _MEANS else None
-    squares = square is not None and (
-        square.op_type == "Pow" or (square.op_type == "Mul" and square.input[0] == square.input[1])
-    )
-    if above is None or square is None or not squares:
-        return []
-    chain += [above, square]
-    centered = made_by.get(square.input[0])
-    if centered is not None and centered.op_type == "Sub":
-        mean = made_by.get(centered.input[1])
-        chain += [centered] if mean is None or mean.op_type not in _MEANS else [centered, mean]
-    return chain
 
 
 @dataclass(frozen=True)
