@@ -277,7 +277,8 @@ def dynamic_nodes(model: onnx.ModelProto, excluded: Collection[str]) -> list[onn
         transposed = attribute(node, "transA", 0) or attribute(node, "layout", 0)
         product = node.op_type in ("MatMul", "Gemm")
         weights = node.input[1:3] if node.op_type in ("LSTM", "GRU") else node.input[1:2]
-        fits = not product or axes.get(node.input[1]) == 2
+        plain = all(attribute(node, name, 1.0) == 1.0 for name in ("alpha", "beta"))
+        fits = not product or (plain and axes.get(node.input[1]) == 2)
         if fits and not transposed and all(name in axes for name in weights):
             nodes.append(node)
     return nodes

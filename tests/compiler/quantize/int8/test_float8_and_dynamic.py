@@ -401,11 +401,19 @@ def test_an_excluded_product_reads_the_float_weight_that_it_shares(tmp_path: Pat
             h = MatMul(x, v) y = Gemm <transA = 1> (h, w) }""",
         """(float[6,8] x) => (float[6,8] y) <float[8,8] v, float[64] w, int64[2] s = {8, 8}> {
             h = MatMul(x, v) made = Reshape(w, s) y = MatMul(h, made) }""",
+        """(float[6,8] x) => (float[6,5] y) <float[8,8] v, float[8,5] w, float[5] b> {
+            h = MatMul(x, v) made = Exp(b) y = Gemm <alpha = 3.0> (h, w, made) }""",
         # ONNX Runtime's quantizer transposes it twice: 5 dB were left of a Transformer.
         """(float[6,8] x) => (float[6,8] y) <float[8,8] w, float[8] b, float[8,8] v> {
             h = Gemm<transB=1>(x, w, b) r = Relu(h) g = Gemm<transB=1>(r, w, b) y = MatMul(g, v) }""",
     ],
-    ids=["a batch of weights", "a transposed activation", "a weight made by a node", "a shared one"],
+    ids=[
+        "a batch of weights",
+        "a transposed activation",
+        "a weight made by a node",
+        "a factor",
+        "a shared one",
+    ],
 )
 def test_a_node_that_is_hard_to_quantize_does_not_keep_another_from_it(graph: str, tmp_path: Path) -> None:
     model = model_of(graph)
