@@ -18,6 +18,8 @@ from .input_notes import InputNote, read_notes
 from .onnx_checks import every_graph as every_graph
 from .onnx_checks import subgraphs as subgraphs
 
+_FLOATS = (1, 10, 11, 16)  # float, float16, double, bfloat16
+_MADE_OTHERWISE = ("ConstantOfShape", "If", "Loop", "Scan")
 _BEHIND = ("Cast", "Transpose", "Reshape", "Identity")
 
 
@@ -117,6 +119,33 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
         elif tensor.name not in declared:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     return light
+
+
+def places(graph: onnx.GraphProto) -> set[str]:
+    """Return what is computed as floats from shapes and stored numbers alone: positions, and their angles.
+
+    A longer input has more of them than any sample, and a half type does not tell them apart. What a Gather
+    or an Expand takes from a stored table is no place.
+    """
+    stored = {tensor.name: tensor.data_type in _FLOATS for tensor in graph.initializer}
+    counts, found = set[str](), set[str]()
+    for node in graph.node:
+        if node.op_type in ("Shape", "Size"):
+            counts.update(node.output)
+            continue
+        computed = {name for name in node.input if name} - stored.keys()
+        is_made_of_them = computed <= counts | found and (computed or node.op_type == "Range")
+        if not is_made_of_them or node.op_type in _MADE_OTHERWISE:
+            continue
+        values = node.input
+        if "Gather" in node.op_type or node.op_type == "Where":
+            values = node.input[1:] if node.op_type == "Where" else node.input[:1]
+        to_float = node.op_type == "Cast" and attribute(node, "to") in _FLOATS
+        if to_float or found.intersection(values):
+            found.update(node.output)
+        elif not any(stored.get(name) for name in values):
+            counts.update(node.output)
+    return found
 
 
 def constant_names(model: onnx.ModelProto) -> set[str]:

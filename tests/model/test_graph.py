@@ -30,6 +30,7 @@ from qcompile.model.graph import (
     every_graph,
     graph_precision,
     infer_types,
+    places,
     producers,
     subgraphs,
     weighted_nodes,
@@ -416,3 +417,18 @@ def test_shapes_and_indices_are_no_parameters() -> None:
     body = "shape = Constant <value = int64[2] {2, 8}> () r = Reshape(x, shape) y = Mul(r, scale)"
     made = model_of(f"(float[4, 4] x) => (float[2, 8] y) {{ {body} }}", scale=ones(8))
     assert weights_of_graph(made) == WeightsHeld(8, 8 * 4 + 2 * 8)
+
+
+def test_places_are_what_is_computed_of_shapes_alone() -> None:
+    graph = model_of(
+        """(float[n,t] x, int64[k] ids) => (float[n,u] y)
+        <int64 zero = {0}, int64 one = {1}, int64[1] axis = {0}, float half = {0.5}, float least = {-9},
+        float[1,2] steps = {1, 0.1}, float[9,2] table> {
+        s = Shape(x) t = Gather(s, one) f = Cast <to = 1> (t) h = Mul(f, half) u = Cast <to = 7> (h)
+        r = Range(zero, u, one) p = Cast <to = 1> (r) c = Unsqueeze(p, axis) a = MatMul(c, steps) e = Cos(a)
+        of_table = Gather(table, r) first = Gather(p, one) part = Slice(table, axis, s)
+        states = ConstantOfShape(s) seen = Less(r, t) mask = Where(seen, half, least)
+        read = Cast <to = 1> (ids) mean = Div(x, f)
+        q = Cast <to = 7> (p) g = Gather(table, q) y = Add(x, e) }"""
+    ).graph
+    assert places(graph) == set("f h u r p c a e q first seen".split())

@@ -15,7 +15,9 @@ operator of a foreign domain keeps everything), not from a list kept by hand. A 
    from TensorRT that the layer is INT8,
 6. when one of its tensors is known to be finite and beyond the half type's largest number,
 7. when all that one of its tensors is known to hold is subnormal in the half type; and what divides by a
-   number that such a tensor keeps from zero, as `x / max(|x|, 1e-12)` does: it would divide by zero.
+   number that such a tensor keeps from zero, as `x / max(|x|, 1e-12)` does: it would divide by zero,
+8. when it computes places or sizes from shapes alone, as a resampling to 1.25 times as many steps does: from
+   2048 on float16 has not all whole numbers, and TensorRT takes no halves for what becomes a shape.
 
 Known are stored tensors, what Q/DQ can hold at their scale, and observed activations where ranges are given.
 
@@ -48,6 +50,7 @@ from ....model.graph import (
     consumers,
     infer_types,
     opset,
+    places,
     producers,
     subgraphs,
 )
@@ -125,6 +128,7 @@ class _Conversion:
         self.least: dict[str, float] = {}  # tensor to the small number that keeps it from zero
         self.huge: set[str] = set()  # reciprocals of such
         self.counts: set[str] = set()  # what a Range, which has no half form, counts from and to
+        self.places = places(self.graph)
         for node in self.graph.node:
             self._learn(node)
 
@@ -171,6 +175,8 @@ class _Conversion:
         reason = self._divides_by_nothing(node) or self._unfit_values(node, floats)
         if reason:
             self.unfit[node.name] = reason
+        elif self.places.intersection(node.output):
+            reason = f"it computes places or sizes, of which {self.half.name} has too few"
         return reason
 
     def _unfit_values(self, node: onnx.NodeProto, tensors: list[str]) -> str | None:

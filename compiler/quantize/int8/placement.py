@@ -20,7 +20,7 @@ from functools import cached_property
 
 import onnx
 
-from ....model.graph import WEIGHTED, constant_names, consumers
+from ....model.graph import WEIGHTED, constant_names, consumers, places
 from ....model.graph_rules import graph_rules
 from ....spec.words import GraphTarget
 from ..request import match_nodes
@@ -118,6 +118,7 @@ class _Planner:
         read = Counter(name for node in model.graph.node for name in node.input)
         self.shared = {name for name, count in read.items() if count > 1}  # read by more than one node
         self.shared |= {value.name for value in model.graph.output}
+        self.places = places(model.graph)
         self.residuals = ResidualAdds(model.graph, self.constants)
 
     def run(self) -> Placement:
@@ -180,6 +181,8 @@ class _Planner:
         activations = [name for name in node.input if name and name not in self.constants]
         if not activations:
             return "all its inputs are constant"
+        if self.places.issuperset(activations):
+            return "it reads places, which a longer input has beyond those of the samples"
         if node.op_type in ("Conv", "ConvTranspose") and node.input[1] not in self.constants:
             return "its weight is computed at run time"
         if node.input[1] in self.constants:
