@@ -49,7 +49,8 @@ class DataFacts:
     """What a proposal follows from; kind, samples, labels and the metric that fits are of the evaluation.
 
     `shared` says how one set serves both: "" for two sets, "divided", or "same" where it cannot be divided.
-    `samples` is None where only reading them all would tell.
+    `samples` is None where only reading them all would tell. They are ragged where the first ones differ in
+    shape: no batch is made of them.
     """
 
     calibration: str = ""
@@ -61,6 +62,7 @@ class DataFacts:
     metric: str = ""
     why_metric: str = ""
     notes: tuple[str, ...] = ()
+    is_ragged: bool = False
 
 
 def look_at_data(
@@ -89,7 +91,14 @@ def look_at_data(
     if not evaluation:
         return DataFacts(calibration)
     data = Data(evaluation, inputs, limit=limit)
-    first = next(iter(data))
+    looked_at = iter(data)
+    first = next(looked_at)
+    is_ragged = False
+    if any(axis for tensor in inputs for axis in tensor.dynamic_axes):
+        shapes = [
+            {name: array.shape[1:] for name, array in batch.feeds.items()} for batch in (first, *looked_at)
+        ]
+        is_ragged = any(shape != shapes[0] for shape in shapes)
     zeros = {  # shapes alone count
         name: np.zeros((first.samples, *(n if isinstance(n, int) else 1 for n in shape[1:])), np.float32)
         for name, shape in outputs.items()
@@ -98,7 +107,7 @@ def look_at_data(
     return DataFacts(
         calibration, evaluation, shared or ("same" if calibration == evaluation else ""),
         data.spelling.kind, Data(evaluation, inputs).total, first.labels is not None, metric, why,
-        tuple(data.notes()),
+        tuple(data.notes()), is_ragged,
     )  # fmt: skip
 
 
@@ -297,7 +306,8 @@ def bench_lines(
     model: ModelFacts, data: DataFacts, artifacts: Sequence[Proposed], spec: InitSpec
 ) -> list[Line]:
     """Return the keys of `[bench]`."""
-    lines: list[Line] = [("batch_size", *batch_size(model, data.samples))]
+    batch = (1, "the samples differ in shape") if data.is_ragged else batch_size(model, data.samples)
+    lines: list[Line] = [("batch_size", *batch)]
     if model.is_onnx:
         lines.append(("baseline", artifacts[0].name, "there is no PyTorch model to compare with"))
     if data.evaluation:

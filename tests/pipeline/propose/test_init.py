@@ -143,6 +143,19 @@ def test_inputs_that_are_given_win() -> None:
     assert engine.shapes("max_shapes") == {"image": (16, 3, 64, 64)}
 
 
+def test_samples_of_several_shapes_are_measured_one_by_one(folder: Path) -> None:
+    """The recipe for sounds of two lengths measured batches of four, which `run` refused."""
+    (folder / "sounds.py").write_text(
+        "import numpy as np\n\ndef read():\n    for size in (8, 8, 16):\n"
+        "        yield {'image': np.ones((1, 3, size, size), np.float32)}\n"
+    )
+    given = ["image:[batch,3,height=8..64,width=8..64]"]
+    done = proposed("model.py:build", data="sounds.py:read", inputs=given, targets=["onnxruntime"])
+    assert done.recipe.bench is not None
+    assert done.recipe.bench.batch_size == 1
+    assert "the samples differ in shape" in done.text
+
+
 def test_an_onnx_file_needs_no_pytorch_and_is_its_own_baseline(
     tiny_file: Callable[..., Path], samples: Callable[..., Path]
 ) -> None:
