@@ -67,6 +67,7 @@ class Casts:
         self._forms: dict[tuple[str, bool], str] = {}
         self._taken = {name for node in graph.node for name in (*node.input, *node.output)}
         self._taken |= {tensor.name for tensor in graph.initializer}
+        self._names = {node.name for node in graph.node}
 
     def form(self, name: str, *, half: bool) -> str:
         """Return the name under which a tensor has one of its two types: half or float32."""
@@ -118,7 +119,8 @@ class Casts:
         del self.graph.value_info[:]  # their types are stale; readers infer them again
 
     def _cast(self, name: str, made: str, to: int) -> None:
-        self.nodes.append(helper.make_node("Cast", [name], [made], name=f"cast/{made}", to=to))
+        node = fresh_name(f"cast/{made}", self._names)
+        self.nodes.append(helper.make_node("Cast", [name], [made], name=node, to=to))
 
     def _saturated(self, name: str) -> str:
         """Clip to the half type's range: a mask of -3.4e38 becomes its lowest number, not an infinity that
@@ -129,7 +131,8 @@ class Casts:
             if limit not in stored:
                 store(self.graph, limit, np.asarray(value, np.float32))
         clipped = fresh_name(f"{name}/clipped", self._taken)
-        self.nodes.append(helper.make_node("Clip", [name, *limits], [clipped], name=f"clip/{name}"))
+        node = fresh_name(f"clip/{name}", self._names)
+        self.nodes.append(helper.make_node("Clip", [name, *limits], [clipped], name=node))
         return clipped
 
 

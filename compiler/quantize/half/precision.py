@@ -173,10 +173,10 @@ class _Conversion:
         read = [name for name, becomes_half in zip(node.input, operands, strict=True) if becomes_half]
         floats = [*read, *(name for name in node.output if name in self.floats)]
         reason = self._divides_by_nothing(node) or self._unfit_values(node, floats)
+        if not reason and self.places.intersection(node.output):
+            reason = f"it computes places or sizes, of which {self.half.name} has too few"
         if reason:
             self.unfit[node.name] = reason
-        elif self.places.intersection(node.output):
-            reason = f"it computes places or sizes, of which {self.half.name} has too few"
         return reason
 
     def _unfit_values(self, node: onnx.NodeProto, tensors: list[str]) -> str | None:
@@ -338,7 +338,7 @@ _REASON = "its statistics would overflow or round away"
 def nodes_to_protect(model: onnx.ModelProto, dtype: Half, *, ranges: Ranges | None = None) -> dict[str, str]:
     """Return name of a node to why it must stay in float32, for a runtime that chooses types by itself.
 
-    They are those that `to_half` leaves in float32, and the normalizations.
+    They are those that `to_half` leaves in float32 for their values, and the normalizations.
 
     Args:
         model: The float32 model, with or without Q/DQ; nodes without a name get one.
