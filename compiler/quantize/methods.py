@@ -40,7 +40,7 @@ from .int8.rewrites import (
 )
 from .int8.static import activation_limits, executed, quantize_static, require_executed
 from .judge import Judge
-from .prepare import prepare_graph
+from .prepare import prepare_graph, products_of_places
 from .request import (
     Outcome,
     QuantizeRequest,
@@ -136,6 +136,7 @@ def _weights(request: QuantizeRequest) -> Outcome:
             option="quant_format",
         )
     excluded = match_nodes(ready.graph, options.exclude, only=options.only)
+    excluded |= products_of_places(ready.graph)
 
     def hessians(keys: set[str]) -> Mapping[str, NDArray[Any]]:
         samples = request.samples(_LEARNT_ON)
@@ -157,6 +158,7 @@ def _weights(request: QuantizeRequest) -> Outcome:
 def _dynamic(request: QuantizeRequest) -> Outcome:
     model = prepare_graph(request.model)
     left = match_nodes(model.graph, request.spec.exclude, only=request.spec.only)
+    left |= products_of_places(model.graph)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     tables = {node.name for node in model.graph.node if is_table(node, stored)} - left.keys()
     quantized, planned, reached = model, dict[str, int](), dict[str, int]()

@@ -16,11 +16,13 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ...model.graph import attribute, without_weights
+from ...model.graph import WEIGHTED, attribute, places, without_weights
 from ...model.graph_edits import drop_attributes, fix_initializers, name_nodes, store, store_constants
 from ...model.onnx_file import copy_model
 from ...spec.opsets import OLDEST
 from ..opset.fit import upgrade_opset
+
+_OF_PLACES = "it reads places alone, of which a longer input has more than the samples"
 
 
 def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -41,6 +43,17 @@ def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     known = {value.name for value in copy.graph.value_info}
     copy.graph.value_info.extend(value for value in inferred.graph.value_info if value.name not in known)
     return copy
+
+
+def products_of_places(graph: onnx.GraphProto) -> dict[str, str]:
+    """Return node to why it stays in float, for the layers that read `places` and stored numbers alone.
+
+    Their scale is found on inputs as long as the samples: a longer one would lie beyond it. And eight bits of
+    a frequency are too few, times a position.
+    """
+    known, stored = places(graph), {tensor.name for tensor in graph.initializer}
+    layers = [node for node in graph.node if node.op_type in WEIGHTED and known.intersection(node.input)]
+    return {node.name: _OF_PLACES for node in layers if known.issuperset({*node.input} - stored - {""})}
 
 
 def sum_to_add(graph: onnx.GraphProto) -> None:

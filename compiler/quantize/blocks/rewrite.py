@@ -40,7 +40,7 @@ from ....spec.opsets import FLOAT4, FLOAT8
 from ....spec.words import BlockFormat
 from ...opset.fit import in_newer_opset
 from ..half.precision import in_mixed_precision, layer_precisions
-from ..prepare import prepare_graph
+from ..prepare import prepare_graph, products_of_places
 from ..request import Outcome, QuantizeRequest, match_nodes, no_range, nothing_to_quantize, require_reached
 from .formats import BLOCK_SIZE, DOMAIN, quantize_weight, tensor_scale
 
@@ -181,6 +181,7 @@ def quantize_in_blocks(request: QuantizeRequest) -> Outcome:
     layers = layer_precisions(request, ready.graph)
     excluded = {name: layer.reason for name, layer in layers.items()}
     excluded |= match_nodes(ready.graph, request.spec.exclude, only=request.spec.only)
+    excluded |= products_of_places(ready.graph)
     shapes = infer_shapes(ready)
     stored = {tensor.name: tensor for tensor in ready.graph.initializer}
     planned, left = list[str](), dict[str, str]()

@@ -20,9 +20,10 @@ from functools import cached_property
 
 import onnx
 
-from ....model.graph import WEIGHTED, constant_names, consumers, places
+from ....model.graph import WEIGHTED, constant_names, consumers
 from ....model.graph_rules import graph_rules
 from ....spec.words import GraphTarget
+from ..prepare import products_of_places
 from ..request import match_nodes
 from .rewrites import is_table, unfit_for_float8
 from .tensorrt import Between, ResidualAdds, TensorRTKernels
@@ -118,7 +119,7 @@ class _Planner:
         read = Counter(name for node in model.graph.node for name in node.input)
         self.shared = {name for name, count in read.items() if count > 1}  # read by more than one node
         self.shared |= {value.name for value in model.graph.output}
-        self.places = places(model.graph)
+        self.of_places = products_of_places(model.graph)
         self.residuals = ResidualAdds(model.graph, self.constants)
 
     def run(self) -> Placement:
@@ -181,8 +182,8 @@ class _Planner:
         activations = [name for name in node.input if name and name not in self.constants]
         if not activations:
             return "all its inputs are constant"
-        if self.places.issuperset(activations):
-            return "it reads places, which a longer input has beyond those of the samples"
+        if node.name in self.of_places:
+            return self.of_places[node.name]
         if node.op_type in ("Conv", "ConvTranspose") and node.input[1] not in self.constants:
             return "its weight is computed at run time"
         if node.input[1] in self.constants:

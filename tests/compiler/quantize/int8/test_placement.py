@@ -103,7 +103,7 @@ def test_what_computes_is_planned_or_left_in_float_with_the_reason(
     if text == WEIGHTS:
         assert placement.left_in_float["constant"] == "all its inputs are constant"
     if text == ANGLES:
-        assert "beyond those of the samples" in placement.left_in_float["angles"]
+        assert "it reads places alone" in placement.left_in_float["angles"]
     if text == OUTSIDE:
         assert placement.left_in_float["conv"] == "its weight is computed at run time"
 
@@ -272,3 +272,15 @@ def test_angles_of_positions_stay_right_where_an_input_is_longer_than_the_sample
         onnxruntime.InferenceSession(path).run(None, {"x": x})[0] for path in (tmp_path / "m.onnx", made.path)
     )
     assert output_error(expected, found).snr_db > 30
+
+
+def test_every_mode_leaves_products_with_positions_in_float(tmp_path: Path) -> None:
+    text = ANGLES.replace("n,t,2]", "n,t,64]").partition(", float[1,2] steps")[0] + ">"
+    weights = np.random.default_rng(0).standard_normal((65, 64)).astype(np.float32)
+    model = model_of(text + ANGLES.partition(">\n")[2], steps=weights[:1], w=weights[1:])
+    onnx.save(model, tmp_path / "m.onnx")
+    dynamic = qcompile.quantize(tmp_path / "m.onnx", tmp_path / "d.onnx", mode="dynamic").manifest.proof
+    assert dynamic["planned"] == {"MatMul": 1}
+    stored = qcompile.quantize(tmp_path / "m.onnx", tmp_path / "w.onnx", mode="weights").manifest.proof
+    assert "it reads places alone" in stored["left_in_float"]["angles"]
+    assert stored["quantized"] == {"MatMul": 1}
