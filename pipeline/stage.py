@@ -163,6 +163,7 @@ class Rule:
 
 
 Key = dict[str, Any]
+Parts = Callable[[Recipe, Stage, Executor, Callable[[], bool]], list[Stage]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,9 +197,7 @@ class StageKind:
     is_in: Callable[[Recipe, str], bool] = lambda *_: True
     applies: Callable[[Recipe, Stage], bool] = lambda *_: True
     replaced: Callable[[Recipe], Made | None] = lambda _: None
-    parts: Callable[[Recipe, Stage, Executor, Callable[[], bool]], list[Stage]] = lambda _, stage, *__: [
-        stage
-    ]
+    parts: Parts = lambda _, stage, *__: [stage]
     per_artifact: bool = False
     ends_run: bool = True
     optional: bool = False
