@@ -242,7 +242,8 @@ class Adapter:
 
     def shares_profiles(self) -> bool:
         """Whether several contexts of an engine with dynamic shapes may use one profile at the same time."""
-        # The flag came in 8.6, is always on in 10, and went with 11; 8.5 still has numbered bindings.
+        # The flag came in 8.6, is on in 10 and "can not be changed" (NvInferRuntime.h), and went with 11; 8.5
+        # still has numbered bindings.
         named = hasattr(self.module.PreviewFeature, "PROFILE_SHARING_0806")
         return named or not hasattr(self.module.ICudaEngine, "num_bindings")
 

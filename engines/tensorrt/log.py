@@ -2,8 +2,9 @@
 
 TensorRT keeps one logger. Another one that a builder, runtime or refitter is given while any of them lives
 is ignored with a warning, and what is said goes to the first (NVIDIA/TensorRT issue 1475). The library of
-plugins keeps the pointer that `init_libnvinfer_plugins` was given (inferPlugin.cpp), and its Python binding
-keeps nothing alive. So the logger must be one, and must outlive everything.
+plugins keeps the pointer that `init_libnvinfer_plugins` was given (plugin/api/inferPlugin.cpp of release/8.6,
+`nvinfer1::plugin::gLogger`), and its Python binding keeps nothing alive (python/src/infer/pyPlugin.cpp). So
+the logger must be one, and must outlive everything.
 
 Messages of objects that are used at the same time, in several threads, reach all who listen.
 """

@@ -4,16 +4,16 @@ Engines are checked by their manifests, before TensorRT loads them and aborts. T
 verification, the runner and a refit all come through `open_plan`: what one can load, all can:
 
 1. The logger is the process's own (`log`).
-2. TensorRT's own plugins are registered before a plan is read: an engine of 8.5 holds InstanceNormalization
-   as one (onnx-tensorrt issue 597).
+2. TensorRT's own plugins are registered before a plan is read, as Polygraphy's `EngineFromBytes` does: an
+   engine of 8.5 holds InstanceNormalization as a plugin (onnx-tensorrt 8.5-GA, builtin_op_importers.cpp),
+   which a process that has not called `init_libnvinfer_plugins` cannot read (onnx-tensorrt issue 597).
 3. The user's libraries of plugins are loaded, their creators into the runtime's registry where they are made
-   for that, as by trtexec.
+   for that (trtexec: samples/common/sampleEngines.cpp, `LazilyDeserializedEngine::get`).
 4. Version-compatible plans carry TensorRT's lean runtime, which is host code: the runtime loads them only if
-   `engine_host_code_allowed` says so, in its own version, too. Without the lean runtime inside they need no
-   permission.
-5. The DLA core is the runtime's before it reads a plan with layers on a DLA; else they would run on core 0.
-
-docs/tensorrt_sources.md has the places in the sources.
+   `engine_host_code_allowed` says so (NvInferRuntime.h, default false; trtexec and Polygraphy set it). It
+   refuses them in its own version, too; without the lean runtime inside they need no permission.
+5. The DLA core is the runtime's before it reads a plan with layers on a DLA (`IRuntime::setDLACore`; trtexec:
+   samples/common/sampleEngines.cpp of 10.16, line 150). Without it they would run on core 0.
 """
 
 from __future__ import annotations
@@ -272,9 +272,10 @@ def _stream_weights(opened: OpenPlan, on_gpu: str, subject: str) -> None:
 def register_plugins(adapter: Adapter, owner: Any, log: Log, libraries: Sequence[str]) -> None:
     """Register TensorRT's own plugins and load the user's libraries.
 
-    Most libraries register their creators themselves when they are loaded (trtexec's `--staticPlugins`).
-    `IPluginRegistry::loadLibrary`, from 8.6 on, refuses them; it is for those that have an entry point
-    (trtexec's `--dynamicPlugins`).
+    Most libraries register their creators themselves when they are loaded (REGISTER_TENSORRT_PLUGIN,
+    trtexec's `--staticPlugins`, Polygraphy's `--plugins`). `IPluginRegistry::loadLibrary`, from 8.6 on,
+    refuses them: "SymbolAddress for getCreators could not be loaded" (TensorRT-RTX 1.7.1); it is for those of
+    trtexec's `--dynamicPlugins` (samples/trtexec/README.md), which have an entry point.
     """
     if hasattr(adapter.module, "init_libnvinfer_plugins"):
         adapter.module.init_libnvinfer_plugins(log.logger, "")

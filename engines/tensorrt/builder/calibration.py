@@ -5,9 +5,11 @@ cache made of them works only with the header that TensorRT expects (NVIDIA/Tens
 answers "none" at the end of the data; an error in between, which must not look like it, is kept, and the
 builder raises it and throws the engine away.
 
-TensorRT checks nothing: it reads a buffer at the address it is given, of float32 unless the network's input
-is an integer of 32 or 64 bits or a bool (Polygraphy, `set_input_metadata`; NVIDIA/TensorRT issue 4196). The
-network's types are not always the model's: TensorRT 8 has no 64-bit integers.
+TensorRT checks nothing: it reads a buffer at the address it is given (`IInt8Calibrator::getBatch` of
+NvInfer.h), of float32 unless the network's input is an integer of 32 or 64 bits or a bool (Polygraphy,
+backend/trt/calibrator.py of release/10.16, `set_input_metadata`; issue 4196 of NVIDIA/TensorRT).
+The network's types are not always the model's: TensorRT 8 has no 64-bit integers (onnx-tensorrt 8.5-GA,
+onnx2trt_utils.cpp, `convertDtype`).
 """
 
 from __future__ import annotations

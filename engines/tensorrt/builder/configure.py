@@ -7,7 +7,8 @@ merged in under a lock.
 
 Where TensorRT does not take a cache, a warning says so, and the kernels are timed anew: TensorRT 8.5 without
 cuDNN cannot read what it wrote itself (KataGo issue 739). It makes an empty cache of such bytes, which
-`set_timing_cache` may take: TensorRT's log decides.
+`set_timing_cache` may take: TensorRT's log decides, as neither trtexec 8.5 (samples/common/sampleEngines.cpp,
+`networkToSerializedEngine`) nor Polygraphy (backend/trt/config.py) asks what it returns.
 """
 
 from __future__ import annotations

@@ -132,7 +132,8 @@ class LoadedEngine:
         """Make a call of an execution context that TensorRT may refuse.
 
         `set_optimization_profile_async` raises RuntimeError where C++ answers false; the others answer False,
-        and raise where the binding itself refuses, as for more than 8 axes (pyCore.cpp).
+        and raise where the binding itself refuses, as for more than 8 axes (pyCore.cpp,
+        `context_set_optimization_profile_async` and `castDimsFromPyIterable`, release/8.5 to 11.1).
         """
         try:
             accepted = call(*arguments)
