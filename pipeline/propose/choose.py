@@ -284,7 +284,7 @@ def _extents(tensor: TensorInfo, model: ModelFacts) -> list[tuple[int, ...]]:
     return [tuple(axis[kind] for axis in axes) for kind in range(3)]
 
 
-def batch_size(model: ModelFacts, samples: int | None = None) -> tuple[int, str]:
+def batch_size(model: ModelFacts, samples: int | None = None, *, is_ragged: bool = False) -> tuple[int, str]:
     """Return the batch that is measured, a power of two, and why: enough work to be measured, and no more.
 
     It does not exceed the `samples` of the evaluation, if their number is known.
@@ -292,6 +292,8 @@ def batch_size(model: ModelFacts, samples: int | None = None) -> tuple[int, str]
     for tensor in model.inputs:
         if tensor.shape and isinstance(tensor.shape[0], int):
             return tensor.shape[0], "the model takes no other"
+    if is_ragged:
+        return 1, "the samples differ in shape"
     if not model.multiply_adds:
         return 1, "the latency of one sample"
     batch, most = 1, DEFAULT_MAX if samples is None else min(DEFAULT_MAX, samples)
@@ -306,8 +308,7 @@ def bench_lines(
     model: ModelFacts, data: DataFacts, artifacts: Sequence[Proposed], spec: InitSpec
 ) -> list[Line]:
     """Return the keys of `[bench]`."""
-    batch = (1, "the samples differ in shape") if data.is_ragged else batch_size(model, data.samples)
-    lines: list[Line] = [("batch_size", *batch)]
+    lines: list[Line] = [("batch_size", *batch_size(model, data.samples, is_ragged=data.is_ragged))]
     if model.is_onnx:
         lines.append(("baseline", artifacts[0].name, "there is no PyTorch model to compare with"))
     if data.evaluation:

@@ -154,6 +154,8 @@ def test_samples_of_several_shapes_are_measured_one_by_one(folder: Path) -> None
     assert done.recipe.bench is not None
     assert done.recipe.bench.batch_size == 1
     assert "the samples differ in shape" in done.text
+    fixed = replace(facts("convolution"), inputs=(TensorInfo("x", "float32", (4, 3, "height")),))
+    assert batch_size(fixed, is_ragged=True) == (4, "the model takes no other")
 
 
 def test_an_onnx_file_needs_no_pytorch_and_is_its_own_baseline(
