@@ -17,8 +17,8 @@ from ..model.source import TENSORFLOW_KINDS, Source, digest_source, parse_source
 from ..spec.decode import key as options_key
 from ..spec.decode import shared
 from ..spec.measure import BenchSpec, Budget
-from ..spec.words import TENSORRT_TARGETS, is_own_metric
-from .recipe import BASELINE, Recipe, recipe_source
+from ..spec.words import BASELINE, ORIGINAL, TENSORRT_TARGETS, is_own_metric
+from .recipe import Recipe, recipe_source
 from .stage import ANY, PROCESSOR, SOURCE, Job, Key, Made, Needs, Stage, named_artifact
 from .stages import ONNX_TOOLS, data_of, given_ranges, located
 from .trust import interpreters
@@ -57,13 +57,14 @@ def bench_work(recipe: Recipe, stage: Stage, job: Job) -> object:
         return _join(stage, job)
     section, source, output = _section(recipe), recipe_source(recipe), job.output
     original = _shown(output / f"{recipe.name}.onnx") if source.kind in TENSORFLOW_KINDS else source.absolute
-    artifacts = {BASELINE: original}
+    itself = ORIGINAL if source.kind in ("onnx", *TENSORFLOW_KINDS) else BASELINE
+    artifacts = {itself: original}
     artifacts |= {name: _shown(output / file.path.name) for name, file in stage.built.items()}
-    baseline = section.baseline if section.baseline in artifacts else BASELINE
+    baseline = section.baseline if section.baseline in stage.built else itself
     function, evaluation = _metric(recipe), located(recipe, recipe.data.evaluation)
     unbuilt = _unbuilt(recipe, stage)
-    if baseline != section.baseline and unbuilt:
-        warning = f"the recipe's baseline {section.baseline!r} was not built: {BASELINE!r} is taken"
+    if section.baseline not in (*stage.built, BASELINE, ORIGINAL) and unbuilt:
+        warning = f"the recipe's baseline {section.baseline!r} was not built: {itself!r} is taken"
         unbuilt[0] = replace(unbuilt[0], warnings=(warning,))
     spec = shared(
         BenchSpec,

@@ -25,7 +25,7 @@ from ..bench.statistics import DROP_CONFIDENCE, Speedup, speedup
 from ..errors import InvalidOption
 from ..figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure, times
 from ..spec.measure import Budget
-from ..spec.words import BASELINE
+from ..spec.words import BASELINE, ORIGINAL
 from .source import NO_BUDGET, ReportedArtifact, Source, read_source
 
 _BYTES_PER_MB = 1e6
@@ -366,7 +366,7 @@ def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendati
     reasons = {
         s.name: _why_not_this(s, recommended, source.budget)
         for s in source.subjects
-        if s is not recommended and not s.is_baseline and s.name != BASELINE
+        if s is not recommended and not s.is_baseline and s.name not in (BASELINE, ORIGINAL)
     }
     # FP32 on ONNX Runtime on the processor is about twice as fast as PyTorch, and the fairer comparison.
     floats = (s for s in source.measured if s.row.engine == "onnxruntime" and s.family == "float")
@@ -392,7 +392,7 @@ def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendati
 
 def _none(source: Source, headline: str, caveats: Sequence[str]) -> Recommendation:
     """Nothing is faster within the budget: what comes nearest, and what speaks against it."""
-    subjects = [s for s in source.measured if not s.is_baseline and s.name != BASELINE]
+    subjects = [s for s in source.measured if not s.is_baseline and s.name not in (BASELINE, ORIGINAL)]
     quick = [subject for subject in subjects if subject.verdict == "faster"]
     near = min(quick, key=_largest_drop, default=None) or max(subjects, key=_gain, default=None)
     reasons = {s.name: why_not(s, source.budget) or "not surely faster" for s in subjects}

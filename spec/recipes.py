@@ -25,6 +25,7 @@ from .words import (
     METHOD,
     METRIC,
     METRIC_PATTERN,
+    ORIGINAL,
     TARGETS,
     File,
     Gpus,
@@ -139,7 +140,7 @@ class RecipeFile(Checked):
         names = {artifact.name for artifact in self.artifact}
         if self.sweep is not None:
             names |= {artifact.name for artifact in self.sweep.combinations()}
-        if self.bench and self.bench.baseline not in (BASELINE, *names):
+        if self.bench and self.bench.baseline not in (BASELINE, ORIGINAL, *names):
             problem = f"one of {', '.join((BASELINE, *sorted(names)))} is required"
             raise Refused("bench.baseline", problem, value=self.bench.baseline)
 
@@ -157,7 +158,7 @@ class RecipeFile(Checked):
 
     def _check_artifacts(self) -> None:
         """Require names of their own, and data; of a matrix, each cell says what it lacks."""
-        taken = {BASELINE}
+        taken = {BASELINE, ORIGINAL}
         if self.sweep is None:
             taken.add(self.name)
         else:

@@ -144,5 +144,5 @@ TargetNames = Annotated[Texts, option("--target TARGET", split=COMMA)]
 
 CLUSTER = "cluster"
 """In place of GPUs: every kind that the cluster has."""
-BASELINE = "pytorch"
-"""Name of the row that is the model itself."""
+BASELINE, ORIGINAL = "pytorch", "original"
+"""Names of the row that is the model itself: where PyTorch runs it, and where another engine does."""

@@ -205,7 +205,7 @@ def test_a_changed_budget_is_judged_without_measuring_again(
 
     code, out, err = run("max_size_mb = 1\n")
     assert (code or 0) == 0, err
-    assert "within the budget: cpu, pytorch, cpu-int8\n" in out
+    assert "within the budget: cpu, original, cpu-int8\n" in out
     assert "bench" not in err
     code, out, err = run("max_latency_ms = 1e-6\n")
     assert code == 1
@@ -290,7 +290,7 @@ def test_without_anything_that_can_be_built_the_model_is_measured_and_the_rows_s
     assert list(report.failures) == ["bad", "cpu"]
     assert report.results is not None
     assert [row.status for row in report.results.rows] == ["measured", "failed", "failed"]
-    assert report.results.baseline == "pytorch"
+    assert report.results.baseline == "original"
     assert "'cpu' was not built" in report.results.row("bad").warnings[0]
     assert report.page is not None
 

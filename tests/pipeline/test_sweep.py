@@ -140,7 +140,7 @@ def test_a_measured_sweep_is_one_results_file_and_one_report(recipe: Path, tmp_p
         **{
             f"{model}-{name}": "measured"
             for model in ("residual", "mlp")
-            for name in ("plain", "pytorch", "openvino-fp32")
+            for name in ("plain", "original", "openvino-fp32")
         },
         "other-plain": "failed",
     }
