@@ -74,7 +74,7 @@ def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
         )
     if name.endswith(".json"):
         path = (base or Path.cwd()) / Path(name).expanduser()
-        return read_preprocessing(read_json(path, what="preprocessing"))
+        return read_preprocessing(read_json(path, what="preprocessing"), f"{path}: preprocessing")
     near = difflib.get_close_matches(name, PRESETS, n=1)
     raise InvalidOption(
         f"preprocessing {name!r}; {', '.join(PRESETS)}, a model by name, or FILE.json is required",

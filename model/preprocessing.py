@@ -127,13 +127,13 @@ def as_json(preprocessing: Preprocessing) -> dict[str, Any]:
     }
 
 
-def read_preprocessing(value: object) -> Preprocessing:
-    """Read the form written by `as_json`."""
+def read_preprocessing(value: object, where: str = "preprocessing") -> Preprocessing:
+    """Read the form written by `as_json`; `where` it stands is named by a refusal."""
     kind = value.get("kind") if isinstance(value, Mapping) else None
     if not isinstance(kind, str) or kind not in _KINDS:
-        raise InvalidOption(f"preprocessing of kind {kind!r}; {', '.join(_KINDS)} are known")
+        raise InvalidOption(f"{where} of kind {kind!r}; {', '.join(_KINDS)} are known")
     errors = (msgspec.ValidationError, UnicodeError)  # of a text that no file can hold
-    with translated(f"preprocessing of kind {kind!r}:", InvalidOption, errors=errors):
+    with translated(f"{where} of kind {kind!r}:", InvalidOption, errors=errors):
         return msgspec.convert(value, _KINDS[kind])
 
 

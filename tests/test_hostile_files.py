@@ -286,6 +286,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, reader: str, content: by
     with pytest.raises(QCompileError) as caught:
         READERS[reader](path)
     assert len(str(caught.value)) < 2000
+    assert "file.json" in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00", DEEP[0], b'{"a": "\xff"}'], ids=range(5))
