@@ -40,7 +40,7 @@ from .int8.rewrites import (
 )
 from .int8.static import activation_limits, executed, quantize_static, require_executed
 from .judge import Judge
-from .prepare import prepare_graph, products_of_places
+from .prepare import give_own_weights, prepare_graph, products_of_places
 from .request import (
     Outcome,
     QuantizeRequest,
@@ -205,6 +205,7 @@ def _static(request: QuantizeRequest) -> Outcome:
             "no Conv, ConvTranspose, MatMul or Gemm",
             instead_of_static({*operators.values()}, by_onnxruntime=rules.by_onnxruntime),
         )
+    give_own_weights(ready.graph, planned)
     limits = activation_limits(ready, placement, request.ranges, chosen)
     shapes = {tensor.name: tuple(tensor.dims) for tensor in ready.graph.initializer}
     pairs = limits_of([node for node in ready.graph.node if node.name in set(planned)], shapes, kernels)

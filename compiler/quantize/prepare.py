@@ -12,11 +12,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ...model.graph import WEIGHTED, attribute, places, without_weights
+from ...model.graph import WEIGHTED, attribute, consumers, places, without_weights
 from ...model.graph_edits import drop_attributes, fix_initializers, name_nodes, store, store_constants
 from ...model.onnx_file import copy_model
 from ...spec.opsets import OLDEST
@@ -54,6 +56,31 @@ def products_of_places(graph: onnx.GraphProto) -> dict[str, str]:
     known, stored = places(graph), {tensor.name for tensor in graph.initializer}
     layers = [node for node in graph.node if node.op_type in WEIGHTED and known.intersection(node.input)]
     return {node.name: _OF_PLACES for node in layers if known.issuperset({*node.input} - stored - {""})}
+
+
+def by_output(node: onnx.NodeProto) -> bool:
+    """Return whether the first axis of a layer's weight is that of its outputs; else it is the last."""
+    return bool(node.op_type == "Conv" or attribute(node, "transB", 0))
+
+
+def give_own_weights(graph: onnx.GraphProto, names: Collection[str]) -> None:
+    """Copy each weight that a layer to be quantized shares with what stays in float, or has other channels.
+
+    Quantizers make one tensor of it for all: others would read rounded numbers, or scales of another axis.
+    """
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    outputs, readers, copied = {value.name for value in graph.output}, consumers(graph), set[str]()
+    layers = [node for node in graph.node if node.name in names and node.op_type in (*WEIGHTED, "Attention")]
+    kinds = {node.name: by_output(node) for node in layers}
+    for node in layers:
+        weight, kind = node.input[1], kinds[node.name]
+        alone = weight not in outputs and {kinds.get(reader.name) for reader in readers[weight]} == {kind}
+        if alone or weight not in stored:
+            continue
+        own = f"{weight}/{'rows' if kind else 'columns'}"
+        if own not in copied:
+            copied.add(store(graph, own, numpy_helper.to_array(stored[weight])))
+        node.input[1] = own
 
 
 def sum_to_add(graph: onnx.GraphProto) -> None:

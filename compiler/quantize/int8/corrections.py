@@ -43,7 +43,7 @@ from ....model.onnx_file import Graph, copy_model
 from ....progress import Progress, silent
 from ...opset.fit import upgrade_in_place
 from ..activations import run_samples
-from ..prepare import prepare_graph
+from ..prepare import by_output, prepare_graph
 from ..weights.hessians import collect_hessians, conv_pads, hessian_key, hessian_of
 from ..weights.rounding import gptq
 from .pair_limits import PairLimits
@@ -171,12 +171,12 @@ class _Quantized:
 
     @property
     def channels(self) -> int:
-        return int(self.weight.dims[0 if _by_output(self.node) else -1])
+        return int(self.weight.dims[0 if by_output(self.node) else -1])
 
     def grouped(self, weight: NDArray[Any]) -> NDArray[Any]:
         """The weight as [groups, outputs, inputs, positions of the kernel]."""
         groups = attribute(self.node, "group", 1)
-        rows = weight if _by_output(self.node) else weight.T
+        rows = weight if by_output(self.node) else weight.T
         shape = groups, len(rows) // groups, rows.shape[1], math.prod(self.kernel)
         return rows.reshape(shape)
 
@@ -190,10 +190,6 @@ class _Quantized:
             exact = values * scale if self.exact is None else tensor_values(self.exact)
             total = np.clip(np.round((exact + correction) / scale), _INT32.min, _INT32.max)
         set_values(self.bias, total)
-
-
-def _by_output(node: onnx.NodeProto) -> bool:
-    return bool(node.op_type == "Conv" or attribute(node, "transB", 0))
 
 
 def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[_Quantized]:
@@ -337,7 +333,7 @@ class _Sums:
 
     def summed(self, tensor: str, read: str, layer: _Quantized) -> str:
         """Sum a tensor, of the shape of `read`, over the positions that each value of a kernel sees."""
-        kernel, inputs = layer.kernel, layer.weight.dims[1 if _by_output(layer.node) else 0]
+        kernel, inputs = layer.kernel, layer.weight.dims[1 if by_output(layer.node) else 0]
         if layer.node.op_type != "Conv":
             rows = self.node("Reshape", [tensor, self.constant(-1, inputs)], f"{tensor}/rows")
             return self.node("ReduceSum", [rows, self.constant(0)], f"{rows}/sum", keepdims=0)

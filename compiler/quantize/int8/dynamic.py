@@ -23,13 +23,14 @@ from onnx.helper import make_node
 from ....calibration.qparams import choose_weight_qparams, quantize
 from ....errors import QuantizationError
 from ....files import temporary_folder
-from ....model.graph import attribute, consumers, opset
+from ....model.graph import attribute, opset
 from ....model.graph_edits import drop_unused_initializers, refill, set_nodes, sort_nodes, store
 from ....model.graph_rules import NONE, SaturatingKernels
 from ....model.onnx_file import read_graph
 from ....model.refusals import onnxruntime_words
 from ....progress import quiet
 from ....spec.words import WeightType
+from ..prepare import give_own_weights
 from .pair_limits import product_limits
 
 DYNAMIC_OPERATORS = ("MatMul", "Gemm", "LSTM", "Attention", "GRU")
@@ -90,7 +91,7 @@ def _quantize_products(
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization import quantize_dynamic as quantize_by_onnxruntime
 
-    _give_own_weights(model.graph, names)
+    give_own_weights(model.graph, names)
     _gemms_to_matmuls(model.graph, names)
     stored = {tensor.name: tensor for tensor in model.graph.initializer} if kernels else {}
     operands = {name for node in model.graph.node if node.name in names for name in node.input[1:2]}
@@ -136,24 +137,6 @@ def _fit_pairs(
         for suffix, array in (("_scale", scales), ("_zero_point", zeros), ("_quantized", integers)):
             tensor = stored[f"{name}{suffix}"]
             tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array), tensor.name))
-
-
-def _give_own_weights(graph: onnx.GraphProto, names: set[str]) -> None:
-    """Copy each weight that a planned product shares with a node that stays in float: the quantizer would let
-    that read the rounded weight.
-    """
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    readers, copied = consumers(graph), set[str]()
-    for node in graph.node:
-        if node.name not in names or node.op_type in ("LSTM", "GRU"):
-            continue
-        weight = node.input[1]
-        if {reader.name for reader in readers[weight]} <= names:
-            continue
-        own = f"{weight}/products"
-        if own not in copied:
-            copied.add(store(graph, own, numpy_helper.to_array(stored[weight])))
-        node.input[1] = own
 
 
 def _store_gru_weights(graph: onnx.GraphProto, names: set[str]) -> int:

@@ -115,6 +115,37 @@ def test_a_quantized_graph_computes_what_the_float_one_does(
     assert decibels(artifact.manifest.checks[0].detail) > 25
 
 
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino", "tensorrt"])
+def test_a_weight_is_quantized_for_its_layer_alone_where_others_read_it_too(
+    target: GraphTarget, tmp_path: Path
+) -> None:
+    # A lookup, an excluded layer and an output read floats; the second product has its channels elsewhere.
+    text = """(int64[n,4] i) => (float[n,64] y, float[n,64] z, float[1024,64] w) {
+        e = Gather(t, i) m = ReduceMean <axes = [1], keepdims = 0> (e) g = Gemm <transB = 1> (m, t)
+        a = MatMul(g, t) r = Relu(a) [first] b = MatMul(r, v) [second] y = Gemm <transB = 1> (b, v)
+        [left] z = MatMul(r, v) w = Identity(t) }"""
+    weights = {"t": normal(1024, 64), "v": normal(64, 64) * np.linspace(0.01, 1, 64, dtype=np.float32)}
+    onnx.save(model_of(text, **weights), model := tmp_path / "m.onnx")
+    np.savez(data := tmp_path / "d.npz", i=np.random.default_rng(0).integers(0, 1024, (16, 4)))
+    ranges, _ = calibrated(model, data)
+    artifact = quantize(
+        model,
+        tmp_path / "q.onnx",
+        ranges=ranges,
+        target=target,
+        exclude=["left"],
+        search=False,
+        data=str(data),
+    )
+    assert decibels(artifact.manifest.checks[0].detail) > 25
+    proto = onnx.load(artifact.path)
+    made_by = {name: node.op_type for node in proto.graph.node for name in node.output}
+    reads = {node.name or node.op_type: node.input for node in proto.graph.node}
+    np.testing.assert_array_equal(stored(proto)[reads["left"][1]], weights["v"])
+    assert made_by[reads["second"][1]] == "DequantizeLinear"
+    assert made_by.get(reads["Identity_w"][0]) is None
+
+
 def test_what_diff_would_not_let_pass_is_not_handed_out_unless_allowed(
     observed: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
