@@ -4,7 +4,7 @@ Which operand may be half is read from ONNX's own operator schemas (a Resize kee
 operator of a foreign domain keeps everything), not from a list kept by hand. A node stays in float32
 
 1. when it is excluded by name, glob or operator type,
-2. when it holds a subgraph,
+2. when it holds a subgraph, is of lists of tensors, or reads the bits of floats,
 3. when ONNX does not allow the half type for its operands, or ONNX Runtime, of a scatter that reduces, or
    TensorRT, of a recurrent layer with sequence lengths, whose parser pads with float32 zeros (RTX 1.7.1:
    "ISelectLayer must have `thenInput` and `elseInput` of same types but has Half and Float"),
@@ -75,6 +75,12 @@ _KEEPS_FROM_ZERO = frozenset(["Add", "Clip", "Max"])
 _SAME_LEAST = frozenset("Expand Identity Reshape Sqrt Squeeze Transpose Unsqueeze".split())
 _TO_DIVISORS = _SAME_LEAST | {"Div", "Reciprocal"}
 _RECURRENT = ("LSTM", "GRU", "RNN")
+_KEEPS_TYPES = frozenset(
+    """
+    BitCast ConcatFromSequence SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert
+    SplitToSequence
+    """.split()
+)
 _INTEGERS = ("int8", "uint8", "int16", "uint16", "int32")
 
 
@@ -146,7 +152,7 @@ class _Conversion:
     def _reason_to_keep(self, node: onnx.NodeProto) -> str | None:
         if node.name in self.block:
             return self.block[node.name]
-        if any(True for _ in subgraphs(node)):
+        if node.op_type in _KEEPS_TYPES or any(True for _ in subgraphs(node)):
             return f"{node.op_type} keeps its types"
         if reduces(node):
             return "sums of many numbers, for which ONNX Runtime has no half"

@@ -27,6 +27,8 @@ from qcompile.model.random_input import random_feeds
 
 HALVES: tuple[Half, ...] = ("float16", "bfloat16")
 LINEAR = "(float[n,4] x) => (float[n,4] y) <float[4,4] w> { h = MatMul(x, w) y = Relu(h) }"
+LISTS = """(float[4] x) => (float[8] y) { a = Relu(x) s = SequenceConstruct(a, x)
+    b = ConcatFromSequence <axis = 0> (s) y = Abs(b) }"""
 
 # Name to a graph in ONNX's text form; weights without values are filled with normal ones.
 GRAPHS = {
@@ -294,11 +296,14 @@ def test_a_blocked_node_stays_in_float32_between_casts() -> None:
         ("branch", {"If keeps its types"}),
         ("loop", {"Loop keeps its types"}),
         ("resize", set()),
+        (LISTS, {"SequenceConstruct keeps its types", "ConcatFromSequence keeps its types"}),
     ],
 )
 def test_what_is_kept_in_float32_says_why(name: str, kept: set[str]) -> None:
     half, reasons = to_half(graph_of(name))
     assert kept == set(reasons.values())
+    if name == LISTS:
+        outputs_of(half, {"x": np.ones(4, np.float32)})
     if name == "resize":
         assert operands(half, "Resize") == [TensorProto.FLOAT16, TensorProto.FLOAT]  # its scales
 
