@@ -54,9 +54,12 @@ def find_integer_mods(node: onnx.NodeProto, links: Links) -> bool:
 def exact_mod(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """Mod by a division of integers; ONNX's Div rounds towards zero, Mod towards minus infinity."""
     chain, (x, y) = Chain(node, scope), node.input
+    zero = chain.scalar(0, scope.elem_type(node, x))
     rest = chain.add("Sub", [x, chain.add("Mul", [y, chain.add("Div", [x, y])])])
-    other_sign = chain.add("Less", [chain.add("Mul", [rest, y]), chain.scalar(0, scope.elem_type(node, x))])
-    return chain.result(chain.add("Where", [other_sign, chain.add("Add", [rest, y]), rest]))
+    signs = [chain.add("Less", [value, zero]) for value in (rest, y)]  # their product may overflow
+    is_rest = chain.add("Not", [chain.add("Equal", [rest, zero])])
+    differ = chain.add("And", [chain.add("Xor", signs), is_rest])
+    return chain.result(chain.add("Where", [differ, chain.add("Add", [rest, y]), rest]))
 
 
 def time_first(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:

@@ -126,9 +126,10 @@ def test_cumsums_of_several_kinds_leave_one_kind(kind: str, axis: int, exclusive
 
 @pytest.mark.parametrize("kind", ["int32", "int64"])
 def test_mods_of_integers_divide_integers(kind: str) -> None:
-    before = model(17, f"({kind}[8] x, {kind}[8] d) => ({kind}[8] y)", "y = Mod (x, d)")
-    values = [18542495, 2147483647, -7, 7, -8, 0, 31, -2147483000]
-    feeds = {"x": np.array(values, kind), "d": np.array([32, 32, 4, -4, 4, 5, 32, 7], kind)}
+    before = model(17, f"({kind}[11] x, {kind}[11] d) => ({kind}[11] y)", "y = Mod (x, d)")
+    values = [18542495, 2147483647, -7, 7, -8, 0, 31, -2147483000, 70000, -70000, -200006]
+    divisors = [32, 32, 4, -4, 4, 5, 32, 7, 100003, 100003, -100003]
+    feeds = {"x": np.array(values, kind), "d": np.array(divisors, kind)}
     after = cured("mod-by-float", before, feeds)
     np.testing.assert_array_equal(run(after, feeds)[0][:2], [31, 31])  # where the report has -1
 
