@@ -8,7 +8,7 @@ import onnx
 
 from ...artifact import Check
 from ...errors import ModelError, UnsupportedOperator, first_line
-from ...model.graph import ONNX_DOMAINS, every_graph, graph_precision, opset, without_weights
+from ...model.graph import ONNX_DOMAINS, every_graph, graph_precision, opset, producers, without_weights
 from ...model.graph_edits import refill, set_nodes
 from ...model.onnx_checks import check_onnx
 from ...model.onnx_file import Graph
@@ -104,7 +104,15 @@ def upgrade_opset(model: onnx.ModelProto, lowest: int) -> onnx.ModelProto:
     if current >= lowest:
         return model
     try:
-        return onnx.version_converter.convert_version(model, lowest)
+        raised = onnx.version_converter.convert_version(model, lowest)
+        if lost := producers(model.graph).keys() - producers(raised.graph).keys():
+            # The converter gives results of Upsample other names, but for outputs, which calibration knows.
+            returned = onnx.ModelProto()
+            returned.CopyFrom(model)
+            returned.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(lost))
+            raised = onnx.version_converter.convert_version(returned, lowest)
+            del raised.graph.output[len(model.graph.output) :]
+        return raised
     except Exception as error:  # RuntimeError and ConvertError, by the converter's mood
         raise UnsupportedOperator(
             f"opset {current} cannot be converted to {lowest}: {first_line(error)}",

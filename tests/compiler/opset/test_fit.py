@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from two_opsets import model, operators, run
 
 from qcompile.compiler.export import export
-from qcompile.compiler.opset.fit import in_older_opset
+from qcompile.compiler.opset.fit import in_older_opset, upgrade_opset
 from qcompile.compiler.opset.lower import require_operators, without_missing
 from qcompile.engines.registry import engine
 from qcompile.engines.tensorrt.parser_operators import parser_of
@@ -48,6 +48,17 @@ def test_a_newer_graph_comes_in_the_opset_asked_for_and_an_older_one_as_it_is(
     assert (lowered.opset, graph.opset, lowered.io, warnings) == (17, 18, graph.io, [])
     older = read_graph(tiny_file("residual", opset=15))
     assert in_older_opset(older, 17) == (older, [])
+
+
+def test_a_raised_graph_keeps_the_names_of_its_tensors_which_ranges_are_known_by() -> None:
+    text = "u = Upsample (x, s) y = Relu (u)"
+    older = model(9, "(float[1,1,2,2] x) => (float[1,1,4,4] y)", text, "<float[4] s = {1, 1, 2, 2}>")
+    raised = upgrade_opset(older, 13)
+    assert operators(raised) == ["Constant", "Resize", "Relu"]
+    assert [list(node.output) for node in raised.graph.node[1:]] == [["u"], ["y"]]
+    assert [value.name for value in raised.graph.output] == ["y"]
+    x = {"x": np.arange(4, dtype=np.float32).reshape(1, 1, 2, 2)}
+    np.testing.assert_array_equal(run(raised, x)[0], run(older, x)[0])
 
 
 def test_a_file_that_claims_an_older_opset_than_its_operators_have_is_refused(mean: Path) -> None:
