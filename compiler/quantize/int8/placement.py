@@ -20,7 +20,7 @@ from functools import cached_property
 
 import onnx
 
-from ....model.graph import WEIGHTED, constant_names, consumers
+from ....model.graph import WEIGHTED, constant_names, consumers, dtype_name
 from ....model.graph_rules import graph_rules
 from ....spec.words import GraphTarget
 from ..prepare import products_of_places
@@ -40,6 +40,8 @@ SAME_SCALE = frozenset(
     ["MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Split", "Resize"]
 )
 """Operators whose results are quantized as their input is."""
+
+_NEVER_SCALED = frozenset(["float64", "int32", "int64", "uint32", "uint64"])  # a MatMul takes them, too
 
 WRITES_FLOAT = frozenset(["MatMul", "Gemm"])
 """Operators whose results are never quantized by themselves: their kernels write float for free."""
@@ -116,6 +118,8 @@ class _Planner:
         self.chosen: set[str] = set()
         self.constants = constant_names(model)
         self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
+        values = (*model.graph.input, *model.graph.value_info)
+        self.types = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in values}
         read = Counter(name for node in model.graph.node for name in node.input)
         self.shared = {name for name, count in read.items() if count > 1}  # read by more than one node
         self.shared |= {value.name for value in model.graph.output}
@@ -182,6 +186,8 @@ class _Planner:
         activations = [name for name in node.input if name and name not in self.constants]
         if not activations:
             return "all its inputs are constant"
+        if (kind := self.types.get(activations[0], "")) in _NEVER_SCALED:
+            return f"it multiplies {kind}; float32 is required"
         if node.name in self.of_places:
             return self.of_places[node.name]
         if node.op_type in ("Conv", "ConvTranspose") and node.input[1] not in self.constants:

@@ -48,6 +48,14 @@ WEIGHTS = """(float[n,2] x, float[2,2] outside) => (float[n,2] y, float[2,2] z)
 }
 """
 
+OTHER_TYPES = """(float[2,2] x) => (double[2,2] y, double[2,2] t, int32[2,2] z)
+<float[2,2] w = {1,2,3,4}, double[2,2] v = {1,2,3,4}, int32[2,2] u = {1,2,3,4}>
+{
+    [layer] h = MatMul(x, w)  d = Cast <to = 11> (h)  i = Cast <to = 6> (h)
+    [double] y = MatMul(d, v)  [square] t = MatMul(d, d)  [whole] z = MatMul(i, u)
+}
+"""
+
 DECONVOLUTION = """(float[n,2,4,4] x) => (float[n,2,4,4] y)
 <float[2,2,1,1] w = {1,2,3,4}>
 {
@@ -87,6 +95,7 @@ def test_a_target_quantizes_what_computes_and_what_it_keeps_in_integers_between(
         (WEIGHTS, "onnxruntime", {"stored"}, {"made", "constant", "given"}),
         (WEIGHTS, "openvino", {"stored", "given"}, {"made", "constant"}),
         (WEIGHTS, "tensorrt", {"stored", "given"}, {"made", "constant"}),
+        *((OTHER_TYPES, target, {"layer"}, {"double", "square", "whole"}) for target in GRAPH_TARGETS),
         *((ANGLES, target, {"layer"}, {"angles"}) for target in GRAPH_TARGETS),
         (OUTSIDE, "onnxruntime", set(), {"conv"}),
         (DECONVOLUTION, "onnxruntime", {"conv"}, {"deconv"}),
@@ -104,6 +113,8 @@ def test_what_computes_is_planned_or_left_in_float_with_the_reason(
         assert placement.left_in_float["constant"] == "all its inputs are constant"
     if text == ANGLES:
         assert "it reads places alone" in placement.left_in_float["angles"]
+    if text == OTHER_TYPES:
+        assert placement.left_in_float["whole"] == "it multiplies int32; float32 is required"
     if text == OUTSIDE:
         assert placement.left_in_float["conv"] == "its weight is computed at run time"
 
