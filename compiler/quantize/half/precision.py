@@ -156,6 +156,8 @@ class _Conversion:
             return f"{node.op_type} keeps its types"
         if reduces(node):
             return "sums of many numbers, for which ONNX Runtime has no half"
+        if node.op_type == "MeanVarianceNormalization":  # as ONNX and ONNX Runtime write it out
+            return "its definition adds a float32 number"
         if node.op_type in _RECURRENT and "".join(node.input[4:5]):
             return "beside its sequence lengths TensorRT's parser takes float32 alone"
         operands = self._half_operands(node)

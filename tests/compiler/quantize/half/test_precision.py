@@ -355,6 +355,15 @@ def test_a_scatter_that_reduces_stays_in_float32_and_onnx_runtime_runs_it(dtype:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
+def test_a_normalization_that_onnx_defines_by_float32_numbers_stays_in_float32(dtype: Half) -> None:
+    text = """(float[n,4,4] x) => (float[n,4,4] y) <float[4,4] w> { h = MatMul(x, w)
+        [norm] s = MeanVarianceNormalization <axes = [1, 2]> (h) y = Relu(s) }"""
+    model, kept = to_half(graph_of(text), dtype)
+    assert [*kept] == ["norm"]
+    onnx.checker.check_model(model, full_check=True)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
 def test_a_graph_that_is_half_already_may_be_given_again(dtype: Half) -> None:
     """ONNX Runtime refused the second one: two of its casts had one name."""
     once, _ = to_half(graph_of("linear"), dtype)
