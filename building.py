@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .spec.keywords import BuildKeywords, ReproduceKeywords
 
 _MOST_WRONG = 3
+_ENDINGS = {".engine": (".engine", ".plan"), ".pt": (".pt", ".pth", ".ts", ".jit", ".torchscript")}
 
 
 def build(
@@ -78,6 +79,7 @@ def build_right(
 
     The first attempt builds from `first`, where the graph was lowered before.
     """
+    _check_ending(checked.target, Path(output))
     refusal: IntentNotReached | None = None
     warnings: list[str] = []
     for _ in range(_MOST_WRONG + 1):
@@ -102,6 +104,14 @@ def build_right(
             raise refusal from error  # the graph was quantized before, or nothing would be left to quantize
     assert refusal is not None
     raise refusal
+
+
+def _check_ending(target: str, output: Path) -> None:
+    """Refuse a name by which no other verb would know what is built, such as one of OpenVINO's own files."""
+    endings = _ENDINGS.get(engine(target).suffix, (engine(target).suffix,))
+    if output.suffix not in ("", *endings):
+        problem = f"output {output}: what {target} runs ends in {' or '.join(endings)}"
+        raise InvalidOption(problem, hint=f"name it {output.with_suffix(endings[0]).name}", option="output")
 
 
 def plan(

@@ -160,6 +160,22 @@ def built(model: Path, folder: Path, target: str = "onnxruntime", precision: Any
     return qcompile.build(model, folder / name, target=target, precision=precision, gpus=gpus)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("target", "name", "endings", "hint"),
+    [
+        ("openvino", "m.xml", ".onnx", "m.onnx"),
+        ("tensorrt-rtx", "m.trt", ".engine or .plan", "m.engine"),
+        ("onnxruntime", "m.ort", ".onnx", "m.onnx"),
+    ],
+)
+def test_what_no_verb_would_know_by_its_name_is_not_built(
+    target: Any, name: str, endings: str, hint: str, tiny_file: MakePath, tmp_path: Path
+) -> None:
+    """OpenVINO's own files end in .xml: an ONNX file of that name could not be run, by it or by `bench`."""
+    with pytest.raises(InvalidOption, match=f"what {target} runs ends in {endings}\n  hint: name it {hint}$"):
+        qcompile.build(tiny_file("mlp"), tmp_path / name, target=target)
+
+
 def test_onnx_runtime_executes_the_plan_and_the_manifest_counts_it(int4: MakePath, tmp_path: Path) -> None:
     path = int4()
     artifact = built(path, tmp_path)
