@@ -8,6 +8,7 @@ a detector, that would leave it out, and outputs are compared as they are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from . import onnx
@@ -26,12 +27,22 @@ _FLOATS = ("float16", "float32")
 class Place:
     """An input of a node, which its first result names, as quantization keeps it; or a result itself.
 
-    `tensor` is what is read there, but for its form and its precision.
+    `tensor` is what is read there, but for its form and its precision; `operator` is the node's.
     """
 
     tensor: str
     reader: str
     index: int
+    operator: str = ""
+
+    def read_in(self, made_by: Mapping[str, onnx.NodeProto]) -> str:
+        """Return the tensor at this place; an output that became half is made in front of a Cast."""
+        if self.index < 0:
+            return self.reader
+        node = made_by[self.reader]
+        while node.op_type == "Cast" != self.operator:
+            node = made_by[node.input[0]]
+        return node.input[self.index]
 
 
 def before_choices(model: onnx.ModelProto) -> list[Place]:
@@ -65,7 +76,7 @@ def before_choices(model: onnx.ModelProto) -> list[Place]:
                         break
                     source, maker = maker.input[0], made_by.get(maker.input[0])
                 if source not in known:
-                    places.setdefault(source, Place(source, node.output[0], index))
+                    places.setdefault(source, Place(source, node.output[0], index, node.op_type))
             elif maker.op_type not in _EXTENTS and id(maker) not in seen:  # such as a comparison
                 seen.add(id(maker))
                 waiting.append(maker)
@@ -91,10 +102,7 @@ def part_before(model: onnx.ModelProto, places: list[Place]) -> onnx.ModelProto:
     """
     part = copy_model(model)
     made_by = producers(part.graph)
-    names = [
-        place.reader if place.index < 0 else made_by[place.reader].input[place.index] for place in places
-    ]
-    cut(part, names)
+    cut(part, [place.read_in(made_by) for place in places])
     refill(part.graph.input, model.graph.input)
     return part
 

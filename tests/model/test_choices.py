@@ -8,7 +8,10 @@ import pytest
 from detectors import detector, images
 from written_models import model_of, normal, outputs_of
 
+from qcompile.compiler.quantize.half.casts import Half
+from qcompile.compiler.quantize.half.precision import to_half
 from qcompile.model.choices import before_choices, chosen_by, part_before
+from qcompile.model.graph import infer_shapes
 from qcompile.model.onnx_file import copy_model
 
 
@@ -62,6 +65,15 @@ def test_floats_that_decide_and_floats_that_are_chosen(text: str, tensors: list[
     shape = "float[k, n] y" if "to = 1> (p)" in text or "Where" in text or "Abs" in text else "float[n] y"
     model = model_of(f"(float[4, 6] x) => ({shape}) {{ {text} }}", **read)
     assert sorted(place.tensor for place in before_choices(model)) == tensors
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_half_graph_whose_output_is_chosen_is_cut_in_front_of_the_choice(dtype: Half) -> None:
+    text = "m = MatMul (x, w) l = Less (zero, m) p = NonZero (l) q = Transpose (p) y = GatherND (m, q)"
+    model = model_of(f"(float[4, 6] x) => (float[n] y) {{ {text} }}", w=normal(6, 5), zero=np.float32(0))
+    half, _ = to_half(model, dtype)
+    part = part_before(half, before_choices(model))
+    assert infer_shapes(part)[part.graph.output[0].name] == (4, 5)
 
 
 def test_a_layer_behind_the_choice_leaves_the_outputs_to_be_compared() -> None:
