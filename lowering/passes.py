@@ -28,6 +28,7 @@ from ..compiler.opset.stft import stft_to_convolutions
 from ..compiler.opset.tensorrt_forms import (
     ceilings_to_integers,
     counts_to_integers,
+    dropouts_to_identities,
     einsums_in_lower_case,
     elus_to_exponents,
     eyes_to_ranges,
@@ -53,8 +54,9 @@ _OPSETS_OF_TYPES = {"bf16": BFLOAT16_LAYERS, "int4": INT4}
 _FORMS: Mapping[str, Finder] = {
     "STFT": stft_to_convolutions,  # then the shapes that a DFT reads are known
     "Ceil": ceilings_to_integers, "Col2Im": folds_to_transposes, "DFT": dft_to_products,
-    "Einsum": einsums_in_lower_case, "Elu": elus_to_exponents, "EyeLike": eyes_to_ranges,
-    "Range": counts_to_integers, "ScatterElements": scatters_to_masks, "ScatterND": scatters_to_masks,
+    "Dropout": dropouts_to_identities, "Einsum": einsums_in_lower_case, "Elu": elus_to_exponents,
+    "EyeLike": eyes_to_ranges, "Range": counts_to_integers, "ScatterElements": scatters_to_masks,
+    "ScatterND": scatters_to_masks,
 }  # fmt: skip
 """Operator to the rewrite in others, which returns the names of the nodes that it could rewrite."""
 

@@ -73,6 +73,15 @@ def einsums_in_lower_case(node: onnx.NodeProto, _: Scope) -> list[onnx.NodeProto
     return [node]
 
 
+@rewriting_each("Dropout")
+def dropouts_to_identities(node: onnx.NodeProto, _: Scope) -> list[onnx.NodeProto] | None:
+    """Each Dropout without a mask that never trains: OpenVINO (2026.4) calls an input of the model that one
+    reads by its output's name, and knows the input no more."""
+    if "".join([*node.input[2:], *node.output[1:]]):
+        return None
+    return [helper.make_node("Identity", node.input[:1], node.output[:1], node.name)]
+
+
 @rewriting_each("EyeLike")
 def eyes_to_ranges(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """Each EyeLike of a model of opset 13 or newer."""

@@ -47,7 +47,7 @@ class OpenVino(Engine):
     triton = TRITON
     offered = PROPOSALS
     # It takes some, and fails on a DFT of a real signal and on an STFT of free length (2026.4).
-    lacks = frozenset(["DFT", "STFT"])
+    lacks = frozenset(["DFT", "Dropout", "STFT"])
 
     def verdict(self, precision: Precision) -> Verdict | None:
         return ("no", FOUR_BITS, "choose `target` onnxruntime") if precision == "int4" else None

@@ -86,6 +86,14 @@ def test_feeds_in_another_order_stay_what_they_are_while_it_runs(tmp_path: Path)
             np.testing.assert_allclose(found, np.tanh(x), atol=1e-5)
 
 
+def test_an_input_that_a_dropout_reads_keeps_its_name(tmp_path: Path) -> None:
+    """OpenVINO took no input of this name, and the input was called made up."""
+    onnx.save(model_of("(float[n,4] x) => (float[n,4] y) { d = Dropout(x) y = Abs(d) }"), tmp_path / "m.onnx")
+    built = qcompile.build(tmp_path / "m.onnx", tmp_path / "b.onnx", target="openvino")
+    with qcompile.load(built.path) as runner:
+        np.testing.assert_array_equal(runner.infer({"x": -np.ones((2, 4), np.float32)})["y"], 1)
+
+
 def test_int8_is_executed_as_int8_and_counted_and_every_kernel_has_a_time(int8: Path, tmp_path: Path) -> None:
     built = qcompile.build(int8, tmp_path / "b.onnx", target="openvino", precision="int8")
     layers = built.manifest.proof["layers_by_precision"]
