@@ -18,7 +18,7 @@ from ....calibration.qparams import INT8, QParams, choose_weight_qparams, quanti
 from ....errors import EngineUnavailable, QuantizationError, first_line
 from ....files import temporary_folder
 from ....model.graph import count_weighted, producers, weighted_nodes
-from ....model.graph_edits import drop_unused_initializers, sort_nodes
+from ....model.graph_edits import drop_unused_initializers, refill, sort_nodes
 from ....model.graph_rules import GraphRules, graph_rules
 from ....model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
 from ....model.onnx_file import Graph, read_graph
@@ -66,6 +66,9 @@ def quantize_static(
     rules = graph_rules(placement.target)
     planned = set(placement.nodes)
     operators = sorted({node.op_type for node in model.graph.node if node.name in planned})
+    outputs, given = list(model.graph.output), {value.name for value in model.graph.input}
+    # An input that is an output, too, would read a pair of its own: the quantizer looks for what makes it.
+    refill(model.graph.output, [value for value in outputs if value.name not in given])
     # The quantizer takes the shapes as inferred, and does not write and read the model again.
     model.metadata_props.add(key="onnx.infer", value="onnxruntime.quant")
     try:
@@ -91,6 +94,7 @@ def quantize_static(
             raise no_range(match.group(1)) from error
         raise QuantizationError(f"ONNX Runtime's quantizer failed: {first_line(error)}") from error
     quantized: onnx.ModelProto = quantizer.model.model
+    refill(quantized.graph.output, outputs)
     join_with_convolutions(quantized.graph, placement.fused)
     read_floats(quantized.graph, planned, kernels_write_float=rules.writes_floats)
     quantize_tables(quantized, set(placement.tables))

@@ -25,7 +25,7 @@ from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.compiler.quantize.weights.rounding import gptq
 from qcompile.errors import CalibrationError, QuantizationError
 from qcompile.model.graph_rules import NONE, SaturatingKernels, graph_rules
-from qcompile.spec.words import GraphTarget
+from qcompile.spec.words import GRAPH_TARGETS, GraphTarget
 
 Limits = Mapping[str, tuple[float, float]]
 SPANS = "x -4 3, c1 -5 5, r1 0 2.55, c2 -3 2, a -3 4, r2 0 4, p 0.5 1, f 0.5 1, y -1 2"
@@ -94,6 +94,16 @@ def test_onnxruntime_gets_uint8_activations_int8_weights_int32_bias_and_float_fr
         bias = graph.made_by[graph.nodes[name].input[2]]
         assert graph.stored[bias.input[0]].dtype == np.int32
     assert graph.made_by["y"].op_type == "Gemm"  # it writes float itself
+
+
+@pytest.mark.parametrize("target", GRAPH_TARGETS)
+def test_an_input_that_is_an_output_too_is_returned_as_it_is(
+    target: GraphTarget, residual: onnx.ModelProto
+) -> None:
+    """The quantizer, which looks for the node that makes an output, said "Graph is not a DAG"."""
+    residual.graph.output.insert(0, residual.graph.input[0])
+    x = normal(1, 4, 8, 8)
+    np.testing.assert_array_equal(outputs_of(quantized(residual, target).model, x)[0], x)
 
 
 def test_uint8_scales_span_the_range_with_zero_in_255_steps(residual: onnx.ModelProto) -> None:
