@@ -21,9 +21,10 @@ from urllib.parse import quote, unquote
 
 from ..artifact import checked_input, is_manifest
 from ..errors import InvalidOption, MissingFile
-from ..files import absolute_path, digest_files, nearest_name, require_file
+from ..files import absolute_path, digest_files, manifest_path, nearest_name, require_file
 from ..spec.removed import removed_source
 from ..version import tool_versions
+from .source_paths import packages_around
 
 RANDOM = "random"
 _MOST_DIGITS = 19  # of an int64
@@ -126,7 +127,9 @@ _BY_SUFFIX: dict[str, SourceKind] = {
     ".pt": "torchscript", ".pth": "torchscript", ".ts": "torchscript", ".jit": "torchscript",
     ".torchscript": "torchscript",
 }  # fmt: skip
-_KEYED_SUFFIXES = ".py .safetensors .pt .pth .pt2 .bin .npz .npy .onnx .json .yaml .yml .txt .csv".split()
+_TENSOR_SUFFIXES = ".safetensors .pt .pth .pt2 .ckpt .bin .npz .npy .csv .parquet".split()
+_KEYED_SUFFIXES = [*_TENSOR_SUFFIXES, *".py .onnx .json .yaml .yml .txt".split()]
+_IMPORTED = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -264,8 +267,9 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
     """Return a digest that changes when the source may have changed.
 
     A function can read anything. Files beside it with code, weights or settings in them count, not only
-    its own: making a stage again once too often is better than once too seldom. Artifacts with a manifest
-    do not. What lies elsewhere is named with `depends`.
+    its own, and so do the packages that are imported from there, and weights and arrays one folder below:
+    making a stage again once too often is better than once too seldom. Artifacts with a manifest do not.
+    What lies elsewhere is named with `depends`.
     """
     files = source_files(source, depends=depends)
     names = hashlib.sha256("\n".join(path.name for path in files).encode()).hexdigest()
@@ -298,11 +302,12 @@ def source_files(source: Source, *, depends: Sequence[Path] = ()) -> list[Path]:
             files += sorted([*_keyed_files(source.path), *source.path.glob("*.model")])
     elif source.kind == "module":
         spec = importlib.util.find_spec(source.module.split(".")[0])
-        origin = Path(spec.origin) if spec and spec.origin else None
-        if origin and "site-packages" not in origin.parts:
-            files += _keyed_files(origin.parent)
+        origin = [spec.origin] if spec and spec.has_location and spec.origin else []
+        for place in map(Path, (spec and spec.submodule_search_locations) or origin):
+            if "site-packages" not in place.parts:
+                files += _keyed_tree(place) if place.is_dir() else _keyed_files(place.parent)
     elif source.kind == "file":
-        files += _keyed_files(source.file.parent)
+        files += _beside(source.file)
     elif source.kind == "savedmodel":
         files += sorted(path for path in source.file.rglob("*") if path.is_file())
     else:
@@ -312,6 +317,27 @@ def source_files(source: Source, *, depends: Sequence[Path] = ()) -> list[Path]:
 
 def _is_saved_model(path: Path) -> bool:
     return (path / "saved_model.pb").is_file()
+
+
+def _beside(file: Path) -> list[Path]:
+    """What a function is made of: files beside it, packages that these import, tensors one folder below."""
+    folder = file.parent
+    files = _keyed_files(folder)
+    code = [file.read_bytes(), *(path.read_bytes() for path in files if path.suffix == ".py")]
+    imported = {folder / found[1].decode() for text in code for found in _IMPORTED.finditer(text)}
+    packages = {*packages_around(file.resolve())[:1], *(path for path in imported if path.is_dir())}
+    for package in sorted(packages):
+        files += _keyed_tree(package)
+    for below in sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != "."):
+        if below not in packages and not (below / ".qcompile").exists():  # which the output of a recipe has
+            tensors = sorted(path for path in below.iterdir() if path.suffix in _TENSOR_SUFFIXES)
+            files += [path for path in tensors if path.is_file() and not manifest_path(path).exists()]
+    return files
+
+
+def _keyed_tree(folder: Path) -> list[Path]:
+    folders = [Path(place) for place, _, _ in os.walk(folder)]
+    return [path for place in sorted(folders) for path in _keyed_files(place)]
 
 
 def _keyed_files(folder: Path) -> list[Path]:

@@ -2,8 +2,8 @@
 
 Module paths (`layer4.1.conv2`) stay: errors name them. Classes stay under the name of their file:
 `module_name` names the module of a user's file so that no two files share it
-(`qcompile_source_3f9c01ab77de_net`), `with_file_names` undoes that, so that two machines write the same
-bytes.
+(`qcompile_source_3f9c01ab77de_net`, in a package `qcompile_source_81c8a3d64e0f_zoo.net`), `with_file_names`
+undoes that, so that two machines write the same bytes.
 
 `moved`, `path_there` and `path_here` serve folders that lie elsewhere here than on the machine that a recipe
 is from, as on a worker of a cluster. An ONNX file names the folder of its model's tokenizer as that machine
@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,29 @@ from .onnx_checks import every_node, graphs_of
 PREFIX = "qcompile_source_"
 _NAME = re.compile(rf"\b{PREFIX}[0-9a-f]{{12}}_(\w+)")
 _NO_WORD = re.compile(r"\W")
+_RELATIVE = re.compile(rb"^[ \t]*from[ \t]+(\.+)", re.MULTILINE)
 
 
-def module_name(path: Path) -> str:
-    """Return a name for the module of a file: two `net.py` do not meet, and an edited one is read again."""
-    digest = hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:12]
-    return f"{PREFIX}{digest}_{_NO_WORD.sub('_', path.stem)}"
+def packages_around(path: Path) -> tuple[Path, ...]:
+    """Return the packages, outermost first, that the relative imports of a file start in; none without any.
+
+    Folders are packages as far as the dots of the imports reach, and those around while they say so.
+    """
+    depth = max((len(found[1]) for found in _RELATIVE.finditer(path.read_bytes())), default=0)
+    folders = list(path.parents)
+    while 0 < depth < len(folders) and (folders[depth] / "__init__.py").is_file():
+        depth += 1
+    return tuple(reversed(folders[:depth]))
+
+
+def module_name(path: Path, packages: Sequence[Path] = ()) -> str:
+    """Return a name for the module of a file: two `net.py` do not meet, and edited code is read again."""
+    code = sorted(packages[0].rglob("*.py")) if packages else [path]
+    digest = hashlib.sha256(str(path).encode())
+    for file in code:
+        digest.update(file.read_bytes())
+    parts = [*(package.name for package in packages), path.stem]
+    return f"{PREFIX}{digest.hexdigest()[:12]}_{'.'.join(_NO_WORD.sub('_', part) for part in parts)}"
 
 
 def with_file_names(text: str) -> str:

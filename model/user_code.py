@@ -1,7 +1,7 @@
 """Import and call a user's own code, with errors that name its file and line.
 
-What lies beside a file can be imported by it; two files of one name do not meet; an edited file is read
-again.
+What lies beside a file can be imported by it, and what is relative in its package; two files of one name do
+not meet; an edited file is read again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from ..errors import ModelError, QCompileError
 from .named.description import declare_torchvision_operators
 from .source import Source, did_you_mean
-from .source_paths import PREFIX, module_name
+from .source_paths import PREFIX, module_name, packages_around
 
 _Line = TypeVar("_Line", int, str)
 T = TypeVar("T")
@@ -98,19 +98,31 @@ def deepest_line(places: Sequence[tuple[str, _Line]]) -> tuple[str, _Line] | Non
 
 def _import_file(source: Source) -> ModuleType:
     path = source.file.resolve()
-    name = module_name(path)
+    packages = packages_around(path)
+    name = module_name(path, packages)
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
+    parts = name.split(".")
+    try:
+        with beside(source):
+            for depth, package in enumerate(packages, 1):
+                _execute(".".join(parts[:depth]), package / "__init__.py", [str(package)])
+            return _execute(name, path)
+    except BaseException:
+        _take_out({parts[0]})
+        raise
+
+
+def _execute(name: str, path: Path, places: list[str] | None = None) -> ModuleType:
+    """Make the module of a file, or the package of one that may be missing, where the name has none."""
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=places)
     assert spec is not None
     assert spec.loader is not None, "the path ends with .py"
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        with beside(source):
-            spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+    if places is None or path.is_file():
+        spec.loader.exec_module(module)
     return module
 
 

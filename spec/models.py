@@ -89,7 +89,7 @@ class ModelSection(ExportOptions):
     ] = ""
     depends: Annotated[
         Texts,
-        "Files outside the model's folder that it reads; a change triggers a new export.",
+        "Files not beside the model that it reads; a change triggers a new export.",
         option(names="file"),
     ] = ()
     simplify: Annotated[bool, "Simplify the exported graph."] = True

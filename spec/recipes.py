@@ -102,9 +102,7 @@ class DataSection(Checked):
     evaluation: Annotated[
         str, "Labelled samples for accuracy and output difference.", option(names="data")
     ] = ""
-    depends: Annotated[
-        Texts, "Files outside the folder that the data function reads.", option(names="file")
-    ] = ()
+    depends: Annotated[Texts, "Files not beside the data function that it reads.", option(names="file")] = ()
 
 
 class RecipeFile(Checked):

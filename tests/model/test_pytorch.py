@@ -22,7 +22,7 @@ from qcompile.errors import ModelError
 from qcompile.model.archives import check_torchscript, trusting
 from qcompile.model.load import load_torch
 from qcompile.model.pytorch import load_weights, read_weights
-from qcompile.model.source import parse_source
+from qcompile.model.source import digest_source, parse_source
 from qcompile.model.user_code import call, load_function
 from qcompile.tensors import TensorInfo
 
@@ -264,3 +264,27 @@ def test_a_file_does_not_replace_what_is_installed(tmp_path: Path) -> None:
         (tmp_path / "project" / f"{name}.py").write_text("raise RuntimeError('read')\n")
     text = "import json\nimport numpy\n\ndef make():\n    return len(json.dumps(numpy.ones(1).tolist()))\n"
     assert width(function(tmp_path, text)) == 5
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_file_of_a_package_imports_what_is_relative(tmp_path: Path, marked: bool) -> None:
+    source = parse_source(f"{tmp_path}/zoo/nets/net.py:build", base=_package(tmp_path / "zoo", marked))
+    for width in (3, 40):  # the second time after an edit
+        (tmp_path / "zoo/sizes.py").write_text(f"WIDTH = {width}")
+        digest = digest_source(source)
+        assert load_torch(source).module.out_features == 2 * width
+    (tmp_path / "zoo/sizes.py").write_text("WIDTH = 5")
+    assert digest_source(source) != digest
+    assert not {"zoo", str(tmp_path)} & {*sys.modules, *sys.path}
+
+
+def _package(folder: Path, marked: bool) -> Path:
+    (folder / "nets").mkdir(parents=True)
+    (folder / "nets/more.py").write_text("from ..sizes import WIDTH as MORE")
+    lines = ["from ..sizes import WIDTH", "from .more import MORE", "import torch"]
+    lines += ["def build():", "    return torch.nn.Linear(2, WIDTH + MORE)"]
+    (folder / "nets/net.py").write_text("\n".join(lines))
+    if marked:
+        (folder / "__init__.py").touch()
+        (folder / "nets/__init__.py").write_text("from . import net")
+    return folder

@@ -248,6 +248,26 @@ def test_the_digest_changes_with_files_beside_the_model(torch_model: str, tmp_pa
     assert digest(torch_model) != before
 
 
+@pytest.mark.parametrize("name", ["zoo/nets/deep.py", "zoo/nets/w.ckpt", "flat/nets.py", "weights/net.pt"])
+def test_the_digest_changes_with_packages_and_with_tensors_below(tmp_path: Path, name: str) -> None:
+    spec = write(tmp_path / "net.py", "from zoo import net\nimport flat.nets\n" + LINEAR)
+    for path in ("zoo/__init__.py", "flat/other.py", name, "out/.qcompile/x", "out/net.pt", "docs/a.py"):
+        write(tmp_path / path, "")
+    before = digest(spec)
+    for path in ("out/net.pt", "docs/a.py"):
+        write(tmp_path / path, "says nothing of the model")
+    assert digest(spec) == before
+    write(tmp_path / name, "# other")
+    assert digest(spec) != before
+
+
+def test_the_digest_of_an_installed_module_changes_with_its_subpackages(package: Path) -> None:
+    write(package / "deep/layers.py", "WIDTH = 3")
+    before = digest("tinyzoo.nets:build")
+    write(package / "deep/layers.py", "WIDTH = 4")
+    assert digest("tinyzoo.nets:build") != before
+
+
 def test_the_digest_counts_weights_by_name_and_what_it_is_told_to_depend_on(
     torch_model: str, tmp_path: Path
 ) -> None:
