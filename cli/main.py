@@ -119,7 +119,8 @@ def _run(arguments: list[str], stop: StopSignals) -> int:
     as_json = "--json" in arguments
     try:
         code = group.main(args=arguments, prog_name="qcompile", standalone_mode=False, obj=list(arguments))
-        sys.stdout.flush()  # a full disk behind it would be found when nobody can say so any more
+        if sys.stdout is not None:  # closed
+            sys.stdout.flush()  # a full disk behind it would be found when nobody can say so any more
         if stop.received:
             return stop.exit_code  # `bench` keeps what it has measured, and says so itself
         return code if isinstance(code, int) else 0

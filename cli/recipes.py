@@ -80,7 +80,7 @@ def listener_of(session: Session, executor: Executor | None = None) -> StageList
 )
 def run(session: Session, options: recipes.RunCommand) -> int:
     if options.schema:
-        click.echo(json.dumps(recipes.recipe_schema(), indent=2))
+        click.echo(json.dumps(recipes.recipe_schema(), indent=2), file=session.results)
         return 0
     if options.recipe is None:
         raise click.UsageError("Missing argument 'RECIPE'.")

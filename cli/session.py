@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import shutil
 import sys
@@ -38,6 +39,7 @@ class Session:
 
     def __init__(self, *, verbose: bool, quiet: bool, as_json: bool) -> None:
         self.verbose, self.quiet, self.as_json = verbose, quiet, as_json
+        self.results = sys.stdout or io.StringIO()  # where it is closed
         self._display: Any = None
         self._task: Any = None
         self._last_line = 0.0
@@ -46,10 +48,14 @@ class Session:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[Session]:
-        """Show progress while the block runs: a live line on a terminal, now and then a line elsewhere."""
+        """Show progress while the block runs: a live line on a terminal, now and then a line elsewhere.
+
+        What a user's code prints meanwhile goes to standard error: it is no part of the results.
+        """
         if self.quiet or not sys.stderr.isatty():
             self._last_line = time.monotonic()
-            yield self
+            with contextlib.redirect_stdout(sys.stderr):
+                yield self
             return
         from rich import progress
         from rich.console import Console
@@ -60,7 +66,7 @@ class Session:
             progress.TextColumn("{task.fields[pace]}"), progress.TimeElapsedColumn(),
         )  # fmt: skip
         display = progress.Progress(*columns, console=Console(stderr=True), transient=True)
-        with display as self._display:
+        with contextlib.redirect_stdout(sys.stderr), display as self._display:
             self._task = self._display.add_task("", total=None, pace="")
             try:
                 yield self
@@ -91,7 +97,7 @@ class Session:
     def say(self, text: str) -> None:
         """Print a line of the result; a line end within it is shown as an escape."""
         if not self.quiet and not self.as_json:
-            self._above(lambda: click.echo(plain(text)))
+            self._above(lambda: click.echo(plain(text), file=self.results))
 
     def note(self, text: str) -> None:
         """Print a line about the work, to standard error."""
@@ -106,19 +112,20 @@ class Session:
 
     def json(self, value: object) -> None:
         if self.as_json:
-            click.echo(plain_json(json.dumps(value, indent=2, ensure_ascii=False, default=str)))
+            text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+            click.echo(plain_json(text), file=self.results)
 
     def table(self, table: Table) -> None:
         if self.as_json or self.quiet:
             return
         from rich.console import Console
 
-        self._above(lambda: Console(width=self.width).print(table))
+        self._above(lambda: Console(file=self.results, width=self.width).print(table))
 
     @property
     def width(self) -> int:
         """Columns that a table may take: the terminal's, or plenty where there is none."""
-        return shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
+        return shutil.get_terminal_size().columns if self.results.isatty() else _PLAIN_WIDTH
 
     def _above(self, show: Callable[[], None]) -> None:
         if self._display is None:

@@ -34,14 +34,16 @@ def load_function(source: Source) -> Callable[[], Any]:
         module = _with_torchvision(
             lambda: _import_file(source) if source.path else importlib.import_module(source.module)
         )
-    except Exception as error:
-        message = f"raised {type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:
+        message, hint = f"raised {type(error).__name__}: {error}", ""
+        if isinstance(error, SystemExit):
+            hint = 'put what it does as a script below `if __name__ == "__main__":`'
         if source.path is None:
-            hint = "install the package, or write file.py:function"
+            hint = hint or "install the package, or write file.py:function"
             raise ModelError(f"{source.spec}: importing {source.module} {message}", hint=hint) from error
         where = where_raised(error, source.path)
         path = source.path.resolve()
-        raise ModelError(f"{source.spec}: importing it {message}{where}", file=path) from error
+        raise ModelError(f"{source.spec}: importing it {message}{where}", hint=hint, file=path) from error
     function = getattr(module, source.function, None)
     if not callable(function):
         names = [name for name, value in names_in(module).items() if callable(value)]
@@ -58,7 +60,7 @@ def call(function: Callable[[], Any], source: Source) -> Any:
             return _with_torchvision(function)
     except QCompileError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ModelError(
             f"{source.spec}: raised {type(error).__name__}: {error}{where_raised(error, source.path)}",
             file=source.path,

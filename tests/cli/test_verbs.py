@@ -28,6 +28,34 @@ def test_pytorch_goes_in_by_its_spelling(done: Qc, torch_model: str, tmp_path: P
     assert "pass" in done("diff", torch_model, tmp_path / "n.pt", "-i", "x:4x3x8x8").out
 
 
+SCRIPT = """
+import sys, numpy, torch
+print("a line")
+def build():
+    print("a line")
+    return torch.nn.Linear(2, 3)
+def quits():
+    sys.exit(0)
+def samples():
+    yield {"x": numpy.ones((1, 2), "f4")}
+    sys.exit(0)
+"""
+
+
+def test_code_of_a_user_can_neither_end_a_command_nor_print_among_its_results(qc: Qc, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(SCRIPT)
+    export = ["-i", "x:[batch,2]", "-o", tmp_path / "net.onnx"]
+    made = qc("export", f"{tmp_path}/net.py:build", *export, "--json")
+    assert made.json["kind"] == "onnx"
+    assert "a line" in made.err
+    for said in (
+        qc("export", f"{tmp_path}/net.py:quits", *export),
+        qc("calibrate", tmp_path / "net.onnx", "--data", f"{tmp_path}/net.py:samples", "-o", tmp_path / "r"),
+    ):
+        assert said.code == 1
+        assert "raised SystemExit" in said.err
+
+
 def test_quiet_prints_nothing_and_tables_name_their_units(
     done: Qc, tiny_file: MakePath, tmp_path: Path
 ) -> None:
