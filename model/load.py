@@ -10,13 +10,13 @@ from pathlib import Path
 
 from ..artifact import checked_input
 from ..errors import EngineUnavailable, InvalidOption, ModelError
-from ..files import digest_files, read_json, require_file
+from ..files import digest_files, require_file
 from ..progress import quiet
 from . import pytorch
 from . import source as sources
 from .example import shapes_at, traced_extents
 from .named.description import Description, declare_torchvision_operators
-from .preprocessing import PRESETS, Preprocessing, preprocessing_of, read_preprocessing
+from .preprocessing import PRESETS, Preprocessing, preprocessing_of, read_preprocessing_file
 from .pytorch import LoadedModel, import_torch
 from .random_input import random_feeds
 from .source import NAMED, Source, SourceKind, parse_source
@@ -73,8 +73,7 @@ def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
             option="preprocessing",
         )
     if name.endswith(".json"):
-        path = (base or Path.cwd()) / Path(name).expanduser()
-        return read_preprocessing(read_json(path, what="preprocessing"), f"{path}: preprocessing")
+        return read_preprocessing_file((base or Path.cwd()) / Path(name).expanduser())
     near = difflib.get_close_matches(name, PRESETS, n=1)
     raise InvalidOption(
         f"preprocessing {name!r}; {', '.join(PRESETS)}, a model by name, or FILE.json is required",

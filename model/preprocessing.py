@@ -7,14 +7,17 @@ images as the model was trained to see them, however many stages lie between. No
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
 from ..errors import InvalidOption, translated
+from ..files import read_json
 from ..tensors import TensorInfo, format_shape
 
 Task = Literal[
@@ -68,6 +71,10 @@ class ImagePreprocessing(_Preprocessing):
     mean: tuple[Shift, ...] = (0.0, 0.0, 0.0)
     std: tuple[Factor, ...] = (1.0, 1.0, 1.0)
     channels: Literal[1, 3] = 3
+
+    def __post_init__(self) -> None:
+        if not {len(self.mean), len(self.std)} <= {1, 3}:
+            raise ValueError(f"mean {self.mean}, std {self.std}: one value per channel is required")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +144,21 @@ def read_preprocessing(value: object, where: str = "preprocessing") -> Preproces
         return msgspec.convert(value, _KINDS[kind])
 
 
+def read_preprocessing_file(path: Path) -> Preprocessing:
+    """Read what a user wrote. A key that is none would leave samples as the model never saw them."""
+    value = read_json(path, what="preprocessing")
+    preprocessing = read_preprocessing(value, f"{path}: preprocessing")
+    for key in value:
+        if key not in (names := as_json(preprocessing)):
+            near = difflib.get_close_matches(key, names, n=1)
+            raise InvalidOption(
+                f"{path}: preprocessing of kind {preprocessing.kind!r} has no {key!r}",
+                hint=f"did you mean {near[0]!r}?" if near else f"its keys are {', '.join(names)}",
+                file=path,
+            )
+    return preprocessing
+
+
 def preprocessing_of(inputs: Sequence[TensorInfo]) -> Preprocessing | None:
     """Return what inputs say of how samples become them; None where they say nothing."""
     noted = (tensor.preprocessing for tensor in inputs if tensor.preprocessing is not None)
@@ -173,7 +195,8 @@ def fit_preprocessing(preprocessing: Preprocessing, inputs: Sequence[TensorInfo]
         last = is_channels_last(tensor, preprocessing.channels)
         channels = tensor.shape[3 if last else 1]
         if isinstance(channels, int) and channels != preprocessing.channels:
-            raise _refused(preprocessing, inputs, f"an input of {preprocessing.channels} channels")
+            hint = f'write "channels": {channels} in a FILE.json' if channels in (1, 3) else ""
+            raise _refused(preprocessing, inputs, f"an input of {preprocessing.channels} channels", hint)
         extents = (preprocessing.height, preprocessing.width)
         axes = zip(tensor.shape[1:3] if last else tensor.shape[2:4], extents, strict=True)
         height, width = (axis if isinstance(axis, int) else extent for axis, extent in axes)
@@ -207,10 +230,13 @@ def scaled_resize(
     return tuple(max(round(r * a / b), a) for r, a, b in zip(resize, after, before, strict=True))
 
 
-def _refused(preprocessing: Preprocessing, inputs: Sequence[TensorInfo], required: str) -> InvalidOption:
+def _refused(
+    preprocessing: Preprocessing, inputs: Sequence[TensorInfo], required: str, hint: str = ""
+) -> InvalidOption:
     shapes = ", ".join(f"{tensor.name}:{format_shape(tensor.shape)}" for tensor in inputs) or "none"
     return InvalidOption(
         f"`preprocessing` {preprocessing.source or preprocessing.kind}: makes {preprocessing.kind} input; "
         f"the model's inputs are {shapes}; {required} is required",
+        hint=hint,
         option="preprocessing",
     )

@@ -7,7 +7,9 @@ makes, and sizes that do not fit Tensor Cores, by hand and against padded models
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -19,6 +21,7 @@ from written_models import model_of
 
 from qcompile.errors import DataError, InvalidOption, ModelError
 from qcompile.model.input_notes import KEY, AxisRange, InputNote, read_notes, write_notes
+from qcompile.model.load import find_preprocessing
 from qcompile.model.multiply_adds import ALIGNMENT, multiply_adds, named, shares, tensor_core_advice
 from qcompile.model.preprocessing import (
     AudioPreprocessing,
@@ -208,11 +211,17 @@ def test_each_kind_is_read_as_it_was_written(one: object) -> None:
         ([], "None"),
         ({"kind": "image", "height": "tall", "width": 4}, "height"),
         ({"kind": "text", "tokenizer": "t"}, "inputs"),
+        ({"kind": "image", "height": 4, "width": 4, "mean": [1, 2]}, "one value per channel"),
+        (
+            {"kind": "image", "height": 4, "width": 4, "rezise": [8]},
+            "no 'rezise'\n  hint: did you mean 'resize'",
+        ),
     ],
 )
-def test_what_cannot_be_read_is_named(value: object, said: str) -> None:
+def test_what_cannot_be_read_is_named(value: object, said: str, tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text(json.dumps(value))
     with pytest.raises(InvalidOption, match=said):
-        read_preprocessing(value)
+        find_preprocessing("p.json", base=tmp_path)
 
 
 def ones_model(text: str, **weights: tuple[int, ...]) -> onnx.ModelProto:
