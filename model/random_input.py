@@ -136,12 +136,15 @@ class _Trace:
 
     def _bounds(self, node: onnx.NodeProto, name: str) -> tuple[Dim, ...]:
         """The extents of what a node selects from by this value."""
+        if node.op_type == "Equal":  # with 0, 1, 2, …: how `one_hot` of JAX and TensorFlow is written
+            rows = self._values(next((other for other in node.input if other != name), ""))
+            return (rows.size,) if rows.size > 2 and np.array_equal(rows, np.arange(rows.size)) else ()
         place = _SELECTING.get(node.op_type, len(node.input))
         if len(node.input) <= place or node.input[place] != name:
             return ()
         if node.op_type == "OneHot":
-            depth = self._number(node.input[1])
-            return () if depth is None else (depth,)
+            depth = self._values(node.input[1])
+            return (int(depth.item()),) if depth.size == 1 and np.isfinite(depth).all() else ()
         shape = self.shapes.get(node.input[0], ())
         if node.op_type == "RoiAlign":
             return shape[:1]
@@ -153,13 +156,10 @@ class _Trace:
         axis = attribute(node, "axis", 0)
         return (shape[axis],) if -len(shape) <= axis < len(shape) else ()
 
-    def _number(self, name: str) -> int | None:
-        """The value of a stored scalar."""
+    def _values(self, name: str) -> NDArray[Any]:
+        """The values of a stored tensor in one line; none of one that is not stored, or in another file."""
         tensor = self.stored.get(name)
-        if tensor is None or tensor.external_data:
-            return None
-        values = tensor_values(tensor)
-        return int(values.item()) if values.size == 1 and np.isfinite(values).all() else None
+        return np.empty(0) if tensor is None or tensor.external_data else tensor_values(tensor).ravel()
 
 
 Result = TypeVar("Result")

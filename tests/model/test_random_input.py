@@ -90,6 +90,9 @@ def test_classes_stay_below_their_depth_and_positions_count_up_within_their_tabl
     text = "(int64[batch] label) => (float[batch, 7] y) { y = OneHot (label, depth, values) }"
     model = model_of(text, depth=np.array(7), values=np.array([0, 1], np.float32))
     assert RandomInput(model).feeds(200)["label"].max() == 6
+    text = "(int32[batch, 1] label) => (bool[batch, 7] y) { y = Equal (label, classes) }"  # as JAX writes it
+    model = model_of(text, classes=np.arange(7, dtype=np.int32)[None])
+    assert RandomInput(model).feeds(200)["label"].max() == 6
     text = "(int64[batch, 6] position_ids) => (float[n, 6, 2] y) { y = Gather (table, position_ids) }"
     model = model_of(text, table=np.ones((4, 2), np.float32))
     assert RandomInput(model).feeds()["position_ids"].tolist() == [[0, 1, 2, 3, 3, 3]]
