@@ -35,12 +35,14 @@ from .graph import (
     dtype_name,
     every_graph,
     infer_types,
+    opset,
     producers,
     tensor_values,
 )
 from .graph_edits import drop_unread, drop_unused_initializers, set_nodes, set_values, store, store_constants
 from .onnx_file import copy_model
 
+_CAST_TO_BFLOAT16 = 13  # the first opset that has it
 _ABSENT = 1 << 30  # a place that no node has
 _SATURATING = {
     "MatMulInteger": ((1, 3),),
@@ -137,6 +139,9 @@ def with_halves(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
             )
             if types.get(name) == "float32" and name not in constants and not integer:
                 node.output[place] = f"{name}/exact"
+                if precision == "bf16" and opset(model) < _CAST_TO_BFLOAT16:
+                    nodes += _split(graph, f"{name}/exact", name)
+                    continue
                 nodes += _clipped(graph, f"{name}/exact", f"{name}/within", (-limit, limit))
                 for operand, output, to in ((f"{name}/within", f"{name}/half", _HALVES[precision]),
                                             (f"{name}/half", name, onnx.TensorProto.FLOAT)):  # fmt: skip
@@ -144,6 +149,26 @@ def with_halves(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
                     nodes[-1].attribute.append(onnx.helper.make_attribute("to", to))
     set_nodes(graph, nodes)
     return result
+
+
+def _split(graph: onnx.GraphProto, value: str, output: str) -> list[onnx.NodeProto]:
+    """Round to bfloat16 without a Cast (Veltkamp's split): w − (w − y) has 8 bits of y, where w = 65537 y.
+
+    No product of y = x / 2^17 overflows, and infinities, which are clipped, become infinite again.
+    """
+    scaled, y, w, rest, split = (f"{output}/{part}" for part in ("scaled", "within", "wide", "rest", "split"))
+    factors = [
+        store(graph, f"{output}/factor{place}", np.float32(factor))
+        for place, factor in enumerate((2.0**-17, 65537.0, 2.0**17))
+    ]
+    return [
+        _node("Mul", [value, factors[0]], scaled),
+        *_clipped(graph, scaled, y, (-np.float32(2.0**111), np.float32(2.0**111))),
+        _node("Mul", [y, factors[1]], w),
+        _node("Sub", [w, y], rest),
+        _node("Sub", [w, rest], split),
+        _node("Mul", [split, factors[2]], output),
+    ]
 
 
 def without_roundings(model: onnx.ModelProto) -> onnx.ModelProto:

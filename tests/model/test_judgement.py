@@ -348,8 +348,11 @@ def test_what_onnx_runtime_quantizes_dynamically_has_both_forms(
     assert 25 < output_error(found, rounded_output).snr_db < 60
 
 
+@pytest.mark.parametrize("opset", [11, 19])  # 11 has no Cast to bfloat16
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
-def test_halves_round_what_nodes_make_and_the_weights_of_products(precision: str, dtype: str) -> None:
+def test_halves_round_what_nodes_make_and_the_weights_of_products(
+    precision: str, dtype: str, opset: int
+) -> None:
     import ml_dtypes
 
     def half(values: Array) -> Array:
@@ -357,10 +360,10 @@ def test_halves_round_what_nodes_make_and_the_weights_of_products(precision: str
         kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
         return np.clip(values, -largest, largest).astype(kind).astype(np.float32)
 
-    model = parser.parse_model("""<ir_version: 9, opset_import: ["" : 19]> g (float[n,2] x) => (float[n,1] y)
-        <float[2,1] w = {0.123456, 7.654321}, float b = {1.2345678}>
-        { m = MatMul (x, w) y = Add (m, b) }""")
-    x = np.array([[1.2345678, 3.3333333], [1e6, 1e6]], np.float32)
+    model = parser.parse_model(f"""<ir_version: 9, opset_import: ["" : {opset}]>
+        g (float[n,2] x) => (float[n,1] y) <float[2,1] w = {{0.123456, 7.654321}}, float b = {{1.2345678}}>
+        {{ m = MatMul (x, w) y = Add (m, b) }}""")
+    x = np.array([[1.2345678, 3.3333333], [1e6, 1e6], [0, -3e37], [-np.inf, 0]], np.float32)
     w = half(np.array([[0.123456], [7.654321]], np.float32))
     expected = half(half(x @ w) + np.float32(1.2345678))
     rounded_model = with_halves(model, precision)
