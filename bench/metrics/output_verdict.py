@@ -139,6 +139,8 @@ def _verdict(
             if output.rows.rule in ("classes", "signal"):  # Polygraphy's ratio is that of all channels
                 passed &= _polygraphy_snr(expected, actual, SNR_DB)
             return passed, criterion
+        if output.may_flip:
+            return output.verdict()
         atol, rtol = default_tolerances(precision, output.sums.max_abs)
     atol, rtol = atol or 0.0, rtol or 0.0
     from polygraphy.comparator import SimpleCompareFunc
@@ -230,7 +232,7 @@ class RunningDifference:
         telling = [
             name
             for name, output in self._outputs.items()
-            if not (self._precision in BY_SIGNAL and output.rows.rule == "labels" and verdicts[name][0])
+            if not (output.rows.rule == "labels" and verdicts[name][0])
         ]
         name = min(telling or self._outputs, key=lambda name: self._outputs[name].snr_db)
         worst = self._outputs[name]

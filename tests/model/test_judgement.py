@@ -170,6 +170,17 @@ def test_whole_numbers_are_labels_and_no_signal() -> None:
     assert (verdict.passed, verdict.agreement) == (False, pytest.approx(0.9))
 
 
+@pytest.mark.parametrize(("precision", "few_pass"), [("fp32", False), ("fp16", True), ("bf16", True)])
+def test_few_labels_may_flip_below_fp32(precision: str, few_pass: bool) -> None:
+    sure = np.random.default_rng(2).random(500) < 0.9
+    for flips, passes in ((1, few_pass), (100, False)):
+        flipped = np.where(np.arange(500) < flips, ~sure, sure)
+        (verdict,) = judge_by_precision({"sure": [sure]}, {"sure": [flipped]}, precision)
+        (other,) = judge([{"sure": sure}], [{"sure": flipped}], precision)
+        assert verdict.passed is other.passed is passes
+        assert verdict.criterion == other.criterion
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize(
     ("reference", "output", "passes"),
