@@ -175,8 +175,8 @@ def predicted_classes(
     name, output = first_output(outputs, truth.where)
     labels = class_labels(truth, metric)
     require_numbers(name, output, truth.where, finite=False)
-    if output.dtype.kind in "iu" and output.shape == labels.shape:
-        return output.astype(np.int64), labels
+    if output.dtype.kind in "iub" and output.squeeze().shape == labels.squeeze().shape:
+        return output.reshape(labels.shape).astype(np.int64), labels
     scores, labels = scores_over_labels(output, labels, truth.where, classes_last=classes_last)
     require_classes(labels[labels != IGNORED_POSITION], scores.shape[1], truth.where)
     return np.asarray(scores.argmax(axis=1)), labels

@@ -129,6 +129,8 @@ def _of_classes(
             return "ndcg", "labels are the relevance of each item"
     if labels.ndim == 3:
         return "miou", "labels are a class of each pixel"
+    if first.dtype.kind in "iub" and labels.squeeze().shape == first.squeeze().shape:
+        return "f1:micro", "labels and outputs are one class each, so it is the share of right ones"
     if labels.size == len(labels) == first.size:
         return "mse", "labels and outputs are one number per sample"
     where = "sample" if labels.size == len(labels) else "position"

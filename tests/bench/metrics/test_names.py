@@ -192,3 +192,17 @@ def test_a_recognizer_of_speech_has_a_word_error_rate(tmp_path: Path) -> None:
             sums.add(scored, scored, truth.samples)
     assert (metric.name, sums.samples) == ("wer", SAMPLES)
     assert sums.value() > 0
+
+
+@pytest.mark.parametrize(("labels", "shape"), [(CLASSES, (4,)), (CLASSES, (4, 1)), (IDS, (4, 6))])
+def test_outputs_that_are_classes_are_compared_as_classes(
+    labels: NDArray[Any], shape: tuple[int, ...]
+) -> None:
+    outputs = {"label": labels.reshape(shape).copy()}
+    outputs["label"].flat[:1] = 7  # one is wrong, and no number's distance tells how much
+    truth = Truth(labels, 4, "data")
+    metric = read_metric(AUTO).resolved(outputs, truth)
+    assert metric.name == "f1:micro"
+    sums = ScoreSums(metric)
+    sums.add(metric.score(outputs, outputs, truth), metric.score(outputs, outputs, truth), 4)
+    assert sums.value() == pytest.approx(1 - 1 / labels.size)
