@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, unquote
@@ -129,6 +130,7 @@ _BY_SUFFIX: dict[str, SourceKind] = {
 }  # fmt: skip
 _TENSOR_SUFFIXES = ".safetensors .pt .pth .pt2 .ckpt .bin .npz .npy .csv .parquet".split()
 _KEYED_SUFFIXES = [*_TENSOR_SUFFIXES, *".py .onnx .json .yaml .yml .txt".split()]
+_READ_BYTES = 1 << 30  # about a second of every run
 _IMPORTED = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
 
 
@@ -269,11 +271,18 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
     A function can read anything. Files beside it with code, weights or settings in them count, not only
     its own, and so do the packages that are imported from there, and weights and arrays one folder below:
     making a stage again once too often is better than once too seldom. Artifacts with a manifest do not.
-    What lies elsewhere is named with `depends`.
+    What lies elsewhere is named with `depends`. Beyond `_READ_BYTES` the largest count by size and time.
     """
     files = source_files(source, depends=depends)
-    names = hashlib.sha256("\n".join(path.name for path in files).encode()).hexdigest()
-    digest = f"{digest_files(files)}:{names[:16]}"
+    names, read = [path.name for path in files], files
+    if source.kind in ("file", "module"):
+        stats = sorted(((path.stat(), path) for path in files), key=lambda pair: pair[0].st_size)
+        ends = accumulate(stat.st_size for stat, _ in stats)
+        large = {path: stat for (stat, path), end in zip(stats, ends, strict=True) if end > _READ_BYTES}
+        read = [path for path in files if path not in large]
+        names += [f"{large[path].st_size} {large[path].st_mtime_ns}" for path in files if path in large]
+    told = hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+    digest = f"{digest_files(read)}:{told}"
     if source.is_named:  # the package's version says what a name is, and which file its own weights lie in
         package = "transformers" if source.kind == "hf" else source.kind
         weights = "file" if source.options.file else source.options.weights

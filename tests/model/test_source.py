@@ -261,6 +261,20 @@ def test_the_digest_changes_with_packages_and_with_tensors_below(tmp_path: Path,
     assert digest(spec) != before
 
 
+def test_large_files_count_by_size_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of data below a model is not read again in every run."""
+    monkeypatch.setattr("qcompile.model.source._READ_BYTES", 1 << 12)
+    spec = write(tmp_path / "net.py", LINEAR)
+    data = tmp_path / "data/a.npz"
+    write(data, "a" * 5000)
+    before, stat = digest(spec), data.stat()
+    data.write_text("b" * 5000)
+    os.utime(data, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert digest(spec) == before
+    os.utime(data, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    assert digest(spec) != before
+
+
 def test_the_digest_of_an_installed_module_changes_with_its_subpackages(package: Path) -> None:
     write(package / "deep/layers.py", "WIDTH = 3")
     before = digest("tinyzoo.nets:build")
