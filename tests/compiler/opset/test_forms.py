@@ -125,7 +125,7 @@ def test_an_engine_is_built_of_what_the_parser_refuses_as_it_is(name: str, tmp_p
     assert built.manifest.proof["reached_in_precision"] == products
     if "DFT" in text:
         pytest.importorskip("openvino")  # which has none either
-        proof = qcompile.build(model, tmp_path / "m.xml", target="openvino").manifest.proof
+        proof = qcompile.build(model, tmp_path / "o.onnx", target="openvino").manifest.proof
         assert proof["reached_in_precision"] == products
 
 
@@ -376,5 +376,5 @@ def test_it_is_lowered_for_tensorrt_alone(
     monkeypatch.setattr(building, "build_engine", keep)
     gpus = {"gpus": ["sm86"]} if target == "tensorrt-rtx" else {}
     with pytest.raises(KeyboardInterrupt):
-        qcompile.build(source, tmp_path / "m.engine", target=target, precision="int8", **gpus)
+        qcompile.build(source, tmp_path / "m", target=target, precision="int8", **gpus)
     assert seen == [[3, 5] if target == "tensorrt-rtx" else None]
