@@ -396,7 +396,7 @@ def test_bags_of_several_lengths_have_no_loop_and_every_target_reads_them(tmp_pa
     data = f"{tmp_path / 'data.py'}:data"
     artifact = export(Clicks(), tmp_path / "m.onnx", inputs=inputs, data=data)
     assert not {"Loop", "SequenceEmpty"} & {node.op_type for node in onnx.load(artifact.path).graph.node}
-    qcompile.build(artifact.path, tmp_path / "m.xml", target="openvino", data=data)
+    qcompile.build(artifact.path, tmp_path / "o.onnx", target="openvino", data=data)
     shapes = {name: values.shape for name, values in samples.items()}
     built = qcompile.build(
         artifact.path, tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"],
