@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, InvalidOption
+from ...model.judgement import RowAgreement
 from ...model.preprocessing import preprocessing_of
 from ...spec.words import AUTO, METRIC, METRIC_PARAMETERS, METRICS
 from ...tensors import TensorInfo
@@ -103,6 +104,9 @@ def choose(outputs: Outputs, truth: Truth, inputs: Sequence[TensorInfo]) -> tupl
         and (task == "object-detection" or (labels.dtype.kind == "f" and labels.shape != first.shape))
     ):
         return "map", "labels are boxes"
+    rows = RowAgreement(name)
+    rows.add(first, first)
+    task = "embedding" if not task and rows.rule == "embedding" else task
     if task == "embedding" and first.size != truth.samples and labels.shape != first.shape:
         kind = "cosine" if labels.dtype.kind in "iub" else "neighbours"
         return kind, "embeddings are compared with the baseline's, not with labels of another kind"

@@ -206,3 +206,14 @@ def test_outputs_that_are_classes_are_compared_as_classes(
     sums = ScoreSums(metric)
     sums.add(metric.score(outputs, outputs, truth), metric.score(outputs, outputs, truth), 4)
     assert sums.value() == pytest.approx(1 - 1 / labels.size)
+
+
+def test_rows_of_length_1_are_embeddings_and_no_scores() -> None:
+    rows = np.random.default_rng(4).standard_normal((4, 6)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    chosen = {}
+    for output in (rows, rows * 2, np.eye(4, 6, dtype=np.float32)):
+        chosen[float(output.max())] = (
+            read_metric(AUTO).resolved({"y": output}, Truth(CLASSES, 4, "data")).name
+        )
+    assert list(chosen.values()) == ["cosine", "top1", "top1"]
