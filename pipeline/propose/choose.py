@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ...bench.metrics.metric import Truth
 from ...bench.metrics.names import choose
@@ -32,6 +33,9 @@ from ...spec.words import AUTO, TARGETS, TENSORRT_TARGETS, Target
 from ...tensors import TensorInfo, format_shape
 from ..recipe import DEFAULT_MAX
 from .model_facts import ModelFacts, seen_from, spelled_from
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Line = tuple[str, object, str]
 """A key, its value and why; no comment where the reason is empty."""
@@ -68,13 +72,11 @@ class DataFacts:
 def look_at_data(
     spec: InitSpec,
     inputs: Sequence[TensorInfo],
-    outputs: Mapping[str, Sequence[int | str]],
+    outputs: Mapping[str, NDArray[Any]],
     *,
     progress: Progress,
 ) -> DataFacts:
     """Look at the samples that serve a model: `calibration` and `evaluation` are in place of `data`."""
-    import numpy as np
-
     progress("look at the data")
     batches = [tensor.shape[0] for tensor in inputs if tensor.shape and isinstance(tensor.shape[0], int)]
     limit = max([16, *batches])  # at least a batch of a model that takes no smaller one
@@ -99,16 +101,21 @@ def look_at_data(
             {name: array.shape[1:] for name, array in batch.feeds.items()} for batch in (first, *looked_at)
         ]
         is_ragged = any(shape != shapes[0] for shape in shapes)
-    zeros = {  # shapes alone count
-        name: np.zeros((first.samples, *(n if isinstance(n, int) else 1 for n in shape[1:])), np.float32)
-        for name, shape in outputs.items()
-    }
-    metric, why = choose(zeros, Truth(first.labels, first.samples, first.where), inputs)
+    answers = {name: _of_samples(array, first.samples) for name, array in outputs.items()}
+    metric, why = choose(answers, Truth(first.labels, first.samples, first.where), inputs)
     return DataFacts(
         calibration, evaluation, shared or ("same" if calibration == evaluation else ""),
         data.spelling.kind, Data(evaluation, inputs).total, first.labels is not None, metric, why,
         tuple(data.notes()), is_ragged,
     )  # fmt: skip
+
+
+def _of_samples(array: NDArray[Any], samples: int) -> NDArray[Any]:
+    """Return an output as so many samples have it; shape and type count, and of rows their length."""
+    import numpy as np
+
+    shape = (samples, *array.shape[1:])
+    return np.resize(array, shape) if array.ndim == 2 else np.zeros(shape, array.dtype)
 
 
 def relocated(spec: str, folder: Path) -> str:

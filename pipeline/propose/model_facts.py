@@ -20,9 +20,11 @@ from ...data.spelling import FUNCTION
 from ...errors import InvalidOption
 from ...model.source import Source, parse_source
 from ...progress import Progress, quiet
-from ...tensors import TensorInfo, format_shape
+from ...tensors import TensorInfo, fill_dynamic, format_shape
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ...model.example import Example
     from ...model.pytorch import LoadedModel
 
@@ -43,7 +45,8 @@ class ModelFacts:
     """What a proposal follows from.
 
     Attributes:
-        inputs, outputs: Dynamic axes have names; outputs only where it was run or the file tells.
+        inputs: Dynamic axes have names.
+        outputs: Of the one run; of a file zeros of its shapes (1 for what varies) and types.
         declared: `inputs` that the recipe must give; empty where the source has them.
         kinds: Which of `KINDS` it holds.
         precision: Of its graph: "fp32", or "int8" of one that holds Q/DQ.
@@ -53,7 +56,7 @@ class ModelFacts:
     source: Source
     name: str
     inputs: tuple[TensorInfo, ...]
-    outputs: Mapping[str, tuple[Any, ...]]
+    outputs: Mapping[str, NDArray[Any]]
     declared: tuple[str, ...] = ()
     why_inputs: str = ""
     kinds: frozenset[str] = frozenset()
@@ -120,13 +123,19 @@ def _look_at_onnx(source: Source) -> ModelFacts:
         source,
         plain_name(source),
         read.io.inputs,
-        {output.name: output.shape for output in read.io.outputs},
+        {output.name: _zeros(output) for output in read.io.outputs},
         kinds=kinds_of_layers(node.op_type for node in graph.node),
         precision=graph_precision(read.model),
         parameters=sum(math.prod(tensor.dims) for tensor in graph.initializer),
         weight_bytes=source.file.stat().st_size,
         multiply_adds=sum(multiply_adds(read.model).values()),
     )
+
+
+def _zeros(tensor: TensorInfo) -> NDArray[Any]:
+    import numpy as np
+
+    return np.zeros(fill_dynamic(tensor), tensor.dtype if "int" in tensor.dtype else "float32")
 
 
 def _look_at_module(
@@ -148,7 +157,7 @@ def _look_at_module(
             source,
             plain_name(source),
             original.example.inputs,
-            {name: tuple(array.shape) for name, array in zip(names, arrays, strict=True)},
+            dict(zip(names, arrays, strict=True)),
             declared,
             why,
             kinds_of_layers([*layers, *operators]),

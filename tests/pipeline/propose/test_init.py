@@ -43,6 +43,19 @@ def with_example():
 
 def pair():
     return Pair()
+
+class Then(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.net, self.function = build(), function
+    def forward(self, image):
+        return self.function(self.net(image))
+
+def label():
+    return Then(lambda scores: scores.argmax(-1))
+
+def unit():
+    return Then(nn.functional.normalize)
 """
 DATA = """
 import numpy as np
@@ -83,6 +96,14 @@ def test_inputs_labels_and_reasons_come_from_model_and_data(folder: Path) -> Non
         if line.startswith(("inputs", "calibration", "evaluation", "metric", "batch_size", "max_time_s")):
             assert "  # " in line, f"no reason: {line}"
     assert qcompile.read_recipe(folder / "recipe.toml").bench == recipe.bench
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_metric_follows_from_what_the_outputs_hold() -> None:
+    chosen = [proposed(f"model.py:{model}", data="data.py:samples") for model in ("label", "unit")]
+    qcompile.export("model.py:label", "label.onnx", inputs=["image:[batch,3,8,8]"])
+    chosen.append(proposed("label.onnx", data="data.py:samples"))
+    assert [done.data.metric for done in chosen] == ["f1:micro", "cosine", "f1:micro"]
 
 
 @pytest.mark.usefixtures("folder")
