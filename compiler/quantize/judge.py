@@ -21,7 +21,7 @@ from ...model.onnx_file import Graph
 from ...model.output_forms import OutputForm, Parts, output_forms
 from ...model.random_input import run_on
 from ...processor import isa_here, why_not_exact
-from ...spec.words import BLOCK_FORMATS, CPU_TARGETS
+from ...spec.words import BLOCK_FORMATS, CPU_TARGETS, HALVES
 from ...tensors import Feeds
 from ..check import OnnxReference
 from .blocks.formats import simulated
@@ -38,9 +38,9 @@ _VARYING, _VARYING_SHARE = 8, 1e-4  # so many samples; such a share of an output
 def reference(request: QuantizeRequest, model: onnx.ModelProto, run: OnnxReference | None) -> OnnxReference:
     """What runs the result: ONNX Runtime's CPU; `run` where the model is run as it executes it.
 
-    It has next to no kernels for bfloat16, and none that adds float16 at indices: both are rewritten. Halves
-    for another runtime are not optimized: casts between kernels would go, and the rounding with them. Nor is
-    FP8: its optimizer computes what is stored wrongly (1.31.1). NVFP4 and MXFP8 are rounded by arithmetic.
+    It has few kernels for halves, and rounds nothing between two nodes that it computes in float32: what
+    float16 cannot hold stays finite. So each result is rounded as the graph says. FP8 is not optimized: its
+    optimizer computes what is stored wrongly (1.31.1). NVFP4 and MXFP8 are rounded by arithmetic.
 
     Convolutions for OpenVINO are computed in integers, too: rounding apart they are what pairs of floats are,
     and take a third of the time (ResNet-50). Not on AVX2, where each runtime adds other products in 16 bits.
@@ -56,8 +56,8 @@ def reference(request: QuantizeRequest, model: onnx.ModelProto, run: OnnxReferen
         return OnnxReference(graph, optimize="fp8" not in kinds, integers=integers, layouts=integers)
     if kinds & set(BLOCK_FORMATS):
         model = simulated(model)
-    if "bf16" in kinds:
-        model = in_float32(model)
+    for half in kinds & {*HALVES}:
+        model = in_float32(model, HALVES[half])
     return OnnxReference(Graph(model, request.path), optimize=optimize)
 
 

@@ -129,7 +129,7 @@ def quantize_in_memory(
         progress("compare with the float model")
         check, poor = _judged(request, outcome.judged or judge(outcome), judge.place)
         checks = [check]
-    if poor and not (spec.allow_loss or spec.data is None):
+    if poor and not (spec.allow_loss or spec.data is None or spec.precision in HALVES):
         searched = outcome.proof.get("search_refusal")
         hint = "try another `method`, `exclude` or `layers`, or `qcompile tune`; `allow_loss` keeps it"
         if searched:
@@ -183,10 +183,11 @@ def _judged(request: QuantizeRequest, judged: Judged, place: str) -> tuple[Check
     on = ("the data" if request.spec.data else "random input") + place
     failed = [f"output {one.output!r} has {one.measured} on {on}; {one.criterion} is required"
               for one in judged.failed]  # fmt: skip
-    poor = "; ".join(failed) if request.spec.precision not in HALVES else ""
+    is_half = request.spec.precision in HALVES  # with random input it says little
+    poor = "; ".join(failed) if request.spec.data or not is_half else ""
     lowest = min(judged.outputs, key=lambda one: (one.is_labels, one.snr_db))
     figure = lowest.measured if lowest.is_labels else f"{lowest.snr_db:.1f} dB"
     detail = f"{figure} at output {lowest.output!r} on {on}" + (f", {lowest.masks}" if lowest.masks else "")
     if request.spec.precision in BLOCK_FORMATS:
         detail += ", its roundings computed by float operators of ONNX Runtime"
-    return Check("signal-to-noise ratio", not (poor and request.spec.data), detail), poor
+    return Check("signal-to-noise ratio", is_half or not (poor and request.spec.data), detail), poor

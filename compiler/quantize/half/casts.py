@@ -237,31 +237,35 @@ def _first_opset(operator: str, current: int, half: HalfType) -> int:
     return current
 
 
-def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a float32 model that computes what a bfloat16 one does, rounded after every node, up to the
-    order of sums.
+def in_float32(model: onnx.ModelProto, dtype: Half = "bfloat16") -> onnx.ModelProto:
+    """Return a float32 model that computes what a half one does, rounded after every node, up to the order of
+    sums.
 
-    Every bfloat16 tensor becomes float32 and holds bfloat16 values: hardware multiplies bfloat16 exactly
-    and sums in float32 too.
+    Every half tensor becomes float32 and holds half values: hardware multiplies halves exactly and sums in
+    float32 too.
     """
     copy = copy_model(model)
-    graph = copy.graph
-    rounded = {name for name, dtype in infer_types(model).items() if dtype == "bfloat16"}
+    graph, kind = copy.graph, TensorProto.DataType.Value(dtype.upper())
+    rounded = {name for name, found in infer_types(model).items() if found == dtype}
     for tensor in graph.initializer:
-        if tensor.data_type == TensorProto.BFLOAT16:
+        if tensor.data_type == kind:
             values = numpy_helper.to_array(tensor).astype(np.float32)
             tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-    nodes: list[onnx.NodeProto] = []
+    given = {v.name: f"{v.name}/wide" for v in graph.input if v.type.tensor_type.elem_type == kind}
+    rename_inputs(graph, given)
+    nodes = [helper.make_node("Cast", [name], [made], to=TensorProto.FLOAT) for name, made in given.items()]
+    for value in graph.output:
+        if value.type.tensor_type.elem_type == kind:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
     for node in graph.node:
         nodes.append(node)
         for item in node.attribute:
-            if item.name in ("to", "dtype", "output_dtype") and item.i == TensorProto.BFLOAT16:
+            if item.name in ("to", "dtype", "output_dtype") and item.i == kind:
                 item.i = TensorProto.FLOAT
         for index, name in enumerate(node.output):
             if name in rounded:
                 node.output[index], narrow = f"{name}/wide", f"{name}/narrow"
-                to = TensorProto.BFLOAT16
-                nodes.append(helper.make_node("Cast", [node.output[index]], [narrow], to=to))
+                nodes.append(helper.make_node("Cast", [node.output[index]], [narrow], to=kind))
                 nodes.append(helper.make_node("Cast", [narrow], [name], to=TensorProto.FLOAT))
     del graph.value_info[:]
     set_nodes(graph, nodes)
