@@ -56,6 +56,11 @@ class Taps:
     skipped: Mapping[str, str]
 
 
+def float_activations(model: onnx.ModelProto) -> set[str]:
+    """Return the names of all that may overflow in a narrower type: of an L2 norm the sum of squares, too."""
+    return {name for name, kind in infer_types(model).items() if kind in _FLOATS}
+
+
 def choose_taps(model: onnx.ModelProto, scaled: Collection[str] | None = None) -> Taps:
     """Choose the tensors to observe so that each tensor that gets a scale has a range, but constants.
 

@@ -319,7 +319,7 @@ class _Lowering:
 
     def _observed(self) -> Ranges | None:
         """The ranges that were given, or those of the first samples; None without either."""
-        from ..calibration import Ranges, load_ranges, observe
+        from ..calibration import Ranges, float_activations, load_ranges, observe
         from ..calibration.tensorrt_cache import is_cache
 
         ranges, data = self.ranges, self.spec.data
@@ -330,7 +330,8 @@ class _Lowering:
         if data is None:
             return None
         samples = Data(data, self.source.io.inputs, batch_size=1, limit=_LOOKED_AT)
-        return observe(self.source, samples, infinite=True)  # the graph's inputs may be of other types
+        tensors = float_activations(self.source.model)
+        return observe(self.source, samples, tensors=tensors, infinite=True)  # the graph's inputs may differ
 
     def _named(self) -> dict[str, str]:
         """Node of the model to precision, of what the user named."""

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from ...calibration import Ranges, observe, parse_method
+from ...calibration import Ranges, float_activations, observe, parse_method
 from ...calibration.taps import choose_taps
 from ...errors import InvalidOption, QuantizationError
 from ...model.graph import WEIGHTED, count_weighted, weighted_nodes, without_weights
@@ -105,7 +105,8 @@ def _half(request: QuantizeRequest) -> Outcome:
         warnings = _unobserved(request.model, ranges)
     elif request.spec.data is not None:
         request.progress("look for values beyond float16")
-        ranges = observe(request.graph, request.samples(_LOOKED_AT), infinite=True)
+        tensors = float_activations(request.model)
+        ranges = observe(request.graph, request.samples(_LOOKED_AT), tensors=tensors, infinite=True)
     else:
         warnings = ["no data was given: values beyond float16's 65504 were not looked for"]
     dtype = HALVES[request.spec.precision]
@@ -269,7 +270,7 @@ def _unfused(graph: onnx.GraphProto) -> list[str]:
 
 def _unobserved(proto: onnx.ModelProto, ranges: Ranges) -> list[str]:
     """Ranges hold what INT8 scales, which is less than what may overflow in float16."""
-    every = set(choose_taps(proto).names)
+    every = set(choose_taps(proto, float_activations(proto)).names)
     left = every - set(ranges.names())
     if not left:
         return []
