@@ -66,6 +66,9 @@ def quantize_graph(request: QuantizeRequest, judge: Judge) -> Outcome:
     if request.spec.precision in BLOCK_FORMATS:
         return quantize_in_blocks(request)
     import_onnxruntime()  # its quantizer does all three, whatever the target is
+    floats = {request.spec.floats, *request.spec.layer_precisions.values()}
+    if "fp16" in floats and request.spec.data is not None:
+        request = replace(request, observed=_observed(request))
     by_mode: dict[str, Callable[[QuantizeRequest], Outcome]] = {
         "static": lambda asked: _or_dynamic(asked, best_static(asked, _static, judge), judge),
         "dynamic": _dynamic,
@@ -104,9 +107,7 @@ def _half(request: QuantizeRequest) -> Outcome:
     elif ranges is not None:
         warnings = _unobserved(request.model, ranges)
     elif request.spec.data is not None:
-        request.progress("look for values beyond float16")
-        tensors = float_activations(request.model)
-        ranges = observe(request.graph, request.samples(_LOOKED_AT), tensors=tensors, infinite=True)
+        ranges = _observed(request)
     else:
         warnings = ["no data was given: values beyond float16's 65504 were not looked for"]
     dtype = HALVES[request.spec.precision]
@@ -123,6 +124,12 @@ def _half(request: QuantizeRequest) -> Outcome:
         )
     proof = {"nodes_by_precision": count_weighted(half), "left_in_float": kept}
     return Outcome(half, proof, warnings)
+
+
+def _observed(request: QuantizeRequest) -> Ranges:
+    request.progress("look for values beyond float16")
+    tensors = float_activations(request.model)
+    return observe(request.graph, request.samples(_LOOKED_AT), tensors=tensors, infinite=True)
 
 
 def _weights(request: QuantizeRequest) -> Outcome:

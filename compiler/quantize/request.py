@@ -39,6 +39,9 @@ class QuantizeRequest:
     # quantized
     in_float: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = silent
+    observed: Ranges | None = (
+        None  # of all float activations on some samples, where float16 stands beside INT8
+    )
     corrected_on: int = 32  # samples on which the mean error of every layer is taken
     dynamic_lstms: bool = False  # whether static INT8 has LSTMs with scales that are found at run time
 
@@ -50,6 +53,16 @@ class QuantizeRequest:
     def path(self) -> Path:
         """The file that names the model."""
         return self.graph.path
+
+    @property
+    def half_ranges(self) -> Ranges | None:
+        """What is known of the values beyond float16: `ranges`, and of what they lack, `observed`."""
+        if self.ranges is None or self.observed is None:
+            return self.ranges or self.observed
+        histograms = {**self.observed.histograms, **self.ranges.histograms}
+        return replace(
+            self.ranges, histograms=histograms, shared={**self.observed.shared, **self.ranges.shared}
+        )
 
     def asking(self, **options: Any) -> QuantizeRequest:
         """Return the request with other options."""

@@ -419,7 +419,7 @@ def in_mixed_precision(
     if request.spec.floats == half:
         in_float32 = [name for name in block if name in layers and layers[name].kind == "fp32"]
         block = {name: layers[name].reason for name in in_float32}
-    mixed, kept = to_half(model, HALVES[half], block=block, ranges=request.ranges)
+    mixed, kept = to_half(model, HALVES[half], block=block, ranges=request.half_ranges)
     expected = asked if request.spec.floats != half else kept.keys()
     kept = {name: reason for name, reason in kept.items() if name in expected}
     missed = [f"node {name!r} was to be {half}: {reason}" for name, reason in kept.items() if name in asked]

@@ -349,3 +349,21 @@ def test_what_has_no_scale_is_looked_at_too_and_what_is_lost_is_told(
     )  # fmt: skip
     assert half.manifest.proof["left_in_float"].keys() == left  # type: ignore[attr-defined]
     assert ["is required" in text for text in half.manifest.warnings] == [True] * warned
+
+
+def test_what_int8_has_no_scale_for_is_looked_at_where_float16_stands_beside_it(tmp_path: Path) -> None:
+    """INT8 for TensorRT of an encoder with an L2 norm was refused: its sum of squares became infinite."""
+    generator = np.random.default_rng(0)
+    model = model_of(
+        """(float[N,32] x) => (float[N,32] y) {
+        h = MatMul(x, w) q = Mul(h, h) s = ReduceSum(q, last) n = Sqrt(s) y = Div(h, n) }""",
+        w=40 * generator.standard_normal((32, 32)).astype(np.float32), last=np.array([-1]),
+    )  # fmt: skip
+    path, data = tmp_path / "m.onnx", str(tmp_path / "x.npz")
+    onnx.save(model, path)
+    np.savez(data, x=generator.standard_normal((16, 32)).astype(np.float32))
+    qcompile.calibrate(path, data, tmp_path / "r", targets=["tensorrt"])
+    made = qcompile.quantize(
+        path, tmp_path / "q.onnx", ranges=tmp_path / "r", target="tensorrt", float_precision="fp16", data=data
+    )
+    assert "Sqrt_n" in made.manifest.proof["left_in_fp32"]  # type: ignore[operator]
