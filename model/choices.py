@@ -42,7 +42,7 @@ class Place:
         node = made_by[self.reader]
         while node.op_type == "Cast" != self.operator:
             node = made_by[node.input[0]]
-        return node.input[self.index]
+        return str(node.input[self.index])
 
 
 def before_choices(model: onnx.ModelProto) -> list[Place]:
