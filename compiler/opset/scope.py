@@ -26,6 +26,7 @@ from ...model.graph import (
     stored_tensors,
     subgraphs,
     tensor_values,
+    with_inferred,
     without_weights,
 )
 from ...model.graph_edits import drop_unread, drop_unused_initializers, set_nodes
@@ -274,7 +275,7 @@ def every_scope(model: onnx.ModelProto, target: int) -> Iterator[Scope]:
     """Yield the scope of the model's graph and those of the graphs inside its nodes."""
     typed = without_weights(model)
     with suppress(onnx.shape_inference.InferenceError, RuntimeError):
-        typed = onnx.shape_inference.infer_shapes(typed, data_prop=True)
+        typed = with_inferred(typed, data_prop=True)
     # Otherwise what is declared remains; a rewrite that needs more refuses.
     waiting = [Scope(model.graph, typed.graph, target)]
     while waiting:

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ...model.graph import WEIGHTED, attribute, consumers, places, without_weights
+from ...model.graph import WEIGHTED, attribute, consumers, places, with_inferred, without_weights
 from ...model.graph_edits import drop_attributes, fix_initializers, name_nodes, store, store_constants
 from ...model.onnx_file import copy_model
 from ...spec.opsets import OLDEST
@@ -39,7 +39,7 @@ def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     _plain_gemms(copy.graph)
     _copy_shared_biases(copy.graph)
     try:
-        inferred = onnx.shape_inference.infer_shapes(without_weights(copy))
+        inferred = with_inferred(without_weights(copy))
     except (onnx.shape_inference.InferenceError, RuntimeError):
         return copy  # what is declared remains; a node that needs more is refused where it is used
     known = {value.name for value in copy.graph.value_info}

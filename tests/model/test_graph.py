@@ -91,6 +91,18 @@ def test_types_are_inferred_past_large_weights(tiny: Tiny) -> None:
     assert len(made.graph.initializer) == 7
 
 
+@pytest.mark.parametrize(
+    "norm", ["GroupNormalization <num_groups = 2> (a, s, s)", "MeanVarianceNormalization (a)"]
+)
+def test_types_are_inferred_past_a_normalization(norm: str) -> None:
+    """INT8 of the layers behind a GroupNormalization was refused: of what they read no type was known."""
+    text = (
+        f"(float[n, 4, 3, 3] x) => (float[n, 4, 3, 3] y) {{ a = Abs(x) b = {norm} c = Relu(b) y = Neg(c) }}"
+    )
+    made = model_of(text, opset=21, **({"s": ones(4)} if "s, s" in norm else {}))
+    assert {infer_types(made)[name] for name in "abc"} == {"float32"}
+
+
 def test_what_cannot_be_inferred_has_no_type() -> None:
     made = parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17, "custom" : 1]>'
