@@ -127,6 +127,9 @@ def quantize_in_memory(
     checks, poor = [], ""
     if not is_plan:
         progress("compare with the float model")
+        if "fp16" in {spec.precision, spec.floats} and spec.precision not in BLOCK_FORMATS:
+            # It refuses types that do not fit, which a graph that is rounded in float32 does not show.
+            make_session(Graph(outcome.model, graph.path), session_options(optimize=False))
         check, poor = _judged(request, outcome.judged or judge(outcome), judge.place)
         checks = [check]
     if poor and not (spec.allow_loss or spec.data is None or spec.precision in HALVES):
