@@ -27,7 +27,7 @@ from ..values import Execution, Values, check_values
 from ..words import Verdict
 from .kernels import UNREPORTED, Computed, Kernel, computed_by, read_kernels
 from .refusals import reason
-from .words import FOUR_BITS, KNOWN_FAULTS, PACKAGES, PROPOSALS, RESHAPE, RULES, SCRIPT, TRITON
+from .words import FOUR_BITS, KNOWN_FAULTS, PACKAGES, PROPOSALS, RESHAPE, RULES, SCRIPT, TRITON, shared_core
 
 _HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 """What OpenVINO computes float parts in. Its own choice is bfloat16 where the processor has it."""
@@ -180,15 +180,13 @@ class OpenVino(Engine):
         self, path: Path, precision: str, threads: int, shown: str = "", *, profile: bool = False,
         dynamic: bool = False,
     ) -> OpenVinoRunner:  # fmt: skip
-        import openvino
-
         graph = read_graph(path)  # what is damaged is refused before it is read
         for tensor in graph.io.inputs:
             if tensor.dtype.startswith(_NO_ARRAYS):
                 problem = f"input {tensor.name!r} is {tensor.dtype}, of which OpenVINO takes no array"
                 hint = "give the model a float32 or int8 input, and cast it inside"
                 raise BuildError(f"{shown or path}: {problem}", hint=hint, tensor=tensor.name)
-        core = openvino.Core()
+        core = shared_core()
         try:
             model = core.read_model(path)
         except RuntimeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,13 +13,24 @@ from ...model.graph_rules import GraphRules, SaturatingKernels
 from ..words import TRITON_TYPES, KnownFault, Proposal, TritonBackend
 
 
+@functools.cache
+def shared_core() -> Any:
+    """Return the one Core of this process.
+
+    At its first compilation a Core gives the thread a stack for signals, and when it goes, the one from
+    before. Of two that go in the order they came, the thread keeps a stack that is unmapped, and Ctrl-C
+    kills the process (2026.4.1, on processors with AMX).
+    """
+    import openvino
+
+    return openvino.Core()
+
+
 def run_model(
     model: onnx.ModelProto, feeds: Mapping[str, NDArray[Any]], **settings: object
 ) -> dict[str, NDArray[Any]]:
     """Return the outputs of a small model, on one thread and in float32 beside its integers."""
-    import openvino
-
-    core = openvino.Core()
+    core = shared_core()
     settings |= {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
     compiled = core.compile_model(core.read_model(model.SerializeToString()), "CPU", settings)
     results = compiled(dict(feeds))

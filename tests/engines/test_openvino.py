@@ -6,6 +6,8 @@ What runs in float is left out of the plan.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +56,31 @@ def test_it_computes_what_onnx_runtime_computes_at_every_batch(tiny_file: MakePa
         for batch in (2, 1, 2, 5, 3, 2):  # the first shapes have a compilation of their own
             found, expected = (each.infer(feeds(batch))["y"] for each in (runner, reference))
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+CTRL_C = """
+import os, signal, sys
+import numpy as np
+import qcompile
+runners = [qcompile.load(sys.argv[1]) for _ in range(2)]
+for runner in runners:
+    runner.infer({"x": np.zeros((1, 4, 8, 8), np.float32)})
+while runners:
+    runners.pop(0).close()
+del runner
+signal.signal(signal.SIGINT, lambda *_: print("handled"))
+os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_ctrl_c_is_handled_after_two_runners_that_went_in_the_order_they_came(
+    tiny_file: MakePath, tmp_path: Path
+) -> None:
+    built = qcompile.build(tiny_file("residual"), tmp_path / "b.onnx", target="openvino")
+    done = subprocess.run(
+        [sys.executable, "-c", CTRL_C, built.path], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
 
 
 def test_results_are_the_callers_own_and_feeds_that_do_not_fit_are_refused(
