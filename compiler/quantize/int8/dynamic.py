@@ -257,6 +257,8 @@ def dynamic_nodes(model: onnx.ModelProto, excluded: Collection[str]) -> list[onn
     for node in model.graph.node:
         if node.op_type not in DYNAMIC_OPERATORS or node.name in excluded or len(node.input) < 2:
             continue
+        if node.op_type == "Attention" and node.domain != MICROSOFT:
+            continue  # ONNX's own, from opset 23 on, has no weights
         transposed = attribute(node, "transA", 0) or attribute(node, "layout", 0)
         product = node.op_type in ("MatMul", "Gemm")
         weights = node.input[1:3] if node.op_type in ("LSTM", "GRU") else node.input[1:2]

@@ -423,6 +423,15 @@ def test_a_node_that_is_hard_to_quantize_does_not_keep_another_from_it(graph: st
     assert output_error(outputs_of(model, x)[0], outputs_of(written, x)[0]).snr_db > 25
 
 
+def test_attention_of_onnx_has_no_weights(tmp_path: Path) -> None:
+    model = model_of(
+        """(float[1,7,8] x) => (float[1,7,8] y) {
+        q = MatMul(x, w) y = Attention <q_num_heads=2, kv_num_heads=2> (q, k, v) }""",
+        opset=23, w=normal(8, 8), k=normal(1, 5, 8), v=normal(1, 5, 8),
+    )  # fmt: skip
+    assert quantized(model, tmp_path / "m.onnx")[1] == {"MatMul": 1}
+
+
 def test_a_model_with_nothing_to_quantize_is_an_error(
     tiny: Callable[..., onnx.ModelProto], tmp_path: Path
 ) -> None:
