@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...calibration import Ranges, float_activations, observe, parse_method
 from ...calibration.taps import choose_taps
 from ...errors import InvalidOption, QuantizationError
-from ...model.graph import WEIGHTED, count_weighted, weighted_nodes, without_weights
+from ...model.graph import WEIGHTED, attribute, count_weighted, weighted_nodes, without_weights
 from ...model.graph_edits import name_nodes
 from ...model.graph_rules import NONE, graph_rules
 from ...model.onnx_file import Graph
@@ -25,6 +25,7 @@ from ..opset.exact_forms import keep_layers_apart
 from ..opset.fit import in_newer_opset
 from ..opset.recurrent_products import closed_recurrences, open_recurrences, quantize_states
 from .blocks.rewrite import quantize_in_blocks
+from .half.casts import half_type
 from .half.precision import in_mixed_precision, layer_precisions, to_half
 from .int8.corrections import correct_biases, round_weights
 from .int8.dynamic import dynamic_nodes, quantize_dynamic, quantize_lstms
@@ -117,9 +118,11 @@ def _half(request: QuantizeRequest) -> Outcome:
     layers = layer_precisions(request, named.graph)
     left |= {name: layer.reason for name, layer in layers.items() if layer.kind == "fp32"}
     half, kept = to_half(request.model, dtype, block=left, ranges=ranges)
-    if kept and all(node.name in kept for node in named.graph.node):
+    casts = {attribute(node, "to") for node in half.graph.node if node.op_type == "Cast"}
+    if half_type(dtype).elem_type not in casts.union(tensor.data_type for tensor in half.graph.initializer):
         raise QuantizationError(
-            f"{request.path}: no node could become {dtype}: {next(iter(kept.values()))}",
+            f"{request.path}: no node could become {dtype}: "
+            f"{next(iter(kept.values()), 'it has no tensor of float32')}",
             hint="see `exclude`, `only` and `layers`, and the types of the model's tensors",
         )
     proof = {"nodes_by_precision": count_weighted(half), "left_in_float": kept}

@@ -24,7 +24,7 @@ from qcompile.model.graph import model_io
 from qcompile.model.onnx_file import read_graph
 from qcompile.model.random_input import random_feeds
 from qcompile.processor import is_arm, isa_here, processor
-from qcompile.spec.words import GraphTarget
+from qcompile.spec.words import GraphPrecision, GraphTarget
 
 # What others get wrong, each behind a plain product; weights without values are filled with normal ones.
 GRAPHS = {
@@ -217,6 +217,14 @@ def test_nothing_to_quantize_is_refused_with_the_reason(tmp_path: Path) -> None:
         with pytest.raises(QuantizationError, match=message) as caught:
             quantize(model, tmp_path / "q.onnx", ranges=calibrated(model)[0], target="onnxruntime")
         assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_half_graph_without_a_half_tensor_is_refused(precision: GraphPrecision, tmp_path: Path) -> None:
+    text = "(double[n,4] x) => (double[n,4] y) { h = MatMul(x, w) y = Relu(h) }"
+    onnx.save(model_of(text, w=normal(4, 4).astype(np.float64)), tmp_path / "m.onnx")
+    with pytest.raises(QuantizationError, match=r"no node could become .*16: it has no tensor"):
+        quantize(tmp_path / "m.onnx", tmp_path / "h.onnx", precision=precision)
 
 
 @pytest.mark.parametrize("first", ["int8", "fp16"])
