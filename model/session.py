@@ -22,6 +22,11 @@ It takes layers right behind a DequantizeLinear of one scale.
 Its transformer Pad_Fusion (microsoft/onnxruntime 18136, in 1.17) moves the padding into the pool, where it is
 no value: at the border, the largest of negative values and 0 becomes the largest of the negative values. Seen
 with 1.31.1, on networks with TensorFlow's padding (BiT). onnxsim did the same (onnxsim/onnxsim 290).
+
+`has_signed_pairs`: Q/DQ of int8 from opset 21 on, behind which it adds pairs that it then refuses.
+
+Its QDQPropagationTransformer writes the type of a new QuantizeLinear to `output_dtype`, too. On x86 another
+optimizer makes uint8 of int8, and leaves that at int8. Seen with 1.31.1 and 1.32.0, not with 1.24.4.
 """
 
 from __future__ import annotations
@@ -37,6 +42,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import EngineUnavailable, ModelError, QCompileError, translated
+from ..processor import is_arm
 from ..tensors import Feeds, format_shape
 from . import onnx
 from .graph import (
@@ -44,6 +50,7 @@ from .graph import (
     attribute,
     captured_names,
     every_graph,
+    opset,
     producers,
     stored_tensors,
     tensor_values,
@@ -135,7 +142,8 @@ def make_session(
     levels = onnxruntime.GraphOptimizationLevel
     if FLOAT8 in unfit and options.graph_optimization_level != levels.ORT_DISABLE_ALL:
         options.graph_optimization_level = levels.ORT_ENABLE_BASIC
-    left_out = [*without, *(name for name in unfit if name != FLOAT8)]
+    fit = {FLOAT8, *((QDQ_PROPAGATION,) if _takes_signed(options) else ())}
+    left_out = [*without, *(name for name in unfit if name not in fit)]
     try:
         session = onnxruntime.InferenceSession(
             source, options, providers=list(providers), disabled_optimizers=left_out
@@ -263,6 +271,7 @@ def import_onnxruntime() -> Any:
 
 
 WEIGHT_BIAS_QUANTIZATION, PAD_FUSION = "WeightBiasQuantization", "Pad_Fusion"
+QDQ_PROPAGATION = "QDQPropagationTransformer"
 """Their names among the optimizers that a session can leave out."""
 
 _FLOAT, _FLOAT16, _BFLOAT16 = 1, 10, 16
@@ -325,6 +334,7 @@ FLOAT8 = "float8"
 """Optimizers above the basic ones make integer kernels of FP8 pairs: 1.31.1 refuses most of such graphs;
 1.32.0 refuses none, and computed a small network wrongly, by its largest value."""
 _FLOAT8 = range(17, 21)
+_TYPED_PAIRS = 21
 
 
 def has_zero_padded_pool(model: onnx.ModelProto) -> bool:
@@ -357,7 +367,30 @@ def _unfit_for_file(path: Path, _changed: int, _size: int) -> tuple[str, ...]:
 
 def _unfit_for(model: onnx.ModelProto) -> tuple[str, ...]:
     float8 = any(tensor.data_type in _FLOAT8 for tensor in model.graph.initializer)
-    return (*((PAD_FUSION,) if has_zero_padded_pool(model) else ()), *((FLOAT8,) if float8 else ()))
+    unfit = {
+        PAD_FUSION: has_zero_padded_pool(model),
+        QDQ_PROPAGATION: has_signed_pairs(model),
+        FLOAT8: float8,
+    }
+    return tuple(name for name, is_unfit in unfit.items() if is_unfit)
+
+
+def has_signed_pairs(model: onnx.ModelProto) -> bool:
+    """Return whether activations are quantized to int8 in an opset whose QuantizeLinear says a type."""
+    stored, pairs = (
+        stored_tensors(model.graph),
+        (n for n in model.graph.node if n.op_type == "QuantizeLinear"),
+    )
+    kinds = (stored[name].data_type for node in pairs for name in node.input[2:] if name in stored)
+    return opset(model) >= _TYPED_PAIRS and onnx.TensorProto.INT8 in kinds
+
+
+def _takes_signed(options: Any) -> bool:
+    """Whether a session leaves int8 at int8."""
+    try:
+        return bool(options.get_session_config_entry(SIGNED_ACTIVATIONS) == "1")
+    except RuntimeError:  # nobody has said
+        return is_arm()
 
 
 def _is_zero(pad: onnx.NodeProto, stored: dict[str, onnx.TensorProto]) -> bool:

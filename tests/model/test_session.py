@@ -182,6 +182,19 @@ def test_only_zeros_are_lost(tmp_path: Path, operator: str, value: float | None,
     assert bool(unfit_optimizers(path)) is found
 
 
+@pytest.mark.parametrize("version", [20, 21, 23])
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+def test_pairs_of_int8_run_in_every_opset(kind: str, version: int, tmp_path: Path) -> None:
+    # ONNX Runtime 1.31.1 and 1.32.0 add a pair behind the Transpose, and refuse it from opset 21 on.
+    text = f"""(float[N,4,3] x) => (float[N,3,4] y) <float s = {{0.5}}, {kind} z = {{0}}> {{
+        q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) y = Transpose <perm = [0,2,1]> (d) }}"""
+    model, x = model_of(text, opset=version), np.arange(12, dtype=np.float32).reshape(1, 4, 3)
+    onnx.save(model, tmp_path / "m.onnx")
+    for source in (tmp_path / "m.onnx", Graph(model, Path("m.onnx"))):
+        found = make_session(source, session_options()).run(None, {"x": x})[0]
+        np.testing.assert_array_equal(found, x.transpose(0, 2, 1))
+
+
 @pytest.mark.parametrize("value", [None, 0.0, LOWEST, -1.0])
 def test_a_session_pools_the_zeros(
     tmp_path: Path, negative: NDArray[np.float32], value: float | None
