@@ -10,7 +10,7 @@ Metrics of rankings: nDCG by scikit-learn, Spearman's correlation by scipy, and 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,7 +55,7 @@ class Similarity(Metric):
         self.unit, self.higher_is_better, self.needs_labels = unit, higher_is_better, False
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        values = []
+        sides: list[list[Floats]] = []
         for name, actual, expected in _pairs(outputs, reference, truth):
             actual, expected = (by_sample(name, side, truth) for side in (actual, expected))
             a, b, _, unmasked = without_masks(expected, actual)
@@ -63,10 +63,19 @@ class Similarity(Metric):
                 expected, actual = a, b
             require_numbers(name, actual, truth.where, finite=True)
             require_numbers(f"{name} (expected)", expected, truth.where, finite=True)
-            sides = (side.reshape(len(side), -1).astype(np.float64) for side in (actual, expected))
-            values.append(self._compare(*sides))
-        mean = np.mean(values, axis=0)
+            sides.append([side.reshape(len(side), -1).astype(np.float64) for side in (actual, expected)])
+        if self._compare is cosine and all(actual.shape[1] == 1 for actual, _ in sides):
+            return _of_single_numbers(sides)
+        mean = np.mean([self._compare(*pair) for pair in sides], axis=0)
         return Scored(np.stack([mean, np.ones(len(mean))], axis=1))
+
+
+def _of_single_numbers(sides: Sequence[Sequence[Floats]]) -> Scored:
+    """Score samples of one number each as 1 − Σ|error| / Σ|expected|: their cosine is their sign alone."""
+    actual, expected = np.concatenate(sides, axis=2)
+    errors = np.abs(actual - expected)
+    sizes = np.maximum(np.abs(expected), errors) + np.finfo(np.float32).tiny
+    return Scored(np.stack([(sizes - errors).mean(axis=1), sizes.mean(axis=1)], axis=1))
 
 
 def by_sample(name: str, array: NDArray[Any], truth: Truth) -> NDArray[Any]:

@@ -94,6 +94,18 @@ def test_nothing_is_like_nothing_and_unlike_anything_else() -> None:
     assert cosine(huge, 1 / huge) == pytest.approx(24 / 25)
 
 
+def test_one_number_a_sample_has_its_relative_error_and_no_cosine() -> None:
+    """Scores of a trained PLCMOS that are all above 0 had a cosine of 1, whatever they were."""
+    metric = read_metric("cosine")
+    scores = np.array([1.0, 2.0, 2.0])
+    for found, expected, kept in (
+        (np.array([1.0, 2.0, 2.5]), scores, 0.9), (scores, scores, 1.0), (-scores, scores, 0.0),
+        (scores * 0, scores * 0, 1.0),
+    ):  # fmt: skip
+        scored = metric.score({"y": found[:, None]}, {"y": expected[:, None]}, Truth(None, 3, "here"))
+        assert metric.values(scored)(np.ones((1, 3)))[0] == pytest.approx(kept)
+
+
 @pytest.mark.parametrize("metric", ["cosine", "mse"])
 def test_what_has_no_such_value_is_refused(metric: str) -> None:
     for labels, outputs, said in (
