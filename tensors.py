@@ -233,6 +233,11 @@ def samples_in(feeds: Feeds) -> int:
     return int(first.shape[0]) if first.ndim else 1
 
 
+def first_axes_differ(inputs: Sequence[TensorInfo]) -> bool:
+    """Return whether some first axes are fixed and some dynamic: that of a state is its layers, no batch."""
+    return len({isinstance(tensor.shape[0], int) for tensor in inputs if tensor.shape}) > 1
+
+
 def check_feeds(inputs: Sequence[TensorInfo], feeds: Mapping[str, Any], subject: str) -> None:
     """Refuse feeds that are not exactly what the inputs take; a message begins with where they come from."""
     names = [tensor.name for tensor in inputs]

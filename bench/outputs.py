@@ -29,7 +29,7 @@ from ..model.session import make_session, run_session, session_options
 from ..model.source import NAMED, parse_source
 from ..processes.arrays import load_arrays, save_arrays
 from ..processes.worker import Worker
-from ..tensors import Feeds, ModelIO, format_shape, parse_input, samples_in
+from ..tensors import Feeds, ModelIO, first_axes_differ, format_shape, parse_input, samples_in
 
 
 class Interpreters:
@@ -256,14 +256,15 @@ def timing_feeds(
 ) -> Feeds:
     """Return the one batch that is timed: exactly `batch_size` samples, joined from the data's batches."""
     fixed = {t.shape[0] for t in io.inputs if t.shape and isinstance(t.shape[0], int)}
-    if batch_size is not None and fixed - {batch_size}:
+    is_one_call = batch_size == 1 and first_axes_differ(io.inputs)
+    if batch_size is not None and not is_one_call and fixed - {batch_size}:
         raise InvalidOption(
             f"`batch_size` {batch_size}: the first axis of the model is fixed at {min(fixed)}",
             hint="leave `batch_size` out, or export with a dynamic batch: `inputs` 'x:[batch,...]'",
             option="batch_size",
         )
     batches = feeds_for(io, data, runnables=runnables, batch_size=batch_size)
-    if batch_size is None or data is None:
+    if is_one_call or batch_size is None or data is None:
         return next(batches)
     parts: list[Feeds] = []
     samples = 0

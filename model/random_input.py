@@ -171,6 +171,7 @@ EXTENTS = (
 _MOST_TRIED = 1 << 26
 """Values of an input that is a guess: where a batch is taken for a length, two lengths make gigabytes."""
 _IMAGE = re.compile(r"(?i)(.*_)?(h|w|height|width|rows|columns)")
+_BATCH = re.compile(r"(?i)n|bs|(.*_)?batch(_size)?")
 LENGTH = re.compile(r"(?i)(.*_)?(t|time|l|len|length|seq|sequence|seq_len|tokens|frames|samples)")
 
 _PADDED = 4  # a quarter of a row of a mask is padding
@@ -294,6 +295,8 @@ class RandomInput:
                 extent = dim
             elif axis == 0 and self.has_batch:
                 extent = batch
+            elif axis == 0 and _BATCH.fullmatch(dim):  # beside a state, which is of one sample
+                extent = noted[axis] if noted else 1
             else:
                 extent = noted[axis] if noted else usual_extent(tensor, axis, self._guess)
             if note and not isinstance(dim, int) and axis in note.axes:

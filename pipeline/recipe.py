@@ -251,8 +251,10 @@ def _read_profile(text: str) -> Ranges:
 
 def _outside(ranges: Ranges, batch: int, fixed: dict[str, int]) -> str:
     """What an engine takes where the batch is not in it; empty where it is."""
+    is_taken = any(low <= batch <= high for low, high in ranges.values())
     for name, (low, high) in ranges.items():
-        if name not in fixed and not low <= batch <= high:
+        is_state = is_taken and low == high  # its first axis is no batch
+        if name not in fixed and not low <= batch <= high and not is_state:
             return f"{low} to {high} in {name!r}" if low != high else f"{low} in {name!r}"
     return ""
 

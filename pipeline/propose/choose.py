@@ -30,7 +30,7 @@ from ...progress import Progress
 from ...spec.engines import rows
 from ...spec.recipes import InitSpec
 from ...spec.words import AUTO, TARGETS, TENSORRT_TARGETS, Target
-from ...tensors import TensorInfo, format_shape
+from ...tensors import TensorInfo, first_axes_differ, format_shape
 from ..recipe import DEFAULT_MAX
 from .model_facts import ModelFacts, seen_from, spelled_from
 
@@ -282,7 +282,8 @@ def _extents(tensor: TensorInfo, model: ModelFacts) -> list[tuple[int, ...]]:
         if isinstance(dim, int):
             axes.append((dim, dim, dim))
         elif axis == 0:
-            axes.append((1, batch_size(model)[0], DEFAULT_MAX))
+            largest = 1 if first_axes_differ(model.inputs) else DEFAULT_MAX
+            axes.append((1, batch_size(model)[0], largest))
         else:
             extent = extents.get(axis)
             low = extent.minimum if extent else 1
@@ -296,6 +297,8 @@ def batch_size(model: ModelFacts, samples: int | None = None, *, is_ragged: bool
 
     It does not exceed the `samples` of the evaluation, if their number is known.
     """
+    if first_axes_differ(model.inputs):
+        return 1, "the first axis of an input is no batch: a call takes a sample as it is"
     for tensor in model.inputs:
         if tensor.shape and isinstance(tensor.shape[0], int):
             return tensor.shape[0], "the model takes no other"

@@ -136,7 +136,7 @@ def test_extents_that_nobody_knows_are_tried_until_the_model_takes_them() -> Non
 
 def test_guesses_of_gigabytes_are_left_out() -> None:
     """Of a network with a state, whose first axis is none of the batch: only a batch of 1 fits it."""
-    inputs = "float[batch_size, 3, frames, 160] x, float[4, 1, 64] h"
+    inputs = "float[many, 3, frames, 160] x, float[4, 1, 64] h"
     text = f"({inputs}) => (float y) {{ y = ReduceSum <keepdims = 0> (x) }}"
     tried: list[tuple[int, ...]] = []
 
@@ -149,6 +149,8 @@ def test_guesses_of_gigabytes_are_left_out() -> None:
     assert tried[-1] == (1, 3, 1, 160)
     assert max(np.prod(shape) for shape in tried) <= 1 << 26
     assert len(tried) == 5
+    named = RandomInput(model_of(text.replace("many", "batch_size")))
+    assert named.feeds()["x"].shape == (1, 3, 16, 160)
 
 
 def test_a_refusal_names_the_input_that_was_made_up_and_the_way_to_real_input() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import qcompile
@@ -177,6 +178,27 @@ def test_samples_of_several_shapes_are_measured_one_by_one(folder: Path) -> None
     assert "the samples differ in shape" in done.text
     fixed = replace(facts("convolution"), inputs=(TensorInfo("x", "float32", (4, 3, "height")),))
     assert batch_size(fixed, is_ragged=True) == (4, "the model takes no other")
+
+
+def test_a_model_with_a_state_is_measured_on_a_sample_as_it_is(folder: Path) -> None:
+    """The first axis of the state, its layers, was taken for the batch of a trained AECMOS."""
+    text = """<ir_version: 9, opset_import: ["" : 17]>
+        g (float[batch,5,3] x, float[2,1,4] h) => (float[5,2,n,4] y)
+        { s = Transpose <perm = [1, 0, 2]> (x)
+        y = GRU <hidden_size = 4, direction = "bidirectional"> (s, w, r, , , h) }"""
+    model = onnx.parser.parse_model(text)
+    weights = {"w": np.ones((2, 12, 3), np.float32), "r": np.ones((2, 12, 4), np.float32)}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(w, name) for name, w in weights.items())
+    onnx.save(model, folder / "gru.onnx")
+    (folder / "sounds.py").write_text(
+        "import numpy as np\n\ndef read():\n    for seed in range(3):\n"
+        "        x = np.random.default_rng(seed).random((1, 5, 3), np.float32)\n"
+        "        yield {'x': x, 'h': np.zeros((2, 1, 4), np.float32)}\n"
+    )
+    done = proposed("gru.onnx", data="sounds.py:read", targets=["onnxruntime"], max_time_s=1.0, trust=True)
+    assert done.recipe.bench is not None
+    assert done.recipe.bench.batch_size == 1
+    assert qcompile.run(folder / "recipe.toml", trust=True).results
 
 
 def test_an_onnx_file_needs_no_pytorch_and_is_its_own_baseline(
