@@ -295,6 +295,8 @@ def _fold_scales(graph: Graph) -> int:
         values = [name for name in node.input if name not in graph.stored]
         if len(factors) != 1 or len(values) != 1 or node.output[0] in graph.pinned:
             continue
+        if len(graph.stored[factors[0]].dims) > len(graph.shapes.get(values[0], ())):
+            continue  # it adds axes
         constants = _constants_before(values[0], graph)
         if not constants or not all(graph.is_private(name) for name in constants):
             continue

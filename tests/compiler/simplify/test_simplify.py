@@ -295,6 +295,13 @@ def test_what_would_change_the_outputs_stays(
     np.testing.assert_allclose(attended_by(model)[0], before[0], rtol=1e-5, atol=1e-6)
 
 
+def test_a_factor_that_adds_axes_stays() -> None:
+    """Without it the output had another shape, so that nothing of the model was simplified."""
+    body = "h = MatMul(x, wq) s = Mul(h, wide) y = Abs(s)"
+    model = make(body, "(float[b,4,6] x) => (float[1,b,4,6] y)", wide=np.full((1, 1, 1, 1), 2, np.float32))
+    assert simplify_attention(Graph(model, Path("m.onnx"))) == {}
+
+
 def test_what_is_an_output_of_the_model_keeps_its_value() -> None:
     for inside in ("q", "q1", "qs", "k4", "p"):
         model = make()
