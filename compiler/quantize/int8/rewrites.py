@@ -79,15 +79,20 @@ def join_biases(model: onnx.ModelProto, *, exclude: Collection[str] = ()) -> lis
 
 
 def keep_adds_apart(model: onnx.ModelProto, planned: set[str]) -> None:
-    """Write each Add of two activations behind a planned product of two axes as Sum."""
+    """Write each Add that ONNX Runtime would join with a planned product in a float Gemm as Sum: of two
+    activations of two axes, and of a bias where there are more, of known extents (1.31.1)."""
     made_by, shapes = producers(model.graph), infer_shapes(model)
     stored = {tensor.name for tensor in model.graph.initializer}
     for node in model.graph.node:
-        if node.op_type != "Add" or node.name in planned or stored & set(node.input):
+        if node.op_type != "Add" or node.name in planned:
             continue
-        flat = [made_by[n] for n in node.input if n in made_by and len(shapes.get(n, ())) == 2]
-        if any(maker.op_type == "MatMul" and maker.name in planned for maker in flat):
-            node.op_type = "Sum"
+        for name in node.input:
+            shape, maker = shapes.get(name, ()), made_by.get(name)
+            if maker is None or maker.op_type != "MatMul" or maker.name not in planned:
+                continue
+            is_fixed = len(shape) > 2 and all(isinstance(extent, int) for extent in shape)
+            if is_fixed if stored & {*node.input} else len(shape) == 2:
+                node.op_type = "Sum"
 
 
 def keep_relus_apart(model: onnx.ModelProto, planned: set[str]) -> None:
