@@ -270,7 +270,7 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
-WEIGHT_BIAS_QUANTIZATION, PAD_FUSION = "WeightBiasQuantization", "Pad_Fusion"
+WEIGHT_BIAS_QUANTIZATION, PAD_FUSION, ADD_FUSION = "WeightBiasQuantization", "Pad_Fusion", "MatMulAddFusion"
 QDQ_PROPAGATION = "QDQPropagationTransformer"
 """Their names among the optimizers that a session can leave out."""
 
@@ -366,21 +366,21 @@ def _unfit_for_file(path: Path, _changed: int, _size: int) -> tuple[str, ...]:
 
 
 def _unfit_for(model: onnx.ModelProto) -> tuple[str, ...]:
-    float8 = any(tensor.data_type in _FLOAT8 for tensor in model.graph.initializer)
-    unfit = {
+    _, *inside = every_graph(model.graph)
+    found = {
         PAD_FUSION: has_zero_padded_pool(model),
+        # What it makes inside a node has the names of what it makes outside (1.31.1): that is no valid file.
+        ADD_FUSION: any(node.op_type == "MatMul" for graph in inside for node in graph.node),
         QDQ_PROPAGATION: has_signed_pairs(model),
-        FLOAT8: float8,
+        FLOAT8: any(tensor.data_type in _FLOAT8 for tensor in model.graph.initializer),
     }
-    return tuple(name for name, is_unfit in unfit.items() if is_unfit)
+    return tuple(name for name, is_found in found.items() if is_found)
 
 
 def has_signed_pairs(model: onnx.ModelProto) -> bool:
     """Return whether activations are quantized to int8 in an opset whose QuantizeLinear says a type."""
-    stored, pairs = (
-        stored_tensors(model.graph),
-        (n for n in model.graph.node if n.op_type == "QuantizeLinear"),
-    )
+    stored = stored_tensors(model.graph)
+    pairs = (node for node in model.graph.node if node.op_type == "QuantizeLinear")
     kinds = (stored[name].data_type for node in pairs for name in node.input[2:] if name in stored)
     return opset(model) >= _TYPED_PAIRS and onnx.TensorProto.INT8 in kinds
 

@@ -380,3 +380,17 @@ def test_two_processes_build_one_file(light_models: dict[str, Path], tmp_path: P
         ]
         subprocess.run([sys.executable, "-m", "qcompile", *map(str, words)], check=True)
     assert (tmp_path / "1.onnx").read_bytes() == (tmp_path / "2.onnx").read_bytes()
+
+
+def test_layers_of_known_extents_inside_and_outside_of_a_branch_make_a_valid_file(tmp_path: Path) -> None:
+    """The optimizer gave the parts of both one name, and the checker called the file damaged."""
+    body = """m = MatMul(x, w) h = Add(m, b) s = ReduceMean <keepdims = 0> (h) c = Greater(s, zero)
+        y = If(c) < then_branch = t () => (float[2,4,8] p) { n = MatMul(h, w) p = Add(n, b) },
+                    else_branch = e () => (float[2,4,8] q) { q = Neg(h) } >"""
+    weights = {"w": np.eye(8, dtype=np.float32), "b": np.ones(8, np.float32), "zero": np.float32(0)}
+    text = f"(float[2,4,8] x) => (float[2,4,8] y) {{ {body} }}"
+    model = written(tmp_path / "m.onnx", text, **weights)
+    built = qcompile.build(model, tmp_path / "b.onnx", target="onnxruntime")
+    x = np.ones((2, 4, 8), np.float32)
+    with qcompile.load(built.path) as runner:
+        np.testing.assert_allclose(runner.infer({"x": x})["y"], 3 * x)
