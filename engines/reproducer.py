@@ -245,7 +245,8 @@ class _Trials:
     ) -> Reproducer:
         """Write the folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "expected.npz").unlink(missing_ok=True)  # of an earlier one
+        for name in ("run.py", "expected.npz"):  # of an earlier one
+            (folder / name).unlink(missing_ok=True)
         save_onnx(case.model, folder / "model.onnx")
         np.savez(folder / "inputs.npz", **storable(case.feeds))
         tail = ""

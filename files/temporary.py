@@ -305,12 +305,20 @@ def writing(final: Path) -> Iterator[Path]:
             _move_in(temporary, final)
 
 
+_READ_ALONE = (".py", ".ipynb", ".npz", ".npy", ".jsonl", ".parquet", ".pt2", ".ckpt")
+"""Endings of files that no command writes, and people have: a slip of `-o` would cost them."""
+
+
 def check_output(final: Path) -> None:
     """Refuse an output that could not be written, before any work."""
     with reading(final):
         kind = kind_of(final)
     if kind not in ("", "a file"):
         raise InvalidOption(f"output {final} is {kind}; a file name is required")
+    if kind and final.suffix in _READ_ALONE:
+        raise InvalidOption(
+            f"output {final}: would replace code or data; another name is required", file=final
+        )
 
 
 def write_text(path: Path, text: str) -> None:

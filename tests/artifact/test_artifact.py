@@ -99,9 +99,11 @@ def test_side_files_move_in_with_the_file_and_a_file_made_again_needs_none(tmp_p
     assert load_artifact(path).manifest.digest == digest_files([again])
 
 
-def test_a_folder_or_a_place_below_a_file_is_no_output(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
+def test_a_folder_a_place_below_a_file_and_code_or_data_of_a_user_are_no_output(tmp_path: Path) -> None:
+    for name in ("file", "net.py", "samples.npz"):
+        (tmp_path / name).touch()
     refused = {tmp_path: "is a folder; a file name is required", tmp_path / "file/model.onnx": "output"}
+    refused |= {tmp_path / name: "would replace code or data" for name in ("net.py", "samples.npz")}
     for path, words in refused.items():
         with pytest.raises(InvalidOption, match=words), writing(path):
             pytest.fail("the block must not run")
