@@ -315,7 +315,7 @@ def _ranked(request: QuantizeRequest) -> list[LayerSensitivity]:
     return rank_layers(
         request.model, request.spec.target, request.ranges, request.samples(_RANKED_ON),
         isa=request.spec.isa, method=_method(request),
-        exclude=[*request.spec.exclude, *floats],
+        exclude=[*request.spec.exclude, *floats], only=request.spec.only,
     )  # fmt: skip
 
 

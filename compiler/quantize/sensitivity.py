@@ -73,6 +73,7 @@ def rank_layers(
     isa: Isa = "auto",
     method: Method | None = None,
     exclude: Sequence[str] = (),
+    only: Sequence[str] = (),
     part: tuple[int, int] = (1, 1),
     progress: Progress = silent,
 ) -> list[LayerSensitivity]:
@@ -86,7 +87,8 @@ def rank_layers(
     places = before_choices(model)
     ready = prepare_graph(part_before(model, places) if places else model)
     kernels = saturating_kernels(target, resolve_isa(isa, target))
-    placement = plan(ready, target, exclude=exclude, multiplies_activations=not kernels.activations)
+    products = not kernels.activations
+    placement = plan(ready, target, exclude=exclude, only=only, multiplies_activations=products)
     limits = activation_limits(ready, placement, ranges, method)
     planned = set(placement.nodes)
     layers = [node for node in ready.graph.node if node.name in planned and node.op_type in WEIGHTED]

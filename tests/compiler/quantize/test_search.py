@@ -132,6 +132,11 @@ def test_damage_that_no_layers_spare_is_an_error(folder: Path) -> None:
     said = r"encoder.onnx: .* 3 of 4 layers in float; 300 dB is required"
     with pytest.raises(QuantizationError, match=said):
         quantized(folder, max_damage=300)
+    two = [node.name for node in onnx.load(folder / "encoder.onnx").graph.node if node.op_type == "MatMul"][
+        :2
+    ]
+    with pytest.raises(QuantizationError, match="1 of 2 layers in float"):  # the others never were in INT8
+        quantized(folder, max_damage=300, only=two)
     with pytest.raises(InvalidOption, match="`max_damage` is measured on samples"):
         quantized(folder, data=None, max_damage=20)
     with pytest.raises(InvalidOption, match="`max_damage` needs a search; `search` is off"):
