@@ -25,7 +25,15 @@ from ...calibration.qparams import INT8, UINT8, choose_qparams, choose_weight_qp
 from ...data.batches import Data
 from ...data.readers import Batch
 from ...model.choices import before_choices, part_before
-from ...model.graph import WEIGHTED, attribute, captured_names, consumers, infer_types, tensor_values
+from ...model.graph import (
+    WEIGHTED,
+    attribute,
+    captured_names,
+    consumers,
+    infer_types,
+    tensor_values,
+    without_weights,
+)
 from ...model.graph_edits import set_nodes, store
 from ...model.graph_rules import GraphRules, SaturatingKernels, graph_rules
 from ...model.judgement import OutputSums, decibels
@@ -41,6 +49,7 @@ from .int8.pair_limits import pair_limits
 from .int8.placement import WRITES_FLOAT, plan
 from .int8.static import activation_limits
 from .prepare import prepare_graph
+from .request import exactly, match_nodes
 
 Limits = Mapping[str, tuple[float, float]]
 Tensors = dict[str, NDArray[Any]]
@@ -87,8 +96,15 @@ def rank_layers(
     places = before_choices(model)
     ready = prepare_graph(part_before(model, places) if places else model)
     kernels = saturating_kernels(target, resolve_isa(isa, target))
+    # Patterns may name what is behind a choice of elements.
+    whole = prepare_graph(without_weights(model)).graph if places else ready.graph
+    names_here = {node.name for node in ready.graph.node}
+    excluded, allowed = (
+        [exactly(name) for name in match_nodes(whole, patterns) if name in names_here]
+        for patterns in (exclude, only)
+    )
     products = not kernels.activations
-    placement = plan(ready, target, exclude=exclude, only=only, multiplies_activations=products)
+    placement = plan(ready, target, exclude=excluded, only=allowed, multiplies_activations=products)
     limits = activation_limits(ready, placement, ranges, method)
     planned = set(placement.nodes)
     layers = [node for node in ready.graph.node if node.name in planned and node.op_type in WEIGHTED]

@@ -202,6 +202,18 @@ def test_several_inputs_and_outputs_and_shared_weights(target: GraphTarget, tmp_
     bench.check(target, {"matmul0": 1, "gemm1": 0, "matmul4": 1, "matmul6": 1})
 
 
+def test_what_is_excluded_may_be_behind_a_choice_of_elements(tmp_path: Path) -> None:
+    model = model_of(
+        """(float[N,8] x) => (int64[2,M] y) <float zero = {0}> {
+        [first] a = MatMul(x, w) b = Tanh(a) [second] c = MatMul(b, v)
+        [post_above] d = Greater(c, zero) [post_places] y = NonZero(d) }""",
+        w=normal(8, 8), v=normal(8, 8, seed=1),
+    )  # fmt: skip
+    bench = Bench(tmp_path, model, {"x": normal(5, 8)})
+    for behind in ("post_*", "NonZero"):
+        assert [one.layer for one in bench.rank("openvino", exclude=(behind, "first"))] == ["second"]
+
+
 def products() -> onnx.ModelProto:
     """Two products with Tanh between them."""
     return named_model(
