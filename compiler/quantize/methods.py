@@ -194,19 +194,24 @@ def _static(request: QuantizeRequest) -> Outcome:
     layers = layer_precisions(request, ready.graph)
     left = {name: layer.reason for name, layer in layers.items() if layer.kind != "int8"}
     left |= {**match_nodes(ready.graph, request.spec.exclude), **request.in_float}
+    others = match_nodes(ready.graph, (), only=request.spec.only)  # by the names that users know
     rules = graph_rules(request.spec.target)
     if rules.by_onnxruntime:
         join_biases(ready, exclude=left)
     opens = rules.opens_recurrences and request.spec.precision == "int8"
-    opened = open_recurrences(ready, exclude=left) if opens else []
+    opened = open_recurrences(ready, exclude=left | others) if opens else []
+    # What lies between layers goes along with them, whether `only` names it or not.
+    stored = {tensor.name: tensor for tensor in ready.graph.initializer}
+    nodes = {n.name for n in ready.graph.node if n.op_type in WEIGHTED or is_table(n, stored)}
+    chosen_nodes = {name for name, layer in layers.items() if layer.kind == "int8"}
+    chosen_nodes = nodes & (chosen_nodes | (nodes - others.keys() if others else set()))
     kernels = NONE if float8 else saturating_kernels(request.spec.target, request.spec.isa)
     placement = plan(
-        ready, request.spec.target, exclude=map(exactly, left), only=request.spec.only, float8=float8,
-        chosen=[exactly(name) for name, layer in layers.items() if layer.kind == "int8"],
-        multiplies_activations=not kernels.activations,
+        ready, request.spec.target, exclude=map(exactly, left.keys() | (nodes & others.keys())),
+        chosen=map(exactly, chosen_nodes), float8=float8, multiplies_activations=not kernels.activations,
     )  # fmt: skip
     floats = {**placement.left_in_float, **(closed_recurrences(ready) if opens else {})}
-    floats = {name: left.get(name, reason) for name, reason in floats.items()}
+    floats = {name: (others | left).get(name, reason) for name, reason in floats.items()}
     placement = replace(placement, left_in_float=floats)
     operators = {node.name: node.op_type for node in ready.graph.node}
     planned = [name for name in placement.nodes if operators[name] in WEIGHTED]
@@ -241,8 +246,7 @@ def _static(request: QuantizeRequest) -> Outcome:
         keep_relus_apart(result, set(planned))
     lstms = list[str]()
     if request.dynamic_lstms:
-        others = left | match_nodes(ready.graph, (), only=request.spec.only)
-        lstms = [node.name for node in dynamic_nodes(result, others) if node.op_type == "LSTM"]
+        lstms = [node.name for node in dynamic_nodes(result, left | others) if node.op_type == "LSTM"]
         quantize_lstms(result, lstms, weight_type=request.spec.weight_type, kernels=kernels)
     require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
     proof: dict[str, object] = {

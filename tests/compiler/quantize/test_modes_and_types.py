@@ -28,7 +28,7 @@ from qcompile.compiler.quantize.request import QuantizeRequest
 from qcompile.compiler.quantize.weights import hessians
 from qcompile.compiler.quantize.weights.hessians import hessian_key
 from qcompile.data.batches import Data
-from qcompile.errors import CalibrationError, InvalidOption, UnsupportedOperator
+from qcompile.errors import CalibrationError, InvalidOption, QuantizationError, UnsupportedOperator
 from qcompile.model.graph import model_io, opset
 from qcompile.model.onnx_file import read_graph
 from qcompile.model.session import make_session, optimize_file, session_options
@@ -68,6 +68,20 @@ def test_only_and_exclude_choose_the_same_nodes_in_every_mode(
     assert set(PRODUCTS) - left.keys() == taken
     words = [*choice.get("only", ()), *choice.get("exclude", ())]
     assert all(any(word in left[name] for word in words) for name in left if name in PRODUCTS)
+
+
+@pytest.mark.parametrize("only", [["MatMul"], ["add1"]])
+def test_only_knows_the_names_of_the_file(only: list[str], tmp_path: Path) -> None:
+    # For ONNX Runtime a product of two axes and its bias become a Gemm.
+    text = "(float[N,8] x) => (float[N,8] y) { a = MatMul(x, w) y = Add(a, b) }"
+    onnx.save(model_of(text, named=True, w=normal(8, 8), b=normal(8)), model := tmp_path / "m.onnx")
+    np.savez(data := tmp_path / "d.npz", x=normal(16, 8))
+    found = qcompile.calibrate(model, str(data), tmp_path / "r")
+    if only == ["MatMul"]:
+        quantize(model, tmp_path / "q.onnx", ranges=found.path, only=only)
+        return
+    with pytest.raises(QuantizationError, match="'matmul0': not among 'add1'"):
+        quantize(model, tmp_path / "q.onnx", ranges=found.path, only=only)
 
 
 def operand_types(path: Path) -> dict[str, str]:
