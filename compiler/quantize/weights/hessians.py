@@ -38,10 +38,10 @@ _PATCHES = "patches of "
 
 def hessian_key(node: onnx.NodeProto) -> str:
     """Return what a node's Hessian is known by: its input's name, or "patches of " and the name of a Conv's
-    output; "" where it has none, or one for each of its groups.
+    output; "" where it has none, or one for each of its groups, or reads its activation transposed.
     """
     if node.op_type in ("MatMul", "Gemm"):
-        return str(node.input[0])
+        return "" if attribute(node, "transA", 0) else str(node.input[0])
     grouped = attribute(node, "group", 1) > 1
     return f"{_PATCHES}{node.output[0]}" if node.op_type == "Conv" and not grouped else ""
 

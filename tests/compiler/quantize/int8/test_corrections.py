@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnxruntime.quantization import qdq_quantizer
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
-from written_models import model_of, outputs_of, stored
+from written_models import model_of, normal, outputs_of, stored
 
 import qcompile
 from qcompile.compiler.quantize.int8 import static as static_int8
@@ -275,3 +275,16 @@ def test_the_graph_is_the_one_that_onnx_runtimes_loops_give(
     monkeypatch.setattr(static_int8, "all_channels_at_once", its_own)
     theirs = qcompile.quantize(model, tmp_path / "theirs.onnx", **options)
     assert onnx.load(ours.path) == onnx.load(theirs.path)
+
+
+def test_a_product_of_a_transposed_activation_is_rounded_to_nearest(tmp_path: Path) -> None:
+    # Its rows are no rows of the Hessian, which made it 1.3 dB worse.
+    text = "(float[8,6] x) => (float[6,4] y, float[8,5] z) { y = Gemm <transA = 1> (x, w) z = MatMul(x, v) }"
+    onnx.save(model_of(text, w=normal(8, 4), v=normal(6, 5)), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=normal(64, 6))
+    qcompile.calibrate(tmp_path / "m.onnx", str(tmp_path / "d.npz"), tmp_path / "r")
+    made = qcompile.quantize(
+        tmp_path / "m.onnx", tmp_path / "q.onnx", ranges=tmp_path / "r", data=str(tmp_path / "d.npz"),
+        rounding="gptq", search=False,
+    )  # fmt: skip
+    assert made.manifest.proof["rounded_weights"] == 1
