@@ -192,6 +192,9 @@ class Choice:
         gpus: Sequence[str] = (),
     ) -> None:
         self.model, self.data, self.machine, self.targets, self.gpus = model, data, machine, targets, gpus
+        why = f"it has no {', '.join(model.learners)} of ai.onnx.ml"
+        others = [name for name in TARGETS if name != "onnxruntime" and model.learners]
+        self.missing = machine.missing | {name: LeftOut(name, why) for name in others}
         self.is_float = model.precision == "fp32"
         self.quantizes = bool(model.kinds) and self.is_float
         self.has_ranges = bool(data.calibration) or model.precision == "int8"
@@ -225,8 +228,8 @@ class Choice:
         return graph_rules(placed_for).opens_recurrences
 
     def _taken(self) -> list[Target]:
-        missing = self.machine.missing
-        return [name for name in TARGETS if (name in self.targets if self.targets else name not in missing)]
+        targets, missing = self.targets, self.missing
+        return [name for name in TARGETS if (name in targets if targets else name not in missing)]
 
     def _proposing(self, when: When) -> list[Target]:
         """Targets that are taken and have a proposal of a kind."""
@@ -249,7 +252,7 @@ class Choice:
 
     def _left_out(self) -> Iterator[LeftOut]:
         if not self.targets:
-            yield from (item for name, item in self.machine.missing.items() if name != "torchscript")
+            yield from (item for name, item in self.missing.items() if name != "torchscript")
             yield LeftOut("torchscript", "seldom faster than eager PyTorch", 'target = "torchscript"')
         if self.quantizes and not self.has_ranges:
             how = "give them as `data`; 100 to 500 are enough"

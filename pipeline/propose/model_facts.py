@@ -51,6 +51,7 @@ class ModelFacts:
         kinds: Which of `KINDS` it holds.
         precision: Of its graph: "fp32", or "int8" of one that holds Q/DQ.
         multiply_adds: Of one sample; 0 where that is not known.
+        learners: Operators of `ai.onnx.ml`, as of scikit-learn's trees, which ONNX Runtime alone has.
     """
 
     source: Source
@@ -64,6 +65,7 @@ class ModelFacts:
     parameters: int = 0
     weight_bytes: int = 0
     multiply_adds: int = 0
+    learners: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -129,6 +131,7 @@ def _look_at_onnx(source: Source) -> ModelFacts:
         parameters=sum(math.prod(tensor.dims) for tensor in graph.initializer),
         weight_bytes=source.file.stat().st_size,
         multiply_adds=sum(multiply_adds(read.model).values()),
+        learners=tuple(sorted({node.op_type for node in graph.node if node.domain == "ai.onnx.ml"})),
     )
 
 

@@ -246,6 +246,23 @@ def facts(*kinds: str, precision: str = "fp32") -> ModelFacts:
     return ModelFacts(source, "m", (IMAGE,), {}, kinds=frozenset(kinds), precision=precision)
 
 
+@pytest.mark.usefixtures("folder")
+def test_learners_are_proposed_for_onnx_runtime_alone() -> None:
+    """Of scikit-learn no other runtime has the operators: a recipe with these would fail."""
+    tensors = [onnx.helper.make_tensor_value_info(name, 1, ["n", 3]) for name in ("x", "y")]
+    scaler = onnx.helper.make_node(
+        "Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[0.0] * 3, scale=[2.0] * 3
+    )
+    graph = onnx.helper.make_graph([scaler], "learner", tensors[:1], tensors[1:])
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9), "learner.onnx")
+    done = proposed("learner.onnx")
+    assert [one.name for one in done.recipe.artifact] == ["onnx-fp32"]
+    assert "openvino: it has no Scaler of ai.onnx.ml" in done.text
+    named = proposed("learner.onnx", targets=["openvino"])
+    assert {one.target for one in named.recipe.artifact} == {"openvino"}
+
+
 CPU = Machine({"tensorrt": LeftOut("tensorrt", "no GPU")}, emulates_bf16="it has no bf16")
 
 
