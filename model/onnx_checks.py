@@ -296,7 +296,7 @@ def _check_value(value: onnx.ValueInfoProto, kind: str, *, lowest: int) -> None:
     if which not in (None, "tensor_type"):
         raise Refused(
             f"{kind} {value.name!r} is a {which.removesuffix('_type')}; tensors alone are supported",
-            f"export the model with tensors as its {kind}s",
+            f"export the model with tensors as its {kind}s (skl2onnx: options={{'zipmap': False}})",
         )
     tensor = value.type.tensor_type
     if tensor.elem_type not in onnx.TensorProto.DataType.values() or (lowest and not tensor.elem_type):
