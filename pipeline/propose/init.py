@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from ...processor import processor
 from ...progress import Progress, silent
 from ...spec.decode import spec_from_call
 from ...spec.recipes import InitSpec
-from ..recipe import Recipe, parse_recipe, toml
+from ..recipe import Recipe, parse_recipe, toml, tomllib
 from .choose import (
     CALIBRATION_SAMPLES,
     Choice,
@@ -61,7 +62,7 @@ def _written(
     top: list[Line] = [
         ("version", 1, ""),
         ("name", model.name, "of the ONNX files"),
-        ("output", "out", "artifacts, results.json and report.html"),
+        ("output", _output(spec.output), "artifacts, results.json and report.html"),
     ]
     yield from _table("", top)
     lines: list[Line] = [("source", spelled_from(parse_source(source), folder), "")]
@@ -86,6 +87,17 @@ def _written(
     if choice.left_out:
         yield from ("", "# Left out:")
         yield from (f"#   {plain(str(item))}" for item in choice.left_out)
+
+
+def _output(path: Path) -> str:
+    """A folder that no other recipe beside it has: artifacts of one name would replace each other."""
+    for other in path.parent.glob("*.toml"):
+        with contextlib.suppress(OSError, ValueError):
+            values = tomllib.loads(other.read_text(encoding="utf-8"))
+            is_other = "artifact" in values and other.name != path.name
+            if is_other and values.get("output", "out") == "out":
+                return f"out-{path.stem}"
+    return "out"
 
 
 def _data(data: DataFacts, folder: Path, choice: Choice) -> Iterator[str]:

@@ -227,6 +227,15 @@ def test_paths_are_those_of_the_recipes_folder_whatever_its_name(folder: Path) -
     assert done.recipe.model.source == "model.py:with_example"
 
 
+def test_a_second_recipe_in_a_folder_gets_an_output_of_its_own(folder: Path) -> None:
+    (folder / "pyproject.toml").write_text("[project]")
+    outputs = [
+        qcompile.init("model.py:with_example", folder / name, force=True).recipe.output
+        for name in ("recipe.toml", "b.toml", "recipe.toml")
+    ]
+    assert outputs == ["out", "out-b", "out"]
+
+
 def test_an_existing_recipe_is_kept_unless_forced(folder: Path) -> None:
     (folder / "recipe.toml").write_text("mine")
     with pytest.raises(InvalidOption, match="exists already"):
