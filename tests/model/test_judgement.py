@@ -113,6 +113,13 @@ def test_logits_need_the_same_argmax() -> None:
     assert judged(logits, flipped, "pooled").passed  # its name says that it holds features
 
 
+def test_ties_that_rounding_breaks_otherwise_pass() -> None:
+    """INT8 with 138 dB was refused: all values of a row were one but for their last bit."""
+    reference = np.ones((64, 8), np.float32)
+    assert judged(reference, reference + 1e-7 * normal(64, 8)).passed
+    assert not judged(reference, reference + 1e-3 * normal(64, 8)).passed
+
+
 def test_rows_of_length_one_are_an_embedding() -> None:
     rows = normal(50, 16)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
