@@ -71,7 +71,10 @@ def why_other(node: onnx.NodeProto, scope: Scope, older: Any, newer: Any) -> str
     """Return why a node is not of the older form; empty when it is."""
     for name in [item.name for item in node.attribute]:
         if name not in older.attributes:
-            return f"attribute {name} = {attribute(node, name)} came with opset {newer.since_version}"
+            versions = range(older.since_version, newer.since_version + 1)
+            schemas = (onnx.defs.get_schema(node.op_type, version, "") for version in versions)
+            first = next(schema.since_version for schema in schemas if name in schema.attributes)
+            return f"attribute {name} = {attribute(node, name)} came with opset {first}"
     if len(node.input) > older.max_input or len(node.input) < older.min_input:
         return f"it has {len(node.input)} operands; {older.min_input} to {older.max_input} were allowed"
     if len(node.output) > older.max_output:

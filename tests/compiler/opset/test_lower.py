@@ -197,7 +197,7 @@ REFUSED = {
         20, "(float[1,1,2,2,2] x, float[1,2,2,2,3] g) => (float[1,1,2,2,2] y)", "y = GridSample(x,g)", "",
     ),
     "attribute dilations = .2, 2. came with opset 19": (
-        19, "(float[1,1,5,5] x) => (float[1,1,3,3] y)",
+        22, "(float[1,1,5,5] x) => (float[1,1,3,3] y)",
         "y = AveragePool<kernel_shape=[2,2],dilations=[2,2]>(x)", "",
     ),
     "QuantizeLinear 'making y': 'x' is tensor.float16.": (
