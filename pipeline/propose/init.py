@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -212,6 +212,8 @@ def init(
         samples=(spec.data, spec.calibration, spec.evaluation), trust=spec.trust, progress=progress,
     )  # fmt: skip
     data = look_at_data(spec, facts.inputs, facts.outputs, progress=progress)
+    if facts.precision == "int8":  # the graph holds its scales: there is nothing to calibrate
+        data = replace(data, calibration="")
     progress("look at the installation")
     choice = Choice(facts, data, look_at_machine(), targets=spec.asked, gpus=spec.gpus)
     if not choice.artifacts:

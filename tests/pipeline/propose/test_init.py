@@ -201,6 +201,21 @@ def test_a_model_with_a_state_is_measured_on_a_sample_as_it_is(folder: Path) -> 
     assert qcompile.run(folder / "recipe.toml", trust=True).results
 
 
+def test_a_graph_that_holds_its_scales_is_not_calibrated(
+    tiny_file: Callable[..., Path], samples: Callable[..., Path]
+) -> None:
+    """`run` failed: no operator would be quantized."""
+    model, data = tiny_file("residual"), samples("residual", 16)
+    quantized, ranges = model.with_name("quantized.onnx"), model.with_name("m.ranges")
+    qcompile.calibrate(model, str(data), ranges)
+    qcompile.quantize(model, quantized, ranges=str(ranges))
+    recipe = quantized.with_name("r.toml")
+    done = proposed(str(quantized), str(recipe), data=str(data), targets=["onnxruntime"], max_time_s=1.0)
+    assert done.recipe.data.calibration == ""
+    assert done.recipe.data.evaluation
+    assert not qcompile.run(recipe).failures
+
+
 def test_an_onnx_file_needs_no_pytorch_and_is_its_own_baseline(
     tiny_file: Callable[..., Path], samples: Callable[..., Path]
 ) -> None:
