@@ -264,7 +264,7 @@ def timing_feeds(
             option="batch_size",
         )
     batches = feeds_for(io, data, runnables=runnables, batch_size=batch_size)
-    if is_one_call or batch_size is None or data is None:
+    if batch_size is None or data is None or fixed:  # other inputs' first axes are no samples
         return next(batches)
     parts: list[Feeds] = []
     samples = 0

@@ -332,6 +332,10 @@ def falling(lengths=(5, 5, 3)):
 
 def equal():
     return falling((5, 5, 5))
+
+def graphs():
+    for nodes in (40, 50):
+        yield {"atoms": np.zeros(nodes, np.int64), "edges": np.full((2, 90), nodes - 1)}
 """
 
 
@@ -344,6 +348,13 @@ def data(tmp_path: Path) -> str:
 @pytest.mark.parametrize(("batch_size", "samples"), [(None, 4), (3, 3), (8, 8)])
 def test_batches_of_one_length_are_joined(batch_size: int | None, samples: int, data: str) -> None:
     assert timing_feeds(IO, data, batch_size=batch_size)["x"].shape == (samples, 5, 2)
+
+
+def test_a_graph_is_timed_whole(data: str) -> None:
+    """Where `edges` are fixed at 2, the nodes are no samples to cut: edges would name what is not there."""
+    io = ModelIO((parse_input("atoms:[nodes]:int64"), parse_input("edges:[2,edges]:int64")), ())
+    feeds = timing_feeds(io, data.removesuffix("falling") + "graphs", batch_size=2)
+    assert {name: array.shape for name, array in feeds.items()} == {"atoms": (40,), "edges": (2, 90)}
 
 
 @pytest.mark.parametrize(
