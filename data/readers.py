@@ -251,6 +251,8 @@ def read_function(source: Source, inputs: Sequence[TensorInfo]) -> Iterator[Batc
 
 
 def _as_batch(item: Any, inputs: Sequence[TensorInfo], where: str) -> Batch:
+    if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Mapping):
+        item = {**item[0], LABELS: item[1]}
     if isinstance(item, Mapping):
         arrays = {str(name): _array(value, where) for name, value in item.items()}
         labels = arrays.pop(LABELS, None)

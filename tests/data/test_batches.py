@@ -77,6 +77,7 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path, limit: int | Non
         ("yield {'x': X[:2]}\nyield {'x': X[2:]}", None),
         ("yield X[:2], L[:2]\nyield X[2:], L[2:]", [0, 1, 2]),
         ("yield {'x': X[:2], 'labels': L[:2]}\nyield {'x': X[2:], 'labels': L[2:]}", [0, 1, 2]),
+        ("yield {'x': X[:2]}, L[:2]\nyield [{'x': X[2:]}, L[2:]]", [0, 1, 2]),
         ("return [(X[:2], [0, 1]), (X[2:], [2])]", [0, 1, 2]),
     ],
 )
