@@ -243,7 +243,10 @@ def check_feeds(inputs: Sequence[TensorInfo], feeds: Mapping[str, Any], subject:
     names = [tensor.name for tensor in inputs]
     if unknown := [name for name in feeds if name not in names]:
         problem = f"{subject}: no input {unknown[0]!r} in the model; it takes {', '.join(names)}"
-        raise DataError(problem, tensor=unknown[0])
+        hint = (
+            "call the labels of samples 'labels'" if unknown[0] in ("label", "y", "target", "targets") else ""
+        )
+        raise DataError(problem, hint=hint, tensor=unknown[0])
     for tensor in inputs:
         array, problem, hint = feeds.get(tensor.name), "", ""
         if array is None:

@@ -175,6 +175,7 @@ def test_feeds_that_do_not_fit_are_refused(changed: dict[str, np.ndarray], messa
         check_feeds(INPUTS, found, "batch 3")
     assert caught.value.message == message
     assert caught.value.data["tensor"] == tensor
+    assert ("'labels'" in caught.value.hint) == (tensor == "y")
 
 
 @pytest.mark.parametrize(

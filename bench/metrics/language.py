@@ -179,7 +179,7 @@ class ErrorRate(Metric):
             raise DataError(
                 f"{truth.where}: output {name!r} {output.dtype}{list(output.shape)} for "
                 f"{truth.samples} samples; texts [batch], or CTC logits [batch, steps, classes], required",
-                hint="give `metric` file.py:function, which may decode them",
+                hint="number labels that are names of classes; or give `metric` file.py:function",
             )
         audio = self.preprocessing
         if not isinstance(audio, AudioPreprocessing) or not audio.vocabulary:
