@@ -256,15 +256,15 @@ def timing_feeds(
 ) -> Feeds:
     """Return the one batch that is timed: exactly `batch_size` samples, joined from the data's batches."""
     fixed = {t.shape[0] for t in io.inputs if t.shape and isinstance(t.shape[0], int)}
-    is_one_call = batch_size == 1 and first_axes_differ(io.inputs)
-    if batch_size is not None and not is_one_call and fixed - {batch_size}:
+    is_one_call = first_axes_differ(io.inputs)  # those of some inputs are no samples
+    if batch_size is not None and not (is_one_call and batch_size == 1) and fixed - {batch_size}:
         raise InvalidOption(
             f"`batch_size` {batch_size}: the first axis of the model is fixed at {min(fixed)}",
             hint="leave `batch_size` out, or export with a dynamic batch: `inputs` 'x:[batch,...]'",
             option="batch_size",
         )
     batches = feeds_for(io, data, runnables=runnables, batch_size=batch_size)
-    if batch_size is None or data is None or fixed:  # other inputs' first axes are no samples
+    if batch_size is None or data is None or is_one_call:
         return next(batches)
     parts: list[Feeds] = []
     samples = 0
