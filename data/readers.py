@@ -238,10 +238,8 @@ def read_function(source: Source, inputs: Sequence[TensorInfo]) -> Iterator[Batc
             return
         except QCompileError:
             raise
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # to end here would calibrate on part of the data without a word
+        except (Exception, SystemExit) as error:
+            # To end here would calibrate on part of the data without a word.
             raise DataError(
                 f"{source.spec}: raised {type(error).__name__} at batch {index}: {error}"
                 f"{where_raised(error, source.path)}",

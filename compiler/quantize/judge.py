@@ -33,6 +33,7 @@ JUDGED_ON = 16
 
 _LEARNT_FROM = 32
 _VARYING, _VARYING_SHARE = 8, 1e-4  # so many samples; such a share of an output's energy
+_SUM, _LEAST = 1e-3, 1e-7  # of a row of probabilities: how far from 1, and what is told from 0
 
 
 def reference(request: QuantizeRequest, model: onnx.ModelProto, run: OnnxReference | None) -> OnnxReference:
@@ -131,11 +132,32 @@ class Judge:
             for name, batches in pairs.items()
             if any(array.any() for array in starmap(not_finite, batches))
         ]
-        worst = min((one.snr_db for one in judged if one.output in floats), default=float("inf"))
-        varying = min(
-            (varying_db(required[n], actual[n], self._forms[n].parts) for n in floats), default=math.inf
-        )
-        return Judged(judged, worst, varying, min(broken, default=""))
+        worst = {one.output: one.snr_db for one in judged if one.output in floats}
+        varying = {name: varying_db(required[name], actual[name], self._forms[name].parts) for name in floats}
+        chosen = [
+            min(snr, varying[name]) if (logits := logits_db(required[name], actual[name])) is None else logits
+            for name, snr in worst.items()
+        ]
+        least = (min(values, default=math.inf) for values in (worst.values(), varying.values(), chosen))
+        return Judged(judged, *least, min(broken, default=""))
+
+
+def logits_db(required: Sequence[NDArray[Any]], actual: Sequence[NDArray[Any]]) -> float | None:
+    """Return the signal-to-noise ratio of what a Softmax read, but for a constant of each row, in decibels.
+
+    None where an output's rows are no probabilities, or equal. Probabilities next to 0 and 1 tell little: of
+    a classifier (trained on digits) a method had 54.9 dB on the samples that judged, and 30.5 on 500.
+    """
+    signal = noise = 0.0
+    for expected, found in zip(required, actual, strict=True):
+        if expected.ndim < 2 or expected.shape[-1] < 2 or not expected.size or expected.min() < 0:
+            return None
+        if not np.allclose(expected.sum(axis=-1), 1, atol=_SUM):
+            return None
+        x, y = (np.log(np.maximum(side.astype(np.float64), _LEAST)) for side in (expected, found))
+        x, y = (side - side.mean(axis=-1, keepdims=True) for side in (x, y))
+        signal, noise = signal + float((x**2).sum()), noise + float(((x - y) ** 2).sum())
+    return decibels(signal, noise) if noise else None
 
 
 def varying_db(

@@ -39,9 +39,8 @@ class QuantizeRequest:
     # quantized
     in_float: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = silent
-    observed: Ranges | None = (
-        None  # of all float activations on some samples, where float16 stands beside INT8
-    )
+    # of all float activations on some samples, where float16 stands beside INT8
+    observed: Ranges | None = None
     corrected_on: int = 32  # samples on which the mean error of every layer is taken
     dynamic_lstms: bool = False  # whether static INT8 has LSTMs with scales that are found at run time
 
@@ -60,9 +59,8 @@ class QuantizeRequest:
         if self.ranges is None or self.observed is None:
             return self.ranges or self.observed
         histograms = {**self.observed.histograms, **self.ranges.histograms}
-        return replace(
-            self.ranges, histograms=histograms, shared={**self.observed.shared, **self.ranges.shared}
-        )
+        shared = {**self.observed.shared, **self.ranges.shared}
+        return replace(self.ranges, histograms=histograms, shared=shared)
 
     def asking(self, **options: Any) -> QuantizeRequest:
         """Return the request with other options."""
@@ -88,11 +86,13 @@ class Judged:
     # the same against what differs between samples alone, where that is less: boxes are anchors, which are
     # the same for all samples, and what the network adds
     varying_db: float = math.inf
+    # what methods are compared by: the least of both, of probabilities that of their logits in place of it
+    choice_db: float = math.inf
     broken: str = ""  # name of an output that became NaN or infinite
 
     @property
     def rank_db(self) -> float:
-        """What candidates are compared by."""
+        """What a candidate is worth."""
         return min(self.snr_db, self.varying_db)
 
     @property

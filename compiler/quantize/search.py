@@ -97,7 +97,7 @@ class _Search:
             return False
         self.tried.append(_told(what, judged))
         candidate = _Candidate(request, replace(outcome, run=None), judged)
-        if judged.rank_db < self.best.judged.rank_db + least_db:
+        if judged.choice_db < self.best.judged.choice_db + least_db:
             return False
         if least_db >= 0.0 and candidate.integers < self.best.integers:
             self.tried[-1]["refused"] = "fewer layers are computed in integers"
@@ -109,7 +109,8 @@ class _Search:
 def _told(what: str, judged: Judged) -> dict[str, object]:
     """What the manifest says of a candidate."""
     told: dict[str, object] = {"tried": what, "snr_db": round(judged.snr_db, 2)}
-    return told | ({"varying_db": round(judged.varying_db, 2)} if judged.varying_db < judged.snr_db else {})
+    told |= {"varying_db": round(judged.varying_db, 2)} if judged.varying_db < judged.snr_db else {}
+    return told | ({"choice_db": round(judged.choice_db, 2)} if judged.choice_db != judged.rank_db else {})
 
 
 def best_static(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:

@@ -16,6 +16,7 @@ import qcompile
 from qcompile.artifact import load_artifact
 from qcompile.calibration import Method, observe, save_ranges
 from qcompile.compiler.quantize.int8.static import executed, require_executed
+from qcompile.compiler.quantize.judge import logits_db
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.data.batches import Data
 from qcompile.engines.openvino import OpenVino
@@ -395,3 +396,34 @@ def test_a_float_file_that_the_runtime_refuses_fails_no_build(
         model, tmp_path / "m.onnx", target="openvino", precision="int8", ranges=ranges, data=str(data)
     )
     assert made.manifest.precision == "int8"
+
+
+def test_methods_are_compared_by_the_logits_of_probabilities(tmp_path: Path) -> None:
+    """Probabilities next to 0 and 1 have many decibels on the samples that judge, whatever is clipped."""
+    generator = np.random.default_rng(1)
+    logits, noise = generator.normal(0, 3, (2, 16, 10)), generator.normal(0, 0.1, (16, 10))
+    centred, error = (values - values.mean(-1, keepdims=True) for values in (logits[0], noise))
+    found = logits_db([_softmax(logits[0])], [_softmax(logits[0] + noise)])
+    assert found == pytest.approx(10 * np.log10((centred**2).sum() / (error**2).sum()), abs=1e-6)
+    assert logits_db([_softmax(logits[0])], [np.full((16, 10), np.nan)]) == -np.inf
+    assert logits_db([logits[0]], [logits[0]]) is None
+    text = (
+        "(float[n,16] x) => (float[n,10] y) { h = MatMul(x, w) r = Relu(h) s = MatMul(r, v) y = Softmax(s) }"
+    )
+    generator = np.random.default_rng(0)
+    weights = {"w": 3 * generator.standard_normal((16, 32)), "v": generator.standard_normal((32, 10))}
+    model = written(tmp_path / "m.onnx", text, **{name: w.astype("f") for name, w in weights.items()})
+    np.savez(tmp_path / "x.npz", x=(generator.standard_normal((64, 16)) ** 3).astype("f"))
+    proof = static(model, tmp_path, method="auto").manifest.proof
+    best, *others = proof["search"]  # type: ignore[misc]
+    assert len(others) > 3
+    for tried in others:
+        least_db = 0.0 if "biases" in tried["tried"] else 0.2
+        best = tried if tried.get("choice_db", -np.inf) >= best["choice_db"] + least_db else best
+    others_than_auto = ("minmax", "percentile:99.99", "entropy")
+    assert proof["method"] == (best["tried"] if best["tried"] in others_than_auto else "auto")
+
+
+def _softmax(values: Any) -> Any:
+    exponents = np.exp(values - values.max(axis=-1, keepdims=True))
+    return exponents / exponents.sum(axis=-1, keepdims=True)
