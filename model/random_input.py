@@ -295,8 +295,8 @@ class RandomInput:
                 extent = dim
             elif axis == 0 and self.has_batch:
                 extent = batch
-            elif axis == 0 and _BATCH.fullmatch(dim):  # beside a state, which is of one sample
-                extent = noted[axis] if noted else 1
+            elif axis == 0 and self._guess and not noted and _BATCH.fullmatch(dim):
+                extent = 1  # beside a state, which is of one sample
             else:
                 extent = noted[axis] if noted else usual_extent(tensor, axis, self._guess)
             if note and not isinstance(dim, int) and axis in note.axes:

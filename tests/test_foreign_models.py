@@ -254,8 +254,8 @@ def test_a_scalar_input_stays_a_scalar_on_the_whole_road(tmp_path: Path) -> None
     for target in ("onnxruntime", "openvino", "tensorrt-rtx"):
         precision, for_rtx = ("fp16", ["sm86"]) if target == "tensorrt-rtx" else ("int8", [])
         built = qcompile.build(
-            simple, tmp_path / f"{target}.onnx", target=target, precision=precision, ranges=ranges,
-            data=data, gpus=for_rtx,
+            simple, tmp_path / f"{target}.{'engine' if for_rtx else 'onnx'}", target=target,
+            precision=precision, ranges=ranges, data=data, gpus=for_rtx,
         )  # fmt: skip
         assert built.manifest.io is not None
         assert built.manifest.io.inputs[1].shape == ()

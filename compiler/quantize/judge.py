@@ -135,11 +135,15 @@ class Judge:
         worst = {one.output: one.snr_db for one in judged if one.output in floats}
         varying = {name: varying_db(required[name], actual[name], self._forms[name].parts) for name in floats}
         chosen = [
-            min(snr, varying[name]) if (logits := logits_db(required[name], actual[name])) is None else logits
-            for name, snr in worst.items()
+            min(plain, varying[name])
+            if (logits := logits_db(required[name], actual[name])) is None
+            else logits
+            for name, plain in worst.items()
         ]
-        least = (min(values, default=math.inf) for values in (worst.values(), varying.values(), chosen))
-        return Judged(judged, *least, min(broken, default=""))
+        snr, varied, choice = (
+            min(values, default=math.inf) for values in (worst.values(), varying.values(), chosen)
+        )
+        return Judged(judged, snr, varied, choice, min(broken, default=""))
 
 
 def logits_db(required: Sequence[NDArray[Any]], actual: Sequence[NDArray[Any]]) -> float | None:

@@ -204,7 +204,7 @@ def _static(request: QuantizeRequest) -> Outcome:
     stored = {tensor.name: tensor for tensor in ready.graph.initializer}
     nodes = {n.name for n in ready.graph.node if n.op_type in WEIGHTED or is_table(n, stored)}
     chosen_nodes = {name for name, layer in layers.items() if layer.kind == "int8"}
-    chosen_nodes = nodes & (chosen_nodes | (nodes - others.keys() if others else set()))
+    chosen_nodes = nodes & (chosen_nodes | (nodes - others.keys() if request.spec.only else set()))
     kernels = NONE if float8 else saturating_kernels(request.spec.target, request.spec.isa)
     placement = plan(
         ready, request.spec.target, exclude=map(exactly, left.keys() | (nodes & others.keys())),

@@ -177,7 +177,9 @@ def _judged(request: QuantizeRequest, judged: Judged, place: str) -> tuple[Check
 
     `place` is where they are compared, in words, where they are no outputs.
     """
-    if judged.broken:
+    is_half = request.spec.precision in HALVES
+    is_guess = is_half and not request.spec.data  # random input says little of what halves can hold
+    if judged.broken and not is_guess:
         raise QuantizationError(
             f"{request.path}: output {judged.broken!r} became NaN or infinite",
             hint="exclude the layers concerned",
@@ -186,8 +188,9 @@ def _judged(request: QuantizeRequest, judged: Judged, place: str) -> tuple[Check
     on = ("the data" if request.spec.data else "random input") + place
     failed = [f"output {one.output!r} has {one.measured} on {on}; {one.criterion} is required"
               for one in judged.failed]  # fmt: skip
-    is_half = request.spec.precision in HALVES  # with random input it says little
-    poor = "; ".join(failed) if request.spec.data or not is_half else ""
+    poor = "" if is_guess else "; ".join(failed)
+    if judged.broken:
+        poor = f"output {judged.broken!r} becomes NaN or infinite in {request.spec.precision} on random input"
     lowest = min(judged.outputs, key=lambda one: (one.is_labels, one.snr_db))
     figure = lowest.measured if lowest.is_labels else f"{lowest.snr_db:.1f} dB"
     detail = f"{figure} at output {lowest.output!r} on {on}" + (f", {lowest.masks}" if lowest.masks else "")

@@ -13,7 +13,6 @@ from ...model.graph_rules import GraphRules, SaturatingKernels
 from ..words import TRITON_TYPES, KnownFault, Proposal, TritonBackend
 
 
-@functools.cache
 def shared_core() -> Any:
     """Return the one Core of this process.
 
@@ -23,7 +22,12 @@ def shared_core() -> Any:
     """
     import openvino
 
-    return openvino.Core()
+    return _core(openvino.Core)
+
+
+@functools.cache
+def _core(kind: type) -> Any:
+    return kind()
 
 
 def run_model(

@@ -243,8 +243,7 @@ def test_the_digest_changes_with_files_beside_the_model(torch_model: str, tmp_pa
     (tmp_path / "train.log").write_text("says nothing of the model")
     assert digest(torch_model) == before
     assert digest(torch_model.replace(":build", ":other")) != before
-    with (tmp_path / name).open("ab") as file:
-        file.write(b"\n# other")
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes() + b"\n# other")
     assert digest(torch_model) != before
 
 
@@ -262,24 +261,18 @@ def test_the_digest_changes_with_packages_and_with_tensors_below(tmp_path: Path,
 
 
 def test_large_files_count_by_size_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of data below a model is not read again in every run."""
     monkeypatch.setattr("qcompile.model.source._READ_BYTES", 1 << 12)
-    spec = write(tmp_path / "net.py", LINEAR)
-    data = tmp_path / "data/a.npz"
-    write(data, "a" * 5000)
-    before, stat = digest(spec), data.stat()
-    data.write_text("b" * 5000)
-    os.utime(data, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert digest(spec) == before
-    os.utime(data, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
-    assert digest(spec) != before
+    spec, digests = write(tmp_path / "net.py", LINEAR), []
+    for content, time_ns in (("a", 10**9), ("b", 10**9), ("b", 2 * 10**9)):
+        write(data := tmp_path / "data/a.npz", content * 5000)
+        os.utime(data, ns=(time_ns, time_ns))
+        digests.append(digest(spec))
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_the_digest_of_an_installed_module_changes_with_its_subpackages(package: Path) -> None:
-    write(package / "deep/layers.py", "WIDTH = 3")
-    before = digest("tinyzoo.nets:build")
-    write(package / "deep/layers.py", "WIDTH = 4")
-    assert digest("tinyzoo.nets:build") != before
+    digests = [write(package / "deep/a.py", text) and digest("tinyzoo.nets:build") for text in "12"]
+    assert digests[0] != digests[1]
 
 
 def test_the_digest_counts_weights_by_name_and_what_it_is_told_to_depend_on(
@@ -295,9 +288,8 @@ def test_the_digest_counts_weights_by_name_and_what_it_is_told_to_depend_on(
         far.write_bytes(content)
         digests.append(digest_source(source, depends=[far]))
     assert len({*digests}) == 5
-    far.unlink()
     with pytest.raises(MissingFile, match="depends"):
-        digest_source(source, depends=[far])
+        digest_source(source, depends=[tmp_path / "further.dat"])
 
 
 OPTIONS = st.builds(
