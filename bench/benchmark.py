@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engines import gpu as gpus
 from ..errors import EngineUnavailable
-from ..files import temporary_folder
+from ..files import check_output, temporary_folder
 from ..model.archives import trusting
 from ..model.session import usable_cores
 from ..processes.arrays import save_arrays
@@ -81,6 +81,8 @@ def benchmark(
             progress=progress,
         )  # fmt: skip
         return measure_every_gpu(on_one_gpu, artifacts, spec, history, unbuilt)
+    if spec.output is not None:
+        check_output(spec.output, is_model=False)
     metric = accuracy.read_metric(spec.metric)  # a wrong one is refused even where nothing is evaluated
     quality = metric if spec.evaluation is not None else None
     numbers = gpus.parse_devices(spec.devices)

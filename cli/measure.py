@@ -142,7 +142,7 @@ def gate(session: Session, options: GateCommand) -> int:
 
     for path in (options.junit, options.markdown):
         if path is not None:
-            check_output(path)
+            check_output(path, is_model=False)
     result = judge(options.old, options.new, options, progress=session.progress)
     if options.junit is not None:
         write_text(options.junit, junit(result))
@@ -224,7 +224,7 @@ def _layers(session: Session, options: DiffCommand) -> int:
 
     written = [path for path in (options.output, options.save_results) if path is not None]
     for path in written:
-        check_output(path)
+        check_output(path, is_model=False)
     with _source(session, options) as source:
         layers = layer_diff(
             options.reference, options.artifact, options, source=source, progress=session.progress

@@ -307,22 +307,23 @@ def writing(final: Path) -> Iterator[Path]:
 
 _READ_ALONE = (".py", ".ipynb", ".npz", ".npy", ".jsonl", ".parquet", ".pt2", ".ckpt")
 """Endings of files that no command writes, and people have: a slip of `-o` would cost them."""
+_MODELS = (".onnx", ".engine", ".plan", ".pt", ".pth", ".safetensors", ".keras", ".h5", ".tflite")
 
 
-def check_output(final: Path) -> None:
-    """Refuse an output that could not be written, before any work."""
+def check_output(final: Path, *, is_model: bool = True) -> None:
+    """Refuse an output that could not be written, before any work, or would cost a user's file."""
     with reading(final):
         kind = kind_of(final)
     if kind not in ("", "a file"):
         raise InvalidOption(f"output {final} is {kind}; a file name is required")
-    if kind and final.suffix in _READ_ALONE:
-        raise InvalidOption(
-            f"output {final}: would replace code or data; another name is required", file=final
-        )
+    if kind and final.suffix in (*_READ_ALONE, *(() if is_model else _MODELS)):
+        what = "a model" if final.suffix in _MODELS else "code or data"
+        raise InvalidOption(f"output {final}: would replace {what}; another name is required", file=final)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
+    check_output(path, is_model=False)
     with writing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

@@ -78,7 +78,7 @@ def calibrate(
         check_onnx(weightless.path)  # a damaged file says here what is wrong with it
         raise
     method, shard = parse_method(spec.method), parse_shard(spec.shard)
-    check_output(output)
+    check_output(output, is_model=False)
     if not isinstance(data, Data):
         data = Data(str(data), weightless.io.inputs, batch_size=1, limit=spec.samples or None)
     checkpoint = checkpoint or output.with_name(f".{output.name}.checkpoint")

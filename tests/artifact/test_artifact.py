@@ -107,6 +107,9 @@ def test_a_folder_a_place_below_a_file_and_code_or_data_of_a_user_are_no_output(
     for path, words in refused.items():
         with pytest.raises(InvalidOption, match=words), writing(path):
             pytest.fail("the block must not run")
+    (tmp_path / "m.onnx").touch()
+    with pytest.raises(InvalidOption, match="would replace a model"):
+        write_json(tmp_path / "m.onnx", {})
 
 
 def test_a_manifest_reads_back(tmp_path: Path) -> None:
