@@ -156,8 +156,9 @@ def test_kill_9_at_any_moment_leaves_only_whole_files_and_the_next_run_goes_on(r
         skipped = {line.split()[1] for line in said.splitlines() if line.strip().startswith("skipped")}
         made = {line.split()[1] for line in said.splitlines() if line.strip().startswith("done")}
         assert not made & finished, "a stage that was done was done again"
-        finished |= made
-        assert skipped <= finished
+        # Who is killed right behind the end of a stage has no time to say so.
+        assert len(skipped - finished) <= 1
+        finished |= made | skipped
     report = qcompile.run(recipe)
     assert all(report.stages[name] == "skipped" for name in finished)
     assert report.results is not None
