@@ -337,16 +337,23 @@ def _beside(file: Path) -> list[Path]:
     packages = {*packages_around(file.resolve())[:1], *(path for path in imported if path.is_dir())}
     for package in sorted(packages):
         files += _keyed_tree(package)
-    for below in sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != "."):
-        if below not in packages and not (below / ".qcompile").exists():  # which the output of a recipe has
+    for below in sorted(path for path in folder.iterdir() if path.is_dir() and _is_source(path)):
+        if below not in packages:
             tensors = sorted(path for path in below.iterdir() if path.suffix in _TENSOR_SUFFIXES)
             files += [path for path in tensors if path.is_file() and not manifest_path(path).exists()]
     return files
 
 
 def _keyed_tree(folder: Path) -> list[Path]:
-    folders = [Path(place) for place, _, _ in os.walk(folder)]
-    return [path for place in sorted(folders) for path in _keyed_files(place)]
+    """What lies in a folder and below, in an order of its own."""
+    inner = (path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    below = sorted(filter(_is_source, inner))
+    return [*_keyed_files(folder), *(path for place in below for path in _keyed_tree(place))]
+
+
+def _is_source(folder: Path) -> bool:
+    """Whether it is no hidden folder, and no output of a recipe, which changes with every run."""
+    return folder.name[0] != "." and not (folder / ".qcompile").exists()
 
 
 def _keyed_files(folder: Path) -> list[Path]:
