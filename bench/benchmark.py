@@ -75,14 +75,14 @@ def benchmark(
         BenchInterrupted: After Ctrl-C, with what was measured until then; `output` is written.
     """
     spec = spec_from_call(BenchSpec, spec, options)
+    if spec.output is not None:
+        check_output(spec.output, is_model=False)
     if gpus.is_every_gpu(spec.devices):
         on_one_gpu = partial(
             benchmark, command=command, recipe=recipe, decided=decided, compare_made=compare_made,
             progress=progress,
         )  # fmt: skip
         return measure_every_gpu(on_one_gpu, artifacts, spec, history, unbuilt)
-    if spec.output is not None:
-        check_output(spec.output, is_model=False)
     metric = accuracy.read_metric(spec.metric)  # a wrong one is refused even where nothing is evaluated
     quality = metric if spec.evaluation is not None else None
     numbers = gpus.parse_devices(spec.devices)
