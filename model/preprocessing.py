@@ -7,7 +7,6 @@ images as the model was trained to see them, however many stages lie between. No
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from msgspec import Meta
 from ..errors import InvalidOption, translated
 from ..files import read_json
 from ..tensors import TensorInfo, format_shape
+from .source import did_you_mean
 
 Task = Literal[
     "", "image-classification", "semantic-segmentation", "object-detection", "text-classification",
@@ -150,10 +150,9 @@ def read_preprocessing_file(path: Path) -> Preprocessing:
     preprocessing = read_preprocessing(value, f"{path}: preprocessing")
     for key in value:
         if key not in (names := as_json(preprocessing)):
-            near = difflib.get_close_matches(key, names, n=1)
             raise InvalidOption(
                 f"{path}: preprocessing of kind {preprocessing.kind!r} has no {key!r}",
-                hint=f"did you mean {near[0]!r}?" if near else f"its keys are {', '.join(names)}",
+                hint=did_you_mean(key, names) or f"its keys are {', '.join(names)}",
                 file=path,
             )
     return preprocessing
