@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import itertools
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..artifact import known_digest
-from ..errors import DataError, EngineUnavailable, QCompileError, first_line
+from ..errors import DataError, EngineUnavailable, QCompileError, first_line, translated
 from ..model.session import granted_cores
 from ..model.source import Source
 from ..model.user_code import beside, call, load_function, where_raised
@@ -279,14 +280,14 @@ def require_inputs(names: Collection[str], inputs: Sequence[TensorInfo], where: 
 
 
 def _array(value: Any, where: str) -> NDArray[Any]:
-    if hasattr(value, "detach"):  # a torch tensor, without importing torch
-        value = value.detach().cpu().numpy()
-    if not isinstance(value, np.ndarray | np.generic | int | float | list):
-        raise DataError(
-            f"{where}: holds {type(value).__name__}; arrays or tensors are required",
-            hint="yield a dict of arrays, a tuple of arrays, or (inputs, labels)",
-        )
-    return np.asarray(value)
+    """Return a copy: a loader may fill the same memory again for its next batch."""
+    kind, hint = type(value).__name__, "yield a dict of arrays, a tuple of arrays, or (inputs, labels)"
+    with translated(f"{where}: holds a {kind} that is no array", DataError, hint=hint):
+        if hasattr(value, "detach"):  # a torch tensor, without importing torch
+            value = value.detach().cpu().numpy()
+        if not isinstance(value, np.ndarray | np.generic | int | float | list):
+            raise DataError(f"{where}: holds {kind}; arrays or tensors are required", hint=hint)
+        return copy.deepcopy(np.asarray(value))
 
 
 def list_files(root: Path) -> Iterator[str]:

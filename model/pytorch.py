@@ -297,9 +297,12 @@ def flat_tensors(outputs: Any) -> list[tuple[str, Any]]:
 
 
 def flat_outputs(outputs: Any) -> tuple[list[str], list[NDArray[Any]]]:
-    """Return names (empty where the structure has none) and arrays of what `forward` returned."""
+    """Return names (empty where the structure has none) and copies of what `forward` returned.
+
+    The next call of a module may write the same memory.
+    """
     tensors = flat_tensors(outputs)
-    return [name for name, _ in tensors], [tensor.detach().cpu().numpy() for _, tensor in tensors]
+    return [name for name, _ in tensors], [tensor.detach().cpu().numpy().copy() for _, tensor in tensors]
 
 
 def name_outputs(spelled: Sequence[str], reference: Any, inputs: Collection[str] = ()) -> list[str]:

@@ -10,6 +10,7 @@ Metrics of rankings: nDCG by scikit-learn, Spearman's correlation by scipy, and 
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -116,8 +117,8 @@ class OwnMetric(Metric):
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         # Copies: what a function changes in place is compared with other artifacts afterwards.
-        copies = {name: array.copy() for name, array in outputs.items()}
-        returned = call(lambda: self._function(copies, truth.labels), self._source)
+        copies, labels = copy.deepcopy((dict(outputs), truth.labels))
+        returned = call(lambda: self._function(copies, labels), self._source)
         if hasattr(returned, "detach"):  # a torch tensor, without importing torch
             returned = returned.detach().cpu().numpy()
         values = None

@@ -384,3 +384,71 @@ def test_a_damaged_archive_is_found_by_every_part(tmp_path: Path) -> None:
     for part in range(2):
         with pytest.raises(DataError, match="Bad CRC-32"):
             list(Data(spec, [X], batch_size=4).at(partial(held, part, 2)))
+
+
+LOADERS = """
+import torch
+X = np.random.default_rng(0).standard_normal((5, 4, 3), np.float32)
+L = X.argmax(2)
+
+def arrays():
+    x, labels = np.empty((4, 3), np.float32), np.empty(4, np.int64)
+    for rows in X:
+        x[:], labels[:] = rows, rows.argmax(1)
+        yield {"x": x, "labels": labels}
+
+def one_dict():
+    batch = {}
+    for rows in X:
+        batch["x"], batch["labels"] = rows, rows.argmax(1)
+        yield batch
+
+def tensors():
+    x, labels = torch.empty(4, 3), torch.empty(4, dtype=torch.int64)
+    for rows in X:
+        x.copy_(torch.from_numpy(rows.copy())), labels.copy_(x.argmax(1))
+        yield x, labels
+
+def views():
+    memory = np.empty((3, 8), np.float32)
+    for rows in X:
+        memory[:, ::2] = rows.T
+        yield ({"x": memory.T[::2]}, rows.argmax(1).tolist())
+
+def mapped():
+    from tempfile import TemporaryFile
+    with TemporaryFile() as file:
+        x = np.memmap(file, np.float32, "w+", shape=(4, 3))
+        for rows in X:
+            x[:] = rows
+            yield torch.from_numpy(x), rows.argmax(1)
+
+def one_list():
+    batch = [None, None]
+    for rows in X:
+        batch[:] = rows, rows.argmax(1)
+        yield batch
+
+class Loader:
+    def __iter__(self):
+        return arrays()
+"""
+
+
+@pytest.mark.parametrize("kind", ["arrays", "one_dict", "tensors", "views", "mapped", "one_list", "Loader"])
+@pytest.mark.parametrize("limit", [None, 6])
+def test_a_loader_may_use_its_memory_again(script: Script, kind: str, limit: int | None) -> None:
+    expected = list(
+        Data(script("yield from ({'x': x, 'labels': l} for x, l in zip(X, L))", head=LOADERS), [X])
+    )
+    held = list(Data(script(f"return {kind}()", head=LOADERS), [X], limit=limit))
+    for fresh, batch in zip(expected, held, strict=limit is None):
+        count = batch.samples
+        np.testing.assert_array_equal(batch.feeds["x"], fresh.feeds["x"][:count])
+        np.testing.assert_array_equal(batch.labels, fresh.labels[:count])  # type: ignore[index, arg-type]
+
+
+@pytest.mark.parametrize("value", ["[np.ones(3), np.ones(2)]", "torch.ones(1, 3, dtype=torch.bfloat16)"])
+def test_what_numpy_makes_no_array_of_is_refused(script: Script, value: str) -> None:
+    with pytest.raises(DataError, match=r"samples batch 0: holds a .* that is no array"):
+        list(Data(script(f"import torch\nyield {{'x': {value}}}"), [X]))
