@@ -250,13 +250,14 @@ def read_function(source: Source, inputs: Sequence[TensorInfo]) -> Iterator[Batc
 
 
 def _as_batch(item: Any, inputs: Sequence[TensorInfo], where: str) -> Batch:
+    beside = None
     if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Mapping):
-        item = {**item[0], LABELS: item[1]}
+        item, beside = item
     if isinstance(item, Mapping):
         arrays = {str(name): _array(value, where) for name, value in item.items()}
-        labels = arrays.pop(LABELS, None)
+        labels = take_labels(arrays, inputs)
         require_inputs(arrays, inputs, where)
-        return Batch(arrays, labels, where)
+        return Batch(arrays, labels if beside is None else _array(beside, where), where)
     names = [tensor.name for tensor in inputs]
     values = [_array(value, where) for value in (item if isinstance(item, tuple | list) else [item])]
     if len(values) - len(names) not in (0, 1):
@@ -266,6 +267,11 @@ def _as_batch(item: Any, inputs: Sequence[TensorInfo], where: str) -> Batch:
         )
     labels = values.pop() if len(values) > len(names) else None
     return Batch(dict(zip(names, values, strict=True)), labels, where)
+
+
+def take_labels(arrays: dict[str, Any], inputs: Sequence[TensorInfo]) -> Any:
+    """Remove the labels from the arrays of a batch and return them; an input called `labels` is no label."""
+    return None if any(tensor.name == LABELS for tensor in inputs) else arrays.pop(LABELS, None)
 
 
 def require_inputs(names: Collection[str], inputs: Sequence[TensorInfo], where: str) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from ..artifact import size_bytes
 from ..bench.benchmark import benchmark
 from ..bench.metrics.accuracy import ScoreSums, accuracy, read_metric
-from ..bench.metrics.metric import Metric, Outputs, Scored, Truth
+from ..bench.metrics.metric import LABELS_HINT, Metric, Outputs, Scored, Truth
 from ..bench.outputs import paired
 from ..building import request_for
 from ..calibration import Ranges, load_ranges, parse_method
@@ -115,7 +115,7 @@ class TrialMaker:
         if metric.needs_labels and any(batch.labels is None for batch in self.batches):
             raise DataError(
                 f"{setting.data}: has no labels, and metric {metric.name} needs them",
-                hint="yield (inputs, labels), put `labels` beside the arrays, or give `metric` cosine",
+                hint=f"{LABELS_HINT}; or give `metric` cosine",
             )
         if not self.batches:
             raise DataError(f"{setting.data}: holds no samples; accuracy needs at least one")

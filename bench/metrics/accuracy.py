@@ -28,7 +28,7 @@ from ..outputs import RunnableArtifact, infer_all, paired
 from ..recorder import Recorder
 from ..results.row import Accuracy, ClassChange
 from ..statistics import require_pairs, resampled_interval
-from .metric import Metric, Outputs, Scored, Truth, Values, joined
+from .metric import LABELS_HINT, Metric, Outputs, Scored, Truth, Values, joined
 from .names import read_metric
 from .output_verdict import RunningDifference
 
@@ -123,7 +123,7 @@ def truth_of(batch: Batch, metric: Metric, data: str) -> Truth:
     if metric.needs_labels and batch.labels is None:
         raise DataError(
             f"{data}: has no labels, and {metric.name} needs them",
-            hint="yield (inputs, labels), put `labels` beside the arrays, or give `metric` cosine",
+            hint=f"{LABELS_HINT}; or give `metric` cosine",
         )
     return Truth(batch.labels, batch.samples, batch.where)
 

@@ -163,11 +163,14 @@ def require_numbers(name: str, array: NDArray[Any], where: str, *, finite: bool)
         raise DataError(f"{where}: output {name!r} holds an infinity; it has no accuracy", tensor=name)
 
 
+LABELS_HINT = "yield (inputs, labels), or put `labels` beside the arrays where no input has that name"
+
+
 def labels_of(truth: Truth, metric: str, required: str = "them") -> NDArray[Any]:
     if truth.labels is None:
         raise DataError(
             f"{truth.where}: has no labels; {metric} needs {required}",
-            hint="yield (inputs, labels), or put `labels` beside the arrays",
+            hint=LABELS_HINT,
         )
     return np.asarray(truth.labels)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -446,6 +449,44 @@ def test_a_loader_may_use_its_memory_again(script: Script, kind: str, limit: int
         count = batch.samples
         np.testing.assert_array_equal(batch.feeds["x"], fresh.feeds["x"][:count])
         np.testing.assert_array_equal(batch.labels, fresh.labels[:count])  # type: ignore[index, arg-type]
+
+
+LABELS = TensorInfo("labels", "float32", ("batch", 3))
+
+
+@pytest.mark.parametrize("kind", ["npz", "folder", "polygraphy", "function"])
+def test_an_input_called_labels_is_an_input(tmp_path: Path, script: Script, kind: str) -> None:
+    x, labels = rows(4), rows(4) + 7
+    if kind in ("npz", "folder"):
+        folder = tmp_path / "samples"
+        folder.mkdir()
+        spec = npz(folder / "data.npz", x=x, labels=labels)
+        spec = str(folder) if kind == "folder" else spec
+    elif kind == "polygraphy":
+        encoded = {}
+        for name, array in (("x", x), ("labels", labels)):
+            content = io.BytesIO()
+            np.save(content, array)
+            encoded[name] = {"array": base64.b64encode(content.getvalue()).decode()}
+        (tmp_path / "inputs.json").write_text(json.dumps([encoded]))
+        spec = str(tmp_path / "inputs.json")
+    else:
+        head = "X = np.repeat(np.arange(4, dtype=np.float32)[:, None], 3, axis=1)"
+        spec = script("yield {'x': X, 'labels': X + 7}", head=head)
+    batches = list(Data(spec, [X, LABELS]))
+    assert samples_of(batches) == [0, 1, 2, 3]
+    np.testing.assert_array_equal(np.concatenate([batch.feeds["labels"] for batch in batches]), labels)
+    assert labels_of(batches) is None
+
+
+def test_labels_stand_beside_an_input_called_labels(script: Script) -> None:
+    (batch,) = Data(
+        script("x = np.ones((2, 3), np.float32)\nyield {'x': x, 'labels': x}, [1, 0]"), [X, LABELS]
+    )
+    assert labels_of([batch]) == [1, 0]
+    with pytest.raises(DataError, match="no input 'y' in the model") as refused:
+        list(Data(script("yield {'x': 1, 'labels': 1, 'y': 1}"), [X, LABELS]))
+    assert refused.value.hint == "yield (inputs, labels)"
 
 
 @pytest.mark.parametrize("value", ["[np.ones(3), np.ones(2)]", "torch.ones(1, 3, dtype=torch.bfloat16)"])
