@@ -218,7 +218,7 @@ class _Trials:
 
     def run(self, case: Case, script: str) -> dict[str, NDArray[Any]]:
         """Run the script on a case; raises `_Ended` where it fails."""
-        (self.folder / "run.py").write_text(script)
+        (self.folder / "run.py").write_text(script, encoding="utf-8")
         np.savez(self.folder / "inputs.npz", **storable(case.feeds))
         if self._worker is None:
             threads = self.request.spec.threads or usable_cores()

@@ -42,6 +42,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import EngineUnavailable, ModelError, QCompileError, translated
+from ..plain_text import NOT_UTF8
 from ..processor import is_arm
 from ..tensors import Feeds, format_shape
 from . import onnx
@@ -138,6 +139,9 @@ def make_session(
     else:
         path = model.path if isinstance(model, Graph) else model
         source, unfit = str(path), unfit_optimizers(path)
+        if NOT_UTF8.search(source):
+            problem = f"{path}: its name is not UTF-8; ONNX Runtime opens no such file"
+            raise error(problem, hint="rename it", file=path)
     onnxruntime = import_onnxruntime()
     levels = onnxruntime.GraphOptimizationLevel
     if FLOAT8 in unfit and options.graph_optimization_level != levels.ORT_DISABLE_ALL:
