@@ -243,9 +243,9 @@ def check_feeds(inputs: Sequence[TensorInfo], feeds: Mapping[str, Any], subject:
     names = [tensor.name for tensor in inputs]
     if unknown := [name for name in feeds if name not in names]:
         problem = f"{subject}: no input {unknown[0]!r} in the model; it takes {', '.join(names)}"
-        hint = (
-            "call the labels of samples 'labels'" if unknown[0] in ("label", "y", "target", "targets") else ""
-        )
+        hint = "key the arrays by the model's input names"
+        if unknown[0] in ("label", "y", "target", "targets"):
+            hint = "yield (inputs, labels)" + ("" if "labels" in names else ", or call the labels 'labels'")
         raise DataError(problem, hint=hint, tensor=unknown[0])
     for tensor in inputs:
         array, problem, hint = feeds.get(tensor.name), "", ""
@@ -256,8 +256,22 @@ def check_feeds(inputs: Sequence[TensorInfo], feeds: Mapping[str, Any], subject:
             hint = f"give array.astype({tensor.dtype!r}); nothing is converted silently"
         elif not tensor.accepts(array.shape):
             problem = f"has shape {format_shape(array.shape)}; {format_shape(tensor.shape)} is required"
+            hint = _shape_hint(tensor, array.shape)
         if problem:
             raise DataError(f"{subject}: input {tensor.name!r} {problem}", hint=hint, tensor=tensor.name)
+
+
+def _shape_hint(tensor: TensorInfo, shape: Sequence[int]) -> str:
+    missing = len(tensor.shape) - len(shape)
+    if missing == 1:
+        return "the first axis counts samples: give one sample as array[None]"
+    if missing == -1:
+        if isinstance(tensor.shape[0], str):
+            return "samples have an axis more than the model takes: leave it out"
+        return (
+            "the model has no axis of samples: yield them one by one, or give a folder with a file for each"
+        )
+    return "" if missing else "an axis of a fixed extent takes no other: export the model with a dynamic axis"
 
 
 def _dtype_of(array: Any) -> str:

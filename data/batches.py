@@ -184,7 +184,7 @@ class Data:
 
     def _read_function(self) -> Iterator[Batch]:
         assert self._function is not None, "the data is one"
-        return read_function(self._function, self.inputs)
+        return read_function(self._function, self.inputs, limit=self.limit)
 
     def _from_function(self) -> Iterator[Batch]:
         seen = 0

@@ -6,10 +6,11 @@ import copy
 import hashlib
 import importlib
 import itertools
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,13 +225,20 @@ def require_package(module: str, package: str, use: str, *, extra: str = "data")
         ) from error
 
 
-def read_function(source: Source, inputs: Sequence[TensorInfo]) -> Iterator[Batch]:
-    """Yield what a function yields, or what the iterable it returns holds."""
+MANY = 10_000
+"""Samples after which a function of unknown length, read without a limit, may be endless."""
+
+
+def read_function(
+    source: Source, inputs: Sequence[TensorInfo], *, limit: int | None = None
+) -> Iterator[Batch]:
+    """Yield what a function yields, or what the iterable it returns holds; `limit` ends nothing here."""
     result = call(load_function(source), source)
     if not isinstance(result, Iterable):
         kind = type(result).__name__
         raise DataError(f"{source.spec}: returned {kind}; an iterable of samples is required")
-    iterator = iter(result)
+    iterator, samples = iter(result), 0
+    is_unlimited = limit is None and not isinstance(result, Sized)
     for index in itertools.count():
         try:
             with beside(source):  # a generator runs, and imports, when it is asked for the next
@@ -246,7 +254,11 @@ def read_function(source: Source, inputs: Sequence[TensorInfo]) -> Iterator[Batc
                 f"{where_raised(error, source.path)}",
                 sample=index,
             ) from error
-        yield _as_batch(item, inputs, f"{source.function} batch {index}")
+        batch = _as_batch(item, inputs, f"{source.function} batch {index}")
+        if samples < MANY <= (samples := samples + batch.samples) and is_unlimited:
+            words = "%s: %d samples so far; if it has no end, limit it by `samples` or itertools.islice"
+            logging.getLogger(__name__).warning(words, source.spec, samples)
+        yield batch
 
 
 def _as_batch(item: Any, inputs: Sequence[TensorInfo], where: str) -> Batch:
