@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from ..spec.keywords import DoctorKeywords
 
 _OF_TENSORRT = (
-    "choose `target` tensorrt-rtx or tensorrt: tf32 from sm80, fp8 from sm89, nvfp4 and mxfp8 from sm100"
+    "choose `target` tensorrt-rtx or tensorrt: tf32 from sm80, fp8 from sm89, nvfp4 and mxfp8 from sm100 "
+    "(TensorRT-RTX: sm120)"
 )
 _OLDEST = 70
 _RTX_BUILDS_FOR = (75, 80, 86, 89, 120, 121)
