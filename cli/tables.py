@@ -223,7 +223,7 @@ def accuracy_line(accuracy: AccuracyComparison) -> str:
     if accuracy.max_drop is not None:
         verdict = "pass" if accuracy else "TOO LARGE"
         line += f", at most {drop_text(accuracy.max_drop, unit)} is required: {verdict}"
-    return line
+    return f"{line}; {accuracy.statement}" if accuracy.statement else line
 
 
 def present_artifact(session: Session, artifact: Artifact, *details: str) -> None:
@@ -274,7 +274,7 @@ def listed(lines: list[str], what: str, place: str) -> list[str]:
 
 def present_results(session: Session, results: Results) -> None:
     """Print the table of a benchmark, its curves, and what to know of them."""
-    from ..bench.results.render import warning_lines
+    from ..bench.results.render import accuracy_lines, warning_lines
     from ..bench.results.row import Curve
 
     if not session.quiet:
@@ -287,6 +287,8 @@ def present_results(session: Session, results: Results) -> None:
         session.note(line)
     if results.settings.get("metric_note"):
         session.note(f"accuracy is {results.settings['metric_note']}")
+    for line in accuracy_lines(results):
+        session.note(line)
     noise = results.environment.get("noise") or {}
     noisy = [f"noisy: {reason}" for reason in noise.get("reasons", ())]
     session.warn([*noisy, *warning_lines(results)])

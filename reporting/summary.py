@@ -2,7 +2,8 @@
 
 1. An artifact may be recommended when it lost no accuracy that its interval shows: `low <= 0`. Within a
    budget, when the upper end of the interval keeps it: `high <= max_drop`. A drop without an interval, of
-   fewer than ten samples, counts as it is, and a caveat says so. Where accuracy was not measured, its outputs
+   few samples in a metric's own unit, counts as it is, and a caveat says so. Where accuracy was not measured,
+   its outputs
    must have passed the comparison with the baseline's. It must keep the budget of size and latency, too.
 2. The fastest of them is, unless
 3. another that no round-by-round comparison tells from it is smaller, or
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
+from ..bench.results.drop import samples_needed
 from ..bench.results.render import RUNTIMES, interval_words, speedup_text
 from ..bench.results.row import Interval, Row
 from ..bench.statistics import DROP_CONFIDENCE, Speedup, speedup
@@ -133,12 +135,12 @@ def excesses(budget: Budget, row: Row) -> tuple[str, ...]:
 
 
 def _undecided(subject: ReportedArtifact, drop: Interval, max_drop: float) -> str:
-    """More samples would tell: the width of an interval falls with the root of their number."""
+    """Say that samples do not prove a budget, and about how many would."""
     assert drop.high is not None, "without an interval, the drop decides"
-    unit = subject.drop_unit
-    samples = subject.row.accuracy.samples if subject.row.accuracy else None
-    room, reach = max_drop - drop.value, drop.high - drop.value
-    needed = f"; about {figure(samples * (reach / room) ** 2)} would" if samples and room > 0 else ""
+    unit, accuracy = subject.drop_unit, subject.row.accuracy
+    samples = accuracy.samples if accuracy else None
+    count = samples_needed(accuracy, max_drop) if accuracy else None
+    needed = f"; about {count:,} would" if count else ""
     shown = drop_text(max_drop, unit)
     beyond = f" (the upper end is {drop.high:.4g})" if drop_text(drop.high, unit) == shown else ""
     return (
@@ -251,8 +253,14 @@ def _reasons(
         kind = "" if len(allowed) == count else f" of the {len(allowed)} that kept their accuracy"
         sentences.append(f"Faster than every other{kind}.")
     accuracy = recommended.row.accuracy
+    if accuracy is not None and accuracy.statement:
+        sentences.append(f"{accuracy.metric}: {accuracy.statement}.")
     if accuracy is not None and accuracy.agreement is not None:
-        sentences.append(f"It gives the baseline's prediction for {accuracy.agreement:.2%} of the samples.")
+        low = accuracy.agreement_low
+        least = f" (at least {low:.2%} of all, {DROP_CONFIDENCE:.0%})" if low is not None else ""
+        sentences.append(
+            f"It gives the baseline's prediction for {accuracy.agreement:.2%} of the samples{least}."
+        )
     return sentences
 
 
@@ -420,10 +428,11 @@ def _gains(
     accuracy, drop, unit = recommended.row.accuracy, recommended.drop, recommended.drop_unit
     if accuracy is not None and drop is not None:
         ends = drop_interval(drop.low, drop.high, unit)
-        few = "" if ends else f" ({accuracy.samples or 'too few'} samples: too few for an interval)"
+        few = "" if ends else f"{accuracy.samples or 'too few'} samples: too few for an interval"
         value = accuracy_text(accuracy.value, unit)
         lost = f"{drop_text(drop.value, unit)} {unit} {ends}".strip()
-        parts.append(f"{accuracy.metric} {value}, {lost} lost{few}")
+        shown = accuracy.statement or few
+        parts.append(f"{accuracy.metric} {value}, {lost} lost" + (f" ({shown})" if shown else ""))
     else:
         parts.append("accuracy not measured")
     ratio = recommended.row.size_ratio

@@ -58,6 +58,9 @@ class BenchKeywords(TypedDict, total=False):
     metric: str
     """Accuracy metric: auto, top1, top5, f1[:AVERAGE], miou, map[:50], wer, cer, ndcg[:K], neighbours[:K],
     spearman, perplexity[:masked], kl, cosine, mse or file.py:function."""
+    candidates: int
+    """Artifacts that were judged on the evaluation samples before, such as by `tune`; the intervals of
+    drops are corrected for them."""
     batch_sizes: Sequence[int]
     """Batch sizes of an additional latency curve."""
     clients: Sequence[int]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...bench.results.drop import Need
 from ...errors import EngineUnavailable, InvalidOption
 from ...figures import bytes_text, figure
 from ...files import write_text
@@ -26,6 +27,7 @@ from .choose import (
     DataFacts,
     Line,
     bench_lines,
+    budget_need,
     look_at_data,
     look_at_machine,
     relocated,
@@ -150,6 +152,13 @@ class InitResult:
     choice: Choice
     model: ModelFacts
     data: DataFacts
+    need: Need | None
+
+    @property
+    def notes(self) -> list[str]:
+        """What the model and the data tell, and that too few samples prove a budget."""
+        too_few = [self.need.text] if self.need and self.need.is_met is False else []
+        return [*self.model.notes, *self.data.notes, *too_few]
 
     def as_json(self) -> dict[str, Any]:
         model, data = self.model, self.data
@@ -166,7 +175,7 @@ class InitResult:
             "samples": data.samples,
             "has_labels": data.has_labels,
             "metric": data.metric,
-            "notes": [*model.notes, *data.notes],
+            "notes": self.notes,
         }
 
 
@@ -226,4 +235,5 @@ def init(
     recipe = parse_recipe(text.encode(), path)  # it must be read back before anybody gets it
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, text)
-    return InitResult(path, recipe, text, choice, facts, data)
+    need = budget_need(data, choice.artifacts, spec)
+    return InitResult(path, recipe, text, choice, facts, data, need)
