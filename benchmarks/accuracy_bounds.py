@@ -1,12 +1,12 @@
 """How often the upper end of a drop's interval holds the true drop, over simulated releases.
 
-    python benchmarks/accuracy_bounds.py            prints the table of docs/measuring.md, in about two minutes
+    python benchmarks/accuracy_bounds.py        prints the table of docs/measuring.md
     python benchmarks/accuracy_bounds.py --releases 1000
 
-A release is `k` candidates that all lose the same share of samples, judged on the same `n` samples; of them the one
-with the smallest measured drop is chosen. `changed` is how often an answer changes without a loss on balance, half
-to right and half to wrong. A bound that holds always although it is of 95% says that so few samples cannot tell
-smaller drops: where no answer is gained, the smallest possible bound is above the drop.
+A release is `k` candidates that all lose the same share of samples, judged on the same `n` samples. The
+candidate with the smallest measured drop is chosen. `changed` is how often an answer changes without a loss
+on balance, half to right and half to wrong. Where answers are only lost, the smallest possible bound lies
+above small drops, so it always holds them.
 """
 
 from __future__ import annotations

@@ -170,10 +170,12 @@ class _Auto:
             written = init(
                 self.model, self.recipe, options, command=command, progress=self._progress_of("init")
             )
-            if written.need is not None:
-                self.progress(written.need.text)
-                self.notes += [written.need.text] if written.need.is_met is False else []
-            self._save({"request": request})
+            need = written.need
+            if need is not None:
+                self.progress(need.text)
+            self._save({"request": request, "too_few": need.text if need and need.is_met is False else ""})
+        if too_few := self._state().get("too_few"):
+            self.notes.append(too_few)
         self._note("init", "skipped" if is_there else "done", start)
 
     def run(self) -> RunReport:

@@ -1,9 +1,8 @@
 """Recommend an artifact, with the reasons in words: the one rule of `report`, `run` and `auto`.
 
 1. An artifact may be recommended when it lost no accuracy that its interval shows: `low <= 0`. Within a
-   budget, when the upper end of the interval keeps it: `high <= max_drop`. A drop without an interval, of
-   few samples in a metric's own unit, counts as it is, and a caveat says so. Where accuracy was not measured,
-   its outputs
+   budget, when the upper end of the interval keeps it: `high <= max_drop`. A drop without an interval, in a
+   metric's own unit, counts as it is, and a caveat says so. Where accuracy was not measured, its outputs
    must have passed the comparison with the baseline's. It must keep the budget of size and latency, too.
 2. The fastest of them is, unless
 3. another that no round-by-round comparison tells from it is smaller, or
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from ..bench.results.drop import samples_needed
+from ..bench.results.drop import unproven
 from ..bench.results.render import RUNTIMES, interval_words, speedup_text
 from ..bench.results.row import Interval, Row
 from ..bench.statistics import DROP_CONFIDENCE, Speedup, speedup
@@ -106,8 +105,8 @@ def why_not(subject: ReportedArtifact, budget: Budget = NO_BUDGET) -> str | None
         if (drop.value if end is None else end) <= allowed:
             return None
         ends = drop_interval(drop.low, drop.high, unit)
-        if max_drop is not None and drop.value <= max_drop:
-            return _undecided(subject, drop, max_drop)
+        if max_drop is not None and drop.value <= max_drop and subject.row.accuracy:
+            return unproven(subject.row.accuracy, max_drop)
         return f"it loses {drop_text(drop.value, unit)} {unit} {ends}".strip()
     difference = subject.row.difference
     if difference is not None and not difference.passed:
@@ -131,21 +130,6 @@ def excesses(budget: Budget, row: Row) -> tuple[str, ...]:
         unknown if value is None else f"{name} {figure(value)} {unit}, at most {figure(limit)}"
         for name, unit, value, limit, unknown in limits
         if limit is not None and (value is None or value > limit)
-    )
-
-
-def _undecided(subject: ReportedArtifact, drop: Interval, max_drop: float) -> str:
-    """Say that samples do not prove a budget, and about how many would."""
-    assert drop.high is not None, "without an interval, the drop decides"
-    unit, accuracy = subject.drop_unit, subject.row.accuracy
-    samples = accuracy.samples if accuracy else None
-    count = samples_needed(accuracy, max_drop) if accuracy else None
-    needed = f"; about {count:,} would" if count else ""
-    shown = drop_text(max_drop, unit)
-    beyond = f" (the upper end is {drop.high:.4g})" if drop_text(drop.high, unit) == shown else ""
-    return (
-        f"it loses {drop_text(drop.value, unit)} {unit} {drop_interval(drop.low, drop.high, unit)}: "
-        f"{samples or 'the'} samples do not show that it keeps {shown} {unit}{beyond}{needed}"
     )
 
 
@@ -256,11 +240,9 @@ def _reasons(
     if accuracy is not None and accuracy.statement:
         sentences.append(f"{accuracy.metric}: {accuracy.statement}.")
     if accuracy is not None and accuracy.agreement is not None:
-        low = accuracy.agreement_low
-        least = f" (at least {low:.2%} of all, {DROP_CONFIDENCE:.0%})" if low is not None else ""
-        sentences.append(
-            f"It gives the baseline's prediction for {accuracy.agreement:.2%} of the samples{least}."
-        )
+        least = f" (at least {low:.2%})" if (low := accuracy.agreement_low) is not None else ""
+        text = f"It gives the baseline's prediction for {accuracy.agreement:.2%} of the samples{least}."
+        sentences.append(text)
     return sentences
 
 
@@ -429,10 +411,9 @@ def _gains(
     if accuracy is not None and drop is not None:
         ends = drop_interval(drop.low, drop.high, unit)
         few = "" if ends else f"{accuracy.samples or 'too few'} samples: too few for an interval"
-        value = accuracy_text(accuracy.value, unit)
+        shown = f" ({text})" if (text := accuracy.statement or few) else ""
         lost = f"{drop_text(drop.value, unit)} {unit} {ends}".strip()
-        shown = accuracy.statement or few
-        parts.append(f"{accuracy.metric} {value}, {lost} lost" + (f" ({shown})" if shown else ""))
+        parts.append(f"{accuracy.metric} {accuracy_text(accuracy.value, unit)}, {lost} lost{shown}")
     else:
         parts.append("accuracy not measured")
     ratio = recommended.row.size_ratio

@@ -200,7 +200,7 @@ def _changed_rows(sums: ScoreSums, baseline: ScoreSums) -> int:
     for scored in (sums.joined, baseline.joined):
         counts = np.bincount(scored.unit_of_row, minlength=scored.units)
         sides.append(np.split(scored.table, np.cumsum(counts)[:-1]))
-    return sum(not np.array_equal(mine, theirs) for mine, theirs in zip(*sides, strict=True))
+    return sum(not np.array_equal(mine, theirs, equal_nan=True) for mine, theirs in zip(*sides, strict=True))
 
 
 def described_inputs(io: ModelIO, runnables: Sequence[RunnableArtifact]) -> Sequence[TensorInfo]:

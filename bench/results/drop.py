@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
-from ...figures import drop_text
+from ...figures import drop_interval, drop_text
 from ..metrics.bounds import fewest_samples, samples_that_prove
 from ..statistics import DROP_CONFIDENCE
 from .row import Accuracy, Unit
@@ -45,9 +44,24 @@ def samples_needed(accuracy: Accuracy, max_drop: float) -> int | None:
         share = share_of(max_drop, accuracy.unit)
         return samples_that_prove(accuracy.lost, accuracy.gained, samples, share, accuracy.candidates)
     # The width of an interval falls with the root of the number of samples.
-    count = math.ceil(samples * ((drop.high - drop.value) / (max_drop - drop.value)) ** 2)
+    count = round(samples * ((drop.high - drop.value) / (max_drop - drop.value)) ** 2)
     fewest = fewest_samples(share_of(max_drop, "points"), accuracy.candidates)
     return max(count, fewest) if accuracy.unit == "points" else count
+
+
+def unproven(accuracy: Accuracy, max_drop: float) -> str:
+    """Return that samples do not prove a budget which the drop itself keeps, and about how many would."""
+    drop, unit = accuracy.drop, accuracy.unit
+    assert drop is not None, "the baseline keeps every budget"
+    assert drop.high is not None, "without an interval, the drop decides"
+    count = samples_needed(accuracy, max_drop)
+    needed = f"; about {count:,} would" if count else ""
+    shown = drop_text(max_drop, unit)
+    beyond = f" (the upper end is {drop.high:.4g})" if drop_text(drop.high, unit) == shown else ""
+    return (
+        f"it loses {drop_text(drop.value, unit)} {unit} {drop_interval(drop.low, drop.high, unit)}: "
+        f"{accuracy.samples or 'the'} samples do not show that it keeps {shown} {unit}{beyond}{needed}"
+    )
 
 
 def share_of(max_drop: float, unit: Unit) -> float:
