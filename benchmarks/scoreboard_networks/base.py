@@ -74,7 +74,7 @@ class Whole:
 
 def draws(samples: int) -> Iterator[Array]:
     """Yield which samples are drawn, with replacement; the same ones for every artifact."""
-    from qcompile.bench.statistics import resamples
+    from qcompile.bench.metrics.bounds import resamples
 
     for weights in resamples(samples, RESAMPLED):
         yield from (np.repeat(np.arange(samples), row.astype(int)) for row in weights)

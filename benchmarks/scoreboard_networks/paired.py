@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from qcompile.bench.statistics import Speedup, resamples, speedup
+from qcompile.bench.metrics.bounds import resamples, right_or_wrong_interval, tail_of
+from qcompile.bench.statistics import Speedup, speedup
 
 from .base import Array
 
 Row = dict[str, Any]
 Outcome = Literal["win", "tie", "loss"]
 
-NORMAL = statistics.NormalDist().inv_cdf(0.975)
 STUDENT = 2.131
 """Student's t of 15 degrees of freedom, 97.5%: of the 16 groups of `left_out`."""
 DRAWS = 2000
@@ -54,40 +53,10 @@ def difference(ours: Row, theirs: Row) -> Difference | None:
     return None
 
 
-def score_interval(gained: int, lost: int, pairs: int) -> tuple[float, float]:
-    """Return the 95% interval of a difference of two shares of right answers to the same questions.
-
-    The score interval of Tango (Statistics in Medicine 17, 1998): the differences that the data do not
-    contradict at 5%. With no discordant pair it is not empty: it reaches as far as such data would be rare.
-
-    Args:
-        gained: Pairs of which the first alone is right.
-        lost: Pairs of which the second alone is right.
-        pairs: All pairs.
-    """
-
-    def score(delta: float) -> float:
-        b = (2 * pairs - gained + lost) * delta - gained - lost
-        c = -lost * delta * (1 - delta)
-        share = (math.sqrt(max(b * b - 8 * pairs * c, 0.0)) - b) / (4 * pairs)
-        variance = pairs * (2 * share + delta * (1 - delta))
-        surplus = gained - lost - pairs * delta
-        return surplus / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, surplus)
-
-    def root(target: float, low: float, high: float) -> float:
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (middle, high) if score(middle) > target else (low, middle)
-        return (low + high) / 2
-
-    observed = (gained - lost) / pairs
-    return root(NORMAL, -1.0, observed), root(-NORMAL, observed, 1.0)
-
-
 def _score(ours: str, theirs: str) -> tuple[float, float]:
     first, second = (np.array(list(answers)) == "1" for answers in (ours, theirs))
     gained, lost = int((first & ~second).sum()), int((second & ~first).sum())
-    low, high = score_interval(gained, lost, len(first))
+    low, high = right_or_wrong_interval(gained, lost, len(first), tail_of(1))
     return 100 * low, 100 * high
 
 

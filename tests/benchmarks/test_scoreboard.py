@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import optimize, stats
+from scipy import stats
 
 ROOT = Path(__file__).resolve().parents[2]
 # Only while it is imported: the scripts beside it have the names of modules of tests/support.
@@ -25,34 +25,6 @@ finally:
 
 def test_the_page_is_what_the_results_say() -> None:
     assert page.text() == (ROOT / "docs/reference/scoreboard.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("gained", "lost", "pairs"),
-    [(0, 0, 500), (3, 0, 500), (12, 2, 50), (1, 9, 40), (0, 10, 10), (86, 150, 1600)],
-)
-def test_the_score_interval_ends_where_the_constrained_likelihood_says(
-    gained: int, lost: int, pairs: int
-) -> None:
-    """The most likely share of losses under a difference is searched for, in place of Tango's root."""
-
-    def score(delta: float) -> float:
-        def unlikely(share: float) -> float:
-            cells = share + delta, share, 1 - 2 * share - delta
-            counts = gained, lost, pairs - gained - lost
-            return -float(sum(n * np.log(max(p, 1e-300)) for n, p in zip(counts, cells, strict=True) if n))
-
-        bounds = max(0.0, -delta), (1 - delta) / 2
-        share = optimize.minimize_scalar(
-            unlikely, bounds=bounds, method="bounded", options={"xatol": 1e-12}
-        ).x
-        return (gained - lost - pairs * delta) / np.sqrt(pairs * (2 * share + delta * (1 - delta)))
-
-    low, high = paired.score_interval(gained, lost, pairs)
-    assert -1 <= low < (gained - lost) / pairs < high <= 1 or abs(gained - lost) == pairs
-    for end, quantile in ((low, paired.NORMAL), (high, -paired.NORMAL)):
-        if abs(end) < 0.999:
-            assert score(end) == pytest.approx(quantile, abs=2e-3)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=300))
