@@ -409,7 +409,7 @@ def _gains(
         parts[0] += f" and {' '.join(speedup_text(over_onnx))} as fast as {onnx.label}"
     accuracy, drop, unit = recommended.row.accuracy, recommended.drop, recommended.drop_unit
     if accuracy is not None and drop is not None:
-        ends = drop_interval(drop.low, drop.high, unit)
+        ends = "" if accuracy.statement else drop_interval(drop.low, drop.high, unit)
         few = "" if ends else f"{accuracy.samples or 'too few'} samples: too few for an interval"
         shown = f" ({text})" if (text := accuracy.statement or few) else ""
         lost = f"{drop_text(drop.value, unit)} {unit} {ends}".strip()

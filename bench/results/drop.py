@@ -14,7 +14,7 @@ EXACT = ("fp64", "fp32")
 
 
 def statement(accuracy: Accuracy) -> str:
-    """Return what the samples show: "500 samples, none changed: at most 0.76 points (95%)".
+    """Return what the samples show: "500 samples, none changed: at most 0.76 points with 95% confidence".
 
     Empty for the baseline.
     """
@@ -28,8 +28,8 @@ def statement(accuracy: Accuracy) -> str:
         return text + ("too few for a bound" if changed else "no bound, as a sample may lose any amount")
     shown = f"{drop_text(abs(drop.high), accuracy.unit)} {accuracy.unit}"
     limit = f"at most {shown}" if drop.high >= 0 else f"better by at least {shown}"
-    family = f", {accuracy.candidates} candidates" if accuracy.candidates > 1 else ""
-    return f"{text}{limit} ({DROP_CONFIDENCE:.0%}{family})"
+    family = f" for {accuracy.candidates} candidates together" if accuracy.candidates > 1 else ""
+    return f"{text}{limit} with {DROP_CONFIDENCE:.0%} confidence{family}"
 
 
 def samples_needed(accuracy: Accuracy, max_drop: float) -> int | None:

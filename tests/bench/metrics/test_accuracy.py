@@ -107,7 +107,8 @@ def test_identical_outputs_lose_nothing(metric: str, seed: int, count: int) -> N
     if unit_of(metric) == "points":  # no samples exclude that another one loses all
         assert 100 * (1.0 - 0.05 ** (1 / count)) < found["high"] == pytest.approx(-found["low"])
         assert (
-            f"{count} samples, none changed: at most {found['high']:.2f} points (95%)" == found["statement"]
+            f"{count} samples, none changed: at most {found['high']:.2f} points with 95% confidence"
+            == found["statement"]
         )
     else:
         assert (found["low"], found["high"]) == (None, None)
@@ -133,7 +134,9 @@ def test_the_drop_is_counted_in_points_and_agreement_in_predictions() -> None:
     assert result["drop_points"] == pytest.approx(25.0)
     assert 4.5 < result["low"] < 25.0 < result["high"] < 50.0
     assert (result["changed"], result["lost"], result["gained"]) == (5, 5, 0)
-    shown = f"20 samples, 5 changed (5 lost, 0 gained): at most {result['high']:.2f} points (95%)"
+    shown = (
+        f"20 samples, 5 changed (5 lost, 0 gained): at most {result['high']:.2f} points with 95% confidence"
+    )
     assert result["statement"] == shown
     assert result["agreement_low"] == pytest.approx(binomtest(15, 20).proportion_ci(0.95, "exact").low)
     better = compare("top1", found, right, labels)

@@ -89,7 +89,9 @@ def test_the_stated_interval_is_the_one_that_is_computed() -> None:
     assert f"The bootstrap draws {resamples}" in text
     assert f"loses 100 points if fewer than {FEWEST_UNITS} samples differ" in text
     high = 100 * right_or_wrong_interval(0, 0, 500, tail_of(1))[1]
-    assert f"*500 samples, none changed: at most {high:.2f} points ({DROP_CONFIDENCE:.0%})*" in text
+    assert (
+        f"500 samples, none changed: at most {high:.2f} points with {DROP_CONFIDENCE:.0%} confidence" in text
+    )
     for budget in (0.2, 0.5, 1, 2):
         row = [f"{fewest_samples(budget / 100, candidates):,}" for candidates in (1, 3, 6)]
         assert f"| {budget} | {' | '.join(row)} |" in text
