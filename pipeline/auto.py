@@ -216,10 +216,8 @@ class _Auto:
         if not tuned["lines"]:
             return False
         text = self.recipe.read_text(encoding="utf-8").rstrip("\n")
-        judged = (
-            f"[bench]\ncandidates = {tuned['trials']}  # artifacts that `tune` judged on the same samples\n"
-        )
-        text = re.sub(r"^\[bench\].*\n", lambda _: judged, text, count=1, flags=re.MULTILINE)
+        judged = f"candidates = {tuned['trials']}  # judged by `tune` on the same samples"
+        text = re.sub(r"^(\[bench\].*)$", rf"\1\n{judged}", text, count=1, flags=re.MULTILINE)
         write_text(self.recipe, "\n".join([text, "", "# Found by `tune`:", *tuned["lines"]]) + "\n")
         return True
 
