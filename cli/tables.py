@@ -38,7 +38,7 @@ def make_table(title: str, *columns: str, text: bool = False) -> Table:
 
 
 def add_row(table: Table, name: str, *cells: str, below: str = "") -> None:
-    """Add a row of plain text: brackets in `qcompile[torch]` or `[2.1, 2.3]` are no markup.
+    """Add a row of plain text: brackets in `tritonclient[grpc]` or `[2.1, 2.3]` are no markup.
 
     `below` follows the name, from a line end or a space on.
     """

@@ -141,6 +141,7 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
         "--governor", "--query-gpu", "--format",  # cpupower, nvidia-smi
         "--disable-auto-complete-config", "--model-repository", "--rm", "--gpus",  # Triton, docker
         "--build-arg", "--network", "--from", "--with", "--index-url", "--dry-run",  # docker, uvx, pip
+        "--force-reinstall",  # pip
         "--results", "--table", "--list-of", "--no-deps",  # benchmarks/architectures/walk.py, and pip for it
         "--torch-python", "--torch-path", "--python-version", "--only-binary",  # benchmarks/gpu_day.py, pip
         "--show-values",  # polygraphy

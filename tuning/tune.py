@@ -21,6 +21,7 @@ from ..engines.build import require_builder
 from ..engines.registry import engine
 from ..errors import DataError, EngineUnavailable, IntentNotReached, InvalidOption, QuantizationError
 from ..files import write_json, write_text
+from ..installation import install_hint
 from ..model.graph import graph_precision
 from ..model.graph_rules import graph_target
 from ..model.onnx_file import read_graph
@@ -343,7 +344,7 @@ def _targets(names: Sequence[str]) -> list[Target]:
     named: list[Target] = [target for name in names for target in CPU_TARGETS if target == name]
     runnable = named or [name for name in CPU_TARGETS if not engine(name).why_not_run()]
     if not runnable:
-        raise EngineUnavailable("no runtime is installed", hint="pip install 'qcompile[cpu]'", engine="")
+        raise EngineUnavailable("no runtime is installed", hint=install_hint("cpu"), engine="")
     return runnable
 
 

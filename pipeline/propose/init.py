@@ -13,6 +13,7 @@ from ...bench.results.drop import Need
 from ...errors import EngineUnavailable, InvalidOption
 from ...figures import bytes_text, figure
 from ...files import write_text
+from ...installation import install_hint
 from ...model.session import usable_cores
 from ...model.source import RANDOM, parse_source
 from ...plain_text import plain
@@ -228,7 +229,7 @@ def init(
     if not choice.artifacts:
         raise EngineUnavailable(
             "nothing can be built here: no runtime is installed",
-            hint="pip install 'qcompile[cpu]'",
+            hint=install_hint("cpu"),
             engine="",
         )
     text = "\n".join(_written(model, spec, facts, data, choice, shlex.join(command))) + "\n"
