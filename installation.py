@@ -13,7 +13,7 @@ from configparser import ConfigParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .version import tool_versions
+from .version import __version__, tool_versions
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -134,17 +134,23 @@ def install_hint(extra: str, version_of: Versions = installed_version) -> str:
     return f"pip install {' '.join(words)}"
 
 
-def other_distribution() -> str:
-    """Return version and origin of an installed distribution `qcompile` that has files in `qcompile/`.
+def other_distribution() -> tuple[str, str]:
+    """Return problem and fix if an installed distribution `qcompile` has files in `qcompile/`, else "", "".
 
     It is another project, or an earlier wheel of this one. An editable one has no such file.
-    Empty if there is none.
     """
-    from importlib.metadata import distributions
+    from importlib.metadata import Distribution, distributions
 
-    for found in distributions(name="qcompile"):
-        if any(file.parts[0] == "qcompile" for file in found.files or ()):
-            ours = any(point.value == "qcompile.cli:main" for point in found.entry_points)
-            whose = f"an earlier wheel of {DISTRIBUTION}" if ours else "another project of the package index"
-            return f"qcompile {found.version}, {whose}"
-    return ""
+    def has_package(distribution: Distribution) -> bool:
+        return any(file.parts[0] == "qcompile" for file in distribution.files or ())
+
+    for other in filter(has_package, distributions(name="qcompile")):
+        earlier = any(point.value == "qcompile.cli:main" for point in other.entry_points)
+        origin = f"an earlier wheel of {DISTRIBUTION}" if earlier else "another project of the package index"
+        effect = f"its files replace or hide those of {DISTRIBUTION}"
+        fix = "pip uninstall -y qcompile"
+        if any(map(has_package, distributions(name=DISTRIBUTION))):  # it loses the files that both have
+            wheel = f"dist/qcompile_onnx-{__version__}-py3-none-any.whl"
+            fix += f" && pip install --force-reinstall --no-deps {wheel}"
+        return f"qcompile {other.version}, {origin}, is installed: {effect}", fix
+    return "", ""

@@ -31,7 +31,6 @@ from ..processor import is_arm, isa_here, processor, why_emulated
 from ..spec.decode import spec_from_call
 from ..spec.looking import DoctorCommand
 from ..spec.words import CPU_TARGETS, PRECISIONS, TARGETS, TENSORRT_TARGETS, Precision
-from ..version import __version__
 from .gpu import Gpu, find_gpus
 from .onnx_runtime.words import PACKAGES as ONNX_RUNTIMES
 from .registry import engine, names, packages_of
@@ -372,12 +371,9 @@ def find_problems(installed: set[str], version_of: Callable[[str], str] = instal
     tensorrt = version_of("tensorrt") if "tensorrt" in installed else ""
     # TensorRT 8 is built with a pybind11 before 2.12, which first knew numpy 2; all else wants numpy 2.
     is_old, wants_old = numpy.startswith("1."), tensorrt.startswith("8.")
-    other = other_distribution() if "qcompile" in installed else ""
+    other, fix = other_distribution() if "qcompile" in installed else ("", "")
     states = (
-        (bool(other),
-         f"{other}, is installed: its files replace or hide those of qcompile-onnx",
-         "pip uninstall -y qcompile && pip install --force-reinstall --no-deps "
-         f"dist/qcompile_onnx-{__version__}-py3-none-any.whl"),
+        (bool(other), other, fix),
         (len(runtimes) > 1,
          f"{' and '.join(runtimes)} are installed together: they own the same files, and which one is "
          "imported is chance",

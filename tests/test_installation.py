@@ -12,8 +12,8 @@ from packaging.requirements import Requirement
 
 import qcompile
 from qcompile import installation
-from qcompile.engines.doctor import extra_states, find_problems
-from qcompile.installation import extras, install_hint, other_distribution, unmet
+from qcompile.engines.doctor import Problem, extra_states, find_problems
+from qcompile.installation import extras, install_hint, unmet
 
 METADATA = """\
 Provides-Extra: torch
@@ -118,6 +118,7 @@ def test_without_metadata_a_checkout_reads_its_setup_cfg(
 
 THEIRS = "qcompile/__init__.py,,\nqcompile-0.1.25.dist-info/METADATA,,\n"
 OURS = "[console_scripts]\nqcompile = qcompile.cli:main\n"
+EDITABLE = "__editable___qcompile_0_3_0_finder.py,,\n"
 
 
 @pytest.mark.parametrize(
@@ -125,28 +126,26 @@ OURS = "[console_scripts]\nqcompile = qcompile.cli:main\n"
     [
         ({"RECORD": THEIRS}, "qcompile 0.1.25, another project of the package index"),
         ({"RECORD": THEIRS, "entry_points__txt": OURS}, "qcompile 0.1.25, an earlier wheel of qcompile-onnx"),
-        ({"RECORD": "__editable___qcompile_0_3_0_finder.py,,\n", "entry_points__txt": OURS}, ""),
+        ({"RECORD": EDITABLE, "entry_points__txt": OURS}, ""),
     ],
 )
+@pytest.mark.parametrize("editable", [False, True])
 def test_doctor_finds_the_other_project_of_the_name(
-    install: Install, files: dict[str, str], found: str
+    install: Install, files: dict[str, str], found: str, editable: bool
 ) -> None:
-    install("qcompile-onnx", "0.3.0", METADATA, RECORD="qcompile/__init__.py,,\n")
+    install("qcompile-onnx", "0.3.0", METADATA, RECORD=EDITABLE if editable else "qcompile/__init__.py,,\n")
     install("qcompile", "0.1.25", **files)
-    assert other_distribution() == found
-    problems = find_problems({"qcompile", "qcompile-onnx"})
-    assert [one.problem for one in problems] == [
-        f"{found}, is installed: its files replace or hide those of qcompile-onnx"
-    ] * bool(found)
-    assert all(one.fix.startswith("pip uninstall -y qcompile && pip install ") for one in problems)
+    wheel = f"dist/qcompile_onnx-{qcompile.__version__}-py3-none-any.whl"
+    again = "" if editable else f" && pip install --force-reinstall --no-deps {wheel}"
+    problem = f"{found}, is installed: its files replace or hide those of qcompile-onnx"
+    expected = [Problem(problem, f"pip uninstall -y qcompile{again}")] if found else []
+    assert find_problems({"qcompile", "qcompile-onnx"}) == expected
 
 
-def test_the_exit_code_of_doctor_says_that_the_other_project_is_installed(
-    install: Install, tmp_path: Path
-) -> None:
+def test_doctor_ends_with_1_where_the_other_project_is_installed(install: Install, tmp_path: Path) -> None:
     install("qcompile", "0.1.25", RECORD=THEIRS)
     program = f"import sys; sys.path.append({str(tmp_path)!r}); import qcompile.cli as c; c.main(['doctor'])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "qcompile 0.1.25, another project of the package index, is installed" in done.stderr
-    assert f"--force-reinstall --no-deps dist/qcompile_onnx-{qcompile.__version__}-py3" in done.stderr
+    assert "fix: pip uninstall -y qcompile" in done.stderr
