@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from configparser import ConfigParser
 from pathlib import Path
@@ -47,9 +48,13 @@ def extras() -> Mapping[str, tuple[Requirement, ...]]:
 def _all_extras() -> Mapping[str, tuple[Requirement, ...]]:
     """Return extra to its packages, with those of the extras that it includes.
 
-    Empty where there is neither metadata nor a setup.cfg beside this file.
+    Empty where there is neither metadata nor a setup.cfg beside this file, and in another interpreter that
+    runs a worker without `packaging`.
     """
-    declared = _from_metadata() or _from_setup_cfg()
+    try:
+        declared = _from_metadata() or _from_setup_cfg()
+    except ImportError:
+        return {}
     found = {}
     for extra in declared:
         packages: dict[str, Requirement] = {}
@@ -63,16 +68,16 @@ def _all_extras() -> Mapping[str, tuple[Requirement, ...]]:
 
 
 def _from_metadata() -> dict[str, list[str]]:
-    from importlib.metadata import PackageNotFoundError, metadata
+    from importlib.metadata import distributions
 
     from packaging.requirements import Requirement
 
-    try:
-        content = metadata(DISTRIBUTION)
-    except PackageNotFoundError:
+    places = [str(_SOURCE.parents[1]), *sys.path]  # a worker finds the package, and not always by `sys.path`
+    installed = next(iter(distributions(name=DISTRIBUTION, path=places)), None)
+    if installed is None:
         return {}
-    found: dict[str, list[str]] = {extra: [] for extra in content.get_all("Provides-Extra") or ()}
-    for text in content.get_all("Requires-Dist") or ():
+    found: dict[str, list[str]] = {extra: [] for extra in installed.metadata.get_all("Provides-Extra") or ()}
+    for text in installed.requires or ():
         marker = Requirement(text).marker
         if marker is not None and not marker.evaluate({"extra": ""}):
             for extra in found:
@@ -130,7 +135,7 @@ def install_hint(extra: str, version_of: Versions = installed_version) -> str:
         text, name = str(requirement), requirement.name
         words.append(shlex.quote(text.replace(name, installed_as(name, version_of) or name, 1)))
     if not words:
-        return f"install the packages of the extra {extra!r} in the setup.cfg of qcompile"
+        return f"install the packages of the extra {extra!r} of qcompile"
     return f"pip install {' '.join(words)}"
 
 

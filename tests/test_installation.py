@@ -113,7 +113,22 @@ def test_without_metadata_a_checkout_reads_its_setup_cfg(
     assert install_hint("qat") == "pip install 'torch>=2.6' 'onnxscript>=0.3,>=0.7' 'torchao>=0.12'"
     installation._all_extras.cache_clear()
     monkeypatch.setattr(installation, "_SOURCE", tmp_path / "none.cfg")
-    assert install_hint("qat") == "install the packages of the extra 'qat' in the setup.cfg of qcompile"
+    assert install_hint("qat") == "install the packages of the extra 'qat' of qcompile"
+
+
+def test_without_packaging_the_extra_is_named(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("qcompile-onnx", "0.3.0", METADATA)
+    monkeypatch.setitem(sys.modules, "packaging.requirements", None)
+    assert install_hint("torch") == "install the packages of the extra 'torch' of qcompile"
+
+
+def test_a_worker_reads_the_metadata_beside_the_package(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("qcompile-onnx", "0.3.0", METADATA)
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(installation, "_SOURCE", tmp_path / "qcompile/setup.cfg")
+    assert install_hint("torch") == "pip install 'torch>=2.6'"
 
 
 THEIRS = "qcompile/__init__.py,,\nqcompile-0.1.25.dist-info/METADATA,,\n"

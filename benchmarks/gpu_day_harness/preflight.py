@@ -11,7 +11,7 @@ import importlib.util
 import json
 import sys
 
-PACKAGES = ("numpy", "onnx", "msgspec", "packaging")
+PACKAGES = ("numpy", "onnx", "msgspec")
 TESTS = ("pytest", "pytest_timeout", "onnxruntime", "safetensors")
 
 
