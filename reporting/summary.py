@@ -238,7 +238,7 @@ def _reasons(
         sentences.append(f"Faster than every other{kind}.")
     accuracy = recommended.row.accuracy
     if accuracy is not None and accuracy.statement:
-        sentences.append(f"{accuracy.metric}: {accuracy.statement}.")
+        sentences.append(f"Drop of {accuracy.metric}: {accuracy.statement}.")
     if accuracy is not None and accuracy.agreement is not None:
         least = f" (at least {low:.2%})" if (low := accuracy.agreement_low) is not None else ""
         text = f"It gives the baseline's prediction for {accuracy.agreement:.2%} of the samples{least}."

@@ -283,7 +283,7 @@ def accuracy_lines(results: Results) -> list[str]:
     names: dict[str, list[str]] = {}
     for row in results.rows:
         if row.accuracy and row.accuracy.statement:
-            names.setdefault(f"{row.accuracy.metric}: {row.accuracy.statement}", []).append(row.name)
+            names.setdefault(f"drop of {row.accuracy.metric}: {row.accuracy.statement}", []).append(row.name)
     return [f"{', '.join(rows)}: {text}" for text, rows in names.items()]
 
 

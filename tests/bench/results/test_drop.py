@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from qcompile.bench.metrics.bounds import fewest_samples
 from qcompile.bench.results.drop import samples_for_budget, samples_needed, statement
-from qcompile.bench.results.row import Accuracy
+from qcompile.bench.results.render import accuracy_lines, markdown
+from qcompile.bench.results.results import Results
+from qcompile.bench.results.row import Accuracy, Row
 
 
 def accuracy(
@@ -65,3 +68,13 @@ def test_what_a_budget_needs_is_said_before_it_is_measured(
     need = samples_for_budget(max_drop, 1, samples)
     assert need.is_met is is_met
     assert words in need.text
+
+
+def test_artifacts_of_which_the_samples_show_the_same_share_a_line() -> None:
+    text = "500 samples, none changed: at most 0.76 points with 95% confidence"
+    rows = [Row("pytorch", "m", "pytorch", accuracy=Accuracy("top1", 0.9))]
+    measured = structs.replace(accuracy(0.0, 0.7624, changed=0, lost=0, gained=0), statement=text)
+    rows += [Row(name, name, "onnxruntime", accuracy=measured) for name in ("fp32", "int8")]
+    results = Results(baseline="pytorch", rows=rows, environment={}, settings={})
+    assert accuracy_lines(results) == [f"fp32, int8: drop of top1: {text}"]
+    assert f"- fp32, int8: drop of top1: {text}" in markdown(results)
