@@ -326,16 +326,18 @@ def missing_package(error: BaseException) -> QCompileError | None:
     """Return what to install for a failed import; None where it is of no extra of qcompile."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
-    from ..engines.doctor import extras
+    from ..installation import extras, install_hint
 
     module = error.name.partition(".")[0]
     distribution = _DISTRIBUTIONS.get(module, module.replace("_", "-"))
-    extra = next((extra for extra, names in extras().items() if distribution in names), "")
+    extra = next(
+        (extra for extra, packages in extras().items() if distribution in (one.name for one in packages)), ""
+    )
     if not extra:
         return None
     return EngineUnavailable(
         f"{distribution} cannot be imported ({error})",
-        hint=f"pip install 'qcompile[{extra}]'",
+        hint=install_hint(extra),
         engine=module,
         reason=str(error),
     )

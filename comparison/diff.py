@@ -155,6 +155,7 @@ class AccuracyComparison:
         drop: How much worse the artifact is, in `unit`.
         low, high: Ends of the drop's paired 95% interval; None with too few samples.
         agreement: Share of equal predictions; None where nothing is predicted.
+        statement: What the samples show, in words.
     """
 
     metric: str
@@ -167,6 +168,7 @@ class AccuracyComparison:
     samples: int
     agreement: float | None
     max_drop: float | None
+    statement: str = ""
 
     def __bool__(self) -> bool:
         return self.max_drop is None or self.drop <= self.max_drop
@@ -215,5 +217,6 @@ def evaluate(
     compared = AccuracyComparison(
         scoring.name, scoring.note, sums[0].value(), reached.value, reached.drop.value, reached.drop.low,
         reached.drop.high, sums[1].samples, reached.agreement, spec.max_drop,
+        reached.statement,
     )  # fmt: skip
     return compared, *first, seen

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ..artifact import known_digest
 from ..errors import DataError, EngineUnavailable, QCompileError, first_line, translated
+from ..installation import install_hint
 from ..model.session import granted_cores
 from ..model.source import Source
 from ..model.user_code import beside, call, load_function, where_raised
@@ -219,7 +220,7 @@ def require_package(module: str, package: str, use: str, *, extra: str = "data")
     except ImportError as error:
         raise EngineUnavailable(
             f"{package} {use}, and cannot be imported ({first_line(error)})",
-            hint=f"pip install 'qcompile[{extra}]'",
+            hint=install_hint(extra),
             engine=package,
             reason=first_line(error),
         ) from error

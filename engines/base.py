@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..artifact import Check, tool_versions
 from ..errors import EngineUnavailable, InvalidOption
+from ..installation import install_hint
 from ..model import onnx
 from ..model.graph import WeightsHeld
 from ..model.graph_rules import GraphRules
@@ -300,8 +301,9 @@ class Engine(ABC):
 
     def fix(self) -> str:
         """Return what the user can do about either; empty when nothing is needed."""
-        package = f"'qcompile[{self.extra}]'" if self.extra else next(iter(self.packages))
-        return f"pip install {package}" if self.why_not_run() else ""
+        if not self.why_not_run():
+            return ""
+        return install_hint(self.extra) if self.extra else f"pip install {next(iter(self.packages))}"
 
     def graph_precision(self, precision: Precision) -> Precision:
         """Return the precision that the ONNX graph must have for the intent; by default the graph decides."""

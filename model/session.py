@@ -41,7 +41,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import EngineUnavailable, ModelError, QCompileError, translated
+from ..errors import EngineUnavailable, ModelError, QCompileError, first_line
+from ..installation import install_hint
 from ..plain_text import NOT_UTF8
 from ..processor import is_arm
 from ..tensors import Feeds, format_shape
@@ -268,9 +269,11 @@ def failed_on(feeds: Feeds, error: Exception, subject: str) -> ModelError:
 
 
 def import_onnxruntime() -> Any:
-    message, errors, hint = "ONNX Runtime cannot be imported", (ImportError,), "pip install 'qcompile[cpu]'"
-    with translated(message, EngineUnavailable, errors=errors, hint=hint, engine="onnxruntime"):
+    try:
         import onnxruntime
+    except ImportError as error:
+        message, hint = f"ONNX Runtime cannot be imported ({first_line(error)})", install_hint("cpu")
+        raise EngineUnavailable(message, hint=hint, engine="onnxruntime") from error
     return onnxruntime
 
 

@@ -120,6 +120,12 @@ class Accuracy(Struct, frozen=True):
         agreement: Share of predictions that are the baseline's; null where nothing is predicted.
         per_class: The classes that changed most.
         higher_is_better: Whether more of the metric is better.
+        agreement_low: Lower bound of `agreement`; null where a sample has several predictions.
+        units: What the interval counts: samples, or batches where only a batch has a value.
+        changed: Units whose score is not the baseline's.
+        lost, gained: Samples that became wrong, and right; null where no answer is right or wrong.
+        candidates: Artifacts judged on the samples, for which all intervals together have their confidence.
+        statement: What the samples show, in words.
     """
 
     metric: str
@@ -131,6 +137,13 @@ class Accuracy(Struct, frozen=True):
     agreement: float | None = None
     per_class: tuple[ClassChange, ...] | None = None
     higher_is_better: bool = True
+    agreement_low: float | None = None
+    units: Whole | None = None
+    changed: Whole | None = None
+    lost: Whole | None = None
+    gained: Whole | None = None
+    candidates: Count = 1
+    statement: str = ""
 
     def __post_init__(self) -> None:
         ends = UNSET if self.drop_points is UNSET else None

@@ -16,6 +16,7 @@ from ...bench.outputs import try_extents
 from ...data.batches import Data
 from ...errors import DataError, EngineUnavailable
 from ...files import held_folder, writing
+from ...installation import install_hint
 from ...model.graph import infer_types
 from ...model.judgement import ErrorSums
 from ...model.multiply_adds import known_shapes
@@ -262,7 +263,7 @@ def require_polygraphy() -> None:
     except ImportError as error:
         raise EngineUnavailable(
             f"`save_results`: Polygraphy cannot be imported ({error})",
-            hint="pip install 'qcompile[cpu]'",
+            hint=install_hint("cpu"),
             engine="polygraphy",
         ) from error
 
