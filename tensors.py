@@ -227,6 +227,19 @@ def fill_dynamic(tensor: TensorInfo, extent: int = 1) -> tuple[int, ...]:
     return tuple(dim if isinstance(dim, int) else extent for dim in tensor.shape)
 
 
+def named_extents(inputs: Sequence[TensorInfo], shapes: Mapping[str, Sequence[int]]) -> dict[str, set[int]]:
+    """Return the name of each dynamic axis to its extents in `shapes`, which holds some of the inputs.
+
+    An axis without a name ("?") is an axis of its own.
+    """
+    extents: dict[str, set[int]] = {}
+    for tensor in inputs:
+        for axis, name in tensor.dynamic_axes.items():
+            if name != "?" and len(shapes.get(tensor.name, ())) == len(tensor.shape):
+                extents.setdefault(name, set()).add(int(shapes[tensor.name][axis]))
+    return extents
+
+
 def samples_in(feeds: Feeds) -> int:
     """Return the extent of the first axis of the first input; 1 for a scalar."""
     first = next(iter(feeds.values()))

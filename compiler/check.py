@@ -14,11 +14,11 @@ from ..artifact import Check, Manifest, tool_versions
 from ..data.batches import Data
 from ..model.boxes import BoxAgreement
 from ..model.graph import count_operators, graph_precision, model_io
-from ..model.judgement import output_error
+from ..model.judgement import mismatch, output_error
 from ..model.onnx_file import Graph
 from ..model.random_input import RandomInput
 from ..model.session import SIGNED_ACTIVATIONS, make_session, run_session, session_options
-from ..tensors import Feeds, format_shape
+from ..tensors import Feeds
 
 Outputs = list[NDArray[Any]]
 _DATA_BATCHES = 2
@@ -110,9 +110,9 @@ def compare_outputs(
         for name, expected, output in zip(names, reference, outputs, strict=True):
             if name in chosen.names:
                 continue
-            if expected.shape != output.shape:
-                shape, required = format_shape(output.shape), format_shape(expected.shape)
-                return Check(subject, False, f"output {name!r}: shape {shape}; {required} is required")
+            if differs := mismatch(expected, output, "fp16"):
+                required, found = differs
+                return Check(subject, False, f"output {name!r}: {found}; {required} is required")
             values[name] = output_error(expected, output)
         for name, value in values.items():
             if not (value.close if lowest_db is None else value.snr_db >= lowest_db):
