@@ -216,10 +216,12 @@ def check_values(
         (way, name): one for way, outputs in chosen.items() for name, one in outputs.items() if one.is_other
     }
     counts = {
-        "samples": sum(map(samples_in, samples)), "random inputs": sum(map(samples_in, random)),
+        "random inputs": sum(map(samples_in, random)),
         "of other extents": len(comparison.others) - bool(comparison.refused),
     }  # fmt: skip
-    counted = " and ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    of_data = request.spread or f"{sum(map(samples_in, samples))} samples"
+    parts = [f"{count} {kind}" for kind, count in counts.items() if count]
+    counted = " and ".join([of_data, *parts] if samples else parts).replace("spread and", "spread, and")
     if places:
         counted += f", in front of {chosen_by(whole)}"
     excess = {key: comparison.excess(one) for key, one in sums.items()}
@@ -356,8 +358,8 @@ class Comparison:
                         a, b, found = ref[name][index], plain[name][index], out.get(name)
                         decider = dependent.get(name, "")
                         if differs := mismatch(a, found):
-                            is_free = decider and found is not None
-                            if is_free and a.ndim == found.ndim and a.dtype == found.dtype:
+                            is_alike = found is not None and (a.ndim, a.dtype) == (found.ndim, found.dtype)
+                            if decider and is_alike:
                                 one.uncompared = f"its extents depend on values ({decider})"
                             else:
                                 one.mismatch = f"is {differs[1]} where its graph gives {differs[0]}"
@@ -365,7 +367,7 @@ class Comparison:
                             one.uncompared = "operators of the graph draw random numbers"
                         elif a.shape != b.shape:
                             one.uncompared = "its extents depend on what is rounded"
-                        else:
+                        elif found is not None:
                             one.add(a, b, found)
                         if found is not None and not made_up:
                             one.promised = one.promised or self._unlike_declared(name, feeds, found, decider)

@@ -378,13 +378,13 @@ def at_other_extents(model: onnx.ModelProto, feeds: Feeds) -> list[Feeds]:
             extents = BATCHES if is_batch else (max(now // 2, 1),)
             others = {limits.nearest(extent) if limits else extent for extent in extents} - {now, 0}
             wanted[name] = (wanted[name] & others) if name in wanted else others
-    others = (
+    resized = (
         {name: _resized(array, axes[axis].get(name, []), extent) for name, array in feeds.items()}
         for axis, extents in wanted.items()
         for extent in sorted(extents)
         if all(feeds[name].shape[index] for name, indices in axes[axis].items() for index in indices)
     )
-    return [_within_extents(other, inputs, read_domains(model)) for other in others]
+    return [_within_extents(other, inputs, read_domains(model)) for other in resized]
 
 
 def _within_extents(feeds: Feeds, inputs: Sequence[TensorInfo], domains: Mapping[str, Domain]) -> Feeds:

@@ -278,12 +278,11 @@ def _range(
             problem = f"input {tensor.name!r}: {axes} are dynamic and no shapes are given"
             raise InvalidOption(problem, hint="give `min_shapes`, `opt_shapes` and `max_shapes`")
         else:
-            usual = InputRange(
-                tensor.name, *(fill_dynamic(tensor, n) for n in (1, _DEFAULT_OPT, _DEFAULT_MAX))
-            )
+            low, opt, high = (fill_dynamic(tensor, n) for n in (1, _DEFAULT_OPT, _DEFAULT_MAX))
+            usual = InputRange(tensor.name, low, opt, high)
         low, opt, high = (
             tuple(
-                named[dim][kind] if dim in named else extent
+                named[dim][kind] if isinstance(dim, str) and dim in named else extent
                 for dim, extent in zip(tensor.shape, shape, strict=True)
             )
             for kind, shape in enumerate((usual.min, usual.opt, usual.max))
