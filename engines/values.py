@@ -225,7 +225,8 @@ def check_values(
     if places:
         counted += f", in front of {chosen_by(whole)}"
     excess = {key: comparison.excess(one) for key, one in sums.items()}
-    uncompared = {name: one.uncompared for (_, name), one in sums.items() if one.uncompared}
+    every = [item for outputs in (*deviations.values(), *chosen.values()) for item in outputs.items()]
+    uncompared = {name: one.uncompared for name, one in every if one.uncompared}
     notes: list[str] = []
     layers: dict[str, onnx.NodeProto | None] = {}
     wrong = sorted((key for key in excess if excess[key] > 1), key=lambda key: -excess[key])

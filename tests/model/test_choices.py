@@ -87,9 +87,9 @@ def test_a_layer_behind_the_choice_leaves_the_outputs_to_be_compared() -> None:
     [
         ("y = NonZero (x)", "NonZero"),
         ("b = NonZero (x) f = Cast <to = 1> (b) y = Relu (f)", "NonZero"),
-        ("m = Cast <to = 9> (x) f = Flatten <axis = 0> (m) l = Reshape (f, flat) y = Compress (x, l)", "Compress"),
+        ("m = Cast <to = 9> (x) l = Reshape (m, flat) y = Compress (x, l)", "Compress"),
         ("s = ReduceSum <keepdims = 0> (x) k = Cast <to = 7> (s) y = Range (zero, k, one)", "Range"),
-        ("s = ReduceSum <keepdims = 0> (x) k = Cast <to = 7> (s) c = Reshape (k, flat) y, i = TopK (x, c)", "TopK"),
+        ("a = ArgMax <keepdims = 0> (x) c = Reshape (a, flat) y, i = TopK (x, c)", "TopK"),
         ("a = ArgMax <keepdims = 0> (x) c = Reshape (a, flat) y = Tile (x, c)", "Tile"),
         ("y = NonZero (n)", ""),
         ("s = Squeeze (n) y = Range (zero, s, one)", ""),
