@@ -13,11 +13,11 @@ from ..artifact import Check, Manifest, tool_versions
 from ..data.batches import Data
 from ..model.boxes import BoxAgreement
 from ..model.graph import count_operators, graph_precision, model_io
-from ..model.judgement import mismatch, output_error
+from ..model.judgement import output_error
 from ..model.onnx_file import Graph
 from ..model.random_input import RandomInput
 from ..model.session import SIGNED_ACTIVATIONS, make_session, run_session, session_options
-from ..tensors import Feeds
+from ..tensors import Feeds, mismatch
 
 Outputs = list[NDArray[Any]]
 _DATA_SAMPLES = 16

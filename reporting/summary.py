@@ -98,8 +98,7 @@ def why_not(subject: ReportedArtifact, budget: Budget = NO_BUDGET) -> str | None
         return f"it exceeds the budget: {'; '.join(exceeded)}"
     if subject.is_baseline:
         return None
-    difference = subject.row.difference
-    if difference is not None and difference.mismatch:
+    if (difference := subject.row.difference) is not None and difference.mismatch:
         return f"its outputs are not the baseline's: {difference.mismatch}"
     drop, unit, max_drop = subject.drop, subject.drop_unit, budget.max_drop
     if drop is not None:

@@ -24,11 +24,11 @@ from ...model.judgement import (
     SNR_DB,
     OutputSums,
     default_tolerances,
-    mismatch,
 )
 from ...model.masks import without_masks
 from ...model.output_forms import UNKNOWN, OutputForm, Rule
 from ...progress import quiet
+from ...tensors import mismatch
 from ..outputs import paired
 from ..results.row import Difference
 from .metric import Outputs

@@ -21,12 +21,12 @@ import numpy as np
 
 from ...artifact import Check
 from ...errors import BuildError, DataError, EngineUnavailable, QCompileError
-from ...model.judgement import BY_SIGNAL, judge_by_precision, lowest_db, mismatch
+from ...model.judgement import BY_SIGNAL, judge_by_precision, lowest_db
 from ...model.masks import not_finite
 from ...model.output_forms import output_forms
 from ...model.random_input import random_feeds, read_domains
 from ...model.session import make_session, run_session, session_options
-from ...tensors import Feeds, TensorInfo
+from ...tensors import Feeds, TensorInfo, mismatch
 from ..base import BuildOutcome, BuildRequest, Runner
 
 _HINT = "keep the layers concerned in float32: `layers` 'NAME=fp32'"

@@ -30,7 +30,6 @@ from qcompile.model.judgement import (
     judge_by_precision,
     judge_outputs,
     lowest_db,
-    mismatch,
     output_error,
 )
 from qcompile.model.reference_forms import (
@@ -403,27 +402,3 @@ def test_outputs_of_other_shapes_are_told_apart_by_their_values() -> None:
     """A boolean index of quantized values chooses other rows."""
     with pytest.raises(ModelError, match=r"output 'y' is 3x2, and 2x2 in float: .*depends on values"):
         judge_outputs({"y": [np.zeros((2, 2), np.float32)]}, {"y": [np.zeros((3, 2), np.float32)]})
-
-
-@pytest.mark.parametrize(
-    ("expected", "actual", "precision", "differs"),
-    [
-        (np.zeros((2, 3), "f4"), np.zeros((2, 3), "f4"), "fp32", None),
-        (np.zeros((2, 3), "f4"), np.zeros((2, 4), "f4"), "int8", ("2x3", "2x4")),
-        (np.zeros((1,), "f4"), np.zeros((), "f4"), "fp32", ("1", "scalar")),
-        (np.zeros((0, 4), "f4"), np.zeros((0, 4), "f4"), "fp32", None),
-        (np.zeros(2, "f4"), np.zeros(2, "i8"), "int8", ("float32", "int64")),
-        (np.zeros(2, "f4"), np.zeros(2, "f2"), "fp32", ("float32", "float16")),
-        (np.zeros(2, "f4"), np.zeros(2, "f2"), "fp16", None),
-        (np.zeros(2, "i8"), np.zeros(2, "i4"), "fp32", None),
-        (np.zeros(2, "i4"), np.zeros(2, "i8"), "fp32", ("int32", "int64")),
-        (np.zeros(2, "?"), np.zeros(2, "u1"), "fp32", ("bool", "uint8")),
-        (np.array(["a"]), np.array(["a"], object), "fp32", None),
-        (np.zeros(2, "f4"), None, "fp32", ("2 float32", "no output")),
-        (None, np.zeros(2, "f4"), "fp32", ("no output", "2 float32")),
-    ],
-)  # fmt: skip
-def test_outputs_of_another_shape_or_type_cannot_be_compared(
-    expected: Any, actual: Any, precision: str, differs: tuple[str, str] | None
-) -> None:
-    assert mismatch(expected, actual, precision) == differs
