@@ -227,6 +227,19 @@ def fill_dynamic(tensor: TensorInfo, extent: int = 1) -> tuple[int, ...]:
     return tuple(dim if isinstance(dim, int) else extent for dim in tensor.shape)
 
 
+def named_extents(inputs: Sequence[TensorInfo], shapes: Mapping[str, Sequence[int]]) -> dict[str, set[int]]:
+    """Return the name of each dynamic axis to its extents in `shapes`, which holds some of the inputs.
+
+    An axis without a name ("?") is an axis of its own.
+    """
+    extents: dict[str, set[int]] = {}
+    for tensor in inputs:
+        for axis, name in tensor.dynamic_axes.items():
+            if name != "?" and len(shapes.get(tensor.name, ())) == len(tensor.shape):
+                extents.setdefault(name, set()).add(int(shapes[tensor.name][axis]))
+    return extents
+
+
 def samples_in(feeds: Feeds) -> int:
     """Return the extent of the first axis of the first input; 1 for a scalar."""
     first = next(iter(feeds.values()))
@@ -287,3 +300,29 @@ def _parse_dim(part: str, text: str, option: str) -> Dim:
     if re.fullmatch(r"[0-9]+", part):
         problem = f"{option}: an extent of {len(part)} digits; at most 18 are required"
     raise InvalidOption(problem, hint="write for instance 1x3x224x224 or [batch,3,224,224]", option=option)
+
+
+def mismatch(expected: Any, actual: Any, precision: str = "fp32") -> tuple[str, str] | None:
+    """Return what an output has to be and what it is, in words, where elements cannot be compared; else None.
+
+    Shapes and types have to agree. But floats may be of another width below fp32, and int32 may stand for
+    int64, which TensorRT lacks before version 10. `None` is an output that one side has not.
+    """
+    if expected is None or actual is None:
+        shown = [
+            f"{format_shape(a.shape)} {a.dtype.name}" if a is not None else "no output"
+            for a in (expected, actual)
+        ]
+        return shown[0], shown[1]
+    if expected.shape != actual.shape:
+        return format_shape(expected.shape), format_shape(actual.shape)
+    names = expected.dtype.name, actual.dtype.name
+    are_texts = expected.dtype.kind in "OUS" and actual.dtype.kind in "OUS"
+    are_floats = all("float" in name for name in names) and precision not in ("fp32", "tf32")
+    if names[0] == names[1] or are_texts or are_floats or names == ("int64", "int32"):
+        return None
+    return names
+
+
+def _described(output: Any) -> str:
+    return "no output" if output is None else f"{format_shape(output.shape)} {output.dtype.name}"

@@ -96,7 +96,7 @@ def measure(session: Session, options: BenchCommand) -> int:
         file = f"; what was measured is in {options.output}" if options.output else ""
         session.warn([f"interrupted{file}"])
         return 130
-    return 1 if any(row.status == "failed" for row in results.rows) else 0
+    return 1 if any(row.has_failed for row in results.rows) else 0
 
 
 @verb(

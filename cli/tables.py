@@ -197,7 +197,7 @@ def regression_table(regression: Regression) -> Table:
 
 def difference_table(difference: Comparison) -> Table:
     table = make_table(
-        f"{difference.artifact} against {difference.reference}: {difference.samples} samples, "
+        f"{difference.artifact} against {difference.reference}: {difference.spread}, "
         f"judged as {difference.precision}",
         "output", "verdict", "SNR", "largest error", "same argmax, cosine", "required",
     )  # fmt: skip

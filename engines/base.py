@@ -47,6 +47,7 @@ class BuildRequest:
         source: What the user gave, where `model` was made from it; for messages and the manifest.
         tf32: Whether products of float32 may round to 10 bits of mantissa, whatever the precision.
         samples: Real input to check the artifact on, batch by batch; without any it is random.
+        spread: How many samples of how many these are, in words.
         graph: The file in memory, where it is ONNX.
         debug_tensors: What an engine of TensorRT can show while it runs; None for all that is not fused.
         is_trial: Whether its speed is measured by who asks, and not said here.
@@ -62,6 +63,7 @@ class BuildRequest:
     left_in_float: Mapping[str, str] = field(default_factory=dict)
     worked_around: Mapping[str, Sequence[str]] = field(default_factory=dict)
     samples: Sequence[Feeds] = ()
+    spread: str = ""
     warnings: Sequence[str] = ()
     debug_tensors: Sequence[str] | None = ()
     is_trial: bool = False

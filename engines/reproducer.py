@@ -142,7 +142,7 @@ def make_reproducer(request: BuildRequest, folder: Path, max_time_s: float) -> R
 def _inputs(request: BuildRequest, model: onnx.ModelProto) -> Iterator[Feeds]:
     """The samples, and random input where the graph takes any."""
     yield from request.samples
-    made = RandomInput(model)
+    made = RandomInput(model, samples=request.samples)
     names = [value.name for value in model_io(model).outputs]
     session = make_session(request.onnx, session_options(request.spec.threads, optimize=False))
     try:

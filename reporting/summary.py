@@ -99,6 +99,8 @@ def why_not(subject: ReportedArtifact, budget: Budget = NO_BUDGET) -> str | None
         return f"it exceeds the budget: {'; '.join(exceeded)}"
     if subject.is_baseline:
         return None
+    if (difference := subject.row.difference) is not None and difference.mismatch:
+        return f"its outputs are not the baseline's: {difference.mismatch}"
     drop, unit, max_drop = subject.drop, subject.drop_unit, budget.max_drop
     if drop is not None:
         end, allowed = (drop.low, 0.0) if max_drop is None else (drop.high, max_drop)
@@ -108,7 +110,6 @@ def why_not(subject: ReportedArtifact, budget: Budget = NO_BUDGET) -> str | None
         if max_drop is not None and drop.value <= max_drop and subject.row.accuracy:
             return unproven(subject.row.accuracy, max_drop)
         return f"it loses {drop_text(drop.value, unit)} {unit} {ends}".strip()
-    difference = subject.row.difference
     if difference is not None and not difference.passed:
         return "its outputs differ from the baseline's by more than is tolerated"
     return None

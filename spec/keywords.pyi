@@ -209,7 +209,7 @@ class DiffKeywords(TypedDict, total=False):
     data: str | None
     """Samples to compare on, instead of random input."""
     samples: int | None
-    """Largest number of samples; default: 64 (all for --metric), or 8 with --layers."""
+    """Largest number of samples; default: 64, spread over all (all for --metric), or 8 with --layers."""
     threads: int
     """Threads of each model; 0 means the runtime's default."""
     trust: bool
@@ -358,7 +358,7 @@ class LayerDiffKeywords(TypedDict, total=False):
     data: str | None
     """Samples to compare on, instead of random input."""
     samples: int | None
-    """Largest number of samples; default: 64 (all for --metric), or 8 with --layers."""
+    """Largest number of samples; default: 64, spread over all (all for --metric), or 8 with --layers."""
     threads: int
     """Threads of each model; 0 means the runtime's default."""
     trust: bool

@@ -187,7 +187,8 @@ class _ComparisonOptions(Checked):
 
     data: Annotated[Samples, "Samples to compare on, instead of random input."] = None
     samples: Annotated[
-        Count | None, "Largest number of samples; default: 64 (all for --metric), or 8 with --layers."
+        Count | None,
+        "Largest number of samples; default: 64, spread over all (all for --metric), or 8 with --layers.",
     ] = None
     threads: Annotated[Natural, "Threads of each model; 0 means the runtime's default."] = 0
     trust: Trust = False

@@ -187,7 +187,7 @@ def rank_part(
         model,
         graph_target(target),
         load_ranges(setting.ranges),
-        Data(setting.data, io.inputs, batch_size=1, limit=limit),
+        Data(setting.data, io.inputs, batch_size=1, limit=limit, is_spread=True),
         method=parse_method(setting.method) if setting.method else None,
         exclude=setting.exclude,
         part=(part, parts),

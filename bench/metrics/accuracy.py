@@ -282,19 +282,26 @@ def _compare(
         if scored:
             sums[base].add(scored, scored, truth.samples)
         for name in filter(recorder.is_measured, compared):
-            outputs = recorder.attempt(name, partial(_infer, workers[name], feeds, reference))
+            outputs = recorder.attempt(name, partial(_infer, workers[name], feeds))
             if outputs is not None:
                 recorder.attempt(name, partial(differences[name].add, reference, outputs))
             if outputs is not None and metric and scored:
-                score = recorder.attempt(name, partial(metric.score, outputs, reference, truth))
+                score = recorder.attempt(name, partial(_scored, metric, outputs, reference, truth))
                 if score is not None:
                     sums[name].add(score, scored, truth.samples)
     for name in filter(recorder.is_measured, compared):
-        recorder.change(name, difference=differences[name].result())
+        difference = differences[name].result()
+        recorder.change(name, difference=difference)
+        if difference.mismatch:
+            recorder.warn(name, f"its outputs are not the baseline's: {difference.mismatch}")
     for name in filter(recorder.is_measured, sums):
         recorder.attempt(name, partial(accuracy, sums[name], sums[base], candidates), "accuracy")
 
 
-def _infer(worker: Worker, feeds: Feeds, reference: Outputs | None = None) -> Outputs:
+def _scored(metric: Metric, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
+    return metric.score(paired(reference, outputs), reference, truth)
+
+
+def _infer(worker: Worker, feeds: Feeds) -> Outputs:
     [outputs] = infer_all(worker, [feeds])
-    return outputs if reference is None else paired(reference, outputs)
+    return outputs

@@ -184,6 +184,8 @@ class Difference(Struct, frozen=True, kw_only=True):
         agreement: Share of rows with the same argmax; None where the output is no classes.
         passed: Whether every output passed.
         criterion: What was required, in words.
+        mismatch: Outputs of another shape or type, or that one side lacks, in words; extents that depend on
+            values do not count.
     """
 
     output: str = ""
@@ -194,6 +196,7 @@ class Difference(Struct, frozen=True, kw_only=True):
     agreement: float | None = None
     passed: bool
     criterion: str = ""
+    mismatch: str | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         if self.snr_db is not None:
@@ -324,6 +327,11 @@ class Row(Struct, frozen=True):
         rounds = len(self.round_medians_ms)
         if sum(self.launch_rounds) != rounds:  # older files hold none
             force_setattr(self, "launch_rounds", (rounds,) if rounds else ())
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it failed, or has other outputs than the baseline."""
+        return self.status == "failed" or bool(self.difference and self.difference.mismatch)
 
     @property
     def held_bytes(self) -> int | None:

@@ -224,13 +224,15 @@ class Samples:
         return load_array(self.folder / f"{number}.npz", name)
 
 
-def write_samples(reference: Graph, data: str | None, folder: Path, *, limit: int) -> Samples:
+def write_samples(
+    reference: Graph, data: str | None, folder: Path, *, limit: int, is_spread: bool = False
+) -> Samples:
     """Write the samples one by one where the model allows it: what is tapped at once stays small."""
     folder.mkdir()
     where: list[str] = []
     count = 0
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, feeds in _batches(reference, data, limit):
+    for name, feeds in _batches(reference, data, limit, is_spread):
         shapes = shapes or {key: array.shape for key, array in feeds.items()}
         for key, array in feeds.items():
             if array.dtype.name == "bfloat16" or array.dtype.kind in "OSU":
@@ -245,9 +247,9 @@ def write_samples(reference: Graph, data: str | None, folder: Path, *, limit: in
     return Samples(folder, tuple(where), count, shapes)
 
 
-def _batches(reference: Graph, data: str | None, limit: int) -> Any:
+def _batches(reference: Graph, data: str | None, limit: int, is_spread: bool) -> Any:
     if data is not None:
-        for batch in Data(data, reference.io.inputs, batch_size=1, limit=limit):
+        for batch in Data(data, reference.io.inputs, batch_size=1, limit=limit, is_spread=is_spread):
             yield batch.where, batch.feeds
         return
     random = RandomInput(reference.model)

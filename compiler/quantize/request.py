@@ -66,13 +66,13 @@ class QuantizeRequest:
         """Return the request with other options."""
         return replace(self, spec=replace(self.spec, **options))
 
-    def samples(self, limit: int) -> Data:
-        """The first samples of the data."""
+    def samples(self, limit: int | None, *, is_spread: bool = False) -> Data:
+        """The first samples of the data, or as many that are spread over it; all without a limit."""
         if self.spec.data is None:
             raise InvalidOption(
                 "`data` is missing; this quantization needs samples", hint="give `data`", option="data"
             )
-        return Data(self.spec.data, self.graph.io.inputs, batch_size=1, limit=limit)
+        return Data(self.spec.data, self.graph.io.inputs, batch_size=1, limit=limit, is_spread=is_spread)
 
 
 @dataclass(frozen=True)

@@ -247,7 +247,8 @@ class Choice:
             yield "gpus", list(USUAL_GPUS), "Ampere and Ada, ahead of time: this machine has no GPU"
         if not any(axis for tensor in self.model.inputs for axis in tensor.dynamic_axes):
             return
-        shapes = {tensor.name: _extents(tensor, self.model) for tensor in self.model.inputs}
+        named: dict[str, tuple[int, int, int]] = {}
+        shapes = {tensor.name: _extents(tensor, self.model, named) for tensor in self.model.inputs}
         why = ("smallest shapes", "shapes to optimize for", "largest shapes: other inputs are refused")
         for index, kind in enumerate(("min_shapes", "opt_shapes", "max_shapes")):
             yield kind, [f"{name}:{format_shape(shape[index])}" for name, shape in shapes.items()], why[index]
@@ -276,8 +277,10 @@ class Choice:
                 yield LeftOut(f"{target} bf16", self.machine.emulates_bf16)
 
 
-def _extents(tensor: TensorInfo, model: ModelFacts) -> list[tuple[int, ...]]:
-    """Least, usual and largest shape of an input."""
+def _extents(
+    tensor: TensorInfo, model: ModelFacts, named: dict[str, tuple[int, int, int]]
+) -> list[tuple[int, ...]]:
+    """Least, usual and largest shape of an input; `named` axes have these extents, and others are added."""
     from ...model.preprocessing import preprocessing_of
 
     extents = {extents.axis: extents for extents in tensor.extents}
@@ -294,6 +297,8 @@ def _extents(tensor: TensorInfo, model: ModelFacts) -> list[tuple[int, ...]]:
             low = extent.minimum if extent else 1
             high = (extent.maximum if extent else 0) or longest or 512
             axes.append((low, (extent.traced if extent else 0) or max(low, min(high, 128)), high))
+        if isinstance(dim, str) and dim != "?":
+            axes[-1] = named.setdefault(dim, axes[-1])
     return [tuple(axis[kind] for axis in axes) for kind in range(3)]
 
 
