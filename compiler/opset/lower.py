@@ -26,17 +26,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx.inliner import inline_local_functions
 
-from ...errors import ModelError, UnsupportedOperator, first_line
+from ...errors import ModelError, UnsupportedOperator
 from ...model.choices import CHOICES, before_choices
-from ...model.graph import ONNX_DOMAINS, attribute, every_graph, opset, without_weights
-from ...model.graph_edits import drop_unread, drop_unused_initializers, refill, set_nodes
-from ...model.onnx_file import copy_model
+from ...model.graph import ONNX_DOMAINS, attribute, every_graph, opset
+from ...model.graph_edits import drop_unread, drop_unused_initializers
+from ...model.onnx_file import Graph, copy_model
+from ...model.plain_forms import inline_functions
 from ...spec.opsets import NEWEST, OLDEST
 from .rewrites import DECOMPOSITIONS, REWRITES, cast_to_known
 from .schemas import COMPATIBLE, trim, why_other, write_out
@@ -61,7 +62,7 @@ def lower_opset(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
             f"opset {current} to {highest}: {OLDEST} to {NEWEST} are known",
             hint=f"export the model again with opset {NEWEST} or older",
         )
-    _inline_functions(copy, current)
+    inline_functions(copy)
     for _ in range(_DEEPEST):
         if not replace_nodes(copy, highest, partial(_write_out, current=current)):
             break
@@ -73,10 +74,10 @@ def lower_opset(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
         item.version = highest
     copy.ir_version = min(copy.ir_version, onnx.helper.find_min_ir_version_for(ours))
     try:
-        onnx.checker.check_model(without_weights(copy), full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
+        Graph(copy, Path("graph")).check()
+    except ModelError as error:
         raise UnsupportedOperator(
-            f"opset {current} cannot be brought to {highest}: {first_line(error)}",
+            f"opset {current} cannot be brought to {highest}: {error.message.removeprefix('graph: ')}",
             hint=f"export the model again with opset {highest}",
         ) from error
     return copy
@@ -130,24 +131,6 @@ def _lower(node: onnx.NodeProto, scope: Scope, *, current: int) -> list[onnx.Nod
             if reason := why_other(made, scope, older, newer):
                 raise scope.refusal(node, reason)
     return nodes
-
-
-def _inline_functions(model: onnx.ModelProto, current: int) -> None:
-    if not model.functions:
-        return
-    for function in model.functions:
-        versions = {item.version for item in function.opset_import if item.domain in ONNX_DOMAINS}
-        if versions - {current}:
-            raise UnsupportedOperator(
-                f"function {function.name!r}: of opset {versions.pop()} in a model of {current}",
-                hint="simplify first, which writes functions out",
-                operator=function.name,
-            )
-    inlined = inline_local_functions(without_weights(model))
-    del model.functions[:]
-    set_nodes(model.graph, inlined.graph.node)
-    refill(model.graph.value_info, inlined.graph.value_info)
-    refill(model.opset_import, inlined.opset_import)
 
 
 def is_inf_by_comparison(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
