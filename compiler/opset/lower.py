@@ -13,7 +13,7 @@ in both stays as it is. Any other is
 
 `without_missing` writes operators that a reader of ONNX files lacks in operators that it has:
 
-    IsInf                          Equal(Abs(x), inf), or Equal(x, +-inf)
+    IsInf                          Equal(Abs(x), inf), or Equal(x, +-inf); Greater or Less before opset 11
     CastLike                       Cast, where the type is known
     `DECOMPOSITIONS`               LayerNormalization, RMSNormalization, Gelu, ...
     what ONNX defines by others    Swish, RotaryEmbedding, Attention, HannWindow, ... (`schemas`)
@@ -44,6 +44,7 @@ from .schemas import COMPATIBLE, trim, why_other, write_out
 from .scope import Chain, Rewrite, Scope, replace_nodes
 
 _DEEPEST = 8  # bodies within bodies
+_EQUAL_OF_FLOATS = 11  # the opset
 
 
 def lower_opset(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
@@ -141,10 +142,16 @@ def is_inf_by_comparison(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePr
     if not signs:
         raise scope.refusal(node, "it detects neither sign")
     chain, value = Chain(node, scope), node.input[0]
-    infinity = chain.scalar(signs[0] * np.inf, scope.elem_type(node, value))
+    kind = scope.elem_type(node, value)
     if len(signs) == 2:
         value = chain.add("Abs", [value])
-    return chain.result(chain.add("Equal", [value, infinity]))
+    if scope.target < _EQUAL_OF_FLOATS:
+        largest = float(np.finfo(onnx.helper.tensor_dtype_to_np_dtype(kind)).max)
+        beyond = chain.add(
+            "Greater" if signs[0] > 0 else "Less", [value, chain.scalar(signs[0] * largest, kind)]
+        )
+        return chain.result(beyond)
+    return chain.result(chain.add("Equal", [value, chain.scalar(signs[0] * np.inf, kind)]))
 
 
 _FORMS: dict[str, Rewrite] = {**DECOMPOSITIONS, "IsInf": is_inf_by_comparison, "CastLike": cast_to_known}
