@@ -13,19 +13,27 @@
 
 4. The extents that a ConvTranspose must return become its pads: shape inference takes `output_shape` for all
    axes, and counts `output_padding` beside an `auto_pad`.
-5. An output without a type or a shape gets what shape inference finds.
+5. An output without a type or a shape gets what shape inference finds; an input without a shape the rank with
+   which inference finds no contradiction, the least from 2 on where several do.
+6. Sparse initializers become dense ones, as in ONNX Runtime's memory.
+7. The graph has a name, each domain one version, and ONNX's own domain one; a list of operands or results
+   ends with one that is there, and a noted tensor has an element type.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from ..errors import ModelError, first_line
+from ..spec.opsets import OLDEST
 from . import onnx
-from .graph import ONNX_DOMAINS, attribute, every_graph, with_inferred, without_weights
+from .graph import ONNX_DOMAINS, attribute, every_graph, tensor_values, with_inferred, without_weights
 from .graph_edits import drop_attributes, refill, set_nodes
-from .onnx_checks import every_node, graphs_of
+from .onnx_checks import MOST_INPUT_VALUES, every_node, graphs_of
 
 Extents = tuple[int | str, ...]
 
@@ -35,7 +43,87 @@ _SAME = ("SAME_UPPER", "SAME_LOWER")
 
 def to_plain_forms(model: onnx.ModelProto) -> bool:
     """Rewrite a model in place; return whether anything changed. Its large weights need not be loaded."""
-    return any([inline_functions(model), _write_pads(model), _declare_outputs(model)])
+    if not model.HasField("graph"):
+        return False
+    changed = [_tidy(model), _densify(model), inline_functions(model), _import_domains(model)]
+    return any([*changed, _declare_inputs(model), _write_pads(model), _declare_outputs(model)])
+
+
+def _tidy(model: onnx.ModelProto) -> bool:
+    changed = not model.graph.name
+    model.graph.name = model.graph.name or "graph"
+    for node in every_node(model):
+        for names in (node.input, node.output):
+            while len(names) > 1 and not names[-1]:
+                names.pop()
+                changed = True
+    for graph in graphs_of(model):
+        noted = [value for value in graph.value_info if not _lacks_type(value)]
+        if len(noted) < len(graph.value_info):
+            refill(graph.value_info, noted)
+            changed = True
+    return changed
+
+
+def _lacks_type(value: onnx.ValueInfoProto) -> bool:
+    return value.type.WhichOneof("value") in (None, "tensor_type") and not value.type.tensor_type.elem_type
+
+
+def _import_domains(model: onnx.ModelProto) -> bool:
+    versions: dict[str, onnx.OperatorSetIdProto] = {}
+    for item in model.opset_import:
+        versions.setdefault(_domain(item.domain), item)
+    versions.setdefault("", onnx.helper.make_opsetid("", OLDEST))
+    changed = len(versions) != len(model.opset_import)
+    if changed:
+        refill(model.opset_import, versions.values())
+    return changed
+
+
+def _densify(model: onnx.ModelProto) -> bool:
+    """Write sparse initializers as dense ones; one that is damaged, large or external stays."""
+    graph, sparse = model.graph, list(model.graph.sparse_initializer)
+    for tensor in sparse:
+        external = onnx.TensorProto.EXTERNAL in (tensor.values.data_location, tensor.indices.data_location)
+        if external or math.prod(tensor.dims) > MOST_INPUT_VALUES:
+            continue
+        with contextlib.suppress(ValueError, IndexError, TypeError):
+            values, indices = tensor_values(tensor.values), tensor_values(tensor.indices)
+            dense = np.zeros(tuple(tensor.dims), values.dtype)
+            dense[tuple(indices.T) if indices.ndim == 2 else np.unravel_index(indices, dense.shape)] = values
+            graph.initializer.append(onnx.numpy_helper.from_array(dense, tensor.values.name))
+            graph.sparse_initializer.remove(tensor)
+    return len(graph.sparse_initializer) < len(sparse)
+
+
+_RANKS = (2, 3, 4, 5, 6, 1, 0)
+
+
+def _declare_inputs(model: onnx.ModelProto) -> bool:
+    """Give inputs without a shape one of free extents."""
+    changed = False
+    for index, value in enumerate(model.graph.input):
+        if value.type.WhichOneof("value") != "tensor_type" or value.type.tensor_type.HasField("shape"):
+            continue
+        light = without_weights(model)
+        for rank in _RANKS:
+            light.graph.input[index].type.tensor_type.shape.CopyFrom(_shape(("",) * rank))
+            with contextlib.suppress(onnx.shape_inference.InferenceError, RuntimeError):
+                with_inferred(light, data_prop=True, strict=True)
+                value.type.tensor_type.shape.CopyFrom(_shape(_channels_known(model.graph, value.name, rank)))
+                changed = True
+                break
+    return changed
+
+
+def _channels_known(graph: onnx.GraphProto, name: str, rank: int) -> Extents:
+    """A shape of free extents, but for the channels that a Conv reads."""
+    stored = {tensor.name: tensor.dims for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Conv" and node.input[0] == name and node.input[1] in stored:
+            channels = stored[node.input[1]][1] * attribute(node, "group", 1)
+            return ("", channels, *[""] * (rank - 2))
+    return ("",) * rank
 
 
 def free_extents(model: onnx.ModelProto) -> bool:
@@ -148,7 +236,8 @@ def _fit(declared: Sequence[int | str], inferred: Sequence[int | str]) -> bool:
 
 
 def _shape(extents: Extents) -> onnx.TensorShapeProto:
-    proto: onnx.TensorShapeProto = onnx.helper.make_tensor_type_proto(1, extents).tensor_type.shape
+    dims = [None if extent == "" else extent for extent in extents]
+    proto: onnx.TensorShapeProto = onnx.helper.make_tensor_type_proto(1, dims).tensor_type.shape
     return proto
 
 

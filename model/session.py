@@ -137,7 +137,13 @@ def make_session(
         path, unfit = model.path, _unfit_for(model.model)
     else:
         path = model.path if isinstance(model, Graph) else model
-        source, unfit = str(path), unfit_optimizers(path)
+        unfit, is_plain = _session_facts(path)
+        if not is_plain:
+            graph = read_graph(path)
+            return make_session(
+                graph, options, outputs=outputs, without=without, providers=providers, error=error
+            )
+        source = str(path)
     onnxruntime = import_onnxruntime()
     levels = onnxruntime.GraphOptimizationLevel
     if FLOAT8 in unfit and options.graph_optimization_level != levels.ORT_DISABLE_ALL:
@@ -353,16 +359,22 @@ def unfit_optimizers(path: Path) -> tuple[str, ...]:
 
     `FLOAT8` stands for all above the basic ones.
     """
+    return _session_facts(path)[0]
+
+
+def _session_facts(path: Path) -> tuple[tuple[str, ...], bool]:
+    """The optimizers to leave out, and whether a runtime can read the file as it is (`plain_forms`)."""
     try:
         status = path.stat()
-        return _unfit_for_file(path, status.st_mtime_ns, status.st_size)
+        return _facts_of_file(path, status.st_mtime_ns, status.st_size)
     except (OSError, QCompileError):  # the runtime that is given it says what is wrong
-        return ()
+        return (), True
 
 
 @functools.lru_cache(maxsize=256)
-def _unfit_for_file(path: Path, _changed: int, _size: int) -> tuple[str, ...]:
-    return _unfit_for(read_graph(path).model)
+def _facts_of_file(path: Path, _changed: int, _size: int) -> tuple[tuple[str, ...], bool]:
+    graph = read_graph(path)
+    return _unfit_for(graph.model), graph.is_file
 
 
 def _unfit_for(model: onnx.ModelProto) -> tuple[str, ...]:
