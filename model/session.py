@@ -137,7 +137,7 @@ def make_session(
         path, unfit = model.path, _unfit_for(model.model)
     else:
         path = model.path if isinstance(model, Graph) else model
-        unfit, is_plain = _session_facts(path)
+        unfit, is_plain = session_facts(path)
         if not is_plain:
             graph = read_graph(path)
             return make_session(
@@ -354,16 +354,11 @@ def has_zero_padded_pool(model: onnx.ModelProto) -> bool:
     return False
 
 
-def unfit_optimizers(path: Path) -> tuple[str, ...]:
-    """Return the optimizers that a session of the file must leave out; none of one that cannot be read.
+def session_facts(path: Path) -> tuple[tuple[str, ...], bool]:
+    """Return the optimizers that a session of a file must leave out, and whether it is in plain forms.
 
-    `FLOAT8` stands for all above the basic ones.
+    `FLOAT8` stands for all optimizers above the basic ones.
     """
-    return _session_facts(path)[0]
-
-
-def _session_facts(path: Path) -> tuple[tuple[str, ...], bool]:
-    """The optimizers to leave out, and whether a runtime can read the file as it is (`plain_forms`)."""
     try:
         status = path.stat()
         return _facts_of_file(path, status.st_mtime_ns, status.st_size)
