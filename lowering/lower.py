@@ -26,8 +26,7 @@ from ..data.batches import Data, Spread
 from ..errors import InvalidOption
 from ..files import writing
 from ..model.graph import graph_precision, weighted_nodes
-from ..model.onnx_checks import check_onnx
-from ..model.onnx_file import Graph, copy_model, read_graph, read_weightless
+from ..model.onnx_file import Graph, check_written, copy_model, read_graph, read_weightless
 from ..processor import resolve_isa
 from ..progress import Progress, silent
 from ..spec.artifacts import with_floats
@@ -153,7 +152,7 @@ class _Lowering:
             graph.save(path)
             graph = Graph(graph.model, path, is_file=True)
             if self.manifest is not None:
-                check_onnx(path)
+                check_written(path, self.source.path)
         warnings = list(self.manifest.warnings) if self.manifest else []
         if self.manifest and self.static and self.needed == "int8" and spec.data is None:
             lost = "biases were not corrected, and " if spec.correct_bias else ""

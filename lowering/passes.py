@@ -40,7 +40,7 @@ from ..compiler.opset.tensorrt_forms import (
 from ..errors import ModelError, QCompileError, UnsupportedOperator, first_line
 from ..model import onnx
 from ..model.graph import ONNX_DOMAINS, captured_names, every_graph
-from ..model.onnx_file import Graph
+from ..model.onnx_file import DEFECT, Graph
 from ..progress import Progress
 from ..spec.opsets import BFLOAT16_LAYERS, INT4
 
@@ -124,7 +124,7 @@ def _failed(item: Pass, graph: Graph, counts: Mapping[str, int], problem: str) -
     done = f", behind {', '.join(behind)}" if behind else ""
     return ModelError(
         f"{graph.path}: pass {item.name!r} failed{done}: {problem}",
-        hint="this is a defect of qcompile: report it with the model; another target may not need the pass",
+        hint=f"{DEFECT}; another target may not need the pass",
         file=graph.path,
     )
 

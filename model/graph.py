@@ -16,6 +16,7 @@ from ..tensors import ModelIO, TensorInfo
 from . import onnx
 from .input_notes import InputNote, read_notes
 from .onnx_checks import every_graph as every_graph
+from .onnx_checks import hide_group_normalizations
 from .onnx_checks import subgraphs as subgraphs
 
 _FLOATS = (1, 10, 11, 16)  # float, float16, double, bfloat16
@@ -100,14 +101,14 @@ def _inferred(model: onnx.ModelProto, *, data_prop: bool) -> list[onnx.ValueInfo
     return [*light.graph.input, *light.graph.value_info, *light.graph.output]
 
 
-def with_inferred(light: onnx.ModelProto, *, data_prop: bool = False) -> onnx.ModelProto:
-    """Return a copy that was made for this, with what ONNX infers: of a GroupNormalization and of all behind
-    one that is nothing (1.23)."""
-    for node in [node for graph in every_graph(light.graph) for node in graph.node]:
-        if node.op_type == "GroupNormalization" and node.domain in ONNX_DOMAINS:
-            node.op_type = "Identity"  # of the same type and shape
-            del node.input[1:], node.attribute[:]
-    return onnx.shape_inference.infer_shapes(light, data_prop=data_prop)
+def with_inferred(
+    light: onnx.ModelProto, *, data_prop: bool = False, strict: bool = False
+) -> onnx.ModelProto:
+    """Return a copy that was made for this, with what ONNX infers; `strict` fails for a contradiction."""
+    hide_group_normalizations(light)
+    return onnx.shape_inference.infer_shapes(
+        light, check_type=strict, strict_mode=strict, data_prop=data_prop
+    )
 
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -123,6 +124,7 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     graph.value_info.extend(source.value_info)
     declared = {value.name for value in source.input}
     graph.input.extend(source.input)
+    graph.sparse_initializer.extend(source.sparse_initializer)
     for tensor in source.initializer:
         if tensor_bytes(tensor) <= _SMALL_BYTES:
             graph.initializer.append(tensor)

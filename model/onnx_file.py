@@ -24,14 +24,16 @@ from . import graph, onnx
 from .graph_edits import fix_initializers
 from .onnx_checks import (
     check_model,
-    check_onnx,
     every_tensor,
     external_files,
-    graphs_of,
+    finding,
     location,
     read_external,
 )
+from .plain_forms import free_extents, to_plain_forms
 from .source_paths import strip_source_paths
+
+DEFECT = "this is a defect of qcompile: report it with the model"
 
 KEPT_BYTES = 4096
 """Weights up to this size keep their values: shapes, axes and the like, which shape inference reads."""
@@ -167,17 +169,20 @@ class Graph:
             yield path
 
     def check(self) -> None:
-        """Run ONNX's checker and its strict shape inference on the graph with its weights."""
-        self.load()
-        if not self.is_file and not is_large(self.model):
-            check_onnx(self.path, infer_shapes=True, content=self.model.SerializeToString())
-            return
-        with self.file() as path:
-            check_onnx(path, infer_shapes=True)
+        """Run ONNX's checker and its shape inference, strictly: what is declared must be what follows."""
+        check_model(self.model, self.path)
+        try:
+            graph.with_inferred(graph.without_weights(self.model), strict=True)
+        except (onnx.shape_inference.InferenceError, RuntimeError) as error:
+            raise ModelError(
+                f"{self.path}: ONNX's checker refuses it: {finding(error)}",
+                hint="the file is damaged or its exporter is wrong; export it again",
+                file=self.path,
+            ) from error
 
 
 def read_graph(path: Path) -> Graph:
-    """Read a file, but for its large weights."""
+    """Read and check a file, but for its large weights, and write it in plain forms (`plain_forms`)."""
     from google.protobuf.message import DecodeError
 
     checked_input(path, what="model")
@@ -192,9 +197,26 @@ def read_graph(path: Path) -> Graph:
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
         ):
             _read_into(model, content, path.resolve().name)
-    freed = _free_extents(model)
+    freed = free_extents(model)
     check_model(model, path)
-    return Graph(model, path, is_file=not freed, beside=external_files(path, model))
+    beside, changed = external_files(path, model), to_plain_forms(model)
+    return Graph(model, path, is_file=not (freed or changed), beside=beside)
+
+
+@contextmanager
+def written_here(source: Path, step: str = "qcompile", file: Path | None = None) -> Iterator[None]:
+    """Raise the refusal of a graph that a step made of `source` as a defect of qcompile."""
+    try:
+        yield
+    except ModelError as error:
+        problem = error.message.removeprefix(f"{file or source}: ")
+        raise ModelError(f"{source}: {step} made an invalid graph of it: {problem}", hint=DEFECT) from error
+
+
+def check_written(file: Path, source: Path) -> None:
+    """Check a file that was made of `source`."""
+    with written_here(source, file=file):
+        read_graph(file)
 
 
 def read_weightless(path: Path) -> Graph:
@@ -202,21 +224,6 @@ def read_weightless(path: Path) -> Graph:
     weightless = read_graph(path)
     fix_initializers(weightless.model)
     return weightless
-
-
-def _free_extents(model: onnx.ModelProto) -> bool:
-    """Take extents of -1 away, by which paddle2onnx and others declare any extent; returns if it had some.
-
-    ONNX declares it by a name or by nothing (onnx.proto3, TensorShapeProto); ONNX Runtime reads -1 so, too.
-    """
-    found = False
-    for part in graphs_of(model):
-        for value in (*part.input, *part.output, *part.value_info):
-            for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
-                if dim.dim_value == -1:
-                    dim.ClearField("dim_value")
-                    found = True
-    return found
 
 
 def _read_into(model: onnx.ModelProto, content: Buffer, name: str) -> None:

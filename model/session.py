@@ -139,10 +139,16 @@ def make_session(
         path, unfit = model.path, _unfit_for(model.model)
     else:
         path = model.path if isinstance(model, Graph) else model
-        source, unfit = str(path), unfit_optimizers(path)
+        source = str(path)
         if NOT_UTF8.search(source):
             problem = f"{path}: its name is not UTF-8; ONNX Runtime opens no such file"
             raise error(problem, hint="rename it", file=path)
+        unfit, is_plain = session_facts(path)
+        if not is_plain:
+            graph = read_graph(path)
+            return make_session(
+                graph, options, outputs=outputs, without=without, providers=providers, error=error
+            )
     onnxruntime = import_onnxruntime()
     levels = onnxruntime.GraphOptimizationLevel
     if FLOAT8 in unfit and options.graph_optimization_level != levels.ORT_DISABLE_ALL:
@@ -355,21 +361,22 @@ def has_zero_padded_pool(model: onnx.ModelProto) -> bool:
     return False
 
 
-def unfit_optimizers(path: Path) -> tuple[str, ...]:
-    """Return the optimizers that a session of the file must leave out; none of one that cannot be read.
+def session_facts(path: Path) -> tuple[tuple[str, ...], bool]:
+    """Return the optimizers that a session of a file must leave out, and whether it is in plain forms.
 
-    `FLOAT8` stands for all above the basic ones.
+    `FLOAT8` stands for all optimizers above the basic ones.
     """
     try:
         status = path.stat()
-        return _unfit_for_file(path, status.st_mtime_ns, status.st_size)
+        return _facts_of_file(path, status.st_mtime_ns, status.st_size)
     except (OSError, QCompileError):  # the runtime that is given it says what is wrong
-        return ()
+        return (), True
 
 
 @functools.lru_cache(maxsize=256)
-def _unfit_for_file(path: Path, _changed: int, _size: int) -> tuple[str, ...]:
-    return _unfit_for(read_graph(path).model)
+def _facts_of_file(path: Path, _changed: int, _size: int) -> tuple[tuple[str, ...], bool]:
+    graph = read_graph(path)
+    return _unfit_for(graph.model), graph.is_file
 
 
 def _unfit_for(model: onnx.ModelProto) -> tuple[str, ...]:

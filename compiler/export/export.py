@@ -18,7 +18,6 @@ from ...model.example import name_outputs
 from ...model.graph import graph_precision
 from ...model.input_notes import AxisRange, write_notes
 from ...model.load import find_preprocessing, load_torch
-from ...model.onnx_checks import check_onnx
 from ...model.onnx_file import Graph, read_graph, write_behind_graph
 from ...model.preprocessing import Preprocessing
 from ...model.pytorch import LoadedModel, computes_otherwise_in_training, evaluated
@@ -183,7 +182,7 @@ def _export(
         progress("check the ONNX file")
         graph = write_back(graph)
         with _first_reason(written, label, freeze_branches=freeze_branches):
-            check_onnx(path, infer_shapes=True)
+            graph.check()
             require_axes(example, graph.io.inputs, label)
         if graph.opset != opset_version:
             raise ExportError(

@@ -14,8 +14,7 @@ from ...files import public_names, writing
 from ...model.example import Example
 from ...model.graph import model_io, opset
 from ...model.input_notes import AxisRange, InputNote, read_notes, seen_extents, write_notes
-from ...model.onnx_checks import check_onnx
-from ...model.onnx_file import read_graph, save_onnx
+from ...model.onnx_file import check_written, read_graph, save_onnx
 from ...model.preprocessing import Preprocessing
 from ...model.random_input import run_on
 from ...model.source import Source
@@ -63,13 +62,13 @@ def take_onnx(
     """Check and copy an ONNX file; `converter` is package to version of what tf2onnx converted it with."""
     graph = read_graph(source.file)
     proto = graph.load()
-    check_onnx(source.file, infer_shapes=True)
+    graph.check()
     with writing(output) as path, public_names(path.parent, lambda _: source.spec):
-        if strip_source_paths(proto) or graph.beside:
+        if strip_source_paths(proto) or graph.beside or not graph.is_file:
             save_onnx(proto, path)  # a side file gets the new name
         else:
             shutil.copyfile(source.file, path)
-        check_onnx(path)
+        check_written(path, source.file)
         inputs = with_preprocessing(model_io(proto).inputs, preprocessing)
         sample = next(iter(Data(data, inputs))).feeds if data else None
         feeds, _ = run_on(proto, sample, OnnxReference(path))

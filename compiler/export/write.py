@@ -16,6 +16,7 @@ from ...errors import ExportError, QCompileError, UnsupportedOperator, first_lin
 from ...model.example import Example
 from ...model.input_notes import AxisRange
 from ...model.onnx_file import EXTERNAL_DATA_BYTES, Graph, is_large, read_graph, save_onnx, write_whole
+from ...model.plain_forms import to_plain_forms
 from ...model.pytorch import flat_tensors, import_torch, is_plain
 from ...model.source_paths import strip_source_paths
 from ...model.user_code import deepest_line
@@ -135,7 +136,9 @@ def lower_to(graph: Graph, opset_version: int, label: str) -> None:
 
 
 def finish(graph: Graph, target: GraphTarget) -> None:
-    """Complete the Q/DQ of a model that was trained with it."""
+    """Write a model in plain forms, and complete the Q/DQ of one that was trained with it."""
+    if to_plain_forms(graph.model):
+        graph.edited()
     if any(node.op_type == "QuantizeLinear" for node in graph.model.graph.node):
         graph.edited(finish_qdq(graph.load(), target))
 

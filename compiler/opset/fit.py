@@ -10,8 +10,7 @@ from ...artifact import Check
 from ...errors import ModelError, UnsupportedOperator, first_line
 from ...model.graph import ONNX_DOMAINS, every_graph, graph_precision, opset, producers, without_weights
 from ...model.graph_edits import refill, set_nodes
-from ...model.onnx_checks import check_onnx
-from ...model.onnx_file import Graph
+from ...model.onnx_file import Graph, written_here
 from ..check import OnnxReference, compare_outputs, sample_feeds
 from .lower import lower_opset
 
@@ -35,10 +34,7 @@ def in_older_opset(graph: Graph, highest: int) -> tuple[Graph, list[str]]:
     """
     if graph.opset <= highest:
         return graph, []
-    if graph.is_file:
-        check_onnx(graph.path)
     lowered, foreign = Graph(lower_opset(graph.load(), highest), graph.path), _foreign(graph.model)
-    lowered.check()
     if not foreign:
         _require_same(graph, lowered, None)
     return lowered, foreign
@@ -46,9 +42,11 @@ def in_older_opset(graph: Graph, highest: int) -> tuple[Graph, list[str]]:
 
 def _require_same(graph: Graph, converted: Graph, data: str | None) -> None:
     """Compare a graph with the same in another opset, on samples or random input."""
-    reference, converted_outputs = OnnxReference(graph), OnnxReference(converted)
-    feeds = sample_feeds(graph.model, data, reference)
-    pairs = [(reference(item), converted_outputs(item)) for item in feeds]
+    reference = OnnxReference(graph)
+    feeds = list(sample_feeds(graph.model, data, reference))
+    with written_here(graph.path, "another opset"):
+        converted_outputs = OnnxReference(converted)
+        pairs = [(reference(item), converted_outputs(item)) for item in feeds]
     check = compare_outputs("same outputs as before", reference.names, pairs)
     _require_equal(check, graph.path, "another opset", "otherwise export it to that opset")
 
@@ -72,8 +70,9 @@ def rewritten_outputs(graph: Graph, rewritten: Graph) -> list[str]:
         before = [reference(item) for item in feeds]
     except ModelError as error:
         return [f"{_NOT_COMPARED}: {error.message}"]
-    after = OnnxReference(rewritten, integers=False)
-    pairs = [(outputs, after(item)) for outputs, item in zip(before, feeds, strict=True)]
+    with written_here(graph.path, "a rewrite"):
+        after = OnnxReference(rewritten, integers=False)
+        pairs = [(outputs, after(item)) for outputs, item in zip(before, feeds, strict=True)]
     lowest = _LOWEST_DB if graph_precision(graph.model) == "fp32" else _LOWEST_ROUNDED_DB
     check = compare_outputs("same outputs as before", reference.names, pairs, lowest_db=lowest)
     _require_equal(check, graph.path, "other operators", "`ignore_faults` all leaves known faults alone")

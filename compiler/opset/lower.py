@@ -13,7 +13,7 @@ in both stays as it is. Any other is
 
 `without_missing` writes operators that a reader of ONNX files lacks in operators that it has:
 
-    IsInf                          Equal(Abs(x), inf), or Equal(x, +-inf)
+    IsInf                          Equal(Abs(x), inf), or Equal(x, +-inf); Greater or Less before opset 11
     CastLike                       Cast, where the type is known
     `DECOMPOSITIONS`               LayerNormalization, RMSNormalization, Gelu, ...
     what ONNX defines by others    Swish, RotaryEmbedding, Attention, HannWindow, ... (`schemas`)
@@ -26,23 +26,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx.inliner import inline_local_functions
 
-from ...errors import ModelError, UnsupportedOperator, first_line
+from ...errors import ModelError, UnsupportedOperator
 from ...model.choices import CHOICES, before_choices
-from ...model.graph import ONNX_DOMAINS, attribute, every_graph, opset, without_weights
-from ...model.graph_edits import drop_unread, drop_unused_initializers, refill, set_nodes
-from ...model.onnx_file import copy_model
+from ...model.graph import ONNX_DOMAINS, attribute, every_graph, opset
+from ...model.graph_edits import drop_unread, drop_unused_initializers
+from ...model.onnx_file import Graph, copy_model
+from ...model.plain_forms import inline_functions
 from ...spec.opsets import NEWEST, OLDEST
 from .rewrites import DECOMPOSITIONS, REWRITES, cast_to_known
 from .schemas import COMPATIBLE, trim, why_other, write_out
 from .scope import Chain, Rewrite, Scope, replace_nodes
 
 _DEEPEST = 8  # bodies within bodies
+_EQUAL_OF_FLOATS = 11  # the opset
 
 
 def lower_opset(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
@@ -61,7 +63,7 @@ def lower_opset(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
             f"opset {current} to {highest}: {OLDEST} to {NEWEST} are known",
             hint=f"export the model again with opset {NEWEST} or older",
         )
-    _inline_functions(copy, current)
+    inline_functions(copy)
     for _ in range(_DEEPEST):
         if not replace_nodes(copy, highest, partial(_write_out, current=current)):
             break
@@ -73,10 +75,10 @@ def lower_opset(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
         item.version = highest
     copy.ir_version = min(copy.ir_version, onnx.helper.find_min_ir_version_for(ours))
     try:
-        onnx.checker.check_model(without_weights(copy), full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
+        Graph(copy, Path("graph")).check()
+    except ModelError as error:
         raise UnsupportedOperator(
-            f"opset {current} cannot be brought to {highest}: {first_line(error)}",
+            f"opset {current} cannot be brought to {highest}: {error.message.removeprefix('graph: ')}",
             hint=f"export the model again with opset {highest}",
         ) from error
     return copy
@@ -132,24 +134,6 @@ def _lower(node: onnx.NodeProto, scope: Scope, *, current: int) -> list[onnx.Nod
     return nodes
 
 
-def _inline_functions(model: onnx.ModelProto, current: int) -> None:
-    if not model.functions:
-        return
-    for function in model.functions:
-        versions = {item.version for item in function.opset_import if item.domain in ONNX_DOMAINS}
-        if versions - {current}:
-            raise UnsupportedOperator(
-                f"function {function.name!r}: of opset {versions.pop()} in a model of {current}",
-                hint="simplify first, which writes functions out",
-                operator=function.name,
-            )
-    inlined = inline_local_functions(without_weights(model))
-    del model.functions[:]
-    set_nodes(model.graph, inlined.graph.node)
-    refill(model.graph.value_info, inlined.graph.value_info)
-    refill(model.opset_import, inlined.opset_import)
-
-
 def is_inf_by_comparison(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """IsInf as a comparison with infinity, of one sign or of both."""
     signs = [
@@ -158,10 +142,16 @@ def is_inf_by_comparison(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePr
     if not signs:
         raise scope.refusal(node, "it detects neither sign")
     chain, value = Chain(node, scope), node.input[0]
-    infinity = chain.scalar(signs[0] * np.inf, scope.elem_type(node, value))
+    kind = scope.elem_type(node, value)
     if len(signs) == 2:
         value = chain.add("Abs", [value])
-    return chain.result(chain.add("Equal", [value, infinity]))
+    if scope.target < _EQUAL_OF_FLOATS:
+        largest = float(np.finfo(onnx.helper.tensor_dtype_to_np_dtype(kind)).max)
+        beyond = chain.add(
+            "Greater" if signs[0] > 0 else "Less", [value, chain.scalar(signs[0] * largest, kind)]
+        )
+        return chain.result(beyond)
+    return chain.result(chain.add("Equal", [value, chain.scalar(signs[0] * np.inf, kind)]))
 
 
 _FORMS: dict[str, Rewrite] = {**DECOMPOSITIONS, "IsInf": is_inf_by_comparison, "CastLike": cast_to_known}

@@ -23,6 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ...model.graph import attribute
 from ...model.graph_edits import drop_attributes
+from .affine_grid import affine_grid
 from .scope import Chain, Rewrite, Scope, drop_trailing
 
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
@@ -328,6 +329,7 @@ def _normalized(node: onnx.NodeProto, chain: Chain, scope: Scope, *, centred: bo
 
 
 DECOMPOSITIONS: dict[str, Rewrite] = {
+    "AffineGrid": affine_grid,
     "Gelu": gelu,
     "LayerNormalization": layer_normalization,
     "GroupNormalization": group_normalization,

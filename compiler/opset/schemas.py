@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 
 from ...model.graph import attribute, subgraphs
 from ...model.graph_edits import set_nodes
+from .rewrites import REWRITES
 from .scope import Scope, drop_trailing, node_name
 
 COMPATIBLE = frozenset(
@@ -132,9 +133,11 @@ def _body(node: onnx.NodeProto, scope: Scope, schema: Any, version: int) -> onnx
             content = schema.get_function_with_opset_version(offer)
         body = onnx.FunctionProto.FromString(content)
         used = {inner.op_type for inner in body.node} - COMPATIBLE
+        # Of an operator that has a rewrite, other versions only add to the one before.
+        moved = {name for name, (at, _) in REWRITES.items() if offer < at <= version}
         since = [
             {onnx.defs.get_schema(operator, at, "").since_version for at in (offer, version)}
-            for operator in used
+            for operator in used - (REWRITES.keys() - moved)
         ]
         if all(len(versions) == 1 for versions in since):
             return body

@@ -15,7 +15,6 @@ from ...errors import CalibrationError
 from ...files import check_output, writing
 from ...model.graph_edits import name_nodes, store_constants
 from ...model.graph_rules import graph_rules
-from ...model.onnx_checks import check_onnx
 from ...model.onnx_file import Graph, copy_model, read_weightless
 from ...progress import Progress, silent
 from ...spec.decode import spec_from_call
@@ -75,7 +74,7 @@ def calibrate(
     try:
         tensors = tensors_to_calibrate(weightless, spec.targets or GRAPH_TARGETS)
     except (IndexError, KeyError, TypeError, ValueError):
-        check_onnx(weightless.path)  # a damaged file says here what is wrong with it
+        weightless.check()  # a damaged file says here what is wrong with it
         raise
     method, shard = parse_method(spec.method), parse_shard(spec.shard)
     check_output(output, is_model=False)

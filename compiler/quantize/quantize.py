@@ -16,8 +16,7 @@ from ...errors import InvalidOption, QuantizationError
 from ...files import writing
 from ...model.graph import count_operators, graph_precision
 from ...model.graph_rules import graph_rules
-from ...model.onnx_checks import check_onnx
-from ...model.onnx_file import Graph, is_large, read_graph
+from ...model.onnx_file import Graph, check_written, is_large, read_graph
 from ...model.random_input import run_on
 from ...model.session import make_session, run_session, session_options, slower_note
 from ...processor import resolve_isa, why_unchecked
@@ -86,7 +85,7 @@ def quantize(
         manifest = replace(manifest, warnings=[*manifest.warnings, *slower])
     with writing(Path(output)) as file:
         quantized.save(file)
-        check_onnx(file)
+        check_written(file, path)
         return Artifact(Path(output), commit(file, manifest))
 
 

@@ -188,7 +188,8 @@ class OpenVino(Engine):
                 raise BuildError(f"{shown or path}: {problem}", hint=hint, tensor=tensor.name)
         core = shared_core()
         try:
-            model = core.read_model(path)
+            with graph.file() as file:
+                model = core.read_model(file)
         except RuntimeError as error:
             problem = f"{shown or path}: OpenVINO refuses it: {reason(error, graph.model)}"
             raise BuildError(problem, hint=refusal_hint(str(error)), file=shown or path) from error
