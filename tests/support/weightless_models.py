@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,11 @@ def loaded(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
     return whole
 
 
-def assert_weightless(weightless: Graph, model: onnx.ModelProto) -> None:
-    """A weightless model is the model without large raw data, and refers to where that lies in its file."""
+def assert_weightless(weightless: Graph, model: onnx.ModelProto, made: Collection[str] = ()) -> None:
+    """A weightless model is the model without large raw data, and refers to where that lies in its file.
+
+    Initializers that were `made` of others lie in no file.
+    """
     stored = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in stored]
     lowest = 4 if len(inputs) < len(model.graph.input) else 0  # initializers are no inputs from version 4 on
@@ -33,7 +37,7 @@ def assert_weightless(weightless: Graph, model: onnx.ModelProto) -> None:
     assert weightless.model.ir_version == max(lowest, model.ir_version)
     content = weightless.path.read_bytes()
     for light, whole in zip(weightless.model.graph.initializer, model.graph.initializer, strict=True):
-        if len(whole.raw_data) > KEPT_BYTES:
+        if len(whole.raw_data) > KEPT_BYTES and whole.name not in made:
             at = {entry.key: entry.value for entry in light.external_data}
             start, length = int(at["offset"]), int(at["length"])
             assert at["location"] == weightless.path.name

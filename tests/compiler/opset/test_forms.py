@@ -90,7 +90,7 @@ BUILT: dict[str, tuple[str, dict[str, tuple[int, ...]], int]] = {
         y = Col2Im<strides=[1,1]>(x, image, block) }""", {"x": (2, 8, 9)}, 1,
     ),
     "a transform": (
-        """(float[n,16,1] x) => (float[n,r] y) <int64 length = {16}> {
+        """(float[n,16,1] x) => (float[n,r,1] y) <int64 length = {16}> {
         f = DFT<axis = 1, onesided = 1>(x, length) y = ReduceSumSquare<axes = [2]>(f) }""",
         {"x": (2, 16, 1)}, 1,
     ),
