@@ -110,7 +110,7 @@ licences: $(READY) $(TOOLS)/.ready
 
 sbom: $(READY) $(TOOLS)/.ready
 	mkdir -p dist
-	$(TOOLS)/bin/cyclonedx-py environment --output-reproducible -o dist/qcompile.cdx.json $(BIN)/python
+	$(TOOLS)/bin/cyclonedx-py environment --output-reproducible -o dist/qcompile-onnx.cdx.json $(BIN)/python
 
 # From the committed files alone. Neither umask nor time is in it: another build has equal bytes.
 wheel: $(READY)

@@ -16,7 +16,7 @@ from .engines.tensorrt.adapter import MODULES, load_adapter
 from .errors import ArtifactError, IntentNotReached, InvalidOption, QCompileError
 from .files import temporary_folder
 from .lowering import LoweredGraph
-from .lowering.lower import first_samples, lower
+from .lowering.lower import lower, spread_samples
 from .model.archives import trusting
 from .model.onnx_file import read_graph
 from .processor import resolve_isa
@@ -173,6 +173,7 @@ def request_for(
         gpus=tuple(dict.fromkeys(gpu.lower() for gpu in spec.gpus)),
         isa=resolve_isa(spec.isa, spec.target),
     )
+    spread = spread_samples(model, spec) if engine(spec.target).takes == "onnx" else None
     return BuildRequest(
         lowered.path,
         output,
@@ -183,7 +184,8 @@ def request_for(
         planned=lowered.planned,
         left_in_float=lowered.left_in_float,
         worked_around=lowered.worked_around,
-        samples=first_samples(model, spec) if engine(spec.target).takes == "onnx" else (),
+        samples=spread.batches if spread else (),
+        spread=str(spread or ""),
         warnings=lowered.warnings,
         progress=progress,
         graph=lowered.graph,

@@ -9,6 +9,8 @@ What is not printed is shown as Python spells it, so that a reader sees that it 
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import re
 import unicodedata
@@ -44,6 +46,34 @@ def plain_json(text: str) -> str:
 def plain_toml(text: str) -> str:
     """Return a text as TOML spells it: JSON's escapes are among TOML's, but for pairs."""
     return _escaped(json.dumps(text, ensure_ascii=False), lambda sign: f"\\U{ord(sign):08x}")
+
+
+NOT_UTF8 = re.compile("[\udc80-\udcff]")
+"""Where the name of a file has bytes that are not UTF-8: as Python spells them."""
+_SPELLED = {"≥": ">=", "…": "...", "·": "|", "─": "-", "×": "x"}
+"""Signs of our own texts in ASCII."""
+
+
+def encodes_all(stream: object) -> bool:
+    """Return whether a stream writes every character."""
+    return (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
+
+
+def never_fail(stream: object) -> None:
+    """Have a stream of another encoding than Unicode's write what it lacks in ASCII; in place."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors=_IN_ASCII)
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    signs = error.object[error.start : error.end]
+    texts = (_SPELLED.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in signs)
+    return "".join(texts), error.end
+
+
+_IN_ASCII = "qcompile.in_ascii"
+codecs.register_error(_IN_ASCII, _in_ascii)
 
 
 def _escaped(text: str, escape: Callable[[str], str]) -> str:

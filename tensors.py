@@ -227,6 +227,19 @@ def fill_dynamic(tensor: TensorInfo, extent: int = 1) -> tuple[int, ...]:
     return tuple(dim if isinstance(dim, int) else extent for dim in tensor.shape)
 
 
+def named_extents(inputs: Sequence[TensorInfo], shapes: Mapping[str, Sequence[int]]) -> dict[str, set[int]]:
+    """Return the name of each dynamic axis to its extents in `shapes`, which holds some of the inputs.
+
+    An axis without a name ("?") is an axis of its own.
+    """
+    extents: dict[str, set[int]] = {}
+    for tensor in inputs:
+        for axis, name in tensor.dynamic_axes.items():
+            if name != "?" and len(shapes.get(tensor.name, ())) == len(tensor.shape):
+                extents.setdefault(name, set()).add(int(shapes[tensor.name][axis]))
+    return extents
+
+
 def samples_in(feeds: Feeds) -> int:
     """Return the extent of the first axis of the first input; 1 for a scalar."""
     first = next(iter(feeds.values()))
@@ -243,9 +256,9 @@ def check_feeds(inputs: Sequence[TensorInfo], feeds: Mapping[str, Any], subject:
     names = [tensor.name for tensor in inputs]
     if unknown := [name for name in feeds if name not in names]:
         problem = f"{subject}: no input {unknown[0]!r} in the model; it takes {', '.join(names)}"
-        hint = (
-            "call the labels of samples 'labels'" if unknown[0] in ("label", "y", "target", "targets") else ""
-        )
+        hint = "key the arrays by the model's input names"
+        if unknown[0] in ("label", "y", "target", "targets"):
+            hint = "yield (inputs, labels)" + ("" if "labels" in names else ", or call the labels 'labels'")
         raise DataError(problem, hint=hint, tensor=unknown[0])
     for tensor in inputs:
         array, problem, hint = feeds.get(tensor.name), "", ""
@@ -256,8 +269,22 @@ def check_feeds(inputs: Sequence[TensorInfo], feeds: Mapping[str, Any], subject:
             hint = f"give array.astype({tensor.dtype!r}); nothing is converted silently"
         elif not tensor.accepts(array.shape):
             problem = f"has shape {format_shape(array.shape)}; {format_shape(tensor.shape)} is required"
+            hint = _shape_hint(tensor, array.shape)
         if problem:
             raise DataError(f"{subject}: input {tensor.name!r} {problem}", hint=hint, tensor=tensor.name)
+
+
+def _shape_hint(tensor: TensorInfo, shape: Sequence[int]) -> str:
+    missing = len(tensor.shape) - len(shape)
+    if missing == 1:
+        return "the first axis counts samples: give one sample as array[None]"
+    if missing == -1:
+        if isinstance(tensor.shape[0], str):
+            return "samples have an axis more than the model takes: leave it out"
+        return (
+            "the model has no axis of samples: yield them one by one, or give a folder with a file for each"
+        )
+    return "" if missing else "an axis of a fixed extent takes no other: export the model with a dynamic axis"
 
 
 def _dtype_of(array: Any) -> str:
@@ -273,3 +300,29 @@ def _parse_dim(part: str, text: str, option: str) -> Dim:
     if re.fullmatch(r"[0-9]+", part):
         problem = f"{option}: an extent of {len(part)} digits; at most 18 are required"
     raise InvalidOption(problem, hint="write for instance 1x3x224x224 or [batch,3,224,224]", option=option)
+
+
+def mismatch(expected: Any, actual: Any, precision: str = "fp32") -> tuple[str, str] | None:
+    """Return what an output has to be and what it is, in words, where elements cannot be compared; else None.
+
+    Shapes and types have to agree. But floats may be of another width below fp32, and int32 may stand for
+    int64, which TensorRT lacks before version 10. `None` is an output that one side has not.
+    """
+    if expected is None or actual is None:
+        shown = [
+            f"{format_shape(a.shape)} {a.dtype.name}" if a is not None else "no output"
+            for a in (expected, actual)
+        ]
+        return shown[0], shown[1]
+    if expected.shape != actual.shape:
+        return format_shape(expected.shape), format_shape(actual.shape)
+    names = expected.dtype.name, actual.dtype.name
+    are_texts = expected.dtype.kind in "OUS" and actual.dtype.kind in "OUS"
+    are_floats = all("float" in name for name in names) and precision not in ("fp32", "tf32")
+    if names[0] == names[1] or are_texts or are_floats or names == ("int64", "int32"):
+        return None
+    return names
+
+
+def _described(output: Any) -> str:
+    return "no output" if output is None else f"{format_shape(output.shape)} {output.dtype.name}"

@@ -120,8 +120,9 @@ def benchmark(
             if (spec.evaluation or spec.data) is not None and recorder.is_measured(base):
                 progress("compare outputs")
                 accuracy.measure_quality(
-                    workers, recorder, io, str(spec.evaluation or spec.data), quality, forms_of(runnables)
-                )
+                    workers, recorder, io, str(spec.evaluation or spec.data), quality, forms_of(runnables),
+                    spec.candidates,
+                )  # fmt: skip
             elif compare_made and recorder.is_measured(base):
                 accuracy.measure_made_difference(workers, recorder, feeds, forms_of(runnables))
             if decided is None:  # who has a rule of his own wants its answer, not every figure

@@ -19,6 +19,7 @@ from ..artifact import tool_versions
 from ..engines.gpu import bus_id
 from ..engines.registry import names, packages_of
 from ..errors import first_line
+from ..installation import install_hint
 from ..machine_memory import machine_bytes
 from ..processor import processor
 
@@ -211,7 +212,6 @@ def _other_work(before: Mapping[str, Any], after: Mapping[str, Any], effort: Eff
     return reasons
 
 
-_INSTALL = "pip install 'qcompile[cpu]'"
 _THROTTLING = {  # nvmlClocksThrottleReasons: those that mean the GPU is slower than it could be
     0x04: "power cap",
     0x08: "hardware slowdown",
@@ -232,7 +232,7 @@ class Nvml:
         try:
             import pynvml
         except ImportError as error:
-            raise NvmlError(f"nvidia-ml-py is missing; {_INSTALL}") from error
+            raise NvmlError(f"nvidia-ml-py is missing; {install_hint('cpu')}") from error
         self._nvml: Any = pynvml
         self._call("nvmlInit")
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")

@@ -9,6 +9,7 @@ from typing import Literal
 
 from ..figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure
 from ..spec.measure import GateOptions
+from .results.drop import samples_needed
 from .results.row import Interval, Row
 from .rounds import TimingSeries
 from .statistics import CONFIDENCE, FEWEST_ROUNDS, Launches, half_width, ratio_level
@@ -84,16 +85,24 @@ def accuracy_check(old: Row, new: Row, limits: GateOptions) -> Check | None:
     ends = drop_interval(drop.low, drop.high, unit)
     shown = f"{drop_text(drop.value, unit)} {ends}".rstrip()
     text = f"{after.metric} drops by {shown} {unit}"
+    hint = ""
     if limits.max_drop is not None:
         state: State = "passed" if drop.value <= limits.max_drop else "failed"  # NaN fails
         text += f"; at most {drop_text(limits.max_drop, unit)} is allowed"
+        if state == "passed" and drop.high is not None and drop.high > limits.max_drop:
+            needed = samples_needed(after, limits.max_drop)
+            state = "undecided"
+            hint = f"evaluate about {needed:,} samples" if needed else "evaluate more samples"
+            text += ", which the samples do not prove"
     elif drop.low is None:
         state = "passed" if drop.value <= 0 else "undecided"
         text += "; too few samples for an interval"
+        hint = "give `max_drop`, or more samples" if state == "undecided" else ""
     else:
         state = "passed" if drop.low <= 0 else "failed"
         text += "; a drop whose interval contains 0 is allowed"
-    hint = "give `max_drop`, or ten samples or more" if state == "undecided" else ""
+    if after.statement:
+        text += f"; {after.statement}"
     return Check("accuracy", state, shown_old, shown_new, f"drop {shown} {unit}", text, hint)
 
 
@@ -113,7 +122,9 @@ def outputs_check(old: Row, new: Row, limits: GateOptions, *, has_data: bool) ->
     if difference.passed:
         return Check("outputs", "passed", "", "", change, text)
     why = ""
-    if limits.outputs == "any":
+    if difference.mismatch:
+        pass  # no figure says anything of outputs of another shape or type
+    elif limits.outputs == "any":
         why = " only with `outputs` same"
     elif limits.outputs == "auto" and new.accuracy is not None:
         why = ", but accuracy decides"

@@ -341,16 +341,23 @@ def infer_all(
 
 
 def paired(
-    reference: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]
+    reference: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]], *, complete: bool = True
 ) -> dict[str, NDArray[Any]]:
-    """Return outputs in the order and by the names of the baseline's: by name, or by position."""
-    if set(reference) == set(outputs):
-        return {name: outputs[name] for name in reference}
-    if len(reference) != len(outputs):
+    """Return outputs in the order and by the names of the baseline's: by name, or by position.
+
+    Unless the pairs have to be `complete`, outputs that one side alone has are left as they are.
+
+    Raises:
+        InvalidOption: If the numbers of outputs differ, or no name is the same where they may.
+    """
+    if len(reference) == len(outputs) and set(reference) != set(outputs):
+        return dict(zip(reference, outputs.values(), strict=True))
+    both = [name for name in reference if name in outputs]
+    if len(reference) != len(outputs) and (complete or not both):
         raise InvalidOption(
             f"outputs {', '.join(outputs)}; as many as the baseline's are required: {', '.join(reference)}"
         )
-    return dict(zip(reference, outputs.values(), strict=True))
+    return {name: outputs[name] for name in (*both, *(name for name in outputs if name not in reference))}
 
 
 def short_name(artifact: str) -> str:

@@ -1,4 +1,4 @@
-"""Speed-ups with their intervals and verdicts, and the interval of a drop in accuracy.
+"""Speed-ups with their intervals and verdicts.
 
 In each round every artifact runs one block, so the ratio of two block medians is free of drift that hits all
 alike. One interval, of `CONFIDENCE`, is shown, gives the verdict and ends the measuring. It is of 99%, not of
@@ -11,17 +11,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Annotated, Any, Literal, NamedTuple
 
-import numpy as np
 from msgspec import Meta, Struct
-from numpy.typing import NDArray
 
-from ..errors import DataError, InvalidOption
+from ..errors import InvalidOption
 
 CONFIDENCE = 0.99
+DROP_CONFIDENCE = 0.95  # of intervals of a drop in accuracy, see `metrics.bounds`
 SMALLEST_DIFFERENCE = 0.01
 FEWEST_ROUNDS = 8  # with fewer, their noise cannot be told
 
@@ -237,55 +236,3 @@ def percentile(values: Sequence[float], share: float) -> float:
     """Return the nearest-rank percentile, `share` in (0, 1]: a value that was really measured."""
     ordered = sorted(values)
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
-
-
-DROP_CONFIDENCE = 0.95
-RESAMPLES = 2000
-FEWEST_UNITS = 10  # of fewer, a resample is hardly another data set
-
-_SEED = 20260721
-_CHUNK = 1 << 16  # numbers drawn at once: what a cache holds
-
-
-def resampled_interval(
-    units: int,
-    drop: Callable[[NDArray[np.float64]], NDArray[np.float64]],
-    *,
-    confidence: float = DROP_CONFIDENCE,
-    count: int = RESAMPLES,
-) -> tuple[float, float] | None:
-    """Return the interval of a drop by the paired bootstrap, of its percentiles over the resamples.
-
-    Baseline and artifact answered the same samples, so what makes a sample hard for both cancels out (Efron
-    and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13). Where no answer changed in `n`
-    samples the interval is [0, 0], and yet up to about `3 / n` of all samples may change (Hanley and
-    Lippman-Hand, JAMA 249, 1983). The draws depend on the number of units alone.
-
-    `drop` takes how often each unit was drawn, [resamples, units], and gives drops [resamples], which may be
-    NaN. There is no interval of fewer than `FEWEST_UNITS` units, or where no resample has a value.
-    """
-    if units < FEWEST_UNITS:
-        return None
-    drops = np.concatenate([drop(weights) for weights in resamples(units, count)])
-    drops = drops[~np.isnan(drops)]
-    if not drops.size:
-        return None
-    tail = (1.0 - confidence) / 2.0
-    low, high = np.quantile(drops, [tail, 1.0 - tail])
-    return float(low), float(high)
-
-
-def require_pairs(baseline: int, artifact: int) -> None:
-    if artifact != baseline:
-        raise DataError(f"{artifact} values against {baseline} of the baseline; as many are required")
-
-
-def resamples(units: int, count: int) -> Iterator[NDArray[np.float64]]:
-    """Yield how often each unit was drawn, [some, units], until there are `count` rows."""
-    generator = np.random.default_rng(_SEED)
-    rows = max(1, _CHUNK // units)
-    for start in range(0, count, rows):
-        some = min(rows, count - start)
-        drawn = generator.integers(0, units, size=(some, units))
-        drawn += np.arange(some)[:, None] * units  # a range of numbers of its own for each row
-        yield np.bincount(drawn.ravel(), minlength=some * units).reshape(some, units).astype(np.float64)

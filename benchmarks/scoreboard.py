@@ -3,17 +3,19 @@
     pip install --no-deps -r benchmarks/scoreboard_networks/requirements.txt
     python benchmarks/scoreboard.py                            # makes and judges all that is not kept yet
     python benchmarks/scoreboard.py --network voice --only '*qcompile*' --again
-    python benchmarks/scoreboard.py --timing --network voice   # speeds; nothing else should run
+    python benchmarks/scoreboard.py --timing --network voice   # speeds
     python benchmarks/scoreboard.py --results                  # docs/reference/scoreboard.md
 
-All quantizers calibrate on the same samples, and are judged on others. dB is the signal-to-noise ratio of the
+Nothing else should run: seconds of quantizing and speeds are measured. All quantizers calibrate on the same
+samples, and are judged on others. Each makes its file in a process of its own; the seconds are those of the
+process, with its imports and calibration. A row keeps the answers of each sample, so that two rows are
+compared by their paired differences (`scoreboard_networks/paired.py`). dB is the signal-to-noise ratio of the
 outputs that the task reads, against FP32, over all samples of the evaluation. The rows of a network are kept
 in FOLDER/NAME/rows.json. What qcompile refuses is made once more with `allow_loss`, and marked. For TensorRT
 the graphs are run by ONNX Runtime as floats that Q/DQ round.
 
-A speed is the median over rounds of FP32's block by the block of the same round, measured in processes of
-their own that take turns; the table has the median over launches, the least and the most, because two
-processes of one file differ for as long as they live.
+A speed is that of `bench`: blocks of all files take turns in processes of their own, which are launched
+several times, because two processes of one file differ for as long as they live.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import fnmatch
 import importlib.metadata
 import json
 import math
+import resource
 import statistics
 import subprocess
 import sys
@@ -32,8 +35,7 @@ from pathlib import Path
 
 import numpy as np
 from scoreboard_networks import NETWORKS, page
-from scoreboard_networks.base import Array
-from scoreboard_networks.page import GROUPS, Row
+from scoreboard_networks.page import Row
 from scoreboard_networks.quantizers import WHO, Allowed
 from scoreboard_networks.subject import Subject, runner
 
@@ -66,7 +68,7 @@ def child(subject: Subject, who: str, path: Path) -> None:
 
 
 def timed(subject: Subject, only: str, rounds: int, launches: int) -> dict[str, Row]:
-    """Keep how many times as fast as FP32 on the same runtime each file is, for each launch."""
+    """Keep the milliseconds of each file by launch and round."""
     kept = kept_rows(subject.folder)
     made = {
         who: Path(row["path"])
@@ -75,15 +77,11 @@ def timed(subject: Subject, only: str, rounds: int, launches: int) -> dict[str, 
         and not who.startswith("tensorrt/")  # its graphs run as floats here, which tells nothing of a GPU
         and (fnmatch.fnmatchcase(who, only) or who.endswith("/FP32"))
     }
-    found: dict[str, list[float]] = {who: [] for who in made}
-    for _ in range(launches):
-        times = latencies(subject, made, rounds)
-        for who, blocks in times.items():
-            base = times.get(f"{who.partition('/')[0]}/FP32")
-            if base is not None:
-                found[who].append(statistics.median(a / b for a, b in zip(base, blocks, strict=True)))
-    for who, ratios in found.items():
-        kept[who]["speeds"] = [round(ratio, 3) for ratio in ratios]
+    run = time.strftime("%Y-%m-%dT%H:%M:%S")
+    times = [latencies(subject, made, rounds) for _ in range(launches)]
+    for who in made:
+        kept[who]["timed"] = run  # rows of one run share their rounds
+        kept[who]["launches_ms"] = [[round(block, 5) for block in launch[who]] for launch in times]
     keep(subject.folder, kept)
     return kept
 
@@ -120,24 +118,44 @@ def _line(process: subprocess.Popen[str]) -> str:
 def rows(subject: Subject, only: str, *, again: bool) -> dict[str, Row]:
     """Make and judge what is not kept yet; return all rows that are kept."""
     kept = kept_rows(subject.folder)
-    for who, make in WHO.items():
+    for who in WHO:
         if not fnmatch.fnmatchcase(who, only) or (who in kept and not again):
             continue
         print(f"{subject.name}: {who}", file=sys.stderr, flush=True)
-        started, row = time.perf_counter(), Row()
-        stem = subject.folder / who.replace("/", "-").replace(", ", "-").replace(" ", "-")
-        try:
-            try:
-                path = make(subject, stem)
-            except Allowed as error:
-                path, row["refused"] = error.path, str(error)
-            row["seconds"] = round(time.perf_counter() - started, 1)
-            kept[who] = {**row, **judge(subject, who, path), "path": str(path)}
-        except Exception as error:  # a quantizer that fails on a network is a row of the table
-            traceback.print_exc()
-            kept[who] = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+        row = made_apart(subject, who)
+        if "path" in row:
+            row.update(judge(subject, who, Path(row["path"])))
+        kept[who] = row
         keep(subject.folder, kept)
     return kept
+
+
+def made_apart(subject: Subject, who: str) -> Row:
+    """Quantize in a process of its own; return its file and the seconds that it took, or why it failed."""
+    command = [sys.executable, __file__, "--folder", str(subject.folder.parent), "--make", subject.name, who]
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        return {"failed": f"its process ended with {done.returncode}"}
+    row: Row = json.loads(lines[-1])
+    if "path" in row and not who.endswith("/FP32"):
+        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        row["quantizing"] = {"wall_s": round(wall, 1), "processor_s": round(used, 1)}
+    return row
+
+
+def made(subject: Subject, who: str) -> Row:
+    """Quantize in this process; return the file, with what qcompile refused, or why it failed."""
+    stem = subject.folder / who.replace("/", "-").replace(", ", "-").replace(" ", "-")
+    try:
+        return {"path": str(WHO[who](subject, stem))}
+    except Allowed as error:
+        return {"path": str(error.path), "refused": str(error)}
+    except Exception as error:  # a quantizer that fails on a network is a row of the table
+        traceback.print_exc()
+        return {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
 
 
 def judged_again(subject: Subject) -> dict[str, Row]:
@@ -145,6 +163,7 @@ def judged_again(subject: Subject) -> dict[str, Row]:
     kept = kept_rows(subject.folder)
     for who, row in kept.items():
         if "path" in row:
+            row.pop("left_out", None)
             row.update(judge(subject, who, Path(row["path"])))
     keep(subject.folder, kept)
     return kept
@@ -162,7 +181,7 @@ def keep(folder: Path, kept: dict[str, Row]) -> None:
 
 
 def judge(subject: Subject, who: str, path: Path) -> Row:
-    """The dB and the metric of an artifact; and its metric without each group of the samples in turn."""
+    """The dB and the metric of an artifact, and what is right of each sample."""
     reference, found = subject.reference(), subject.run(who.partition("/")[0], path)
     signal = noise = 0.0
     for first, second in zip(reference, found, strict=True):
@@ -174,14 +193,8 @@ def judge(subject: Subject, who: str, path: Path) -> Row:
     db = 10 * math.log10(signal / noise) if 0 < noise < math.inf and signal else None
     read = subject.network.read
     first, second = [read(one) for one in reference], [read(one) for one in found]
-    numbers = np.arange(len(first))
-
-    def metric(chosen: Array) -> float:
-        values = [[one[i] for i in chosen] for one in (first, second)]
-        return subject.network.metric(values[0], values[1], chosen)
-
-    left_out = [round(metric(numbers[numbers % GROUPS != group]), 4) for group in range(GROUPS)]
-    return {"db": db, "metric": metric(numbers), "left_out": left_out}
+    metric = subject.network.metric
+    return {"db": db, "metric": metric(first, second, np.arange(len(first))), **metric.record(first, second)}
 
 
 def show(name: str, found: dict[str, Row]) -> None:
@@ -189,12 +202,12 @@ def show(name: str, found: dict[str, Row]) -> None:
     print(f"\n{name}: {NETWORKS[name].what}")
     print("| runtime | who | dB | metric | seconds | times FP32's speed |\n|---|---|---|---|---|---|")
     for who in [who for who in WHO if who in found]:
-        row = found[who]
-        db, speed = page.figures(row)
+        row, base = found[who], found.get(f"{who.partition('/')[0]}/FP32", {})
         metric = (
             f"{row['metric']:.1f}%{'*' if 'refused' in row else ''}" if "metric" in row else row["failed"]
         )
-        cells = [db, metric, f"{row.get('seconds', math.nan):.0f}", speed]
+        taken = "–" if who.endswith("/FP32") else page.seconds(row)
+        cells = [page.decibels(row), metric, taken, page.times(row, base)]
         print(f"| {' | '.join([*who.split('/'), *cells])} |", flush=True)
 
 
@@ -222,7 +235,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6, help="of blocks in each launch, for the speed")
     parser.add_argument("--launches", type=int, default=5, help="how often each is started, for the speed")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--make", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.make:
+        name, who = options.make
+        print(f"\n{json.dumps(made(Subject(name, options.folder), who))}")
+        return
     if options.child:
         name, who, path = options.child
         child(Subject(name, options.folder), who, Path(path))

@@ -1,6 +1,6 @@
 """Each stage against the library underneath: the table of CONTRIBUTING.md.
 
-    pip install 'qcompile[benchmarks,tensorrt-rtx]'
+    pip install -e '.[benchmarks,tensorrt-rtx]'
     python benchmarks/stages.py                        # every stage of ResNet-50 and BERT-base
     python benchmarks/stages.py --only 'export *' --rounds 5
 

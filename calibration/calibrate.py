@@ -87,6 +87,7 @@ def observe(
     if not taps.names:
         raise CalibrationError(
             f"{model.path}: no float activation at any quantizable operator; nothing to calibrate",
+            hint="qcompile inspect shows the operators; dynamic INT8 and weights alone need no ranges",
             file=model.path,
         )
     progress("prepare the model")

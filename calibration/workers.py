@@ -213,8 +213,6 @@ class Workers:
 
     def submit(self, batch: Batch) -> None:
         """Have a batch counted; waits while enough are under way."""
-        # A function may fill the same arrays again while this batch is under way.
-        batch = Batch({name: array.copy() for name, array in batch.feeds.items()}, None, batch.where)
         if self._pool is None:
             self._observe(batch)  # the first one tells how much memory its activations take
             self._pool = self._start()

@@ -75,7 +75,7 @@ def init(session: Session, options: InitCommand) -> None:
         session.table(table)
         for reason in written.choice.left_out:
             session.note(f"left out: {reason}")
-    session.warn([*written.model.notes, *written.data.notes])
+    session.warn(written.notes)
     session.say(f"recipe: {written.path}")
     session.say(f"  qcompile run {written.path}{' --trust' if needs_trust(written.recipe) else ''}")
 
@@ -115,6 +115,7 @@ def tune(session: Session, options: TuneCommand) -> None:
         f"{best.path}: {best.latency_ms:.3g} ms, {best.speedup.get('value', 1.0):.2f}x the float model on "
         f"ONNX Runtime, {best.drop:+.3g} lost of "
         f"{accuracy_text(tuned.float_value, unit_of(tuned.metric))} {tuned.metric}"
+        + (f": {best.statement}" if best.statement else "")
     )
     session.say(f"recipe: {tuned.recipe}  picture: {picture}")
 

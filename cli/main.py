@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import locale
 import os
 import signal
 import sys
@@ -21,9 +22,9 @@ from types import FrameType, TracebackType
 
 import click
 
-from ..errors import EngineUnavailable, QCompileError
+from ..errors import EngineUnavailable, QCompileError, StorageError, causes
 from ..files.storage import storage_error
-from ..plain_text import plain, plain_json, plain_lines
+from ..plain_text import NOT_UTF8, never_fail, plain, plain_json, plain_lines
 from ..spec.removed import removed_command, removed_option
 from ..version import __version__
 
@@ -104,13 +105,45 @@ def group() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 failed or mismatch, 2 usage, 128 + signal that ended it."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:
+        _start_in_utf8()
+        _occupy_closed_streams()
+        arguments = sys.argv[1:]
+    for stream in (sys.stdout, sys.stderr):
+        never_fail(stream)
     with StopSignals() as stop:
         try:
             code = _run(arguments, stop)
         except KeyboardInterrupt:  # while an end was being told
             code = _present_stop(stop)
     sys.exit(code)
+
+
+def _start_in_utf8() -> None:
+    """Replace this process by one in Python's UTF-8 mode (PEP 540) where file names need it.
+
+    Native libraries take paths in UTF-8: in another encoding they find no file whose name is beyond ASCII.
+    Standard streams keep the encoding of the terminal.
+    """
+    encoding = sys.getfilesystemencoding()
+    if encoding == "utf-8" or os.name != "posix":
+        return
+    if encoding != "ascii" and all(map(str.isascii, _names(sys.argv))):
+        return
+    variables = {"PYTHONIOENCODING": locale.getpreferredencoding(False), **os.environ, "PYTHONUTF8": "1"}
+    os.execve(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]], variables)
+
+
+def _occupy_closed_streams() -> None:
+    """Open the null device as each standard stream that is closed.
+
+    A file opened later would take its number, and native libraries would print into it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 def _run(arguments: list[str], stop: StopSignals) -> int:
@@ -140,7 +173,26 @@ def _run(arguments: list[str], stop: StopSignals) -> int:
     except Exception as error:
         if stop.received:  # a library that was called back has made another error of it
             return _present_stop(stop)
-        return _present_error(error, as_json=as_json, verbose=verbose)
+        return _present_error(_strange_name(error, arguments), as_json=as_json, verbose=verbose)
+
+
+def _names(arguments: list[str]) -> list[str]:
+    """Return what may name a file: the arguments, and the working folder unless it was removed."""
+    with contextlib.suppress(OSError):
+        return [*arguments, os.getcwd()]
+    return arguments
+
+
+def _strange_name(error: Exception, arguments: list[str]) -> Exception:
+    """Return the error of a name that is not UTF-8, which a native library refused; else `error` itself."""
+    refused = any(isinstance(cause, TypeError | UnicodeError) for cause in causes(error))
+    name = next(filter(NOT_UTF8.search, _names(arguments)), "") if refused else ""
+    if not name:
+        return error
+    problem = f"{name}: its name is not UTF-8; native libraries open no such file"
+    strange = StorageError(problem, hint="rename it", file=name)
+    strange.__cause__ = error
+    return strange
 
 
 def _present_stop(stop: StopSignals) -> int:
@@ -168,8 +220,9 @@ def _present_error(error: Exception, *, as_json: bool, verbose: bool) -> int:
 
 def _present(error: QCompileError, *, as_json: bool, verbose: bool) -> None:
     if as_json:
-        click.echo(plain_json(json.dumps(error.as_json(), indent=2)))
-        return
+        with contextlib.suppress(OSError):  # nothing can be written there
+            click.echo(plain_json(json.dumps(error.as_json(), indent=2)))
+            return
     click.echo(click.style("error: ", fg="red", bold=True) + plain_lines(error.message), err=True)
     if error.hint:
         click.echo(f"  hint: {plain_lines(error.hint)}", err=True)
@@ -273,16 +326,18 @@ def missing_package(error: BaseException) -> QCompileError | None:
     """Return what to install for a failed import; None where it is of no extra of qcompile."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
-    from ..engines.doctor import extras
+    from ..installation import extras, install_hint
 
     module = error.name.partition(".")[0]
     distribution = _DISTRIBUTIONS.get(module, module.replace("_", "-"))
-    extra = next((extra for extra, names in extras().items() if distribution in names), "")
+    extra = next(
+        (extra for extra, packages in extras().items() if distribution in (one.name for one in packages)), ""
+    )
     if not extra:
         return None
     return EngineUnavailable(
         f"{distribution} cannot be imported ({error})",
-        hint=f"pip install 'qcompile[{extra}]'",
+        hint=install_hint(extra),
         engine=module,
         reason=str(error),
     )

@@ -96,7 +96,7 @@ def measure(session: Session, options: BenchCommand) -> int:
         file = f"; what was measured is in {options.output}" if options.output else ""
         session.warn([f"interrupted{file}"])
         return 130
-    return 1 if any(row.status == "failed" for row in results.rows) else 0
+    return 1 if any(row.has_failed for row in results.rows) else 0
 
 
 @verb(
@@ -267,7 +267,8 @@ def _source(session: Session, options: DiffCommand) -> Iterator[EngineSource | N
             except InvalidOption as error:
                 if options.graph is not None:
                     raise
-                session.warn([f"its outputs alone are compared: {error.message}; {error.hint} (`--graph`)"])
+                why = "; ".join(filter(None, (error.message, error.hint)))
+                session.warn([f"its outputs alone are compared: {why} (`--graph`)"])
             else:
                 manifest = read_manifest(Path(options.artifact))
                 assert manifest is not None, "`engine_graph` requires it"

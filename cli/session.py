@@ -9,6 +9,7 @@ import contextlib
 import functools
 import io
 import json
+import logging
 import shutil
 import sys
 import time
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..plain_text import plain, plain_json, plain_lines
+from ..plain_text import encodes_all, plain, plain_json, plain_lines
 from ..processes.untrusted import MEMORY_GB, TIME_S, Limits, is_child, limit_self, run_untrusted
 
 if TYPE_CHECKING:
@@ -50,18 +51,32 @@ class Session:
     def working(self) -> Iterator[Session]:
         """Show progress while the block runs: a live line on a terminal, now and then a line elsewhere.
 
-        What a user's code prints meanwhile goes to standard error: it is no part of the results.
+        What a user's code prints meanwhile goes to standard error: it is no part of the results. What
+        qcompile logs is a warning.
         """
-        if self.quiet or not sys.stderr.isatty():
+        handler = logging.Handler()
+        handler.emit = lambda record: self.warn([record.getMessage()])  # type: ignore[method-assign]
+        logger = logging.getLogger(__package__.partition(".")[0])
+        logger.addHandler(handler)
+        try:
+            with self._shown():
+                yield self
+        finally:
+            logger.removeHandler(handler)
+
+    @contextlib.contextmanager
+    def _shown(self) -> Iterator[None]:
+        if self.quiet or sys.stderr is None or not sys.stderr.isatty():
             self._last_line = time.monotonic()
             with contextlib.redirect_stdout(sys.stderr):
-                yield self
+                yield
             return
         from rich import progress
         from rich.console import Console
 
         columns = (
-            progress.SpinnerColumn(), progress.TextColumn("{task.description}", markup=False),
+            progress.SpinnerColumn("dots" if encodes_all(sys.stderr) else "line"),
+            progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(bar_width=24), progress.MofNCompleteColumn(),
             progress.TextColumn("{task.fields[pace]}"), progress.TimeElapsedColumn(),
         )  # fmt: skip
@@ -69,7 +84,7 @@ class Session:
         with contextlib.redirect_stdout(sys.stderr), display as self._display:
             self._task = self._display.add_task("", total=None, pace="")
             try:
-                yield self
+                yield
             finally:
                 self._display = None
 
@@ -112,7 +127,7 @@ class Session:
 
     def json(self, value: object) -> None:
         if self.as_json:
-            text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+            text = json.dumps(value, indent=2, ensure_ascii=not encodes_all(self.results), default=str)
             click.echo(plain_json(text), file=self.results)
 
     def table(self, table: Table) -> None:

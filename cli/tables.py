@@ -38,7 +38,7 @@ def make_table(title: str, *columns: str, text: bool = False) -> Table:
 
 
 def add_row(table: Table, name: str, *cells: str, below: str = "") -> None:
-    """Add a row of plain text: brackets in `qcompile[torch]` or `[2.1, 2.3]` are no markup.
+    """Add a row of plain text: brackets in `tritonclient[grpc]` or `[2.1, 2.3]` are no markup.
 
     `below` follows the name, from a line end or a space on.
     """
@@ -197,7 +197,7 @@ def regression_table(regression: Regression) -> Table:
 
 def difference_table(difference: Comparison) -> Table:
     table = make_table(
-        f"{difference.artifact} against {difference.reference}: {difference.samples} samples, "
+        f"{difference.artifact} against {difference.reference}: {difference.spread}, "
         f"judged as {difference.precision}",
         "output", "verdict", "SNR", "largest error", "same argmax, cosine", "required",
     )  # fmt: skip
@@ -221,9 +221,10 @@ def accuracy_line(accuracy: AccuracyComparison) -> str:
     drop = f"{drop_text(accuracy.drop, unit)} {drop_interval(accuracy.low, accuracy.high, unit)}".rstrip()
     line = f"{accuracy.metric}: {values} on {accuracy.samples} samples, drop {drop} {unit}"
     if accuracy.max_drop is not None:
-        verdict = "pass" if accuracy else "TOO LARGE"
+        is_proven = accuracy.high is None or accuracy.high <= accuracy.max_drop
+        verdict = "pass" if accuracy and is_proven else "pass on these samples" if accuracy else "TOO LARGE"
         line += f", at most {drop_text(accuracy.max_drop, unit)} is required: {verdict}"
-    return line
+    return f"{line}; {accuracy.statement}" if accuracy.statement else line
 
 
 def present_artifact(session: Session, artifact: Artifact, *details: str) -> None:
@@ -274,7 +275,7 @@ def listed(lines: list[str], what: str, place: str) -> list[str]:
 
 def present_results(session: Session, results: Results) -> None:
     """Print the table of a benchmark, its curves, and what to know of them."""
-    from ..bench.results.render import warning_lines
+    from ..bench.results.render import accuracy_lines, warning_lines
     from ..bench.results.row import Curve
 
     if not session.quiet:
@@ -287,6 +288,8 @@ def present_results(session: Session, results: Results) -> None:
         session.note(line)
     if results.settings.get("metric_note"):
         session.note(f"accuracy is {results.settings['metric_note']}")
+    for line in accuracy_lines(results):
+        session.note(line)
     noise = results.environment.get("noise") or {}
     noisy = [f"noisy: {reason}" for reason in noise.get("reasons", ())]
     session.warn([*noisy, *warning_lines(results)])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import EngineUnavailable, InvalidOption, QCompileError, first_line
 from ..files.temporary import temporary_folder
+from ..installation import install_hint
 from ..machine_memory import machine_bytes
 from ..model.session import usable_cores
 from ..spec.decode import spec_from_call
@@ -187,7 +188,7 @@ def require_dask() -> None:
     except ImportError as error:
         raise EngineUnavailable(
             f"a cluster needs Dask's distributed, which cannot be imported ({first_line(error)})",
-            hint="pip install 'qcompile[cluster]'",
+            hint=install_hint("cluster"),
             engine="cluster",
             reason="distributed is not installed",
         ) from error

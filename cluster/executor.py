@@ -84,7 +84,7 @@ class Fleet:
         try:
             resources.check_address(facts.address, self.insecure, what="worker")
         except ClusterError as error:
-            reason = f"{error.message} ({error.hint})"
+            reason = error.message + (f" ({error.hint})" if error.hint else "")
         if reason:
             self._told(f"{reason}: it is not used")
         return reason

@@ -44,13 +44,16 @@ if TYPE_CHECKING:
 
     from ..spec.keywords import DiffKeywords
 
-SAMPLES = 64  # whose outputs are compared; their accuracy is compared on all
+SAMPLES = 64  # of all, whose outputs are compared; their accuracy is compared on all
 _COARSER = (*RTOL, *BY_SIGNAL)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison; true when every output passed, and the drop in accuracy if it has a limit."""
+    """A comparison; true when every output passed, and the drop in accuracy if it has a limit.
+
+    `spread` says how many samples of how many were compared.
+    """
 
     reference: str
     artifact: str
@@ -59,6 +62,7 @@ class Comparison:
     outputs: Sequence[OutputDifference]
     accuracy: AccuracyComparison | None = None
     warnings: Sequence[str] = ()
+    spread: str = ""
 
     def __bool__(self) -> bool:
         agree = all(output.passed for output in self.outputs)
@@ -112,17 +116,24 @@ def diff(
     notes: list[str] = []
     compared: AccuracyComparison | None = None
     sides: list[Sequence[Outputs]] = []
+    counted = ""
     if metric is not None:
         progress("accuracy")
         compared, *sides, count = evaluate(runnables, io, spec, metric, notes)
     else:
-        feeds = list(feeds_for(io, spec.data, runnables=runnables, samples=spec.samples or SAMPLES))
+        if spec.data is not None and spec.samples is None:
+            spread = Data(spec.data, io.inputs).spread(SAMPLES)
+            feeds, counted = spread.batches, str(spread)
+        else:
+            feeds = list(feeds_for(io, spec.data, runnables=runnables, samples=spec.samples or SAMPLES))
         for runnable in runnables:
             progress(f"run {runnable.name}")
             sides.append(collect_outputs(runnable, feeds, runnables, threads=spec.threads, notes=notes))
         count = sum(map(samples_in, feeds))
     outputs = judge(sides[0], sides[1], precision, tolerances, rules, forms)
-    return Comparison(reference, artifact, precision, count, outputs, compared, notes)
+    return Comparison(
+        reference, artifact, precision, count, outputs, compared, notes, counted or f"{count} samples"
+    )
 
 
 def parse_tolerances(texts: Sequence[str], *, option: str) -> dict[str, float]:
@@ -155,6 +166,7 @@ class AccuracyComparison:
         drop: How much worse the artifact is, in `unit`.
         low, high: Ends of the drop's paired 95% interval; None with too few samples.
         agreement: Share of equal predictions; None where nothing is predicted.
+        statement: What the samples show, in words.
     """
 
     metric: str
@@ -167,6 +179,7 @@ class AccuracyComparison:
     samples: int
     agreement: float | None
     max_drop: float | None
+    statement: str = ""
 
     def __bool__(self) -> bool:
         return self.max_drop is None or self.drop <= self.max_drop
@@ -215,5 +228,6 @@ def evaluate(
     compared = AccuracyComparison(
         scoring.name, scoring.note, sums[0].value(), reached.value, reached.drop.value, reached.drop.low,
         reached.drop.high, sums[1].samples, reached.agreement, spec.max_drop,
+        reached.statement,
     )  # fmt: skip
     return compared, *first, seen

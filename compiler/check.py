@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from ..model.judgement import output_error
 from ..model.onnx_file import Graph
 from ..model.random_input import RandomInput
 from ..model.session import SIGNED_ACTIVATIONS, make_session, run_session, session_options
-from ..tensors import Feeds, format_shape
+from ..tensors import Feeds, mismatch
 
 Outputs = list[NDArray[Any]]
-_DATA_BATCHES = 2
+_DATA_SAMPLES = 16
 
 
 def graph_manifest(
@@ -72,7 +71,7 @@ class OnnxReference:
 
 
 def sample_feeds(model: onnx.ModelProto, data: str | None, reference: OnnxReference) -> Iterator[Feeds]:
-    """Yield the first samples of the data, or random input that a session of the model runs on.
+    """Yield samples that are spread over the data, or random input that a session of the model runs on.
 
     Random input is of two batch sizes, so that an axis that was folded to a constant is found out.
     """
@@ -82,8 +81,7 @@ def sample_feeds(model: onnx.ModelProto, data: str | None, reference: OnnxRefere
         if random_input.has_batch:
             yield random_input.run(reference, 3, seed=1)[0]
         return
-    for batch in itertools.islice(Data(data, model_io(model).inputs), _DATA_BATCHES):
-        yield batch.feeds
+    yield from Data(data, model_io(model).inputs).spread(_DATA_SAMPLES).batches
 
 
 def compare_outputs(
@@ -110,9 +108,9 @@ def compare_outputs(
         for name, expected, output in zip(names, reference, outputs, strict=True):
             if name in chosen.names:
                 continue
-            if expected.shape != output.shape:
-                shape, required = format_shape(output.shape), format_shape(expected.shape)
-                return Check(subject, False, f"output {name!r}: shape {shape}; {required} is required")
+            if differs := mismatch(expected, output, "fp16"):
+                required, found = differs
+                return Check(subject, False, f"output {name!r}: {found}; {required} is required")
             values[name] = output_error(expected, output)
         for name, value in values.items():
             if not (value.close if lowest_db is None else value.snr_db >= lowest_db):

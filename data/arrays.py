@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ..errors import DataError, translated
 from ..files import digest_files
 from ..tensors import TensorInfo
-from .readers import LABELS, Batch, Reader, SampleSet, Shapes, extent_of, require_inputs
+from .readers import LABELS, Batch, Reader, SampleSet, Shapes, extent_of, require_inputs, take_labels
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -96,7 +96,7 @@ class ArraySet(SampleSet):
     """The samples of a file or folder of arrays, for a model with these inputs."""
 
     def __init__(self, kind: str, path: Path, inputs: Sequence[TensorInfo]) -> None:
-        self._is_folder = kind == "arrays"
+        self._is_folder, self._inputs = kind == "arrays", inputs
         self._files = functools.cache(lambda: _sample_files(path) if self._is_folder else [path])
         readers = {"arrays": _Files, "polygraphy": _Inferences}
 
@@ -113,6 +113,8 @@ class ArraySet(SampleSet):
 
     def classes(self) -> Sequence[int] | None:
         classes: list[int] = []
+        if any(tensor.name == LABELS for tensor in self._inputs):
+            return None
         for path in self._files():
             if path.suffix != ".npz" or len(read_shapes(path).get(LABELS, ())) != 1:
                 return None
@@ -141,7 +143,7 @@ class _Rows(Reader):
         for name, shape in shapes.items():
             if not shape and inputs and name not in self._scalars:
                 message = f"{path}: {name or 'it'} is a scalar; a first axis of samples is required"
-                raise DataError(message, file=path)
+                raise DataError(message, hint="save one sample as array[None]", file=path)
         extents = {name: shape[0] for name, shape in shapes.items() if shape}
         if len(set(extents.values())) > 1:
             counts = ", ".join(f"{name} {extent}" for name, extent in extents.items())
@@ -166,7 +168,7 @@ class _Rows(Reader):
                 )
                 for name, array in arrays.items()
             }
-            yield Batch(feeds, feeds.pop(LABELS, None), f"{self._path.name}[{first}:{end}]")
+            yield Batch(feeds, take_labels(feeds, self._inputs), f"{self._path.name}[{first}:{end}]")
         if self._path.suffix == ".npz" and self._is_whole:
             with _numpy_data(self._path), zipfile.ZipFile(self._path) as archive:
                 if damaged := archive.testzip():
@@ -246,7 +248,7 @@ class _Files(_Stored):
         def load(number: int) -> Batch:
             file = files[number]
             arrays = load_arrays(file)
-            labels = arrays.pop(LABELS, None)
+            labels = take_labels(arrays, inputs)
             arrays = _by_input(file, arrays, inputs)
             feeds = {  # a file holds a batch, or one sample without the first axis
                 name: arrays[name][None] if arrays[name].ndim == rank - 1 else arrays[name]
@@ -262,14 +264,15 @@ class _Inferences(_Stored):
 
     def __init__(self, path: Path, inputs: Sequence[TensorInfo]) -> None:
         inferences, names = load_polygraphy(path), [tensor.name for tensor in inputs]
+        labels = None if LABELS in names else LABELS
         shapes = [
-            {name: feeds[name].shape for name in (*names, *feeds) if name in feeds and name != LABELS}
+            {name: feeds[name].shape for name in (*names, *feeds) if name in feeds and name != labels}
             for feeds in inferences
         ]
 
         def load(number: int) -> Batch:
             feeds = dict(inferences[number])
-            return Batch(feeds, feeds.pop(LABELS, None), f"{path.name}[{number}]")
+            return Batch(feeds, take_labels(feeds, inputs), f"{path.name}[{number}]")
 
         super().__init__(shapes, load)
 

@@ -10,16 +10,47 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
 
 from ..errors import DataError, InvalidOption
 from ..model.source import Source, digest_source, parse_source
-from ..tensors import Feeds, TensorInfo, check_feeds
+from ..tensors import Feeds, TensorInfo, check_feeds, samples_in
 from .kinds import ARRAYS, find_kind, open_set
 from .readers import Batch, Reader, SampleSet, digest_texts, read_function
 from .spelling import FUNCTION, PARTS, Query, Spelling, parse_spelling, read_query
 
 DEFAULT_BATCH = 8
+
+
+MOST_READ = 2048
+"""Samples of a function over which some are spread: it may yield without end."""
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Batches that hold so many `samples`, spread over `total`, which are all unless more may follow."""
+
+    batches: list[Feeds]
+    samples: int
+    total: int
+    is_all: bool = True
+
+    def __str__(self) -> str:
+        if self.samples >= self.total:
+            return f"{self.samples} samples"
+        return f"{self.samples} of {'' if self.is_all else 'the first '}{self.total} samples, spread"
+
+
+def _evenly(items: Sequence[Item], count: int) -> list[Item]:
+    """Return so many items, each from the middle of an equal part; all where they are fewer."""
+    count = min(count, len(items))
+    return [items[(2 * number + 1) * len(items) // (2 * count)] for number in range(count)]
 
 
 class Data:
@@ -28,6 +59,7 @@ class Data:
     Args:
         batch_size: Samples fed at once; a fixed first axis of the model decides over it.
         limit: Stop after this many samples; None reads all. A first batch that cannot be split is read whole.
+        is_spread: Whether so many are taken evenly from all, as `spread` does, in place of the first.
         depends: Files elsewhere that a function reads, for the digest.
     """
 
@@ -38,6 +70,7 @@ class Data:
         *,
         batch_size: int | None = None,
         limit: int | None = None,
+        is_spread: bool = False,
         base: Path | None = None,
         depends: Sequence[Path] = (),
     ) -> None:
@@ -52,7 +85,7 @@ class Data:
         self.batch_size = int(fixed.pop()) if len(fixed) == 1 else batch_size or DEFAULT_BATCH
         if self.is_fixed and limit is not None:
             self.limit = max(limit, self.batch_size)
-        self._depends = tuple(depends)
+        self._depends, self._is_spread = tuple(depends), is_spread
         folder = base or Path.cwd()
         # A recipe without data asks for the digest of none.
         spelling = parse_spelling(spec) if spec else Spelling("", "arrays", str(folder))
@@ -66,22 +99,66 @@ class Data:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield checked batches."""
-        if self._function is not None:
-            yield from self._from_function()
+        if self._function is not None and self._is_spread and self.limit is not None:
+            batches = self._spread_of_function(self.limit, 0, None).batches
+            yield from (Batch(feeds, None, f"{self.spec} batch {n}") for n, feeds in enumerate(batches))
+        elif self._function is not None:
+            yield from self._from_function(self.limit)
         else:
             yield from map(self._checked, self._reader.batches(self._groups))
 
-    def first_batches(self, samples: int) -> list[Feeds]:
-        """Return the first batches, one at least, up to so many samples."""
+    def spread(self, samples: int, *, behind: int = 0) -> Spread:
+        """Return so many samples, or a batch that cannot be split, evenly from all of the data.
+
+        They lie behind the first `behind` where there are enough. A function is iterated once, at most to
+        sample `MOST_READ`, and holds twice as many at a time.
+        """
+        if self._function is not None:
+            return self._spread_of_function(samples, behind, self.limit)
+        order = [index for group in self._groups for index in group]
+        if len(order) - behind < samples:
+            behind = 0
+        size = self.batch_size if self.is_fixed else 1
+        chosen = _evenly(order[behind:], -(-samples // size) * size)
+        groups = self._reader.arrange(chosen, self.batch_size, fixed=self.is_fixed)
+        batches = [self._checked(batch).feeds for batch in self._reader.batches(groups)]
+        return Spread(batches, sum(map(len, groups)), len(order))
+
+    def _spread_of_function(self, samples: int, behind: int, limit: int | None) -> Spread:
+        parts: list[tuple[int, Batch, int]] = []  # number of its first sample, a sample or batch, its samples
+        total, step, size, number = 0, 1, 0, 0
+        for batch in self._from_function(limit):
+            size = size or batch.samples
+            is_whole = self.is_fixed or not batch.can_be_split()
+            weight = (self.batch_size if self.is_fixed else batch.samples) if is_whole else 1
+            for part in [batch] if is_whole else batch.split():
+                if number % step == 0:
+                    feeds = {name: array.copy() for name, array in part.feeds.items()}
+                    parts.append((total, Batch(feeds, None, part.where), weight))
+                if len(parts) > 2 * (samples + behind):
+                    parts, step = parts[::2], 2 * step
+                total, number = total + weight, number + 1
+            if total >= MOST_READ:
+                break
+        later = [part for part in parts if part[0] >= behind]
+        parts = later if sum(part[2] for part in later) >= samples else parts
+        parts = _evenly(parts, max(samples // max(part[2] for part in parts), 1))
         batches: list[Feeds] = []
-        for batch in self:
-            samples -= batch.samples
-            if batches and samples < 0:
-                break
-            batches.append(batch.feeds)
-            if samples <= 0:
-                break
-        return batches
+        for _, part, weight in parts:
+            last = batches[-1] if batches and weight == 1 and part.samples == 1 else {}
+            shapes = [{n: a.shape[1:] for n, a in feeds.items() if a.ndim} for feeds in (last, part.feeds)]
+            if (
+                last
+                and shapes[0] == shapes[1]
+                and all(a.ndim for a in part.feeds.values())
+                and samples_in(last) < size
+            ):
+                batches[-1] = {
+                    name: np.concatenate([last[name], array]) for name, array in part.feeds.items()
+                }
+            else:
+                batches.append(part.feeds)
+        return Spread(batches, sum(part[2] for part in parts), total, is_all=total < MOST_READ)
 
     def first_unchecked(self) -> Feeds:
         """Return the first batch, of any types and shapes; the inputs tell no more than names."""
@@ -164,7 +241,8 @@ class Data:
     def _order(self) -> list[int]:
         names, is_stored = self._samples.names, self.spelling.kind in ARRAYS
         if is_stored and not self.spelling.query:
-            return list(range(len(names))[: self.limit])
+            every = range(len(names))
+            return _evenly(every, self.limit) if self._is_spread and self.limit else list(every[: self.limit])
         order = select(names, self.query, limit=self.limit, classes=self._samples.classes)
         if is_stored:
             return sorted(order)
@@ -184,22 +262,22 @@ class Data:
 
     def _read_function(self) -> Iterator[Batch]:
         assert self._function is not None, "the data is one"
-        return read_function(self._function, self.inputs)
+        return read_function(self._function, self.inputs, limit=self.limit)
 
-    def _from_function(self) -> Iterator[Batch]:
+    def _from_function(self, limit: int | None) -> Iterator[Batch]:
         seen = 0
         for batch in map(self._checked, self._read_function()):
             # Where one input has an axis of samples of a fixed extent, another's first axis is time.
             samples = self.batch_size if self.is_fixed and batch.samples else batch.samples
             is_whole = not batch.can_be_split()
-            if self.limit is not None and seen + samples > self.limit and (seen or not is_whole):
+            if limit is not None and seen + samples > limit and (seen or not is_whole):
                 if self.is_fixed or is_whole:
                     break
-                batch, samples = batch.head(self.limit - seen), self.limit - seen
+                batch, samples = batch.head(limit - seen), limit - seen
             seen += samples
             if samples:
                 yield batch
-            if self.limit is not None and seen >= self.limit:
+            if limit is not None and seen >= limit:
                 break
         if not seen:
             raise self._empty("what the function yields")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import itertools
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..artifact import known_digest
-from ..errors import DataError, EngineUnavailable, QCompileError, first_line
+from ..errors import DataError, EngineUnavailable, QCompileError, first_line, translated
+from ..installation import install_hint
 from ..model.session import granted_cores
 from ..model.source import Source
 from ..model.user_code import beside, call, load_function, where_raised
@@ -217,19 +220,26 @@ def require_package(module: str, package: str, use: str, *, extra: str = "data")
     except ImportError as error:
         raise EngineUnavailable(
             f"{package} {use}, and cannot be imported ({first_line(error)})",
-            hint=f"pip install 'qcompile[{extra}]'",
+            hint=install_hint(extra),
             engine=package,
             reason=first_line(error),
         ) from error
 
 
-def read_function(source: Source, inputs: Sequence[TensorInfo]) -> Iterator[Batch]:
-    """Yield what a function yields, or what the iterable it returns holds."""
+MANY = 10_000
+"""Samples after which a function of unknown length, read without a limit, may be endless."""
+
+
+def read_function(
+    source: Source, inputs: Sequence[TensorInfo], *, limit: int | None = None
+) -> Iterator[Batch]:
+    """Yield what a function yields, or what the iterable it returns holds; `limit` ends nothing here."""
     result = call(load_function(source), source)
     if not isinstance(result, Iterable):
         kind = type(result).__name__
         raise DataError(f"{source.spec}: returned {kind}; an iterable of samples is required")
-    iterator = iter(result)
+    iterator, samples = iter(result), 0
+    is_unlimited = limit is None and not isinstance(result, Sized)
     for index in itertools.count():
         try:
             with beside(source):  # a generator runs, and imports, when it is asked for the next
@@ -245,17 +255,22 @@ def read_function(source: Source, inputs: Sequence[TensorInfo]) -> Iterator[Batc
                 f"{where_raised(error, source.path)}",
                 sample=index,
             ) from error
-        yield _as_batch(item, inputs, f"{source.function} batch {index}")
+        batch = _as_batch(item, inputs, f"{source.function} batch {index}")
+        if samples < MANY <= (samples := samples + batch.samples) and is_unlimited:
+            words = "%s: %d samples so far; if it has no end, limit it by `samples` or itertools.islice"
+            logging.getLogger(__name__).warning(words, source.spec, samples)
+        yield batch
 
 
 def _as_batch(item: Any, inputs: Sequence[TensorInfo], where: str) -> Batch:
+    beside = None
     if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Mapping):
-        item = {**item[0], LABELS: item[1]}
+        item, beside = item
     if isinstance(item, Mapping):
         arrays = {str(name): _array(value, where) for name, value in item.items()}
-        labels = arrays.pop(LABELS, None)
+        labels = take_labels(arrays, inputs)
         require_inputs(arrays, inputs, where)
-        return Batch(arrays, labels, where)
+        return Batch(arrays, labels if beside is None else _array(beside, where), where)
     names = [tensor.name for tensor in inputs]
     values = [_array(value, where) for value in (item if isinstance(item, tuple | list) else [item])]
     if len(values) - len(names) not in (0, 1):
@@ -265,6 +280,11 @@ def _as_batch(item: Any, inputs: Sequence[TensorInfo], where: str) -> Batch:
         )
     labels = values.pop() if len(values) > len(names) else None
     return Batch(dict(zip(names, values, strict=True)), labels, where)
+
+
+def take_labels(arrays: dict[str, Any], inputs: Sequence[TensorInfo]) -> Any:
+    """Remove the labels from the arrays of a batch and return them; an input called `labels` is no label."""
+    return None if any(tensor.name == LABELS for tensor in inputs) else arrays.pop(LABELS, None)
 
 
 def require_inputs(names: Collection[str], inputs: Sequence[TensorInfo], where: str) -> None:
@@ -279,14 +299,14 @@ def require_inputs(names: Collection[str], inputs: Sequence[TensorInfo], where: 
 
 
 def _array(value: Any, where: str) -> NDArray[Any]:
-    if hasattr(value, "detach"):  # a torch tensor, without importing torch
-        value = value.detach().cpu().numpy()
-    if not isinstance(value, np.ndarray | np.generic | int | float | list):
-        raise DataError(
-            f"{where}: holds {type(value).__name__}; arrays or tensors are required",
-            hint="yield a dict of arrays, a tuple of arrays, or (inputs, labels)",
-        )
-    return np.asarray(value)
+    """Return a copy: a loader may fill the same memory again for its next batch."""
+    kind, hint = type(value).__name__, "yield a dict of arrays, a tuple of arrays, or (inputs, labels)"
+    with translated(f"{where}: holds a {kind} that is no array", DataError, hint=hint):
+        if hasattr(value, "detach"):  # a torch tensor, without importing torch
+            value = value.detach().cpu().numpy()
+        if not isinstance(value, np.ndarray | np.generic | int | float | list):
+            raise DataError(f"{where}: holds {kind}; arrays or tensors are required", hint=hint)
+        return copy.deepcopy(np.asarray(value))
 
 
 def list_files(root: Path) -> Iterator[str]:

@@ -22,6 +22,7 @@ from typing import Any
 from ..engines.tensorrt.words import TRITON as TENSORRT
 from ..engines.words import TRITON_TYPES as TYPES
 from ..errors import ArtifactError, EngineUnavailable, InvalidOption, first_line
+from ..installation import install_hint
 from ..spec.decode import Refused
 from ..spec.looking import TritonOptions
 from ..tensors import TensorInfo, format_shape
@@ -160,7 +161,7 @@ def format_config(fields: Message) -> str:
         definition: Any = importlib.import_module("tritonclient.grpc.model_config_pb2")
     except (ImportError, RuntimeError, TypeError) as error:  # a half installed one raises RuntimeError
         problem = f"config.pbtxt: Triton's definitions are missing ({first_line(error)})"
-        raise EngineUnavailable(problem, hint="pip install 'qcompile[triton]'", engine="triton") from error
+        raise EngineUnavailable(problem, hint=install_hint("triton"), engine="triton") from error
     from google.protobuf import json_format, text_format
 
     try:

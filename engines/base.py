@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..artifact import Check, tool_versions
 from ..errors import EngineUnavailable, InvalidOption
+from ..installation import install_hint
 from ..model import onnx
 from ..model.graph import WeightsHeld
 from ..model.graph_rules import GraphRules
@@ -46,6 +47,7 @@ class BuildRequest:
         source: What the user gave, where `model` was made from it; for messages and the manifest.
         tf32: Whether products of float32 may round to 10 bits of mantissa, whatever the precision.
         samples: Real input to check the artifact on, batch by batch; without any it is random.
+        spread: How many samples of how many these are, in words.
         graph: The file in memory, where it is ONNX.
         debug_tensors: What an engine of TensorRT can show while it runs; None for all that is not fused.
         is_trial: Whether its speed is measured by who asks, and not said here.
@@ -61,6 +63,7 @@ class BuildRequest:
     left_in_float: Mapping[str, str] = field(default_factory=dict)
     worked_around: Mapping[str, Sequence[str]] = field(default_factory=dict)
     samples: Sequence[Feeds] = ()
+    spread: str = ""
     warnings: Sequence[str] = ()
     debug_tensors: Sequence[str] | None = ()
     is_trial: bool = False
@@ -300,8 +303,9 @@ class Engine(ABC):
 
     def fix(self) -> str:
         """Return what the user can do about either; empty when nothing is needed."""
-        package = f"'qcompile[{self.extra}]'" if self.extra else next(iter(self.packages))
-        return f"pip install {package}" if self.why_not_run() else ""
+        if not self.why_not_run():
+            return ""
+        return install_hint(self.extra) if self.extra else f"pip install {next(iter(self.packages))}"
 
     def graph_precision(self, precision: Precision) -> Precision:
         """Return the precision that the ONNX graph must have for the intent; by default the graph decides."""

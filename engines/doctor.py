@@ -6,20 +6,27 @@ docs/doctor.md says what the states mean. Beside it: the extras, problems of the
 
 from __future__ import annotations
 
-import functools
 import platform
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions, requires
 from typing import TYPE_CHECKING
 
-from ..artifact import tool_versions
 from ..errors import InvalidOption, QCompileError
+from ..installation import (
+    Versions,
+    extras,
+    install_hint,
+    installed_as,
+    installed_version,
+    other_distribution,
+    unmet,
+)
 from ..machine_memory import machine_bytes
 from ..model.session import usable_cores
-from ..model.tensorflow import ANOTHER, INSTALL, tensorflow_python, tensorflow_versions
+from ..model.tensorflow import ANOTHER, tensorflow_python, tensorflow_versions
 from ..processor import is_arm, isa_here, processor, why_emulated
 from ..spec.decode import spec_from_call
 from ..spec.looking import DoctorCommand
@@ -35,7 +42,8 @@ if TYPE_CHECKING:
     from ..spec.keywords import DoctorKeywords
 
 _OF_TENSORRT = (
-    "choose `target` tensorrt-rtx or tensorrt: tf32 from sm80, fp8 from sm89, nvfp4 and mxfp8 from sm100"
+    "choose `target` tensorrt-rtx or tensorrt: tf32 from sm80, fp8 from sm89, nvfp4 and mxfp8 from sm100 "
+    "(TensorRT-RTX: sm120)"
 )
 _OLDEST = 70
 _RTX_BUILDS_FOR = (75, 80, 86, 89, 120, 121)
@@ -200,46 +208,11 @@ def gpu_types(capability: str) -> GpuTypes:
     return GpuTypes(f"sm{number}", *_ROWS[below[-1]], note)
 
 
-@functools.cache
-def extras() -> Mapping[str, tuple[str, ...]]:
-    """Return extra of setup.cfg to its packages, by the names of their distributions."""
-
-    def of_engines(targets: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        runtimes = [engine(name) for name in targets]
-        return {runtime.extra: tuple(runtime.packages) for runtime in runtimes if runtime.extra}
-
-    return {
-        "torch": ("torch", "onnxscript"),
-        **of_engines(CPU_TARGETS),
-        "cpu": ("onnxruntime", "onnxsim", "polygraphy", "nvidia-ml-py", "numba"),
-        "cluster": ("distributed",),
-        **of_engines(TENSORRT_TARGETS[::-1]),
-        "cuda": ("cuda-bindings",),
-        "models": ("torch", "onnxscript", "pillow", "timm", "torchvision", "transformers"),
-        "data": ("datasets", "pillow", "scipy", "soundfile", "transformers"),
-        "metrics": ("jiwer", "pycocotools", "scikit-learn", "seqeval"),
-        "qat": ("torch", "onnxscript", "torchao"),
-        "report": ("jinja2",),
-        "triton": ("tritonclient",),
-        "tensorflow": ("tensorflow", "tf2onnx"),
-    }
-
-
-_INSTEAD = {
-    "tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tensorflow-macos"),
-    "onnxruntime": tuple(ONNX_RUNTIMES)[1:],
-}
-"""Distributions that serve as well."""
 _ONE_BUILD = "install torch and torchvision of one build together: https://pytorch.org/get-started"
 _PAIRS = ("torchvision", "torchao", "tensorflow", "tensorflow-cpu", "tf2onnx", "transformers")
 """Packages whose requirements decide whether they can be imported beside the others."""
 
-Versions = Callable[[str], str]  # of a distribution; empty where it is not installed
 Requirements = Callable[[str], Sequence[str] | None]  # of an installed distribution
-
-
-def installed_version(package: str) -> str:
-    return tool_versions(package).get(package, "")
 
 
 @dataclass(frozen=True)
@@ -257,18 +230,23 @@ class ExtraState:
 def extra_states(version_of: Versions = installed_version, asks: Requirements = requires) -> list[ExtraState]:
     states = []
     for extra, packages in extras().items():
-        present = {name: next(filter(version_of, (name, *_INSTEAD.get(name, ()))), "") for name in packages}
-        missing = tuple(name for name, distribution in present.items() if not distribution)
-        install = f"pip install 'qcompile[{extra}]'"
-        pairs = [distribution for distribution in present.values() if distribution in _PAIRS]
-        problem = next(filter(None, (clash(pair, version_of, asks) for pair in pairs)), "")
+        present = list(filter(None, (installed_as(package.name, version_of) for package in packages)))
+        required = unmet(extra, version_of)
+        missing = tuple(package.name for package in required)
+        install = install_hint(extra, version_of)
+        outside = (
+            f"{package.name} {version} is installed; {package} is required"
+            for package in required
+            if (version := version_of(package.name))
+        )
+        clashes = (clash(name, version_of, asks) for name in present if name in _PAIRS)
+        problem = next(filter(None, clashes), "") or next(outside, "")
         if problem:
             apart = f"{install}, in an environment of its own if other packages need these versions"
             fix = _ONE_BUILD if problem.startswith("torchvision") else apart
             states.append(ExtraState(extra, "broken", missing, problem, fix))
         elif missing:
-            state = "missing" if len(missing) == len(packages) else "incomplete"
-            states.append(ExtraState(extra, state, missing, fix=install))
+            states.append(ExtraState(extra, "incomplete" if present else "missing", missing, fix=install))
         else:
             states.append(ExtraState(extra, "installed"))
     return states
@@ -345,7 +323,7 @@ def doctor(spec: DoctorCommand | None = None, /, **options: Unpack[DoctorKeyword
     ]
     gpus = find_gpus()
     shown = named_types or [gpu_types(name) for name in dict.fromkeys(gpu.architecture for gpu in gpus)]
-    of_extras = (name for packages in extras().values() for name in packages)
+    of_extras = (package.name for packages in extras().values() for package in packages)
     packages = ["onnx", "numpy", "safetensors", *of_extras, *packages_of(names())]
     return Diagnosis(
         python=platform.python_version(),
@@ -381,7 +359,7 @@ def _tensorflow_state(texts: Sequence[str]) -> TensorFlowState:
     except QCompileError as error:
         return TensorFlowState(python, {}, error.message.splitlines()[0], error.hint)
     if missing := " and ".join(name for name in ("tensorflow", "tf2onnx") if name not in versions):
-        fix = f"{INSTALL}, or in another environment: {ANOTHER}"
+        fix = f"{install_hint('tensorflow')}, or in another environment: {ANOTHER}"
         return TensorFlowState(python, versions, f"{missing} cannot be imported", fix)
     return TensorFlowState(python, versions)
 
@@ -393,7 +371,9 @@ def find_problems(installed: set[str], version_of: Callable[[str], str] = instal
     tensorrt = version_of("tensorrt") if "tensorrt" in installed else ""
     # TensorRT 8 is built with a pybind11 before 2.12, which first knew numpy 2; all else wants numpy 2.
     is_old, wants_old = numpy.startswith("1."), tensorrt.startswith("8.")
+    other, fix = other_distribution() if "qcompile" in installed else ("", "")
     states = (
+        (bool(other), other, fix),
         (len(runtimes) > 1,
          f"{' and '.join(runtimes)} are installed together: they own the same files, and which one is "
          "imported is chance",

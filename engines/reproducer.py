@@ -142,7 +142,7 @@ def make_reproducer(request: BuildRequest, folder: Path, max_time_s: float) -> R
 def _inputs(request: BuildRequest, model: onnx.ModelProto) -> Iterator[Feeds]:
     """The samples, and random input where the graph takes any."""
     yield from request.samples
-    made = RandomInput(model)
+    made = RandomInput(model, samples=request.samples)
     names = [value.name for value in model_io(model).outputs]
     session = make_session(request.onnx, session_options(request.spec.threads, optimize=False))
     try:
@@ -218,7 +218,7 @@ class _Trials:
 
     def run(self, case: Case, script: str) -> dict[str, NDArray[Any]]:
         """Run the script on a case; raises `_Ended` where it fails."""
-        (self.folder / "run.py").write_text(script)
+        (self.folder / "run.py").write_text(script, encoding="utf-8")
         np.savez(self.folder / "inputs.npz", **storable(case.feeds))
         if self._worker is None:
             threads = self.request.spec.threads or usable_cores()

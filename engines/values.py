@@ -24,7 +24,6 @@ weights on OpenVINO, e is up to 1.4 q for single samples, and 0.06 q for 16.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -38,14 +37,14 @@ from ..artifact import Check
 from ..errors import BuildError, DataError, EngineUnavailable, ModelError, QCompileError
 from ..files import temporary_folder
 from ..model import onnx
-from ..model.choices import before_choices, chosen_by, part_before
+from ..model.choices import before_choices, behind, chosen_by, part_before, value_dependent
 from ..model.graph import consumers, model_io, producers, weighted_nodes
 from ..model.graph_edits import cut
-from ..model.judgement import decibels, enough_agreement, lowest_db
-from ..model.masks import without_masks
+from ..model.judgement import lowest_db
 from ..model.onnx_file import Graph, copy_model, save_onnx
+from ..model.other_extents import at_other_extents
 from ..model.output_forms import BOUNDED
-from ..model.random_input import at_other_extents, random_feeds, read_domains
+from ..model.random_input import random_feeds, read_domains
 from ..model.reference_forms import (
     is_random,
     rounds_activations,
@@ -56,9 +55,12 @@ from ..model.reference_forms import (
 from ..model.saturating_kernels import overflows
 from ..model.session import WEIGHT_BIAS_QUANTIZATION, make_session, run_session, session_options
 from ..processor import isa_here, why_not_exact
-from ..tensors import Feeds, format_shape, samples_in
+from ..tensors import Feeds, ModelIO, format_shape, mismatch, named_extents, samples_in
 from .base import BuildRequest, Runner
+from .deviation import Deviation
 
+_NOTHING = ModelIO((), ())
+_DECLARE = "declare the extents that the graph gives, or a dynamic axis of another name"
 SUBJECT = "computes what its graph says"
 SAMPLES = 16
 """Of fewer, the sums tell little: two independent errors as large as q can differ by q."""
@@ -71,6 +73,7 @@ _MAGNIFIED = 16.0
 """Times what is allowed: near the middle of Softmax or Sigmoid, few samples make most of the error."""
 
 Outputs = dict[str, list[NDArray[Any]]]
+ByWay = dict[str, dict[str, Deviation]]
 
 
 @dataclass(frozen=True)
@@ -97,72 +100,6 @@ class Values:
     warnings: Sequence[str] = ()
 
 
-@dataclass
-class Deviation:
-    """Sums over all samples of one output, see the module; of labels, numbers of elements that differ."""
-
-    elements: int = 0
-    amax: float = 0.0  # largest magnitude of ref
-    signal: float = 0.0  # Σ|ref|²
-    quantization: float = 0.0  # Σ|ref − plain|²
-    total: float = 0.0  # Σ|out − plain|²
-    error: float = 0.0  # Σ|out − ref|²
-    labels: bool = False  # whether its elements are no floats
-    axes: str = ""  # what was found where its graph has another number of axes
-
-    def add(self, ref: NDArray[Any], plain: NDArray[Any], out: NDArray[Any]) -> None:
-        """Add a batch. `out` must be finite where `ref` is, masked where it is, and else equal to it."""
-        self.elements += ref.size
-        if ref.dtype.kind != "f":
-            self.labels = True
-            self.quantization += float((ref != plain).sum())
-            self.error += float((out != ref).sum())
-            self.total = self.quantization + self.error
-            return
-        exact, (ref, out) = without_masks(ref, plain)[1], without_masks(ref, out)[:2]
-        a, b, c = (array.astype(np.float64).ravel() for array in (ref, exact, out))
-        same = (a == c) | (np.isnan(a) & np.isnan(c))
-        finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
-        if not (same | (np.isfinite(a) & np.isfinite(c))).all():
-            self.total = self.error = math.inf
-        a, b, c = a[finite], b[finite], c[finite]
-        with np.errstate(over="ignore", invalid="ignore"):
-            self.amax = max(self.amax, float(np.abs(a).max(initial=0.0)))
-            self.signal += float(a @ a)
-            self.quantization += float((a - b) @ (a - b))
-            self.total += float((c - b) @ (c - b))
-            self.error += float((c - a) @ (c - a))
-
-    def excess(self, *, integers: bool, noise_db: float | None) -> float:
-        """Return what execution adds as a share of what is allowed; above 1 it fails.
-
-        The floor counts where the artifact rounds to `integers` at all; `noise_db` is the signal-to-noise
-        ratio that computing floats may cost, None where they are of 32 bits.
-        """
-        if self.axes:
-            return math.inf
-        added = self.total - self.quantization
-        if added <= 0:
-            return 0.0
-        if self.labels:
-            same = self.elements - int(added)
-            return 2.0 if added > self.quantization and not enough_agreement(same, self.elements)[0] else 0.5
-        floor = max(self.elements / 12, 1) * (self.amax / 127) ** 2 if integers else 0.0
-        noise = self.signal * 10 ** (-noise_db / 10) if noise_db is not None else 0.0
-        allowed = max(self.quantization, floor) + noise
-        return added / allowed if allowed else math.inf
-
-    def words(self, name: str) -> str:
-        """Return how far the output is from its graph, and that from the one without roundings."""
-        if self.axes:
-            return f"output {name!r} {self.axes}"
-        if self.labels:
-            return f"output {name!r}: {self.error:.0f} of {self.elements} elements differ from its graph"
-        equal = f"{decibels(self.signal, self.error):.1f} dB from" if self.error else "equal to"
-        quantized = f", which has {decibels(self.signal, self.quantization):.1f} dB"
-        return f"output {name!r}: {equal} its graph{quantized if self.quantization else ''}"
-
-
 def check_values(
     request: BuildRequest, graph: onnx.ModelProto, artifact: Path, execution: Execution, feeds: Feeds
 ) -> Values:
@@ -173,19 +110,20 @@ def check_values(
     if rounds_activations(graph) and (reason := why_not_exact(request.spec.isa)):
         warning = f"values are not checked here: {reason}; check them with `qcompile diff` where it runs"
         return Values(warnings=[warning])
-    if is_random(graph):
-        return _not_compared("operators of the graph draw random numbers")
     runtime, samples = execution.runtime, list(request.samples)
-    random = _random_feeds(graph, feeds, sum(map(samples_in, samples)))
+    random = _random_feeds(graph, feeds, samples)
     made = [*samples, *random] or [feeds]
-    comparison = Comparison(request, execution, made, rounds=rounds_activations(graph))
+    rounds, whole, places = rounds_activations(graph), graph, before_choices(graph)
+    comparison = Comparison(request, execution, made, rounds=rounds, declared=_declared(graph))
     comparison.others = at_other_extents(graph, made[0])
     if comparison.others:  # the first once more: nothing may be left of another shape
         comparison.feeds += [*comparison.others, made[0]]
-    whole, places = graph, before_choices(graph)
     try:
         with ExitStack() as stack:
-            if places:
+            chosen: ByWay = {}
+            if places:  # of what is chosen, shapes alone are compared
+                first = Comparison(request, execution, made[:1], rounds=rounds, declared=comparison.declared)
+                chosen = first.deviations(graph, artifact)
                 graph = part_before(graph, places)
                 folder = stack.enter_context(temporary_folder("part"))
                 artifact = comparison.made(graph, folder)
@@ -200,29 +138,59 @@ def check_values(
     except BuildError as error:
         words = error.message.removeprefix(f"{request.source or request.model}: ")
         return Values([Check(SUBJECT, False, words)], f"{runtime} does not run it: {words}", "", error.hint)
-    if not any(deviations.values()):
-        return _not_compared("the extents of its outputs depend on their values")
-    excess = {
-        (words, name): comparison.excess(deviation)
-        for words, outputs in deviations.items()
-        for name, deviation in outputs.items()
+    sums = {(way, name): one for way, outputs in deviations.items() for name, one in outputs.items()}
+    sums |= {
+        (way, name): one for way, outputs in chosen.items() for name, one in outputs.items() if one.is_other
     }
-    words, name = max(excess, key=lambda key: excess[key])
-    detail = deviations[words][name].words(name)
     counts = {
-        "samples": sum(map(samples_in, samples)), "random inputs": sum(map(samples_in, random)),
+        "random inputs": sum(map(samples_in, random)),
         "of other extents": len(comparison.others) - bool(comparison.refused),
     }  # fmt: skip
-    detail += "; " + " and ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    of_data = request.spread or f"{sum(map(samples_in, samples))} samples"
+    parts = [f"{count} {kind}" for kind, count in counts.items() if count]
+    counted = " and ".join([of_data, *parts] if samples else parts).replace("spread and", "spread, and")
     if places:
-        detail += f", in front of {chosen_by(whole)}"
-    if excess[words, name] <= 1:
-        check = Check(SUBJECT, True, f"{detail}, {' and '.join(execution.ways)}")
-        return Values([check], warnings=[comparison.refused] if comparison.refused else [])
-    failing = {way for way, output in excess if excess[way, output] > 1}
-    right = [way for way in execution.ways if way not in failing]
-    comparison.execution = replace(execution, ways={words: execution.ways[words]})
-    return _failure(comparison, graph, name, excess[words, name], f"{detail}, {words}", words, right)
+        counted += f", in front of {chosen_by(whole)}"
+    excess = {key: comparison.excess(one) for key, one in sums.items()}
+    every = [item for outputs in (*deviations.values(), *chosen.values()) for item in outputs.items()]
+    uncompared = {name: one.uncompared for name, one in every if one.uncompared}
+    notes: list[str] = []
+    layers: dict[str, onnx.NodeProto | None] = {}
+    wrong = sorted((key for key in excess if excess[key] > 1), key=lambda key: -excess[key])
+    for way, name in wrong:
+        detail = f"{sums[way, name].words(name)}; {counted}"
+        if sums[way, name].promised:
+            return Values([Check(SUBJECT, False, detail)], f"{detail}, {way}", "", _DECLARE)
+        comparison.execution = replace(execution, ways={way: execution.ways[way]})
+        if way not in layers:
+            layers[way] = first_layer(graph, lambda tensor: comparison.prefix_fails(graph, tensor))
+        layer = layers[way]
+        if layer is None and not sums[way, name].is_other:
+            if excess[way, name] <= _MAGNIFIED and (operator := _bounded_by(graph, name)):
+                notes.append(f"every layer is right, and {operator} magnifies what they round")
+                continue
+            tensors, nodes = behind(graph, _CHOOSE)
+            if name in tensors:  # of nearly equal values another is the largest
+                choosing = ", ".join(sorted({node.op_type for node in nodes} & _CHOOSE))
+                uncompared[name] = f"{choosing} may choose other elements: {detail}"
+                continue
+        right = [one for one in execution.ways if all(one != other for other, _ in wrong)]
+        return _failure(comparison, graph, layer, f"{detail}, {way}", way, right)
+    compared = [key for key in excess if key[1] not in uncompared]
+    if not compared:
+        return _not_compared(*dict.fromkeys(uncompared.values()))
+    way, name = max(compared, key=lambda key: (excess[key], not sums[key].labels))
+    detail = f"{sums[way, name].words(name)}; {counted}, {' and '.join(execution.ways)}"
+    notes += [f"output {name!r} is not compared: {reason}" for name, reason in uncompared.items()]
+    check = Check(SUBJECT, True, "; ".join([detail, *dict.fromkeys(notes)]))
+    return Values([check], warnings=[comparison.refused] if comparison.refused else [])
+
+
+def _declared(graph: onnx.ModelProto) -> ModelIO:
+    """The inputs of a graph, and the outputs for which it declares a shape."""
+    with_shape = {v.name for v in graph.graph.output if v.type.tensor_type.HasField("shape")}
+    io = model_io(graph)
+    return replace(io, outputs=tuple(tensor for tensor in io.outputs if tensor.name in with_shape))
 
 
 def _bounded_by(graph: onnx.ModelProto, tensor: str) -> str:
@@ -233,10 +201,10 @@ def _bounded_by(graph: onnx.ModelProto, tensor: str) -> str:
     return node.op_type if node is not None and node.op_type in BOUNDED else ""
 
 
-def _random_feeds(graph: onnx.ModelProto, feeds: Feeds, count: int) -> list[Feeds]:
-    """Random input of the extents of `feeds`, so that it is `SAMPLES` with as many as there are."""
-    shapes = {name: array.shape for name, array in feeds.items()}
-    inputs, domains = model_io(graph).inputs, read_domains(graph)
+def _random_feeds(graph: onnx.ModelProto, feeds: Feeds, samples: Sequence[Feeds]) -> list[Feeds]:
+    """Random input of the extents of `feeds`, of values that samples show, to make up `SAMPLES` with them."""
+    shapes, count = {name: array.shape for name, array in feeds.items()}, sum(map(samples_in, samples))
+    inputs, domains = model_io(graph).inputs, read_domains(graph, samples)
     batches: list[Feeds] = []
     while feeds and count < SAMPLES:
         try:
@@ -249,16 +217,9 @@ def _random_feeds(graph: onnx.ModelProto, feeds: Feeds, count: int) -> list[Feed
 
 
 def _failure(
-    comparison: Comparison, graph: onnx.ModelProto, output: str, excess: float, detail: str, way: str,
+    comparison: Comparison, graph: onnx.ModelProto, layer: onnx.NodeProto | None, detail: str, way: str,
     right: Sequence[str],
 ) -> Values:  # fmt: skip
-    layer = first_layer(graph, lambda tensor: comparison.prefix_fails(graph, tensor))
-    if layer is None and excess <= _MAGNIFIED and (operator := _bounded_by(graph, output)):
-        magnified = f"{detail}; every layer is right, and {operator} magnifies what they round"
-        return Values([Check(SUBJECT, True, magnified)])
-    chooses = sorted({node.op_type for node in graph.graph.node} & _CHOOSE)
-    if layer is None and chooses:  # all layers are right; of nearly equal values another is the largest
-        return _not_compared(f"{', '.join(chooses)} may choose other elements: {detail}")
     place = "in the whole graph, and in no prefix of it" if layer is None else f"from layer {layer.name!r} on"
     failure = f"{comparison.execution.runtime} computes something else, {place}: {detail}"
     hint = "choose another target, or give `allow_fallback`; `qcompile reproduce` cuts it down for a report"
@@ -276,17 +237,18 @@ def _failure(
     return Values([Check(SUBJECT, False, detail)], failure, name, hint)
 
 
-def _not_compared(reason: str) -> Values:
-    return Values([Check(SUBJECT, True, f"not compared: {reason}")])
+def _not_compared(*reasons: str) -> Values:
+    return Values(warnings=[f"its values are not compared with its graph's: {'; '.join(reasons)}"])
 
 
 class Comparison:
     """Graphs and their artifacts, compared on the same samples; one session is open at a time."""
 
     def __init__(
-        self, request: BuildRequest, execution: Execution, feeds: Sequence[Feeds], *, rounds: bool
-    ) -> None:
-        self.execution, self.feeds = execution, list(feeds)
+        self, request: BuildRequest, execution: Execution, feeds: Sequence[Feeds], *, rounds: bool,
+        declared: ModelIO = _NOTHING,
+    ) -> None:  # fmt: skip
+        self.execution, self.feeds, self.declared = execution, list(feeds), declared
         self.others: list[Feeds] = []  # those of `feeds` that the graph may refuse
         self.refused = ""  # what the artifact said to extents that nobody gave
         precision, floats = request.precision, request.spec.floats
@@ -297,18 +259,17 @@ class Comparison:
         self.threads = request.spec.threads
         self.progress = request.progress
 
-    def deviations(self, graph: onnx.ModelProto, artifact: Path) -> dict[str, dict[str, Deviation]]:
-        """Return way to output to its deviation, of outputs whose extents agree."""
+    def deviations(self, graph: onnx.ModelProto, artifact: Path) -> ByWay:
+        """Return way to output to its deviation."""
         self.progress("compare with its graph")
         written, halves = without_saturation(graph), self.execution.halves
         rounds = rounds_activations(graph) or halves
         ref = self._outputs(with_halves(written, halves) if halves else written, is_first=True)
         plain = self._outputs(without_roundings(graph)) if rounds else ref
-        floats = [name for name, arrays in ref.items() if arrays[0].dtype.kind == "f"]
-        names = floats or [name for name, arrays in ref.items() if arrays[0].dtype.kind in "iub"]
-        by_way: dict[str, dict[str, Deviation]] = {}
+        dependent, draws = value_dependent(graph), is_random(graph)
+        by_way: ByWay = {}
         for words, opened in self.execution.ways.items():
-            sums = {name: Deviation() for name in names}
+            sums = {name: Deviation() for name in ref}
             with opened(artifact) as runner:
                 for index, feeds in enumerate(self.feeds):
                     made_up = any(feeds is other for other in self.others)
@@ -321,17 +282,40 @@ class Comparison:
                             self.refused = f"{error.message} ({words}): such input is refused when it runs"
                             continue
                         raise BuildError(f"{error.message} ({words})", hint=error.hint) from error
-                    for name in list(sums):
-                        a, b = ref[name][index], plain[name][index]
-                        if a.shape == b.shape == out[name].shape:
-                            sums[name].add(a, b, out[name])
-                        elif a.ndim != out[name].ndim:
-                            found, wanted = format_shape(out[name].shape), format_shape(a.shape)
-                            sums[name].axes = f"is {found} where its graph gives {wanted}"
-                        else:  # such as the boxes above a threshold
-                            del sums[name]
+                    for name, one in sums.items():
+                        a, b, found = ref[name][index], plain[name][index], out.get(name)
+                        decider = dependent.get(name, "")
+                        if differs := mismatch(a, found):
+                            is_alike = found is not None and (a.ndim, a.dtype) == (found.ndim, found.dtype)
+                            if decider and is_alike:
+                                one.uncompared = f"its extents depend on values ({decider})"
+                            else:
+                                one.mismatch = f"is {differs[1]} where its graph gives {differs[0]}"
+                        elif draws:
+                            one.uncompared = "operators of the graph draw random numbers"
+                        elif a.shape != b.shape:
+                            one.uncompared = "its extents depend on what is rounded"
+                        elif found is not None:
+                            one.add(a, b, found)
+                        if found is not None and not made_up:
+                            one.promised = one.promised or self._unlike_declared(name, feeds, found, decider)
             by_way[words] = sums
         return by_way
+
+    def _unlike_declared(self, name: str, feeds: Feeds, found: NDArray[Any], decider: str) -> str:
+        """How the extents of an output differ from what is declared; empty where they do not."""
+        tensor = next((tensor for tensor in self.declared.outputs if tensor.name == name), None)
+        if tensor is None:
+            return ""
+        shapes = {} if decider else {name: array.shape for name, array in feeds.items()}
+        extents = named_extents(self.declared.inputs, shapes)
+        fits = (
+            extent in extents.get(dim, {extent}) if isinstance(dim, str) else dim < 1 or dim == extent
+            for dim, extent in zip(tensor.shape, found.shape, strict=False)
+        )  # fmt: skip
+        if found.ndim == len(tensor.shape) and all(fits):
+            return ""
+        return f"is {format_shape(found.shape)} where the file declares {format_shape(tensor.shape)}"
 
     def _is_another_batch(self, feeds: Feeds) -> bool:
         first = self.feeds[0]

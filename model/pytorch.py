@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from ..errors import EngineUnavailable, ExportError, InvalidOption, ModelError, translated
+from ..errors import EngineUnavailable, ExportError, InvalidOption, ModelError, first_line, translated
 from ..files import require_file
+from ..installation import install_hint
 from ..machine_memory import require_address_space
 from ..progress import quiet
 from ..tensors import TensorInfo
@@ -37,9 +38,11 @@ _NEEDED_BYTES = 640 << 20
 def import_torch() -> Any:
     if "torch" not in sys.modules:
         require_address_space(_NEEDED_BYTES, "load PyTorch")
-    message, errors, hint = "PyTorch cannot be imported", (ImportError,), "pip install 'qcompile[torch]'"
-    with translated(message, EngineUnavailable, errors=errors, hint=hint, engine="pytorch"):
+    try:
         import torch
+    except ImportError as error:
+        message, hint = f"PyTorch cannot be imported ({first_line(error)})", install_hint("torch")
+        raise EngineUnavailable(message, hint=hint, engine="pytorch") from error
     return torch
 
 
@@ -297,9 +300,12 @@ def flat_tensors(outputs: Any) -> list[tuple[str, Any]]:
 
 
 def flat_outputs(outputs: Any) -> tuple[list[str], list[NDArray[Any]]]:
-    """Return names (empty where the structure has none) and arrays of what `forward` returned."""
+    """Return names (empty where the structure has none) and copies of what `forward` returned.
+
+    The next call of a module may write the same memory.
+    """
     tensors = flat_tensors(outputs)
-    return [name for name, _ in tensors], [tensor.detach().cpu().numpy() for _, tensor in tensors]
+    return [name for name, _ in tensors], [tensor.detach().cpu().numpy().copy() for _, tensor in tensors]
 
 
 def name_outputs(spelled: Sequence[str], reference: Any, inputs: Collection[str] = ()) -> list[str]:

@@ -18,14 +18,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import BuildError, DataError, EngineUnavailable, QCompileError
-from ..tensors import Dim, Feeds, TensorInfo, fill_dynamic, format_shape
+from ..tensors import Dim, Feeds, TensorInfo, format_shape, named_extents
 from . import onnx
 from .graph import attribute, consumers, infer_shapes, model_io, stored_tensors, tensor_values
 from .input_notes import read_notes
@@ -60,19 +60,30 @@ class Domain:
 
     Attributes:
         kind: See the table above.
-        bounds: Of indices: each is below all of these; a text is the extent of the dynamic axis of that name.
+        bounds: Of indices: each is below all of these; of lengths: none is above. A text is the extent of the
+            dynamic axis of that name.
         excluded: Indices that are not drawn: of padding, of the end of a text.
+        seen: Arrays of real samples, from which values are drawn, or between whose ends they lie.
     """
 
     kind: Kind = "normal"
     bounds: tuple[Dim, ...] = ()
     excluded: tuple[int, ...] = ()
+    seen: tuple[NDArray[Any], ...] = field(default=(), compare=False)
 
 
-def read_domains(model: onnx.ModelProto) -> dict[str, Domain]:
-    """Return input name to the values that it may take; the values of large weights are not needed."""
-    trace = _Trace(model)
-    return {tensor.name: trace.domain(tensor) for tensor in model_io(model).inputs}
+def read_domains(model: onnx.ModelProto, samples: Sequence[Feeds] = ()) -> dict[str, Domain]:
+    """Return input name to the values that it may take; the values of large weights are not needed.
+
+    Beside real `samples`, these are values that the samples show.
+    """
+    trace, domains = _Trace(model), {}
+    for tensor in model_io(model).inputs:
+        seen = tuple(feeds[tensor.name] for feeds in samples if tensor.name in feeds)
+        domains[tensor.name] = replace(
+            trace.domain(tensor), seen=tuple(array for array in seen if array.size)
+        )
+    return domains
 
 
 def named_domain(tensor: TensorInfo) -> Domain:
@@ -104,6 +115,9 @@ class _Trace:
         named = named_domain(tensor)
         uses = list(self._uses(tensor.name))
         if tensor.dtype.startswith(("int", "uint")):
+            filled = (self._filled(node, name) for node, name in uses)
+            if longest := tuple(dict.fromkeys(bound for bound in filled if bound not in ("", 0, "?"))):
+                return Domain("length", longest)
             bounds = (bound for node, name in uses for bound in self._bounds(node, name))
             if limits := tuple(dict.fromkeys(bound for bound in bounds if bound not in ("", 0, "?"))):
                 return Domain("position" if named.kind == "position" else "index", limits)
@@ -156,6 +170,15 @@ class _Trace:
         axis = attribute(node, "axis", 0)
         return (shape[axis],) if -len(shape) <= axis < len(shape) else ()
 
+    def _filled(self, node: onnx.NodeProto, name: str) -> Dim:
+        """The extent of the axis of which this value says how much is filled; empty where it says nothing."""
+        place = {"GRU": 4, "LSTM": 4, "RNN": 4, "ReverseSequence": 1}.get(node.op_type, len(node.input))
+        if len(node.input) <= place or node.input[place] != name:
+            return ""
+        shape = self.shapes.get(node.input[0], ())
+        axis = attribute(node, "time_axis" if node.op_type == "ReverseSequence" else "layout", 0)
+        return shape[axis] if axis < len(shape) else ""
+
     def _values(self, name: str) -> NDArray[Any]:
         """The values of a stored tensor in one line; none of one that is not stored, or in another file."""
         tensor = self.stored.get(name)
@@ -171,7 +194,7 @@ EXTENTS = (
 _MOST_TRIED = 1 << 26
 """Values of an input that is a guess: where a batch is taken for a length, two lengths make gigabytes."""
 _IMAGE = re.compile(r"(?i)(.*_)?(h|w|height|width|rows|columns)")
-_BATCH = re.compile(r"(?i)n|bs|(.*_)?batch(_size)?")
+_BATCH = re.compile(r"(?i)b|n|bs|(.*_)?batch(_size)?")
 LENGTH = re.compile(r"(?i)(.*_)?(t|time|l|len|length|seq|sequence|seq_len|tokens|frames|samples)")
 
 _PADDED = 4  # a quarter of a row of a mask is padding
@@ -188,12 +211,18 @@ def random_feeds(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     domains: Mapping[str, Domain] | None = None,
 ) -> Feeds:
-    """Return random input: every dynamic axis of `extent`, but for the inputs with `shapes`.
+    """Return random input: every dynamic axis of `extent`, but for the inputs with `shapes`, and axes of the
+    same names.
 
     What values inputs take is what `domains` say, else their names and types.
     """
     generator = np.random.default_rng(seed)
-    shapes = {t.name: (shapes or {}).get(t.name) or fill_dynamic(t, extent) for t in inputs}
+    named = {name: min(few) for name, few in named_extents(inputs, shapes or {}).items()}
+    shapes = {
+        t.name: (shapes or {}).get(t.name)
+        or tuple(dim if isinstance(dim, int) else named.get(dim, extent) for dim in t.shape)
+        for t in inputs
+    }
     extents = {
         name: shapes[tensor.name][axis] for tensor in inputs for axis, name in tensor.dynamic_axes.items()
     }
@@ -230,26 +259,42 @@ def run_on(
 class RandomInput:
     """Makes input for one ONNX model, of which the values of large weights are not needed.
 
-    `inputs` are what it takes, where the graph does not say so.
+    `inputs` are what it takes, where the graph does not say so; values are such as `samples` have.
     """
 
-    def __init__(self, model: onnx.ModelProto, inputs: Sequence[TensorInfo] | None = None) -> None:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        inputs: Sequence[TensorInfo] | None = None,
+        samples: Sequence[Feeds] = (),
+    ) -> None:
         self.inputs = model_io(model).inputs if inputs is None else tuple(inputs)
-        self._domains = read_domains(model)
+        self._domains = read_domains(model, samples)
         self._notes = read_notes(model)
         self._guess = 0
 
     @property
     def is_guess(self) -> bool:
         """Whether an axis has an extent that nothing but a trial confirms."""
-        free = [t for t in self.inputs if set(t.dynamic_axes) - ({0} if self.has_batch else set())]
-        return any(tensor.name not in self._notes for tensor in free)
+        return any(
+            tensor.name not in self._notes and not self.is_batch(axis, dim)
+            for tensor in self.inputs
+            for axis, dim in tensor.dynamic_axes.items()
+        )
 
     @property
     def has_batch(self) -> bool:
         """Whether the first axis of every input that has axes is dynamic: it is taken for the batch."""
         with_axes = [tensor for tensor in self.inputs if tensor.shape]
         return bool(with_axes) and all(0 in tensor.dynamic_axes for tensor in with_axes)
+
+    def is_batch(self, axis: int, name: str) -> bool:
+        """Whether a dynamic axis is taken for the batch: a first one, and where a name of these is one of the
+        batch, and stands at another place, too, those of such names alone, as in `[time, batch], [batch]`."""
+        first = {tensor.shape[0] for tensor in self.inputs if tensor.shape}
+        inner = {dim for tensor in self.inputs for dim in tensor.shape[1:]}
+        called = {dim for dim in first & inner if isinstance(dim, str) and _BATCH.fullmatch(dim)}
+        return self.has_batch and (name in (called or first - {"?"}) or (name == "?" and not axis))
 
     def feeds(self, batch: int = 1, *, seed: int = 0) -> Feeds:
         """Return random input of so many samples."""
@@ -284,65 +329,28 @@ class RandomInput:
         raise type(first)(message, hint=hint, **first.data) from first
 
     def _shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
-        return {tensor.name: self._shape(tensor, batch) for tensor in self.inputs}
+        named: dict[str, int] = {}
+        return {tensor.name: self._shape(tensor, batch, named) for tensor in self.inputs}
 
-    def _shape(self, tensor: TensorInfo, batch: int) -> tuple[int, ...]:
+    def _shape(self, tensor: TensorInfo, batch: int, named: dict[str, int]) -> tuple[int, ...]:
+        """The shape of an input; axes that are `named` have these extents, and others are added."""
         note = self._notes.get(tensor.name)
         noted = note.example if note and len(note.example) == len(tensor.shape) else None
         shape = []
         for axis, dim in enumerate(tensor.shape):
             if isinstance(dim, int):
-                extent = dim
-            elif axis == 0 and self.has_batch:
+                shape.append(dim)
+                continue
+            if self.is_batch(axis, dim):
                 extent = batch
             elif axis == 0 and self._guess and not noted and _BATCH.fullmatch(dim):
                 extent = 1  # beside a state, which is of one sample
             else:
                 extent = noted[axis] if noted else usual_extent(tensor, axis, self._guess)
-            if note and not isinstance(dim, int) and axis in note.axes:
+            if note and axis in note.axes:
                 extent = note.axes[axis].nearest(extent)
-            shape.append(extent)
+            shape.append(extent if dim == "?" else named.setdefault(dim, extent))
         return tuple(shape)
-
-
-BATCHES = (1, 5)
-"""Samples of the batches of `at_other_extents`: one, and more than a vector of four."""
-
-
-def at_other_extents(model: onnx.ModelProto, feeds: Feeds) -> list[Feeds]:
-    """Return input with other extents of its dynamic axes, each by itself: other batches, half of the rest.
-
-    Samples are repeated and ends are left out, so values are such as the input has. Axes keep to the ranges
-    that are noted in the file; whether the model takes the extents is not known.
-    """
-    inputs, notes = model_io(model).inputs, read_notes(model)
-    has_batch = RandomInput(model).has_batch
-    batches = {tensor.shape[0] for tensor in inputs if tensor.shape} - {"?"}
-    axes: dict[str, dict[str, list[int]]] = {}  # name of a dynamic axis, input to its indices
-    wanted: dict[str, set[int]] = {}
-    for tensor in inputs:
-        for axis, dim in tensor.dynamic_axes.items():
-            is_batch = has_batch and (axis == 0 or dim in batches)
-            now = feeds[tensor.name].shape[axis]
-            name = "batch" if is_batch else f"{tensor.name}/{axis}" if dim == "?" else f"axis {dim}"
-            axes.setdefault(name, {}).setdefault(tensor.name, []).append(axis)
-            note = notes.get(tensor.name)
-            limits = note.axes.get(axis) if note else None
-            extents = BATCHES if is_batch else (max(now // 2, 1),)
-            others = {limits.nearest(extent) if limits else extent for extent in extents} - {now, 0}
-            wanted[name] = (wanted[name] & others) if name in wanted else others
-    return [
-        {name: _resized(array, axes[axis].get(name, []), extent) for name, array in feeds.items()}
-        for axis, extents in wanted.items()
-        for extent in sorted(extents)
-        if all(feeds[name].shape[index] for name, indices in axes[axis].items() for index in indices)
-    ]
-
-
-def _resized(array: NDArray[Any], axes: Sequence[int], extent: int) -> NDArray[Any]:
-    for axis in axes:
-        array = np.take(array, np.arange(extent) % array.shape[axis], axis)
-    return array
 
 
 def usual_extent(tensor: TensorInfo, axis: int, guess: int) -> int:
@@ -364,6 +372,8 @@ def _values(
     extents: Mapping[str, int],
     generator: np.random.Generator,
 ) -> NDArray[Any]:
+    if domain.seen:
+        return _as_seen(domain, shape, generator)
     if domain.kind == "index":
         most = max(_bound(domain, extents), 1)
         if domain.excluded:
@@ -379,7 +389,10 @@ def _values(
             values[..., shape[-1] - max(shape[-1] // _PADDED, 1) :] = 0
         return values
     if domain.kind == "length":
-        return np.full(shape, max(extents.values(), default=1))
+        known = [extents.get(dim, 0) if isinstance(dim, str) else dim for dim in domain.bounds]
+        beside = [extent for name, extent in extents.items() if name not in tensor.shape]
+        most = min(filter(None, known), default=max(beside or extents.values(), default=1))
+        return np.full(shape, most)
     if domain.kind == "boxes":  # corners x1, y1, x2, y2 with x1 < x2 and y1 < y2, within 32 x 32
         corners = generator.uniform(0.0, 16.0, (*shape[:-1], 2))
         sides = generator.uniform(4.0, 16.0, (*shape[:-1], 2))
@@ -389,6 +402,28 @@ def _values(
     if "float" in tensor.dtype:
         return generator.standard_normal(shape)
     return generator.integers(0, 2, shape)
+
+
+def _as_seen(domain: Domain, shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[Any]:
+    """Values that samples show: rows of them; floats each of any row; whole numbers between the ends.
+
+    Of one row, or of rows of other shapes, values stand at any place.
+    """
+    rows = [a if shape else a[None] for a in domain.seen if a.shape[1:] == shape[1:]]
+    pool = np.concatenate(rows) if rows else np.empty(0)
+    flat = np.concatenate([a.ravel() for a in domain.seen])
+    kind = pool.dtype.kind if rows else flat.dtype.kind
+    count = shape[:1] if shape else ()
+    if rows and (kind not in "iuf" or domain.kind in ("mask", "position", "length", "boxes")):
+        return np.asarray(pool[generator.integers(0, len(pool), count)])
+    if kind not in "iu":
+        if len(pool) < 2:
+            return np.asarray(flat[generator.integers(0, flat.size, shape)])
+        return np.take_along_axis(pool, generator.integers(0, len(pool), shape or (1,)), 0).reshape(shape)
+    low, high = (pool.min(0), pool.max(0)) if len(pool) > 1 else (flat.min(), flat.max())
+    values = generator.integers(low, high, shape, dtype=flat.dtype, endpoint=True)
+    is_ordered = bool(shape) and all(np.array_equal(a, np.sort(a, -1)) for a in domain.seen)
+    return np.sort(values, -1) if is_ordered else values
 
 
 def _bound(domain: Domain, extents: Mapping[str, int]) -> int:

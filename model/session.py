@@ -41,7 +41,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import EngineUnavailable, ModelError, QCompileError, translated
+from ..errors import EngineUnavailable, ModelError, QCompileError, first_line
+from ..installation import install_hint
+from ..plain_text import NOT_UTF8
 from ..processor import is_arm
 from ..tensors import Feeds, format_shape
 from . import onnx
@@ -137,13 +139,16 @@ def make_session(
         path, unfit = model.path, _unfit_for(model.model)
     else:
         path = model.path if isinstance(model, Graph) else model
+        source = str(path)
+        if NOT_UTF8.search(source):
+            problem = f"{path}: its name is not UTF-8; ONNX Runtime opens no such file"
+            raise error(problem, hint="rename it", file=path)
         unfit, is_plain = session_facts(path)
         if not is_plain:
             graph = read_graph(path)
             return make_session(
                 graph, options, outputs=outputs, without=without, providers=providers, error=error
             )
-        source = str(path)
     onnxruntime = import_onnxruntime()
     levels = onnxruntime.GraphOptimizationLevel
     if FLOAT8 in unfit and options.graph_optimization_level != levels.ORT_DISABLE_ALL:
@@ -270,9 +275,11 @@ def failed_on(feeds: Feeds, error: Exception, subject: str) -> ModelError:
 
 
 def import_onnxruntime() -> Any:
-    message, errors, hint = "ONNX Runtime cannot be imported", (ImportError,), "pip install 'qcompile[cpu]'"
-    with translated(message, EngineUnavailable, errors=errors, hint=hint, engine="onnxruntime"):
+    try:
         import onnxruntime
+    except ImportError as error:
+        message, hint = f"ONNX Runtime cannot be imported ({first_line(error)})", install_hint("cpu")
+        raise EngineUnavailable(message, hint=hint, engine="onnxruntime") from error
     return onnxruntime
 
 

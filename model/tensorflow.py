@@ -22,6 +22,7 @@ import numpy as np
 
 from ..errors import EngineUnavailable, InvalidOption, MissingFile, ModelError, UnsupportedOperator
 from ..files import temporary_folder
+from ..installation import install_hint
 from ..processes.child import Child
 from . import onnx
 from .archives import check_archive
@@ -31,7 +32,6 @@ from .source import Source
 ANOTHER = (
     "python -m venv tf && tf/bin/pip install tensorflow tf2onnx, and give `python` tensorflow=tf/bin/python"
 )
-INSTALL = "pip install 'qcompile[tensorflow]'"
 _PLAIN = "save a SavedModel: model.export('folder')"
 _CODE = ("Lambda", "__lambda__", "TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer")
 _FUNCTIONS = re.compile(r"(builtins|keras\.(src\.)?(activations|ops))(\.|$)")
@@ -90,7 +90,7 @@ def convert(
     if missing := " and ".join(name for name in ("tensorflow", "tf2onnx") if name not in versions):
         raise EngineUnavailable(
             f"{source.spec}: {missing} cannot be imported by {python}",
-            hint=f"{INSTALL}, or {ANOTHER}",
+            hint=f"{install_hint('tensorflow')}, or {ANOTHER}",
             engine="tensorflow",
             reason=f"{missing} missing",
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -166,8 +167,15 @@ class _Auto:
         if not is_there:
             options = shared(InitSpec, self.spec, output=self.recipe, force=True)
             command = ("qcompile", "auto", self.model)
-            init(self.model, self.recipe, options, command=command, progress=self._progress_of("init"))
-            self._save({"request": request})
+            written = init(
+                self.model, self.recipe, options, command=command, progress=self._progress_of("init")
+            )
+            need = written.need
+            if need is not None:
+                self.progress(need.text)
+            self._save({"request": request, "too_few": need.text if need and need.is_met is False else ""})
+        if too_few := self._state().get("too_few"):
+            self.notes.append(too_few)
         self._note("init", "skipped" if is_there else "done", start)
 
     def run(self) -> RunReport:
@@ -196,7 +204,9 @@ class _Auto:
         state = self._state()
         tuned: Any = state.get("tuned")
         is_done = (
-            isinstance(tuned, dict) and tuned.keys() == {"key", "lines", "notes"} and tuned["key"] == key
+            isinstance(tuned, dict)
+            and tuned.keys() == {"key", "lines", "notes", "trials"}
+            and tuned["key"] == key
         )
         if not is_done:
             tuned = {"key": key, **self._search(recipe, model, targets)}
@@ -206,11 +216,16 @@ class _Auto:
         if not tuned["lines"]:
             return False
         text = self.recipe.read_text(encoding="utf-8").rstrip("\n")
+        judged = f"candidates = {tuned['trials']}  # judged by `tune` on the same samples"
+        text = re.sub(r"^(\[bench\].*)$", rf"\1\n{judged}", text, count=1, flags=re.MULTILINE)
         write_text(self.recipe, "\n".join([text, "", "# Found by `tune`:", *tuned["lines"]]) + "\n")
         return True
 
-    def _search(self, recipe: Recipe, model: Path, targets: Sequence[Target]) -> dict[str, list[str]]:
-        """The lines of the mix for the recipe's graph, if any, and notes; a search that fails is a note."""
+    def _search(self, recipe: Recipe, model: Path, targets: Sequence[Target]) -> dict[str, Any]:
+        """The lines of the mix for the recipe's graph, if any, notes, and the number of INT8 trials.
+
+        A search that fails is a note.
+        """
         from ..tuning.tune import artifact_lines, tune
 
         bench, folder, isa = recipe.bench, self.folder / "tuned", _isa(recipe)
@@ -234,7 +249,7 @@ class _Auto:
                 progress=progress,
             )
         except QCompileError as error:
-            return {"lines": [], "notes": [f"tune: {error.message}"]}
+            return {"lines": [], "notes": [f"tune: {error.message}"], "trials": 0}
         # A mix without layers in float is plain INT8, which the recipe has already.
         is_there = not tuned.best.in_float and any(
             artifact.precision == "int8" for artifact in recipe.artifact
@@ -243,6 +258,7 @@ class _Auto:
         return {
             "lines": artifact_lines(tuned.best, TUNED, isa=isa) if serves else [],
             "notes": [f"tune: {note}" for note in tuned.notes],
+            "trials": sum(trial.precision == "int8" for trial in tuned.trials.values()),
         }
 
     def _progress_of(self, step: str) -> Progress:

@@ -234,7 +234,8 @@ _makers: dict[str, TrialMaker] = {}
 
 def trial_text(setting: TrialSetting, ask: TrialAsk | None = None) -> str:
     """Return the JSON of a stage: what the recipe does not say of the setting, and the ask of a trial."""
-    values = {name: getattr(setting, name) for name in ("samples", "method", "exclude", "threads", "isa")}
+    names = ("samples", "method", "exclude", "threads", "isa", "candidates")
+    values = {name: getattr(setting, name) for name in names}
     if ask is not None:
         values["ask"] = msgspec.to_builtins(ask, order="deterministic")
     return json.dumps(values, sort_keys=True)

@@ -82,9 +82,9 @@ class RunReport:
 
     @property
     def failed(self) -> list[str]:
-        """Artifacts that were not built, or failed in the measurement."""
+        """Artifacts that were not built, that failed in the measurement, or that have other outputs."""
         rows = self.results.rows if self.results else []
-        return list(dict.fromkeys([*self.failures, *(row.name for row in rows if row.status == "failed")]))
+        return list(dict.fromkeys([*self.failures, *(row.name for row in rows if row.has_failed)]))
 
     def fall_back(self, fallbacks: Mapping[str, str]) -> None:
         """Note what serves in place of each artifact that failed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -29,6 +30,8 @@ def serve(session: Callable[[Callable[..., None]], Answer]) -> None:
             signal.signal(getattr(signal, name), lambda *_: None)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error, of any encoding
 
     def write(reply: dict[str, Any]) -> None:
         answers.write(json.dumps(reply) + "\n")

@@ -11,6 +11,7 @@ from ..bench.environment import machine_text
 from ..errors import EngineUnavailable, InvalidOption
 from ..figures import words
 from ..files import check_output, write_text
+from ..installation import install_hint
 from ..spec.decode import spec_from_call
 from ..spec.looking import ReportSpec
 from ..spec.measure import Budget
@@ -111,7 +112,7 @@ def template(name: str) -> Template:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError as error:
         raise EngineUnavailable(
-            f"jinja2 cannot be imported ({error})", hint="pip install 'qcompile[report]'", engine="report"
+            f"jinja2 cannot be imported ({error})", hint=install_hint("report"), engine="report"
         ) from error
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent, encoding="utf-8"),

@@ -120,9 +120,11 @@ def accuracy_section(source: Source) -> Section:
     reason = source.results.settings.get("metric_note")
     if reason and isinstance(reason, str):
         lead += f" Accuracy is {reason}."
-    note = (
-        f"Below 0 the artifact is better. The bar is the {DROP_CONFIDENCE:.0%} interval (paired bootstrap)."
-    )
+    note = f"Below 0 the artifact is better. The bar is the {DROP_CONFIDENCE:.0%} interval."
+    shown = [
+        row_of(s, s.row.accuracy.statement) for s in dropped if s.row.accuracy and s.row.accuracy.statement
+    ]
+    bounds = [Table("What the samples show.", ("artifact", "drop"), shown)] if shown else []
     agreement = [
         row_of(s, f"{share:.2%}", s.text.difference)
         for s in dropped
@@ -130,7 +132,7 @@ def accuracy_section(source: Source) -> Section:
     ]
     caption, columns = "How often artifacts answer as the baseline does.", ("artifact", "same prediction")
     tables = [Table(caption, (*columns, "output SNR"), agreement)] if agreement else []
-    tables += [table for s in dropped if (table := _classes(s))]
+    tables = [*bounds, *tables, *(table for s in dropped if (table := _classes(s)))]
     drawn = Drawn(chart, f"Drop of {metric} against {base.label if base else 'the baseline'}", note)
     return Section(lead, [drawn], tables)
 

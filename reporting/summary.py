@@ -1,8 +1,8 @@
 """Recommend an artifact, with the reasons in words: the one rule of `report`, `run` and `auto`.
 
 1. An artifact may be recommended when it lost no accuracy that its interval shows: `low <= 0`. Within a
-   budget, when the upper end of the interval keeps it: `high <= max_drop`. A drop without an interval, of
-   fewer than ten samples, counts as it is, and a caveat says so. Where accuracy was not measured, its outputs
+   budget, when the upper end of the interval keeps it: `high <= max_drop`. A drop without an interval, in a
+   metric's own unit, counts as it is, and a caveat says so. Where accuracy was not measured, its outputs
    must have passed the comparison with the baseline's. It must keep the budget of size and latency, too.
 2. The fastest of them is, unless
 3. another that no round-by-round comparison tells from it is smaller, or
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
+from ..bench.results.drop import unproven
 from ..bench.results.render import RUNTIMES, interval_words, speedup_text
 from ..bench.results.row import Interval, Row
 from ..bench.statistics import DROP_CONFIDENCE, Speedup, speedup
@@ -98,16 +99,17 @@ def why_not(subject: ReportedArtifact, budget: Budget = NO_BUDGET) -> str | None
         return f"it exceeds the budget: {'; '.join(exceeded)}"
     if subject.is_baseline:
         return None
+    if (difference := subject.row.difference) is not None and difference.mismatch:
+        return f"its outputs are not the baseline's: {difference.mismatch}"
     drop, unit, max_drop = subject.drop, subject.drop_unit, budget.max_drop
     if drop is not None:
         end, allowed = (drop.low, 0.0) if max_drop is None else (drop.high, max_drop)
         if (drop.value if end is None else end) <= allowed:
             return None
         ends = drop_interval(drop.low, drop.high, unit)
-        if max_drop is not None and drop.value <= max_drop:
-            return _undecided(subject, drop, max_drop)
+        if max_drop is not None and drop.value <= max_drop and subject.row.accuracy:
+            return unproven(subject.row.accuracy, max_drop)
         return f"it loses {drop_text(drop.value, unit)} {unit} {ends}".strip()
-    difference = subject.row.difference
     if difference is not None and not difference.passed:
         return "its outputs differ from the baseline's by more than is tolerated"
     return None
@@ -129,21 +131,6 @@ def excesses(budget: Budget, row: Row) -> tuple[str, ...]:
         unknown if value is None else f"{name} {figure(value)} {unit}, at most {figure(limit)}"
         for name, unit, value, limit, unknown in limits
         if limit is not None and (value is None or value > limit)
-    )
-
-
-def _undecided(subject: ReportedArtifact, drop: Interval, max_drop: float) -> str:
-    """More samples would tell: the width of an interval falls with the root of their number."""
-    assert drop.high is not None, "without an interval, the drop decides"
-    unit = subject.drop_unit
-    samples = subject.row.accuracy.samples if subject.row.accuracy else None
-    room, reach = max_drop - drop.value, drop.high - drop.value
-    needed = f"; about {figure(samples * (reach / room) ** 2)} would" if samples and room > 0 else ""
-    shown = drop_text(max_drop, unit)
-    beyond = f" (the upper end is {drop.high:.4g})" if drop_text(drop.high, unit) == shown else ""
-    return (
-        f"it loses {drop_text(drop.value, unit)} {unit} {drop_interval(drop.low, drop.high, unit)}: "
-        f"{samples or 'the'} samples do not show that it keeps {shown} {unit}{beyond}{needed}"
     )
 
 
@@ -251,8 +238,12 @@ def _reasons(
         kind = "" if len(allowed) == count else f" of the {len(allowed)} that kept their accuracy"
         sentences.append(f"Faster than every other{kind}.")
     accuracy = recommended.row.accuracy
+    if accuracy is not None and accuracy.statement:
+        sentences.append(f"Drop of {accuracy.metric}: {accuracy.statement}.")
     if accuracy is not None and accuracy.agreement is not None:
-        sentences.append(f"It gives the baseline's prediction for {accuracy.agreement:.2%} of the samples.")
+        least = f" (at least {low:.2%})" if (low := accuracy.agreement_low) is not None else ""
+        text = f"It gives the baseline's prediction for {accuracy.agreement:.2%} of the samples{least}."
+        sentences.append(text)
     return sentences
 
 
@@ -419,11 +410,11 @@ def _gains(
         parts[0] += f" and {' '.join(speedup_text(over_onnx))} as fast as {onnx.label}"
     accuracy, drop, unit = recommended.row.accuracy, recommended.drop, recommended.drop_unit
     if accuracy is not None and drop is not None:
-        ends = drop_interval(drop.low, drop.high, unit)
-        few = "" if ends else f" ({accuracy.samples or 'too few'} samples: too few for an interval)"
-        value = accuracy_text(accuracy.value, unit)
+        ends = "" if accuracy.statement else drop_interval(drop.low, drop.high, unit)
+        few = "" if ends else f"{accuracy.samples or 'too few'} samples: too few for an interval"
+        shown = f" ({text})" if (text := accuracy.statement or few) else ""
         lost = f"{drop_text(drop.value, unit)} {unit} {ends}".strip()
-        parts.append(f"{accuracy.metric} {value}, {lost} lost{few}")
+        parts.append(f"{accuracy.metric} {accuracy_text(accuracy.value, unit)}, {lost} lost{shown}")
     else:
         parts.append("accuracy not measured")
     ratio = recommended.row.size_ratio

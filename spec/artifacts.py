@@ -127,8 +127,8 @@ class ArtifactOptions(QuantizeOptions):
     precision: Annotated[BuildPrecision, "Precision that the layers must reach, or the build fails."] = "fp32"
     gpus: Annotated[
         Texts,
-        "Compute capability to build for, such as sm86; in a recipe, cluster makes an artifact for each "
-        "of the cluster's GPUs; default: this machine's GPU.",
+        "Compute capability to build for: sm75, sm80, sm86, sm89, sm120 or sm121 of TensorRT-RTX 1.7; in a "
+        "recipe, cluster makes an artifact for each of the cluster's GPUs; default: this machine's GPU.",
         option("--gpu SM", split=COMMA, targets=TENSORRT_TARGETS),
     ] = ()
     min_shapes: Annotated[_Shapes, "Smallest shape of an input."] = ()
@@ -212,7 +212,7 @@ class QuantizeSpec(QuantizeOptions):
     precision: Annotated[
         GraphPrecision,
         "Precision of the graph to write; for TensorRT alone: fp8 on GPUs from sm89, nvfp4 and mxfp8 on "
-        "GPUs from sm100.",
+        "GPUs from sm100 (TensorRT-RTX: sm120).",
     ] = "int8"
     ranges: Annotated[PlacedFile, "Ranges file for static INT8, FP8 and NVFP4."] = None
     weight_type: Annotated[WeightType, "Type of the weights in mode dynamic."] = "int8"

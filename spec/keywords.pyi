@@ -58,6 +58,9 @@ class BenchKeywords(TypedDict, total=False):
     metric: str
     """Accuracy metric: auto, top1, top5, f1[:AVERAGE], miou, map[:50], wer, cer, ndcg[:K], neighbours[:K],
     spearman, perplexity[:masked], kl, cosine, mse or file.py:function."""
+    candidates: int
+    """Artifacts that were judged on the evaluation samples before, such as by `tune`; the intervals of
+    drops are corrected for them."""
     batch_sizes: Sequence[int]
     """Batch sizes of an additional latency curve."""
     clients: Sequence[int]
@@ -131,8 +134,8 @@ class BuildKeywords(TypedDict, total=False):
     precision: Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4", "mxfp8", "best"]
     """Precision that the layers must reach, or the build fails."""
     gpus: Sequence[str]
-    """Compute capability to build for, such as sm86; in a recipe, cluster makes an artifact for each of the
-    cluster's GPUs; default: this machine's GPU."""
+    """Compute capability to build for: sm75, sm80, sm86, sm89, sm120 or sm121 of TensorRT-RTX 1.7; in a
+    recipe, cluster makes an artifact for each of the cluster's GPUs; default: this machine's GPU."""
     min_shapes: Sequence[str] | Mapping[str, object]
     """Smallest shape of an input."""
     opt_shapes: Sequence[str] | Mapping[str, object]
@@ -206,7 +209,7 @@ class DiffKeywords(TypedDict, total=False):
     data: str | None
     """Samples to compare on, instead of random input."""
     samples: int | None
-    """Largest number of samples; default: 64 (all for --metric), or 8 with --layers."""
+    """Largest number of samples; default: 64, spread over all (all for --metric), or 8 with --layers."""
     threads: int
     """Threads of each model; 0 means the runtime's default."""
     trust: bool
@@ -355,7 +358,7 @@ class LayerDiffKeywords(TypedDict, total=False):
     data: str | None
     """Samples to compare on, instead of random input."""
     samples: int | None
-    """Largest number of samples; default: 64 (all for --metric), or 8 with --layers."""
+    """Largest number of samples; default: 64, spread over all (all for --metric), or 8 with --layers."""
     threads: int
     """Threads of each model; 0 means the runtime's default."""
     trust: bool
@@ -485,7 +488,7 @@ class QuantizeKeywords(TypedDict, total=False):
     """Runtime that the Q/DQ nodes are placed for."""
     precision: Literal["int8", "fp8", "int4", "nvfp4", "mxfp8", "fp16", "bf16"]
     """Precision of the graph to write; for TensorRT alone: fp8 on GPUs from sm89, nvfp4 and mxfp8 on GPUs
-    from sm100."""
+    from sm100 (TensorRT-RTX: sm120)."""
     weight_type: Literal["int8", "uint8"]
     """Type of the weights in mode dynamic."""
     balance: bool
@@ -551,8 +554,8 @@ class ReproduceKeywords(TypedDict, total=False):
     precision: Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4", "mxfp8", "best"]
     """Precision that the layers must reach, or the build fails."""
     gpus: Sequence[str]
-    """Compute capability to build for, such as sm86; in a recipe, cluster makes an artifact for each of the
-    cluster's GPUs; default: this machine's GPU."""
+    """Compute capability to build for: sm75, sm80, sm86, sm89, sm120 or sm121 of TensorRT-RTX 1.7; in a
+    recipe, cluster makes an artifact for each of the cluster's GPUs; default: this machine's GPU."""
     min_shapes: Sequence[str] | Mapping[str, object]
     """Smallest shape of an input."""
     opt_shapes: Sequence[str] | Mapping[str, object]

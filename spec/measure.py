@@ -86,6 +86,11 @@ class BenchOptions(Checked):
         float, "Relative width of the speed-up intervals at which measuring stops.", option(gt=0, lt=1)
     ] = 0.01
     metric: MetricName = AUTO
+    candidates: Annotated[
+        Natural,
+        "Artifacts that were judged on the evaluation samples before, such as by `tune`; the intervals of "
+        "drops are corrected for them.",
+    ] = 0
     batch_sizes: Annotated[Counts, "Batch sizes of an additional latency curve."] = ()
     clients: Annotated[Counts, "Numbers of concurrent clients of an additional latency curve."] = ()
     streams: Annotated[
@@ -182,7 +187,8 @@ class _ComparisonOptions(Checked):
 
     data: Annotated[Samples, "Samples to compare on, instead of random input."] = None
     samples: Annotated[
-        Count | None, "Largest number of samples; default: 64 (all for --metric), or 8 with --layers."
+        Count | None,
+        "Largest number of samples; default: 64, spread over all (all for --metric), or 8 with --layers.",
     ] = None
     threads: Annotated[Natural, "Threads of each model; 0 means the runtime's default."] = 0
     trust: Trust = False

@@ -1,6 +1,6 @@
 """What earlier versions had, and what to use instead: a sentence each, said until 0.4.0.
 
-The tag v0.2.0 has the code. docs/compatibility.md and CHANGELOG.md list the same rows.
+docs/compatibility.md lists the same rows.
 """
 
 from __future__ import annotations

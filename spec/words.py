@@ -27,8 +27,10 @@ BlockFormat = Literal["nvfp4", "mxfp8"]
 """Formats whose blocks of values share a scale; those of activations are computed at run time."""
 BLOCK_FORMATS: tuple[BlockFormat, ...] = get_args(BlockFormat)
 
-_FOR_TENSORRT = "only TensorRT multiplies it, from {} on: choose `target` tensorrt-rtx, or `precision` int8"
-WAY_OUT = {"fp8": _FOR_TENSORRT.format("sm89")} | dict.fromkeys(BLOCK_FORMATS, _FOR_TENSORRT.format("sm100"))
+_FOR_TENSORRT = "only TensorRT multiplies it, from {}: choose `target` tensorrt-rtx, or `precision` int8"
+WAY_OUT = {"fp8": _FOR_TENSORRT.format("sm89 on")} | dict.fromkeys(
+    BLOCK_FORMATS, _FOR_TENSORRT.format("sm100 on (TensorRT-RTX: sm120)")
+)
 """What to ask for where a target has not the precision."""
 
 CALIBRATED = ("int8", "fp8", "nvfp4")

@@ -22,12 +22,13 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 # A room may import itself and those listed; modules at the root are named by their own name.
 GROUND = {
     "errors", "tensors", "files", "artifact", "progress", "version", "figures", "plain_text", "spec",
-    "machine_memory", "processor", "processes", "svg",
+    "installation", "machine_memory", "processor", "processes", "svg",
 }  # fmt: skip
 ONNX = GROUND | {"model", "data"}
 BUILT = ONNX | {"calibration", "compiler", "engines"}
 ALLOWED = {
     "version": set[str](),
+    "installation": {"version"},
     "errors": set[str](),
     "tensors": {"errors"},
     "progress": set[str](),
@@ -137,7 +138,7 @@ def test_files_fit_the_eye_and_say_what_they_are_for() -> None:
 OTHER_PROGRAMS_FLAGS = {
     # tritonserver
     "--backend-config", "--cache-config", "--disable-auto-complete-config", "--model-repository",
-    "--force-reinstall",  # pip
+    "--force-reinstall", "--no-deps",  # pip
     "--governor",  # cpupower
 }  # fmt: skip
 """Flags in the messages and commands of the library that are not qcompile's."""

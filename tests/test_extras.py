@@ -40,7 +40,7 @@ def wanted(*extras: str) -> dict[str, SpecifierSet]:
             continue
         requirement = Requirement(text)
         name = canonicalize_name(requirement.name)
-        if name == "qcompile":
+        if name == "qcompile-onnx":
             left += [line for extra in requirement.extras for line in EXTRAS[extra].splitlines()]
         else:
             found[name] = found.get(name, SpecifierSet()) & requirement.specifier
@@ -61,7 +61,7 @@ def unresolved(*extras: str) -> list[str]:
 
 def together() -> list[tuple[str, ...]]:
     """The combinations that docs/tensorrt.md names."""
-    return [tuple(found.split(",")) for found in re.findall(r"'qcompile\[([\w,-]+)\]'", GUIDE)]
+    return [tuple(found.split(",")) for found in re.findall(r"'\.\[([\w,-]+)\]'", GUIDE)]
 
 
 @pytest.mark.parametrize("extra", list(EXTRAS))
@@ -100,10 +100,11 @@ def test_the_tested_versions_are_within_the_ranges() -> None:
     assert wrong == {}
 
 
-def test_doctor_knows_every_extra_and_its_packages() -> None:
-    from qcompile.engines.doctor import extras as known
+def test_doctor_and_hints_know_every_extra_and_its_packages() -> None:
+    from qcompile.installation import extras as known
 
     others = {"benchmarks", "coverage", "dev", "distributed", "docs", "gpu", "tensorrt8"}
     assert set(EXTRAS) - others == set(known())
-    for extra, names in known().items():
-        assert set(names) == set(wanted(extra)) - set(wanted()), extra
+    for extra, packages in known().items():
+        specifiers = {name: found for name, found in wanted(extra).items() if name not in wanted()}
+        assert {one.name: one.specifier for one in packages} == specifiers, extra

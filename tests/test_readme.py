@@ -15,6 +15,11 @@ from qcompile.spec.removed import removed_option
 
 PROMISES = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
 WRITTEN = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")))
+DOCUMENTS = (
+    *sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("examples/*/README.md")),
+)  # fmt: skip
+VERSIONS = re.findall(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
 
 
 @pytest.fixture
@@ -102,9 +107,17 @@ def test_the_recipe_of_the_guide_is_read(tmp_path: Path) -> None:
     assert [one.name for one in read_recipe(tmp_path / "recipe.toml").artifact] == ["cpu-int8", "gpu-int8"]
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_document_names_a_tag_or_a_script_that_the_tree_lacks(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    assert not [version for version in VERSIONS if re.search(rf"\bv{re.escape(version)}\b", text)]
+    named = set(re.findall(r"\b(?:benchmarks|tests|examples)/[\w/.-]*\.(?:py|toml|jsonl)\b", text))
+    assert not {path for path in named if not (ROOT / path).is_file()}
+
+
 @pytest.mark.parametrize("document", WRITTEN, ids=lambda path: path.name)
 def test_every_path_that_a_document_names_exists(document: Path) -> None:
-    path = r"`((?:[\w.-]+/)+|(?:[\w.-]+/)+[\w.-]+\.py|[\w-]+\.py)`(?!\s+(?:of\sv0\.2\.0|\(last in commit))"
+    path = r"`((?:[\w.-]+/)+|(?:[\w.-]+/)+[\w.-]+\.py|[\w-]+\.py)`"
     named = re.findall(path, document.read_text(encoding="utf-8"))
     folders = (ROOT, ROOT / "tests", ROOT / "tests/engines/tensorrt")
     missing = {path for path in named if not any((folder / path).exists() for folder in folders)}
@@ -128,6 +141,7 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
         "--governor", "--query-gpu", "--format",  # cpupower, nvidia-smi
         "--disable-auto-complete-config", "--model-repository", "--rm", "--gpus",  # Triton, docker
         "--build-arg", "--network", "--from", "--with", "--index-url", "--dry-run",  # docker, uvx, pip
+        "--force-reinstall",  # pip
         "--results", "--table", "--list-of", "--no-deps",  # benchmarks/architectures/walk.py, and pip for it
         "--torch-python", "--torch-path", "--python-version", "--only-binary",  # benchmarks/gpu_day.py, pip
         "--show-values",  # polygraphy

@@ -25,6 +25,7 @@ from qcompile.tensors import (
     concrete,
     fill_dynamic,
     format_shape,
+    mismatch,
     parse_dynamic_axis,
     parse_input,
     parse_named_shape,
@@ -246,3 +247,27 @@ def test_names_of_files_that_are_no_utf_8_are_written_as_they_were_read() -> Non
     options = parse_query("weights=a%FF\udcc7", "m")
     assert options == SourceOptions(weights="a\udcff\udcc7")
     assert parse_query(options.query[1:], "m") == options
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "precision", "differs"),
+    [
+        (np.zeros((2, 3), "f4"), np.zeros((2, 3), "f4"), "fp32", None),
+        (np.zeros((2, 3), "f4"), np.zeros((2, 4), "f4"), "int8", ("2x3", "2x4")),
+        (np.zeros((1,), "f4"), np.zeros((), "f4"), "fp32", ("1", "scalar")),
+        (np.zeros((0, 4), "f4"), np.zeros((0, 4), "f4"), "fp32", None),
+        (np.zeros(2, "f4"), np.zeros(2, "i8"), "int8", ("float32", "int64")),
+        (np.zeros(2, "f4"), np.zeros(2, "f2"), "fp32", ("float32", "float16")),
+        (np.zeros(2, "f4"), np.zeros(2, "f2"), "fp16", None),
+        (np.zeros(2, "i8"), np.zeros(2, "i4"), "fp32", None),
+        (np.zeros(2, "i4"), np.zeros(2, "i8"), "fp32", ("int32", "int64")),
+        (np.zeros(2, "?"), np.zeros(2, "u1"), "fp32", ("bool", "uint8")),
+        (np.array(["a"]), np.array(["a"], object), "fp32", None),
+        (np.zeros(2, "f4"), None, "fp32", ("2 float32", "no output")),
+        (None, np.zeros(2, "f4"), "fp32", ("no output", "2 float32")),
+    ],
+)  # fmt: skip
+def test_outputs_of_another_shape_or_type_cannot_be_compared(
+    expected: np.ndarray | None, actual: np.ndarray | None, precision: str, differs: tuple[str, str] | None
+) -> None:
+    assert mismatch(expected, actual, precision) == differs

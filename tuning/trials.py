@@ -19,7 +19,7 @@ import msgspec
 from ..artifact import size_bytes
 from ..bench.benchmark import benchmark
 from ..bench.metrics.accuracy import ScoreSums, accuracy, read_metric
-from ..bench.metrics.metric import Metric, Outputs, Scored, Truth
+from ..bench.metrics.metric import LABELS_HINT, Metric, Outputs, Scored, Truth
 from ..bench.outputs import paired
 from ..building import request_for
 from ..calibration import Ranges, load_ranges, parse_method
@@ -47,7 +47,8 @@ class TrialSetting:
     """What all trials of one tuning share: the float model, its ranges, and at most `samples` of the data.
 
     `method` is None for the ranges' own; `exclude` are patterns of nodes that stay in float; `threads` of
-    every artifact, 0 for every core; `isa` is what INT8 is for, wherever it is made.
+    every artifact, 0 for every core; `isa` is what INT8 is for, wherever it is made. `candidates` is the
+    largest number of trials, for which all intervals of drops together have their confidence.
     """
 
     model: Path
@@ -59,6 +60,7 @@ class TrialSetting:
     exclude: tuple[str, ...] = ()
     threads: int = 0
     isa: Isa = "auto"
+    candidates: int = 1
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,14 @@ class TrialAsk:
 
 
 class Score(msgspec.Struct, frozen=True):
-    """The metric of an artifact, its drop against the float model, and the ends of its paired interval."""
+    """The metric of an artifact, its drop against the float model, the ends of its paired interval, and what
+    the samples show, in words."""
 
     value: float
     drop: float
     low: float | None
     high: float | None
+    statement: str = ""
 
 
 class Elsewhere(Protocol):
@@ -115,8 +119,9 @@ class TrialMaker:
         if metric.needs_labels and any(batch.labels is None for batch in self.batches):
             raise DataError(
                 f"{setting.data}: has no labels, and metric {metric.name} needs them",
-                hint="yield (inputs, labels), put `labels` beside the arrays, or give `metric` cosine",
+                hint=f"{LABELS_HINT}; or give `metric` cosine",
             )
+        self.samples = sum(batch.samples for batch in self.batches)
         if not self.batches:
             raise DataError(f"{setting.data}: holds no samples; accuracy needs at least one")
         progress("run the float model")
@@ -146,9 +151,11 @@ class TrialMaker:
                 outputs = paired(expected, runner.infer(batch.feeds))
                 truth = Truth(batch.labels, batch.samples, batch.where)
                 scored.append(self.metric.score(outputs, expected, truth))
-        measured = accuracy(self._sums(scored), self._float)
+        measured = accuracy(self._sums(scored), self._float, self.setting.candidates)
         assert measured.drop is not None, "every artifact is compared with the float model"
-        return Score(measured.value, measured.drop.value, measured.drop.low, measured.drop.high)
+        return Score(
+            measured.value, measured.drop.value, measured.drop.low, measured.drop.high, measured.statement
+        )
 
     def _spec(self, ask: TrialAsk) -> BuildSpec:
         """What a trial is; what an artifact is worth is measured, also of one that missed its precision."""
@@ -180,7 +187,7 @@ def rank_part(
         model,
         graph_target(target),
         load_ranges(setting.ranges),
-        Data(setting.data, io.inputs, batch_size=1, limit=limit),
+        Data(setting.data, io.inputs, batch_size=1, limit=limit, is_spread=True),
         method=parse_method(setting.method) if setting.method else None,
         exclude=setting.exclude,
         part=(part, parts),
@@ -193,8 +200,9 @@ class Trial:
     """One artifact that was tried, as `TrialAsk` has it.
 
     `value` is of the metric: a share for metrics in points, else in its units; `drop` is what it lost against
-    the float model, with the ends of its paired interval (None with too few samples). `latency_ms` is the
-    median, 0 until it is measured; `speedup` is against the float model on the reference's runtime.
+    the float model, with the ends of its paired interval (None with too few samples); `statement` is what the
+    samples show of it, in words. `latency_ms` is the median, 0 until it is measured; `speedup` is against the
+    float model on the reference's runtime.
     """
 
     name: str
@@ -207,6 +215,7 @@ class Trial:
     float_precision: FloatPrecision = "fp32"
     drop_low: float | None = None
     drop_high: float | None = None
+    statement: str = ""
     latency_ms: float = 0.0
     speedup: dict[str, Any] = field(default_factory=dict)
     size_bytes: int = 0
@@ -321,7 +330,7 @@ class TrialRunner:
                 _take(file, self.folder / file.name)
         trial = Trial(
             ask.name, ask.target, ask.precision, ask.in_float, path, score.value, score.drop,
-            ask.float_precision, score.low, score.high, size_bytes=size_bytes(path),
+            ask.float_precision, score.low, score.high, score.statement, size_bytes=size_bytes(path),
         )  # fmt: skip
         self.trials[ask.name] = trial
         return trial

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..bench.metrics.accuracy import read_metric
+from ..bench.results.drop import samples_for_budget
 from ..compiler.export import export
 from ..compiler.quantize.calibrate import calibrate
 from ..compiler.quantize.sensitivity import LayerSensitivity
@@ -20,6 +21,7 @@ from ..engines.build import require_builder
 from ..engines.registry import engine
 from ..errors import DataError, EngineUnavailable, IntentNotReached, InvalidOption, QuantizationError
 from ..files import write_json, write_text
+from ..installation import install_hint
 from ..model.graph import graph_precision
 from ..model.graph_rules import graph_target
 from ..model.onnx_file import read_graph
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
     from ..spec.keywords import TuneKeywords
 
 _TRIED_SLOWER = 2  # times that slow layers are taken out
+_PUT_BACK = 8  # layers in float that are tried in INT8 again
+_MOST_TRIALS = 2 + 12 + _PUT_BACK + _TRIED_SLOWER
+"""Most INT8 trials of a target with 4096 layers: whole, in halves, layers put back, slow ones taken out."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +148,19 @@ def tune(
     setting = TrialSetting(
         path, ranges, data, spec.metric,
         spec.samples, method, spec.exclude, spec.threads, isa_here() if isa == "auto" else isa,
+        _MOST_TRIALS * len(targets),
     )  # fmt: skip
     maker = TrialMaker(setting, progress)
     bench = TrialRunner(maker, folder, progress, elsewhere(setting) if elsewhere else None)
     time = functools.partial(bench.time, max_time_s=spec.max_time_s, batch_size=spec.batch_size)
-    run = _Run(bench, spec.max_drop, time)
+    # Even where no answer changes, few samples prove nothing.
+    need = samples_for_budget(spec.max_drop, setting.candidates, maker.samples)
+    in_points = maker.metric.unit == "points"
+    run = _Run(bench, spec.max_drop, time, needs_proof=need.is_met is True or not in_points)
+    if in_points:
+        progress(need.text)
+    if not run.needs_proof:
+        run.notes.append(f"{need.text}: the drop alone is compared with the budget")
     if maker.metric.note:
         run.notes.append(f"accuracy is {maker.metric.note}")
     damage: dict[str, list[LayerSensitivity]] = {}
@@ -168,7 +181,7 @@ def tune(
 
 
 def fewest_in_float(
-    order: Sequence[str], keeps_budget: Callable[[frozenset[str]], bool], *, tries: int = 8
+    order: Sequence[str], keeps_budget: Callable[[frozenset[str]], bool], *, tries: int = _PUT_BACK
 ) -> frozenset[str] | None:
     """Return the layers to leave in float, or None if even all of them do not keep the budget.
 
@@ -210,8 +223,15 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
 class _Run:
     """The trials of one tuning, in order: float, whole INT8, the least that must stay in float, the time."""
 
-    def __init__(self, bench: TrialRunner, max_drop: float, time: Callable[[list[Trial]], None]) -> None:
-        self.bench, self.max_drop, self.time = bench, max_drop, time
+    def __init__(
+        self,
+        bench: TrialRunner,
+        max_drop: float,
+        time: Callable[[list[Trial]], None],
+        *,
+        needs_proof: bool = False,
+    ) -> None:
+        self.bench, self.max_drop, self.time, self.needs_proof = bench, max_drop, time, needs_proof
         self.slow_layers: list[str] = []
         self.layers: dict[str, list[str]] = {}
         self.notes: list[str] = []
@@ -235,7 +255,7 @@ class _Run:
             if len(in_float) == len(order):
                 return True  # nothing is quantized
             trial = self._int8(target, in_float)
-            return trial is not None and trial.drop <= self.max_drop
+            return trial is not None and self._keeps_budget(trial)
 
         in_float = fewest_in_float(order, keeps_budget)
         if in_float is None or len(in_float) == len(order):
@@ -292,7 +312,10 @@ class _Run:
             return None
 
     def _keeps_budget(self, trial: Trial) -> bool:
-        return trial.precision == "fp32" or trial.drop <= self.max_drop
+        """Whether the upper end of the drop's interval keeps the budget; else, without proof, the drop."""
+        is_bounded = self.needs_proof and trial.drop_high is not None
+        drop = trial.drop_high if is_bounded and trial.drop_high is not None else trial.drop
+        return trial.precision == "fp32" or drop <= self.max_drop
 
     def _time(self) -> None:
         """Time float, whole INT8 and every mix that keeps the budget, in one interleaved run."""
@@ -321,7 +344,7 @@ def _targets(names: Sequence[str]) -> list[Target]:
     named: list[Target] = [target for name in names for target in CPU_TARGETS if target == name]
     runnable = named or [name for name in CPU_TARGETS if not engine(name).why_not_run()]
     if not runnable:
-        raise EngineUnavailable("no runtime is installed", hint="pip install 'qcompile[cpu]'", engine="")
+        raise EngineUnavailable("no runtime is installed", hint=install_hint("cpu"), engine="")
     return runnable
 
 

@@ -15,8 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from ...data.batches import Data
 from ...data.readers import Batch
@@ -26,9 +28,17 @@ from ...processes.worker import Worker
 from ...tensors import Feeds, ModelIO, TensorInfo, samples_in
 from ..outputs import RunnableArtifact, infer_all, paired
 from ..recorder import Recorder
+from ..results.drop import EXACT, statement
 from ..results.row import Accuracy, ClassChange
-from ..statistics import require_pairs, resampled_interval
-from .metric import Metric, Outputs, Scored, Truth, Values, joined
+from .bounds import (
+    FEWEST_UNITS,
+    clopper_pearson,
+    require_pairs,
+    resampled_interval,
+    right_or_wrong_interval,
+    tail_of,
+)
+from .metric import LABELS_HINT, Floats, Metric, Outputs, Scored, Truth, Values, joined
 from .names import read_metric
 from .output_verdict import RunningDifference
 
@@ -47,6 +57,7 @@ class ScoreSums:
         self.scored: list[Scored] = []
         self.samples, self._same, self._predictions = 0, 0, 0
         self._values: Values | None = None
+        self._joined: Scored | None = None
 
     def add(self, scored: Scored, baseline: Scored, samples: int) -> None:
         mine, theirs = scored.predictions, baseline.predictions
@@ -55,7 +66,7 @@ class ScoreSums:
             self._predictions += mine.size
         self.scored.append(replace(scored, predictions=None))
         self.samples += samples
-        self._values = None
+        self._values = self._joined = None
 
     @property
     def units(self) -> int:
@@ -63,17 +74,30 @@ class ScoreSums:
 
     @property
     def by_class(self) -> dict[int, tuple[float, int]]:
-        return self.metric.classes(joined(self.scored)) if self.scored else {}
+        return self.metric.classes(self.joined) if self.scored else {}
+
+    @property
+    def joined(self) -> Scored:
+        if self._joined is None:
+            self._joined = joined(self.scored)
+        return self._joined
 
     @property
     def agreement(self) -> float | None:
         """Share of predictions that are the baseline's; None where nothing is predicted."""
         return self._same / self._predictions if self._predictions else None
 
+    def agreement_low(self, candidates: int) -> float | None:
+        """Return the exact lower bound of `agreement`; None where a sample has several predictions, which are
+        not independent."""
+        if not self._predictions or self._predictions != self.samples:
+            return None
+        return clopper_pearson(self._same, self._predictions, tail_of(candidates))[0]
+
     def values(self) -> Values:
         """Return the metric as a function of the weights of the units; made once."""
         if self._values is None:
-            self._values = self.metric.values(joined(self.scored))
+            self._values = self.metric.values(self.joined)
         return self._values
 
     def value(self) -> float:
@@ -85,8 +109,11 @@ class ScoreSums:
         return value + 0.0
 
 
-def accuracy(sums: ScoreSums, baseline: ScoreSums) -> Accuracy:
-    """Return the accuracy of an artifact; `sums is baseline` for the baseline's own."""
+def accuracy(sums: ScoreSums, baseline: ScoreSums, candidates: int = 1) -> Accuracy:
+    """Return the accuracy of an artifact; `sums is baseline` for the baseline's own.
+
+    `candidates` is how many artifacts are judged on these samples, of which one may be chosen.
+    """
     metric, value = sums.metric, sums.value()
     drop = float(metric.drop(baseline.value(), value)) + 0.0
     if sums is baseline:
@@ -94,11 +121,7 @@ def accuracy(sums: ScoreSums, baseline: ScoreSums) -> Accuracy:
             metric.name, value, drop, samples=sums.samples, higher_is_better=metric.higher_is_better
         )
     require_pairs(baseline.units, sums.units)
-    theirs, mine = baseline.values(), sums.values()
-    interval = resampled_interval(
-        sums.units, lambda weights: metric.drop(theirs(weights), mine(weights)), count=metric.resamples
-    )
-    low, high = (None, None) if interval is None else (interval[0] + 0.0, interval[1] + 0.0)
+    compared = _compare_units(sums, baseline, tail_of(candidates))
     values = sums.by_class
     changes = [
         ClassChange(label, before, values[label][0], samples)
@@ -106,10 +129,78 @@ def accuracy(sums: ScoreSums, baseline: ScoreSums) -> Accuracy:
         if label in values
     ]
     changes.sort(key=lambda change: (-abs(change.value - change.baseline), change.label))
-    return Accuracy(
+    low, high = (None, None) if compared.interval is None else compared.interval
+    result = Accuracy(
         metric.name, value, drop, low, high, sums.samples, sums.agreement,
         tuple(changes[:MOST_CLASSES_LISTED]) or None, metric.higher_is_better,
+        agreement_low=sums.agreement_low(candidates),
+        units=sums.units, changed=compared.changed, lost=compared.lost, gained=compared.gained,
+        candidates=candidates,
     )  # fmt: skip
+    return structs.replace(result, statement=statement(result))
+
+
+class _Units(NamedTuple):
+    """How the units of an artifact compare with the baseline's.
+
+    Attributes:
+        interval: Of the drop, in its unit; None where there are too few units.
+        changed: Units whose score differs.
+        lost, gained: Answers that became wrong, and right; None where answers are not right or wrong.
+    """
+
+    interval: tuple[float, float] | None
+    changed: int
+    lost: int | None = None
+    gained: int | None = None
+
+
+def _compare_units(sums: ScoreSums, baseline: ScoreSums, tail: float) -> _Units:
+    """Compare unit by unit; `bounds` says which interval serves."""
+    metric, units = sums.metric, sums.units
+    scale = metric.drop(1.0, 0.0)  # of a share that falls from 1 to 0
+    mine, theirs = (metric.unit_sums(side.joined) for side in (sums, baseline))
+    if mine is None or theirs is None:
+        changed, worst = _changed_rows(sums, baseline), None
+    else:
+        if _are_right_or_wrong(metric, mine, theirs):
+            falls, rises = (int((a[:, 0] > b[:, 0]).sum()) for a, b in ((theirs, mine), (mine, theirs)))
+            lost, gained = (falls, rises) if metric.higher_is_better else (rises, falls)
+            low, high = right_or_wrong_interval(lost, gained, units, tail)
+            return _Units((low * abs(scale), high * abs(scale)), lost + gained, lost, gained)
+        changed = int((mine != theirs).any(axis=1).sum())
+        drops = scale * (theirs[:, 0] - mine[:, 0]) / max(float(theirs[:, 1].mean()), np.finfo(float).tiny)
+        worst = (min(0.0, float(drops.min())), max(0.0, float(drops.max())))
+    in_points = metric.unit == "points"
+    if not in_points and min(units, changed) < min(FEWEST_UNITS, units):
+        return _Units(None, changed)
+    if in_points and changed < FEWEST_UNITS:
+        worst = (-abs(scale), abs(scale))
+    before, after = baseline.values(), sums.values()
+    interval = resampled_interval(
+        units,
+        lambda weights: metric.drop(before(weights), after(weights)),
+        tail=tail,
+        added=worst,
+        count=metric.resamples,
+    )
+    return _Units(interval, changed)
+
+
+def _are_right_or_wrong(metric: Metric, *sides: Floats) -> bool:
+    """Return whether each unit counts once, with the value 0 or 1; zeros alone may be errors of any size."""
+    values = np.stack(sides)
+    is_binary = bool((values[:, :, 1] == 1.0).all() and np.isin(values[:, :, 0], (0.0, 1.0)).all())
+    return is_binary and (metric.unit == "points" or bool(values[:, :, 0].any()))
+
+
+def _changed_rows(sums: ScoreSums, baseline: ScoreSums) -> int:
+    """Return how many units have other rows than the baseline's."""
+    sides = []
+    for scored in (sums.joined, baseline.joined):
+        counts = np.bincount(scored.unit_of_row, minlength=scored.units)
+        sides.append(np.split(scored.table, np.cumsum(counts)[:-1]))
+    return sum(not np.array_equal(mine, theirs, equal_nan=True) for mine, theirs in zip(*sides, strict=True))
 
 
 def described_inputs(io: ModelIO, runnables: Sequence[RunnableArtifact]) -> Sequence[TensorInfo]:
@@ -123,7 +214,7 @@ def truth_of(batch: Batch, metric: Metric, data: str) -> Truth:
     if metric.needs_labels and batch.labels is None:
         raise DataError(
             f"{data}: has no labels, and {metric.name} needs them",
-            hint="yield (inputs, labels), put `labels` beside the arrays, or give `metric` cosine",
+            hint=f"{LABELS_HINT}; or give `metric` cosine",
         )
     return Truth(batch.labels, batch.samples, batch.where)
 
@@ -148,16 +239,18 @@ def measure_quality(
     data: str,
     metric: Metric | None,
     forms: Forms = MappingProxyType({}),
+    earlier: int = 0,
 ) -> None:
     """Measure accuracy and difference of every artifact whose row is measured, over evaluation samples.
 
     `workers` are the running artifacts by name, the baseline among them; `forms` are of its outputs. Without
-    a metric outputs alone are compared. The failure of an artifact is its own.
+    a metric outputs alone are compared. The failure of an artifact is its own. `earlier` candidates were
+    judged on the samples before.
     """
     samples = Data(data, io.inputs)
     recorder.warn(recorder.base, *(f"evaluation: {note}" for note in samples.notes()))
     batches = ((batch.feeds, Truth(batch.labels, batch.samples, batch.where)) for batch in samples)
-    _compare(workers, recorder, batches, metric, forms)
+    _compare(workers, recorder, batches, metric, forms, earlier)
 
 
 def measure_made_difference(
@@ -173,11 +266,14 @@ def _compare(
     batches: Iterable[tuple[Feeds, Truth]],
     metric: Metric | None,
     forms: Forms,
+    earlier: int = 0,
 ) -> None:
     base = recorder.base
     compared = [name for name in workers if name != base and recorder.is_measured(name)]
     differences = {name: RunningDifference(recorder[name].precision, forms) for name in compared}
     sums = {name: ScoreSums(metric) for name in (base, *compared)} if metric else {}
+    # Float32 computes the baseline's function: it is not chosen for its answers.
+    candidates = earlier + max(1, sum(recorder[name].precision not in EXACT for name in compared))
     for feeds, truth in batches:
         reference = recorder.attempt(base, partial(_infer, workers[base], feeds))
         if reference is None:
@@ -186,19 +282,26 @@ def _compare(
         if scored:
             sums[base].add(scored, scored, truth.samples)
         for name in filter(recorder.is_measured, compared):
-            outputs = recorder.attempt(name, partial(_infer, workers[name], feeds, reference))
+            outputs = recorder.attempt(name, partial(_infer, workers[name], feeds))
             if outputs is not None:
                 recorder.attempt(name, partial(differences[name].add, reference, outputs))
             if outputs is not None and metric and scored:
-                score = recorder.attempt(name, partial(metric.score, outputs, reference, truth))
+                score = recorder.attempt(name, partial(_scored, metric, outputs, reference, truth))
                 if score is not None:
                     sums[name].add(score, scored, truth.samples)
     for name in filter(recorder.is_measured, compared):
-        recorder.change(name, difference=differences[name].result())
+        difference = differences[name].result()
+        recorder.change(name, difference=difference)
+        if difference.mismatch:
+            recorder.warn(name, f"its outputs are not the baseline's: {difference.mismatch}")
     for name in filter(recorder.is_measured, sums):
-        recorder.attempt(name, partial(accuracy, sums[name], sums[base]), "accuracy")
+        recorder.attempt(name, partial(accuracy, sums[name], sums[base], candidates), "accuracy")
 
 
-def _infer(worker: Worker, feeds: Feeds, reference: Outputs | None = None) -> Outputs:
+def _scored(metric: Metric, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
+    return metric.score(paired(reference, outputs), reference, truth)
+
+
+def _infer(worker: Worker, feeds: Feeds) -> Outputs:
     [outputs] = infer_all(worker, [feeds])
-    return outputs if reference is None else paired(reference, outputs)
+    return outputs

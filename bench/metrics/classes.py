@@ -99,6 +99,9 @@ class _ClassMetric(Metric):
     def average(self, right: Floats, predicted: Floats, true: Floats, labels: Floats) -> Floats:
         raise NotImplementedError
 
+    def unit_sums(self, scored: Scored) -> None:
+        return None
+
     def values(self, scored: Scored) -> Values:
         labels, places = np.unique(scored.table[:, 0], return_inverse=True)
         unit = scored.unit_of_row

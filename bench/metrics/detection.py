@@ -69,6 +69,9 @@ class MeanAveragePrecision(Metric):
         self.note = f"{self.name}: {form}"
         return match(images, [rows[rows[:, 0] >= 0] for rows in labels], self.thresholds, self.area)
 
+    def unit_sums(self, scored: Scored) -> None:
+        return None
+
     def values(self, scored: Scored) -> Values:
         classes = self._curves(scored)
 

@@ -16,7 +16,7 @@ from ...data.readers import require_package
 from ...errors import DataError
 from ...model.preprocessing import Preprocessing, Task, preprocessing_of
 from ...tensors import TensorInfo
-from ..statistics import RESAMPLES
+from .bounds import RESAMPLES
 
 Floats = NDArray[np.float64]
 Outputs = Mapping[str, NDArray[Any]]
@@ -118,12 +118,17 @@ class Metric(ABC):
         """Look at one batch; outputs have the names of `reference`, which the baseline's are."""
 
     def values(self, scored: Scored) -> Values:
-        """Return the values of everything that was scored, for any weights of its units.
-
-        Unless a metric says otherwise, the last two columns are a weighted sum and its weights.
-        """
-        sums = scored.sums(slice(-2, None))
+        """Return the values of everything that was scored, for any weights of its units."""
+        sums = self.unit_sums(scored)
+        assert sums is not None, "a metric that is no mean has values of its own"
         return lambda weights: self.finished(divide(*(weights @ sums).T))
+
+    def unit_sums(self, scored: Scored) -> Floats | None:
+        """Return sum and weight of each unit, [units, 2]; None where the metric is no mean over units.
+
+        Unless a metric says otherwise, these are the last two columns.
+        """
+        return scored.sums(slice(-2, None))
 
     def finished(self, values: Floats) -> Floats:
         return values
@@ -163,11 +168,14 @@ def require_numbers(name: str, array: NDArray[Any], where: str, *, finite: bool)
         raise DataError(f"{where}: output {name!r} holds an infinity; it has no accuracy", tensor=name)
 
 
+LABELS_HINT = "yield (inputs, labels), or put `labels` beside the arrays where no input has that name"
+
+
 def labels_of(truth: Truth, metric: str, required: str = "them") -> NDArray[Any]:
     if truth.labels is None:
         raise DataError(
             f"{truth.where}: has no labels; {metric} needs {required}",
-            hint="yield (inputs, labels), or put `labels` beside the arrays",
+            hint=LABELS_HINT,
         )
     return np.asarray(truth.labels)
 

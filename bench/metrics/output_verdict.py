@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from ...errors import InvalidOption
@@ -27,6 +28,7 @@ from ...model.judgement import (
 from ...model.masks import without_masks
 from ...model.output_forms import UNKNOWN, OutputForm, Rule
 from ...progress import quiet
+from ...tensors import mismatch
 from ..outputs import paired
 from ..results.row import Difference
 from .metric import Outputs
@@ -81,7 +83,8 @@ def judge(
     where names differ and their number is the same.
     """
     tolerances, rules, names = tolerances or Tolerances(), rules or {}, list(reference[0])
-    outputs = [paired(a, b) for a, b in zip(reference, outputs, strict=True)]
+    outputs = [paired(a, b, complete=False) for a, b in zip(reference, outputs, strict=True)]
+    additional = [name for name in outputs[0] if name not in names]
     for limits in (tolerances.atol, tolerances.rtol, tolerances.snr_db, rules):
         for name in limits:
             if name and name not in names:
@@ -90,17 +93,18 @@ def judge(
                     f"{kind} for {name!r}: no such output; the outputs are {', '.join(names)}"
                 )
     judged = []
-    for name in names:
-        expected, actual = ([batch[name] for batch in side] for side in (reference, outputs))
+    for name in (*names, *additional):
+        expected, actual = ([batch.get(name) for batch in side] for side in (reference, outputs))
         form = forms.get(name, UNKNOWN)
         form = replace(form, rule=rules.get(name, rules.get("", form.rule)))
         output = _OutputSums(name, form, precision)
         for a, b in zip(expected, actual, strict=True):
-            output.add(a, b)
+            output.compare(a, b)
         if output.mismatch:
             judged.append(OutputDifference(name, False, output.mismatch, np.inf, -np.inf, None))
             continue
-        numbers = list(map(_numbers, expected, actual))
+        pairs = zip(expected, actual, strict=True)
+        numbers = [_numbers(a, b) for a, b in pairs if a is not None and b is not None]
         sides = [a for a, _ in numbers], [b for _, b in numbers]
         passed, criterion = _verdict(output, *sides, precision, tolerances)
         rows, sums = output.rows, output.sums
@@ -180,15 +184,16 @@ def _compare(first: list[NDArray[Any]], second: list[NDArray[Any]], compare: Any
 
 
 class _OutputSums(OutputSums):
-    """Sums that remember the shapes that differ, in words, as `mismatch`."""
+    """Sums that remember the first shape or type that differs, in words, as `mismatch`."""
 
     mismatch = ""
 
-    def add(self, expected: NDArray[Any], actual: NDArray[Any]) -> None:
-        if expected.shape != actual.shape:
-            self.mismatch = f"shape {expected.shape} is required, {actual.shape} found"
-        else:
-            super().add(expected, actual)
+    def compare(self, expected: NDArray[Any] | None, actual: NDArray[Any] | None) -> None:
+        """Add a batch, of which both sides, or one, has the output."""
+        if differs := mismatch(expected, actual, self.precision):
+            self.mismatch = self.mismatch or "{} is required, {} found".format(*differs)
+        elif expected is not None and actual is not None:
+            self.add(expected, actual)
 
     @property
     def snr_db(self) -> float:
@@ -211,11 +216,12 @@ class RunningDifference:
         self._boxes = BoxAgreement()
 
     def add(self, reference: Outputs, outputs: Outputs) -> None:
-        """Add a batch; the names are the reference's (see `paired`)."""
-        for name, expected in reference.items():
+        """Add a batch; outputs pair as in `paired`."""
+        outputs = paired(reference, outputs, complete=False)
+        for name in {**reference, **outputs}:
             if name not in self._outputs:
                 self._outputs[name] = _OutputSums(name, self._forms.get(name, UNKNOWN), self._precision)
-            self._outputs[name].add(expected, outputs[name])
+            self._outputs[name].compare(reference.get(name), outputs.get(name))
         self._boxes.add(reference, outputs)
 
     def result(self) -> Difference:
@@ -236,12 +242,17 @@ class RunningDifference:
         ]
         name = min(telling or self._outputs, key=lambda name: self._outputs[name].snr_db)
         worst = self._outputs[name]
+        differing = "; ".join(
+            f"output {name!r}: {one.mismatch}"
+            for name, one in self._outputs.items()
+            if one.mismatch and name not in boxes.names and not one.rows.form.decider
+        )
         passed = all(passed for passed, _ in verdicts.values())
         criterion = worst.with_masks(verdicts[name][1])
         if worst.mismatch:
             return Difference(
                 output=name, snr_db=-math.inf, max_abs_error=math.inf, mean_abs_error=math.inf,
-                passed=passed, criterion=criterion,
+                passed=passed, criterion=criterion, mismatch=differing or UNSET,
             )  # fmt: skip
         return Difference(
             output=name, snr_db=worst.snr_db, max_abs_error=worst.sums.max_abs_error,

@@ -10,6 +10,7 @@ Metrics of rankings: nDCG by scikit-learn, Spearman's correlation by scipy, and 
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -116,8 +117,8 @@ class OwnMetric(Metric):
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         # Copies: what a function changes in place is compared with other artifacts afterwards.
-        copies = {name: array.copy() for name, array in outputs.items()}
-        returned = call(lambda: self._function(copies, truth.labels), self._source)
+        copies, labels = copy.deepcopy((dict(outputs), truth.labels))
+        returned = call(lambda: self._function(copies, labels), self._source)
         if hasattr(returned, "detach"):  # a torch tensor, without importing torch
             returned = returned.detach().cpu().numpy()
         values = None
@@ -232,6 +233,9 @@ class Spearman(Metric):
         require_numbers("labels", targets, truth.where, finite=True)
         return Scored(np.stack([output.ravel(), targets.ravel()], axis=1).astype(np.float64))
 
+    def unit_sums(self, scored: Scored) -> None:
+        return None
+
     def values(self, scored: Scored) -> Values:
         from scipy.stats import spearmanr
 
@@ -271,7 +275,7 @@ class Neighbours(Metric):
             require_numbers(name, side[name], truth.where, finite=True)
         return Scored(np.concatenate([reference[name], outputs[name]], axis=1).astype(np.float32))
 
-    def values(self, scored: Scored) -> Values:
+    def unit_sums(self, scored: Scored) -> Floats:
         if scored.units <= self._k:
             raise DataError(
                 f"{self.name}: {scored.units} samples; more than {self._k} are required",
@@ -279,7 +283,7 @@ class Neighbours(Metric):
             )
         baseline, artifact = np.split(scored.table, 2, axis=1)
         shares = shared_neighbours(baseline, artifact, self._k)
-        return lambda weights: weights @ shares / weights.sum(axis=1)
+        return np.stack([shares, np.ones(len(shares))], axis=1)
 
 
 def shared_neighbours(baseline: NDArray[np.float32], artifact: NDArray[np.float32], k: int) -> Floats:

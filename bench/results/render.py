@@ -278,6 +278,15 @@ def warning_lines(results: Results) -> list[str]:
     return [f"{', '.join(rows)}: {text}" for text, rows in names.items()]
 
 
+def accuracy_lines(results: Results) -> list[str]:
+    """Return what the samples show of each drop, artifacts with the same sentence in one line."""
+    names: dict[str, list[str]] = {}
+    for row in results.rows:
+        if row.accuracy and row.accuracy.statement:
+            names.setdefault(f"drop of {row.accuracy.metric}: {row.accuracy.statement}", []).append(row.name)
+    return [f"{', '.join(rows)}: {text}" for text, rows in names.items()]
+
+
 _CHARACTERS = str.maketrans({"|": "\\|", "\n": " "})
 _MARKUP = str.maketrans({"\\": "\\\\", "|": "\\|", "<": "&lt;", "[": "\\[", "`": "\\`"})
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -330,7 +339,8 @@ def markdown(results: Results) -> str:
     disturbed = "".join(f"\n- disturbed: {reason}" for reason in noise.get("reasons", ()))
     stopped = "\n- interrupted: not every round was measured" if results.interrupted else ""
     curves = "".join(f"\n\n{text}" for text in _curves(results))
-    return f"{table}{curves}\n\n{about}\n\n{MEANING}\n{disturbed}{stopped}".rstrip() + "\n"
+    drops = "".join(f"\n- {markdown_cell(line)}" for line in accuracy_lines(results))
+    return f"{table}{curves}\n\n{about}\n\n{MEANING}\n{drops}{disturbed}{stopped}".rstrip() + "\n"
 
 
 CURVES: Mapping[Curve, str] = {"batches": "batch size", "concurrency": "clients", "in_flight": "in flight"}

@@ -120,6 +120,12 @@ class Accuracy(Struct, frozen=True):
         agreement: Share of predictions that are the baseline's; null where nothing is predicted.
         per_class: The classes that changed most.
         higher_is_better: Whether more of the metric is better.
+        agreement_low: Lower bound of `agreement`; null where a sample has several predictions.
+        units: What the interval counts: samples, or batches where only a batch has a value.
+        changed: Units whose score is not the baseline's.
+        lost, gained: Samples that became wrong, and right; null where no answer is right or wrong.
+        candidates: Artifacts judged on the samples, for which all intervals together have their confidence.
+        statement: What the samples show, in words.
     """
 
     metric: str
@@ -131,6 +137,13 @@ class Accuracy(Struct, frozen=True):
     agreement: float | None = None
     per_class: tuple[ClassChange, ...] | None = None
     higher_is_better: bool = True
+    agreement_low: float | None = None
+    units: Whole | None = None
+    changed: Whole | None = None
+    lost: Whole | None = None
+    gained: Whole | None = None
+    candidates: Count = 1
+    statement: str = ""
 
     def __post_init__(self) -> None:
         ends = UNSET if self.drop_points is UNSET else None
@@ -171,6 +184,8 @@ class Difference(Struct, frozen=True, kw_only=True):
         agreement: Share of rows with the same argmax; None where the output is no classes.
         passed: Whether every output passed.
         criterion: What was required, in words.
+        mismatch: Outputs of another shape or type, or that one side lacks, in words; extents that depend on
+            values do not count.
     """
 
     output: str = ""
@@ -181,6 +196,7 @@ class Difference(Struct, frozen=True, kw_only=True):
     agreement: float | None = None
     passed: bool
     criterion: str = ""
+    mismatch: str | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         if self.snr_db is not None:
@@ -311,6 +327,11 @@ class Row(Struct, frozen=True):
         rounds = len(self.round_medians_ms)
         if sum(self.launch_rounds) != rounds:  # older files hold none
             force_setattr(self, "launch_rounds", (rounds,) if rounds else ())
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it failed, or has other outputs than the baseline."""
+        return self.status == "failed" or bool(self.difference and self.difference.mismatch)
 
     @property
     def held_bytes(self) -> int | None:

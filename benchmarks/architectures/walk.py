@@ -1,6 +1,6 @@
 """How much of other people's architectures goes the whole road: the table of docs/coverage.md.
 
-    pip install 'qcompile[cpu,openvino,tensorrt-rtx,coverage]'
+    pip install -e '.[cpu,openvino,tensorrt-rtx,coverage]'
     python benchmarks/architectures/walk.py --results coverage.jsonl [--only 'timm_*'] [--jobs 1]
     python benchmarks/architectures/walk.py --results coverage.jsonl --again failed
     python benchmarks/architectures/walk.py --results coverage.jsonl --table

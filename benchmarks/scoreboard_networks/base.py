@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,8 +21,68 @@ FILES = {name: rest for name, *rest in (line.split("\t") for line in TABLE.read_
 """Name to package, version, path within site-packages and SHA-256."""
 
 
-Metric = Callable[[list[Any], list[Any], Array], float]
-"""From what `read` makes of FP32's outputs and of those found, and their samples' numbers, to percent."""
+Counts = Callable[[list[Any], list[Any], Array], Array]
+"""From what `read` makes of FP32's outputs and of those found, and their samples' numbers, to [units, 2]: how
+much of each unit is right, and of how much."""
+RESAMPLED = 200
+"""How many times a metric that is no sum over samples is computed of samples drawn with replacement."""
+
+
+class Metric(Protocol):
+    """A metric in percent, and what is kept of it for comparisons of two artifacts by the same samples."""
+
+    def __call__(self, reference: list[Any], found: list[Any], numbers: Array) -> float: ...
+
+    def record(self, reference: list[Any], found: list[Any]) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Percent that is right, summed over units: samples, or groups of samples that depend on each other."""
+
+    counts: Counts
+
+    def __call__(self, reference: list[Any], found: list[Any], numbers: Array) -> float:
+        right, whole = self.counts(reference, found, numbers).sum(axis=0)
+        return float(max(100 * right / max(whole, 1), 0))
+
+    def record(self, reference: list[Any], found: list[Any]) -> dict[str, Any]:
+        """Return `right`, a digit for each unit, where all are right or wrong; else `counts`."""
+        counts = self.counts(reference, found, np.arange(len(found)))
+        if (counts[:, 1] == 1).all() and np.isin(counts[:, 0], (0, 1)).all():
+            return {"right": "".join(str(int(one)) for one in counts[:, 0])}
+        return {"counts": counts.round(4).tolist()}
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A metric that is no sum over samples."""
+
+    metric: Callable[[list[Any], list[Any], Array], float]
+
+    def __call__(self, reference: list[Any], found: list[Any], numbers: Array) -> float:
+        return self.metric(reference, found, numbers)
+
+    def record(self, reference: list[Any], found: list[Any]) -> dict[str, Any]:
+        """Return `resampled`: the metric of each draw of samples."""
+        values = [
+            self.metric([reference[i] for i in chosen], [found[i] for i in chosen], chosen)
+            for chosen in draws(len(found))
+        ]
+        return {"resampled": [round(value, 3) for value in values]}
+
+
+def draws(samples: int) -> Iterator[Array]:
+    """Yield which samples are drawn, with replacement; the same ones for every artifact."""
+    from qcompile.bench.metrics.bounds import resamples
+
+    for weights in resamples(samples, RESAMPLED):
+        yield from (np.repeat(np.arange(samples), row.astype(int)) for row in weights)
+
+
+def shares(right: list[Array]) -> Array:
+    """Return the counts of samples with several answers each."""
+    return np.array([[one.sum(), one.size] for one in right], float)
 
 
 def as_it_is(output: Any) -> Any:
@@ -37,7 +97,7 @@ class Network:
     Attributes:
         what: What the metric counts, in percent; more is better.
         samples: Yields those of the calibration, and after them those of the evaluation.
-        metric: Of any samples of the evaluation, which are numbered from 0.
+        metric: Of any samples of the evaluation, which are numbered from 0, in percent.
         outputs: The outputs that the task reads; the first, where none is named.
         calibration: How many samples the calibration has.
         transformer: Whether NNCF is told so.
@@ -77,9 +137,10 @@ def distributed(package: str, relative: str) -> Path:
 # --- metrics that several networks have
 
 
-def neighbours_kept(reference: list[Array], found: list[Array], _: Array) -> float:
-    """Percent of the rows whose nearest other row, by cosine, is FP32's."""
-    return float(100 * np.mean(nearest(reference) == nearest(found)))
+@Counted
+def neighbours_kept(reference: list[Array], found: list[Array], _: Array) -> Array:
+    """Count the rows whose nearest other row, by cosine, is FP32's."""
+    return shares(list(nearest(reference) == nearest(found)))
 
 
 def nearest(rows: list[Array]) -> Array:
@@ -91,18 +152,19 @@ def nearest(rows: list[Array]) -> Array:
     return np.asarray(similar.argmax(axis=1))
 
 
-def same_class(reference: list[Array], found: list[Array], _: Array) -> float:
-    """Percent of the rows whose most probable class is FP32's."""
-    first, second = (np.concatenate(one).argmax(-1) for one in (reference, found))
-    return float(100 * np.mean(first == second))
+@Counted
+def same_class(reference: list[Array], found: list[Array], _: Array) -> Array:
+    """Count the rows whose most probable class is FP32's."""
+    return shares([a.argmax(-1) == b.argmax(-1) for a, b in zip(reference, found, strict=True)])
 
 
-def same_side(reference: list[Array], found: list[Array], _: Array) -> float:
-    """Percent of the values that lie on FP32's side of one half."""
-    first, second = (np.concatenate([one.ravel() for one in rows]) > 0.5 for rows in (reference, found))
-    return float(100 * np.mean(first == second))
+@Counted
+def same_side(reference: list[Array], found: list[Array], _: Array) -> Array:
+    """Count the values that lie on FP32's side of one half."""
+    return shares([(a > 0.5) == (b > 0.5) for a, b in zip(reference, found, strict=True)])
 
 
+@Whole
 def rank_kept(reference: list[Array], found: list[Array], _: Array) -> float:
     """Spearman's correlation, in percent, of the last value of each row with FP32's."""
     from scipy.stats import spearmanr

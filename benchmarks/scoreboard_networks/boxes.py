@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from .base import Array, Metric
+from .base import Array, Metric, draws
 
 Boxes = tuple[Array, Array, Array]
 """Corners [n, 4], scores [n] and classes [n], at most one for an object."""
@@ -26,10 +28,7 @@ def precision(least: float = 0.0) -> Metric:
         least: The score from which on a box of FP32 counts as an object.
     """
 
-    def metric(reference: list[Boxes], found: list[Boxes], _: Array) -> float:
-        return average_precision([_from(boxes, least) for boxes in reference], found)
-
-    return metric
+    return Precision(lambda reference, _: [_from(boxes, least) for boxes in reference])
 
 
 def drawn(truth: Callable[[], list[Boxes]]) -> Metric:
@@ -39,11 +38,25 @@ def drawn(truth: Callable[[], list[Boxes]]) -> Metric:
         truth: Returns the boxes of all samples.
     """
 
-    def metric(_: list[Boxes], found: list[Boxes], numbers: Array) -> float:
-        return average_precision([places[int(number)] for number in numbers], found)
-
     places = _Once(truth)
-    return metric
+    return Precision(lambda _, numbers: [places[int(number)] for number in numbers])
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Average precision against `truth`, a function of FP32's boxes and the samples' numbers."""
+
+    truth: Callable[[list[Boxes], Array], list[Boxes]]
+
+    def __call__(self, reference: list[Boxes], found: list[Boxes], numbers: Array) -> float:
+        return average_precision(self.truth(reference, numbers), found)
+
+    def record(self, reference: list[Boxes], found: list[Boxes]) -> dict[str, Any]:
+        """Return `resampled`: the metric of each draw of samples, whose boxes are matched once."""
+        numbers = np.arange(len(found))
+        judged = _judged(self.truth(reference, numbers), found)
+        values = [_precision_of(judged, chosen) if judged else 0.0 for chosen in draws(len(found))]
+        return {"resampled": [round(value, 3) for value in values]}
 
 
 class _Once:
@@ -69,6 +82,12 @@ def _from(boxes: Boxes, least: float) -> Boxes:
 
 def average_precision(truth: list[Boxes], found: list[Boxes]) -> float:
     """COCO's average precision, in percent, by pycocotools; an item of both lists is one image."""
+    judged = _judged(truth, found)
+    return _precision_of(judged, np.arange(len(truth))) if judged else 0.0
+
+
+def _judged(truth: list[Boxes], found: list[Boxes]) -> Any:
+    """Match the boxes of each image; None where none were found."""
     from pycocotools.coco import COCO  # type: ignore[import-untyped]
     from pycocotools.cocoeval import COCOeval  # type: ignore[import-untyped]
 
@@ -85,7 +104,7 @@ def average_precision(truth: list[Boxes], found: list[Boxes]) -> float:
         for images in (truth, found)
     )  # fmt: skip
     if not entries:
-        return 0.0
+        return None
     images = [{"id": image} for image in range(1, len(truth) + 1)]
     kinds = [{"id": kind} for kind in sorted({one["category_id"] for one in expected + entries})]
     with contextlib.redirect_stdout(io.StringIO()):
@@ -98,9 +117,18 @@ def average_precision(truth: list[Boxes], found: list[Boxes]) -> float:
         judged.params.areaRng, judged.params.areaRngLbl = [[0.0, 1e10]], ["all"]
         judged.params.maxDets = [100]
         judged.evaluate()
+    return judged
+
+
+def _precision_of(judged: Any, chosen: Array) -> float:
+    """Return the average precision of images by number, some of which may come several times."""
+    matched, images = judged.evalImgs, len(judged.params.imgIds)
+    judged.evalImgs = [matched[start + i] for start in range(0, len(matched), images) for i in chosen]
+    with contextlib.redirect_stdout(io.StringIO()):
         judged.accumulate()
+    judged.evalImgs = matched
     values = judged.eval["precision"][..., 0, -1]
-    return float(100 * values[values > -1].mean())
+    return float(100 * values[values > -1].mean()) if (values > -1).any() else 0.0
 
 
 def of_map(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .base import Array, Sample
+from .base import Array, Counted, Sample, shares
 
 
 def example(name: str) -> Any:
@@ -32,7 +32,8 @@ def images() -> Iterator[Sample]:
             yield {"image": image[None]}
 
 
-def accuracy(_: list[Array], found: list[Array], numbers: Array) -> float:
-    """Percent of the evaluation's images named right."""
+@Counted
+def accuracy(_: list[Array], found: list[Array], numbers: Array) -> Array:
+    """Count the evaluation's images named right."""
     labels = np.concatenate([labels for _, labels in example("data").evaluation()])
-    return float(100 * np.mean(np.concatenate(found).argmax(-1) == labels[numbers]))
+    return shares(list(np.concatenate(found).argmax(-1) == labels[numbers]))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from .base import Array, Sample, pinned
+from .base import Array, Counted, Sample, pinned, shares
 from .boxes import Boxes, Corners, of_one_kind
 from .photos import crops, planes
 from .text import decode, edits, sentences
@@ -62,13 +62,14 @@ def text_lines(
         yield {name: picture}
 
 
-def upright_told(_: list[Array], found: list[Array], numbers: Array) -> float:
-    """Percent of the lines that are told right to be upright or upside down."""
-    truth = (64 + numbers) % 2
-    return float(100 * np.mean(np.concatenate(found).argmax(-1) == truth))
+@Counted
+def upright_told(_: list[Array], found: list[Array], numbers: Array) -> Array:
+    """Count the lines that are told right to be upright or upside down."""
+    return shares(list(np.concatenate(found).argmax(-1) == (64 + numbers) % 2))
 
 
-def chinese_read(_: list[Array], found: list[Array], numbers: Array) -> float:
+@Counted
+def chinese_read(_: list[Array], found: list[Array], numbers: Array) -> Array:
     """As `_read_right`, in the alphabet that the model names itself."""
     import onnx
 
@@ -80,15 +81,16 @@ ENGLISH = "0123456789!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~ €ABCDEFGHIJKLMNOPQRSTU
 """EasyOCR's alphabet of english_g2."""
 
 
-def english_read(_: list[Array], found: list[Array], numbers: Array) -> float:
+@Counted
+def english_read(_: list[Array], found: list[Array], numbers: Array) -> Array:
     """As `_read_right`, in EasyOCR's alphabet."""
     return _read_right(found, numbers, ENGLISH)
 
 
-def _read_right(found: list[Array], numbers: Array, alphabet: str | list[str]) -> float:
-    """100 less the percent of edits, by length, against the text that was drawn."""
+def _read_right(found: list[Array], numbers: Array, alphabet: str | list[str]) -> Array:
+    """Count the characters of each line less the edits against the text that was drawn."""
     pairs = [(decode(one, alphabet), lines()[64 + i]) for one, i in zip(found, numbers, strict=True)]
-    return max(0.0, 100 - 100 * sum(edits(*pair) for pair in pairs) / sum(len(line) for _, line in pairs))
+    return np.array([[len(line) - edits(read, line), len(line)] for read, line in pairs], float)
 
 
 def _page(width: int, height: int, generator: np.random.Generator) -> tuple[Image.Image, list[Corners]]:
@@ -130,9 +132,10 @@ def turned_pages() -> Iterator[Sample]:
         yield {"x": planes(noisy)}
 
 
-def turns_told(_: list[Array], found: list[Array], numbers: Array) -> float:
-    """Percent of the pages whose turn is told right."""
-    return float(100 * np.mean(np.concatenate(found).argmax(-1) == (64 + numbers) % 4))
+@Counted
+def turns_told(_: list[Array], found: list[Array], numbers: Array) -> Array:
+    """Count the pages whose turn is told right."""
+    return shares(list(np.concatenate(found).argmax(-1) == (64 + numbers) % 4))
 
 
 def documents() -> Iterator[Sample]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .base import Array, Sample, distributed, pinned
+from .base import Array, Counted, Sample, distributed, pinned, shares
 from .text import tokenizer
 
 PAIRS = 304
@@ -53,14 +53,15 @@ def passages() -> Iterator[Sample]:
         yield {"input_ids": ids, "attention_mask": np.ones_like(ids)}
 
 
-def passages_found(_: list[Array], found: list[Array], numbers: Array) -> float:
-    """Mean reciprocal rank, in percent, of the passage that a summary belongs to, by cosine."""
+@Counted
+def passages_found(_: list[Array], found: list[Array], numbers: Array) -> Array:
+    """Count the reciprocal rank of the passage that each summary belongs to, by cosine."""
     rows = np.concatenate([row.reshape(1, -1) for row in found]).astype(np.float64)
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
     asked, passage = rows[numbers < PAIRS], rows[numbers >= PAIRS]
     similar = asked @ passage.T
     ranks = (similar > similar.diagonal()[:, None]).sum(axis=1) + 1
-    return float(100 * np.mean(1 / ranks))
+    return np.stack([1 / ranks, np.ones(len(ranks))], axis=1)
 
 
 SPECIES = ("alpaca", "human", "mouse", "rabbit", "rat", "rhesus")
@@ -97,10 +98,11 @@ def antibodies() -> Iterator[Sample]:
         yield {"input_ids": ids, "attention_mask": np.ones_like(ids)}
 
 
-def species_told(_: list[Array], found: list[Array], numbers: Array) -> float:
-    """Percent of the antibodies whose species is told right."""
+@Counted
+def species_told(_: list[Array], found: list[Array], numbers: Array) -> Array:
+    """Count the antibodies whose species is told right."""
     truth = np.array([kind for _, kind in _antibodies()[64 : 64 + 512]])
-    return float(100 * np.mean(np.concatenate(found).argmax(-1) == truth[numbers]))
+    return shares(list(np.concatenate(found).argmax(-1) == truth[numbers]))
 
 
 def antibody_weights() -> dict[str, Any]:

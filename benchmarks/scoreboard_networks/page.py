@@ -5,25 +5,20 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from . import NETWORKS, boxes
+from .paired import Row, difference, faster
 
-Row = dict[str, Any]
 Results = dict[str, dict[str, Row]]
 
 RESULTS = Path(__file__).with_name("results.jsonl")
 PAGE = Path(__file__).parents[2] / "docs/reference/scoreboard.md"
 REASONS = Path(__file__).with_name("reasons.tsv")
-"""Network, runtime and the reason why a peer is better there."""
-GROUPS = 16
-"""Groups of samples that are left out in turn: sample i is of group i modulo 16."""
-STUDENT = 2.131
-"""Student's t of 15 degrees of freedom, 97.5%."""
-LEAST = 0.05
-"""Points of the metric that are shown, and so count as better."""
+"""Network, runtime and the reason why the best peer is clearly better there."""
+NOT_RECORDED = "not recorded"
 RUNTIMES = {
     "ort": "ONNX Runtime",
     "openvino": "OpenVINO",
@@ -39,16 +34,21 @@ without smoothing; for ONNX Runtime's graphs, with) and NVIDIA's Model-Optimizer
 differs from network to network: `calibrate`, then `quantize --data` (for OpenVINO `build --data`). All
 calibrate on the same 32 to 64 samples, and are judged on others.
 
-- **Metric**: in percent, what the task counts; "as FP32" counts how often the answer is FP32's. ± is half of
-  a 95% interval of the difference from FP32: a jackknife that leaves out 16 groups of samples in turn.
-- **dB**: signal-to-noise ratio, against FP32, of the outputs that the task reads.
-- **Speed**: FP32's latency on the same runtime divided by the artifact's, one sample at a time, two threads.
-  Median over launches of medians of interleaved rounds, with the least and the most of the launches. A dash:
-  not measured yet. **MB**: of the file that qcompile makes, and of FP32's.
-- **Best peer**: the best by the metric, then by dB. A file whose outputs are FP32's bit for bit is float, and
-  no peer. "\\*": qcompile refused it; `--allow-loss` wrote it.
-- **"!"**: a peer's metric is better, beyond the interval of the difference; "(!)": better, within it. A peer
-  above FP32 is so by chance, and counts as FP32.
+- **Difference**: points of the metric, qcompile's less the peer's, on the same samples, with its 95%
+  interval. A win or a loss is an interval without 0, all else a tie. For right and wrong answers it is
+  Tango's score interval (Statistics in Medicine 17, 1998), for other metrics a paired bootstrap over samples.
+  Rows of before December 2026 kept no answers by sample: theirs is a paired jackknife over 16 groups.
+- **Best peer**: the best by the metric, then by dB. It is chosen by the samples that compare it, which
+  favours it. A file whose outputs are FP32's bit for bit is float, and no peer. "\\*": qcompile refused it;
+  `--allow-loss` wrote it.
+- **dB**: signal-to-noise ratio, against FP32, of the outputs that the task reads; qcompile's, the peer's.
+- **Speed**: qcompile's against the peer's, one sample at a time, two threads, by the launches and rounds that
+  both shared, with its 99% interval; wins and losses are those of `bench`, beyond 1%. In brackets how many
+  times as fast as FP32 on the same runtime each is.
+- **Seconds**: of quantizing, of the wall (of the processors); qcompile's, the peer's. Each is a process with
+  its start, imports and calibration. Of a refused file they are those of both runs.
+- **MB**: of the file that qcompile makes, and of FP32's. A dash: not made. "not recorded": the row is of
+  before December 2026, which did not keep it.
 """
 
 
@@ -76,6 +76,15 @@ def text() -> str:
         INTRODUCTION,
         f"Measured on {conditions['date']} on 2 cores of {conditions['processor']}: {said}.\n",
         *_counted(results),
+        "",
+        "## Networks",
+        "",
+        "| network | what is counted | FP32 |",
+        "|---|---|---|",
+        *(
+            f"| {name} | {NETWORKS[name].what} | {rows['ort/FP32']['metric']:.1f}% |"
+            for name, rows in results.items()
+        ),
     ]
     for runtime, title in RUNTIMES.items():
         parts += ["", f"## {title}", "", *_table(results, runtime), *_reasons(results, runtime)]
@@ -85,105 +94,133 @@ def text() -> str:
 def _table(results: Results, runtime: str) -> Iterator[str]:
     timed = runtime != "tensorrt"
     if not timed:
-        yield "ONNX Runtime runs them as floats that Q/DQ round: TensorRT's numerics."
+        yield "ONNX Runtime runs them as floats that Q/DQ round: TensorRT's numerics, and no speed."
         yield ""
-    head = ["network", "FP32", "qcompile", "dB", *(["speed", "MB"] if timed else []), "best peer", "dB"]
-    yield f"| {' | '.join(head + (['speed'] if timed else []))} |"
-    yield "|---" * (len(head) + timed) + "|"
+    head = [
+        "network",
+        "qcompile",
+        "best peer",
+        "difference",
+        "dB",
+        *(["speed", "MB"] if timed else []),
+        "seconds",
+    ]
+    yield f"| {' | '.join(head)} |"
+    yield "|---" * len(head) + "|"
     for network, rows in results.items():
-        base, mine, peer = rows["ort/FP32"], rows.get(f"{runtime}/qcompile"), best_peer(rows, runtime)
-        cells = [f"{network}: {NETWORKS[network].what}", f"{base['metric']:.1f}%"]
-        cells += [
-            f"{_metric(mine, base)}{mark_of(rows, runtime) or ''}",
-            *figures(mine or {}, timed=timed),
-            *([_size(mine, base)] if timed else []),
+        base, mine = rows["ort/FP32"], rows.get(f"{runtime}/qcompile", {})
+        name, peer = best_peer(rows, runtime) or ("none", {})
+        float_row = rows.get(f"{runtime}/FP32", {})
+        cells = [
+            f"{_metric(mine)}{_refused(mine)}",
+            f"{_metric(peer)}, {name}" if peer else name,
+            _difference(mine, peer),
+            f"{decibels(mine)}, {decibels(peer)}",
         ]
-        cells += (
-            [f"{_metric(peer[1], base)}, {peer[0]}", *figures(peer[1], timed=timed)] if peer else ["none"]
-        )
-        yield f"| {' | '.join(cells)} |"
+        if timed:
+            cells += [_speed(mine, peer, float_row), _size(mine, base)]
+        yield f"| {' | '.join([network, *cells, f'{seconds(mine)}; {seconds(peer)}'])} |"
 
 
-def _size(row: Row | None, base: Row) -> str:
+def _metric(row: Row) -> str:
+    return f"{row['metric']:.1f}%" if "metric" in row else "–"
+
+
+def _refused(row: Row) -> str:
+    return "\\*" if "refused" in row else ""
+
+
+def _size(row: Row, base: Row) -> str:
     """The size of a file, and of its float model."""
-    if row is None or "bytes" not in row:
-        return "–"
-    return f"{row['bytes'] / 1e6:.1f} of {base['bytes'] / 1e6:.1f}"
+    return f"{row['bytes'] / 1e6:.1f} of {base['bytes'] / 1e6:.1f}" if "bytes" in row else "–"
 
 
-def _metric(row: Row | None, base: Row) -> str:
-    if row is None or "metric" not in row:
-        return "–"
-    allowed = "\\*" if "refused" in row else ""
-    return f"{row['metric']:.1f}% ± {half_width(row, base):.1f}{allowed}"
+def _difference(mine: Row, peer: Row) -> str:
+    found = difference(mine, peer)
+    if found is None:
+        return NOT_RECORDED if "metric" in mine and peer else "–"
+    # What is no difference has no sign.
+    low, high, points = (round(value, 1) + 0.0 for value in (found.low, found.high, found.points))
+    return f"{points:+.1f} [{low:+.1f}, {high:+.1f}] {found.outcome}"
 
 
-def figures(row: Row, *, timed: bool = True) -> list[str]:
-    """The dB of a row, and its speed."""
+def decibels(row: Row) -> str:
+    """The dB of a row."""
     db = row.get("db")
-    cells = ["–" if db is None else f"{db:.1f}"]
-    if timed:
-        speeds = row.get("speeds")
-        spread = (
-            f"{statistics.median(speeds):.2f} ({min(speeds):.2f} to {max(speeds):.2f})" if speeds else "–"
-        )
-        cells.append(spread)
-    return cells
+    return "–" if db is None else f"{db:.1f}"
+
+
+def seconds(row: Row) -> str:
+    """The seconds that quantizing took: the wall's, and the processors'."""
+    if "metric" not in row:
+        return "–"
+    taken = row.get("quantizing")
+    return f"{taken['wall_s']:.1f} ({taken['processor_s']:.1f})" if taken else NOT_RECORDED
+
+
+def times(row: Row, base: Row) -> str:
+    """How many times as fast as FP32."""
+    found = faster(row, base)
+    if found is None and "speeds" in row:  # ratios of rows of before December 2026, which kept no rounds
+        return f"{statistics.median(row['speeds']):.2f}x"
+    return f"{found.value:.2f}x" if found else NOT_RECORDED
+
+
+def _speed(mine: Row, peer: Row, base: Row) -> str:
+    if "metric" not in mine or not peer:
+        return "–"
+    found = faster(mine, peer)
+    compared = (
+        f"{found.value:.2f}x [{found.low:.2f}, {found.high:.2f}] {SPEEDS[found.verdict]}"
+        if found
+        else NOT_RECORDED
+    )
+    return f"{compared} ({times(mine, base)}; {times(peer, base)})"
 
 
 def best_peer(rows: dict[str, Row], runtime: str) -> tuple[str, Row] | None:
     """Return which peer is best by the metric, then by dB, with its row."""
-    made = [
-        (who.partition("/")[2], row)
+    found = {who: row for who, row in peers(rows, runtime).items() if "metric" in row}
+    return max(
+        found.items(), key=lambda one: (round(one[1]["metric"], 1), one[1]["db"] or math.inf), default=None
+    )
+
+
+def peers(rows: dict[str, Row], runtime: str) -> dict[str, Row]:
+    """Return the rows of other quantizers by name, without files that compute what FP32 does."""
+    return {
+        name: row
         for who, row in rows.items()
-        if who.startswith(runtime) and "metric" in row and "qcompile" not in who and "FP32" not in who
-    ]
-    made = [(who, row) for who, row in made if not _is_float(row, rows["ort/FP32"])]
-    return max(made, key=lambda one: (round(one[1]["metric"], 1), one[1]["db"] or math.inf), default=None)
+        if who.startswith(f"{runtime}/")
+        and (name := who.partition("/")[2]) != "FP32"
+        and "qcompile" not in name
+        if not ("metric" in row and row["db"] is None and row["metric"] == rows["ort/FP32"]["metric"])
+    }
 
 
-def _is_float(row: Row, base: Row) -> bool:
-    """Whether a file computes what FP32 does, so that nothing of it can be quantized."""
-    return row["db"] is None and row["left_out"] == base["left_out"]
-
-
-def half_width(row: Row, other: Row) -> float:
-    """Half of the 95% interval of the difference of two metrics, in points, by the jackknife over groups."""
-    differences = [a - b for a, b in zip(row["left_out"], other["left_out"], strict=True)]
-    mean = statistics.fmean(differences)
-    variance = (GROUPS - 1) / GROUPS * sum((one - mean) ** 2 for one in differences)
-    return STUDENT * math.sqrt(variance)
-
-
-def mark(mine: Row | None, peer: Row | None, base: Row) -> str:
-    """Return " **!**" where the peer's metric is better beyond the interval, " (!)" where within it.
-
-    A peer above FP32, `base`, is so by chance, and counts as FP32.
-    """
-    if peer is None or mine is None or "metric" not in mine:
-        return " **!**" if peer else ""
-    ahead = min(peer, base, key=lambda row: row["metric"])
-    behind = ahead["metric"] - mine["metric"]
-    if behind < LEAST:
-        return ""
-    return " **!**" if behind > half_width(ahead, mine) else " (!)"
-
-
-def mark_of(rows: dict[str, Row], runtime: str) -> str | None:
-    """Return the mark of a cell; None where there is no peer."""
-    peer = best_peer(rows, runtime)
-    return mark(rows.get(f"{runtime}/qcompile"), peer[1], rows["ort/FP32"]) if peer else None
+SPEEDS = {"faster": "win", "no difference": "tie", "slower": "loss"}
 
 
 def _counted(results: Results) -> Iterator[str]:
-    every = [mark_of(rows, runtime) for rows in results.values() for runtime in RUNTIMES]
-    marks = [one for one in every if one is not None]
-    even, within = marks.count(""), marks.count(" (!)")
-    worse = len(marks) - even - within
-    yield (
-        f"Of {len(marks)} cells with a peer, qcompile is at least the best peer in {even} "
-        f"({100 * even / len(marks):.0f}%), behind within the interval in {within}, and beyond it in {worse}."
-    )
+    yield "| runtime | peer | metric: wins, ties, losses | speed: wins, ties, losses | made by one alone |"
+    yield "|---|---|---|---|---|"
+    for runtime, title in RUNTIMES.items():
+        pairs: dict[str, list[tuple[Row, Row]]] = {"**the best in each cell**": []}
+        for rows in results.values():
+            mine, best = rows.get(f"{runtime}/qcompile", {}), best_peer(rows, runtime)
+            if best:
+                pairs["**the best in each cell**"].append((mine, best[1]))
+            for name, row in peers(rows, runtime).items():
+                pairs.setdefault(name, []).append((mine, row))
+        for name, compared in pairs.items():
+            both = [(mine, peer) for mine, peer in compared if "metric" in mine and "metric" in peer]
+            metric = Counter(found.outcome for pair in both if (found := difference(*pair)))
+            speed = Counter(SPEEDS[found.verdict] for pair in both if (found := faster(*pair)))
+            alone = Counter(
+                "metric" in mine for mine, peer in compared if ("metric" in mine) != ("metric" in peer)
+            )
+            cells = [_outcomes(metric), "–" if runtime == "tensorrt" else _outcomes(speed)]
+            yield f"| {title} | {name} | {' | '.join(cells)} | qcompile {alone[True]}, peer {alone[False]} |"
     for kind, names in KINDS.items():
         drops = [
             (rows["ort/FP32"]["metric"] - row["metric"], f"{name} on {RUNTIMES[runtime]}")
@@ -201,6 +238,10 @@ def _counted(results: Results) -> Iterator[str]:
         )
 
 
+def _outcomes(counted: Counter[str]) -> str:
+    return ", ".join(str(counted[one]) for one in ("win", "tie", "loss")) if counted else NOT_RECORDED
+
+
 KINDS = {
     "detectors": [name for name, network in NETWORKS.items() if network.what.startswith(boxes.AP)],
     "encoders": [name for name, network in NETWORKS.items() if network.transformer],
@@ -213,8 +254,10 @@ def _reasons(results: Results, runtime: str) -> Iterator[str]:
     behind = [
         (name, said.get((name, runtime), "no reason was found"))
         for name, rows in results.items()
-        if mark_of(rows, runtime)
+        if (best := best_peer(rows, runtime))
+        and (found := difference(rows.get(f"{runtime}/qcompile", {}), best[1]))
+        and found.outcome == "loss"
     ]
     if behind:
-        yield "\nWhere a peer is better:\n"
+        yield "\nWhere the best peer is clearly better:\n"
         yield from (f"- {name}: {reason}." for name, reason in behind)

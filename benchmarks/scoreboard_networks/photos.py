@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from .base import Array, Sample, distributed
+from .base import Array, Counted, Sample, distributed, shares
 
 PHOTOGRAPHS = {
     "scikit-learn": "sklearn/datasets/images/ china.jpg flower.jpg",
@@ -110,7 +110,8 @@ def patches() -> Iterator[Sample]:
         yield {"image": _scaled(image.resize((48, 48), Image.Resampling.BICUBIC).convert("RGB"), 127.5, 128)}
 
 
-def faces_told(_: list[Array], found: list[Array], numbers: Array) -> float:
-    """Percent of the patches told right to be a face or not."""
-    truth = np.repeat(_labelled()[1][40:], 4)[numbers]
-    return float(100 * np.mean((np.concatenate(found)[:, 1] > 0.5) == truth))
+@Counted
+def faces_told(_: list[Array], found: list[Array], numbers: Array) -> Array:
+    """Count the patches told right to be a face or not; the four variants of a patch are one unit."""
+    right = (np.concatenate(found)[:, 1] > 0.5) == np.repeat(_labelled()[1][40:], 4)[numbers]
+    return shares([right[numbers // 4 == patch] for patch in np.unique(numbers // 4)])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,10 +33,9 @@ def ours(target: str, **options: Any) -> Make:
 
         samples, made = str(subject.folder / "calibration"), path.with_suffix(".onnx")
         asked = {"target": target, "data": samples, **options}
-        if "mode" not in options:
-            asked["ranges"] = subject.folder / "model.ranges"
-            if not asked["ranges"].is_file():
-                qcompile.calibrate(subject.model, samples, asked["ranges"])
+        if "mode" not in options:  # each calibrates anew: the seconds of a row are those of the whole road
+            asked["ranges"] = path.with_suffix(".ranges")
+            qcompile.calibrate(subject.model, samples, asked["ranges"], resume=False)
         work = qcompile.quantize
         if target == "openvino":
             work, asked["precision"] = qcompile.build, "int8"
@@ -134,23 +131,16 @@ def nncf(*, onnx_graph: bool = False, smooth: bool = True) -> Make:
 
 def model_optimizer(subject: Subject, path: Path) -> Path:
     """Quantize by NVIDIA's Model-Optimizer with its defaults, floats being kept as they are."""
-    # It patches ONNX Runtime's quantizer while its process lives, and writes the model that it is given.
-    made, given = path.with_suffix(".onnx"), path.with_suffix(".given.onnx")
-    shutil.copyfile(subject.model, given)
-    words = [subject.name, str(subject.folder), str(given), str(made)]
-    command = [sys.executable, "-m", "scoreboard_networks.quantizers", *words]
-    subprocess.run(command, cwd=Path(__file__).resolve().parents[1], check=True)
-    return made
-
-
-def _optimize(name: str, folder: str, given: str, made: str) -> None:
     from modelopt.onnx.quantization import quantize
 
-    subject = Subject(name, Path(folder).parent)
+    # It writes the model that it is given.
+    made, given = path.with_suffix(".onnx"), path.with_suffix(".given.onnx")
+    shutil.copyfile(subject.model, given)
     quantize(
-        given, quantize_mode="int8", calibration_data_reader=_reader(subject),
-        calibration_eps=["cpu"], high_precision_dtype="fp32", output_path=made,
+        str(given), quantize_mode="int8", calibration_data_reader=_reader(subject),
+        calibration_eps=["cpu"], high_precision_dtype="fp32", output_path=str(made),
     )  # fmt: skip
+    return made
 
 
 WHO: dict[str, Make] = {
@@ -170,8 +160,3 @@ WHO: dict[str, Make] = {
     "tensorrt/Model-Optimizer": model_optimizer,
 }
 """Runtime and name to what makes it."""
-
-
-if __name__ == "__main__":
-    sys.path.pop(0)  # the scripts of that folder would hide packages of the same name
-    _optimize(*sys.argv[1:])

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .base import Array, Sample, pinned
+from .base import Array, Counted, Sample, pinned, shares
 from .text import sentences
 
 VOICES = [
@@ -121,13 +121,14 @@ def tones() -> Iterator[Sample]:
         yield {"frames": sound.astype(np.float32)}
 
 
-def pitches_told(_: list[Array], found: list[Array], numbers: Array) -> float:
-    """Percent of the frames whose pitch is told within 50 cents."""
+@Counted
+def pitches_told(_: list[Array], found: list[Array], numbers: Array) -> Array:
+    """Count the frames whose pitch is told within 50 cents."""
     right = []
     for number, scores in zip(32 + numbers, found, strict=True):
         told = 1997.3794084376191 + 20 * scores.argmax(axis=1)
         right.append(np.abs(told - 1200 * np.log2(_frequencies(int(number)) / 10)) < 50)
-    return float(100 * np.mean(right))
+    return shares(right)
 
 
 def chords() -> Iterator[Sample]:
@@ -148,7 +149,8 @@ def chords() -> Iterator[Sample]:
         yield {"serving_default_input_2:0": sound.astype(np.float32)[None, :, None]}
 
 
-def notes_found(reference: list[Array], found: list[Array], _: Array) -> float:
-    """F1, in percent, of the frames and keys that are taken for played, FP32's being the truth."""
-    first, second = (np.stack(one) > NOTES for one in (reference, found))
-    return float(200 * (first & second).sum() / max(first.sum() + second.sum(), 1))
+@Counted
+def notes_found(reference: list[Array], found: list[Array], _: Array) -> Array:
+    """Count the frames and keys that are taken for played, FP32's being the truth: their quotient is F1."""
+    played = [(a > NOTES, b > NOTES) for a, b in zip(reference, found, strict=True)]
+    return np.array([[2 * (a & b).sum(), a.sum() + b.sum()] for a, b in played], float)

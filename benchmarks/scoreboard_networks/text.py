@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .base import Array, Sample, pinned
+from .base import Array, Counted, Sample, pinned
 
 
 @functools.cache
@@ -110,13 +110,14 @@ def _files() -> list[Path]:
     return sorted(found, key=order)
 
 
-def letters_as_read(reference: list[Array], found: list[Array], _: Array) -> float:
-    """100 less the percent of edits from what FP32 reads; scores are [steps, 1, classes]; class 0 is none."""
-    errors = total = 0
+@Counted
+def letters_as_read(reference: list[Array], found: list[Array], _: Array) -> Array:
+    """Count what FP32 reads less the edits from it; scores are [steps, 1, classes]; class 0 is none."""
+    counts = []
     for first, second in zip(reference, found, strict=True):
         read, expected = (_collapsed(one[:, 0].argmax(-1)) for one in (second, first))
-        errors, total = errors + edits(read, expected), total + len(expected)
-    return max(0.0, 100 - 100 * errors / max(total, 1))
+        counts.append([len(expected) - edits(read, expected), len(expected)])
+    return np.array(counts, float)
 
 
 def _collapsed(codes: Array) -> list[Any]:

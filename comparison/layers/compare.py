@@ -60,7 +60,9 @@ def layer_diff(
     pairs = _pairs(ours, ours.weightless.model, theirs, source)
     with temporary_folder("layers") as folder:
         limit = spec.samples or SAMPLES
-        written = write_samples(ours.weightless, spec.data, folder / "samples", limit=limit)
+        written = write_samples(
+            ours.weightless, spec.data, folder / "samples", limit=limit, is_spread=spec.samples is None
+        )
         most, keep = spec.taps or len(pairs.pairs), spec.save_results is not None
         settings: dict[str, Any] = {"threads": spec.threads, "casts": casts, "progress": progress}
         sides = (ours, theirs, pairs, written)

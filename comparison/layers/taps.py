@@ -16,6 +16,7 @@ from ...bench.outputs import try_extents
 from ...data.batches import Data
 from ...errors import DataError, EngineUnavailable
 from ...files import held_folder, writing
+from ...installation import install_hint
 from ...model.graph import infer_types
 from ...model.judgement import ErrorSums
 from ...model.multiply_adds import known_shapes
@@ -223,13 +224,15 @@ class Samples:
         return load_array(self.folder / f"{number}.npz", name)
 
 
-def write_samples(reference: Graph, data: str | None, folder: Path, *, limit: int) -> Samples:
+def write_samples(
+    reference: Graph, data: str | None, folder: Path, *, limit: int, is_spread: bool = False
+) -> Samples:
     """Write the samples one by one where the model allows it: what is tapped at once stays small."""
     folder.mkdir()
     where: list[str] = []
     count = 0
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, feeds in _batches(reference, data, limit):
+    for name, feeds in _batches(reference, data, limit, is_spread):
         shapes = shapes or {key: array.shape for key, array in feeds.items()}
         for key, array in feeds.items():
             if array.dtype.name == "bfloat16" or array.dtype.kind in "OSU":
@@ -244,9 +247,9 @@ def write_samples(reference: Graph, data: str | None, folder: Path, *, limit: in
     return Samples(folder, tuple(where), count, shapes)
 
 
-def _batches(reference: Graph, data: str | None, limit: int) -> Any:
+def _batches(reference: Graph, data: str | None, limit: int, is_spread: bool) -> Any:
     if data is not None:
-        for batch in Data(data, reference.io.inputs, batch_size=1, limit=limit):
+        for batch in Data(data, reference.io.inputs, batch_size=1, limit=limit, is_spread=is_spread):
             yield batch.where, batch.feeds
         return
     random = RandomInput(reference.model)
@@ -262,7 +265,7 @@ def require_polygraphy() -> None:
     except ImportError as error:
         raise EngineUnavailable(
             f"`save_results`: Polygraphy cannot be imported ({error})",
-            hint="pip install 'qcompile[cpu]'",
+            hint=install_hint("cpu"),
             engine="polygraphy",
         ) from error
 

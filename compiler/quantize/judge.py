@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate, starmap
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from .half.casts import in_float32
 from .request import Judged, Outcome, QuantizeRequest
 
 JUDGED_ON = 16
-"""Samples on which candidates are compared, after those from which they learn."""
+"""Samples on which candidates are compared, spread over those behind the ones from which they learn."""
 
 _LEARNT_FROM = 32
 _VARYING, _VARYING_SHARE = 8, 1e-4  # so many samples; such a share of an output's energy
@@ -66,7 +66,7 @@ class Judge:
     """The float model's outputs on some samples, or on random input, which others are judged by."""
 
     def __init__(self, request: QuantizeRequest) -> None:
-        self._request = request
+        self._request, self._spread = request, ""
 
     @cached_property
     def _places(self) -> list[Place]:
@@ -84,8 +84,10 @@ class Judge:
 
     @property
     def place(self) -> str:
-        """In front of which operators tensors are compared, in words; empty where outputs are."""
-        return f", in front of {chosen_by(self._request.model)}" if self._places else ""
+        """On how many samples, and in front of which operators tensors are compared, in words."""
+        _ = self._samples
+        samples = f" ({self._spread})" if self._spread else ""
+        return f"{samples}, in front of {chosen_by(self._request.model)}" if self._places else samples
 
     @cached_property
     def _forms(self) -> dict[str, OutputForm]:
@@ -108,12 +110,8 @@ class Judge:
             feeds, outputs = run_on(request.model, None, run)
             every, batches = [feeds], [outputs]
         else:
-            # Samples behind those that are learnt from; the last of them where there are no more.
-            data = request.samples(_LEARNT_FROM + JUDGED_ON)
-            samples = list(data)
-            ends = list(accumulate(1 if data.is_fixed else batch.samples for batch in samples))
-            first = min(_LEARNT_FROM, max(ends[-1] - JUDGED_ON, 0))
-            every = [batch.feeds for last, batch in zip(ends, samples, strict=True) if last > first]
+            spread = request.samples(None).spread(JUDGED_ON, behind=_LEARNT_FROM)
+            every, self._spread = spread.batches, str(spread)
             batches = [run(feeds) for feeds in every]
         return every, dict(zip(run.names, map(list, zip(*batches, strict=True)), strict=True))
 

@@ -132,7 +132,7 @@ def _half(request: QuantizeRequest) -> Outcome:
 def _observed(request: QuantizeRequest) -> Ranges:
     request.progress("look for values beyond float16")
     tensors = float_activations(request.model)
-    return observe(request.graph, request.samples(_LOOKED_AT), tensors=tensors, infinite=True)
+    return observe(request.graph, request.samples(_LOOKED_AT, is_spread=True), tensors=tensors, infinite=True)
 
 
 def _weights(request: QuantizeRequest) -> Outcome:

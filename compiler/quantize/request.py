@@ -66,13 +66,13 @@ class QuantizeRequest:
         """Return the request with other options."""
         return replace(self, spec=replace(self.spec, **options))
 
-    def samples(self, limit: int) -> Data:
-        """The first samples of the data."""
+    def samples(self, limit: int | None, *, is_spread: bool = False) -> Data:
+        """The first samples of the data, or as many that are spread over it; all without a limit."""
         if self.spec.data is None:
             raise InvalidOption(
                 "`data` is missing; this quantization needs samples", hint="give `data`", option="data"
             )
-        return Data(self.spec.data, self.graph.io.inputs, batch_size=1, limit=limit)
+        return Data(self.spec.data, self.graph.io.inputs, batch_size=1, limit=limit, is_spread=is_spread)
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,11 @@ def check_ranges(request: QuantizeRequest) -> None:
     ranges.require_model(request.path, request.digest)
 
 
-def nothing_to_quantize(left: Mapping[str, str], absent: str, hint: str = "") -> QuantizationError:
+def nothing_to_quantize(left: Mapping[str, str], absent: str, hint: str) -> QuantizationError:
     """Return the refusal of a model whose nodes are `left` in float, each with a reason, or are `absent`."""
     name, reason = next(iter(left.items()), ("", absent))
+    if reason.startswith(_BY_USER):
+        hint = "leave out less by `exclude` or `only`"
     return QuantizationError(
         f"nothing to quantize: {f'node {name!r}: ' if name else ''}{reason}",
         hint="simplify first" if "simplify" in reason else hint,
@@ -233,6 +235,10 @@ def require_reached(planned: Collection[str], reached: Collection[str]) -> None:
             hint="to leave them in float, exclude them by name",
             nodes=missed,
         )
+
+
+_BY_USER = "excluded by ", "not among "
+"""Beginnings of reasons that `match_nodes` gives."""
 
 
 def match_nodes(

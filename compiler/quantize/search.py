@@ -314,7 +314,7 @@ def _ranked(request: QuantizeRequest) -> list[LayerSensitivity]:
     give_back()
     floats = [pattern for pattern, kind in request.spec.layer_precisions.items() if kind != "int8"]
     return rank_layers(
-        request.model, request.spec.target, request.ranges, request.samples(_RANKED_ON),
+        request.model, request.spec.target, request.ranges, request.samples(_RANKED_ON, is_spread=True),
         isa=request.spec.isa, method=_method(request),
         exclude=[*request.spec.exclude, *floats], only=request.spec.only,
     )  # fmt: skip

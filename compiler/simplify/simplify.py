@@ -19,6 +19,7 @@ from ...artifact import Artifact, Check, carried_isa, commit
 from ...errors import EngineUnavailable, first_line
 from ...files import held_folder, writing
 from ...files.storage import hidden_storage_error
+from ...installation import install_hint
 from ...machine_memory import out_of_memory
 from ...model.graph import ONNX_DOMAINS, attribute, count_operators, model_io, opset, tensor_values
 from ...model.graph_edits import drop_unused_initializers, refill, set_values, store_constants
@@ -143,7 +144,7 @@ def _run_onnxsim(model: onnx.ModelProto, file: Path, folder: Path) -> onnx.Model
     except ImportError as error:
         raise EngineUnavailable(
             f"simplify needs onnxsim, which cannot be imported ({error})",
-            hint="pip install 'qcompile[cpu]'",
+            hint=install_hint("cpu"),
             engine="onnxsim",
         ) from error
     if not is_large(model):

@@ -7,14 +7,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from ...installation import SUBSTITUTES
 from ...model import onnx
 from ...model.graph_rules import GraphRules, SaturatingKernels
 from ...model.session import import_onnxruntime, session_options
 from ..words import TRITON_TYPES, Proposal, TritonBackend
 
-PACKAGES = dict.fromkeys(
-    ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml"), "onnxruntime"
-)
+PACKAGES = dict.fromkeys(("onnxruntime", *SUBSTITUTES["onnxruntime"]), "onnxruntime")
 """Distributions that own the module; one of them is installed."""
 
 

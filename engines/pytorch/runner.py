@@ -73,8 +73,6 @@ class PyTorchRunner(Runner):
         except Exception as error:
             raise ModelError(f"PyTorch fails on the feeds: {first_line(error)}") from error
         arrays = flat_outputs(result)[1]
-        if self._device is not None:
-            arrays = [array.copy() for array in arrays]  # page-locked memory is scarce
         same = len(self._names) == len(arrays)
         return dict(zip(self._names if same else name_outputs([], result, feeds), arrays, strict=True))
 
@@ -164,7 +162,7 @@ def _convert(torch: Any, module: Any, mode: Mode, arguments: Any, keywords: Any)
     """The module in another mode, once it computes what eager does on these arguments."""
     try:
         with quiet(), torch.inference_mode():
-            expected = module(*arguments, **keywords)
+            expected = flat_outputs(module(*arguments, **keywords))[1]
         # TorchScript's graphs keep what they were made under: gradients off, no more.
         with quiet(), torch.no_grad():
             if mode == "compile":
@@ -180,7 +178,7 @@ def _convert(torch: Any, module: Any, mode: Mode, arguments: Any, keywords: Any)
     except Exception as error:  # tracing and compiling run the user's code, which may raise anything
         hint = "leave `torch_modes` out, or choose another mode"
         raise ModelError(f"PyTorch mode {mode}: fails: {first_line(error)}", hint=hint) from error
-    pairs = zip(flat_outputs(expected)[1], flat_outputs(actual)[1], strict=True)
+    pairs = zip(expected, flat_outputs(actual)[1], strict=True)
     if not all(a.shape == b.shape and output_error(a, b).close for a, b in pairs):
         raise ModelError(f"PyTorch mode {mode}: computes something else than eager does on the same input")
     return converted

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import EngineUnavailable, InvalidOption
+from ...installation import install_hint
 from ...spec.words import BLOCK_FORMATS, Precision
 from ..words import version_numbers
 from .parser_operators import UNKNOWN_OPSET, ParserOperators, ask_parser, parser_of
@@ -272,5 +273,5 @@ def load_adapter(target: str) -> Adapter:
         module = importlib.import_module(MODULES[target])
     except Exception as error:  # besides ImportError: missing libraries raise RuntimeError or OSError
         problem = f"{MODULES[target]} cannot be imported ({error})"
-        raise EngineUnavailable(problem, hint=f"pip install 'qcompile[{target}]'", engine=target) from error
+        raise EngineUnavailable(problem, hint=install_hint(target), engine=target) from error
     return Adapter(module, target)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...artifact import read_manifest
 from ...errors import EngineUnavailable, InvalidOption
+from ...installation import install_hint
 from ...spec.artifacts import BuildSpec
 from ...spec.words import BLOCK_FORMATS, PRECISIONS, Precision
 from ...tensors import Feeds, ModelIO
@@ -63,14 +64,14 @@ class TensorRT(Engine):
 
     def fix(self) -> str:
         if self._why_not_import():
-            install = f"pip install 'qcompile[{self.name}]'"
+            install = install_hint(self.extra)
             if self.needs_gpu_to_build and why_no_gpu():
                 install += " on a machine with an NVIDIA GPU; tensorrt-rtx builds without one"
             return install
         if why_no_gpu():
             ahead = ", or build ahead of time with `target` tensorrt-rtx" if self.needs_gpu_to_build else ""
             return f"run it on a machine with an NVIDIA GPU{ahead}"
-        return "pip install 'qcompile[cuda]'" if _why_not(load_cuda) else ""
+        return install_hint("cuda") if _why_not(load_cuda) else ""
 
     def graph_precision(self, precision: Precision) -> Precision:
         return load_adapter(self.name).graph_precision(precision)

@@ -163,15 +163,14 @@ def check_block_format(adapter: Adapter, precision: str, gpus: Sequence[str], de
     for gpu in gpus or ([gpu_here.architecture] if gpu_here is not None else []):
         if 0 <= _capability(gpu) < _FIRST_CAPABILITY:
             problem = f"`precision` {precision}: {gpu} has no {precision.upper()}; it begins with sm100"
-            hint = "name GPUs from sm100 on, such as sm120, or choose `precision` fp8 (from sm89) or int8"
+            hint = "name a GPU that has it, such as sm120, or choose `precision` fp8 (from sm89) or int8"
             raise InvalidOption(problem, hint=hint, option="precision")
 
 
 def dequantized_products(adapter: Adapter, precision: str) -> list[str]:
     """Return the warning that TensorRT-RTX has no product of MXFP8; none for others.
 
-    Found in engines of 1.7.1 for sm120: their generated programs make float16 of both operands
-    (docs/tensorrt_builds.md).
+    Found in engines of 1.7.1 for sm120: their generated programs make float16 of both operands.
     """
     text = (
         f"{adapter.name} stores MXFP8 and multiplies floats: engines of 1.7.1 dequantize both operands; "

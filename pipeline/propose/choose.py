@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...bench.metrics.metric import Truth
 from ...bench.metrics.names import choose
+from ...bench.results.drop import EXACT, Need, samples_for_budget
+from ...bench.results.row import unit_of
 from ...data.batches import Data
 from ...data.spelling import FUNCTION, parse_spelling
 from ...engines.gpu import find_gpu
@@ -29,7 +31,7 @@ from ...processor import why_emulated
 from ...progress import Progress
 from ...spec.engines import rows
 from ...spec.recipes import InitSpec
-from ...spec.words import AUTO, TARGETS, TENSORRT_TARGETS, Target
+from ...spec.words import AUTO, CPU_TARGETS, TARGETS, TENSORRT_TARGETS, Target
 from ...tensors import TensorInfo, first_axes_differ, format_shape
 from ..recipe import DEFAULT_MAX
 from .model_facts import ModelFacts, seen_from, spelled_from
@@ -245,7 +247,8 @@ class Choice:
             yield "gpus", list(USUAL_GPUS), "Ampere and Ada, ahead of time: this machine has no GPU"
         if not any(axis for tensor in self.model.inputs for axis in tensor.dynamic_axes):
             return
-        shapes = {tensor.name: _extents(tensor, self.model) for tensor in self.model.inputs}
+        named: dict[str, tuple[int, int, int]] = {}
+        shapes = {tensor.name: _extents(tensor, self.model, named) for tensor in self.model.inputs}
         why = ("smallest shapes", "shapes to optimize for", "largest shapes: other inputs are refused")
         for index, kind in enumerate(("min_shapes", "opt_shapes", "max_shapes")):
             yield kind, [f"{name}:{format_shape(shape[index])}" for name, shape in shapes.items()], why[index]
@@ -274,8 +277,10 @@ class Choice:
                 yield LeftOut(f"{target} bf16", self.machine.emulates_bf16)
 
 
-def _extents(tensor: TensorInfo, model: ModelFacts) -> list[tuple[int, ...]]:
-    """Least, usual and largest shape of an input."""
+def _extents(
+    tensor: TensorInfo, model: ModelFacts, named: dict[str, tuple[int, int, int]]
+) -> list[tuple[int, ...]]:
+    """Least, usual and largest shape of an input; `named` axes have these extents, and others are added."""
     from ...model.preprocessing import preprocessing_of
 
     extents = {extents.axis: extents for extents in tensor.extents}
@@ -292,6 +297,8 @@ def _extents(tensor: TensorInfo, model: ModelFacts) -> list[tuple[int, ...]]:
             low = extent.minimum if extent else 1
             high = (extent.maximum if extent else 0) or longest or 512
             axes.append((low, (extent.traced if extent else 0) or max(low, min(high, 128)), high))
+        if isinstance(dim, str) and dim != "?":
+            axes[-1] = named.setdefault(dim, axes[-1])
     return [tuple(axis[kind] for axis in axes) for kind in range(3)]
 
 
@@ -317,6 +324,19 @@ def batch_size(model: ModelFacts, samples: int | None = None, *, is_ragged: bool
     return batch, "one sample is too little work to measure; 1 measures its latency"
 
 
+def budget_need(data: DataFacts, artifacts: Sequence[Proposed], spec: InitSpec) -> Need | None:
+    """Return how many samples the budget needs; None without one, or for a metric in units of its own."""
+    metric = data.metric if spec.metric == AUTO else spec.metric
+    if spec.max_drop is None or not data.evaluation or unit_of(metric) != "points":
+        return None
+    is_measured = [item.target in CPU_TARGETS or find_gpu() is not None for item in artifacts]
+    reduced = [
+        item for item, measured in zip(artifacts, is_measured, strict=True)
+        if measured and dict(line[:2] for line in item.lines).get("precision", EXACT[0]) not in EXACT
+    ]  # fmt: skip
+    return samples_for_budget(spec.max_drop, max(1, len(reduced)), data.samples)
+
+
 def bench_lines(
     model: ModelFacts, data: DataFacts, artifacts: Sequence[Proposed], spec: InitSpec
 ) -> list[Line]:
@@ -329,8 +349,9 @@ def bench_lines(
         metric = (data.metric, data.why_metric) if is_auto else (spec.metric, "as asked for")
         lines.append(("metric", *metric))
         if spec.max_drop is not None:
-            why = "the report recommends nothing that may lose more, in points"
-            lines.append(("max_drop", spec.max_drop, why))
+            why = "the report recommends nothing that may lose more"
+            need = budget_need(data, artifacts, spec)
+            lines.append(("max_drop", spec.max_drop, f"{why}; {need.text}" if need else why))
     seconds, why = spec.max_time_s, "as asked for"
     if seconds is None:
         rows = len(artifacts) + 1

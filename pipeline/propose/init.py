@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...bench.results.drop import Need
 from ...errors import EngineUnavailable, InvalidOption
 from ...figures import bytes_text, figure
 from ...files import write_text
+from ...installation import install_hint
 from ...model.session import usable_cores
 from ...model.source import RANDOM, parse_source
 from ...plain_text import plain
@@ -26,6 +28,7 @@ from .choose import (
     DataFacts,
     Line,
     bench_lines,
+    budget_need,
     look_at_data,
     look_at_machine,
     relocated,
@@ -150,6 +153,13 @@ class InitResult:
     choice: Choice
     model: ModelFacts
     data: DataFacts
+    need: Need | None
+
+    @property
+    def notes(self) -> list[str]:
+        """What the model and the data tell, and that too few samples prove a budget."""
+        too_few = [self.need.text] if self.need and self.need.is_met is False else []
+        return [*self.model.notes, *self.data.notes, *too_few]
 
     def as_json(self) -> dict[str, Any]:
         model, data = self.model, self.data
@@ -166,7 +176,7 @@ class InitResult:
             "samples": data.samples,
             "has_labels": data.has_labels,
             "metric": data.metric,
-            "notes": [*model.notes, *data.notes],
+            "notes": self.notes,
         }
 
 
@@ -219,11 +229,12 @@ def init(
     if not choice.artifacts:
         raise EngineUnavailable(
             "nothing can be built here: no runtime is installed",
-            hint="pip install 'qcompile[cpu]'",
+            hint=install_hint("cpu"),
             engine="",
         )
     text = "\n".join(_written(model, spec, facts, data, choice, shlex.join(command))) + "\n"
     recipe = parse_recipe(text.encode(), path)  # it must be read back before anybody gets it
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, text)
-    return InitResult(path, recipe, text, choice, facts, data)
+    need = budget_need(data, choice.artifacts, spec)
+    return InitResult(path, recipe, text, choice, facts, data, need)

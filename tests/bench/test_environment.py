@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from qcompile.bench.environment import (
 )
 from qcompile.bench.side_figures import rapl_counter
 from qcompile.engines.gpu import why_no_gpu
+from qcompile.installation import install_hint
 
 QUIET: dict[str, Any] = {
     "cpu_ticks": {"busy_s": 0.0, "stolen_s": 0.0, "idle_s": 0.0}, "frequency_mhz": 3000.0,
@@ -171,7 +173,7 @@ def test_a_machine_without_a_driver_or_a_package_says_so(monkeypatch: pytest.Mon
     with pytest.raises(NvmlError, match="nvmlInit: this driver does not have it"):
         Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(NvmlError, match=r"nvidia-ml-py is missing; pip install 'qcompile\[cpu\]'"):
+    with pytest.raises(NvmlError, match=re.escape(f"nvidia-ml-py is missing; {install_hint('cpu')}")):
         Nvml()
 
 

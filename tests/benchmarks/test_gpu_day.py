@@ -316,7 +316,7 @@ def test_what_is_missing_is_said_with_the_command_that_brings_it(kit: Path, tmp_
     found = steps(tmp_path / "results")
     assert found["environment"]["packages"]["numpy"] == np.__version__
     assert {one["result"] for one in found.values()} == {"not run"}
-    assert "pip install 'qcompile[tensorrt]'" in found["tiny"]["reason"]
+    assert "pip install 'tensorrt>=10'" in found["tiny"]["reason"]
     lost = run(*results, str(tmp_path / "none"))
     assert lost.returncode == 2
     assert "none: no whole kit" in lost.stderr

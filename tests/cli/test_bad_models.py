@@ -334,3 +334,37 @@ def test_diff_exits_with_1_on_a_mismatch(printed: Printed, tiny_file: MakePath) 
     code, said = printed("diff", first, second)
     assert code == 1
     assert "MISMATCH" in said
+
+
+@pytest.mark.parametrize(
+    ("outputs", "found"),
+    [
+        ({"y": "Relu (x)", "z": "Concat <axis = 1> (x, x)"}, "output 'z': 8x3 is required, 8x6 found"),
+        ({"y": "Relu (x)"}, "output 'z': 8x3 float32 is required, no output found"),
+        ({"y": "Relu (x)", "z": "Cast <to = 7> (x)"}, "output 'z': float32 is required, int64 found"),
+        ({"y": "Relu (x)", "z": "Relu (x)", "w": "Neg (x)"}, "output 'w': no output is required"),
+    ],
+    ids=["shape", "missing", "type", "more"],
+)  # fmt: skip
+def test_bench_and_diff_end_with_1_where_outputs_are_not_the_baselines(
+    outputs: dict[str, str], found: str, qc: Qc, tmp_path: Path
+) -> None:
+    def model(name: str, made: dict[str, str]) -> Path:
+        declared = ", ".join(f"{'int64' if 'Cast' in op else 'float'}[b,{6 if 'Concat' in op else 3}] {out}"
+                             for out, op in made.items())  # fmt: skip
+        body = " ".join(f"{out} = {op}" for out, op in made.items())
+        return written(tmp_path / name, f"(float[b,3] x) => ({declared}) {{ {body} }}")
+
+    baseline, other = model("a.onnx", {"y": "Relu (x)", "z": "Relu (x)"}), model("b.onnx", outputs)
+    np.save(tmp_path / "x.npy", normal(8, 3))
+    data = ("--data", tmp_path / "x.npy")
+    said = qc("bench", other, "--baseline", baseline, "--max-time", 0.2, *data, "--json")
+    [row] = [row for row in said.json["artifacts"] if row["artifact"] == str(other)]
+    assert said.code == 1
+    assert any(found in text for text in row["warnings"])
+    assert found in row["difference"]["mismatch"]
+    assert not row["difference"]["passed"]
+    said = qc("diff", baseline, other, *data, "--json")
+    assert said.code == 1
+    [output] = [output for output in said.json["outputs"] if not output["passed"]]
+    assert found.partition(": ")[2].removesuffix(" found") in output["criterion"]

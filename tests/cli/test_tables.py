@@ -22,6 +22,7 @@ from qcompile.cli.session import _pace
 from qcompile.cli.tables import curve_table, gpu_table, left_in_float_lines
 from qcompile.cli.verb import respell, spelled
 from qcompile.errors import InvalidOption
+from qcompile.installation import install_hint
 from qcompile.spec.artifacts import BuildCommand
 from qcompile.spec.looking import InspectCommand
 from qcompile.spec.measure import BenchCommand, CompareCommand
@@ -162,7 +163,7 @@ def test_only_and_dry_run(qc: Qc, done: Qc, recipe: Path, tmp_path: Path) -> Non
 def test_a_package_of_an_extra_names_the_extra(module: str, extra: str) -> None:
     error = missing_package(ModuleNotFoundError(f"No module named {module!r}", name=module))
     assert error is not None
-    assert error.hint == f"pip install 'qcompile[{extra}]'"
+    assert error.hint == install_hint(extra)
     assert error.exit_code == 1
 
 
@@ -224,7 +225,8 @@ def test_doctor_prints_the_machine_the_precisions_and_the_extras(done: Qc) -> No
     said = done("doctor").out
     for text in (
         "processor: ", " memory, ", "INT8 on ", "what an artifact computes in here", "emulated",
-        "concluded from instruction sets and tables, not measured", "qcompile[tensorflow]", "TensorFlow by ",
+        "concluded from instruction sets and tables, not measured", "TensorFlow by ",
+        install_hint("tensorflow"),
     ):  # fmt: skip
         assert text in said
     assert "--target" in said

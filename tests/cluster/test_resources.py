@@ -122,7 +122,7 @@ def test_what_nobody_has_is_named(placed: Callable[..., Any], stage: Stage, word
 
 def test_a_machine_announces_its_engines_versions_and_itself() -> None:
     resources = resources_here()
-    assert {"onnxruntime", f"qcompile=={__version__}"} <= resources.keys()
+    assert {"onnxruntime", f"{'qcompile'}=={__version__}"} <= resources.keys()
     assert ("export" in resources) == ({"torch", "onnxscript"} <= versions_here().keys())
     facts = Facts("w", "tcp://w:1", resources)
     assert facts.value("onnxruntime", "==") == versions_here()["onnxruntime"]

@@ -17,6 +17,7 @@ from qcompile.bench.metrics.output_verdict import Tolerances, judge
 from qcompile.cli import main
 from qcompile.comparison.diff import parse_tolerances
 from qcompile.errors import DataError, InvalidOption
+from qcompile.figures import MINUS
 from qcompile.model.output_forms import parse_rules
 
 
@@ -134,7 +135,9 @@ def test_a_limit_fails_what_loses_more(sides: tuple[str, str, str]) -> None:
     assert same
     assert same.accuracy.metric == "top1"  # chosen by the labels
     assert same.accuracy.note.startswith("top1: ")
-    assert (same.accuracy.drop, same.accuracy.low, same.accuracy.high) == (0.0, 0.0, 0.0)
+    assert same.accuracy.drop == 0.0
+    assert same.accuracy.low == pytest.approx(-same.accuracy.high)
+    assert same.accuracy.statement == "90 samples, none changed: at most 4.09 points with 95% confidence"
     assert same.accuracy.agreement == 1.0
     lost = qcompile.diff(model, other, data=data, metric="f1", max_drop=0.5, samples=40, threads=1)
     assert lost.accuracy.samples == 40
@@ -146,7 +149,13 @@ def test_a_terminal_shows_the_line_and_the_exit_code_follows(
 ) -> None:
     model, other, data = sides
     for artifact, options, code, said in (
-        (model, ["--max-drop", "0.5"], 0, "drop 0.00 [0.00, 0.00] points, at most 0.50 is required: pass"),
+        (
+            model,
+            ["--max-drop", "0.5"],
+            0,
+            f"drop 0.00 [{MINUS}4.09, 4.09] points, at most 0.50 is required: pass on these samples; "
+            "90 samples, none changed: at most 4.09 points with 95% confidence",
+        ),
         (other, ["--max-drop", "0.5", "--atol", "1000"], 1, "points, at most 0.50 is required: TOO LARGE"),
         (other, ["--metric", "mse", "--atol", "1000"], 0, "mse: 0 and "),
     ):
@@ -160,6 +169,7 @@ def test_a_terminal_shows_the_line_and_the_exit_code_follows(
     shown = json.loads(capsys.readouterr().out)["accuracy"]
     assert set(shown) == {
         "metric", "note", "reference", "artifact", "drop", "low", "high", "samples", "agreement", "max_drop",
+        "statement",
     }  # fmt: skip
 
 

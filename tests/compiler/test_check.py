@@ -27,7 +27,7 @@ def outputs(rows: list[int], count: int = 400) -> list[NDArray[Any]]:
         (list(range(400)), "1 input, equal"),
         ([1, 0, *range(2, 400)], "1 input, 800 of 800 boxes with a partner"),
         (list(range(398)), "1 input, 796 of 798 boxes with a partner"),
-        (list(range(380)), "output 'boxes': shape 380x4; 400x4 is required"),
+        (list(range(380)), "output 'boxes': 380x4; 400x4 is required"),
     ],
     ids=["equal", "in another order", "two fewer", "many fewer"],
 )

@@ -384,3 +384,44 @@ def test_a_damaged_archive_is_found_by_every_part(tmp_path: Path) -> None:
     for part in range(2):
         with pytest.raises(DataError, match="Bad CRC-32"):
             list(Data(spec, [X], batch_size=4).at(partial(held, part, 2)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(count=st.integers(1, 200), samples=st.integers(1, 40), behind=st.sampled_from([0, 5, 32]))
+def test_samples_that_are_spread_lie_evenly_over_all_of_an_array(
+    count: int, samples: int, behind: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    spec = npz(tmp_path_factory.mktemp("spread") / "data.npz", x=rows(count))
+    spread = Data(spec, [X]).spread(samples, behind=behind)
+    numbers = [int(row[0]) for feeds in spread.batches for row in feeds["x"]]
+    first = behind if count - behind >= samples else 0
+    taken = min(samples, count)
+    assert len(numbers) == spread.samples == taken
+    part = (count - first) / taken
+    assert all(first + n * part - 1 <= number < first + (n + 1) * part for n, number in enumerate(numbers))
+    assert str(spread) == (f"{taken} samples" if taken == count else f"{taken} of {count} samples, spread")
+
+
+def test_samples_of_a_function_are_spread_in_one_pass_without_keeping_the_rest(script: Script) -> None:
+    text = "for i in range(128): yield np.repeat(np.arange(4 * i, 4 * i + 4, dtype='f4')[:, None], 3, 1)"
+    spread = Data(script(text), [X]).spread(16, behind=32)
+    numbers = [int(row[0]) for feeds in spread.batches for row in feeds["x"]]
+    assert len(numbers) == 16
+    assert min(numbers) >= 32
+    assert 20 <= min(np.diff(numbers)) <= max(np.diff(numbers)) <= 50
+    assert [len(feeds["x"]) for feeds in spread.batches] == [4, 4, 4, 4]
+    assert str(spread) == "16 of 512 samples, spread"
+
+
+def test_a_function_that_never_ends_is_read_up_to_a_limit(script: Script) -> None:
+    spread = Data(script("while True: yield np.zeros((5, 3), 'f4')"), [X]).spread(16)
+    assert str(spread) == "16 of the first 2050 samples, spread"
+
+
+def test_a_limit_can_take_samples_from_all_of_the_data(script: Script, tmp_path: Path) -> None:
+    spec = npz(tmp_path / "data.npz", x=rows(40))
+    assert samples_of(list(Data(spec, [X], limit=4, is_spread=True))) == [5, 15, 25, 35]
+    text = "for i in range(40): yield np.full((1, 3), i, 'f4')"
+    numbers = samples_of(list(Data(script(text), [X], limit=4, is_spread=True)))
+    assert len(numbers) == 4
+    assert max(numbers) >= 30

@@ -45,7 +45,7 @@ def test_a_graph_is_read_whole_whatever_the_limit(
         [batch] = batches
         np.testing.assert_array_equal(batch.feeds["x"], feeds["x"])
         np.testing.assert_array_equal(batch.feeds["edges"], feeds["edges"])
-    [first] = data.first_batches(1)
+    [first] = data.spread(1).batches
     assert first["x"].shape == (40, 3)
 
 

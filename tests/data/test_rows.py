@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from tokenizer_files import save_tokenizer
 
 from qcompile.data.batches import Data
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption
+from qcompile.installation import install_hint
 from qcompile.model.preprocessing import AudioPreprocessing, ImagePreprocessing, TextPreprocessing, as_json
 from qcompile.tensors import TensorInfo
 
@@ -171,5 +173,5 @@ def test_a_missing_package_is_named_with_its_extra(
     monkeypatch.setattr(importlib, "import_module", refuse)
     axes = ("n", 3, 4, 4) if isinstance(said, ImagePreprocessing) else ("n", "t")
     info = TensorInfo("x", "float32", axes, preprocessing=as_json(said))
-    with pytest.raises(EngineUnavailable, match=rf"{package} .*\n  hint: pip install 'qcompile\[data\]'"):
+    with pytest.raises(EngineUnavailable, match=rf"{package} .*\n  hint: {re.escape(install_hint('data'))}"):
         list(Data(spec, [info]))

@@ -232,7 +232,7 @@ def test_without_tritonclient_nothing_is_written(
     monkeypatch.setitem(sys.modules, "tritonclient.grpc.model_config_pb2", None)
     with pytest.raises(EngineUnavailable, match=r"Triton's definitions are missing") as raised:
         package_triton(engine, repository, name="net")
-    assert raised.value.hint == "pip install 'qcompile[triton]'"
+    assert raised.value.hint == "pip install 'tritonclient[grpc]>=2.41'"
     assert not repository.exists()
 
 

@@ -20,9 +20,7 @@ from qcompile.deploy.triton_config import Config, Message, format_config, make_c
 from qcompile.deploy.triton_model import read_triton_model
 from qcompile.errors import ArtifactError, InvalidOption
 
-definition = pytest.importorskip(
-    "tritonclient.grpc.model_config_pb2", reason="pip install 'qcompile[triton]'"
-)
+definition = pytest.importorskip("tritonclient.grpc.model_config_pb2", reason="needs tritonclient[grpc]")
 
 Make = Callable[..., Any]
 

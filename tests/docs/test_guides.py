@@ -216,3 +216,15 @@ def test_a_version_has_the_names_that_the_guide_says(column: int, file: str) -> 
         if there != (said[column] == "yes"):
             wrong.append(name)
     assert not wrong, f"{file}: {wrong}"
+
+
+def test_the_gpus_of_tensorrt_rtx_are_those_of_its_builder() -> None:
+    rtx = pytest.importorskip("tensorrt_rtx")
+    members = {name.lower() for name in rtx.ComputeCapability.__members__ if name.startswith("SM")}
+    table = GUIDE.partition("| `--gpu` |")[2].partition("\n\n")[0]
+    row = next(line for line in (ROOT / "README.md").read_text().splitlines() if "| `tensorrt-rtx` |" in line)
+    described = (
+        (ROOT / "docs/recipe.schema.json").read_text().partition("Compute capability to build for:")[2]
+    )
+    for text in (table, row, described.partition(";")[0]):
+        assert set(re.findall(r"\bsm\d+", text)) == members

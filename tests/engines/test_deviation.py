@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qcompile.engines.values import Deviation
+from qcompile.engines.deviation import Deviation
 
 
 def deviation(*batches: tuple[Any, Any, Any]) -> Deviation:

@@ -33,6 +33,7 @@ from qcompile.engines.pytorch import runner as home
 from qcompile.engines.registry import engine, engine_of, names
 from qcompile.errors import ArtifactError, EngineUnavailable, InvalidOption, MissingFile
 from qcompile.files import manifest_path
+from qcompile.installation import install_hint
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.words import PRECISIONS
 
@@ -324,7 +325,7 @@ def test_a_gpu_without_onnx_runtime_is_refused(tiny_file: MakePath, monkeypatch:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(EngineUnavailable, match="onnxruntime cannot be imported") as caught:
         load(tiny_file("mlp"), device=0)
-    assert caught.value.hint == "pip install 'qcompile[cpu]'"
+    assert caught.value.hint == install_hint("cpu")
 
 
 class Mixed:

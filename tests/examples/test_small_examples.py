@@ -70,9 +70,17 @@ def test_the_recipe_of_the_digits_asks_for_every_kind_of_artifact() -> None:
     kinds = (f"{a.target} {a.precision} {a.mode * (a.precision == 'int8')}" for a in artifacts)
     assert {kind.strip() for kind in kinds} == {
         "torchscript fp32", "onnxruntime fp32", "onnxruntime int8 dynamic", "onnxruntime int8 static",
-        "openvino int8 static", "tensorrt-rtx fp32", "tensorrt-rtx fp16", "tensorrt-rtx int8 static",
+        "openvino fp32", "openvino int8 static", "tensorrt-rtx fp32", "tensorrt-rtx fp16",
+        "tensorrt-rtx int8 static",
     }  # fmt: skip
     assert (EXAMPLES / "digits/resnet20.safetensors").stat().st_size < 1_300_000
+
+
+@pytest.mark.parametrize("recipe", sorted(EXAMPLES.glob("*/recipe.toml")), ids=lambda path: path.parent.name)
+def test_beside_int8_of_a_runtime_stands_its_float(recipe: Path) -> None:
+    artifacts = qcompile.read_recipe(recipe).artifact
+    floats = {artifact.target for artifact in artifacts if artifact.precision in ("fp32", "fp16")}
+    assert {artifact.target for artifact in artifacts if artifact.precision == "int8"} <= floats
 
 
 def test_the_digits_are_found_in_float_and_int8(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from written_models import model_of, normal, outputs_of
 
 from qcompile.compiler.quantize.half.casts import Half
 from qcompile.compiler.quantize.half.precision import to_half
-from qcompile.model.choices import before_choices, chosen_by, part_before
+from qcompile.model.choices import before_choices, chosen_by, part_before, value_dependent
 from qcompile.model.graph import infer_shapes
 from qcompile.model.onnx_file import copy_model
 
@@ -80,3 +80,41 @@ def test_a_layer_behind_the_choice_leaves_the_outputs_to_be_compared() -> None:
     tail = """chosen = Unsqueeze (kept_scores, second) wide_scores = MatMul (chosen, u)
         scores = Squeeze (wide_scores, second)"""
     assert before_choices(detector(tail, u=np.ones((1, 1), np.float32))) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "decider"),
+    [
+        ("y = NonZero (x)", "NonZero"),
+        ("b = NonZero (x) f = Cast <to = 1> (b) y = Relu (f)", "NonZero"),
+        ("m = Cast <to = 9> (x) l = Reshape (m, flat) y = Compress (x, l)", "Compress"),
+        ("s = ReduceSum <keepdims = 0> (x) k = Cast <to = 7> (s) y = Range (zero, k, one)", "Range"),
+        ("a = ArgMax <keepdims = 0> (x) c = Reshape (a, flat) y, i = TopK (x, c)", "TopK"),
+        ("a = ArgMax <keepdims = 0> (x) c = Reshape (a, flat) y = Tile (x, c)", "Tile"),
+        ("y = NonZero (n)", ""),
+        ("s = Squeeze (n) y = Range (zero, s, one)", ""),
+        ("e = Shape (x) f = Cast <to = 1> (e) h = Mul (f, half) g = Cast <to = 7> (h) y = Expand (x, g)", ""),
+        ("y, i = TopK (x, n)", ""),
+        ("y = Relu (x)", ""),
+    ],
+)  # fmt: skip
+def test_extents_depend_on_values_where_computed_floats_decide_them(body: str, decider: str) -> None:
+    constants = "int64 zero = {0}, int64 one = {1}, int64[1] flat = {-1}, float half = {0.5}"
+    graph = f"g (float[a,b] x, int64[1] n) => (float y) <{constants}> {{ {body} }}"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}')
+    assert value_dependent(model).get("y", "") == decider
+
+
+@pytest.mark.parametrize(
+    ("condition", "decider"),
+    [
+        ("s = ReduceMax <keepdims = 0> (x) c = Greater (s, zero)", "If"),
+        ("e = Shape (x) r = ReduceMax <keepdims = 0> (e) c = Cast <to = 9> (r)", ""),
+    ],
+)
+def test_branches_of_other_extents_depend_on_their_condition(condition: str, decider: str) -> None:
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[a,b] x) => (float y) <float zero = {{0}}> {{ {condition}
+            y = If (c) <then_branch = t () => (float[a,b] p) {{ p = Relu (x) }},
+                        else_branch = f () => (float[b,a] q) {{ q = Transpose (x) }}> }}"""
+    assert value_dependent(onnx.parser.parse_model(text)).get("y", "") == decider

@@ -31,10 +31,8 @@ from qcompile.model.preprocessing import (
     read_preprocessing,
 )
 from qcompile.model.random_input import (
-    BATCHES,
     Domain,
     RandomInput,
-    at_other_extents,
     random_feeds,
     read_domains,
 )
@@ -373,45 +371,3 @@ def test_the_zeros_are_those_of_the_padded_model(precision: str, k: int, n: int,
     zeros = 0.0 if said == "fits" else float(said.rpartition(", ")[2].removesuffix("% zeros"))
     assert zeros == pytest.approx(100 * (1 - before / after), abs=0.051)
     assert (said == "fits") == (before == after)
-
-
-@given(
-    batch=st.integers(1, 9),
-    height=st.integers(1, 70),
-    width=st.integers(1, 70),
-    step=st.sampled_from([1, 8, 32]),
-)
-@settings(max_examples=60, deadline=None)
-def test_other_extents_are_of_one_axis_and_within_its_range(
-    batch: int, height: int, width: int, step: int
-) -> None:
-    model = model_of(IMAGES)
-    limits = AxisRange(minimum=step, maximum=64 // step * step, multiple=step)
-    height = limits.nearest(height)
-    write_notes(model, {"x": InputNote(example=(1, 3, height, width), axes={2: limits})})
-    x = np.random.default_rng(0).standard_normal((batch, 3, height, width)).astype(np.float32)
-    shapes = []
-    for feeds in at_other_extents(model, {"x": x}):
-        array, changed = feeds["x"], [a for a in range(4) if feeds["x"].shape[a] != x.shape[a]]
-        assert len(changed) == 1
-        assert limits.nearest(array.shape[2]) == array.shape[2]
-        assert np.isin(array, x).all()
-        kept = tuple(slice(0, min(a, b)) for a, b in zip(array.shape, x.shape, strict=True))
-        np.testing.assert_array_equal(array[kept], x[kept])
-        shapes.append(array.shape)
-    assert [s[0] for s in shapes if s[0] != batch] == [b for b in BATCHES if b != batch]
-    assert sum(s[3] != width for s in shapes) == (width > 1)
-
-
-def test_axes_of_one_name_change_together() -> None:
-    feeds = {"ids": np.ones((4, 6), np.int64), "seen": np.ones((4, 6), np.int64)}
-    shapes = [
-        {name: array.shape for name, array in made.items()} for made in at_other_extents(embedding(), feeds)
-    ]
-    assert shapes == [dict.fromkeys(feeds, shape) for shape in ((1, 6), (5, 6), (4, 3))]
-
-
-def test_two_axes_of_an_input_with_one_name_change_together() -> None:
-    model = model_of("(float[nodes, nodes] x) => (float[nodes, nodes] y) { y = MatMul (x, x) }")
-    shapes = [made["x"].shape for made in at_other_extents(model, {"x": np.ones((8, 8), np.float32)})]
-    assert shapes == [(1, 1), (5, 5)]

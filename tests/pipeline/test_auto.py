@@ -16,9 +16,10 @@ from qcompile.bench.results.row import Accuracy, Latency, Row
 from qcompile.bench.statistics import Speedup
 from qcompile.cli import main
 from qcompile.errors import InvalidOption
-from qcompile.pipeline.auto import TUNED, AutoResult, worth_tuning
+from qcompile.pipeline.auto import TUNED, AutoResult, _Auto, worth_tuning
 from qcompile.pipeline.recipe import read_recipe
 from qcompile.pipeline.run import RunReport
+from qcompile.spec.recipes import AutoSpec
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 
@@ -144,6 +145,22 @@ def test_a_mix_is_searched_where_plain_int8_does_not_serve(
     results = Results(baseline="pytorch", rows=[row("fp32", 5.0), *rows], environment={}, settings={})
     report = RunReport(tmp_path, results=results)
     assert worth_tuning(read_recipe(path), report, 0.5) == tuned
+
+
+def test_artifacts_that_tune_judged_count_as_candidates(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE)
+    steps = _Auto("model.py:build", AutoSpec(max_drop=1.0, output=tmp_path), None, lambda *_: None, None)
+    found = {"lines": ["[[artifact]]", 'name = "tuned-int8"', 'target = "onnxruntime"'], "trials": 7}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Auto, "_search", lambda *_: {**found, "notes": []})
+        patch.setattr("qcompile.pipeline.auto._search_key", lambda *_: "key")
+        results = Results(baseline="pytorch", rows=[row("fp32", 5.0)], environment={}, settings={})
+        assert steps.tune(RunReport(tmp_path, results=results))
+    recipe = read_recipe(path)
+    assert recipe.bench is not None
+    assert recipe.bench.candidates == 7
+    assert recipe.artifact[-1].name == TUNED
 
 
 def test_a_mix_that_was_found_is_an_artifact_of_the_recipe(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def share_all(programs: Path) -> None:
 
 
 def share_required(programs: Path) -> None:
-    """Let an environment import what `pip install qcompile` brings, and nothing else."""
+    """Let an environment import what the wheel requires, and nothing else."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     left = [Requirement(line) for line in config["options"]["install_requires"].split("\n") if line]

@@ -158,6 +158,21 @@ def test_whole_int8_is_kept_where_it_keeps_the_budget(
     assert qcompile.read_recipe(found.recipe).artifact[0].exclude == ("conv5",)
 
 
+def test_the_upper_end_of_the_interval_keeps_the_budget_where_samples_can_prove_it(
+    make: Callable[..., Case], timed: Callable[..., None]
+) -> None:
+    timed({"int8": 1.0, "fp32": 2.0})
+    case = make(hostile=False)  # 96 samples
+    bold, careful = (case.tune(max_drop=drop) for drop in (2, 20))
+    assert any("96, which is too few: the drop alone is compared" in note for note in bold.notes)
+    assert not any("too few" in note for note in careful.notes)
+    best = careful.best
+    assert best.precision == "int8"
+    assert best.drop_high is not None
+    assert best.drop < best.drop_high <= 20
+    assert "candidates together" in best.statement
+
+
 def test_no_budget_at_all_hands_out_float(make: Callable[..., Case], timed: Callable[..., None]) -> None:
     case = make()
     timed({"int8": 1.0, "fp32": 2.0})

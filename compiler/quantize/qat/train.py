@@ -24,6 +24,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ....errors import EngineUnavailable, InvalidOption, QuantizationError
+from ....installation import install_hint
 from ....model.pytorch import import_torch
 from ....processor import resolve_isa
 from ....progress import quiet
@@ -146,7 +147,7 @@ def _torchao() -> Any:
     except ImportError as error:
         raise EngineUnavailable(
             "torchao is not installed; qcompile.qat prepares and converts with it",
-            hint="pip install 'qcompile[qat]'",
+            hint=install_hint("qat"),
             engine="pytorch",
             reason="torchao missing",
         ) from error

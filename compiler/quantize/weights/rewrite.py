@@ -99,7 +99,9 @@ def quantize_weights(
         raise InvalidOption(f"block size: {block_size}; 0 or a power of two, 16 to 256 in nbits, is required")
     planned, left = _plan(model, excluded, form=quant_format, bits=bits, block_size=block_size)
     if not planned:
-        raise nothing_to_quantize(left, "no MatMul, Gemm, Conv or Gather reads a stored weight")
+        absent = "no MatMul, Gemm, Conv or Gather reads a stored weight"
+        hint = "simplify first, which stores constants; or keep the model in float"
+        raise nothing_to_quantize(left, absent, hint)
     nodes = {node.name: node for node in model.graph.node}
     keys = {hessian_key(nodes[name]) for name in planned} - {""}
     observed = None if hessians is None else hessians(keys)

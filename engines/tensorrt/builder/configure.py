@@ -178,10 +178,16 @@ def make_profiles(
         if missing:
             raise InvalidOption(f"{option}: gives no shapes for {', '.join(missing)}", option="profiles")
         _check_shapes(inputs, shapes, shape_tensors, option)
-        ranges = [
-            _range(tensor, shapes, tensor.name in shape_tensors, notes.get(tensor.name), batches)
-            for tensor in dynamic
-        ]
+        named: dict[str, tuple[int, int, int]] = {}
+        given = {name for few in shapes.values() for name in few}
+        by_name = {}
+        for tensor in sorted(dynamic, key=lambda tensor: tensor.name not in given):
+            of_values, note = tensor.name in shape_tensors, notes.get(tensor.name)
+            item = by_name[tensor.name] = _range(tensor, shapes, of_values, note, batches, named)
+            for axis, name in () if of_values else tensor.dynamic_axes.items():
+                if name != "?" and tensor.name in given:
+                    named.setdefault(name, (item.min[axis], item.opt[axis], item.max[axis]))
+        ranges = [by_name[tensor.name] for tensor in dynamic]
         _check_shared_axes(inputs, ranges)
         profiles.append(ranges)
     return [ranges for ranges in profiles if ranges]
@@ -250,8 +256,9 @@ def _range(
     of_values: bool,
     note: InputNote | None,
     batches: Collection[str],
+    named: Mapping[str, tuple[int, int, int]],
 ) -> InputRange:
-    """The range of a dynamic input.
+    """The range of a dynamic input; without shapes, axes that are `named` have their ranges of other inputs.
 
     A shape that is not given follows from those that are: min from opt, opt from max or min, max from
     opt. When nothing is given, a batch gets 1, 8 and 16, on whichever axis its name (of `batches`) stands;
@@ -265,12 +272,21 @@ def _range(
             hint = "give the values with `min_shapes`, `opt_shapes` and `max_shapes`, or `profiles`"
             raise InvalidOption(f"input {tensor.name!r}: {problem}", hint=hint)
         if note is not None and len(note.example) == len(tensor.shape):
-            return _from_note(tensor, note, batches)
-        if set(tensor.dynamic_axes) != {0}:
-            axes = f"axes {sorted(tensor.dynamic_axes)} of {format_shape(tensor.shape)}"
+            usual = _from_note(tensor, note, batches)
+        elif (unknown := {axis for axis, dim in tensor.dynamic_axes.items() if dim not in named}) - {0}:
+            axes = f"axes {sorted(unknown)} of {format_shape(tensor.shape)}"
             problem = f"input {tensor.name!r}: {axes} are dynamic and no shapes are given"
             raise InvalidOption(problem, hint="give `min_shapes`, `opt_shapes` and `max_shapes`")
-        low, opt, high = (fill_dynamic(tensor, n) for n in (1, _DEFAULT_OPT, _DEFAULT_MAX))
+        else:
+            low, opt, high = (fill_dynamic(tensor, n) for n in (1, _DEFAULT_OPT, _DEFAULT_MAX))
+            usual = InputRange(tensor.name, low, opt, high)
+        low, opt, high = (
+            tuple(
+                named[dim][kind] if isinstance(dim, str) and dim in named else extent
+                for dim, extent in zip(tensor.shape, shape, strict=True)
+            )
+            for kind, shape in enumerate((usual.min, usual.opt, usual.max))
+        )
     opt = opt or high or low
     assert opt is not None
     low, high = low or opt, high or opt

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import EngineUnavailable, InvalidOption, ModelError, first_line
+from ....installation import install_hint
 
 _NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: nothing waits for the default stream, or makes it wait."""
@@ -298,7 +299,7 @@ class PrimaryContext:
             self._handle = _retained[key]
         except (ImportError, CudaError) as error:
             problem = f"no CUDA device can be used for {subject} (device {device}: {error})"
-            hint = "pip install 'qcompile[cuda]' on a machine with an NVIDIA GPU"
+            hint = f"{install_hint('cuda')} on a machine with an NVIDIA GPU"
             raise EngineUnavailable(problem, hint=hint, engine=engine) from error
 
     @contextmanager

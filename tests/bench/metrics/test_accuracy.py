@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import to_builtins
 from numpy.typing import NDArray
+from scipy.stats import binomtest
 from scoring import scored, top_k
 
 from qcompile.bench.metrics.accuracy import MOST_CLASSES_LISTED, ScoreSums, accuracy, read_metric
@@ -102,7 +103,16 @@ def data_of(metric: str, rng: np.random.Generator, count: int) -> tuple[NDArray[
 def test_identical_outputs_lose_nothing(metric: str, seed: int, count: int) -> None:
     outputs, labels = data_of(metric, np.random.default_rng(seed), count)
     found = compare(metric, outputs, outputs.copy(), labels)
-    assert (found["drop_points"], found["low"], found["high"]) == (0.0, 0.0, 0.0)
+    assert (found["drop_points"], found["changed"]) == (0.0, 0)
+    if unit_of(metric) == "points":  # no samples exclude that another one loses all
+        assert 100 * (1.0 - 0.05 ** (1 / count)) < found["high"] == pytest.approx(-found["low"])
+        assert (
+            f"{count} samples, none changed: at most {found['high']:.2f} points with 95% confidence"
+            == found["statement"]
+        )
+    else:
+        assert (found["low"], found["high"]) == (None, None)
+        assert "no bound" in found["statement"]
     predicts = metric in ("top1", "top5", "f1", "miou", "wer", "cer")
     assert found["agreement"] == (1.0 if predicts else None)
     for row in found["per_class"] or []:
@@ -117,12 +127,18 @@ def test_the_drop_is_counted_in_points_and_agreement_in_predictions() -> None:
     result = compare("top1", right, found, labels)
     assert list(result) == [
         "metric", "value", "drop_points", "low", "high", "samples", "agreement", "per_class",
-        "higher_is_better",
+        "higher_is_better", "agreement_low", "units", "changed", "lost", "gained", "candidates", "statement",
     ]  # fmt: skip
     assert (result["metric"], result["samples"], result["higher_is_better"]) == ("top1", 20, True)
     assert (result["value"], result["agreement"]) == (0.75, 0.75)
     assert result["drop_points"] == pytest.approx(25.0)
-    assert 5.0 < result["low"] < 25.0 < result["high"] < 50.0
+    assert 4.5 < result["low"] < 25.0 < result["high"] < 50.0
+    assert (result["changed"], result["lost"], result["gained"]) == (5, 5, 0)
+    shown = (
+        f"20 samples, 5 changed (5 lost, 0 gained): at most {result['high']:.2f} points with 95% confidence"
+    )
+    assert result["statement"] == shown
+    assert result["agreement_low"] == pytest.approx(binomtest(15, 20).proportion_ci(0.95, "exact").low)
     better = compare("top1", found, right, labels)
     assert better["drop_points"] == pytest.approx(-25.0)
     assert (better["low"], better["high"]) == (-result["high"], -result["low"])
@@ -247,6 +263,7 @@ def test_a_function_of_ones_own_gives_a_value_per_sample_or_per_batch(own: str) 
     assert batch["value"] == pytest.approx(top_k([found], [labels], 1))
     assert batch["low"] is None  # three batches are too few to be resampled
     many = compare(f"{own}:batch", baseline, found, labels, list(range(23)))
+    assert "3 batches" in batch["statement"]
     exact = compare("top1", baseline, found, labels)
     assert 100 * many["low"] == pytest.approx(exact["low"])
 

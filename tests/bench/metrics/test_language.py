@@ -18,6 +18,7 @@ from scoring import inputs_of, scored, value
 from qcompile.bench.metrics.accuracy import read_metric
 from qcompile.bench.metrics.language import ctc_text
 from qcompile.errors import DataError
+from qcompile.installation import install_hint
 from qcompile.model.preprocessing import AudioPreprocessing, TextPreprocessing
 
 VOCABULARY = ("<pad>", "<unk>", "|", "a", "b", "c")
@@ -234,4 +235,4 @@ def test_without_jiwer_the_extra_is_named() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "jiwer computes wer, and cannot be imported" in done.stdout
-    assert "pip install 'qcompile[metrics]'" in done.stdout
+    assert install_hint("metrics") in done.stdout

@@ -23,11 +23,18 @@ from scoring import inputs_of
 
 import qcompile
 from qcompile.bench.metrics.accuracy import ScoreSums, described_inputs, read_metric
+from qcompile.bench.metrics.bounds import (
+    DROP_CONFIDENCE,
+    FEWEST_UNITS,
+    RESAMPLES,
+    fewest_samples,
+    right_or_wrong_interval,
+    tail_of,
+)
 from qcompile.bench.metrics.detection import MeanAveragePrecision
 from qcompile.bench.metrics.metric import Truth
 from qcompile.bench.outputs import describe, shared_io
 from qcompile.bench.results.row import unit_of
-from qcompile.bench.statistics import DROP_CONFIDENCE, FEWEST_UNITS, RESAMPLES
 from qcompile.cli.main import group
 from qcompile.data.batches import Data
 from qcompile.engines.registry import engine
@@ -77,12 +84,24 @@ def test_what_the_table_says_of_a_metric_holds(name: str) -> None:
 
 def test_the_stated_interval_is_the_one_that_is_computed() -> None:
     text = " ".join(SECTION.split())
+    assert f"Each drop has a {DROP_CONFIDENCE:.0%} interval" in text
+    resamples = f"{RESAMPLES} resamples ({MeanAveragePrecision('map').resamples} for `map`"
+    assert f"The bootstrap draws {resamples}" in text
+    assert f"loses 100 points if fewer than {FEWEST_UNITS} samples differ" in text
+    high = 100 * right_or_wrong_interval(0, 0, 500, tail_of(1))[1]
     assert (
-        f"The {DROP_CONFIDENCE:.0%} interval of a drop is a paired bootstrap: {RESAMPLES} resamples" in text
+        f"500 samples, none changed: at most {high:.2f} points with {DROP_CONFIDENCE:.0%} confidence" in text
     )
-    assert f"({MeanAveragePrecision('map').resamples} for `map`)" in text
-    assert FEWEST_UNITS == 10
-    assert "Fewer than ten samples have no interval" in text
+    for budget in (0.2, 0.5, 1, 2):
+        row = [f"{fewest_samples(budget / 100, candidates):,}" for candidates in (1, 3, 6)]
+        assert f"| {budget} | {' | '.join(row)} |" in text
+
+
+@pytest.mark.parametrize("samples", [10, 50, 500, 5000])
+def test_the_table_of_coverage_ends_with_the_bounds_that_are_computed(samples: int) -> None:
+    [row] = [line for line in SECTION.splitlines() if line.startswith("| none changed: at most |")]
+    bounds = [f"{100 * right_or_wrong_interval(0, 0, samples, tail_of(k))[1]:.2f}" for k in (1, 6)]
+    assert f"| {' | '.join(bounds)} |" in row
 
 
 def test_the_examples_are_commands_that_exist() -> None:

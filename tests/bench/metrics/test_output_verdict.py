@@ -107,7 +107,7 @@ def test_infinities_at_the_same_place_are_equal() -> None:
 def test_other_shapes_are_a_mismatch_in_words() -> None:
     result = running([{"y": np.zeros((2, 3))}], [{"y": np.zeros((2, 4))}], "fp32")
     assert result["passed"] is False
-    assert result["criterion"] == "shape (2, 3) is required, (2, 4) found"
+    assert result["criterion"] == "2x3 is required, 2x4 found"
     json.dumps(result, allow_nan=False)
 
 

@@ -235,3 +235,14 @@ def test_scale_and_outputs_that_are_no_embeddings_do_not_matter() -> None:
 def test_embeddings_that_collapse_keep_few_neighbours(value: float) -> None:
     rows = np.random.default_rng(1).standard_normal((200, 8)).astype(np.float32)
     assert scored("neighbours:5", rows, np.full_like(rows, value)).value < 0.1
+
+
+def test_a_function_may_change_the_labels_that_it_gets(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "def own(outputs, labels):\n    labels += 1\n    return float(labels[0])\n"
+    )
+    metric, labels = read_metric(f"{tmp_path / 'own.py'}:own"), np.zeros(2, np.int64)
+    outputs = {"y": np.zeros((2, 3), np.float32)}
+    values = [metric.score(outputs, outputs, Truth(labels, 2, "here")).table[0, 0] for _ in range(2)]
+    assert values == [2, 2]
+    assert labels.tolist() == [0, 0]

@@ -35,6 +35,7 @@ from qcompile.errors import (
     ModelError,
     UnsupportedOperator,
 )
+from qcompile.installation import install_hint
 from qcompile.model.graph import model_io
 from qcompile.model.load import load_torch
 from qcompile.model.onnx_file import read_graph
@@ -283,7 +284,7 @@ def test_errors_of_the_process_are_translated(tmp_path: Path) -> None:
     if find_spec("tensorflow") is None:
         with pytest.raises(EngineUnavailable, match=r"m\.tflite: tensorflow.* cannot be imported") as caught:
             convert(source, sys.executable, out, opset=18, trust=False)
-        assert "qcompile[tensorflow]" in caught.value.hint
+        assert install_hint("tensorflow") in caught.value.hint
         assert "`python` tensorflow=tf/bin/python" in caught.value.hint
     python = script(tmp_path / "python", "echo out of luck >&2; exit 3")
     with pytest.raises(ModelError, match="exit code 3: out of luck"):

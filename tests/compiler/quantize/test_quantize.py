@@ -218,6 +218,10 @@ def test_nothing_to_quantize_is_refused_with_the_reason(tmp_path: Path) -> None:
         with pytest.raises(QuantizationError, match=message) as caught:
             quantize(model, tmp_path / "q.onnx", ranges=calibrated(model)[0], target="onnxruntime")
         assert hint in caught.value.hint
+    for options, hint in (({}, "keep the model in float"), ({"exclude": ["*"]}, "leave out less")):
+        with pytest.raises(QuantizationError, match="nothing to quantize") as caught:
+            quantize(write(computed, tmp_path / "m.onnx"), tmp_path / "q.onnx", mode="weights", **options)
+        assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])

@@ -96,7 +96,7 @@ def test_doctor_says_why_tensorrt_does_not_build_or_run_and_what_helps(diagnosis
     missing, rtx = found["tensorrt"], found["tensorrt-rtx"]
     for reason in (missing.why_not_build, missing.why_not_run):
         assert reason.startswith("tensorrt cannot be imported (")
-    assert missing.fix.startswith("pip install 'qcompile[tensorrt]'")
+    assert missing.fix.startswith("pip install 'tensorrt>=10'")
     assert ("builds without one" in missing.fix) == bool(why_no_gpu())
     assert rtx.why_not_build == ""
     if why_no_gpu():
@@ -154,8 +154,10 @@ def test_an_extra_is_installed_incomplete_or_missing() -> None:
     assert found["openvino"] == ("installed", "", "")
     assert found["metrics"][0] == "incomplete"
     assert found["report"] == ("installed", "", "")
-    assert found["cpu"][::2] == ("incomplete", "pip install 'qcompile[cpu]'")
-    assert found["tensorflow"] == ("missing", "tensorflow, tf2onnx", "pip install 'qcompile[tensorflow]'")
+    of_cpu = "pip install 'onnxsim>=0.4.36' 'polygraphy>=0.53' 'nvidia-ml-py>=12' 'numba>=0.60'"
+    assert found["cpu"][::2] == ("incomplete", of_cpu)
+    of_tensorflow = "pip install 'tensorflow>=2.15' 'tf2onnx>=1.16'"
+    assert found["tensorflow"] == ("missing", "tensorflow, tf2onnx", of_tensorflow)
     assert "onnxruntime" not in found["cpu"][1]  # another distribution holds the module
 
 

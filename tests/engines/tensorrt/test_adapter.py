@@ -117,7 +117,7 @@ def test_a_tensorrt_that_is_not_there_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(EngineUnavailable, match="tensorrt cannot be imported") as caught:
         load_adapter("tensorrt")
-    assert caught.value.hint == "pip install 'qcompile[tensorrt]'"
+    assert caught.value.hint == "pip install 'tensorrt>=10'"
 
 
 def reads(version: str) -> ParserOperators:

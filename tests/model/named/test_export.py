@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from qcompile.artifact import Artifact
 from qcompile.compiler.export import export
 from qcompile.errors import EngineUnavailable, InvalidOption, ModelError
+from qcompile.installation import install_hint
 from qcompile.model import load as loading
 from qcompile.model.load import load_torch
 from qcompile.model.named.description import declare_torchvision_operators
@@ -208,7 +209,7 @@ def test_what_is_not_cached_is_refused_with_three_ways_out(spec: str, cache: str
 
 @pytest.mark.parametrize(
     ("package", "message", "hint"),
-    [("no_such_package", "no_such_package is not installed", "pip install 'qcompile[models]'"),
+    [("no_such_package", "no_such_package is not installed", install_hint("models")),
      ("broken_package", r"cannot be imported \(of another time\)", "into an environment of its own")],
 )  # fmt: skip
 def test_a_package_that_is_not_there_or_does_not_load_is_named(

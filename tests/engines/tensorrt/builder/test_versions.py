@@ -288,6 +288,13 @@ def test_each_input_has_its_own_range_and_a_static_one_none() -> None:
     assert ranges_of(FIXED, opt={"table": (10, 4)}) == []
 
 
+def test_an_axis_has_the_range_that_another_input_was_given_for_its_name() -> None:
+    steps = TensorInfo("steps", "float32", ("length", "batch", 8))
+    found = ranges_of(IMAGE, TOKENS, steps, **tokens((1, 16), (2, 64), (4, 128)))
+    assert found[0] == InputRange("image", (1, 3, 32, 32), (2, 3, 32, 32), (4, 3, 32, 32))
+    assert found[2] == InputRange("steps", (16, 1, 8), (64, 2, 8), (128, 4, 8))
+
+
 def tokens(low: tuple[int, int], opt: tuple[int, int], high: tuple[int, int]) -> dict[str, Shapes]:
     return {"min": {"tokens": low}, "opt": {"tokens": opt}, "max": {"tokens": high}}
 
@@ -306,8 +313,8 @@ def tokens(low: tuple[int, int], opt: tuple[int, int], high: tuple[int, int]) ->
         ([TOKENS], tokens((3, 16), (2, 64), (4, 128)), "input 'tokens': min"),
         ([IMAGE], {"max": {"image": (1, 3, 32)}}, r"max shape 1x3x32 does not fit \[batch,3,32,32\]"),
         ([IMAGE], {"max": {"image": (1, 3, 32, 33)}}, r"max shape 1x3x32x33 does not fit \[batch,3,32,32\]"),
-        ([IMAGE, TOKENS], {"opt": {"tokens": (2, 64)}},
-         r"axis 'batch': 1/8/16 \(min/opt/max\) in input 'image', 2/2/2 in input 'tokens'; one axis"),
+        ([IMAGE, TOKENS], {"opt": {"tokens": (2, 64), **image(4)}},
+         r"axis 'batch': 4/4/4 \(min/opt/max\) in input 'image', 2/2/2 in input 'tokens'; one axis"),
         ([FIXED], {"opt": {"table": (11, 4)}}, "opt shape 11x4 does not fit 10x4"),
         *[([IMAGE, FIXED], {kind: {"img": (1, 3, 32, 32)}},
            f"`{kind}_shapes`: no input 'img'; the inputs are image, table")

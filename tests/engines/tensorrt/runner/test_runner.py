@@ -240,12 +240,12 @@ def test_the_device_is_chosen_and_another_runner_does_not_disturb_it(newest: Sim
         newest.open("negate", runner={"device": -1})
 
 
-def test_without_a_package_the_extra_is_named(newest: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_package_its_command_is_given(newest: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pycuda", "pycuda.driver", "cuda", "cuda.bindings", "cuda.bindings.driver"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(EngineUnavailable, match="neither cuda-bindings nor PyCUDA can be imported") as caught:
         newest.open("negate")
-    assert "qcompile[cuda]" in caught.value.hint
+    assert "pip install 'cuda-bindings>=12.6.1'" in caught.value.hint
 
 
 def integers(tokens: str, y: str = "float32") -> ModelIO:

@@ -1,0 +1,88 @@
+"""What evaluated samples show of a drop in accuracy, in words, and how many samples a budget needs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...figures import drop_interval, drop_text
+from ..metrics.bounds import fewest_samples, samples_that_prove
+from ..statistics import DROP_CONFIDENCE
+from .row import Accuracy, Unit
+
+EXACT = ("fp64", "fp32")
+"""Precisions that compute the baseline's function: such an artifact is not chosen for its answers."""
+
+
+def statement(accuracy: Accuracy) -> str:
+    """Return what the samples show: "500 samples, none changed: at most 0.76 points with 95% confidence".
+
+    Empty for the baseline.
+    """
+    drop, changed = accuracy.drop, accuracy.changed
+    if drop is None or changed is None:
+        return ""
+    balance = f" ({accuracy.lost} lost, {accuracy.gained} gained)" if accuracy.lost or accuracy.gained else ""
+    noun = "samples" if accuracy.units == accuracy.samples else "batches"
+    text = f"{accuracy.units} {noun}, {changed or 'none'} changed{balance}: "
+    if drop.high is None:
+        return text + ("too few for a bound" if changed else "no bound, as a sample may lose any amount")
+    shown = f"{drop_text(abs(drop.high), accuracy.unit)} {accuracy.unit}"
+    limit = f"at most {shown}" if drop.high >= 0 else f"better by at least {shown}"
+    family = f" for {accuracy.candidates} candidates together" if accuracy.candidates > 1 else ""
+    return f"{text}{limit} with {DROP_CONFIDENCE:.0%} confidence{family}"
+
+
+def samples_needed(accuracy: Accuracy, max_drop: float) -> int | None:
+    """Return about how many samples would prove a budget, in the drop's unit.
+
+    None where the drop exceeds the budget, or nothing says how its bound depends on the number of samples.
+    """
+    samples, drop = accuracy.samples, accuracy.drop
+    if not samples or drop is None or drop.high is None or drop.value >= max_drop:
+        return None
+    if accuracy.lost is not None and accuracy.gained is not None:
+        share = share_of(max_drop, accuracy.unit)
+        return samples_that_prove(accuracy.lost, accuracy.gained, samples, share, accuracy.candidates)
+    # The width of an interval falls with the root of the number of samples.
+    count = round(samples * ((drop.high - drop.value) / (max_drop - drop.value)) ** 2)
+    fewest = fewest_samples(share_of(max_drop, "points"), accuracy.candidates)
+    return max(count, fewest) if accuracy.unit == "points" else count
+
+
+def unproven(accuracy: Accuracy, max_drop: float) -> str:
+    """Return that samples do not prove a budget which the drop itself keeps, and about how many would."""
+    drop, unit = accuracy.drop, accuracy.unit
+    assert drop is not None, "the baseline keeps every budget"
+    assert drop.high is not None, "without an interval, the drop decides"
+    count = samples_needed(accuracy, max_drop)
+    needed = f"; about {count:,} would" if count else ""
+    shown = drop_text(max_drop, unit)
+    beyond = f" (the upper end is {drop.high:.4g})" if drop_text(drop.high, unit) == shown else ""
+    return (
+        f"it loses {drop_text(drop.value, unit)} {unit} {drop_interval(drop.low, drop.high, unit)}: "
+        f"{accuracy.samples or 'the'} samples do not show that it keeps {shown} {unit}{beyond}{needed}"
+    )
+
+
+def share_of(max_drop: float, unit: Unit) -> float:
+    return max_drop / 100.0 if unit == "points" else max_drop
+
+
+class Need(NamedTuple):
+    """How many samples a budget needs, in words, and whether there are enough; None if that is not known."""
+
+    text: str
+    is_met: bool | None
+
+
+def samples_for_budget(max_drop: float, candidates: int, samples: int | None) -> Need:
+    """Return what a budget in points needs, to be read before it is measured."""
+    if max_drop <= 0:
+        return Need("no number of samples proves a drop of 0 points; allow a small one, such as 0.1", False)
+    fewest = fewest_samples(share_of(max_drop, "points"), candidates)
+    among = f" among {candidates} candidates" if candidates > 1 else ""
+    text = f"a drop of at most {max_drop:g} points{among} is proven by {fewest:,} samples or more"
+    if samples is None:
+        return Need(text, None)
+    few = "" if samples >= fewest else ", which is too few"
+    return Need(f"{text}; the evaluation has {samples:,}{few}", samples >= fewest)
