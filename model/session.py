@@ -65,7 +65,6 @@ from .refusals import RENAMED, failure_hint, onnxruntime_words, refusal_hint, re
 SIGNED_ACTIVATIONS = "session.qdqisint8allowed"
 """Whether Q/DQ of int8 activations becomes integer kernels: on where the processor is ARM, off on x86."""
 
-
 CORES = "QCOMPILE_CORES"
 """Variable with the cores that a process may use, where it shares the machine, as a stage of a cluster."""
 
@@ -126,6 +125,8 @@ def make_session(
     """
     source: str | bytes
     lent: list[Any] = []
+    if not isinstance(model, Graph) and not session_facts(model)[1]:
+        model = read_graph(model)
     if isinstance(model, Graph) and (outputs or not model.is_file):
         if is_large(model.model, loaded=True):
             if outputs:
@@ -143,12 +144,7 @@ def make_session(
         if NOT_UTF8.search(source):
             problem = f"{path}: its name is not UTF-8; ONNX Runtime opens no such file"
             raise error(problem, hint="rename it", file=path)
-        unfit, is_plain = session_facts(path)
-        if not is_plain:
-            graph = read_graph(path)
-            return make_session(
-                graph, options, outputs=outputs, without=without, providers=providers, error=error
-            )
+        unfit, _ = session_facts(path)
     onnxruntime = import_onnxruntime()
     levels = onnxruntime.GraphOptimizationLevel
     if FLOAT8 in unfit and options.graph_optimization_level != levels.ORT_DISABLE_ALL:
@@ -362,10 +358,8 @@ def has_zero_padded_pool(model: onnx.ModelProto) -> bool:
 
 
 def session_facts(path: Path) -> tuple[tuple[str, ...], bool]:
-    """Return the optimizers that a session of a file must leave out, and whether it is in plain forms.
-
-    `FLOAT8` stands for all optimizers above the basic ones.
-    """
+    """Return the optimizers that a session of a file must leave out (`FLOAT8`: all above the basic ones), and
+    whether it is in plain forms."""
     try:
         status = path.stat()
         return _facts_of_file(path, status.st_mtime_ns, status.st_size)
