@@ -121,8 +121,7 @@ class Accuracy(Struct, frozen=True):
         per_class: The classes that changed most.
         higher_is_better: Whether more of the metric is better.
         agreement_low: Lower bound of `agreement`; null where a sample has several predictions.
-        units: What the interval counts: samples, or batches where only a batch has a value.
-        changed: Units whose score is not the baseline's.
+        units, changed: Samples, or batches where only these have a value; those of another score.
         lost, gained: Samples that became wrong, and right; null where no answer is right or wrong.
         candidates: Artifacts judged on the samples, for which all intervals together have their confidence.
         statement: What the samples show, in words.
@@ -184,8 +183,7 @@ class Difference(Struct, frozen=True, kw_only=True):
         agreement: Share of rows with the same argmax; None where the output is no classes.
         passed: Whether every output passed.
         criterion: What was required, in words.
-        mismatch: Outputs of another shape or type, or that one side lacks, in words; extents that depend on
-            values do not count.
+        mismatch: Outputs of another shape or type, or that are missing; not of extents that values decide.
     """
 
     output: str = ""
