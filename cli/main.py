@@ -46,7 +46,6 @@ _VERBS = {
     "run": ("recipes", "run all stages of a recipe"),
     "sweep": ("recipes", "build and measure a matrix of artifacts"),
     "worker": ("recipes", "carry out stages for a Dask scheduler"),
-    "migrate": ("recipes", "turn a trtexec or Polygraphy command line into a recipe"),
     "package": ("look", "package an artifact for a server"),
     "inspect": ("look", "show what a file contains"),
     "doctor": ("look", "check what works on this machine"),

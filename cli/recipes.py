@@ -1,4 +1,4 @@
-"""The verbs of recipes, `run`, `sweep`, `worker` and `migrate`, and the workers of `--scheduler`."""
+"""The verbs of recipes, `run`, `sweep` and `worker`, and the workers of `--scheduler`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..spec import recipes
 from ..spec.option import fields_of
 from .session import Session, refuse_trust
 from .tables import DASH, add_row, bytes_text, make_table, present_results
-from .verb import Verb, verb
+from .verb import verb
 
 if TYPE_CHECKING:
     from ..cluster.resources import Facts
@@ -253,50 +253,3 @@ def worker(session: Session, options: recipes.WorkerCommand) -> None:
         session.say(f"  {options.slots} {stages} at a time; announces {', '.join(shown)}")
 
     serve(options, announced=announced, told=session.note)
-
-
-_WORDS = {"kept": "becomes", "missing": "NO EQUAL", "unneeded": "not needed"}
-
-
-class _OneText(Verb):
-    """A command whose COMMAND holds options of another tool, which are no options here."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Say that COMMAND is one text, where its words came apart."""
-        tools = ("trtexec", "polygraphy")
-        if args and args[0].rpartition("/")[2] in tools:
-            raise click.UsageError(
-                f"{args[0]} and its options are one text: qcompile migrate '{args[0]} ...', or @FILE", ctx
-            )
-        return super().parse_args(ctx, args)
-
-
-@verb(
-    recipes.MigrateCommand,
-    "qcompile migrate 'trtexec --onnx=model.onnx --fp16 --saveEngine=model.engine'",
-    "qcompile migrate 'trtexec --onnx=model.onnx --int8 --calib=model.cache' "
-    "--target tensorrt-rtx --gpu sm86",
-    "qcompile migrate 'polygraphy run model.onnx --trt --onnxrt --fp16 --atol 1e-2' -o recipe.toml",
-    "qcompile migrate @build_engine.sh --path /workspace=. --data data.py:samples --allow-missing",
-    cls=_OneText,
-    files=False,
-)
-def migrate(session: Session, options: recipes.MigrateCommand) -> int:
-    from ..pipeline.migrate.migration import migrate as write_recipe
-
-    done = write_recipe(options.command, options.output, options)
-    session.json(done.as_json())
-    if not (session.quiet or session.as_json):
-        table = make_table("", f"option of {done.tool}", "here", "key of the recipe", "note", text=True)
-        for outcome in done.outcomes:
-            add_row(
-                table, outcome.flag, _WORDS[outcome.fate], outcome.to or DASH, session.spelled(outcome.note)
-            )
-        session.table(table)
-    session.warn(f"{outcome.flag}: no equal: {outcome.note}" for outcome in done.missing)
-    if done.ranges:
-        session.say(f"ranges of the calibration cache: {done.ranges}")
-    session.say(f"recipe: {done.recipe}")
-    for command in done.then:
-        session.say(f"  {command}")
-    return 1 if done.missing and not options.allow_missing else 0

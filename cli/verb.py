@@ -23,7 +23,7 @@ from ..spec.decode import OnDeprecated, decode, deprecated
 from ..spec.measure import BenchCommand, DiffCommand
 from ..spec.models import CalibrateCommand, ExportCommand
 from ..spec.option import COMMA, Option, options_of
-from ..spec.recipes import MigrateCommand, RunCommand, SweepCommand
+from ..spec.recipes import RunCommand, SweepCommand
 from ..spec.removed import removed_option
 from ..spec.words import AUTO, FORMER_ISAS, METHOD, METHODS, METRIC, METRICS, TARGETS
 from .session import UNTRUSTED, Session, examples, session_options, watched
@@ -206,7 +206,7 @@ def read(spec: type[Spec], typed: Mapping[str, Any], *, on_deprecated: OnDepreca
 
 def spelled(text: str, spec: type) -> str:
     """Spell the options between backticks as they are typed; the keys of a recipe are their fields."""
-    kinds = () if spec in (RunCommand, MigrateCommand, SweepCommand) else _NEXT_STEPS
+    kinds = () if spec in (RunCommand, SweepCommand) else _NEXT_STEPS
     flags = {name: f"--{name.replace('_', '-')}" for name in UNTRUSTED}
     for option in (option for kind in (spec, *kinds) for option in options_of(kind)):
         flag = option.name.upper() if option.spelling.argument else option.flag

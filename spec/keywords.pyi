@@ -384,18 +384,6 @@ class LoadKeywords(TypedDict, total=False):
     runtime_cache: bool
     """Keep the kernels that TensorRT-RTX compiles in a file beside the engine."""
 
-class MigrateKeywords(TypedDict, total=False):
-    """Options of `migrate`, by name."""
-
-    target: Literal["tensorrt", "tensorrt-rtx"] | None
-    """Runtime that the recipe builds for; default: the command's."""
-    gpus: Sequence[str]
-    """Compute capability to build for, such as sm86; for tensorrt-rtx."""
-    data: str | None
-    """Samples to calibrate INT8 on, where the command names none."""
-    paths: Sequence[str]
-    """Name here of a folder or file of the command, such as /workspace=."""
-
 class EpContextKeywords(TypedDict, total=False):
     """Options of `package_ep_context`, by name."""
 

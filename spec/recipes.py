@@ -1,4 +1,4 @@
-"""The recipe and the verbs around it: `run`, `sweep`, `migrate`, `tune`, `init`, `auto`, `worker`.
+"""The recipe and the verbs around it: `run`, `sweep`, `tune`, `init`, `auto`, `worker`.
 
 `SchedulerOptions` are of every verb that takes a cluster.
 """
@@ -258,37 +258,6 @@ class SweepCommand(SweepSpec, RunOptions):
     """
 
     recipe: Annotated[Path, argument("TOML file.")]
-
-
-class MigrateSpec(Checked):
-    target: Annotated[
-        Literal["tensorrt", "tensorrt-rtx"] | None,
-        "Runtime that the recipe builds for; default: the command's.",
-    ] = None
-    gpus: Annotated[Gpus, "Compute capability to build for, such as sm86; for tensorrt-rtx."] = ()
-    data: Annotated[Samples, "Samples to calibrate INT8 on, where the command names none."] = None
-    paths: Annotated[
-        Texts, "Name here of a folder or file of the command, such as /workspace=.", option("--path OLD=NEW")
-    ] = ()
-
-    def check(self) -> None:
-        """Refuse GPUs for a runtime that builds for the one in the machine."""
-        if self.gpus and self.target == "tensorrt":
-            raise Refused("gpus", "is for tensorrt-rtx; the target is tensorrt", hint="leave it out")
-
-
-class MigrateCommand(MigrateSpec):
-    """Write the recipe of COMMAND, a command line of trtexec or Polygraphy, for TensorRT without precision
-    flags and calibrators: 10, 11 and RTX. A calibration cache becomes a ranges file.
-
-    COMMAND is one quoted text, or @FILE. Nothing of it is run. The exit code is 1 if an option has no equal.
-    """
-
-    command: Annotated[str, argument("Command line of trtexec or Polygraphy, or @FILE that holds it.")]
-    output: Annotated[Path, "Recipe to write.", option("-o FILE")] = Path("recipe.toml")
-    allow_missing: Annotated[
-        bool, "Exit with 0 although an option has no equal; the table and the recipe name it."
-    ] = False
 
 
 class TuneSpec(Checked):

@@ -81,7 +81,7 @@ def test_inspect_lists_nodes_with_their_precision(done: Qc, tiny_file: MakePath)
 
 VERBS = tuple(
     "auto init export simplify calibrate ranges quantize tune build refit bench gate diff "
-    "reproduce report run sweep worker migrate package inspect doctor".split()
+    "reproduce report run sweep worker package inspect doctor".split()
 )
 _GROUPS = {"ranges": ("show", "merge", "cache"), "package": ("triton",)}
 COMMANDS = (

@@ -10,7 +10,6 @@ import io
 import json
 import math
 import os
-import shlex
 import struct
 import tarfile
 from collections.abc import Callable
@@ -51,8 +50,6 @@ from qcompile.model.named.hf_configuration import processor_of
 from qcompile.model.output_forms import parse_rules
 from qcompile.model.preprocessing import as_json, read_preprocessing
 from qcompile.model.source import parse_query, parse_source
-from qcompile.pipeline.migrate.intent import read_command
-from qcompile.pipeline.migrate.translate import translate
 from qcompile.pipeline.recipe import parse_recipe
 from qcompile.processes.worker import read_answer
 from qcompile.reporting.page import sections
@@ -200,14 +197,6 @@ def runtime_cache(content: bytes, folder: Path) -> None:
     assert cache.note
 
 
-def migrate(content: bytes, _: Path) -> None:
-    """Command lines of trtexec and Polygraphy."""
-    call = read_command(_text(content))
-    for target in ("tensorrt", "tensorrt-rtx"):
-        translate(call.tool, call.words, target)
-    shlex.split(call.text)
-
-
 # Documents
 
 
@@ -332,7 +321,6 @@ PARSERS: dict[str, Parser] = {
     "data_spelling": Parser(data_spelling),
     "model_spelling": Parser(model_spelling),
     "command_line": Parser(command_line),
-    "migrate": Parser(migrate),
     "recipe": Parser(lambda c, _: parse_recipe(c, Path("recipe.toml"), told=lambda _: None)),
     "results": Parser(results, json=True),
     "report": Parser(

@@ -20,7 +20,6 @@ from qcompile.spec.recipes import (
     AutoSpec,
     ConnectionOptions,
     InitSpec,
-    MigrateSpec,
     RunSpec,
     SweepSpec,
     TuneSpec,
@@ -42,8 +41,8 @@ SPECS: dict[str, type] = {
     "auto": AutoSpec, "benchmark": BenchSpec, "build": BuildSpec, "calibrate": CalibrateSpec,
     "compare_results": CompareSpec, "connect": ConnectionOptions, "diff": DiffSpec, "doctor": DoctorCommand,
     "export": ExportSpec, "gate": GateOptions, "init": InitSpec, "inspect": InspectSpec,
-    "layer_diff": LayerDiffSpec, "load": LoadSpec, "migrate": MigrateSpec,
-    "package_ep_context": EpContextSpec, "package_triton": TritonSpec, "qat": QatSpec,
+    "layer_diff": LayerDiffSpec, "load": LoadSpec, "package_ep_context": EpContextSpec,
+    "package_triton": TritonSpec, "qat": QatSpec,
     "quantize": QuantizeSpec, "report": ReportSpec, "reproduce": ReproduceSpec, "run": RunSpec,
     "simplify": SimplifySpec, "sweep": SweepSpec, "tune": TuneSpec,
 }  # fmt: skip

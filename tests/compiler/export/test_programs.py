@@ -75,7 +75,7 @@ def test_weights_lie_beside_the_file_where_they_are_too_large_for_it(
 
 @pytest.mark.filterwarnings("ignore")
 def test_what_torchao_quantized_after_training_keeps_its_scales(tmp_path: Path) -> None:
-    """The lines of docs/migrate.md."""
+    """The lines of docs/other_tools.md."""
     pytest.importorskip("torchao")
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
