@@ -38,7 +38,7 @@ _VERBS = {
     "tune": ("first_use", "find the fastest INT8 model within an accuracy budget"),
     "build": ("compile", "build for a target and prove the precision"),
     "refit": ("compile", "give a built engine new weights"),
-    "bench": ("measure", "measure artifacts against a baseline, or compare results"),
+    "bench": ("measure", "measure artifacts against a baseline"),
     "gate": ("measure", "judge a new version against the old one, for CI"),
     "diff": ("measure", "compare outputs with Polygraphy"),
     "reproduce": ("compile", "cut a fault of a runtime down to its smallest graph"),

@@ -75,7 +75,7 @@ class Verb(click.Command):
 
 
 def verb(
-    spec: type[Spec], *shown: str, short_help: str | None = None, cls: type[Verb] = Verb, files: bool = True
+    spec: type[Spec], *shown: str, short_help: str | None = None, files: bool = True
 ) -> Callable[[Callable[[Session, Spec], int | None]], Verb]:
     """Return a decorator that makes a command of a function.
 
@@ -83,7 +83,6 @@ def verb(
         spec: What the function is given; its docstring is the help.
         shown: Examples, as they are typed.
         short_help: What the list of commands says.
-        cls: Kind of the command.
         files: Whether it reads files that may come from a stranger.
     """
 
@@ -112,7 +111,7 @@ def verb(
                         raise
                     raise shortage from error
 
-        command = cls(
+        command = Verb(
             function.__name__,
             callback=called,
             help=spec.__doc__,

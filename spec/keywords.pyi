@@ -178,16 +178,6 @@ class CalibrateKeywords(TypedDict, total=False):
     resume: bool
     """Start over instead of resuming an interrupted calibration."""
 
-class CompareKeywords(TypedDict, total=False):
-    """Options of `compare_results`, by name."""
-
-    limits: Sequence[str]
-    """Limit: slower:5%, larger:10% or accuracy:0.5 (points)."""
-    relative: bool
-    """Compare speed-ups over each run's baseline instead of latencies."""
-    across_machines: bool
-    """Show the results of different machines without a verdict."""
-
 class ConnectKeywords(TypedDict, total=False):
     """Options of `connect`, by name."""
 

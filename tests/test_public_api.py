@@ -76,7 +76,7 @@ def test_what_would_break_a_caller_is_seen(api: dict[str, Any]) -> None:
     today["python"]["calibrate"] = dict(reversed(today["python"]["calibrate"].items()))
     today["python"]["load"]["key"] = "required by name"
     today["python"]["run"]["recipe"] = "required by name"
-    del today["commands"]["qcompile bench measure"]["--threads"]
+    del today["commands"]["qcompile bench"]["--threads"]
     today["errors"].remove("ModelError")
     today["recipe"].remove("bench.max_time_s")
     assert sorted(broken(api, today)) == [
@@ -85,7 +85,7 @@ def test_what_would_break_a_caller_is_seen(api: dict[str, Any]) -> None:
         "calibrate: positions were model, data, output, spec",
         "export: opset_version was optional by name, is gone",
         "load: key is new and required",
-        "qcompile bench measure: --threads was optional, is gone",
+        "qcompile bench: --threads was optional, is gone",
         "run: positions were recipe, spec",
         "run: recipe was required by position, is required by name",
         "simplify: progress was optional by name, is required by name",
@@ -97,6 +97,6 @@ def test_what_a_caller_does_not_notice_may_change(api: dict[str, Any]) -> None:
     today = copy.deepcopy(api)
     today["python"]["another"] = {"x": "required by position"}
     today["python"]["tune"] |= {"max_drop": "optional by name", "seed": "optional by name"}
-    today["commands"]["qcompile bench measure"]["--another"] = "optional"
+    today["commands"]["qcompile bench"]["--another"] = "optional"
     today["recipe"].append("bench.another")
     assert not list(broken(api, today))

@@ -148,13 +148,6 @@ class Accuracy(Struct, frozen=True):
     def unit(self) -> Unit:
         return unit_of(self.metric)
 
-    def gain_on(self, before: Accuracy) -> float | None:
-        """Return how much better this is than another, in `unit`; None where the metrics differ."""
-        if self.metric != before.metric:
-            return None
-        gain = (self.value - before.value) * (100.0 if self.unit == "points" else 1.0)
-        return gain if self.higher_is_better else -gain
-
 
 class Difference(Struct, frozen=True, kw_only=True):
     """The difference of the outputs from the baseline's, of the worst output.

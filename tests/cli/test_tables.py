@@ -24,7 +24,7 @@ from qcompile.cli.verb import respell, spelled
 from qcompile.errors import InvalidOption
 from qcompile.spec.artifacts import BuildCommand
 from qcompile.spec.looking import InspectCommand
-from qcompile.spec.measure import BenchCommand, CompareCommand
+from qcompile.spec.measure import BenchCommand
 from qcompile.spec.models import MergeRangesCommand
 from qcompile.spec.option import options_of
 from qcompile.spec.recipes import RunCommand, TuneCommand
@@ -180,7 +180,7 @@ def test_other_errors_are_left_as_they_are(error: Exception) -> None:
 
 
 OF_THE_NEXT_STEP = {
-    MergeRangesCommand: ("targets", "--target"), CompareCommand: ("max_time_s", "--max-time"),
+    MergeRangesCommand: ("targets", "--target"),
     TuneCommand: ("layers", "--layer"), InspectCommand: ("trust", "--trust"),
 }  # fmt: skip
 """Options that a message names, and the typed command has not."""

@@ -26,7 +26,6 @@ import safetensors.numpy
 
 from qcompile.artifact import read_manifest
 from qcompile.bench.metrics.names import read_metric
-from qcompile.bench.results.regress import compare_results, parse_limit
 from qcompile.bench.results.render import markdown
 from qcompile.bench.results.results import parse_results
 from qcompile.calibration.calibrate import parse_shard
@@ -132,7 +131,7 @@ def options(content: bytes, _: Path) -> None:
     """Options with a grammar of their own."""
     text = _text(content)
     method, *_rest = _each(
-        text, parse_method, parse_limit, parse_shard, version_code,
+        text, parse_method, parse_shard, version_code,
         lambda text: parse_rules([text]),
         lambda text: parse_tolerances([text], option="atol"),
         lambda text: parse_devices(text.split(",")),
@@ -207,7 +206,6 @@ def results(content: bytes, folder: Path) -> None:
     again = parse_results(text.encode(), folder / "results.json")
     assert json.dumps(again.as_json()) == text
     markdown(parsed)
-    _each(text, lambda _: compare_results(parsed, again))
 
 
 def manifest(content: bytes, folder: Path) -> None:

@@ -48,7 +48,7 @@ def pages() -> dict[str, str]:
 def verbs(command: click.Command = group, name: str = "qcompile") -> Iterator[tuple[str, Verb]]:
     """Every command that is made from a spec, with the words that call it."""
     if isinstance(command, Verb):
-        yield name.removesuffix(" measure"), command
+        yield name, command
     if isinstance(command, click.Group):
         with click.Context(command) as context:
             for word in command.list_commands(context):

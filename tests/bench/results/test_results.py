@@ -20,7 +20,6 @@ from report_results import recommendable, results_of, write
 from rich.console import Console
 
 import qcompile
-from qcompile.bench.results.regress import compare_results
 from qcompile.bench.results.render import markdown_table
 from qcompile.bench.results.results import (
     SCHEMA,
@@ -262,13 +261,6 @@ def test_tables_and_report_show_the_machine(tmp_path: Path) -> None:
     assert any("cpu and sm90" in text for text in found.caveats)
     write_report(path, tmp_path / "report.html")
     assert "sm90" in (tmp_path / "report.html").read_text()
-
-
-def test_runs_of_the_same_machines_are_compared_row_by_row() -> None:
-    changes = compare_results(both(), both(), relative=True).changes
-    assert {change.name: change.speedup.verdict for change in changes if change.speedup} == dict.fromkeys(
-        ["pytorch", "int8", "pytorch (sm90)", "engine"], "no difference"
-    )
 
 
 @pytest.mark.usefixtures("short_blocks")
