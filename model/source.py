@@ -3,7 +3,7 @@
 A function takes no argument and returns the module, or `(module, example)` where the example is a tuple or a
 dict of the arguments of `forward`: tensors, or dicts, dataclasses, tuples and lists of them, whose inputs are
 then named by path (`batch.image`, `features_0`). Nothing here unpickles a checkpoint: a file of pickled
-weights is refused, and so is a `.pt2` that holds more than weights and operators (`archives`).
+weights is refused, and so is a `.pt2` or TorchScript file without `trust` (`archives`).
 """
 
 from __future__ import annotations
@@ -121,6 +121,8 @@ SourceKind = Literal[
 
 NAMED: tuple[SourceKind, ...] = ("torchvision", "timm", "hf")
 """Packages whose models are given by name."""
+TRUSTED_KINDS: tuple[SourceKind, ...] = ("pt2", "torchscript")
+"""Files of PyTorch that may run code when they are loaded."""
 TENSORFLOW_KINDS: tuple[SourceKind, ...] = ("keras", "savedmodel", "tflite")
 """What TensorFlow runs, and tf2onnx converts."""
 _BY_SUFFIX: dict[str, SourceKind] = {

@@ -38,7 +38,7 @@ class AutoKeywords(TypedDict, total=False):
     max_time_s: float | None
     """Time limit of the measurement, in seconds; default: by the number of artifacts."""
     trust: bool
-    """Load a .pt2 that runs code, or a SavedModel that touches files."""
+    """Load a .pt2 or TorchScript file, which may run code, or a SavedModel that touches files."""
     output: str | Path | None
     """Folder to write; default: auto-NAME."""
     force: bool
@@ -91,7 +91,7 @@ class BenchKeywords(TypedDict, total=False):
     batch_size: int | None
     """Samples per call of a model with a dynamic batch."""
     trust: bool
-    """Run files without a matching manifest, and .pt2 files that run code."""
+    """Run files without a matching manifest, and .pt2 and TorchScript files, which may run code."""
 
 class BuildKeywords(TypedDict, total=False):
     """Options of `build`, by name."""
@@ -159,7 +159,7 @@ class BuildKeywords(TypedDict, total=False):
     calibration_cache: str | Path | None
     """File for the scales that TensorRT's calibrator computes."""
     trust: bool
-    """Load a .pt2 file that runs code when it is loaded."""
+    """Load a .pt2 or TorchScript file, which may run code."""
 
 class CalibrateKeywords(TypedDict, total=False):
     """Options of `calibrate`, by name."""
@@ -200,7 +200,7 @@ class DiffKeywords(TypedDict, total=False):
     threads: int
     """Threads of each model; 0 means the runtime's default."""
     trust: bool
-    """Run files without a matching manifest, and .pt2 files that run code."""
+    """Run files without a matching manifest, and .pt2 and TorchScript files, which may run code."""
     inputs: Sequence[str]
     """Input that no artifact declares."""
     atol: Sequence[str] | Mapping[str, object]
@@ -240,7 +240,7 @@ class ExportKeywords(TypedDict, total=False):
     dtype: Literal["", "float32"]
     """Export a PyTorch model of another floating-point type in this one, with its inputs and DATA."""
     trust: bool
-    """Load a .pt2 that runs code, or a SavedModel that touches files."""
+    """Load a .pt2 or TorchScript file, which may run code, or a SavedModel that touches files."""
     weights: str
     """Weights of a model by name or of a function: random, or a .safetensors or state dict; default: the
     model's own, from the local cache."""
@@ -293,7 +293,7 @@ class GateKeywords(TypedDict, total=False):
     timeout_s: float
     """Time without an answer after which a worker counts as failed, in seconds."""
     trust: bool
-    """Run files without a matching manifest, and .pt2 files that run code."""
+    """Run files without a matching manifest, and .pt2 and TorchScript files, which may run code."""
 
 class InitKeywords(TypedDict, total=False):
     """Options of `init`, by name."""
@@ -323,7 +323,7 @@ class InitKeywords(TypedDict, total=False):
     max_time_s: float | None
     """Time limit of the measurement, in seconds; default: by the number of artifacts."""
     trust: bool
-    """Load a .pt2 that runs code, or a SavedModel that touches files."""
+    """Load a .pt2 or TorchScript file, which may run code, or a SavedModel that touches files."""
     output: str | Path
     """Recipe to write."""
     max_drop: float | None
@@ -349,7 +349,7 @@ class LayerDiffKeywords(TypedDict, total=False):
     threads: int
     """Threads of each model; 0 means the runtime's default."""
     trust: bool
-    """Run files without a matching manifest, and .pt2 files that run code."""
+    """Run files without a matching manifest, and .pt2 and TorchScript files, which may run code."""
     taps: int | None
     """With --layers: number of tensors to read in one run; default: as many as memory allows."""
     max_builds: int | None
@@ -366,7 +366,7 @@ class LoadKeywords(TypedDict, total=False):
     threads: int
     """Threads of a CPU runtime; 0 means the runtime's default."""
     trust: bool
-    """Run files without a matching manifest, and .pt2 files that run code."""
+    """Run files without a matching manifest, and .pt2 and TorchScript files, which may run code."""
     streams: int
     """Inferences of an engine that can run at once, each on a CUDA stream of its own."""
     cuda_graph: bool
@@ -415,6 +415,8 @@ class TritonKeywords(TypedDict, total=False):
     """Number of the version to add."""
     overwrite: bool
     """Replace an existing version and a config.pbtxt that was edited."""
+    trust: bool
+    """Load a TorchScript file, which may run code."""
 
 class QatKeywords(TypedDict, total=False):
     """Options of `qat`, by name."""
@@ -557,7 +559,7 @@ class ReproduceKeywords(TypedDict, total=False):
     calibration_cache: str | Path | None
     """File for the scales that TensorRT's calibrator computes."""
     trust: bool
-    """Load a .pt2 file that runs code when it is loaded."""
+    """Load a .pt2 or TorchScript file, which may run code."""
     max_time_s: float
     """Longest time to spend on making the graph smaller."""
 

@@ -29,7 +29,9 @@ from .words import (
 )
 
 Inputs = Annotated[InputShapes, "Input that no artifact declares."]
-Trust = Annotated[bool, "Run files without a matching manifest, and .pt2 files that run code."]
+Trust = Annotated[
+    bool, "Run files without a matching manifest, and .pt2 and TorchScript files, which may run code."
+]
 Evaluation = Annotated[Samples, "Labelled samples for accuracy and output difference."]
 MetricName = Annotated[
     str, f"Accuracy metric: {METRIC}.", option(METRIC, pattern=METRIC_PATTERN, names="metric")

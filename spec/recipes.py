@@ -316,7 +316,9 @@ class ProposalOptions(Checked):
         option("--max-time SECONDS"),
     ] = None
 
-    trust: Annotated[bool, "Load a .pt2 that runs code, or a SavedModel that touches files."] = False
+    trust: Annotated[
+        bool, "Load a .pt2 or TorchScript file, which may run code, or a SavedModel that touches files."
+    ] = False
 
     def check(self) -> None:
         """Refuse a target that there is none of."""
