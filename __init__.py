@@ -70,9 +70,7 @@ def __getattr__(name: str) -> object:
     if name == "qat":
         return import_module(".compiler.quantize.qat.train", __name__)
     if name not in _HOME:
-        from .spec.removed import removed_command
-
-        raise AttributeError(removed_command(name) or f"module 'qcompile' has no attribute {name!r}")
+        raise AttributeError(f"module 'qcompile' has no attribute {name!r}")
     return getattr(import_module(f".{_HOME[name]}", __name__), name)
 
 

@@ -205,7 +205,7 @@ def forms_of(runnables: Sequence[RunnableArtifact]) -> dict[str, OutputForm]:
     graph = None
     for path in (Path(runnable.artifact) for runnable in runnables):
         manifest = read_manifest(path) if path.is_file() else None
-        said = manifest.current_options.get("rules") if manifest else None
+        said = manifest.options.get("rules") if manifest else None
         rules += [
             text for text in map(str, said if isinstance(said, list | tuple) else ()) if text not in rules
         ]

@@ -24,7 +24,6 @@ import click
 from ..errors import EngineUnavailable, QCompileError
 from ..files.storage import storage_error
 from ..plain_text import plain, plain_json, plain_lines
-from ..spec.removed import removed_command, removed_option
 from ..version import __version__
 
 _VERBS = {
@@ -81,15 +80,6 @@ class VerbGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb, or say what to use in place of one that went."""
-        gone = removed_command(args[0]) if args[0] not in _VERBS else ""
-        if gone:
-            raise click.UsageError(gone, ctx)
-        return super().resolve_command(ctx, args)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(verb, words) for verb, (_, words) in _VERBS.items()])
@@ -124,10 +114,6 @@ def _run(arguments: list[str], stop: StopSignals) -> int:
             return stop.exit_code  # `bench` keeps what it has measured, and says so itself
         return code if isinstance(code, int) else 0
     except click.ClickException as error:
-        if isinstance(error, click.NoSuchOption):
-            command = error.ctx.info_name if error.ctx is not None else None
-            if gone := removed_option(error.option_name, command or ""):
-                error = click.UsageError(gone, error.ctx)
         error.message = plain_lines(error.message)  # type: ignore[misc]  # nothing else is shown
         error.show()
         return error.exit_code

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +99,7 @@ def carry_out(
     """Run a recipe, or print what a run would do; return the exit code."""
     from ..pipeline.recipe import read_recipe
 
-    recipe = read_recipe(path, told=lambda text: session.warn([text]))
+    recipe = read_recipe(path)
     if recipe.model.trust and is_child():
         refuse_trust("model.trust of the recipe")
     if options.dry_run and options.scheduler:
@@ -207,10 +206,6 @@ def _artifacts_table(report: Any) -> Any:
     return table
 
 
-_THIS_PROCESS = "none"
-"""What 0.2.0 took in place of a scheduler's address for no processes but this one."""
-
-
 @verb(
     recipes.SweepCommand,
     "qcompile sweep recipe.toml",
@@ -223,8 +218,6 @@ def sweep(session: Session, options: recipes.SweepCommand) -> int:
     from ..pipeline.sweep import plan_sweep
     from ..pipeline.sweep import sweep as sweep_recipe
 
-    if options.scheduler == _THIS_PROCESS:
-        options = replace(options, scheduler="")
     return carry_out(session, options, options.recipe, sweep_recipe, plan_sweep)
 
 

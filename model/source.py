@@ -23,7 +23,6 @@ from urllib.parse import quote, unquote
 from ..artifact import checked_input, is_manifest
 from ..errors import InvalidOption, MissingFile
 from ..files import absolute_path, digest_files, manifest_path, nearest_name, require_file
-from ..spec.removed import removed_source
 from ..version import tool_versions
 from .source_paths import packages_around
 
@@ -179,8 +178,6 @@ def parse_source(spec: str, *, base: Path | None = None, weights: str = "", down
     """Read a MODEL spelling; `weights` and `download` count as if they stood in it."""
     head, mark, query = spec.partition("?")
     kind, colon, name = head.partition(":")
-    if instead := removed_source(spec):
-        raise InvalidOption(f"model {spec!r}: {instead}")
     if kind in NAMED and colon:
         options = parse_query(query, spec) if mark else SourceOptions()
         source = _named(spec, kind, name, base)

@@ -176,12 +176,9 @@ def measured_options(
 ) -> dict[str, object]:
     """Return the options of `[bench]` for the key of a stage that runs artifacts, some of them `on_gpu`.
 
-    Where no engine of TensorRT runs they are as in keys of 0.2.0, which had no layer times, and no CUDA
-    graphs by default: what was measured on a processor is not measured again.
+    Without an engine of TensorRT, CUDA graphs change nothing: they are as good as off.
     """
     options = options_key(_section(recipe), without=without)
-    if not options["layer_times"]:
-        del options["layer_times"]
     targets = {named_artifact(recipe, name).target for name in on_gpu}
     if options["cuda_graph"] is None and not targets & {*TENSORRT_TARGETS}:
         options["cuda_graph"] = False

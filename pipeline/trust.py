@@ -31,7 +31,6 @@ from ..errors import QCompileError
 from ..files import manifest_path, require_file, side_files
 from ..model.load import preprocessing_files
 from ..model.source import NAMED, TRUSTED_KINDS, Source, parse_source, source_files
-from ..progress import silent
 from ..spec.option import Named, Option, fields_of
 from ..spec.recipes import RecipeFile
 from ..spec.tensorrt import AUTO, OFF
@@ -197,7 +196,7 @@ def portable_text(recipe: Recipe) -> bytes:
     moved = portable(recipe)
     with contextlib.suppress(OSError, QCompileError):
         content = recipe.path.read_bytes()
-        if parse_recipe(content, recipe.path, told=silent) == moved:
+        if parse_recipe(content, recipe.path) == moved:
             return content
     return recipe_text(moved).encode()
 

@@ -24,10 +24,6 @@ _OTHERS = {
     "qcompile.layers": (
         "layers that `qcompile diff` compared", "qcompile report shows it with `layers`, beside results",
     ),
-    "qcompile.sweep": (
-        "results of a sweep of version 0.2.0",
-        "run the sweep again: finished stages are kept, and it writes results.json",
-    ),
 }  # fmt: skip
 """Kinds of JSON files that other commands read: what they are, and what shows them."""
 

@@ -21,7 +21,6 @@ from .words import (
     AUTO,
     BASELINE,
     CPU_TARGETS,
-    FORMER_ISAS,
     METHOD,
     METRIC,
     METRIC_PATTERN,
@@ -203,13 +202,10 @@ class RecipeFile(Checked):
 
 
 def recipe_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a recipe, for editors: what msgspec knows, that the keys are all, and the
-    names that instruction sets had before."""
+    """Return the JSON Schema of a recipe, for editors: what msgspec knows, and that the keys are all."""
     schema = msgspec.json.schema(RecipeFile)
     for table in schema["$defs"].values():
         table["additionalProperties"] = False
-        if isa := table["properties"].get("isa"):
-            isa["anyOf"] = [{"enum": isa.pop("enum")}, {"enum": [*FORMER_ISAS], "deprecated": True}]
     recipe = schema["$defs"][RecipeFile.__name__]
     recipe["anyOf"] = [{"required": ["model", "artifact"]}, {"required": ["sweep"]}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "qcompile recipe", **schema}

@@ -12,23 +12,21 @@ import pytest
 from public_api import public_api
 
 import qcompile
-from qcompile.spec.removed import removed_command, removed_option
 
 SAMPLES = sorted((Path(__file__).parent / "samples").glob("api-*.json"))
 
 
 def broken(before: dict[str, Any], today: dict[str, Any]) -> Iterator[str]:
-    """Yield what a caller of the version before stumbles over, and is not told of."""
+    """Yield what a caller of the version before stumbles over."""
     for part in ("python", "commands"):
         for name, given in before[part].items():
             if name not in today[part]:
-                if not removed_command(name.removeprefix("qcompile ")):
-                    yield f"{name} is gone"
+                yield f"{name} is gone"
                 continue
             yield from changed(name, given, today[part][name])
     for part in ("errors", "recipe"):
         gone = set(before[part]) - set(today[part])
-        yield from (f"{name} is gone" for name in gone if not (part == "recipe" and removed_option(name)))
+        yield from (f"{name} is gone" for name in gone)
 
 
 def changed(name: str, before: dict[str, str], today: dict[str, str]) -> Iterator[str]:
@@ -36,8 +34,6 @@ def changed(name: str, before: dict[str, str], today: dict[str, str]) -> Iterato
         allowed = {kind, kind.replace("required", "optional")}
         if kind.endswith("by name"):
             allowed |= {text.replace("by name", "by position") for text in allowed}
-        if one not in today and removed_option(one, name.removeprefix("qcompile ")):
-            continue
         if today.get(one) not in allowed:
             yield f"{name}: {one} was {kind}, is {today.get(one, 'gone')}"
     yield from (

@@ -11,8 +11,6 @@ import pytest
 from packaged import build, copy_source, environment, share_all
 from readme_walk import README, ROOT, block, check_python, check_walk, copy_example
 
-from qcompile.spec.removed import removed_option
-
 PROMISES = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
 WRITTEN = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")))
 DOCUMENTS = (
@@ -155,6 +153,4 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
     }  # fmt: skip
     option = r"(?<![\w-])--[a-z][A-Za-z0-9-]*"
     named = set(re.findall(option, document.read_text(encoding="utf-8")))
-    if document.name == "compatibility.md":
-        named -= {flag for flag in named if removed_option(flag) or removed_option(f"inspect.{flag[2:]}")}
     assert named <= known | foreign, f"{document.name} names {named - known - foreign}"

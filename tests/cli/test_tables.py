@@ -124,7 +124,7 @@ def test_a_failed_cell_says_why_and_the_exit_code_is_1(qc: Qc, recipe: Path, tmp
     assert "done  residual: build-openvino-fp32" in said.err
     assert "other-openvino-fp32: not built" in said.err
     assert "residual-openvino-fp32" in said.out
-    again = qc("sweep", recipe, "--scheduler", "none", "--json")
+    again = qc("sweep", recipe, "--json")
     value = json.loads(again.out)
     assert again.code == 1
     assert [*value["artifacts"]] == ["residual-openvino-fp32", "mlp-openvino-fp32"]

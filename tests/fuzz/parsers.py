@@ -187,7 +187,7 @@ def command_line(content: bytes, _: Path) -> None:
         error.format_message()
         return
     with context:
-        read(verb.spec, context.params, on_deprecated=lambda _: None)
+        read(verb.spec, context.params)
 
 
 def runtime_cache(content: bytes, folder: Path) -> None:
@@ -319,7 +319,7 @@ PARSERS: dict[str, Parser] = {
     "data_spelling": Parser(data_spelling),
     "model_spelling": Parser(model_spelling),
     "command_line": Parser(command_line),
-    "recipe": Parser(lambda c, _: parse_recipe(c, Path("recipe.toml"), told=lambda _: None)),
+    "recipe": Parser(lambda c, _: parse_recipe(c, Path("recipe.toml"))),
     "results": Parser(results, json=True),
     "report": Parser(
         lambda c, f: sections(s := read_source(_file(c, f, "results.json")), summarize(s).recommended),
