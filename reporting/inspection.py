@@ -132,8 +132,7 @@ def _ranges(path: Path) -> dict[str, Any]:
         "samples": ranges.samples,
         "method": str(ranges.method),
         "data": ranges.data,
-        "tensors": len(ranges.histograms) + len(ranges.fixed),
+        "tensors": len(ranges.histograms),
         "shared": len(ranges.shared),
         "skipped": dict(ranges.skipped),
-        "has_checksum": ranges.is_verified,
     }
