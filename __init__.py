@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from .engines.registry import load
     from .errors import QCompileError
     from .pipeline.auto import auto
-    from .pipeline.migrate.migration import migrate
     from .pipeline.propose.init import init
     from .pipeline.recipe import Recipe, read_recipe
     from .pipeline.run import run
@@ -55,14 +54,14 @@ _HOME = {
     "doctor": "engines.doctor", "TritonOptions": "deploy", "package_ep_context": "deploy",
     "package_triton": "deploy", "load": "engines.registry", "QCompileError": "errors",
     "auto": "pipeline.auto", "init": "pipeline.propose.init", "run": "pipeline.run",
-    "migrate": "pipeline.migrate.migration", "Recipe": "pipeline.recipe", "read_recipe": "pipeline.recipe",
+    "Recipe": "pipeline.recipe", "read_recipe": "pipeline.recipe",
     "run_untrusted": "processes.untrusted", "tune": "tuning.tune",
 }  # fmt: skip
 
 __all__ = [
     "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__", "auto",
     "benchmark", "build", "calibrate", "connect", "diff", "doctor", "export", "gate", "init",
-    "inspect", "load", "load_artifact", "migrate", "package_ep_context", "package_triton", "quantize",
+    "inspect", "load", "load_artifact", "package_ep_context", "package_triton", "quantize",
     "read_recipe", "refit", "report", "reproduce", "run", "run_untrusted", "simplify", "tune",
 ]  # fmt: skip
 
@@ -71,9 +70,7 @@ def __getattr__(name: str) -> object:
     if name == "qat":
         return import_module(".compiler.quantize.qat.train", __name__)
     if name not in _HOME:
-        from .spec.removed import removed_command
-
-        raise AttributeError(removed_command(name) or f"module 'qcompile' has no attribute {name!r}")
+        raise AttributeError(f"module 'qcompile' has no attribute {name!r}")
     return getattr(import_module(f".{_HOME[name]}", __name__), name)
 
 

@@ -22,7 +22,7 @@ import msgspec
 from .errors import ArtifactError
 from .files import digest_files, manifest_path, read_json, require_file, side_files, write_json
 from .processor import isa_here, isa_of, overflows, why_not_exact
-from .spec.words import CPU_TARGETS, FORMER_ISAS, ISAS, Isa
+from .spec.words import CPU_TARGETS, ISAS, Isa
 from .tensors import ModelIO
 from .version import tool_versions as tool_versions  # beside what it is written into
 
@@ -30,8 +30,6 @@ SCHEMA_VERSION = 1
 _DTYPE = re.compile(
     r"float(16|32|64)|bfloat16|u?int(2|4|8|16|32|64)|bool|string|undefined|complex(64|128)|float[468]_\w+"
 )
-_FORMER_OPTIONS = {"rest": "float_precision", "processor": "isa", "form": "quant_format"}
-"""Options of 0.1.0 to what they are called now."""
 _DEEPEST = 32
 """Levels of nesting that a manifest may have; those written have less than ten."""
 _MARKS = ("schema_version", "stage", "digest")
@@ -186,14 +184,6 @@ class Manifest:
     digest: str = ""
     size_bytes: Count = 0
 
-    @property
-    def current_options(self) -> dict[str, object]:
-        """`options` by the names that they have now, whichever version wrote them."""
-        current = {_FORMER_OPTIONS.get(name, name): value for name, value in self.options.items()}
-        isa, calibrator = current.get("isa"), current.get("calibrator")
-        current |= {"isa": FORMER_ISAS[isa]} if isinstance(isa, str) and isa in FORMER_ISAS else {}
-        return current | ({"calibrator": "ranges"} if calibrator == "ours" else {})
-
     def as_json(self) -> dict[str, object]:
         values = vars(self) | {
             "io": self.io.as_json() if self.io else None,
@@ -243,10 +233,6 @@ def decode_manifest(value: Any, file: Path) -> Manifest:
         if missing := [field.name for field in dataclasses.fields(Manifest) if field.name not in value]:
             raise ValueError(f"Object missing required field `{missing[0]}`")
         proof = dict(manifest.proof)
-        for name, counts in proof.items():
-            if isinstance(counts, dict) and isinstance(counts.get("untold"), dict):  # of older manifests
-                renamed = {"unreported" if key == "untold" else key: layers for key, layers in counts.items()}
-                proof[name] = renamed
         msgspec.convert(value | {"proof": proof}, Read)
         return dataclasses.replace(
             manifest, proof=proof, checks=tuple(manifest.checks), warnings=tuple(manifest.warnings)
@@ -388,8 +374,6 @@ _EXACT = "with `isa` avx2, which every x86 processor computes exactly"
 BUILD_AGAIN = f"build it again here, or {_EXACT}"
 QUANTIZE_AGAIN = f"quantize the float model again here, or {_EXACT}"
 PACKAGE_ELSEWHERE = f"package it on a processor like the server's, or build it {_EXACT}"
-_OF_0_2: Isa = "avx512-vnni"
-"""What `quantize` of 0.2.0 quantized for where its manifest does not say: its default, then named "vnni"."""
 
 
 def int8_isa(manifest: Manifest | None) -> Isa:
@@ -402,12 +386,9 @@ def int8_isa(manifest: Manifest | None) -> Isa:
     ):
         return "auto"
     device = manifest.device
-    of_device = FORMER_ISAS.get(str(device.get("isa")), device.get("isa"))
-    for isa in (manifest.current_options.get("isa"), of_device):
+    for isa in (manifest.options.get("isa"), device.get("isa")):
         if isa in ISAS and isa != "auto":
             return cast(Isa, isa)
-    if manifest.stage == "quantize" and manifest.target:
-        return _OF_0_2
     features = device.get("features")
     if manifest.stage != "build" or not isinstance(features, list) or not features:
         return "auto"

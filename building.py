@@ -269,10 +269,10 @@ def _spec_of(manifest: Manifest, *, only: Collection[str] = ()) -> BuildSpec:
     def options(kind: type) -> dict[str, object]:
         names = {option.name for option in fields_of(kind)}
         names &= set(only) or names
-        return {name: value for name, value in manifest.current_options.items() if name in names}
+        return {name: value for name, value in manifest.options.items() if name in names}
 
+    # A manifest leaves `float_precision` out where it is fp32.
     recorded = {"target": manifest.target, "precision": manifest.precision, "float_precision": "fp32"}
-    # 0.2.0 left `float_precision` out where it was fp32.
     return parse_spec(BuildSpec, {**recorded, **options(BuildSpec), "tensorrt": options(TensorRTOptions)})
 
 

@@ -29,9 +29,6 @@ def measured_packages() -> dict[str, str]:
     return {**packages_of(names()), "pycuda": "pycuda", "cuda-bindings": "cuda.bindings", "numpy": "numpy"}
 
 
-_MACHINE = ("processor", "architecture", "features", "cores_usable", "gpu")
-
-
 def environment(threads: int, gpu: int = 0) -> dict[str, Any]:
     """Return what stays as it is: processor, cores, memory, the GPU of that number, system and versions."""
     nvml, why_not = find_nvml(gpu)
@@ -65,15 +62,6 @@ def state(gpu: int = 0) -> dict[str, Any]:
         "cpu_limited_us": _cpu_limited_us(),
         "gpu": nvml.state() if nvml else None,
     }
-
-
-def machine_of(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what two environments must share for their numbers to be compared.
-
-    The model of processor, its instruction sets, the cores in use and the GPU; not the host's name, which
-    changes with every machine that a CI service lends.
-    """
-    return {name: environment.get(name) for name in _MACHINE}
 
 
 def machine_text(environment: Mapping[str, Any]) -> str:

@@ -20,13 +20,13 @@ from ..engines.base import Place
 from ..engines.registry import engine, engine_of
 from ..errors import DataError, EngineUnavailable, InvalidOption, MissingFile, WorkerError
 from ..files import temporary_folder
-from ..model.archives import check_program
+from ..model.archives import require_trust, trusting
 from ..model.graph import WeightsHeld, graph_precision, weights_of_graph
 from ..model.onnx_file import read_graph
 from ..model.output_forms import OutputForm, output_forms
 from ..model.random_input import RandomInput, random_feeds
 from ..model.session import make_session, run_session, session_options
-from ..model.source import NAMED, parse_source
+from ..model.source import NAMED, TRUSTED_KINDS, parse_source
 from ..processes.arrays import load_arrays, save_arrays
 from ..processes.worker import Worker
 from ..tensors import Feeds, ModelIO, first_axes_differ, format_shape, parse_input, samples_in
@@ -126,8 +126,9 @@ def describe(
         accept(path)
     elif path.is_file():
         checked_input(path)  # the digest, before anything is executed
-    if path.suffix.lower() == ".pt2" and not trust:
-        check_program(path)  # its worker will trust it
+    if runtime in ("pytorch", "torchscript") and (source := parse_source(artifact)).kind in TRUSTED_KINDS:
+        with trusting(trust):
+            require_trust(source.file)  # its worker trusts it
     manifest = read_manifest(path) if path.is_file() else None
     io, precision, runs_on, layers, random, weights = None, "fp32", "CPU", None, None, None
     warnings: tuple[str, ...] = ()
@@ -204,7 +205,7 @@ def forms_of(runnables: Sequence[RunnableArtifact]) -> dict[str, OutputForm]:
     graph = None
     for path in (Path(runnable.artifact) for runnable in runnables):
         manifest = read_manifest(path) if path.is_file() else None
-        said = manifest.current_options.get("rules") if manifest else None
+        said = manifest.options.get("rules") if manifest else None
         rules += [
             text for text in map(str, said if isinstance(said, list | tuple) else ()) if text not in rules
         ]

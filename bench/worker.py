@@ -199,7 +199,7 @@ class WorkerSession:
             from ..engines.pytorch import PyTorch
             from ..model.archives import trusting
 
-            with trusting():  # the caller has looked into it
+            with trusting():  # `describe` has required it
                 return PyTorch().open_in_mode(
                     request["artifact"], mode, threads=threads, io=io, device=parse_device(device or "cpu")
                 )

@@ -69,7 +69,6 @@ class Ranges:
         shared: Tensor name to the observed tensors whose ranges together are its own.
         skipped: Tensor name to the reason why it was not observed.
         fixed: Tensor name to amax, where no histograms are known: read from TensorRT's cache.
-        is_verified: Whether their file's checksum says so. A file of an earlier version holds none.
     """
 
     model: str
@@ -79,7 +78,6 @@ class Ranges:
     shared: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, float] = field(default_factory=dict)
-    is_verified: bool = field(default=True, compare=False)
 
     @property
     def samples(self) -> int:
@@ -100,13 +98,6 @@ class Ranges:
                 hint="calibrate this very file; simplify comes before calibrate",
                 file=path,
             )
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the user should know of their file."""
-        if self.is_verified:
-            return ()
-        return ("the ranges file holds no checksum: an earlier version made it; a damage would not be found",)
 
     def names(self) -> Iterator[str]:
         """Yield the tensors that have a range."""

@@ -1,11 +1,8 @@
 """The ranges file: a safetensors file (no pickle) with one int64 array of counts per tensor.
 
 A JSON header lies under the metadata key "qcompile": model, data, method, and per tensor exponent, min, max
-and amax by every method. Equal ranges give equal bytes. Ranges of TensorRT's cache hold no counts but the
-amax of each tensor, under "fixed"; such a file is of version 3, which versions that know none refuse.
-
-The header holds a checksum over itself and all counts. Files of the former format hold none: they are read,
-and `Ranges.is_verified` says so.
+and amax by every method. Equal ranges give equal bytes. The header holds a checksum over itself and all
+counts.
 
 A checkpoint has the same form: the counts of every tensor, what they belong to, and a checksum. An
 interrupted calibration resumes from it.
@@ -15,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,7 +29,7 @@ from .histogram import BINS, Histogram, why_slow
 from .ranges import Portion, Ranges
 from .thresholds import Method, amax_by_method
 
-FORMAT_VERSION, _FIXED_VERSION = 2, 3
+FORMAT_VERSION = 2
 _KEY = "qcompile"
 _DAMAGED = (KeyError, ValueError, TypeError, AttributeError, RecursionError, OSError)
 
@@ -50,7 +46,7 @@ def save_ranges(ranges: Ranges, path: Path) -> None:
         for name, values in observed.items()
     }
     header = _Header(
-        version=_FIXED_VERSION if ranges.fixed else FORMAT_VERSION,
+        version=FORMAT_VERSION,
         model=ranges.model,
         data=dict(sorted(ranges.portions.items())),
         method=ranges.method.name,
@@ -59,7 +55,6 @@ def save_ranges(ranges: Ranges, path: Path) -> None:
         empty=sorted(set(ranges.histograms) - set(observed)),
         shared=dict(sorted(ranges.shared.items())),
         skipped=dict(sorted(ranges.skipped.items())),
-        fixed=dict(sorted(ranges.fixed.items())) or msgspec.UNSET,
     )
     path.write_bytes(_file_content(msgspec.to_builtins(header), observed))
 
@@ -69,10 +64,9 @@ def load_ranges(path: Path) -> Ranges:
     checked_input(path, what="ranges file")
     try:
         header, counts = _read(path)
-        if header["version"] not in (FORMAT_VERSION, _FIXED_VERSION):
+        if header["version"] != FORMAT_VERSION:
             raise CalibrationError(
-                f"{path}: ranges file of version {header['version']}; "
-                f"this qcompile reads {FORMAT_VERSION} and {_FIXED_VERSION}",
+                f"{path}: ranges file of version {header['version']}; this qcompile reads {FORMAT_VERSION}",
                 hint="calibrate again",
             )
         typed = msgspec.convert(header, _Header)
@@ -119,7 +113,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
     """What lies under the metadata key `qcompile`.
 
     Attributes:
-        version: 2; 3 where the file comes from TensorRT's cache and holds `fixed` in place of counts.
+        version: Of the format.
         bins: Bins on each side of zero: a tensor of int64 counts has twice as many, the negative ones first.
         model: Fingerprint of the ONNX file that was observed.
         data: Digest of each set of samples to how much of it was observed.
@@ -129,8 +123,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
         empty: Tensors that had no values.
         shared: Tensor to the observed tensors whose ranges together are its own.
         skipped: Tensor to the reason why it was not observed.
-        fixed: Tensor to amax, in its units.
-        checksum: "sha256:..." of header and counts; missing in the oldest files.
+        checksum: "sha256:..." of header and counts.
     """
 
     version: int
@@ -143,18 +136,15 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
     empty: Sequence[str]
     shared: dict[str, Sequence[str]]
     skipped: dict[str, str]
-    fixed: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
     checksum: str | msgspec.UnsetType = msgspec.UNSET
 
 
 def _require_checksum(
     path: Path, header: dict[str, Any], typed: _Header, counts: dict[str, NDArray[np.int64]]
 ) -> None:
-    """Refuse a file that was changed; one of the former format has no checksum, and nothing but its keys."""
+    """Refuse a file that was changed or has no checksum."""
     if not typed.checksum:
-        if unknown := sorted(header.keys() - {*_Header.__struct_fields__}):
-            raise ValueError(f"its header holds {unknown[0]!r}, which is no key of it")
-        return
+        raise ValueError("its header holds no checksum")
     computed = checksum(header, counts)
     if computed != typed.checksum:
         raise CalibrationError(
@@ -176,9 +166,6 @@ def _ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ranges:
         if histogram.is_empty or not histogram.is_plausible:
             raise ValueError(f"the histogram of {name!r} contradicts itself")
     histograms |= {name: Histogram() for name in header.empty}
-    fixed = header.fixed or {}
-    if not all(math.isfinite(amax) and amax > 0 for amax in fixed.values()):
-        raise ValueError("a fixed amax is not above zero and finite")
     lost = [source for sources in header.shared.values() for source in sources if source not in histograms]
     if lost:
         raise ValueError(f"it refers to {lost[0]!r}, which it does not hold")
@@ -188,8 +175,7 @@ def _ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ranges:
     method = Method(METHODS[METHODS.index(header.method)], header.percentile)
     return Ranges(
         header.model, header.data, method, histograms,
-        {name: tuple(sources) for name, sources in header.shared.items()}, header.skipped, fixed,
-        is_verified=bool(header.checksum),
+        {name: tuple(sources) for name, sources in header.shared.items()}, header.skipped,
     )  # fmt: skip
 
 

@@ -269,7 +269,6 @@ def show(session: Session, options: ShowRangesCommand) -> None:
     if plot is not None and plot.suffix != SUFFIX:
         raise Refused("plot", f"{SUFFIX} is required", value=str(plot))
     loaded = load_ranges(file)
-    session.warn(loaded.notes)
     method = parse_method(options.method) if options.method else loaded.method
     if method.name != "percentile":
         method = replace(method, percentile=loaded.method.percentile)
@@ -293,13 +292,10 @@ def show(session: Session, options: ShowRangesCommand) -> None:
             "tensors": [summary.as_json() for summary in listed],
             "shared": {name: list(sources) for name, sources in loaded.shared.items()},
             "skipped": dict(loaded.skipped),
-            **({"fixed": dict(loaded.fixed)} if loaded.fixed else {}),
         }
     )
     session.say(f"{file}  {loaded.samples} samples, {len(summaries)} tensors, {method} for {options.target}")
     _table(session, listed)
-    for name, amax in loaded.fixed.items():
-        session.say(f"  {name}: amax {amax:.4g}, of TensorRT's cache")
     for name, reason in loaded.skipped.items():
         session.say(f"  skipped {name}: {reason}")
     if plot is not None:
@@ -347,7 +343,6 @@ def cache(session: Session, options: RangesCacheCommand) -> None:
     from ..files import write_text
 
     loaded = load_ranges(options.file)
-    session.warn(loaded.notes)
     method = parse_method(options.method) if options.method else None
     text = format_cache(loaded, version=options.version, calibrator=options.calibrator, method=method)
     write_text(options.output, text)

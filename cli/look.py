@@ -60,8 +60,6 @@ def _show_ranges(session: Session, facts: dict[str, Any]) -> None:
     for name, reason in facts["skipped"].items():
         session.say(f"  skipped {name}: {reason}")
     session.say(f"  qcompile ranges show {facts['file']} lists them")
-    if not facts["has_checksum"]:
-        session.say("  no checksum: an earlier version made it; a damage would not be found")
     _show_manifest(session, facts)
 
 

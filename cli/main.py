@@ -25,7 +25,6 @@ import click
 from ..errors import EngineUnavailable, QCompileError, StorageError, causes
 from ..files.storage import storage_error
 from ..plain_text import NOT_UTF8, never_fail, plain, plain_json, plain_lines
-from ..spec.removed import removed_command, removed_option
 from ..version import __version__
 
 _VERBS = {
@@ -39,7 +38,7 @@ _VERBS = {
     "tune": ("first_use", "find the fastest INT8 model within an accuracy budget"),
     "build": ("compile", "build for a target and prove the precision"),
     "refit": ("compile", "give a built engine new weights"),
-    "bench": ("measure", "measure artifacts against a baseline, or compare results"),
+    "bench": ("measure", "measure artifacts against a baseline"),
     "gate": ("measure", "judge a new version against the old one, for CI"),
     "diff": ("measure", "compare outputs with Polygraphy"),
     "reproduce": ("compile", "cut a fault of a runtime down to its smallest graph"),
@@ -47,7 +46,6 @@ _VERBS = {
     "run": ("recipes", "run all stages of a recipe"),
     "sweep": ("recipes", "build and measure a matrix of artifacts"),
     "worker": ("recipes", "carry out stages for a Dask scheduler"),
-    "migrate": ("recipes", "turn a trtexec or Polygraphy command line into a recipe"),
     "package": ("look", "package an artifact for a server"),
     "inspect": ("look", "show what a file contains"),
     "doctor": ("look", "check what works on this machine"),
@@ -82,15 +80,6 @@ class VerbGroup(click.Group):
         command = getattr(import_module(f".{_VERBS[cmd_name][0]}", __package__), cmd_name)
         assert isinstance(command, click.Command)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb, or say what to use in place of one that went."""
-        gone = removed_command(args[0]) if args[0] not in _VERBS else ""
-        if gone:
-            raise click.UsageError(gone, ctx)
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -158,10 +147,6 @@ def _run(arguments: list[str], stop: StopSignals) -> int:
             return stop.exit_code  # `bench` keeps what it has measured, and says so itself
         return code if isinstance(code, int) else 0
     except click.ClickException as error:
-        if isinstance(error, click.NoSuchOption):
-            command = error.ctx.info_name if error.ctx is not None else None
-            if gone := removed_option(error.option_name, command or ""):
-                error = click.UsageError(gone, error.ctx)
         error.message = plain_lines(error.message)  # type: ignore[misc]  # nothing else is shown
         error.show()
         return error.exit_code

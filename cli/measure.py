@@ -1,4 +1,4 @@
-"""The verbs that measure, judge and compare: `bench`, `bench compare`, `gate`, `report`, `diff`."""
+"""The verbs that measure, judge and compare: `bench`, `gate`, `report`, `diff`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import click
 from ..figures import decibels
 from ..spec.decode import Refused
 from ..spec.looking import ReportCommand
-from ..spec.measure import BenchCommand, CompareCommand, DiffCommand, DiffSpec, GateCommand, LayerDiffSpec
+from ..spec.measure import BenchCommand, DiffCommand, DiffSpec, GateCommand, LayerDiffSpec
 from ..spec.option import fields_of
 from . import tables
 from .session import Session
-from .verb import Verb, verb
+from .verb import verb
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,33 +25,6 @@ if TYPE_CHECKING:
     from ..bench.gate import GateResult
     from ..comparison.layers.outcome import LayerDiff, Neighbour
     from ..comparison.layers.rebuild import EngineSource
-
-_ARGUMENTS = "qcompile.bench.arguments"
-_MEASURE = "measure"
-
-
-class BenchGroup(click.Group):
-    """A group whose name alone measures: `qcompile bench a.onnx`; a known word first is another command."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the default command in front, and remember what was typed."""
-        ctx.meta[_ARGUMENTS] = list(args)
-        is_command = args[:1] and args[0] in self.commands
-        return super().parse_args(ctx, args if is_command else [_MEASURE, *args])
-
-
-class MeasureVerb(Verb):
-    """Shows itself under the name it is called by."""
-
-    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the usage without the name that nobody types."""
-        program = ctx.command_path.removesuffix(f" {_MEASURE}")
-        formatter.write_usage(program, " ".join(self.collect_usage_pieces(ctx)))
-
-
-@click.group(cls=BenchGroup)
-def bench() -> None:
-    """Measure artifacts, or compare what was measured."""
 
 
 @verb(
@@ -65,11 +38,8 @@ def bench() -> None:
     "qcompile bench model.onnx --baseline model.py:build --torch compile --batch-sizes 1,2,4,8",
     "qcompile bench model.onnx --baseline model.py:build --torch half --model int8=model.py:int8",
     "qcompile bench model.onnx --baseline model.py:build --batch-size 256 --evaluation data.npz --per-batch",
-    "qcompile bench compare old.json new.json --fail-if slower:5%",
-    cls=MeasureVerb,
-    short_help="measure artifacts against a baseline",
 )
-def measure(session: Session, options: BenchCommand) -> int:
+def bench(session: Session, options: BenchCommand) -> int:
     from ..bench.benchmark import benchmark
     from ..bench.results.render import markdown, save_csv
     from ..bench.results.results import BenchInterrupted
@@ -79,7 +49,7 @@ def measure(session: Session, options: BenchCommand) -> int:
         results = benchmark(
             options.artifacts,
             options,
-            command=["qcompile", "bench", *click.get_current_context().meta.get(_ARGUMENTS, ())],
+            command=["qcompile", *(click.get_current_context().find_root().obj or ())],
             progress=session.progress,
         )
     except BenchInterrupted as stopped:
@@ -97,35 +67,6 @@ def measure(session: Session, options: BenchCommand) -> int:
         session.warn([f"interrupted{file}"])
         return 130
     return 1 if any(row.has_failed for row in results.rows) else 0
-
-
-@verb(
-    CompareCommand,
-    "qcompile bench compare old.json new.json",
-    "qcompile bench compare old.json new.json --fail-if slower:5% --fail-if accuracy:0.5",
-    "qcompile bench compare laptop.json server.json --across-machines",
-    short_help="compare new results with old ones",
-)
-def compare(session: Session, options: CompareCommand) -> int:
-    from ..bench.results.regress import compare_results
-    from ..bench.results.results import load_results
-    from ..files import write_json
-
-    comparison = compare_results(load_results(options.old), load_results(options.new), options)
-    if options.output is not None:
-        write_json(options.output, comparison.as_json())
-    session.json(comparison.as_json())
-    session.table(tables.regression_table(comparison))
-    for change in comparison.changes:
-        if change.reason:
-            session.note(f"{change.name}: {change.reason}")
-        for limit in change.broken:
-            session.note(f"{change.name}: fails {limit}")
-    return 0 if comparison else 1
-
-
-for _command in (measure, compare):
-    bench.add_command(_command)
 
 
 @verb(

@@ -1,11 +1,10 @@
-"""The verbs of recipes, `run`, `sweep`, `worker` and `migrate`, and the workers of `--scheduler`."""
+"""The verbs of recipes, `run`, `sweep` and `worker`, and the workers of `--scheduler`."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from ..spec import recipes
 from ..spec.option import fields_of
 from .session import Session, refuse_trust
 from .tables import DASH, add_row, bytes_text, make_table, present_results
-from .verb import Verb, verb
+from .verb import verb
 
 if TYPE_CHECKING:
     from ..cluster.resources import Facts
@@ -100,7 +99,7 @@ def carry_out(
     """Run a recipe, or print what a run would do; return the exit code."""
     from ..pipeline.recipe import read_recipe
 
-    recipe = read_recipe(path, told=lambda text: session.warn([text]))
+    recipe = read_recipe(path)
     if recipe.model.trust and is_child():
         refuse_trust("model.trust of the recipe")
     if options.dry_run and options.scheduler:
@@ -207,10 +206,6 @@ def _artifacts_table(report: Any) -> Any:
     return table
 
 
-_THIS_PROCESS = "none"
-"""What 0.2.0 took in place of a scheduler's address for no processes but this one."""
-
-
 @verb(
     recipes.SweepCommand,
     "qcompile sweep recipe.toml",
@@ -223,8 +218,6 @@ def sweep(session: Session, options: recipes.SweepCommand) -> int:
     from ..pipeline.sweep import plan_sweep
     from ..pipeline.sweep import sweep as sweep_recipe
 
-    if options.scheduler == _THIS_PROCESS:
-        options = replace(options, scheduler="")
     return carry_out(session, options, options.recipe, sweep_recipe, plan_sweep)
 
 
@@ -253,50 +246,3 @@ def worker(session: Session, options: recipes.WorkerCommand) -> None:
         session.say(f"  {options.slots} {stages} at a time; announces {', '.join(shown)}")
 
     serve(options, announced=announced, told=session.note)
-
-
-_WORDS = {"kept": "becomes", "missing": "NO EQUAL", "unneeded": "not needed"}
-
-
-class _OneText(Verb):
-    """A command whose COMMAND holds options of another tool, which are no options here."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Say that COMMAND is one text, where its words came apart."""
-        tools = ("trtexec", "polygraphy")
-        if args and args[0].rpartition("/")[2] in tools:
-            raise click.UsageError(
-                f"{args[0]} and its options are one text: qcompile migrate '{args[0]} ...', or @FILE", ctx
-            )
-        return super().parse_args(ctx, args)
-
-
-@verb(
-    recipes.MigrateCommand,
-    "qcompile migrate 'trtexec --onnx=model.onnx --fp16 --saveEngine=model.engine'",
-    "qcompile migrate 'trtexec --onnx=model.onnx --int8 --calib=model.cache' "
-    "--target tensorrt-rtx --gpu sm86",
-    "qcompile migrate 'polygraphy run model.onnx --trt --onnxrt --fp16 --atol 1e-2' -o recipe.toml",
-    "qcompile migrate @build_engine.sh --path /workspace=. --data data.py:samples --allow-missing",
-    cls=_OneText,
-    files=False,
-)
-def migrate(session: Session, options: recipes.MigrateCommand) -> int:
-    from ..pipeline.migrate.migration import migrate as write_recipe
-
-    done = write_recipe(options.command, options.output, options)
-    session.json(done.as_json())
-    if not (session.quiet or session.as_json):
-        table = make_table("", f"option of {done.tool}", "here", "key of the recipe", "note", text=True)
-        for outcome in done.outcomes:
-            add_row(
-                table, outcome.flag, _WORDS[outcome.fate], outcome.to or DASH, session.spelled(outcome.note)
-            )
-        session.table(table)
-    session.warn(f"{outcome.flag}: no equal: {outcome.note}" for outcome in done.missing)
-    if done.ranges:
-        session.say(f"ranges of the calibration cache: {done.ranges}")
-    session.say(f"recipe: {done.recipe}")
-    for command in done.then:
-        session.say(f"  {command}")
-    return 1 if done.missing and not options.allow_missing else 0

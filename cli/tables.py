@@ -14,7 +14,6 @@ from .session import Session
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..bench.results.regress import Regression
     from ..bench.results.results import Results
     from ..bench.results.row import Curve, Row
     from ..comparison.diff import AccuracyComparison, Comparison
@@ -165,33 +164,6 @@ def gpu_table(results: Results) -> Table | None:
         ratio = times(base.compute_ms / latency.compute_ms) if base and latency.compute_ms else DASH
         cells = map(figure, (latency.with_transfers_ms, latency.enqueue_ms))
         add_row(table, row.name, figure(latency.compute_ms), ratio, *cells)
-    return table
-
-
-def regression_table(regression: Regression) -> Table:
-    """Return the table of two runs, one row per artifact; without verdicts across machines."""
-    from ..bench.results.render import speedup_text
-    from ..bench.statistics import CONFIDENCE
-
-    old, new = regression.machines
-    what = "speed-up against the own baseline" if regression.relative else "latency"
-    title = f"{what}, new against old, with its {CONFIDENCE:.0%} interval"
-    table = make_table(
-        title if regression.same_machine else f"{old} | {new}",
-        "artifact", "old ms", "new ms", "speed-up", "verdict", "size", "accuracy gain",
-    )  # fmt: skip
-    for change in regression.changes:
-        ratio, gain = change.speedup, change.gain
-        add_row(
-            table,
-            change.name,
-            figure(change.old_ms),
-            figure(change.new_ms),
-            " ".join(speedup_text(ratio)) if ratio else DASH,
-            ratio.verdict if ratio else DASH,
-            times(change.size_ratio),
-            DASH if gain is None else f"{drop_text(gain, change.unit)} {change.unit}",
-        )
     return table
 
 

@@ -19,13 +19,12 @@ from click.shell_completion import CompletionItem
 from ..errors import QCompileError
 from ..machine_memory import out_of_memory
 from ..spec.artifacts import BuildCommand, QuantizeCommand
-from ..spec.decode import OnDeprecated, decode, deprecated
+from ..spec.decode import decode
 from ..spec.measure import BenchCommand, DiffCommand
 from ..spec.models import CalibrateCommand, ExportCommand
 from ..spec.option import COMMA, Option, options_of
-from ..spec.recipes import MigrateCommand, RunCommand, SweepCommand
-from ..spec.removed import removed_option
-from ..spec.words import AUTO, FORMER_ISAS, METHOD, METHODS, METRIC, METRICS, TARGETS
+from ..spec.recipes import RunCommand, SweepCommand
+from ..spec.words import AUTO, METHOD, METHODS, METRIC, METRICS, TARGETS
 from .session import UNTRUSTED, Session, examples, session_options, watched
 
 _WORDS = {METRIC: (AUTO, *METRICS), METHOD: METHODS, "TARGET": TARGETS}
@@ -75,7 +74,7 @@ class Verb(click.Command):
 
 
 def verb(
-    spec: type[Spec], *shown: str, short_help: str | None = None, cls: type[Verb] = Verb, files: bool = True
+    spec: type[Spec], *shown: str, short_help: str | None = None, files: bool = True
 ) -> Callable[[Callable[[Session, Spec], int | None]], Verb]:
     """Return a decorator that makes a command of a function.
 
@@ -83,7 +82,6 @@ def verb(
         spec: What the function is given; its docstring is the help.
         shown: Examples, as they are typed.
         short_help: What the list of commands says.
-        cls: Kind of the command.
         files: Whether it reads files that may come from a stranger.
     """
 
@@ -102,7 +100,7 @@ def verb(
             session.spelled = functools.partial(spelled, spec=spec)
             with session.working():
                 try:
-                    options = read(spec, typed, on_deprecated=lambda text: session.warn([text]))
+                    options = read(spec, typed)
                     return function(session, options)
                 except Exception as error:
                     if isinstance(error, QCompileError):
@@ -112,7 +110,7 @@ def verb(
                         raise
                     raise shortage from error
 
-        command = cls(
+        command = Verb(
             function.__name__,
             callback=called,
             help=spec.__doc__,
@@ -156,26 +154,12 @@ def parameter(option: Option) -> click.Parameter:
     )  # fmt: skip
 
 
-class _Choice(click.Choice[str]):
-    """The values of an option. `decode` reads former names of instruction sets, and says what went."""
-
-    def __init__(self, option: Option) -> None:
-        super().__init__(option.choices)
-        self._name = option.name
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        is_former = self._name == "isa" and value in FORMER_ISAS
-        if is_former or removed_option(f"{self._name}={value}"):
-            return value
-        return super().convert(value, param, ctx)
-
-
 def _type(option: Option) -> click.ParamType[Any]:
     kind = option.kind
     if option.spelling.split or isinstance(kind, msgspec.inspect.StrType):
         return Text(option)
     if option.choices:
-        return _Choice(option)
+        return click.Choice(option.choices)
     if isinstance(kind, msgspec.inspect.IntType):
         return click.IntRange(kind.ge, kind.le) if kind.ge is not None or kind.le is not None else click.INT
     if isinstance(kind, msgspec.inspect.FloatType):
@@ -187,8 +171,8 @@ _NEXT_STEPS = (BuildCommand, QuantizeCommand, ExportCommand, CalibrateCommand, B
 """Commands whose options a message may name beside those of the typed command, in order of precedence."""
 
 
-def read(spec: type[Spec], typed: Mapping[str, Any], *, on_deprecated: OnDeprecated = deprecated) -> Spec:
-    """Return the spec of what was typed; `on_deprecated` hears of former names."""
+def read(spec: type[Spec], typed: Mapping[str, Any]) -> Spec:
+    """Return the spec of the typed options."""
     values: dict[str, Any] = {}
     for option in options_of(spec):
         value = typed[option.key.replace(".", "__")]
@@ -201,12 +185,12 @@ def read(spec: type[Spec], typed: Mapping[str, Any], *, on_deprecated: OnDepreca
         for step in option.key.split(".")[:-1]:
             table = table.setdefault(step, {})
         table[option.name] = list(value) if isinstance(value, tuple) else value
-    return decode(spec, values, strict=False, on_deprecated=on_deprecated)
+    return decode(spec, values, strict=False)
 
 
 def spelled(text: str, spec: type) -> str:
     """Spell the options between backticks as they are typed; the keys of a recipe are their fields."""
-    kinds = () if spec in (RunCommand, MigrateCommand, SweepCommand) else _NEXT_STEPS
+    kinds = () if spec in (RunCommand, SweepCommand) else _NEXT_STEPS
     flags = {name: f"--{name.replace('_', '-')}" for name in UNTRUSTED}
     for option in (option for kind in (spec, *kinds) for option in options_of(kind)):
         flag = option.name.upper() if option.spelling.argument else option.flag

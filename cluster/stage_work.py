@@ -27,7 +27,7 @@ from ..pipeline.recipe import Recipe, read_recipe
 from ..pipeline.stage import Made, Stage
 from ..pipeline.store import FOLDER, Store
 from ..processes.serve import end_first_without_memory, serve
-from ..progress import Progress, silent
+from ..progress import Progress
 from .bundle import OUTPUT, RECIPE, Answer, Bundle, Request, bundle_of_stage
 from .resources import resources_here
 
@@ -56,7 +56,7 @@ def _carry_out(request: Request, folder: Path, progress: Progress, find_only: bo
     (output / FOLDER).mkdir(parents=True, exist_ok=True)
     os.utime(output)
     # What the client's user trusts was decided there; here everything named lies within the bundle.
-    recipe = read_recipe(path, told=silent)
+    recipe = read_recipe(path)
     # As one would start it: code of a recipe may open what lies beside it.
     os.chdir(path.parent)
     stage = _stage(request, folder)

@@ -12,7 +12,6 @@ from ..files import require_file
 from ..files.storage import reading
 from ..model.load import preprocessing_files
 from ..model.source import parse_source, source_files
-from ..spec.removed import removed_source
 from ..tensors import TensorInfo
 from .arrays import ArraySet
 from .images import AnnotatedImages, ImageFolder, MaskedImages
@@ -49,11 +48,9 @@ def find_kind(spelling: Spelling) -> str:
             hint="save arrays with numpy.savez, or give a function that reads the pickles",
             file=path,
         )
-    is_cifar = any("_batch" in name or "train.bin" in name for name in names)
     raise InvalidOption(
         f"data {spelling.spec!r} is of no known kind; KIND:PATH with one of {', '.join(KEYS)}, or "
-        "file.py:function is required",
-        hint=removed_source("cifar10:") if is_cifar else "",
+        "file.py:function is required"
     )
 
 

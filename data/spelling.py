@@ -19,7 +19,6 @@ from ..errors import InvalidOption
 from ..files import absolute_path, digest_files
 from ..model.load import digest_preprocessing
 from ..model.source import parse_source
-from ..spec.removed import removed_option, removed_source
 
 FUNCTION = "function"
 PARTS = ("calibration", "evaluation")
@@ -119,8 +118,6 @@ class Spelling:
                 continue
             if kind == FUNCTION:
                 raise wrong(self.spec, f"a function takes no keys; {key}= was given")
-            if removed := removed_option(f"data.{key}"):
-                raise wrong(self.spec, removed)
             what = f"data of kind {kind}" if kind else "data"
             near = "" if key in _ALL_KEYS else nearest(key, keys)
             raise wrong(
@@ -188,8 +185,6 @@ def _kind_and_path(spec: str, head: str) -> tuple[str, str]:
         if not path:
             raise wrong(spec, f"a path is required after {word}:")
         return word, _unescape(path)
-    if removed := removed_source(head):
-        raise wrong(spec, removed)
     is_function = _is_function(head)
     if colon and _WORD.fullmatch(word):
         near = nearest(word, KEYS)

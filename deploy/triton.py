@@ -23,6 +23,7 @@ from ..artifact import Check
 from ..errors import ArtifactError, InvalidOption, QCompileError
 from ..files import digest_files, held_folder, remove_stale
 from ..files.storage import storage_error
+from ..model.archives import trusting
 from ..progress import Progress, silent
 from ..spec.decode import Refused, spec_from_call
 from ..spec.looking import TritonOptions, TritonSpec
@@ -212,10 +213,11 @@ def package_triton(
     present = [number for number in versions_in(folder) if number != version]
     _check_place(folder, present, checked)
     progress("check the artifact")
-    model = read_triton_model(Path(artifact))
-    config = make_config(model, name, checked)
-    for number in present:
-        _check_same(model, config, folder, number)
+    with trusting(checked.trust):
+        model = read_triton_model(Path(artifact))
+        config = make_config(model, name, checked)
+        for number in present:
+            _check_same(model, config, folder, number)
     text = format_config(config.fields)
     digest = hashlib.sha256(text.encode()).hexdigest()
     text = f"# Written by qcompile package triton; what follows is sha256:{digest}\n{text}"

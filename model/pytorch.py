@@ -1,8 +1,8 @@
 """Load PyTorch's programs, TorchScript and weights from files, and name the outputs of a module.
 
 A file of weights, .safetensors or a state dict of `torch.save`, must hold every tensor of the module with its
-shape, and nothing else. A `.pt2` that holds more than weights and operators is refused, see `archives`.
-Nothing is unpickled.
+shape, and nothing else. A `.pt2` and a TorchScript file need the user's trust, see `archives`. State dicts
+are not unpickled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..machine_memory import require_address_space
 from ..progress import quiet
 from ..tensors import TensorInfo
 from . import archives
-from .archives import check_archive, is_archive
+from .archives import check_archive, is_archive, require_trust
 
 if TYPE_CHECKING:
     import torch
@@ -185,9 +185,10 @@ def load_program(path: Path, device: str) -> torch.nn.Module:
     """Load what `torch.export.save` wrote."""
     torch = import_torch()
     check_archive(path, what=archives.PROGRAM, hint=archives.SAVE_PROGRAM)
+    require_trust(path)
     message, hint = f"{path}: not {archives.PROGRAM}", archives.SAVE_PROGRAM
     with translated(message, ModelError, hint=hint, file=path):
-        with archives.program_checked(path), quiet():  # it logs tracebacks of what it raises as well
+        with quiet():  # it logs tracebacks of what it raises as well
             program = torch.export.load(path)
         if device == "cpu":
             return program.module()  # type: ignore[no-any-return]
@@ -240,12 +241,12 @@ def load_torchscript(path: Path, device: str) -> torch.nn.Module:
             hint="write a function that builds the module and loads the weights: model.py:build",
             file=path,
         )
+    require_trust(path)
     # It warns of its own deprecation.
     with (
         translated(f"{path}: PyTorch cannot load it", ModelError, errors=(RuntimeError,), file=path),
         quiet(),
     ):
-        archives.check_torchscript(path)
         return torch.jit.load(str(path), map_location=device).eval()  # type: ignore[no-any-return]
 
 

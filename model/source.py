@@ -3,7 +3,7 @@
 A function takes no argument and returns the module, or `(module, example)` where the example is a tuple or a
 dict of the arguments of `forward`: tensors, or dicts, dataclasses, tuples and lists of them, whose inputs are
 then named by path (`batch.image`, `features_0`). Nothing here unpickles a checkpoint: a file of pickled
-weights is refused, and so is a `.pt2` that holds more than weights and operators (`archives`).
+weights is refused, and so is a `.pt2` or TorchScript file without `trust` (`archives`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from urllib.parse import quote, unquote
 from ..artifact import checked_input, is_manifest
 from ..errors import InvalidOption, MissingFile
 from ..files import absolute_path, digest_files, manifest_path, nearest_name, require_file
-from ..spec.removed import removed_source
 from ..version import tool_versions
 from .source_paths import packages_around
 
@@ -121,6 +120,8 @@ SourceKind = Literal[
 
 NAMED: tuple[SourceKind, ...] = ("torchvision", "timm", "hf")
 """Packages whose models are given by name."""
+TRUSTED_KINDS: tuple[SourceKind, ...] = ("pt2", "torchscript")
+"""Files of PyTorch that may run code when they are loaded."""
 TENSORFLOW_KINDS: tuple[SourceKind, ...] = ("keras", "savedmodel", "tflite")
 """What TensorFlow runs, and tf2onnx converts."""
 _BY_SUFFIX: dict[str, SourceKind] = {
@@ -177,8 +178,6 @@ def parse_source(spec: str, *, base: Path | None = None, weights: str = "", down
     """Read a MODEL spelling; `weights` and `download` count as if they stood in it."""
     head, mark, query = spec.partition("?")
     kind, colon, name = head.partition(":")
-    if instead := removed_source(spec):
-        raise InvalidOption(f"model {spec!r}: {instead}")
     if kind in NAMED and colon:
         options = parse_query(query, spec) if mark else SourceOptions()
         source = _named(spec, kind, name, base)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from ..artifact import tool_versions
 from ..files import write_json
+from ..model.archives import trusting
 from ..model.source import TENSORFLOW_KINDS, Source, digest_source, parse_source
 from ..spec.decode import key as options_key
 from ..spec.decode import shared
@@ -78,15 +79,16 @@ def bench_work(recipe: Recipe, stage: Stage, job: Job) -> object:
         python=interpreters(section.python, recipe.folder),
     )
     try:
-        return benchmark(
-            artifacts,
-            spec,
-            unbuilt=unbuilt,
-            history=output / results_file(recipe, stage),
-            command=("qcompile", "run", _shown(recipe.path)),
-            recipe=recipe.path.read_text(encoding="utf-8"),
-            progress=job.progress,
-        )
+        with trusting(output / file.path.name for file in stage.built.values()):
+            return benchmark(
+                artifacts,
+                spec,
+                unbuilt=unbuilt,
+                history=output / results_file(recipe, stage),
+                command=("qcompile", "run", _shown(recipe.path)),
+                recipe=recipe.path.read_text(encoding="utf-8"),
+                progress=job.progress,
+            )
     except BenchInterrupted as stopped:
         # The stage is not done: what there is must not be taken for its result.
         save_results(stopped.results, output / INTERRUPTED)
@@ -174,12 +176,9 @@ def measured_options(
 ) -> dict[str, object]:
     """Return the options of `[bench]` for the key of a stage that runs artifacts, some of them `on_gpu`.
 
-    Where no engine of TensorRT runs they are as in keys of 0.2.0, which had no layer times, and no CUDA
-    graphs by default: what was measured on a processor is not measured again.
+    Without an engine of TensorRT, CUDA graphs change nothing: they are as good as off.
     """
     options = options_key(_section(recipe), without=without)
-    if not options["layer_times"]:
-        del options["layer_times"]
     targets = {named_artifact(recipe, name).target for name in on_gpu}
     if options["cuda_graph"] is None and not targets & {*TENSORRT_TARGETS}:
         options["cuda_graph"] = False

@@ -54,7 +54,7 @@ class Estimate:
 
 
 def measured(record: Record) -> Estimate | None:
-    """Return what a stage took, of its record; None of one that older versions kept."""
+    """Return what a stage took, of its record; None where the record does not say."""
     if record.seconds is None:
         return None
     size = sum(size for size, _ in record.stats.values())

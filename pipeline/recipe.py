@@ -26,7 +26,7 @@ from ..files import manifest_path, read_bytes
 from ..model.source import Source, parse_source
 from ..plain_text import plain_toml
 from ..spec.artifacts import ArtifactSection
-from ..spec.decode import OnDeprecated, Refused, decode, deprecated, shared
+from ..spec.decode import Refused, decode, shared
 from ..spec.measure import Budget
 from ..spec.option import SHAPES
 from ..spec.recipes import RECIPE_VERSION, RecipeFile
@@ -68,22 +68,21 @@ class Recipe(RecipeFile):
         return tuple(self.folder / name for name in self.data.depends)
 
 
-def read_recipe(path: str | Path, *, told: OnDeprecated = deprecated) -> Recipe:
+def read_recipe(path: str | Path) -> Recipe:
     """Read and validate a recipe.
 
     Args:
         path: TOML file.
-        told: Of every key or value by its former name.
 
     Raises:
         MissingFile: If it is not there.
         RecipeError: Naming the key, what was found and what is required.
     """
     path = Path(path)
-    return parse_recipe(read_bytes(path, what="recipe"), path, told=told)
+    return parse_recipe(read_bytes(path, what="recipe"), path)
 
 
-def parse_recipe(content: bytes, path: Path, *, told: OnDeprecated = deprecated) -> Recipe:
+def parse_recipe(content: bytes, path: Path) -> Recipe:
     """Return the recipe that a file holds."""
     if len(content) > _MOST_BYTES:
         raise RecipeError(f"{path}: has {len(content)} bytes; at most {_MOST_BYTES} are required", file=path)
@@ -94,16 +93,16 @@ def parse_recipe(content: bytes, path: Path, *, told: OnDeprecated = deprecated)
     except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, a date that is none
         problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RecipeError(f"{path}: not TOML: {problem}", file=path) from error
-    return make_recipe(values, path, told=lambda text: told(f"{path}: {text}"))
+    return make_recipe(values, path)
 
 
-def make_recipe(values: dict[str, Any], path: Path, *, told: OnDeprecated = deprecated) -> Recipe:
+def make_recipe(values: dict[str, Any], path: Path) -> Recipe:
     """Return the recipe of these values, which `path` holds or will hold."""
     try:
         version = values.get("version")
         if version is not None and version != RECIPE_VERSION:  # what else a newer one holds is not known here
             raise Refused("version", f"{RECIPE_VERSION} is required", value=version)
-        recipe = Recipe(**vars(decode(RecipeFile, values, on_deprecated=told)), path=path)
+        recipe = Recipe(**vars(decode(RecipeFile, values)), path=path)
         try:
             parse_devices(recipe.bench.devices if recipe.bench else ())
         except InvalidOption as error:

@@ -30,8 +30,7 @@ from ..data.spelling import FILE_KEYS, FUNCTION, parse_spelling
 from ..errors import QCompileError
 from ..files import manifest_path, require_file, side_files
 from ..model.load import preprocessing_files
-from ..model.source import NAMED, Source, parse_source, source_files
-from ..progress import silent
+from ..model.source import NAMED, TRUSTED_KINDS, Source, parse_source, source_files
 from ..spec.option import Named, Option, fields_of
 from ..spec.recipes import RecipeFile
 from ..spec.tensorrt import AUTO, OFF
@@ -96,7 +95,7 @@ def _spelled(option: Option, key: str, text: str, spell: Callable[[Name], str]) 
     return head + spell(Name(key, "model" if kind == "metric" else kind, named_text))
 
 
-_RUNS_CODE_IF_TRUSTED = ("pt2", "keras", "savedmodel")
+_RUNS_CODE_IF_TRUSTED = (*TRUSTED_KINDS, "keras", "savedmodel")
 _CODE = "code"
 
 
@@ -107,8 +106,8 @@ Place = tuple[Name, str, Path | None]
 def trusted(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collection[str] = ()) -> Recipe:
     """Return the recipe, with all that its user grants it.
 
-    `trust` grants code outside its folder, and `.pt2` and Keras files with code; `output` is the folder
-    that the user gave in place of the recipe's; `typed` are spellings that he typed himself.
+    `trust` grants code outside its folder, and `.pt2`, TorchScript and TensorFlow files; `output` is the
+    folder that the user gave in place of the recipe's; `typed` are spellings that he typed himself.
     """
     if trust:
         return replace(recipe, model=replace(recipe.model, trust=True))
@@ -197,7 +196,7 @@ def portable_text(recipe: Recipe) -> bytes:
     moved = portable(recipe)
     with contextlib.suppress(OSError, QCompileError):
         content = recipe.path.read_bytes()
-        if parse_recipe(content, recipe.path, told=silent) == moved:
+        if parse_recipe(content, recipe.path) == moved:
             return content
     return recipe_text(moved).encode()
 

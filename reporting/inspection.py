@@ -24,10 +24,6 @@ _OTHERS = {
     "qcompile.layers": (
         "layers that `qcompile diff` compared", "qcompile report shows it with `layers`, beside results",
     ),
-    "qcompile.sweep": (
-        "results of a sweep of version 0.2.0",
-        "run the sweep again: finished stages are kept, and it writes results.json",
-    ),
 }  # fmt: skip
 """Kinds of JSON files that other commands read: what they are, and what shows them."""
 
@@ -136,8 +132,7 @@ def _ranges(path: Path) -> dict[str, Any]:
         "samples": ranges.samples,
         "method": str(ranges.method),
         "data": ranges.data,
-        "tensors": len(ranges.histograms) + len(ranges.fixed),
+        "tensors": len(ranges.histograms),
         "shared": len(ranges.shared),
         "skipped": dict(ranges.skipped),
-        "has_checksum": ranges.is_verified,
     }

@@ -71,7 +71,7 @@ def speed_section(source: Source) -> Section:
 def latency_section(source: Source) -> Section:
     chart = drawing.latency_chart(source.measured)
     if not chart:
-        return Section(missing="the results hold no quantiles of the calls (files of version 1 have none)")
+        return Section(missing="the results hold no quantiles of the calls")
     note = (
         "Shape: how often a call took so long, from the 1st to the 99th percentile. "
         "Thick bar: the middle half of the calls. Ring: the median."

@@ -253,7 +253,7 @@ class BuildSpec(ArtifactOptions):
     calibration_cache: Annotated[PlacedFile, "File for the scales that TensorRT's calibrator computes."] = (
         None
     )
-    trust: Annotated[bool, "Load a .pt2 file that runs code when it is loaded."] = False
+    trust: Annotated[bool, "Load a .pt2 or TorchScript file, which may run code."] = False
 
     def check(self) -> None:
         """Refuse files that the calibrator has no use for, and require those that it needs."""

@@ -9,12 +9,8 @@ import dataclasses
 import difflib
 import inspect
 import math
-import os
 import re
-import sys
-import traceback
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -23,8 +19,6 @@ import msgspec
 from ..errors import InvalidOption, UsageError
 from ..tensors import format_shape, parse_shapes
 from .option import Option, as_path, described, fields_of
-from .removed import removed_option
-from .words import FORMER_ISAS
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -118,28 +112,13 @@ class Checked:
         """Refuse options that contradict each other."""
 
 
-OnDeprecated = Callable[[str], object]
-
-
-def deprecated(text: str) -> None:
-    """Warn the caller of this package of a former name."""
-    inside = str(Path(__file__).parents[1]) + os.sep
-    frames = traceback.walk_stack(sys._getframe())
-    outside = (not frame.f_code.co_filename.startswith(inside) for frame, _ in frames)
-    level = next((depth for depth, is_caller in enumerate(outside) if is_caller), 0)
-    warnings.warn(text, DeprecationWarning, stacklevel=level + 1)
-
-
-def decode(
-    kind: type[T], values: Mapping[str, Any], *, strict: bool = True, on_deprecated: OnDeprecated = deprecated
-) -> T:
-    """Return a spec of these values; `on_deprecated` hears of every former name of an instruction set.
+def decode(kind: type[T], values: Mapping[str, Any], *, strict: bool = True) -> T:
+    """Return a spec of these values.
 
     Args:
         values: Key to value, as TOML or JSON has them.
         strict: Whether a text is no number; the command line has nothing but texts.
     """
-    values = current_isas(values, on_deprecated)
     _refuse_unknown(kind, values, "")
     try:
         return msgspec.convert(values, kind, strict=strict, dec_hook=as_path)
@@ -149,24 +128,6 @@ def decode(
         if isinstance(error.__cause__, Refused):
             raise error.__cause__.below(place) from error
         raise _explained(text, place, kind, values) from error
-
-
-def current_isas(values: Mapping[str, Any], on_deprecated: OnDeprecated, prefix: str = "") -> dict[str, Any]:
-    """Return values with the names that instruction sets have now; `on_deprecated` hears of the others."""
-    renewed = dict(values)
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if name == "isa" and isinstance(value, str) and value in FORMER_ISAS:
-            on_deprecated(f"`{key}` {value} is now {FORMER_ISAS[value]}")
-            renewed[name] = FORMER_ISAS[value]
-        elif isinstance(value, Mapping):
-            renewed[name] = current_isas(value, on_deprecated, f"{key}.")
-        elif isinstance(value, list):
-            renewed[name] = [
-                current_isas(row, on_deprecated, f"{key}[{index}].") if isinstance(row, Mapping) else row
-                for index, row in enumerate(value)
-            ]
-    return renewed
 
 
 def parse_spec(kind: type[T], values: Mapping[str, Any]) -> T:
@@ -255,7 +216,7 @@ def _worded(text: str, key: str, option: Option, value: object) -> Refused:
     """Put an error of msgspec into words."""
     if text.startswith("Invalid enum value"):
         near = difflib.get_close_matches(str(value), option.choices, n=1)
-        hint = removed_option(f"{option.name}={value}") or (f"did you mean {near[0]!r}?" if near else "")
+        hint = f"did you mean {near[0]!r}?" if near else ""
         least = "one of " if len(option.choices) > 1 else ""
         return Refused(key, f"{least}{', '.join(option.choices)} is required", value=value, hint=hint)
     expected = re.fullmatch(r"Expected `([\w |]+)`(.*)", text)
@@ -282,7 +243,7 @@ def _refuse_unknown(kind: type, values: Mapping[str, Any], prefix: str) -> None:
         if key not in options:
             near = difflib.get_close_matches(key, options, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"known keys: {', '.join(options)}"
-            raise Refused(f"{prefix}{key}", "is unknown", hint=removed_option(f"{prefix}{key}") or hint)
+            raise Refused(f"{prefix}{key}", "is unknown", hint=hint)
         table = options[key].table
         if table is not None and isinstance(value, dict):
             _refuse_unknown(table, value, f"{prefix}{key}.")

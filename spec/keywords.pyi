@@ -38,7 +38,7 @@ class AutoKeywords(TypedDict, total=False):
     max_time_s: float | None
     """Time limit of the measurement, in seconds; default: by the number of artifacts."""
     trust: bool
-    """Load a .pt2 that runs code, or a SavedModel that touches files."""
+    """Load a .pt2 or TorchScript file, which may run code, or a SavedModel that touches files."""
     output: str | Path | None
     """Folder to write; default: auto-NAME."""
     force: bool
@@ -94,7 +94,7 @@ class BenchKeywords(TypedDict, total=False):
     batch_size: int | None
     """Samples per call of a model with a dynamic batch."""
     trust: bool
-    """Run files without a matching manifest, and .pt2 files that run code."""
+    """Run files without a matching manifest, and .pt2 and TorchScript files, which may run code."""
 
 class BuildKeywords(TypedDict, total=False):
     """Options of `build`, by name."""
@@ -162,7 +162,7 @@ class BuildKeywords(TypedDict, total=False):
     calibration_cache: str | Path | None
     """File for the scales that TensorRT's calibrator computes."""
     trust: bool
-    """Load a .pt2 file that runs code when it is loaded."""
+    """Load a .pt2 or TorchScript file, which may run code."""
 
 class CalibrateKeywords(TypedDict, total=False):
     """Options of `calibrate`, by name."""
@@ -180,16 +180,6 @@ class CalibrateKeywords(TypedDict, total=False):
     """Number of threads; 0 means one per core."""
     resume: bool
     """Start over instead of resuming an interrupted calibration."""
-
-class CompareKeywords(TypedDict, total=False):
-    """Options of `compare_results`, by name."""
-
-    limits: Sequence[str]
-    """Limit: slower:5%, larger:10% or accuracy:0.5 (points)."""
-    relative: bool
-    """Compare speed-ups over each run's baseline instead of latencies."""
-    across_machines: bool
-    """Show the results of different machines without a verdict."""
 
 class ConnectKeywords(TypedDict, total=False):
     """Options of `connect`, by name."""
@@ -213,7 +203,7 @@ class DiffKeywords(TypedDict, total=False):
     threads: int
     """Threads of each model; 0 means the runtime's default."""
     trust: bool
-    """Run files without a matching manifest, and .pt2 files that run code."""
+    """Run files without a matching manifest, and .pt2 and TorchScript files, which may run code."""
     inputs: Sequence[str]
     """Input that no artifact declares."""
     atol: Sequence[str] | Mapping[str, object]
@@ -253,7 +243,7 @@ class ExportKeywords(TypedDict, total=False):
     dtype: Literal["", "float32"]
     """Export a PyTorch model of another floating-point type in this one, with its inputs and DATA."""
     trust: bool
-    """Load a .pt2 that runs code, or a SavedModel that touches files."""
+    """Load a .pt2 or TorchScript file, which may run code, or a SavedModel that touches files."""
     weights: str
     """Weights of a model by name or of a function: random, or a .safetensors or state dict; default: the
     model's own, from the local cache."""
@@ -306,7 +296,7 @@ class GateKeywords(TypedDict, total=False):
     timeout_s: float
     """Time without an answer after which a worker counts as failed, in seconds."""
     trust: bool
-    """Run files without a matching manifest, and .pt2 files that run code."""
+    """Run files without a matching manifest, and .pt2 and TorchScript files, which may run code."""
 
 class InitKeywords(TypedDict, total=False):
     """Options of `init`, by name."""
@@ -336,7 +326,7 @@ class InitKeywords(TypedDict, total=False):
     max_time_s: float | None
     """Time limit of the measurement, in seconds; default: by the number of artifacts."""
     trust: bool
-    """Load a .pt2 that runs code, or a SavedModel that touches files."""
+    """Load a .pt2 or TorchScript file, which may run code, or a SavedModel that touches files."""
     output: str | Path
     """Recipe to write."""
     max_drop: float | None
@@ -362,7 +352,7 @@ class LayerDiffKeywords(TypedDict, total=False):
     threads: int
     """Threads of each model; 0 means the runtime's default."""
     trust: bool
-    """Run files without a matching manifest, and .pt2 files that run code."""
+    """Run files without a matching manifest, and .pt2 and TorchScript files, which may run code."""
     taps: int | None
     """With --layers: number of tensors to read in one run; default: as many as memory allows."""
     max_builds: int | None
@@ -379,25 +369,13 @@ class LoadKeywords(TypedDict, total=False):
     threads: int
     """Threads of a CPU runtime; 0 means the runtime's default."""
     trust: bool
-    """Run files without a matching manifest, and .pt2 files that run code."""
+    """Run files without a matching manifest, and .pt2 and TorchScript files, which may run code."""
     streams: int
     """Inferences of an engine that can run at once, each on a CUDA stream of its own."""
     cuda_graph: bool
     """Capture an engine's inference once, and replay it."""
     runtime_cache: bool
     """Keep the kernels that TensorRT-RTX compiles in a file beside the engine."""
-
-class MigrateKeywords(TypedDict, total=False):
-    """Options of `migrate`, by name."""
-
-    target: Literal["tensorrt", "tensorrt-rtx"] | None
-    """Runtime that the recipe builds for; default: the command's."""
-    gpus: Sequence[str]
-    """Compute capability to build for, such as sm86; for tensorrt-rtx."""
-    data: str | None
-    """Samples to calibrate INT8 on, where the command names none."""
-    paths: Sequence[str]
-    """Name here of a folder or file of the command, such as /workspace=."""
 
 class EpContextKeywords(TypedDict, total=False):
     """Options of `package_ep_context`, by name."""
@@ -440,6 +418,8 @@ class TritonKeywords(TypedDict, total=False):
     """Number of the version to add."""
     overwrite: bool
     """Replace an existing version and a config.pbtxt that was edited."""
+    trust: bool
+    """Load a TorchScript file, which may run code."""
 
 class QatKeywords(TypedDict, total=False):
     """Options of `qat`, by name."""
@@ -582,7 +562,7 @@ class ReproduceKeywords(TypedDict, total=False):
     calibration_cache: str | Path | None
     """File for the scales that TensorRT's calibrator computes."""
     trust: bool
-    """Load a .pt2 file that runs code when it is loaded."""
+    """Load a .pt2 or TorchScript file, which may run code."""
     max_time_s: float
     """Longest time to spend on making the graph smaller."""
 

@@ -134,6 +134,7 @@ class TritonSpec(TritonOptions):
     name: Annotated[str, "Name of the model in requests.", option("NAME")]
     version: Annotated[int, "Number of the version to add.", option("N", ge=1)] = 1
     overwrite: Annotated[bool, "Replace an existing version and a config.pbtxt that was edited."] = False
+    trust: Annotated[bool, "Load a TorchScript file, which may run code."] = False
 
 
 class TritonCommand(TritonSpec):

@@ -1,4 +1,4 @@
-"""What is measured and judged: `bench`, `bench compare`, `diff`, `report`, `gate`, `[bench]` of a recipe."""
+"""What is measured and judged: `bench`, `diff`, `report`, `gate`, `[bench]` of a recipe."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ from .words import (
 )
 
 Inputs = Annotated[InputShapes, "Input that no artifact declares."]
-Trust = Annotated[bool, "Run files without a matching manifest, and .pt2 files that run code."]
+Trust = Annotated[
+    bool, "Run files without a matching manifest, and .pt2 and TorchScript files, which may run code."
+]
 Evaluation = Annotated[Samples, "Labelled samples for accuracy and output difference."]
 MetricName = Annotated[
     str, f"Accuracy metric: {METRIC}.", option(METRIC, pattern=METRIC_PATTERN, names="metric")
@@ -152,34 +154,12 @@ class BenchSpec(BenchOptions):
 
 
 class BenchCommand(BenchSpec):
-    """Measure ARTIFACTS against a baseline, each in separate processes, in interleaved rounds.
-
-    `qcompile bench compare OLD NEW` compares two results.
-    """
+    """Measure ARTIFACTS against a baseline, each in separate processes, in interleaved rounds."""
 
     artifacts: Annotated[Texts, argument("Artifacts to measure.")]
     per_batch: Annotated[bool, "Print the latency of single calls, each of one batch."] = False
     csv: Annotated[File, "CSV file to write."] = None
     markdown: Annotated[File, "Markdown file to write."] = None
-
-
-class CompareSpec(Checked):
-    limits: Annotated[
-        Texts, "Limit: slower:5%, larger:10% or accuracy:0.5 (points).", option("--fail-if LIMIT")
-    ] = ()
-    relative: Annotated[bool, "Compare speed-ups over each run's baseline instead of latencies."] = False
-    across_machines: Annotated[bool, "Show the results of different machines without a verdict."] = False
-
-
-class CompareCommand(CompareSpec):
-    """Compare the results of two runs: latency, size and accuracy of each artifact.
-
-    The exit code is 1 if a limit of --fail-if is exceeded, and 2 if the runs are not comparable.
-    """
-
-    old: Annotated[Path, argument("Results to compare with.")]
-    new: Annotated[Path, argument("Results to judge.")]
-    output: Annotated[Path | None, "JSON file to write the comparison to.", option("-o FILE")] = None
 
 
 class _ComparisonOptions(Checked):

@@ -52,7 +52,9 @@ class ExportOptions(Checked):
         Literal["", "float32"],
         "Export a PyTorch model of another floating-point type in this one, with its inputs and DATA.",
     ] = ""
-    trust: Annotated[bool, "Load a .pt2 that runs code, or a SavedModel that touches files."] = False
+    trust: Annotated[
+        bool, "Load a .pt2 or TorchScript file, which may run code, or a SavedModel that touches files."
+    ] = False
     weights: WEIGHTS = ""
     download: DOWNLOAD = False
     preprocessing: Annotated[

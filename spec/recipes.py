@@ -1,4 +1,4 @@
-"""The recipe and the verbs around it: `run`, `sweep`, `migrate`, `tune`, `init`, `auto`, `worker`.
+"""The recipe and the verbs around it: `run`, `sweep`, `tune`, `init`, `auto`, `worker`.
 
 `SchedulerOptions` are of every verb that takes a cluster.
 """
@@ -21,7 +21,6 @@ from .words import (
     AUTO,
     BASELINE,
     CPU_TARGETS,
-    FORMER_ISAS,
     METHOD,
     METRIC,
     METRIC_PATTERN,
@@ -203,13 +202,10 @@ class RecipeFile(Checked):
 
 
 def recipe_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a recipe, for editors: what msgspec knows, that the keys are all, and the
-    names that instruction sets had before."""
+    """Return the JSON Schema of a recipe, for editors: what msgspec knows, and that the keys are all."""
     schema = msgspec.json.schema(RecipeFile)
     for table in schema["$defs"].values():
         table["additionalProperties"] = False
-        if isa := table["properties"].get("isa"):
-            isa["anyOf"] = [{"enum": isa.pop("enum")}, {"enum": [*FORMER_ISAS], "deprecated": True}]
     recipe = schema["$defs"][RecipeFile.__name__]
     recipe["anyOf"] = [{"required": ["model", "artifact"]}, {"required": ["sweep"]}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "qcompile recipe", **schema}
@@ -258,37 +254,6 @@ class SweepCommand(SweepSpec, RunOptions):
     """
 
     recipe: Annotated[Path, argument("TOML file.")]
-
-
-class MigrateSpec(Checked):
-    target: Annotated[
-        Literal["tensorrt", "tensorrt-rtx"] | None,
-        "Runtime that the recipe builds for; default: the command's.",
-    ] = None
-    gpus: Annotated[Gpus, "Compute capability to build for, such as sm86; for tensorrt-rtx."] = ()
-    data: Annotated[Samples, "Samples to calibrate INT8 on, where the command names none."] = None
-    paths: Annotated[
-        Texts, "Name here of a folder or file of the command, such as /workspace=.", option("--path OLD=NEW")
-    ] = ()
-
-    def check(self) -> None:
-        """Refuse GPUs for a runtime that builds for the one in the machine."""
-        if self.gpus and self.target == "tensorrt":
-            raise Refused("gpus", "is for tensorrt-rtx; the target is tensorrt", hint="leave it out")
-
-
-class MigrateCommand(MigrateSpec):
-    """Write the recipe of COMMAND, a command line of trtexec or Polygraphy, for TensorRT without precision
-    flags and calibrators: 10, 11 and RTX. A calibration cache becomes a ranges file.
-
-    COMMAND is one quoted text, or @FILE. Nothing of it is run. The exit code is 1 if an option has no equal.
-    """
-
-    command: Annotated[str, argument("Command line of trtexec or Polygraphy, or @FILE that holds it.")]
-    output: Annotated[Path, "Recipe to write.", option("-o FILE")] = Path("recipe.toml")
-    allow_missing: Annotated[
-        bool, "Exit with 0 although an option has no equal; the table and the recipe name it."
-    ] = False
 
 
 class TuneSpec(Checked):
@@ -347,7 +312,9 @@ class ProposalOptions(Checked):
         option("--max-time SECONDS"),
     ] = None
 
-    trust: Annotated[bool, "Load a .pt2 that runs code, or a SavedModel that touches files."] = False
+    trust: Annotated[
+        bool, "Load a .pt2 or TorchScript file, which may run code, or a SavedModel that touches files."
+    ] = False
 
     def check(self) -> None:
         """Refuse a target that there is none of."""

@@ -51,7 +51,7 @@ class TensorRTOptions(Checked):
     profiling_verbosity: Annotated[
         Literal["", "detailed", "layer-names", "none"],
         "What the engine tells of its layers; detailed by default. Where others than qcompile run it, "
-        "detailed costs latency.",
+        "detailed costs latency; without it the precision is unreported.",
     ] = ""
     strip_weights: Annotated[bool, "Store the engine without weights; it needs a refit before it runs."] = (
         False

@@ -65,8 +65,6 @@ Isa = Literal["auto", "avx2", "avx-vnni", "avx512-vnni", "amx", "neon", "neon-do
 """Instruction set that multiplies integers of 8 bits; "auto" is this processor's."""
 ISAS: tuple[Isa, ...] = get_args(Isa)
 ARM_ISAS: tuple[Isa, ...] = ("neon", "neon-dotprod", "i8mm")
-FORMER_ISAS: Mapping[str, Isa] = {"vnni": "avx512-vnni", "arm": "neon"}
-"""Names that instruction sets had in 0.2.0, taken until 0.4.0."""
 
 Rounding = Literal["rtn", "gptq"]
 

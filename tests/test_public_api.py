@@ -12,23 +12,21 @@ import pytest
 from public_api import public_api
 
 import qcompile
-from qcompile.spec.removed import removed_command, removed_option
 
 SAMPLES = sorted((Path(__file__).parent / "samples").glob("api-*.json"))
 
 
 def broken(before: dict[str, Any], today: dict[str, Any]) -> Iterator[str]:
-    """Yield what a caller of the version before stumbles over, and is not told of."""
+    """Yield what a caller of the version before stumbles over."""
     for part in ("python", "commands"):
         for name, given in before[part].items():
             if name not in today[part]:
-                if not removed_command(name.removeprefix("qcompile ")):
-                    yield f"{name} is gone"
+                yield f"{name} is gone"
                 continue
             yield from changed(name, given, today[part][name])
     for part in ("errors", "recipe"):
         gone = set(before[part]) - set(today[part])
-        yield from (f"{name} is gone" for name in gone if not (part == "recipe" and removed_option(name)))
+        yield from (f"{name} is gone" for name in gone)
 
 
 def changed(name: str, before: dict[str, str], today: dict[str, str]) -> Iterator[str]:
@@ -36,8 +34,6 @@ def changed(name: str, before: dict[str, str], today: dict[str, str]) -> Iterato
         allowed = {kind, kind.replace("required", "optional")}
         if kind.endswith("by name"):
             allowed |= {text.replace("by name", "by position") for text in allowed}
-        if one not in today and removed_option(one, name.removeprefix("qcompile ")):
-            continue
         if today.get(one) not in allowed:
             yield f"{name}: {one} was {kind}, is {today.get(one, 'gone')}"
     yield from (
@@ -76,7 +72,7 @@ def test_what_would_break_a_caller_is_seen(api: dict[str, Any]) -> None:
     today["python"]["calibrate"] = dict(reversed(today["python"]["calibrate"].items()))
     today["python"]["load"]["key"] = "required by name"
     today["python"]["run"]["recipe"] = "required by name"
-    del today["commands"]["qcompile bench measure"]["--threads"]
+    del today["commands"]["qcompile bench"]["--threads"]
     today["errors"].remove("ModelError")
     today["recipe"].remove("bench.max_time_s")
     assert sorted(broken(api, today)) == [
@@ -85,7 +81,7 @@ def test_what_would_break_a_caller_is_seen(api: dict[str, Any]) -> None:
         "calibrate: positions were model, data, output, spec",
         "export: opset_version was optional by name, is gone",
         "load: key is new and required",
-        "qcompile bench measure: --threads was optional, is gone",
+        "qcompile bench: --threads was optional, is gone",
         "run: positions were recipe, spec",
         "run: recipe was required by position, is required by name",
         "simplify: progress was optional by name, is required by name",
@@ -97,6 +93,6 @@ def test_what_a_caller_does_not_notice_may_change(api: dict[str, Any]) -> None:
     today = copy.deepcopy(api)
     today["python"]["another"] = {"x": "required by position"}
     today["python"]["tune"] |= {"max_drop": "optional by name", "seed": "optional by name"}
-    today["commands"]["qcompile bench measure"]["--another"] = "optional"
+    today["commands"]["qcompile bench"]["--another"] = "optional"
     today["recipe"].append("bench.another")
     assert not list(broken(api, today))

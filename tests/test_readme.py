@@ -11,8 +11,6 @@ import pytest
 from packaged import build, copy_source, environment, share_all
 from readme_walk import README, ROOT, block, check_python, check_walk, copy_example
 
-from qcompile.spec.removed import removed_option
-
 PROMISES = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
 WRITTEN = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")))
 DOCUMENTS = (
@@ -126,7 +124,7 @@ def test_every_path_that_a_document_names_exists(document: Path) -> None:
 
 @pytest.mark.parametrize("document", WRITTEN, ids=lambda path: path.name)
 def test_every_option_that_a_document_names_exists(document: Path) -> None:
-    from reference_pages import pages, verbs
+    from reference_pages import verbs
 
     known = {
         flag
@@ -137,7 +135,10 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
     known |= {"--help", "--json", "--version"}
     foreign = {
         "--slow", "--without-halves",  # pytest
-        "--calib", "--fp16",  # trtexec
+        "--onnx", "--saveEngine", "--loadEngine", "--minShapes", "--calib", "--fp16", "--bf16",  # trtexec
+        "--int8", "--best", "--noTF32", "--noSpinWait", "--useCudaGraph", "--noCudaGraph",  # trtexec
+        "--useSpinWait", "--includeDataTransfers", "--noDataTransfers",  # trtexec
+        "--trt", "--onnxrt", "--data-loader-script",  # polygraphy
         "--governor", "--query-gpu", "--format",  # cpupower, nvidia-smi
         "--disable-auto-complete-config", "--model-repository", "--rm", "--gpus",  # Triton, docker
         "--build-arg", "--network", "--from", "--with", "--index-url", "--dry-run",  # docker, uvx, pip
@@ -152,9 +153,5 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
         "--host", "--nthreads",  # dask worker
     }  # fmt: skip
     option = r"(?<![\w-])--[a-z][A-Za-z0-9-]*"
-    if document.name in ("migrate.md", "measuring.md"):
-        foreign |= set(re.findall(option, pages()["reference/migrate.md"]))  # of trtexec and Polygraphy
     named = set(re.findall(option, document.read_text(encoding="utf-8")))
-    if document.name == "compatibility.md":
-        named -= {flag for flag in named if removed_option(flag) or removed_option(f"inspect.{flag[2:]}")}
     assert named <= known | foreign, f"{document.name} names {named - known - foreign}"

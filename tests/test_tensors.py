@@ -14,7 +14,6 @@ from qcompile.calibration.tensorrt_cache import version_code
 from qcompile.comparison.diff import parse_tolerances
 from qcompile.errors import DataError, InvalidOption
 from qcompile.model.source import SourceOptions, parse_query
-from qcompile.pipeline.migrate.intent import read_size, trtexec_shapes
 from qcompile.pipeline.recipe import _read_profile
 from qcompile.spec.tensorrt import parse_bytes
 from qcompile.tensors import (
@@ -216,12 +215,9 @@ ODD: dict[Callable[[str], object], tuple[str, ...]] = {
     lambda text: parse_tolerances([text], option="`atol`"): (
         "inf", "-inf", "y:1e999", "-1", "y:-0.1", "", "y:", "1e-3x", "0x1",
     ),
-    partial(read_size, "--memPoolSize"): ("nan", "inf", "-1", "1e999", "infM", "nanB"),
-    partial(read_size, "--memPoolSize", unit="M"): ("nan", "inf", "-1", "1e999", "infM", "nanB"),
     version_code: (f"1.{DIGITS}",),
-    partial(parse_bytes, option="workspace"): (DIGITS,),
+    partial(parse_bytes, option="workspace"): ("nan", "inf", "-1", "1e999", "infM", DIGITS),
     partial(parse_query, spec="m"): (f"seed={DIGITS}",),
-    partial(trtexec_shapes, "--shapes"): (f"x:1x{DIGITS}",),
 }  # fmt: skip
 """What other readers of spellings refuse: numbers that none holds."""
 

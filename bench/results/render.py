@@ -17,7 +17,7 @@ from ...files import write_text
 from ...plain_text import plain
 from ...spec.engines import rows
 from ..environment import machine_text
-from ..statistics import CONFIDENCE, DROP_CONFIDENCE, Speedup
+from ..statistics import DROP_CONFIDENCE, Speedup
 from .results import Results
 from .row import Curve, Row
 
@@ -264,9 +264,8 @@ def slowest_layers(row: Row) -> list[tuple[str, str, str]]:
 
 
 def interval_words(confidence: float) -> str:
-    """Return "99% interval", which the verdicts follow from; older files had two confidences."""
-    words = f"{confidence:.0%} interval"
-    return words if confidence == CONFIDENCE else f"{words}, verdicts of {CONFIDENCE:.0%}"
+    """Return "99% interval"."""
+    return f"{confidence:.0%} interval"
 
 
 def warning_lines(results: Results) -> list[str]:

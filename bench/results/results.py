@@ -20,14 +20,13 @@ from ...errors import ArtifactError
 from ...figures import finite
 from ...files import require_file, write_json
 from ..environment import machine_text
-from .row import Row, upgrade
+from ..statistics import CONFIDENCE
+from .row import Row, without_nulls
 
 KIND = "qcompile.results"
-READABLE = (1, 2)
 SCHEMA_VERSION = 2
 SCHEMA = Path(__file__).with_name("results.schema.json")
 HISTORY_LIMIT = 100
-_OLDER_CONFIDENCE = 0.95  # of speed-ups in files that do not say it
 _DEEPEST = 64
 _KEY = re.compile(r"(?P<text>.*) - at `\$\.?(?P<key>.+)`\Z", re.DOTALL)
 
@@ -44,11 +43,11 @@ class Results(Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND):
 
     Attributes:
         schema_version: Of the format.
-        created: When, ISO 8601 in UTC; empty in files of version 1.
+        created: When, ISO 8601 in UTC.
         interrupted: Whether it was ended by hand, and holds what there was until then.
         baseline: Name of the row that the others are compared with.
-        settings: What was asked for: `Settings`, and keys of other versions.
-        environment: What it ran on: `Environment`, and keys of other versions.
+        settings: What was asked for: `Settings`, and other keys.
+        environment: What it ran on: `Environment`, and other keys.
         artifacts: One row per artifact.
         history: Summaries of earlier runs that were written to the same file, oldest first.
         machines: Machine to what was measured there, where there are several: `Row.machine` names them.
@@ -75,7 +74,7 @@ class Results(Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND):
     @property
     def confidence(self) -> float:
         """Of the intervals of the speed-ups."""
-        return float(self.settings.get("confidence", _OLDER_CONFIDENCE))
+        return float(self.settings.get("confidence", CONFIDENCE))
 
     def as_json(self) -> dict[str, Any]:
         value: dict[str, Any] = finite(msgspec.to_builtins(self))
@@ -115,11 +114,11 @@ def parse_results(content: bytes, path: Path) -> Results:
         problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise _no_results(path, problem) from error
     kind, version = kind_and_version(value)
-    if kind != KIND or version not in READABLE:
+    if kind != KIND or version != SCHEMA_VERSION:
         raise ArtifactError(
             f"{path}: not a results file: {kind or 'a file of no kind'} of version {version}; "
-            f"{KIND} of version {' or '.join(map(str, READABLE))} is required",
-            hint="a newer qcompile wrote it: use that one" if kind == KIND else "",
+            f"{KIND} of version {SCHEMA_VERSION} is required",
+            hint="measure again" if kind == KIND else "",
             file=path,
         )
     if _depth(value) > _DEEPEST:
@@ -138,9 +137,8 @@ def _no_results(path: Path, problem: str) -> ArtifactError:
 
 
 def read_results(value: Mapping[str, Any]) -> Results:
-    value = {**value, "schema_version": SCHEMA_VERSION}
     if isinstance(entries := value.get("artifacts"), list):
-        value["artifacts"] = [upgrade(entry) for entry in entries]
+        value = {**value, "artifacts": [without_nulls(entry) for entry in entries]}
     msgspec.convert(value, _Typed)
     return msgspec.convert(value, Results)
 
@@ -218,7 +216,7 @@ class _Machine(Struct):
 
 
 class _Typed(Struct):
-    """The parts that `Results` holds as they are, with keys of other versions."""
+    """The parts that `Results` holds as they are, with other keys."""
 
     settings: Settings
     environment: Environment

@@ -1,12 +1,11 @@
 """The measurements of one artifact: `Row` is the `artifacts` entry of `results.json`, key for key.
 
 In the file the unit of a group stands at its key (`latency_ms.median`), in the types at each figure
-(`latency.median_ms`). A figure that was not measured is None. `upgrade` takes entries of older versions.
+(`latency.median_ms`). A figure that was not measured is None.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -15,9 +14,8 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import force_setattr
 
-from ...figures import number
 from ...spec.words import METRICS, is_own_metric
-from ..statistics import Positive, Speedup, split_launches, verdict_of
+from ..statistics import Positive, Speedup, split_launches
 
 Status = Literal["measured", "not run", "failed"]
 Unit = Literal["points", "units"]
@@ -44,7 +42,7 @@ class Latency(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=_wit
     """The latency of a call, over every timed call.
 
     Attributes:
-        min_ms, median_ms, p90_ms, p99_ms, max_ms: Percentiles; None where an older file does not hold them.
+        min_ms, median_ms, p90_ms, p99_ms, max_ms: Percentiles.
         calls: Number of timed calls.
     """
 
@@ -159,13 +157,6 @@ class Accuracy(Struct, frozen=True):
     @property
     def unit(self) -> Unit:
         return unit_of(self.metric)
-
-    def gain_on(self, before: Accuracy) -> float | None:
-        """Return how much better this is than another, in `unit`; None where the metrics differ."""
-        if self.metric != before.metric:
-            return None
-        gain = (self.value - before.value) * (100.0 if self.unit == "points" else 1.0)
-        return gain if self.higher_is_better else -gain
 
 
 class Difference(Struct, frozen=True, kw_only=True):
@@ -319,11 +310,11 @@ class Row(Struct, frozen=True):
     weights_bytes: Whole | None = None
     memory_ratio: Positive | None = None
     machine: str = ""
-    layer_times_ms: Mapping[str, float] = {}
+    layer_times_ms: Mapping[str, Positive] = {}
 
     def __post_init__(self) -> None:
         rounds = len(self.round_medians_ms)
-        if sum(self.launch_rounds) != rounds:  # older files hold none
+        if sum(self.launch_rounds) != rounds:
             force_setattr(self, "launch_rounds", (rounds,) if rounds else ())
 
     @property
@@ -338,113 +329,37 @@ class Row(Struct, frozen=True):
 
     @property
     def launches_ms(self) -> Sequence[Sequence[float]]:
-        """The round medians of each launch, as `compare` takes them."""
+        """The round medians of each launch, as `speedup` takes them."""
         return split_launches(self.round_medians_ms, self.launch_rounds)
 
 
 MOST_CALLS = 4096  # that a file keeps of an artifact
-_QUANTILES = 101
-_AXES = {"batches": "batch_size", "concurrency": "clients", "in_flight": "streams"}
-_REQUIRED = ("name", "artifact", "engine", "round_medians_ms", "launch_rounds")  # null is refused
+_GROUPS: Mapping[str, type[Struct]] = {
+    "latency_ms": Latency, "gpu_latency_ms": GpuLatency, "warm_up": WarmUp, "cold_start_ms": ColdStart,
+    "speedup": Speedup, "accuracy": Accuracy, "energy": Energy,
+}  # fmt: skip
 
 
-def upgrade(entry: Any) -> Any:
-    """Return an `artifacts` entry of any version in the form of `Row`, without what was not measured.
+def without_nulls(entry: Any) -> Any:
+    """Return an `artifacts` entry without the figures that were NaN or infinite: JSON holds null for them.
 
-    A figure that is null or NaN counts as not measured; unknown keys are those of another version.
+    A group that lacks a figure that its type requires was not measured: it is None.
     """
     if not isinstance(entry, Mapping):
-        return entry  # what the types refuse
-    value = _positive(Row, _present({key: item for key, item in entry.items() if key not in _REQUIRED}))
-    value |= {key: entry[key] for key in _REQUIRED if key in entry}
-    if str(entry.get("engine")).startswith("tensorrt"):
-        value.setdefault("device", "cuda:0")  # older files tell no device, and engines ran on a GPU then, too
-    for axis, count in _AXES.items():
-        groups = (_group(CurvePoint, point) for point in value.get(axis) or () if isinstance(point, Mapping))
-        value[axis] = [group for group in groups if group and not _is_nothing(group.get(count, 0))]
-    latency = _group(Latency, value.get("latency_ms"))
-    quantiles, times = value.get("latency_quantiles_ms", ()), value.get("layer_times_ms", {})
-    if isinstance(quantiles, list | tuple):  # all 101 of them, or none
-        whole = len([*filter(number, quantiles)]) == len(quantiles) == _QUANTILES
-        quantiles = sorted(quantiles) if whole else ()
-    if isinstance(calls := value.get("calls_ms", ()), list | tuple):
-        calls = [ms for ms in calls if number(ms) is not None and not _is_nothing(ms)]
-    if isinstance(times, Mapping):
-        times = {name: ms for name, ms in _present(times).items() if not _is_nothing(ms)}
-    return value | {
-        "latency_ms": latency,
-        "latency_quantiles_ms": quantiles if latency else (),
-        "calls_ms": calls,
-        "gpu_latency_ms": _group(GpuLatency, value.get("gpu_latency_ms")),
-        "cold_start_ms": _group(ColdStart, value.get("cold_start_ms")),
-        "warm_up": _group(WarmUp, value.get("warm_up"), stable=False),
-        "speedup": _speedup(value.get("speedup")),
-        "accuracy": _accuracy(value.get("accuracy")),
-        "difference": _difference(value.get("difference")),
-        "energy": _group(Energy, value.get("energy")) or None,
-        "layer_times_ms": times,
-    }
+        return entry  # the types refuse it
+    return {key: _group(_GROUPS[key], value) if key in _GROUPS else value for key, value in entry.items()}
 
 
-def _group(kind: type[Struct], table: Any, **defaults: Any) -> Any:
-    """The figures that are there; None where one is missing that the type requires."""
+def _group(kind: type[Struct], table: Any) -> Any:
     if not isinstance(table, Mapping):
         return table  # None, or what the types refuse
-    present = defaults | _positive(kind, _present(table))
-    return present if _keys(kind)[0] <= present.keys() else None
-
-
-def _speedup(table: Any) -> Any:
-    """Files of a 95% interval hold its verdict, or none: then it is that of the interval."""
-    if not isinstance(table, Mapping):
-        return table
-    low, high = number(table.get("low")), number(table.get("high"))
-    verdict = verdict_of(low, high) if low is not None and high is not None else "no difference"
-    return _group(Speedup, table, rounds=0, verdict=verdict)
-
-
-def _accuracy(table: Any) -> Any:
-    group = _group(Accuracy, table)
-    if isinstance(group, dict) and isinstance(classes := group.get("per_class"), list):
-        changes = (_group(ClassChange, change) for change in classes)
-        group["per_class"] = [change for change in changes if change is not None] or None
-    return group
-
-
-def _difference(table: Any) -> Any:
-    """Older files hold no `state`: equal outputs have an error of 0 there, infinite ones null."""
-    if not table or not isinstance(table, Mapping):
-        return table or None
-    value = {"passed": False, **_present(table)}
-    value |= {key: None for key in ("max_abs_error", "mean_abs_error") if key in table.keys() - value.keys()}
-    if "snr_db" not in value and "state" not in value and "max_abs_error" in value:
-        value["state"] = "equal" if value["max_abs_error"] == 0.0 else "not finite"
-    return value
-
-
-def _present(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what was not measured: null, NaN or infinite."""
-    return {
+    figures = {
         name: value
-        for name, value in figures.items()
+        for name, value in table.items()
         if value is not None and not (isinstance(value, float) and not math.isfinite(value))
     }
-
-
-def _positive(kind: type[Struct], table: dict[str, Any]) -> dict[str, Any]:
-    """Without the figures of a type that are 0 or less, and cannot be: they count as not measured."""
-    above = _keys(kind)[1]
-    return {key: value for key, value in table.items() if key not in above or not _is_nothing(value)}
-
-
-@functools.cache
-def _keys(kind: type[Struct]) -> tuple[set[str], set[str]]:
-    """The keys that a type requires, and those whose values are above 0."""
-    fields = msgspec.structs.fields(kind)
-    required = {info.encode_name for info in fields if info.required}
-    return required, {info.encode_name for info in fields if "gt=0" in str(info.type)}
-
-
-def _is_nothing(value: object) -> bool:
-    figure = number(value)
-    return figure is not None and figure <= 0.0
+    if isinstance(classes := figures.get("per_class"), list):
+        changes = (_group(ClassChange, change) for change in classes)
+        figures["per_class"] = [change for change in changes if change is not None] or None
+    required = {info.encode_name for info in msgspec.structs.fields(kind) if info.required}
+    return figures if required <= figures.keys() else None

@@ -122,7 +122,7 @@ def quantize_in_memory(
         method["method"] = "as in the cache" if ranges.fixed else spec.method or str(ranges.method)
     judge = Judge(request)
     outcome = quantize_graph(request, judge)
-    warnings = [*outcome.warnings, *(ranges.notes if ranges else ())]
+    warnings = [*outcome.warnings]
     checks, poor = [], ""
     if not is_plan:
         progress("compare with the float model")

@@ -140,7 +140,7 @@ class OpenVino(Engine):
         self.require_here()
         precision, manifest = "fp32", read_manifest(path)  # float32 of a foreign file
         if manifest is not None:
-            floats = str(manifest.current_options.get("float_precision") or "fp32")
+            floats = str(manifest.options.get("float_precision") or "fp32")
             precision = _computed_in(manifest.precision, floats)
         if emulated := why_emulated(precision):
             hint = "build it for this machine in another precision"

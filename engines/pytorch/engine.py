@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ...artifact import Check, read_manifest
 from ...errors import BuildError, EngineUnavailable, InvalidOption, ModelError, first_line
+from ...model.archives import trusting
 from ...model.example import CHECK_EXTENTS, Example, flat_outputs, make_example, name_outputs
 from ...model.judgement import output_error
 from ...model.load import load_torch
@@ -152,7 +154,9 @@ def _compare(module: Any, example: Example, path: str, label: str) -> tuple[tupl
     """Compare the trace with the module on other values and another batch than it was made with."""
     first = example.call(module, example.feeds)
     names, arrays = name_outputs([], first, example.feeds), flat_outputs(first)[1]
-    runner = PyTorchRunner(load_torch(parse_source(path)).module, ModelIO(example.inputs, ()))
+    with trusting([Path(path)]):  # it was written here
+        traced = load_torch(parse_source(path)).module
+    runner = PyTorchRunner(traced, ModelIO(example.inputs, ()))
     other = example.resized(CHECK_EXTENTS[-1]) if example.has_dynamic_batch else example.feeds
     negated = {n: -a if a.dtype.kind == "f" else a for n, a in example.feeds.items()}
     lowest = float("inf")

@@ -119,17 +119,6 @@ def test_a_manifest_reads_back(tmp_path: Path) -> None:
     assert replace(found, digest="", size_bytes=0) == MANIFEST
 
 
-def test_a_manifest_of_an_older_version_is_read_in_todays_words(tmp_path: Path) -> None:
-    with writing(tmp_path / "m.engine") as path:
-        path.write_bytes(b"plan")
-        proof = {"layers_by_precision": {"untold": {"CONVOLUTION": 2}, "fp16": {}}, "untold": 2}
-        commit(path, Manifest(kind="engine", stage="build", proof=proof))
-    manifest = read_manifest(tmp_path / "m.engine")
-    assert manifest is not None
-    assert manifest.proof["layers_by_precision"] == {"unreported": {"CONVOLUTION": 2}, "fp16": {}}
-    assert manifest.proof["untold"] == 2
-
-
 def test_a_file_without_manifest_has_none_and_is_no_artifact(tmp_path: Path) -> None:
     path = tmp_path / "model.engine"
     path.write_bytes(b"plan")

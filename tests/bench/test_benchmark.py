@@ -22,7 +22,7 @@ import qcompile
 from qcompile.bench.outputs import describe, timing_feeds
 from qcompile.bench.results.render import slowest_layers
 from qcompile.bench.results.results import SCHEMA, load_results
-from qcompile.bench.results.row import MOST_CALLS, Energy, Row, upgrade
+from qcompile.bench.results.row import MOST_CALLS, Energy, Row
 from qcompile.bench.rounds import Decided, TimingSeries
 from qcompile.engines.registry import engine
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption
@@ -429,10 +429,3 @@ def test_the_slowest_are_shown_and_all_further_ones_together() -> None:
         ("layer 3", "3.00", "3.8%"), ("2 further layers", "3.00", "3.8%"), ("together", "78.0", "100.0%"),
     ]  # fmt: skip
     assert len(cells) == 12
-
-
-def test_rows_without_times_and_with_odd_ones_are_read() -> None:
-    row = {"name": "a", "artifact": "a.onnx", "engine": "onnxruntime"}
-    odd = {"layer_times_ms": {"x": 0.5, "none": None, "zero": 0, "late": float("nan")}}
-    rows = [msgspec.convert(upgrade({**row, **times}), Row) for times in ({}, odd)]
-    assert [row.layer_times_ms for row in rows] == [{}, {"x": 0.5}]

@@ -18,7 +18,6 @@ from qcompile.bench.environment import (
     Nvml,
     NvmlError,
     environment,
-    machine_of,
     noise,
 )
 from qcompile.bench.side_figures import rapl_counter
@@ -67,10 +66,8 @@ def test_the_environment_names_the_machine() -> None:
     assert found["threads"] == 2
     assert found["packages"]["qcompile"]
     assert bool(found["gpu"]) != bool(found.get("why_no_gpu"))
-    machine = machine_of(found)
-    assert machine["processor"]
-    assert machine["cores_usable"] == len(found["affinity"] or []) or None
-    assert machine_of(found) == machine_of(environment(1))
+    assert found["processor"]
+    assert found["cores_usable"] == len(found["affinity"] or []) or None
 
 
 def package(folder: Path, number: int, microjoules: int, *, name: str = "package-0") -> Path:

@@ -41,6 +41,13 @@ def rewritten(path: Path, **header: Any) -> Path:
     return path
 
 
+def signed(path: Path, **header: Any) -> Path:
+    """The file with other keys in its header, and the checksum of what it then holds."""
+    with safe_open(rewritten(path, **header), framework="np") as file:
+        found = json.loads(file.metadata()["qcompile"])
+    return rewritten(path, checksum=checksum(found, load_file(path)))
+
+
 def places(content: bytes, count: int) -> list[tuple[int, int]]:
     """Random bytes, half of them in the header, and what each is changed by."""
     generator = np.random.default_rng(7)
@@ -64,7 +71,6 @@ def test_one_changed_byte_is_refused_or_changes_nothing(tmp_path: Path) -> None:
             refused.append(error.message)
             continue
         assert saved(ranges, again).read_bytes() == content, (place, change)
-        assert ranges.is_verified
     assert len(refused) > 290
     assert all(message.startswith(f"{damaged}: ") for message in refused)
     assert any(
@@ -72,14 +78,10 @@ def test_one_changed_byte_is_refused_or_changes_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_of_the_former_format_is_read_and_says_so(tmp_path: Path) -> None:
-    ranges = load_ranges(rewritten(saved(full(), tmp_path / "a.ranges"), checksum=None))
-    assert not ranges.is_verified
-    assert "no checksum" in ranges.notes[0]
-    new = load_ranges(saved(ranges, tmp_path / "b.ranges"))
-    assert new.is_verified
-    assert new.notes == ()
-    assert (tmp_path / "b.ranges").read_bytes() == saved(full(), tmp_path / "c.ranges").read_bytes()
+def test_a_file_without_a_checksum_is_refused(tmp_path: Path) -> None:
+    path = rewritten(saved(full(), tmp_path / "a.ranges"), checksum=None)
+    with pytest.raises(CalibrationError, match="its header holds no checksum"):
+        load_ranges(path)
 
 
 def test_a_missing_file_is_named_with_the_nearest(tmp_path: Path) -> None:
@@ -147,30 +149,30 @@ NO_RANGES = "not a ranges file"
             {"model": 5}, {"model": ["sha256:aa"]}, {"data": "sha256:dd"}, {"data": {"d": {"samples": 1}}},
             {"percentile": "99"}, {"percentile": 0}, {"method": ["mse"]}, {"method": "kl"},
             {"shared": {"s": "x"}}, {"shared": {"s": ["nowhere"]}}, {"shared": ["s"]}, {"skipped": {"a": 1}},
-            {"skipped": []}, {"empty": "x"}, {"fixed": {"f": "1"}}, {"tensors": []},
+            {"skipped": []}, {"empty": "x"}, {"tensors": []},
             {"tensors": {"y": {"exponent": -9, "min": -1.0, "max": 1.0}}}, entry(exponent=True),
             entry(exponent=2000), entry(exponent=1.5), entry(max=1e30), entry(max=None), entry(min=2.0),
         )),
-        ({"chfcksum": "sha256:aa"}, "'chfcksum', which is no key"),
     ],
 )  # fmt: skip
-def test_a_wrong_header_without_a_checksum_is_named(
+def test_a_wrong_header_with_its_checksum_is_named(
     tmp_path: Path, change: dict[str, Any], words: str
 ) -> None:
     values = {"x": np.array([-1.0, 1.0], np.float32)}
     path = saved(make(values, portions={"d": Portion(1)}), tmp_path / "a.ranges")
-    assert list(load_ranges(rewritten(path, checksum=None)).names()) == ["x"]
+    assert list(load_ranges(signed(path)).names()) == ["x"]
     with pytest.raises(CalibrationError, match=words) as caught:
-        load_ranges(rewritten(path, **change))
+        load_ranges(signed(path, **change))
     assert caught.value.message.startswith(f"{path}: ")
     assert "calibrate" in caught.value.hint
 
 
 def test_counts_of_another_number_of_bins_are_refused(tmp_path: Path) -> None:
-    path = rewritten(saved(full(), tmp_path / "a.ranges"), checksum=None)
+    path = saved(full(), tmp_path / "a.ranges")
     with safe_open(path, framework="np") as file:
         metadata = file.metadata()
     save_file({name: counts[:1024] for name, counts in load_file(path).items()}, path, metadata=metadata)
+    signed(path)
     with pytest.raises(CalibrationError, match=rf"a\.ranges: .*not of {2 * BINS} integers"):
         load_ranges(path)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +12,6 @@ import pytest
 from commands import MakePath, Qc
 from mode_models import normal, written
 from onnx import TensorProto, helper
-from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
 
 from qcompile.artifact import Manifest, commit
 from qcompile.cli import main
@@ -236,20 +233,6 @@ def test_a_change_that_was_meant_is_taken_without_the_manifest(qc: Qc) -> None:
     assert qc("quantize", "m.onnx", "--precision", "fp16", "-o", "o.onnx").code == 1
     manifest_path(Path("m.onnx")).unlink()
     assert qc("quantize", "m.onnx", "--precision", "fp16", "-o", "o.onnx").code == 0
-
-
-@pytest.mark.usefixtures("folder")
-def test_ranges_of_an_earlier_version_are_taken_and_said_to_hold_no_checksum(qc: Qc) -> None:
-    with safe_open("m.ranges", framework="np") as file:
-        header = json.loads(file.metadata()["qcompile"])
-    del header["checksum"]
-    save_file(load_file("m.ranges"), "old.ranges", metadata={"qcompile": json.dumps(header)})
-    for command in ("ranges show old.ranges", "quantize m.onnx --ranges old.ranges -o o.onnx"):
-        said = qc(*command.split())
-        assert said.code == 0, said
-        assert "holds no checksum: an earlier version made it" in " ".join(said.err.split())
-    assert "no checksum" in qc("inspect", "old.ranges").out
-    assert "checksum" not in qc("inspect", "m.ranges").out
 
 
 @pytest.mark.usefixtures("folder")

@@ -196,9 +196,6 @@ def test_one_command_writes_every_form_and_says_how_to_repeat_it(
     assert [point.count for point in results.rows[0].concurrency] == [1, 2]
     assert (tmp_path / "r.csv").read_text().count("\n") == 3
     assert "mlp.onnx (2)" in (tmp_path / "r.md").read_text()
-    same = tmp_path / "r.json"
-    code, out, _ = qc("bench", "compare", same, same, "--fail-if", "slower:50%")
-    assert code == 0
 
 
 @pytest.mark.parametrize(("status", "code"), [("failed", 1), ("not run", 0), ("measured", 0)])
@@ -211,105 +208,8 @@ def test_a_failed_row_is_the_exit_code_of_a_bench(
     assert qc("bench", "a.onnx", "--baseline", "a.onnx").code == code
 
 
-def test_help_of_the_default_command_shows_what_is_typed(qc: Qc) -> None:
+def test_help_of_bench_shows_what_is_typed(qc: Qc) -> None:
     code, out, _ = qc("bench", "--help")
     assert code == 0
     assert out.startswith("Usage: qcompile bench [OPTIONS] ARTIFACTS...")
     assert "--precision-target" in out
-    assert "qcompile bench compare old.json new.json" in out
-    code, out, _ = qc("bench", "compare", "--help")
-    assert out.startswith("Usage: qcompile bench compare [OPTIONS] OLD NEW")
-
-
-def test_compare_has_the_exit_codes_of_a_gate(qc: Qc, tmp_path: Path) -> None:
-    old = results_file(tmp_path / "old.json", 10.0)
-    new = results_file(tmp_path / "new.json", 10.8)
-    assert qc("bench", "compare", old, new)[0] == 0
-    assert qc("bench", "compare", old, new, "--fail-if", "slower:10%")[0] == 0
-    code, out, err = qc("bench", "compare", old, new, "--fail-if", "slower:5%")
-    assert code == 1
-    assert "slower" in out
-    assert "a: fails slower:5%" in err
-    code, _, err = qc("bench", "compare", old, new, "--fail-if", "slow")
-    assert code == 2
-    assert "hint: write for instance slower:5%" in err
-    assert qc("bench", "compare", old, tmp_path / "none.json")[0] == 2
-
-
-def test_compare_writes_and_prints_its_json(qc: Qc, tmp_path: Path) -> None:
-    old = results_file(tmp_path / "old.json", 10.0)
-    new = results_file(tmp_path / "new.json", 9.0)
-    words = ("bench", "compare", old, new, "--json", "-o", tmp_path / "c.json")
-    code, out, _ = qc(*words)
-    assert code == 0
-    assert json.loads(out) == json.loads((tmp_path / "c.json").read_text())
-    [change] = json.loads(out)["artifacts"]
-    assert change["speedup"]["verdict"] == "faster"
-    assert change["speedup"]["value"] == pytest.approx(10.0 / 9.0, rel=0.01)
-
-
-def test_results_of_different_machines_are_refused_or_only_shown(qc: Qc, tmp_path: Path) -> None:
-    old = results_file(tmp_path / "old.json", 10.0)
-    new = results_file(tmp_path / "new.json", 9.0, processor="another")
-    code, _, err = qc("bench", "compare", old, new)
-    assert code == 2
-    assert "different machines" in err
-    assert "--across-machines" in err
-    code, out, _ = qc("bench", "compare", old, new, "--across-machines")
-    assert code == 0
-    assert "some, 2 cores | another, 2 cores" in out
-    assert "faster" not in out
-
-
-@pytest.fixture
-def arguments(tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> list[object]:
-    """A tuning of the tiny residual network that takes a second."""
-    return [
-        "tune", tiny_file("residual"), "--data", samples("residual"), "--metric", "cosine", "--target",
-        "onnxruntime", "--max-time", 0.3, "--threads", 1, "-o", tmp_path / "out",
-    ]  # fmt: skip
-
-
-def test_tables_name_layers_and_trials_and_the_picture_is_drawn(
-    qc: Qc, arguments: list[object], tmp_path: Path
-) -> None:
-    said = qc(*arguments, "--max-drop", 5)
-    assert said.code == 0, said.err
-    for word in (
-        "layers by damage, onnxruntime", "conv1", "conv2", "gemm", "trials", "cosine drop", "latency, ms",
-        "onnxruntime-fp32", "onnxruntime-int8", "best", "against float", "lost of 100.00% cosine",
-    ):  # fmt: skip
-        assert word in said.out, word
-    assert f"recipe: {tmp_path / 'out' / 'recipe.toml'}" in said.out.replace("\n", "")
-    drawn = ElementTree.parse(tmp_path / "out" / "front.svg").getroot()
-    assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
-    words = "".join(drawn.itertext())
-    for word in ("onnxruntime-fp32", "onnxruntime-int8", "latency, ms (median)", "drop, points", "budget 5"):
-        assert word in words, word
-
-
-def test_json_is_all_that_is_printed_and_is_what_was_written(
-    qc: Qc, arguments: list[object], tmp_path: Path
-) -> None:
-    said = qc(*arguments, "--max-drop", 5, "--exclude", "gemm", "--samples", 10, "--json")
-    assert said.code == 0, said.err
-
-    def never(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    found = json.loads(said.out, parse_constant=never)
-    assert found == json.loads((tmp_path / "out" / "tune.json").read_text(), parse_constant=never)
-    assert found["float_value"] == pytest.approx(1.0)
-    assert {one["layer"] for one in found["damage"]["onnxruntime"]} == {"conv1", "conv2"}
-    assert {one["precision"] for one in found["trials"]} == {"fp32", "int8"}
-    assert set(found["front"]) <= {one["name"] for one in found["trials"]}
-    times = {one["name"]: one["latency_ms"] for one in found["trials"]}
-    assert found["best"]["latency_ms"] <= times["onnxruntime-fp32"]
-    recipe = qcompile.read_recipe(found["recipe"])
-    assert [one.name for one in recipe.artifact] == [found["best"]["name"]]
-
-
-def test_quiet_prints_nothing_but_warnings(qc: Qc, arguments: list[object]) -> None:
-    said = qc(*arguments, "--max-drop", 5, "--exclude", "gemm", "--samples", 10, "-q")
-    assert (said.code, said.out) == (0, "")
-    assert all(line.startswith("warning: ") for line in said.err.splitlines() if line), said.err

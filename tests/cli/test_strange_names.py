@@ -123,7 +123,6 @@ def test_names_in_a_manifest_a_recipe_and_results_are_shown_as_escapes(
     assert r"\x1b[2J" in call("run", tmp_path / "recipe.toml")[1]
     (tmp_path / "results.json").write_text(json.dumps({"kind": BAD, "version": BAD}))
     call("report", tmp_path / "results.json", "-o", tmp_path / "r.html")
-    call("bench", "compare", tmp_path / "results.json", tmp_path / "results.json")
     (tmp_path / "recipe.toml").write_text(f"version = {json.dumps(BAD)}\n")
     call("run", tmp_path / "recipe.toml", "--json")
 

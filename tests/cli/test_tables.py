@@ -25,7 +25,7 @@ from qcompile.errors import InvalidOption
 from qcompile.installation import install_hint
 from qcompile.spec.artifacts import BuildCommand
 from qcompile.spec.looking import InspectCommand
-from qcompile.spec.measure import BenchCommand, CompareCommand
+from qcompile.spec.measure import BenchCommand
 from qcompile.spec.models import MergeRangesCommand
 from qcompile.spec.option import options_of
 from qcompile.spec.recipes import RunCommand, TuneCommand
@@ -125,7 +125,7 @@ def test_a_failed_cell_says_why_and_the_exit_code_is_1(qc: Qc, recipe: Path, tmp
     assert "done  residual: build-openvino-fp32" in said.err
     assert "other-openvino-fp32: not built" in said.err
     assert "residual-openvino-fp32" in said.out
-    again = qc("sweep", recipe, "--scheduler", "none", "--json")
+    again = qc("sweep", recipe, "--json")
     value = json.loads(again.out)
     assert again.code == 1
     assert [*value["artifacts"]] == ["residual-openvino-fp32", "mlp-openvino-fp32"]
@@ -181,7 +181,7 @@ def test_other_errors_are_left_as_they_are(error: Exception) -> None:
 
 
 OF_THE_NEXT_STEP = {
-    MergeRangesCommand: ("targets", "--target"), CompareCommand: ("max_time_s", "--max-time"),
+    MergeRangesCommand: ("targets", "--target"),
     TuneCommand: ("layers", "--layer"), InspectCommand: ("trust", "--trust"),
 }  # fmt: skip
 """Options that a message names, and the typed command has not."""

@@ -15,7 +15,7 @@ from reference_pages import verbs
 from qcompile.processes.untrusted import WATCHED, is_child
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
-TRUSTED_INPUT = {"doctor", "migrate", "worker"}
+TRUSTED_INPUT = {"doctor", "worker"}
 """Verbs that read no model, data or artifact."""
 
 

@@ -91,8 +91,6 @@ def test_metadata_gives_the_labels(pets: Path) -> None:
     write("0 1")
     with pytest.raises(DataError, match=r"metadata\.csv: has no row for dog/1\.png"):
         list(Data(str(pets), [X]))
-    with pytest.raises(InvalidOption, match=r"labels went with 0\.3\.0: put metadata\.csv"):
-        Data(f"{pets}?labels=labels.csv", [X])
 
 
 @pytest.mark.parametrize(

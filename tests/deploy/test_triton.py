@@ -29,6 +29,7 @@ from qcompile.errors import (
     QCompileError,
 )
 from qcompile.files import writing
+from qcompile.model.archives import trusting
 
 LARGER = {"x": ((1, 3, 8, 8), (8, 3, 8, 8), (32, 3, 8, 8))}
 
@@ -392,12 +393,15 @@ def test_warm_up_shapes_that_do_not_fit_are_refused(
 def test_torchscript_is_addressed_by_position(torch_model: str, tmp_path: Path) -> None:
     path = tmp_path / "net.pt"
     qcompile.build(torch_model, path, target="torchscript", inputs=["x:[batch,3,8,8]"])
-    triton_model = read_triton_model(path)
+    with trusting():
+        triton_model = read_triton_model(path)
     assert triton_model.backend.platform == "pytorch_libtorch"
     names = [tensor.name for tensor in (*triton_model.io.inputs, *triton_model.io.outputs)]
     assert names == ["INPUT__0", "OUTPUT__0"]
     assert any("INPUT__0 is x" in note for note in triton_model.notes)
-    packaged = package_triton(path, tmp_path / "models", name="net")
+    with pytest.raises(ModelError, match="`trust` is required"):
+        package_triton(path, tmp_path / "models", name="net")
+    packaged = package_triton(path, tmp_path / "models", name="net", trust=True)
     assert packaged.files == ["model.pt", "model.pt.json"]
 
 
@@ -408,5 +412,5 @@ def test_torchscript_that_returns_a_dict_is_refused(tmp_path: Path) -> None:
     )
     path = tmp_path / "net.pt"
     qcompile.build(f"{tmp_path / 'net.py'}:build", path, target="torchscript", inputs=["x:2x3"])
-    with pytest.raises(ArtifactError, match="forward returns Dict"):
+    with trusting(), pytest.raises(ArtifactError, match="forward returns Dict"):
         read_triton_model(path)

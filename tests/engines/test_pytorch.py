@@ -122,7 +122,7 @@ def test_a_program_of_torch_export_takes_inputs_by_name_in_any_order(
     program = torch.export.export(Difference(), (torch.ones(2, 3), torch.ones(2, 3)))
     torch.export.save(program, tmp_path / "m.pt2")
     values = {"left": normal(2, 3), "right": normal(2, 3, seed=1)}
-    with load(tmp_path / "m.pt2") as runner:
+    with load(tmp_path / "m.pt2", trust=True) as runner:
         (found,) = runner.infer({name: values[name] for name in fed}).values()
     np.testing.assert_array_equal(found, values["left"] - values["right"])
 
@@ -135,7 +135,7 @@ def test_torchscript_computes_what_eager_execution_does_at_any_batch(
     assert manifest.kind == manifest.target == "torchscript"
     assert manifest.proof["dtypes"] == ["torch.float32"]
     assert [check.name for check in manifest.checks] == ["same outputs as PyTorch"]
-    with load(path) as scripted, load(torch_model) as eager:
+    with load(path, trust=True) as scripted, load(torch_model) as eager:
         assert scripted.io == manifest.io
         assert [str(tensor) for tensor in scripted.io.inputs] == ["x:[batch,3,8,8]:float32"]
         assert [str(tensor) for tensor in scripted.io.outputs] == ["output:[?,5]:float32"]
@@ -151,7 +151,7 @@ def test_torchscript_takes_inputs_by_name_in_any_order(
 ) -> None:
     path = build(f"{source}:pair", tmp_path / "m.pt", *(f"{name}:[n,3]" for name in names))
     values = {"left": normal(4, 3), "right": normal(4, 3, seed=1)}
-    with load(path) as runner:
+    with load(path, trust=True) as runner:
         outputs = runner.infer({name: values[name] for name in fed})
         with pytest.raises(DataError, match="input 'right' is missing"):
             runner.infer({"left": values["left"]})

@@ -10,7 +10,6 @@ import io
 import json
 import math
 import os
-import shlex
 import struct
 import tarfile
 from collections.abc import Callable
@@ -27,7 +26,6 @@ import safetensors.numpy
 
 from qcompile.artifact import read_manifest
 from qcompile.bench.metrics.names import read_metric
-from qcompile.bench.results.regress import compare_results, parse_limit
 from qcompile.bench.results.render import markdown
 from qcompile.bench.results.results import parse_results
 from qcompile.calibration.calibrate import parse_shard
@@ -51,8 +49,6 @@ from qcompile.model.named.hf_configuration import processor_of
 from qcompile.model.output_forms import parse_rules
 from qcompile.model.preprocessing import as_json, read_preprocessing
 from qcompile.model.source import parse_query, parse_source
-from qcompile.pipeline.migrate.intent import read_command
-from qcompile.pipeline.migrate.translate import translate
 from qcompile.pipeline.recipe import parse_recipe
 from qcompile.processes.worker import read_answer
 from qcompile.reporting.page import sections
@@ -135,7 +131,7 @@ def options(content: bytes, _: Path) -> None:
     """Options with a grammar of their own."""
     text = _text(content)
     method, *_rest = _each(
-        text, parse_method, parse_limit, parse_shard, version_code,
+        text, parse_method, parse_shard, version_code,
         lambda text: parse_rules([text]),
         lambda text: parse_tolerances([text], option="atol"),
         lambda text: parse_devices(text.split(",")),
@@ -191,21 +187,13 @@ def command_line(content: bytes, _: Path) -> None:
         error.format_message()
         return
     with context:
-        read(verb.spec, context.params, on_deprecated=lambda _: None)
+        read(verb.spec, context.params)
 
 
 def runtime_cache(content: bytes, folder: Path) -> None:
     cache = RuntimeCacheFile(_file(content, folder, f"e{SUFFIX}").with_name("e"), "1.7", "sha256:0")
     cache.load(SimpleNamespace(deserialize=lambda _: True))
     assert cache.note
-
-
-def migrate(content: bytes, _: Path) -> None:
-    """Command lines of trtexec and Polygraphy."""
-    call = read_command(_text(content))
-    for target in ("tensorrt", "tensorrt-rtx"):
-        translate(call.tool, call.words, target)
-    shlex.split(call.text)
 
 
 # Documents
@@ -218,7 +206,6 @@ def results(content: bytes, folder: Path) -> None:
     again = parse_results(text.encode(), folder / "results.json")
     assert json.dumps(again.as_json()) == text
     markdown(parsed)
-    _each(text, lambda _: compare_results(parsed, again))
 
 
 def manifest(content: bytes, folder: Path) -> None:
@@ -332,8 +319,7 @@ PARSERS: dict[str, Parser] = {
     "data_spelling": Parser(data_spelling),
     "model_spelling": Parser(model_spelling),
     "command_line": Parser(command_line),
-    "migrate": Parser(migrate),
-    "recipe": Parser(lambda c, _: parse_recipe(c, Path("recipe.toml"), told=lambda _: None)),
+    "recipe": Parser(lambda c, _: parse_recipe(c, Path("recipe.toml"))),
     "results": Parser(results, json=True),
     "report": Parser(
         lambda c, f: sections(s := read_source(_file(c, f, "results.json")), summarize(s).recommended),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -136,30 +135,6 @@ def test_what_is_wrong_is_named_with_its_key(
     assert hint in refused.value.hint
 
 
-WENT = (("balance", ""), ("rest", "float_precision"), ("processor", "isa"), ("form", "quant_format"))
-"""Keys of 0.1.0 that are refused, in the order in which they are found, and their names of today."""
-
-
-def test_a_recipe_of_0_1_0_is_read_once_each_key_that_went_was_refused(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.toml"
-    text = (ROOT / "tests/samples/recipe-0.1.0.toml").read_text(encoding="utf-8")
-    for name, today in WENT:
-        path.write_text(text, encoding="utf-8")
-        with pytest.raises(RecipeError, match=rf"\.{name}' is unknown") as caught:
-            read_recipe(path, told=lambda _: None)
-        assert f"{name} went with 0.3.0: " in caught.value.hint
-        text = re.sub(rf"(?m)^{name} = (.*)$", rf"{today} = \1" if today else "", text)
-    path.write_text(text, encoding="utf-8")
-    with pytest.warns(DeprecationWarning, match="vnni is now avx512-vnni"):
-        recipe = read_recipe(path)
-    (one,) = recipe.artifact
-    assert (one.name, one.float_precision, one.isa) == ("cpu-int8", "fp32", "avx512-vnni")
-    assert (one.tensorrt.as_json(), one.calibrator, one.block_size) == ({}, "", 64)
-    assert recipe.bench is not None
-    assert (recipe.bench.batch_size, recipe.bench.timeout_s) == (32, 600.0)
-    assert (recipe.calibrate.method, recipe.data.evaluation) == ("auto", "data.py:evaluation")
-
-
 @pytest.mark.parametrize(
     ("shapes", "bench", "model"),
     [
@@ -199,20 +174,19 @@ def test_the_examples_engines_take_what_they_measure(name: str) -> None:
 @pytest.mark.parametrize(
     ("bench", "on_gpu", "graph", "times"),
     [
-        ("", ["net-artifact"], False, None),
-        ("", ["net-artifact", "engine"], None, None),
-        ("cuda_graph = false\n", ["net-artifact", "engine"], False, None),
-        ("cuda_graph = true\n", ["net-artifact"], True, None),
+        ("", ["net-artifact"], False, False),
+        ("", ["net-artifact", "engine"], None, False),
+        ("cuda_graph = false\n", ["net-artifact", "engine"], False, False),
+        ("cuda_graph = true\n", ["net-artifact"], True, False),
         ("layer_times = true\n", [], False, True),
     ],
 )
-def test_without_an_engine_keys_of_stages_are_those_of_0_2_0(
-    bench: str, on_gpu: list[str], graph: bool | None, times: bool | None
+def test_without_an_engine_the_default_of_cuda_graphs_is_off_in_the_key(
+    bench: str, on_gpu: list[str], graph: bool | None, times: bool
 ) -> None:
-    """Its key held `cuda_graph` false and no `layer_times`: results of recipes for processors stay."""
     recipe = parsed(f'[bench]\n{bench}[[artifact]]\nname = "engine"\ntarget = "tensorrt"\n')
     options = measured_options(recipe, on_gpu)
-    assert (options["cuda_graph"], options.get("layer_times")) == (graph, times)
+    assert (options["cuda_graph"], options["layer_times"]) == (graph, times)
 
 
 def recipe_text(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,8 @@ import msgspec
 import pytest
 from recipes import recipe_of
 
-from qcompile.errors import QCompileError, RecipeError
+from qcompile.bench.results.results import load_results
+from qcompile.errors import ModelError, QCompileError, RecipeError
 from qcompile.pipeline.plan import plan
 from qcompile.pipeline.recipe import make_recipe, parse_recipe, read_recipe
 from qcompile.pipeline.run import run
@@ -149,7 +151,7 @@ def test_a_module_whose_package_lies_in_the_folder_needs_no_trust(
     trusted(read_recipe(path), trust=False, output=None)  # and nothing of it is imported to know
 
 
-@pytest.mark.parametrize("file", ["m.pt2", "m.keras"])
+@pytest.mark.parametrize("file", ["m.pt2", "m.pt", "m.keras"])
 @pytest.mark.parametrize("place", ["", "../home/"])
 def test_a_recipe_grants_trust_to_files_of_its_own_folder_alone(
     place: str, file: str, places: tuple[Path, Path]
@@ -337,3 +339,22 @@ def test_links_in_front_of_two_dots_are_followed_and_others_are_not(tmp_path: Pa
     (tmp_path / "link").symlink_to(tmp_path / "real" / "deep")
     for spelled, path in (("link/../x", "real/x"), ("link/x", "link/x"), ("real/../link/x", "link/x")):
         assert settled(tmp_path / spelled) == tmp_path / path
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_torchscript_that_a_recipe_builds_is_measured_without_trust_and_another_file_is_not(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "net.py").write_text("import torch\n\n\ndef build():\n    return torch.nn.Linear(4, 2)\n")
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        'version = 1\nname = "net"\n[model]\nsource = "net.py:build"\ninputs = ["input:[b,4]"]\n'
+        '[[artifact]]\nname = "traced"\ntarget = "torchscript"\n[bench]\nmax_time_s = 0.1\nthreads = 1\n'
+    )
+    run(path)
+    (row,) = (row for row in load_results(tmp_path / "out/results.json").rows if row.name == "traced")
+    assert row.status == "measured"
+    shutil.copy(tmp_path / "out/traced.pt", tmp_path / "other.pt")
+    path.write_text(path.read_text() + 'models = ["other=other.pt"]\n')
+    with pytest.raises(ModelError, match=r"other\.pt: .* `trust` is required"):
+        run(path)

@@ -5,7 +5,6 @@ import re
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple, replace
 from report_results import layers_json, results_json, write
 
-from qcompile.bench.results.row import Accuracy, Interval, Latency, Row, upgrade
+from qcompile.bench.results.row import Accuracy, Interval, Latency, Row
 from qcompile.bench.statistics import Speedup, verdict_of
 from qcompile.reporting.charts import (
     curve,
@@ -162,15 +161,8 @@ def test_a_linear_axis_has_a_few_even_ticks_in_their_places(low: float, width: f
     assert scale.at(low) == pytest.approx(100 if up else 0, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "points",
-    [[], [{}], [{"batch_size": 1}], [{"batch_size": 1, "median_ms": None, "throughput_per_s": 3}], "x"],
-)
-def test_a_sweep_without_figures_is_not_drawn(points: Any) -> None:
-    row = msgspec.convert(
-        upgrade({"name": "a", "artifact": "a", "engine": "onnxruntime", "batches": points}), Row
-    )
-    subject = ReportedArtifact(1, row, is_baseline=False)
+def test_a_sweep_without_figures_is_not_drawn() -> None:
+    subject = ReportedArtifact(1, Row("a", "a", "onnxruntime"), is_baseline=False)
     assert curve(subject, "batches") == []
     assert curves_chart([subject], "batches", "batch size") == ""
 

@@ -12,7 +12,6 @@ import pytest
 from keyword_types import PARAMETERS, SPECS
 
 import qcompile
-from qcompile.bench.results.regress import compare_results
 from qcompile.cli.main import group
 from qcompile.cli.verb import Verb
 from qcompile.comparison.diff import parse_tolerances
@@ -28,7 +27,7 @@ from qcompile.spec.option import fields_of
 
 CLI = Path(qcompile.__file__).parent / "cli"
 INNER: dict[str, Callable[..., object]] = {
-    "compare_results": compare_results, "layer_diff": layer_diff, "qat": prepare, "sweep": sweep,
+    "layer_diff": layer_diff, "qat": prepare, "sweep": sweep,
 }  # fmt: skip
 """Verbs that are not in `qcompile` itself."""
 WITHOUT_COMMAND = {"load", "qat"}

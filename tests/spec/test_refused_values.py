@@ -19,14 +19,14 @@ from qcompile.pipeline.recipe import parse_recipe
 from qcompile.spec.artifacts import BuildCommand, BuildSpec, QuantizeCommand
 from qcompile.spec.decode import Refused, decode
 from qcompile.spec.looking import ReportCommand
-from qcompile.spec.measure import BenchCommand, BenchOptions, Budget, CompareCommand, DiffCommand
+from qcompile.spec.measure import BenchCommand, BenchOptions, Budget, DiffCommand
 from qcompile.spec.models import CalibrateCommand, ExportCommand
 from qcompile.spec.option import Option, options_of
 from qcompile.spec.recipes import AutoCommand, RecipeFile, TuneCommand
 from qcompile.spec.tensorrt import TensorRTOptions
 
 SPECS = (
-    AutoCommand, BenchCommand, BuildCommand, CalibrateCommand, CompareCommand, DiffCommand, ExportCommand,
+    AutoCommand, BenchCommand, BuildCommand, CalibrateCommand, DiffCommand, ExportCommand,
     QuantizeCommand, RecipeFile, ReportCommand, TuneCommand,
 )  # fmt: skip
 RECIPE = """version = 1

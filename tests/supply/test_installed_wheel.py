@@ -95,14 +95,12 @@ def test_the_sdist_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
 def test_without_extras_the_wheel_alone_is_imported_and_reads_its_files(
     required_only: Path, tmp_path: Path
 ) -> None:
-    """The files that the code opens, and that are no Python: schemas, tables of options, templates."""
+    """The files that the code opens, and that are no Python: schemas, templates."""
     opened = (
         "from qcompile.pipeline.propose.init import SCHEMA as recipe\n"
         "from qcompile.bench.results.results import SCHEMA as results\n"
-        "from qcompile.pipeline.migrate.intent import flags_of\n"
         "from qcompile.reporting import page\n"
         "recipe.read_bytes(), results.read_bytes(), page.style()\n"
-        "flags_of('trtexec'), flags_of('polygraphy')\n"
     )
     said = run([required_only / "python", "-P", "-c", f"{opened}\n{WHERE}"], tmp_path)
     assert all(path.startswith(str(required_only.parent)) for path in said.split())

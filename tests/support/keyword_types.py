@@ -13,14 +13,13 @@ from pathlib import Path
 
 from qcompile.spec.artifacts import BuildSpec, QatSpec, QuantizeSpec, ReproduceSpec
 from qcompile.spec.looking import DoctorCommand, EpContextSpec, InspectSpec, LoadSpec, ReportSpec, TritonSpec
-from qcompile.spec.measure import BenchSpec, CompareSpec, DiffSpec, GateOptions, LayerDiffSpec
+from qcompile.spec.measure import BenchSpec, DiffSpec, GateOptions, LayerDiffSpec
 from qcompile.spec.models import CalibrateSpec, ExportSpec, SimplifySpec
 from qcompile.spec.option import Option, fields_of
 from qcompile.spec.recipes import (
     AutoSpec,
     ConnectionOptions,
     InitSpec,
-    MigrateSpec,
     RunSpec,
     SweepSpec,
     TuneSpec,
@@ -40,10 +39,10 @@ from .tensorrt import TensorRTOptions'''
 
 SPECS: dict[str, type] = {
     "auto": AutoSpec, "benchmark": BenchSpec, "build": BuildSpec, "calibrate": CalibrateSpec,
-    "compare_results": CompareSpec, "connect": ConnectionOptions, "diff": DiffSpec, "doctor": DoctorCommand,
+    "connect": ConnectionOptions, "diff": DiffSpec, "doctor": DoctorCommand,
     "export": ExportSpec, "gate": GateOptions, "init": InitSpec, "inspect": InspectSpec,
-    "layer_diff": LayerDiffSpec, "load": LoadSpec, "migrate": MigrateSpec,
-    "package_ep_context": EpContextSpec, "package_triton": TritonSpec, "qat": QatSpec,
+    "layer_diff": LayerDiffSpec, "load": LoadSpec, "package_ep_context": EpContextSpec,
+    "package_triton": TritonSpec, "qat": QatSpec,
     "quantize": QuantizeSpec, "report": ReportSpec, "reproduce": ReproduceSpec, "run": RunSpec,
     "simplify": SimplifySpec, "sweep": SweepSpec, "tune": TuneSpec,
 }  # fmt: skip
@@ -68,8 +67,8 @@ def keyword_types() -> str:
 
 
 def _class_name(verb: str) -> str:
-    """`benchmark` is Bench, `package_ep_context` EpContext, `compare_results` Compare."""
-    words = verb.removesuffix("mark").removeprefix("package_").removesuffix("_results").split("_")
+    """`benchmark` is Bench, `package_ep_context` EpContext."""
+    words = verb.removesuffix("mark").removeprefix("package_").split("_")
     return "".join(map(str.capitalize, words))
 
 

@@ -1,4 +1,4 @@
-"""Write what is generated from `spec/`: two pages of the reference, the JSON Schemas, the keyword types.
+"""Write what is generated from `spec/`: a page of the reference, the JSON Schemas, the keyword types.
 
 `make reference` runs it; a test compares. MkDocs makes the pages of commands and of Python itself.
 """
@@ -18,7 +18,6 @@ from keyword_types import keyword_types
 
 from qcompile.cli.main import group
 from qcompile.cli.verb import Verb
-from qcompile.pipeline.migrate.intent import TOOLS, dashed, flags_of
 from qcompile.spec.option import Option, fields_of
 from qcompile.spec.recipes import RecipeFile
 
@@ -29,9 +28,6 @@ _SCHEMA = """\
 [The recipe](../recipe.md) shows one. Editors that know JSON Schema complete and check the keys with
 [recipe.schema.json](../recipe.schema.json), which `qcompile run --schema` prints: write
 `#:schema recipe.schema.json` in the first line of the recipe."""
-_MIGRATION = """\
-[The guide](../migrate.md) shows how `qcompile migrate` uses them. Versions are the first and the last that
-know the option: of TensorRT for trtexec, of Polygraphy itself."""
 _KINDS = {
     msgspec.inspect.StrType: "text",
     msgspec.inspect.IntType: "whole number",
@@ -45,7 +41,6 @@ def pages() -> dict[str, str]:
     """Return the name of each generated file to its text."""
     return {
         "reference/recipe.md": "\n".join(_recipe()) + "\n",
-        "reference/migrate.md": "\n".join(_migration()) + "\n",
         **{name: json.dumps(schema, indent=2) + "\n" for name, schema in schemas().items()},
     }
 
@@ -53,7 +48,7 @@ def pages() -> dict[str, str]:
 def verbs(command: click.Command = group, name: str = "qcompile") -> Iterator[tuple[str, Verb]]:
     """Every command that is made from a spec, with the words that call it."""
     if isinstance(command, Verb):
-        yield name.removesuffix(" measure"), command
+        yield name, command
     if isinstance(command, click.Group):
         with click.Context(command) as context:
             for word in command.list_commands(context):
@@ -80,21 +75,6 @@ def _recipe() -> Iterator[str]:
 
 def _heading(one: Option, path: str) -> str:
     return f"[[{path}]]" if one.repeated else f"[{path}]"
-
-
-def _migration() -> Iterator[str]:
-    yield from ("<!-- Written by `make reference` from pipeline/migrate/options.toml. -->", "")
-    yield from ("# Options of trtexec and Polygraphy", "", _MIGRATION)
-    for tool in TOOLS:
-        flags = list(dict.fromkeys(flags_of(tool).values()))
-        yield from ("", f"## {tool}", "")
-        yield f"From {flags[0].source.partition('/args')[0]}, {len(flags)} options."
-        yield from ("", "| option | versions | becomes | note |", "|---|---|---|---|")
-        for flag in flags:
-            spelled = ", ".join(f"`{dashed(name)}`" for name in (flag.name, *flag.also))
-            fate = {"kept": f"`{flag.to}`", "missing": "**no equal**", "unneeded": "not needed"}[flag.fate]
-            note = f"{flag.note}. On TensorRT-RTX: {flag.rtx_note}" if flag.rtx_note else flag.note
-            yield f"| {spelled} | {flag.versions} | {fate} | {_cell(note.removeprefix('. '))} |"
 
 
 def _table(options: list[Option] | tuple[Option, ...]) -> Iterator[str]:

@@ -262,7 +262,10 @@ class Inspector:
         return json.dumps({"Layers": self._layers()})
 
     def get_layer_information(self, index: int, format: Any) -> str:
-        return json.dumps(self._layers()[index])
+        layers = (
+            self._layers()
+        )  # of ProfilingVerbosity.NONE, "Do not print any layer information" (NvInfer.h)
+        return json.dumps(layers[index]) if layers else ""
 
     def _layers(self) -> list[Any]:
         """The words on each layer, for each profile where the version lists them so."""

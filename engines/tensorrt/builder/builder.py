@@ -35,14 +35,12 @@ from .configure import (
     build_routes,
     cache_file,
     configure,
-    keep_timings,
     make_profiles,
     merge_cache,
     set_calibration_profile,
     use_cache,
-    verbosity,
 )
-from .inspector import Inspection, inspect_plan, twin_differs
+from .inspector import Inspection, inspect_plan
 from .network import (
     ComputeLayer,
     by_precision,
@@ -171,21 +169,11 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
     prepared = _prepare(adapter, request, scales)
     options, feeder, config = request.spec.tensorrt, prepared.feeder, prepared.config
     needs = needs_of_options(vars(options))
-    detail = verbosity(adapter, options.profiling_verbosity)
-    is_twin = prepared.gpu is not None and detail != config.profiling_verbosity
-    if is_twin and adapter.keeps_timing_caches:
-        keep_timings(config, prepared.log)
-    if not is_twin:
-        config.profiling_verbosity = detail
     plan = _built(adapter, request, prepared)
     inspections: list[Inspection] = []
     if prepared.gpu is not None:
         request.progress("inspect")
         inspections = inspect_plan(adapter, plan, needs, prepared.profiles)
-    differs = []
-    if is_twin:  # the engine itself tells less than the proof must read
-        config.profiling_verbosity = detail
-        differs = twin_differs(adapter, _built(adapter, request, prepared), needs, inspections[0])
     unkept = merge_cache(config, prepared.log, prepared.timing_cache)
     problems = dict.fromkeys(inspection.problem for inspection in inspections if inspection.problem)
     unsaid = [f"TensorRT's inspector does not say what is in the engine: {problem}" for problem in problems]
@@ -206,7 +194,7 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
         device=prepared.gpu.as_json() if prepared.gpu else {"gpus": list(request.spec.gpus)},
         versions={adapter.package: adapter.version},
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {request.onnx.opset}")],
-        warnings=(*prepared.warnings, *map(plain, prepared.log.warnings), *unsaid, *differs, *unkept),
+        warnings=(*prepared.warnings, *map(plain, prepared.log.warnings), *unsaid, *unkept),
         calibration_cache=feeder.cache if feeder is not None else b"",
         layers=layers,
     )

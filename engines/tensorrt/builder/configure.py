@@ -42,7 +42,7 @@ def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: Te
     """Set everything but precision, GPUs, profiles, calibrator and timing cache."""
     module, name = adapter.module, adapter.name
     adapter.share_profiles(config)
-    config.profiling_verbosity = verbosity(adapter, "detailed")  # the proof reads every layer
+    config.profiling_verbosity = _verbosity(adapter, options.profiling_verbosity)
     kinds, sizes = module.MemoryPoolType, options.pool_bytes
     pools = {adapter.member(kinds, pool, "`memory_pools`", "pool"): size for pool, size in sizes.items()}
     if options.workspace_bytes:
@@ -102,7 +102,7 @@ def _attributes(adapter: Adapter, config: Any, options: TensorRTOptions) -> Iter
         yield "`hardware_compatible`", "hardware_compatibility_level", level
 
 
-def verbosity(adapter: Adapter, name: str) -> Any:
+def _verbosity(adapter: Adapter, name: str) -> Any:
     return getattr(adapter.module.ProfilingVerbosity, _VERBOSITY[name])
 
 
@@ -363,12 +363,6 @@ def use_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
     fate = "it will be replaced" if file.is_ours else "it is of another device or version, or damaged"
     _attach(config, log, b"")
     return (f"{file} is not used, kernels are timed anew: {refusal}; {fate}",)
-
-
-def keep_timings(config: Any, log: Log) -> None:
-    """Give a build a cache in memory where it has none: a second build then chooses the same kernels."""
-    if config.get_timing_cache() is None:
-        _attach(config, log, b"")
 
 
 def merge_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:

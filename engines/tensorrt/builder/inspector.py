@@ -288,17 +288,6 @@ def inspect_plan(
     return inspections
 
 
-def twin_differs(adapter: Adapter, plan: Any, needs: PlanNeeds, twin: Inspection) -> list[str]:
-    """Return a warning where an engine is not made as the detailed twin that was inspected in its place."""
-    engine = _opened(adapter, plan, needs).engine
-    layers, memory = int(engine.num_layers), adapter.memory_bytes(engine)
-    text = (
-        f"the engine has {layers} layers and needs {memory} bytes; the detailed one that was inspected has "
-        f"{twin.count} and needs {twin.memory_bytes}: TensorRT chose other kernels"
-    )
-    return [] if (layers, memory) == (twin.count, twin.memory_bytes) else [text]
-
-
 def _opened(adapter: Adapter, plan: Any, needs: PlanNeeds) -> OpenPlan:
     try:
         return open_plan(adapter, plan, needs, subject="the engine just built")

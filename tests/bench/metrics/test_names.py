@@ -110,7 +110,6 @@ def test_the_examples_are_commands_that_exist() -> None:
     for line in lines:
         name, *arguments = shlex.split(line)[1:]
         command = group.get_command(click.Context(group), name)
-        command = getattr(command, "commands", {}).get("measure", command)
         parsed = command.make_context(name, list(arguments))
         assert re.fullmatch(METRIC_PATTERN.strip("^$"), parsed.params["metric"])
 

@@ -106,7 +106,7 @@ def test_a_captured_model_and_an_onnx_file_keep_their_types(tmp_path: Path) -> N
     path = tmp_path / "m.pt2"
     torch.export.save(torch.export.export(nn.Linear(4, 2).double(), (torch.ones(2, 4).double(),)), path)
     with pytest.raises(ExportError, match="a captured model has its types in its graph") as caught:
-        export(str(path), tmp_path / "m.onnx", inputs=["input:2x4:float64"], dtype="float32")
+        export(str(path), tmp_path / "m.onnx", inputs=["input:2x4:float64"], dtype="float32", trust=True)
     assert "call .float()" in caught.value.hint
     done = export(nn.Linear(4, 2), tmp_path / "f.onnx", inputs=["input:2x4"])
     with pytest.raises(InvalidOption, match="is no PyTorch model"):

@@ -124,7 +124,7 @@ def test_inputs_given_in_another_order_than_forward_has_keep_their_meaning(
             torch.export.save(torch.export.export(Difference(), example), program)
         else:
             torch.jit.save(torch.jit.trace(Difference(), example), program)
-    artifact = export(program, tmp_path / "m.onnx", inputs=["right:2x3", "left:2x3"])
+    artifact = export(program, tmp_path / "m.onnx", inputs=["right:2x3", "left:2x3"], trust=True)
     left, right = normal(2, 3, seed=1), normal(2, 3, seed=2)
     np.testing.assert_array_equal(run_file(artifact.path, left=left, right=right)["output"], left - right)
 
@@ -186,7 +186,7 @@ def test_an_archive_becomes_onnx_with_its_branches_loops_and_defaults(
     module: nn.Module, make: str, shape: str, x: Tensor, tmp_path: Path
 ) -> None:
     path = save(tmp_path / "m.pt", module, make, torch.zeros_like(x[:2]))
-    export(str(path), tmp_path / "m.onnx", inputs=[f"x:[batch,{shape}]"])
+    export(str(path), tmp_path / "m.onnx", inputs=[f"x:[batch,{shape}]"], trust=True)
     [actual] = run_file(tmp_path / "m.onnx", x=x.numpy()).values()
     with torch.no_grad():
         np.testing.assert_allclose(actual, module.eval()(x).numpy(), atol=1e-5)
@@ -196,7 +196,7 @@ def test_a_dict_of_outputs_keeps_its_names(tmp_path: Path) -> None:
     ids = torch.ones(2, 5, dtype=torch.int64)
     path = save(tmp_path / "m.pt", TwoNamed(), "trace", ids, ids)
     inputs = ["ids:[batch,length]:int64", "mask:[batch,length]:int64"]
-    artifact = export(str(path), tmp_path / "m.onnx", inputs=inputs)
+    artifact = export(str(path), tmp_path / "m.onnx", inputs=inputs, trust=True)
     assert artifact.manifest.io is not None
     assert [str(one) for one in artifact.manifest.io.outputs] == [
         "hidden:[batch,length,4]:float32", "pooled:[batch,4]:float32",

@@ -346,7 +346,7 @@ def test_a_captured_program_tells_its_inputs_and_their_dynamic_axes(folder: Path
     example = image, torch.ones(1, dtype=torch.float64), torch.ones_like(image, dtype=torch.bool)
     shapes = {"image": {0: batch}, "scale": None, "mask": {0: batch}}
     torch.export.save(torch.export.export(Scaled(), example, dynamic_shapes=shapes), folder / "net.pt2")
-    done = proposed("net.pt2", targets=["onnxruntime"])
+    done = proposed("net.pt2", targets=["onnxruntime"], trust=True)
     assert done.recipe.model.inputs == ("image:[batch,3,8]", "scale:1:float64", "mask:[batch,3,8]:bool")
 
 

@@ -20,7 +20,6 @@ import qcompile
 from qcompile.artifact import Artifact
 from qcompile.engines.gpu import Gpu
 from qcompile.engines.tensorrt import engine
-from qcompile.engines.tensorrt.adapter import Adapter
 from qcompile.engines.tensorrt.builder import builder, calibration, configure, refit
 from qcompile.engines.tensorrt.runner.cuda import current_device
 from qcompile.errors import ArtifactError, BuildError, EngineUnavailable, InvalidOption, ModelError
@@ -347,29 +346,20 @@ def verbosity(path: Path) -> Any:
     return read_plan(path.read_bytes())["verbosity"]
 
 
-@pytest.mark.parametrize("timing_cache", ["auto", "off"])
-def test_the_proof_is_the_twins(timing_cache: str, here: Machine, model: Path, tmp_path: Path) -> None:
-    options = {"timing_cache": timing_cache}
-    plain = here.build(model, "fp16", options=options)
-    measured = len(here.circumstances.measured)
-    quiet = here.build(model, "fp16", name="quiet", options={**options, "profiling_verbosity": "none"})
-    assert (verbosity(plain.path), verbosity(quiet.path)) == ("DETAILED", "NONE")
-    assert quiet.manifest.proof == plain.manifest.proof
-    assert quiet.manifest.options["profiling_verbosity"] == "none"
-    assert not [text for text in quiet.manifest.warnings if "detailed" in text]
-    # The twin and the engine measure what one build does; with a cache on the disk nothing at all.
-    assert len(here.circumstances.measured) == measured * (2 if timing_cache == "off" else 1)
-    assert len(caches(tmp_path)) == (timing_cache == "auto")
-    assert len(here.told("build_serialized_network")) == 3
-
-
-def test_other_kernels_than_the_twins_are_said(
-    machine: OnMachine, model: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("verbosity_option", ["none", "layer-names"])
+def test_an_engine_that_tells_no_types_is_built_once_and_its_precision_is_unreported(
+    verbosity_option: str, here: Machine, model: Path
 ) -> None:
-    here, sizes = machine("10.16"), iter((4096, 8192))
-    monkeypatch.setattr(Adapter, "memory_bytes", lambda *_: next(sizes))
-    made = here.build(model, options={"profiling_verbosity": "layer-names"}).manifest
-    assert any("needs 8192 bytes; the detailed one that was inspected" in text for text in made.warnings)
+    plain = here.build(model, "fp16")
+    quiet = here.build(model, "fp16", name="quiet", options={"profiling_verbosity": verbosity_option})
+    assert verbosity(plain.path) == "DETAILED"
+    assert verbosity(quiet.path) == ("NONE" if verbosity_option == "none" else "LAYER_NAMES_ONLY")
+    (layers,) = plain.manifest.proof["layers_by_precision"].values()
+    proof = quiet.manifest.proof
+    assert proof["layers_by_precision"] == {"unreported": layers}
+    assert (proof["reached_in_precision"], proof["unreported_share"], proof["missed"]) == (0, 1.0, {})
+    assert ("no other type is permitted" in proof["evidence"]) == (proof["typing"] == "strong")
+    assert len(here.told("build_serialized_network")) == 2
 
 
 def test_a_calibrator_is_fed_once(

@@ -1,1 +1,0 @@
-"""Command lines of trtexec and Polygraphy become recipes."""
