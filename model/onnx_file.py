@@ -22,6 +22,7 @@ from ..files import temporary_folder
 from ..tensors import ModelIO
 from . import graph, onnx
 from .graph_edits import fix_initializers
+from .graph_names import name_nodes
 from .onnx_checks import (
     check_model,
     check_onnx,
@@ -85,9 +86,7 @@ class Graph:
 
     @cached_property
     def pinned(self) -> set[str]:
-        """Tensors that are read elsewhere than by nodes: outputs, and what subgraphs read."""
-        nodes = self.model.graph.node
-        return {v.name for v in self.model.graph.output}.union(*map(graph.captured_names, nodes))
+        return graph.pinned_names(self.model.graph)
 
     @cached_property
     def types(self) -> dict[str, str]:
@@ -192,9 +191,10 @@ def read_graph(path: Path) -> Graph:
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
         ):
             _read_into(model, content, path.resolve().name)
-    freed = _free_extents(model)
+    changed = [_free_extents(model)]
     check_model(model, path)
-    return Graph(model, path, is_file=not freed, beside=external_files(path, model))
+    changed.append(name_nodes(model.graph))  # layers are counted, named and compared by the names of nodes
+    return Graph(model, path, is_file=not any(changed), beside=external_files(path, model))
 
 
 def read_weightless(path: Path) -> Graph:

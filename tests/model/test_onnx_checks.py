@@ -20,6 +20,7 @@ from qcompile.errors import MissingFile, ModelError
 from qcompile.model import onnx_file
 from qcompile.model.graph import count_operators, dtype_name, holds_half, model_io, opset
 from qcompile.model.onnx_checks import external_files, external_path
+from qcompile.model.graph_names import name_nodes
 from qcompile.model.onnx_file import check_onnx, read_graph, read_weightless, save_onnx
 from qcompile.tensors import TensorInfo
 
@@ -43,8 +44,10 @@ def test_a_saved_model_is_read_as_it_was(tiny: Tiny, tmp_path: Path) -> None:
     save_onnx(tiny("residual"), tmp_path / "m.onnx")
     assert _load(tmp_path / "m.onnx") == tiny("residual")
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
-    save_onnx(net(), tmp_path / "m.onnx")
-    assert _load(tmp_path / "m.onnx") == net()
+    named = net()
+    name_nodes(named.graph)
+    save_onnx(named, tmp_path / "m.onnx")
+    assert _load(tmp_path / "m.onnx") == named
 
 
 def test_weights_too_large_for_one_file_lie_beside_it(
@@ -253,10 +256,13 @@ def test_an_attribute_of_another_operator_makes_no_half_precision() -> None:
 
 def test_oddments_that_nothing_reads_are_taken(tmp_path: Path) -> None:
     model = net()
+    name_nodes(model.graph)
     model.training_info.add().algorithm.node.add().op_type = "Nowhere"
     note = model.graph.quantization_annotation.add(tensor_name="nowhere")
     note.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="nothing")
-    model.graph.node.append(helper.make_node("EfficientNMS_TRT", ["x"], ["boxes"]))  # a plugin of TensorRT
+    model.graph.node.append(
+        helper.make_node("EfficientNMS_TRT", ["x"], ["boxes"], "nms")
+    )  # a plugin of TensorRT
     path = tmp_path / "m.onnx"
     path.write_bytes(model.SerializeToString())
     assert _load(path) == model
