@@ -9,10 +9,9 @@ from onnx import TensorProto, helper
 
 from ..errors import InvalidOption
 from ..model.graph import dtype_name, model_io, opset
-from ..model.graph_edits import rename_inputs
+from ..model.graph_names import Names, rename_inputs
 from ..model.onnx_file import copy_model
 from ..spec.opsets import BFLOAT16_CAST
-from .opset.scope import fresh_name, taken_names
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -60,8 +59,8 @@ def set_io_types(model: onnx.ModelProto, types: Mapping[str, str]) -> onnx.Model
 
 def _cast(graph: onnx.GraphProto, name: str, current: str, asked: str, *, is_input: bool) -> None:
     """Give an input or output another type; the tensor inside gets another name."""
-    taken = taken_names(graph)
-    inside = fresh_name(f"{name}/{current}", taken)
+    names = Names(graph)
+    inside = names.fresh(f"{name}/{current}")
     rename_inputs(graph, {name: inside})
     for node in graph.node:
         node.output[:] = [inside if result == name else result for result in node.output]
@@ -70,7 +69,7 @@ def _cast(graph: onnx.GraphProto, name: str, current: str, asked: str, *, is_inp
     numbers = {dtype_name(number): number for number in TensorProto.DataType.values()}
     to = numbers[asked if not is_input else current]
     ends = (name, inside) if is_input else (inside, name)
-    cast = helper.make_node("Cast", [ends[0]], [ends[1]], fresh_name(f"{name}/cast", taken), to=to)
+    cast = helper.make_node("Cast", [ends[0]], [ends[1]], names.fresh(f"{name}/cast"), to=to)
     graph.node.insert(0 if is_input else len(graph.node), cast)
     for value in graph.input if is_input else graph.output:
         if value.name == name:

@@ -25,12 +25,12 @@ from ..model.graph import captured_names, infer_shapes, tensor_values
 from ..model.graph_edits import (
     drop_unused_initializers,
     refill,
-    rename_inputs,
     set_nodes,
     set_values,
     store,
     store_constants,
 )
+from ..model.graph_names import rename_inputs
 from ..model.onnx_file import copy_model
 from ..tensors import Feeds
 

@@ -24,7 +24,7 @@ from ..errors import EngineUnavailable, InvalidOption, ModelError, QCompileError
 from ..files import temporary_folder, write_json, write_text
 from ..model import onnx
 from ..model.graph import infer_types, model_io
-from ..model.graph_edits import name_nodes
+from ..model.graph_names import name_nodes
 from ..model.onnx_file import copy_model, save_onnx
 from ..model.random_input import RandomInput
 from ..model.reference_forms import rounds_activations

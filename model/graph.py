@@ -239,6 +239,11 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
     return names - {""}
 
 
+def pinned_names(graph: onnx.GraphProto) -> set[str]:
+    """Return tensors that are read elsewhere than by nodes of the graph: outputs, and what subgraphs read."""
+    return {value.name for value in graph.output}.union(*map(captured_names, graph.node))
+
+
 def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict[str, list[onnx.NodeProto]]:
     """Return the nodes that do the arithmetic, by the precision they compute in.
 

@@ -6,7 +6,7 @@ which the rewrites alternate with. CONTRIBUTING.md says what onnx-ir would cost.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,8 @@ from .graph import (
     infer_shapes,
     infer_types,
     producers,
-    subgraphs,
 )
+from .graph_names import Names
 
 
 def refill(values: Any, items: Iterable[Any]) -> None:
@@ -98,29 +98,6 @@ def drop_unused_initializers(graph: onnx.GraphProto) -> None:
             del graph.initializer[index]
 
 
-def rename_inputs(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Let every node of a graph and of its subgraphs read other names."""
-    for node in graph.node:
-        for index, name in enumerate(node.input):
-            if name in names:
-                node.input[index] = names[name]
-        for inner in subgraphs(node):
-            rename_inputs(inner, names)
-
-
-def name_nodes(graph: onnx.GraphProto) -> None:
-    """Give every node without a name, or with one already taken, a unique one."""
-    taken: set[str] = set()
-    for node in graph.node:
-        base = node.name or f"{node.op_type}_{node.output[0] if node.output else len(taken)}"
-        name, number = base, 1
-        while name in taken:
-            number += 1
-            name = f"{base}_{number}"
-        node.name = name
-        taken.add(name)
-
-
 def fix_initializers(model: onnx.ModelProto) -> None:
     """Take initializers off the list of inputs, where files older than IR version 4 have them."""
     stored = {tensor.name for tensor in model.graph.initializer}
@@ -160,7 +137,7 @@ _AS_OUTPUT = {"float32": "FLOAT", "float16": "FLOAT16"}
 def cut(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, str]:
     """Leave of a model what tensors of its outermost graph need, as its outputs; return tensor to output."""
     types, shapes = infer_types(model), infer_shapes(model)
-    graph = model.graph
+    graph, new = model.graph, Names(model.graph)
     made_by = producers(graph)
     needed: set[str] = set()
     waiting = list(names)
@@ -177,7 +154,7 @@ def cut(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, str]:
     for name in names:
         kind, output = types.get(name, "float32"), name
         if kind not in _AS_OUTPUT:
-            kind, output = "float32", f"{name}/read"
+            kind, output = "float32", new.fresh(f"{name}/read")
             to = onnx.TensorProto.FLOAT
             graph.node.append(onnx.helper.make_node("Cast", [name], [output], name=output, to=to))
         elem_type = onnx.TensorProto.DataType.Value(_AS_OUTPUT[kind])

@@ -22,6 +22,7 @@ from ..files import temporary_folder
 from ..tensors import ModelIO
 from . import graph, onnx
 from .graph_edits import fix_initializers
+from .graph_names import name_nodes
 from .onnx_checks import (
     check_model,
     every_tensor,
@@ -87,9 +88,7 @@ class Graph:
 
     @cached_property
     def pinned(self) -> set[str]:
-        """Tensors that are read elsewhere than by nodes: outputs, and what subgraphs read."""
-        nodes = self.model.graph.node
-        return {v.name for v in self.model.graph.output}.union(*map(graph.captured_names, nodes))
+        return graph.pinned_names(self.model.graph)
 
     @cached_property
     def types(self) -> dict[str, str]:
@@ -200,7 +199,8 @@ def read_graph(path: Path) -> Graph:
     freed = free_extents(model)
     check_model(model, path)
     beside, changed = external_files(path, model), to_plain_forms(model)
-    return Graph(model, path, is_file=not (freed or changed), beside=beside)
+    named = name_nodes(model.graph)  # layers are counted, named and compared by the names of nodes
+    return Graph(model, path, is_file=not (freed or changed or named), beside=beside)
 
 
 @contextmanager

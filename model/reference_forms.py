@@ -40,6 +40,7 @@ from .graph import (
     tensor_values,
 )
 from .graph_edits import drop_unread, drop_unused_initializers, set_nodes, set_values, store, store_constants
+from .graph_names import Names
 from .onnx_file import copy_model
 
 _CAST_TO_BFLOAT16 = 13  # the first opset that has it
@@ -96,25 +97,25 @@ def without_saturation(model: onnx.ModelProto) -> onnx.ModelProto:
     result = copy_model(model)
     graph = result.graph
     store_constants(graph)
-    stored = {tensor.name: tensor for tensor in graph.initializer}
+    stored, names = {tensor.name: tensor for tensor in graph.initializer}, Names(graph)
+    shifted: dict[str, str] = {}
     for node in graph.node:
         for weight, zero_point in _SATURATING.get(node.op_type, ()):
             tensor = stored.get(_at(node, weight))
             if tensor is not None and dtype_name(tensor.data_type) == "int8":
                 node.input.extend([""] * (zero_point + 1 - len(node.input)))
-                node.input[weight] = _shifted(graph, stored, node.input[weight])
-                node.input[zero_point] = _shifted(graph, stored, node.input[zero_point])
+                for place in (weight, zero_point):
+                    name = node.input[place]
+                    shifted[name] = shifted.get(name) or _shifted(graph, stored, name, names)
+                    node.input[place] = shifted[name]
     drop_unused_initializers(graph)
     return result
 
 
-def _shifted(graph: onnx.GraphProto, stored: Stored, name: str) -> str:
-    """Store integers plus 128 as uint8, once, and return the name; a zero point that is absent is 0."""
-    shifted = f"{name}/shifted"
-    if not any(tensor.name == shifted for tensor in graph.initializer):
-        values = tensor_values(stored[name]) if name else np.zeros((), np.int8)
-        store(graph, shifted, (values.astype(np.int16) + 128).astype(np.uint8))
-    return shifted
+def _shifted(graph: onnx.GraphProto, stored: Stored, name: str, names: Names) -> str:
+    """Store integers plus 128 as uint8, and return the name; a zero point that is absent is 0."""
+    values = tensor_values(stored[name]) if name else np.zeros((), np.int8)
+    return store(graph, names.fresh(f"{name}/shifted"), (values.astype(np.int16) + 128).astype(np.uint8))
 
 
 def with_halves(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
@@ -123,6 +124,7 @@ def with_halves(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
     graph = result.graph
     store_constants(graph)
     types, constants, readers = infer_types(result), constant_names(result), consumers(graph)
+    names = Names(graph)
     weights = {name for node in graph.node if node.op_type in WEIGHTED for name in node.input}
     half = onnx.helper.tensor_dtype_to_np_dtype(_HALVES[precision])
     for tensor in graph.initializer:
@@ -138,32 +140,33 @@ def with_halves(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
                 behind and all(reader.op_type == "QuantizeLinear" for reader in behind)
             )
             if types.get(name) == "float32" and name not in constants and not integer:
-                node.output[place] = f"{name}/exact"
+                stem = names.stem(name)
+                exact = node.output[place] = f"{stem}/exact"
                 if precision == "bf16" and opset(model) < _CAST_TO_BFLOAT16:
-                    nodes += _split(graph, f"{name}/exact", name)
+                    nodes += _split(graph, exact, name, stem)
                     continue
-                nodes += _clipped(graph, f"{name}/exact", f"{name}/within", (-limit, limit))
-                for operand, output, to in ((f"{name}/within", f"{name}/half", _HALVES[precision]),
-                                            (f"{name}/half", name, onnx.TensorProto.FLOAT)):  # fmt: skip
+                nodes += _clipped(graph, exact, f"{stem}/within", (-limit, limit), f"{stem}/within")
+                for operand, output, to in ((f"{stem}/within", f"{stem}/half", _HALVES[precision]),
+                                            (f"{stem}/half", name, onnx.TensorProto.FLOAT)):  # fmt: skip
                     nodes.append(_node("Cast", [operand], output))
                     nodes[-1].attribute.append(onnx.helper.make_attribute("to", to))
     set_nodes(graph, nodes)
     return result
 
 
-def _split(graph: onnx.GraphProto, value: str, output: str) -> list[onnx.NodeProto]:
+def _split(graph: onnx.GraphProto, value: str, output: str, stem: str) -> list[onnx.NodeProto]:
     """Round to bfloat16 without a Cast (Veltkamp's split): w − (w − y) has 8 bits of y, where w = 65537 y.
 
     No product of y = x / 2^17 overflows, and infinities, which are clipped, become infinite again.
     """
-    scaled, y, w, rest, split = (f"{output}/{part}" for part in ("scaled", "within", "wide", "rest", "split"))
+    scaled, y, w, rest, split = (f"{stem}/{part}" for part in ("scaled", "within", "wide", "rest", "split"))
     factors = [
-        store(graph, f"{output}/factor{place}", np.float32(factor))
+        store(graph, f"{stem}/factor{place}", np.float32(factor))
         for place, factor in enumerate((2.0**-17, 65537.0, 2.0**17))
     ]
     return [
         _node("Mul", [value, factors[0]], scaled),
-        *_clipped(graph, scaled, y, (-np.float32(2.0**111), np.float32(2.0**111))),
+        *_clipped(graph, scaled, y, (-np.float32(2.0**111), np.float32(2.0**111)), y),
         _node("Mul", [y, factors[1]], w),
         _node("Sub", [w, y], rest),
         _node("Sub", [w, rest], split),
@@ -181,7 +184,8 @@ def without_roundings(model: onnx.ModelProto) -> onnx.ModelProto:
     store_constants(graph)
     constants = constant_names(result)
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    made_by, readers = producers(graph), consumers(graph)
+    made_by, readers, names = producers(graph), consumers(graph), Names(graph)
+    dequantized: dict[tuple[str, ...], str] = {}
     dynamic = {
         node.output[0]
         for node in graph.node
@@ -195,13 +199,13 @@ def without_roundings(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in graph.node:
         maker = made_by.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
         if maker is not None and maker.input[0] not in constants and (limits := _limits(maker, node, stored)):
-            nodes += _clipped(graph, maker.input[0], node.output[0], limits)
+            nodes += _clipped(graph, maker.input[0], node.output[0], limits, names.stem(node.output[0]))
         elif node.op_type == "DynamicQuantizeLinear" and node.output[0] in dynamic:
             nodes.append(_node("Identity", [node.input[0]], node.output[0]))
             store(graph, node.output[1], np.float32(1))
             store(graph, node.output[2], np.uint8(0))
         elif node.op_type == _LSTM or (node.op_type in _FLOAT_FORMS and node.input[0] in dynamic):
-            nodes.append(_float_form(graph, node, stored))
+            nodes.append(_float_form(graph, node, stored, names, dequantized))
         else:
             nodes.append(node)
     set_nodes(graph, nodes)
@@ -233,21 +237,30 @@ def _limits(
 
 
 def _clipped(
-    graph: onnx.GraphProto, value: str, output: str, limits: tuple[NDArray[Any], ...]
+    graph: onnx.GraphProto, value: str, output: str, limits: tuple[NDArray[Any], ...], stem: str
 ) -> list[onnx.NodeProto]:
     low, high = (
-        store(graph, f"{output}/{end}", limit) for end, limit in zip(("low", "high"), limits, strict=True)
+        store(graph, f"{stem}/{end}", limit) for end, limit in zip(("low", "high"), limits, strict=True)
     )
-    return [_node("Max", [value, low], f"{output}/above"), _node("Min", [f"{output}/above", high], output)]
+    return [_node("Max", [value, low], f"{stem}/above"), _node("Min", [f"{stem}/above", high], output)]
 
 
-def _float_form(graph: onnx.GraphProto, node: onnx.NodeProto, stored: Stored) -> onnx.NodeProto:
+def _float_form(
+    graph: onnx.GraphProto,
+    node: onnx.NodeProto,
+    stored: Stored,
+    new: Names,
+    dequantized: dict[tuple[str, ...], str],
+) -> onnx.NodeProto:
     """The float operator of the dequantized weights; the scale of x is 1 now."""
     operator, weights, operands = _FLOAT_FORMS[node.op_type]
-    names = {
-        place: _dequantized(graph, stored, node, (place, scale, zero_point))
-        for place, (scale, zero_point) in weights.items()
-    }
+    names = {}
+    for place, points in weights.items():
+        read = (node.op_type, *(_at(node, operand) for operand in (place, *points)))
+        if read not in dequantized:
+            values = _dequantized(stored, node, read[1:])
+            dequantized[read] = store(graph, new.fresh(f"{read[1]}/float"), values)
+        names[place] = dequantized[read]
     result = copy.deepcopy(node)
     result.op_type = operator
     result.input[:] = [names.get(place) or _at(node, place) for place in operands]
@@ -255,15 +268,13 @@ def _float_form(graph: onnx.GraphProto, node: onnx.NodeProto, stored: Stored) ->
     return result
 
 
-def _dequantized(
-    graph: onnx.GraphProto, stored: Stored, node: onnx.NodeProto, places: tuple[int, int, int]
-) -> str:
-    """Store (w - zero point) * scale as float32, and return its name; both are of one value or along an axis.
+def _dequantized(stored: Stored, node: onnx.NodeProto, names: Sequence[str]) -> NDArray[Any]:
+    """Return (w - zero point) * scale as float32; both are of one value or along an axis.
 
     Those of an LSTM are [directions] or [directions, 4 * hidden], and its weights [directions, inputs,
-    4 * hidden] swap their last two axes. `places` are of the weight, the scale and the zero point.
+    4 * hidden] swap their last two axes. `names` are of the weight, the scale and the zero point.
     """
-    name, scale, zero_point = (_at(node, place) for place in places)
+    name, scale, zero_point = names
     weight, is_lstm = tensor_values(stored[name]).astype(np.float32), node.op_type == _LSTM
 
     def spread(other: str, default: float) -> NDArray[Any]:
@@ -275,10 +286,7 @@ def _dequantized(
         return values.reshape(shape) if np.ndim(values) == 1 else np.asarray(values)
 
     weight = (weight - spread(zero_point, 0)) * spread(scale, 1)
-    result = f"{name}/float"
-    if not any(tensor.name == result for tensor in graph.initializer):
-        store(graph, result, weight.swapaxes(1, 2) if is_lstm else weight)
-    return result
+    return np.asarray(weight.swapaxes(1, 2) if is_lstm else weight)
 
 
 def _at(node: onnx.NodeProto, place: int) -> str:

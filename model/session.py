@@ -35,7 +35,7 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -410,41 +410,44 @@ def _is_zero(pad: onnx.NodeProto, stored: dict[str, onnx.TensorProto]) -> bool:
 
 
 def missed_nodes(
-    planned: Sequence[onnx.NodeProto], optimized: onnx.ModelProto, precision: str
+    planned: Sequence[onnx.NodeProto], model: onnx.ModelProto, optimized: onnx.ModelProto, precision: str
 ) -> tuple[dict[str, str], list[str]]:
     """Return the planned nodes that run in another precision, each with that, and those of which is unknown.
+
+    `optimized` is what ONNX Runtime's optimizer made of `model`.
 
     A planned node that is nowhere in the optimized graph became part of another node. It is unknown only
     where a node of another precision is there that no planned node's name explains.
     """
-    names = {node.name: node.name for node in planned}
-    names |= {output: node.name for node in planned for output in node.output if output}
+    asked = {node.name for node in planned}
+    nodes = {node.name for node in model.graph.node}
+    made = {output: node.name for node in model.graph.node for output in node.output if output}
+    names = made | {name: name for name in nodes}  # a node's name before that of a result
     missed: dict[str, str] = {}
     located: set[str] = set()
     strangers = False
-    for kind, nodes in weighted_nodes(optimized, as_executed=True).items():
-        for node in nodes:
-            origin = _origin(node, names)
-            if origin is not None:
+    for kind, computed in weighted_nodes(optimized, as_executed=True).items():
+        for node in computed:
+            origin = _origin(node, names, made, asked)
+            if origin:
                 located.add(origin)
                 if kind != precision:
                     missed[origin] = kind
-            elif kind != precision:
-                # The optimizer made it: it gives it no name of the file.
-                is_made = not node.name or node.op_type.startswith("Fused")
-                strangers |= is_made or RENAMED.match(node.name) is not None
+            elif kind != precision:  # whether the optimizer made it, which gives it no name of the file
+                strangers |= node.name not in nodes or node.op_type.startswith("Fused")
     left = [node.name for node in planned if node.name not in located]
     return missed, left if strangers else []
 
 
-def _origin(node: onnx.NodeProto, names: dict[str, str]) -> str | None:
-    """The planned node that a node was made of; None where no name tells."""
-    for name in (node.name.removeprefix("fused "), *node.output):
-        while True:
-            if name in names:
-                return names[name]
-            match = RENAMED.match(name)
-            if match is None:
-                break
+def _origin(
+    node: onnx.NodeProto, names: Mapping[str, str], made: Mapping[str, str], planned: Collection[str]
+) -> str:
+    """The planned node that a node was made of, by names that nodes and results had; "" for none."""
+    own = node.name.removeprefix("fused ")
+    for given, known in ((own, names), *((output, made) for output in node.output)):
+        name = given
+        while name not in known and (match := RENAMED.match(name)):
             name = match.group(1)
-    return None
+        if (origin := known.get(name, "")) in planned:
+            return origin
+    return ""

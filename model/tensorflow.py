@@ -26,7 +26,8 @@ from ..installation import install_hint
 from ..processes.child import Child
 from . import onnx
 from .archives import check_archive
-from .graph_edits import rename_inputs, store
+from .graph_edits import store
+from .graph_names import Names, rename_inputs
 from .source import Source
 
 ANOTHER = (
@@ -182,20 +183,23 @@ def _finish(path: Path, label: str, config: Any, outputs: Sequence[str]) -> None
                 )
             new_names = list(outputs)
         names |= {value.name: name for value, name in zip(values, new_names, strict=True)}
-    inner = {name for node in model.graph.node for name in node.output} - set(names)
-    names = {old: f"{name}_io" if name in inner else name for old, name in names.items()}
+    new = Names(model.graph)
+    new.taken -= set(names)
+    names = {old: new.fresh(name) for old, name in names.items()}
     for value in (*model.graph.input, *model.graph.output):
         value.name = names[value.name]
     rename_inputs(model.graph, names)
     for node in list(model.graph.node):
         node.output[:] = [names.get(name, name) for name in node.output]
         if node.op_type == "Erfc":
-            erf = onnx.helper.make_node(
-                "Erf", list(node.input), [f"{node.output[0]}/erf"], f"{node.name}/erf"
-            )
+            result, name = new.fresh(f"{node.output[0]}/erf"), new.fresh(f"{node.name}/erf")
+            erf = onnx.helper.make_node("Erf", list(node.input), [result], name)
             model.graph.node.insert(list(model.graph.node).index(node), erf)
             node.op_type, node.domain = "Sub", ""
-            node.input[:] = [store(model.graph, f"{node.output[0]}/1", np.float32(1)), erf.output[0]]
+            node.input[:] = [
+                store(model.graph, new.fresh(f"{node.output[0]}/1"), np.float32(1)),
+                erf.output[0],
+            ]
     del model.graph.value_info[:]
     unknown = {n.op_type for n in model.graph.node if not n.domain and not onnx.defs.has(n.op_type)}
     if unknown:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ...engines.registry import engine, load
 from ...errors import DataError, QCompileError
 from ...model.graph import infer_types
+from ...model.graph_names import Names
 from ...model.judgement import ErrorSums
 from ...model.onnx_file import read_weightless
 from ...model.refusals import failure_hint, onnxruntime_words
@@ -183,13 +184,13 @@ def with_taps(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelP
 
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    types = infer_types(model)
+    types, new = infer_types(model), Names(model.graph)
     present = {value.name for value in model.graph.output}
     outputs: dict[str, str] = {}
     for name in names:
         kind, output = types.get(name), name
         if kind == "bfloat16":
-            kind, output = "float32", f"{name}/tapped"
+            kind, output = "float32", new.fresh(f"{name}/tapped")
             to = onnx.TensorProto.FLOAT
             copy.graph.node.append(onnx.helper.make_node("Cast", [name], [output], name=output, to=to))
         outputs[name] = output

@@ -27,6 +27,7 @@ from onnx import helper
 from ...calibration.qparams import INT8, choose_qparams, choose_weight_qparams
 from ...model.graph import attribute, subgraphs, tensor_values
 from ...model.graph_edits import drop_unused_initializers, set_nodes, store
+from ...model.graph_names import Names
 
 _PLAIN = {
     "LSTM": {"hidden_size", "direction", "input_forget", "layout"},
@@ -68,12 +69,12 @@ def why_closed(node: onnx.NodeProto, stored: Container[str]) -> str | None:
 
 def open_recurrences(model: onnx.ModelProto, *, exclude: Container[str] = ()) -> list[str]:
     """Rewrite layers of a model of opset 13 or newer in place, but for those excluded; return their names."""
-    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    stored, names = {tensor.name: tensor for tensor in model.graph.initializer}, Names(model.graph)
     nodes, opened = [], []
     for node in model.graph.node:
         if why_closed(node, stored) == "" and node.name not in exclude:
             opened.append(node.name)
-            nodes += _Opened(model.graph, node, stored).nodes()
+            nodes += _Opened(model.graph, node, stored, names.stem(node.name)).nodes()
         else:
             nodes.append(node)
     if opened:
@@ -116,9 +117,9 @@ class _Opened:
     """The nodes that replace one layer."""
 
     def __init__(
-        self, graph: onnx.GraphProto, node: onnx.NodeProto, stored: dict[str, onnx.TensorProto]
+        self, graph: onnx.GraphProto, node: onnx.NodeProto, stored: dict[str, onnx.TensorProto], base: str
     ) -> None:
-        self.graph, self.node, self.base = graph, node, node.name
+        self.graph, self.node, self.base = graph, node, base
         self.hidden = attribute(node, "hidden_size", 0)
         self.values = [tensor_values(stored[name]) for name in node.input[1:4] if name]
         self.made: list[onnx.NodeProto] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -30,6 +29,7 @@ from ...model.graph import (
     without_weights,
 )
 from ...model.graph_edits import drop_unread, drop_unused_initializers, set_nodes
+from ...model.graph_names import Names
 
 Finder = Callable[["onnx.ModelProto"], "list[str]"]
 Fits = Callable[["onnx.NodeProto", "Links"], object]
@@ -59,7 +59,7 @@ class Scope:
         self._types |= {
             item.name: helper.make_tensor_type_proto(item.data_type, item.dims) for item in graph.initializer
         }
-        self._taken: set[str] = outer._taken if outer else taken_names(graph)
+        self.names: Names = outer.names if outer else Names(graph)
 
     def constant(self, name: str) -> NDArray[Any] | None:
         """Return the values of a tensor that is stored, or made by a Constant; None for any other."""
@@ -132,7 +132,7 @@ class Scope:
 
     def fresh(self, base: str) -> str:
         """Return a name like `base` that no tensor or node of the model has."""
-        return fresh_name(base, self._taken)
+        return self.names.fresh(base)
 
     def store(self, values: NDArray[Any], base: str) -> str:
         """Store a constant; return its name."""
@@ -296,22 +296,6 @@ def spelled(proto: onnx.TypeProto) -> str:
         inner = spelled(getattr(proto, kind).elem_type)
         return f"{'seq' if kind == 'sequence_type' else 'optional'}({inner})" if inner else ""
     return ""
-
-
-def fresh_name(base: str, taken: set[str]) -> str:
-    """Return a name like `base` that is not taken, and take it."""
-    names = itertools.chain([base], (f"{base}_{number}" for number in itertools.count(2)))
-    name = next(name for name in names if name not in taken)
-    taken.add(name)
-    return name
-
-
-def taken_names(graph: onnx.GraphProto) -> set[str]:
-    """Return every name that tensors and nodes of a graph and those inside it have."""
-    graphs = list(every_graph(graph))
-    names = {value.name for inner in graphs for value in (*inner.input, *inner.output, *inner.initializer)}
-    nodes = (node for inner in graphs for node in inner.node)
-    return names.union(*((node.name, *node.input, *node.output) for node in nodes))
 
 
 def find_nodes(model: onnx.ModelProto, operators: str, fits: Fits = lambda *_: True) -> list[str]:

@@ -45,8 +45,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ...errors import QCompileError
-from ...model.graph import ONNX_DOMAINS, attribute, every_graph, opset, producers
+from ...model.graph import ONNX_DOMAINS, attribute, every_graph, opset, pinned_names, producers
 from ...model.graph_edits import drop_attributes, refill, store
+from ...model.graph_names import Names
 from ...model.onnx_file import copy_model
 from ...spec.opsets import FLOAT8, INT4
 from .fit import upgrade_in_place
@@ -262,8 +263,9 @@ def _is_replaced(node: onnx.NodeProto) -> bool:
 
 
 def _replace(graph: onnx.GraphProto) -> None:
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    retyped: set[str] = set()
+    stored, names = {tensor.name: tensor for tensor in graph.initializer}, Names(graph)
+    foreign = [name for node in graph.node if not _is_replaced(node) for name in node.input]
+    shared, retyped = pinned_names(graph).union(foreign), set[str]()
     for node in graph.node:
         if not _is_replaced(node):
             continue
@@ -277,8 +279,12 @@ def _replace(graph: onnx.GraphProto) -> None:
                 scale = stored.get(node.input[1])
                 dtype = helper.tensor_dtype_to_np_dtype(number)
                 zeros = np.zeros(list(scale.dims) if scale is not None else [], dtype)
-                node.input.append(store(graph, f"{node.output[0]}/zero_point", zeros))
+                node.input.append(store(graph, names.fresh(f"{node.output[0]}/zero_point"), zeros))
         elif node.input[0] in stored:
+            if node.input[0] in shared:  # what else reads it, reads bytes
+                graph.initializer.add().CopyFrom(stored[node.input[0]])
+                node.input[0] = graph.initializer[-1].name = names.fresh(f"{node.input[0]}/typed")
+                stored[node.input[0]] = graph.initializer[-1]
             _retype(stored[node.input[0]], number)
         if attribute(node, "block_size", 0) == 0:
             drop_attributes(node, "block_size")

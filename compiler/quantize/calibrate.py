@@ -13,7 +13,8 @@ from ...calibration.ranges_file import ranges_manifest
 from ...data.batches import Data
 from ...errors import CalibrationError
 from ...files import check_output, writing
-from ...model.graph_edits import name_nodes, store_constants
+from ...model.graph_edits import store_constants
+from ...model.graph_names import name_nodes
 from ...model.graph_rules import graph_rules
 from ...model.onnx_file import Graph, copy_model, read_weightless
 from ...progress import Progress, silent

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from ...calibration import Ranges, float_activations, observe, parse_method
 from ...calibration.taps import choose_taps
 from ...errors import InvalidOption, QuantizationError
-from ...model.graph import WEIGHTED, attribute, count_weighted, weighted_nodes, without_weights
-from ...model.graph_edits import name_nodes
+from ...model.graph import WEIGHTED, attribute, count_weighted, weighted_nodes
 from ...model.graph_rules import NONE, graph_rules
 from ...model.onnx_file import Graph
 from ...model.saturating_kernels import saturating_kernels
@@ -112,10 +111,9 @@ def _half(request: QuantizeRequest) -> Outcome:
     else:
         warnings = ["no data was given: values beyond float16's 65504 were not looked for"]
     dtype = HALVES[request.spec.precision]
-    named = without_weights(request.model)
-    name_nodes(named.graph)  # as `to_half` will
-    left = match_nodes(named.graph, request.spec.exclude, only=request.spec.only)
-    layers = layer_precisions(request, named.graph)
+    graph = request.model.graph
+    left = match_nodes(graph, request.spec.exclude, only=request.spec.only)
+    layers = layer_precisions(request, graph)
     left |= {name: layer.reason for name, layer in layers.items() if layer.kind == "fp32"}
     half, kept = to_half(request.model, dtype, block=left, ranges=ranges)
     casts = {attribute(node, "to") for node in half.graph.node if node.op_type == "Cast"}

@@ -6,20 +6,30 @@
 4. `Sum` of two is `Add`: the quantizers know a residual add by that name.
 5. Weights in Constant nodes are initializers; a Gemm's factors are folded into its weight and bias, and
    its bias has one axis: the quantizers take a Gemm for plain.
-6. A bias read by several nodes is copied: its int32 scale differs with each.
+6. A bias that is read elsewhere, too, is copied: it gets a scale of its own, and is corrected.
 7. Every tensor whose type and shape can be inferred has them written in.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ...model.graph import WEIGHTED, attribute, consumers, places, with_inferred, without_weights
-from ...model.graph_edits import drop_attributes, fix_initializers, name_nodes, store, store_constants
+from ...model.graph import (
+    WEIGHTED,
+    attribute,
+    consumers,
+    pinned_names,
+    places,
+    with_inferred,
+    without_weights,
+)
+from ...model.graph_edits import drop_attributes, fix_initializers, store, store_constants
+from ...model.graph_names import Names, name_nodes
 from ...model.onnx_file import copy_model
 from ...spec.opsets import OLDEST
 from ..opset.fit import upgrade_opset
@@ -69,18 +79,19 @@ def give_own_weights(graph: onnx.GraphProto, names: Collection[str]) -> None:
     Quantizers make one tensor of it for all: others would read rounded numbers, or scales of another axis.
     """
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    outputs, readers, copied = {value.name for value in graph.output}, consumers(graph), set[str]()
+    readers, pinned, names_of = consumers(graph), pinned_names(graph), Names(graph)
+    copies: dict[tuple[str, bool], str] = {}
     layers = [node for node in graph.node if node.name in names and node.op_type in (*WEIGHTED, "Attention")]
     kinds = {node.name: by_output(node) for node in layers}
     for node in layers:
         weight, kind = node.input[1], kinds[node.name]
-        alone = weight not in outputs and {kinds.get(reader.name) for reader in readers[weight]} == {kind}
+        alone = weight not in pinned and {kinds.get(reader.name) for reader in readers[weight]} == {kind}
         if alone or weight not in stored:
             continue
-        own = f"{weight}/{'rows' if kind else 'columns'}"
-        if own not in copied:
-            copied.add(store(graph, own, numpy_helper.to_array(stored[weight])))
-        node.input[1] = own
+        if (weight, kind) not in copies:
+            own = names_of.fresh(f"{weight}/{'rows' if kind else 'columns'}")
+            copies[weight, kind] = store(graph, own, numpy_helper.to_array(stored[weight]))
+        node.input[1] = copies[weight, kind]
 
 
 def sum_to_add(graph: onnx.GraphProto) -> None:
@@ -92,7 +103,7 @@ def sum_to_add(graph: onnx.GraphProto) -> None:
 
 def _plain_gemms(graph: onnx.GraphProto) -> None:
     """Fold alpha and beta into stored weight and bias, and give the bias one value per output channel."""
-    stored = {tensor.name: tensor for tensor in graph.initializer}
+    stored, names = {tensor.name: tensor for tensor in graph.initializer}, Names(graph)
     for node in graph.node:
         if node.op_type != "Gemm" or any(name not in stored for name in node.input[1:] if name):
             continue
@@ -108,18 +119,18 @@ def _plain_gemms(graph: onnx.GraphProto) -> None:
             if beta != 1.0 or bias.shape != (channels,):
                 replaced[2] = plain
         for index, array in replaced.items():
-            node.input[index] = store(graph, f"{node.input[index]}/{node.name}", array)
+            node.input[index] = store(graph, names.fresh(f"{node.input[index]}/{node.name}"), array)
         drop_attributes(node, "alpha", "beta")
 
 
 def _copy_shared_biases(graph: onnx.GraphProto) -> None:
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    seen: set[str] = set()
+    stored, names = {tensor.name: tensor for tensor in graph.initializer}, Names(graph)
+    reads, pinned = Counter(name for node in graph.node for name in node.input), pinned_names(graph)
     for node in graph.node:
         if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.input) < 3:
             continue
         bias = node.input[2]
-        if bias in stored and bias in seen:
+        if bias in stored and (reads[bias] > 1 or bias in pinned):
+            reads[bias] -= 1
             graph.initializer.add().CopyFrom(stored[bias])
-            node.input[2] = graph.initializer[-1].name = f"{bias}/{node.name}"
-        seen.add(bias)
+            node.input[2] = graph.initializer[-1].name = names.fresh(f"{bias}/{node.name}")

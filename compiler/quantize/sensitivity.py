@@ -35,6 +35,7 @@ from ...model.graph import (
     without_weights,
 )
 from ...model.graph_edits import set_nodes, store
+from ...model.graph_names import Names
 from ...model.graph_rules import GraphRules, SaturatingKernels, graph_rules
 from ...model.judgement import OutputSums, decibels
 from ...model.onnx_file import Graph, is_large
@@ -164,21 +165,14 @@ def _written_as_integers(
     return written
 
 
-def _delta(name: str) -> str:
-    return f"{name}/delta"
-
-
-def _error(name: str) -> str:
-    return f"{name}/error"
-
-
 class _Piece:
     """Layers that follow each other in a graph, from its node `begin` on, and what is behind.
 
-    `entry` are the tensors that all this reads and does not make.
+    `entry` are the tensors that all this reads and does not make. Names of what is added begin with `new`.
     """
 
-    def __init__(self, model: onnx.ModelProto, types: Mapping[str, str], begin: int) -> None:
+    def __init__(self, model: onnx.ModelProto, types: Mapping[str, str], begin: int, new: str) -> None:
+        self.new = new
         self.model, self.types, self.begin, self.end = model, types, begin, len(model.graph.node)
         self.layers: list[onnx.NodeProto] = []
         nodes = model.graph.node[begin:]
@@ -190,6 +184,12 @@ class _Piece:
         stored = {tensor.name for tensor in model.graph.initializer} | {""}
         stored |= {tensor.values.name for tensor in model.graph.sparse_initializer}
         self.entry = sorted(read - self.made - stored)
+
+    def delta(self, layer: str) -> str:
+        return f"{self.new}/{layer}/delta"
+
+    def error(self, layer: str) -> str:
+        return f"{self.new}/{layer}/error"
 
     @property
     def is_possible(self) -> bool:
@@ -222,9 +222,9 @@ class _Piece:
             nodes.append(node)
             if node.name in names:
                 result = node.output[0]
-                node.output[0] = f"{node.name}/clean"
-                nodes.append(helper.make_node("Add", [node.output[0], _delta(node.name)], [result]))
-                graph.input.append(_value(_delta(node.name), "float32"))
+                node.output[0] = f"{self.new}/{node.name}/clean"
+                nodes.append(helper.make_node("Add", [node.output[0], self.delta(node.name)], [result]))
+                graph.input.append(_value(self.delta(node.name), "float32"))
         set_nodes(graph, nodes)
         return make_session(Graph(section, Path("injected.onnx")), session_options())
 
@@ -244,11 +244,11 @@ def _pieces(model: onnx.ModelProto, layers: Sequence[onnx.NodeProto]) -> list[_P
     """
     place = {node.name: number for number, node in enumerate(model.graph.node)}
     most = 1 if is_large(model, loaded=True) else min(_PIECES, -(-len(layers) // _LAYERS))
-    types = infer_types(model)
-    pieces = [_Piece(model, types, 0)]
+    types, new = infer_types(model), Names(model.graph).stem("damage")
+    pieces = [_Piece(model, types, 0, new)]
     for number, layer in enumerate(layers):
         if number and number * most // len(layers) > (number - 1) * most // len(layers):
-            piece = _Piece(model, types, place[layer.name])
+            piece = _Piece(model, types, place[layer.name], new)
             if piece.is_possible:
                 pieces[-1].end = piece.begin
                 pieces.append(piece)
@@ -269,7 +269,7 @@ def _outputs(
 ) -> Iterator[tuple[str, Tensors, Tensors]]:
     """Yield the layers that are asked for, the outputs with the error of each, and those without."""
     second = piece.rest()
-    none = {_delta(layer.name): np.zeros((), np.float32) for layer in piece.layers}
+    none = {piece.delta(layer.name): np.zeros((), np.float32) for layer in piece.layers}
     names = [layer.name for layer in piece.layers if layer.name in asked]
     for sample in few:
         entry = {name: sample.tensors[name] for name in piece.entry}
@@ -277,9 +277,9 @@ def _outputs(
         sample.clean |= piece.run(second, feeds, sample.where)
         for start in range(0, len(names), _TOGETHER):
             together = names[start : start + _TOGETHER]
-            errors = run_session(first, [_error(name) for name in together], entry, sample.where)
+            errors = run_session(first, [piece.error(name) for name in together], entry, sample.where)
             for name, error in zip(together, errors, strict=True):
-                yield name, piece.run(second, {**feeds, _delta(name): error}, sample.where), sample.clean
+                yield name, piece.run(second, {**feeds, piece.delta(name): error}, sample.where), sample.clean
         made = [name for name in behind.entry if name not in entry] if behind is not None else []
         read = run_session(first, made, entry, sample.where) if made else []
         sample.tensors = {**entry, **dict(zip(made, read, strict=True))}
@@ -303,13 +303,13 @@ class _Twins:
         """Add a layer's error; its result is in the scale of the tensor `written`, if that has one."""
         twin = onnx.NodeProto()
         twin.CopyFrom(layer)
-        twin.name = twin.output[0] = f"{layer.name}/quantized"
+        twin.name = twin.output[0] = f"{self.piece.new}/{layer.name}/quantized"
         for index in range(min(2, len(twin.input))):
             twin.input[index] = self.quantized(layer, index)
         self.nodes.append(twin)
         result = self.rounded(twin.name, written)
-        self.nodes.append(helper.make_node("Sub", [result, layer.output[0]], [_error(layer.name)]))
-        self.graph.output.append(helper.make_tensor_value_info(_error(layer.name), 1, None))
+        self.nodes.append(helper.make_node("Sub", [result, layer.output[0]], [self.piece.error(layer.name)]))
+        self.graph.output.append(helper.make_tensor_value_info(self.piece.error(layer.name), 1, None))
 
     def session(self, behind: _Piece | None) -> Any:
         """A session of all that was added, and of what is read behind."""
@@ -328,7 +328,7 @@ class _Twins:
             return self.rounded(name, name)
         by_output = layer.op_type == "Conv" or (layer.op_type == "Gemm" and attribute(layer, "transB", 0))
         axis = 0 if by_output else 1
-        result = f"{name}/rounded{axis}"
+        result = f"{self.piece.new}/{name}/rounded{axis}"
         if result not in self.made:
             self.made.add(result)
             values = tensor_values(self.stored[name])
@@ -344,16 +344,17 @@ class _Twins:
         """A tensor in the scale of another; itself where that has none."""
         if like not in self.limits:
             return name
-        result = f"{name}/rounded"
+        stem = f"{self.piece.new}/{name}"
+        result = f"{stem}/rounded"
         if result not in self.made:
             self.made.add(result)
             low, high = self.limits[like]
             # `activation_limits` made symmetric what is to be int8.
             signed = self.rules.is_symmetric(low, high)
             qparams = choose_qparams(low, high, INT8 if signed else UINT8)
-            how = [f"{name}/scale", f"{name}/zero_point"]
+            how = [f"{stem}/scale", f"{stem}/zero_point"]
             for parameter, value in zip(how, (qparams.scale, qparams.zero_point), strict=True):
                 store(self.graph, parameter, value)
-            self.nodes.append(helper.make_node("QuantizeLinear", [name, *how], [f"{name}/integer"]))
-            self.nodes.append(helper.make_node("DequantizeLinear", [f"{name}/integer", *how], [result]))
+            self.nodes.append(helper.make_node("QuantizeLinear", [name, *how], [f"{stem}/integer"]))
+            self.nodes.append(helper.make_node("DequantizeLinear", [f"{stem}/integer", *how], [result]))
         return result

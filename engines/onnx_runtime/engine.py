@@ -129,7 +129,7 @@ class OnnxRuntime(Engine):
         values = check_values(request, before, request.output, execution, feeds)
         counts = count_weighted(after, as_executed=True)
         asked = weighted_nodes(before).get(request.precision, [])
-        missed, unreported = missed_nodes(asked, after, request.precision)
+        missed, unreported = missed_nodes(asked, before, after, request.precision)
         layers = Planned(
             [node.name for node in asked],
             {name: f"ONNX Runtime computes it in {kind}" for name, kind in missed.items()},

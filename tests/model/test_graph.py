@@ -41,13 +41,12 @@ from qcompile.model.graph_edits import (
     drop_attributes,
     drop_unread,
     drop_unused_initializers,
-    name_nodes,
-    rename_inputs,
     set_nodes,
     sort_nodes,
     store,
     store_constants,
 )
+from qcompile.model.graph_names import name_nodes, rename_inputs
 
 Tiny = Callable[..., onnx.ModelProto]
 

@@ -19,6 +19,7 @@ import qcompile
 from qcompile.errors import MissingFile, ModelError
 from qcompile.model import onnx_file
 from qcompile.model.graph import count_operators, dtype_name, holds_half, model_io, opset
+from qcompile.model.graph_names import name_nodes
 from qcompile.model.onnx_checks import external_files, external_path
 from qcompile.model.onnx_file import read_graph, read_weightless, save_onnx
 from qcompile.model.plain_forms import to_plain_forms
@@ -46,6 +47,7 @@ def test_a_saved_model_is_read_as_it_was(tiny: Tiny, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
     model = net()
     to_plain_forms(model)  # it has a function
+    name_nodes(model.graph)
     save_onnx(model, tmp_path / "m.onnx")
     assert _load(tmp_path / "m.onnx") == model
 
@@ -255,10 +257,13 @@ def test_an_attribute_of_another_operator_makes_no_half_precision() -> None:
 
 def test_oddments_that_nothing_reads_are_taken(tmp_path: Path) -> None:
     model = net()
+    name_nodes(model.graph)
     model.training_info.add().algorithm.node.add().op_type = "Nowhere"
     note = model.graph.quantization_annotation.add(tensor_name="nowhere")
     note.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="nothing")
-    model.graph.node.append(helper.make_node("EfficientNMS_TRT", ["x"], ["boxes"]))  # a plugin of TensorRT
+    model.graph.node.append(
+        helper.make_node("EfficientNMS_TRT", ["x"], ["boxes"], "nms")
+    )  # a plugin of TensorRT
     path = tmp_path / "m.onnx"
     path.write_bytes(model.SerializeToString())
     to_plain_forms(model)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ....calibration import observe
 from ....data.batches import Data
-from ....model.graph import attribute, captured_names, consumers, producers, tensor_values
+from ....model.graph import attribute, consumers, pinned_names, producers, tensor_values
 from ....model.graph_edits import set_values, store_constants
 from ....model.onnx_file import Graph
 from ..activations import Rows, runs_without_layouts
@@ -128,8 +128,7 @@ class Uses:
         }
         self.made_by, self.readers = producers(graph), consumers(graph)
         self.reads = Counter(name for node in graph.node for name in node.input)
-        self.kept = {value.name for value in graph.output}
-        self.kept |= {name for node in graph.node for name in captured_names(node)}
+        self.kept = pinned_names(graph)
 
     def own(self, name: str) -> onnx.TensorProto | None:
         """Return a stored tensor that nothing else reads."""

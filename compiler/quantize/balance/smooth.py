@@ -46,7 +46,8 @@ from ....calibration.qparams import (
 )
 from ....data.batches import Data
 from ....model.graph import attribute, infer_shapes, producers, tensor_values
-from ....model.graph_edits import name_nodes, set_values, store, store_constants
+from ....model.graph_edits import set_values, store, store_constants
+from ....model.graph_names import Names, name_nodes
 from ....model.graph_rules import graph_rules
 from ..activations import Rows, observe_rows
 from ..request import QuantizeRequest
@@ -206,15 +207,15 @@ def _move(
         return f"into the columns of {place.columns[0]!r}", list(place.rescaled)
     if place.vectors:
         return f"into {', '.join(map(repr, place.vectors))}", list(place.rescaled)
-    graph, factors_name = model.graph, f"{place.tensor}/factors"
-    store(graph, factors_name, (1 / factors).astype(np.float32))
+    graph, names = model.graph, Names(model.graph)
+    factors_name = store(graph, names.fresh(f"{place.tensor}/factors"), (1 / factors).astype(np.float32))
     nodes = {node.name: node for node in graph.node}
     smoothed: dict[str, str] = {}
     for product in (nodes[name] for name in place.products):
         read = str(product.input[0])
         if read not in smoothed:
-            smoothed[read] = f"{read}/smoothed"
-            node = helper.make_node("Mul", [read, factors_name], [smoothed[read]], name=f"{read}/smooth")
+            smoothed[read], name = names.fresh(f"{read}/smoothed"), names.fresh(f"{read}/smooth")
+            node = helper.make_node("Mul", [read, factors_name], [smoothed[read]], name)
             position = next(i for i, n in enumerate(graph.node) if read in n.output)
             graph.node.insert(position + 1, node)
         product.input[0] = smoothed[read]

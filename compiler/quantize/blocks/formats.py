@@ -32,6 +32,7 @@ from onnx import TensorProto, helper, parser
 
 from ....model.graph import attribute, producers, tensor_values
 from ....model.graph_edits import drop_unread, drop_unused_initializers, refill, set_nodes, store
+from ....model.graph_names import Names
 from ....model.onnx_file import copy_model
 from ....spec.words import BlockFormat
 
@@ -154,7 +155,7 @@ def simulated(model: onnx.ModelProto) -> onnx.ModelProto:
     graph = copy.graph
     made_by = producers(graph)
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    nodes: list[onnx.NodeProto] = []
+    nodes, new = list[onnx.NodeProto](), Names(graph)
     for node in graph.node:
         maker = made_by.get(node.input[0]) if node.input else None
         dequantizes = node.op_type == "DequantizeLinear"
@@ -166,7 +167,7 @@ def simulated(model: onnx.ModelProto) -> onnx.ModelProto:
             in_blocks = node.op_type == "TRT_MXFP8DequantizeLinear"
         if in_blocks:
             if maker is not None:
-                nodes += _rounded(graph, maker, node.output[0])
+                nodes += _rounded(graph, maker, node.output[0], new.stem(node.output[0]))
                 continue
             of_scales = made_by.get(node.input[1])
             names = [node.input[1]] if of_scales is None else list(of_scales.input[:2])
@@ -184,8 +185,10 @@ def simulated(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def _rounded(graph: onnx.GraphProto, quantize: onnx.NodeProto, output: str) -> list[onnx.NodeProto]:
-    """The nodes that round what an operator of TensorRT would quantize, under names of their own."""
+def _rounded(
+    graph: onnx.GraphProto, quantize: onnx.NodeProto, output: str, stem: str
+) -> list[onnx.NodeProto]:
+    """The nodes that round what an operator of TensorRT would quantize; their names begin with `stem`."""
     kind = "nvfp4" if quantize.op_type == "TRT_FP4DynamicQuantize" else "mxfp8"
     body = _NVFP4 if kind == "nvfp4" else _MXFP8
     text = f'<ir_version: 9, opset_import: ["" : 19]> g (float[n] x) => (float[n] y) {{ {body} }}'
@@ -197,9 +200,9 @@ def _rounded(graph: onnx.GraphProto, quantize: onnx.NodeProto, output: str) -> l
     constants = numbers | {"last": np.array([-1]), "blocked": np.array([-1, BLOCK_SIZE[kind]])}
     made = {name for node in nodes for name in node.output}
     for name in {name for node in nodes for name in node.input} - made - outer.keys():
-        outer[name] = store(graph, f"{output}/{name}", np.asarray(constants[name]))
+        outer[name] = store(graph, f"{stem}/{name}", np.asarray(constants[name]))
     for node in nodes:
-        node.input[:] = [outer.get(name, f"{output}/{name}") for name in node.input]
-        node.output[:] = [outer.get(name, f"{output}/{name}") for name in node.output]
+        node.input[:] = [outer.get(name, f"{stem}/{name}") for name in node.input]
+        node.output[:] = [outer.get(name, f"{stem}/{name}") for name in node.output]
         node.name = node.output[0]
     return nodes

@@ -36,6 +36,7 @@ from ....model.graph import (
     weighted_nodes,
 )
 from ....model.graph_edits import drop_attributes, drop_unused_initializers, set_nodes, store
+from ....model.graph_names import Names
 from ....spec.opsets import FLOAT4, FLOAT8
 from ....spec.words import BlockFormat
 from ...opset.fit import in_newer_opset
@@ -111,11 +112,12 @@ class _Writer:
         self.stored = {tensor.name: tensor for tensor in graph.initializer}
         self.nodes: list[onnx.NodeProto] = []
         self.made: dict[tuple[object, ...], str] = {}
+        self.names = Names(graph)
 
     def activation(self, name: str, dtype: int, amax: float) -> str:
         key = (name, dtype, amax)
         if key not in self.made:
-            prefix, e4m3 = self._unused(f"{name}/{self.kind}"), int(TensorProto.FLOAT8E4M3FN)
+            prefix, e4m3 = self.names.stem(f"{name}/{self.kind}"), int(TensorProto.FLOAT8E4M3FN)
             values, scales, scale = f"{prefix}/values", f"{prefix}/scales", ""
             options = {"domain": DOMAIN, **self.block}
             if self.kind == "nvfp4":
@@ -146,7 +148,7 @@ class _Writer:
         rows_first = bool(attribute(node, "transB", 0))
         key = (tensor.name, rows_first)
         if key not in self.made:
-            prefix = self._unused(f"{tensor.name}/{self.kind}")
+            prefix = self.names.stem(f"{tensor.name}/{self.kind}")
             weight = tensor_values(tensor).astype(np.float32)
             rounded = quantize_weight(weight if rows_first else weight.T, self.kind)
             values = store(self.graph, f"{prefix}/values", rounded.values)
@@ -163,11 +165,6 @@ class _Writer:
             self.made[turned] = f"{self.made[key]}/turned"
             self._node("Transpose", [self.made[key]], [self.made[turned]], perm=[1, 0])
         return self.made[turned]
-
-    def _unused(self, name: str) -> str:
-        """A prefix for new names: a tensor that two kinds of readers quantize differently needs two."""
-        taken = {key.rpartition("/")[0] for key in self.made.values()}
-        return name if name not in taken else f"{name}/{len(self.made)}"
 
     def _node(self, operator: str, inputs: list[str], outputs: list[str], **options: Any) -> None:
         self.nodes.append(helper.make_node(operator, inputs, outputs, outputs[0], **options))

@@ -18,12 +18,21 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from ....calibration.qparams import QParams, quantize
-from ....model.graph import ONNX_DOMAINS, attribute, consumers, infer_types, opset, subgraphs, tensor_values
-from ....model.graph_edits import drop_unread, drop_unused_initializers, rename_inputs, set_nodes, store
+from ....model.graph import (
+    ONNX_DOMAINS,
+    attribute,
+    consumers,
+    infer_types,
+    opset,
+    pinned_names,
+    subgraphs,
+    tensor_values,
+)
+from ....model.graph_edits import drop_unread, drop_unused_initializers, set_nodes, store
+from ....model.graph_names import Names, rename_inputs
 from ....model.onnx_file import copy_model
 from ....spec.opsets import BFLOAT16_LAYERS
 from ...opset.fit import upgrade_in_place
-from ...opset.scope import fresh_name
 
 Half = Literal["float16", "bfloat16"]
 
@@ -65,9 +74,8 @@ class Casts:
         self.overflowing: set[str] = set()  # float32 tensors that may be beyond the half type
         self._dequantizers: dict[str, onnx.NodeProto] = {}  # tensor to the float32 form of its node
         self._forms: dict[tuple[str, bool], str] = {}
-        self._taken = {name for node in graph.node for name in (*node.input, *node.output)}
-        self._taken |= {tensor.name for tensor in graph.initializer}
-        self._names = {node.name for node in graph.node}
+        self._names = Names(graph)
+        self._limits: list[str] = []  # the least and largest number of the half type, once stored
 
     def form(self, name: str, *, half: bool) -> str:
         """Return the name under which a tensor has one of its two types: half or float32."""
@@ -75,7 +83,7 @@ class Casts:
             return name
         key = (name, half)
         if key not in self._forms:
-            made = fresh_name(f"{name}/{self.type.name if half else 'float32'}", self._taken)
+            made = self._names.fresh(f"{name}/{self.type.name if half else 'float32'}")
             self._forms[key] = made
             self.half.update([made] if half else [])
             if name in self.weights:
@@ -83,7 +91,7 @@ class Casts:
             elif name in self._dequantizers:
                 node = onnx.NodeProto()
                 node.CopyFrom(self._dequantizers[name])
-                node.name, node.output[0] = f"{node.name}/float32", made
+                node.name, node.output[0] = self._names.fresh(f"{node.name}/float32"), made
                 self.nodes.append(node)
             else:
                 read = self._saturated(name) if half and name in self.overflowing else name
@@ -106,7 +114,7 @@ class Casts:
         An output that became half is made under another name and cast back.
         """
         for name in [output.name for output in self.graph.output if output.name in self.half]:
-            inner = fresh_name(f"{name}/inner", self._taken)
+            inner = self._names.fresh(f"{name}/inner")
             for node in self.nodes:
                 node.output[:] = [inner if made == name else made for made in node.output]
                 node.input[:] = [inner if read == name else read for read in node.input]
@@ -119,20 +127,18 @@ class Casts:
         del self.graph.value_info[:]  # their types are stale; readers infer them again
 
     def _cast(self, name: str, made: str, to: int) -> None:
-        node = fresh_name(f"cast/{made}", self._names)
+        node = self._names.fresh(f"cast/{made}")
         self.nodes.append(helper.make_node("Cast", [name], [made], name=node, to=to))
 
     def _saturated(self, name: str) -> str:
         """Clip to the half type's range: a mask of -3.4e38 becomes its lowest number, not an infinity that
         makes NaN."""
-        limits = {f"{self.type.name}/low": -self.type.largest, f"{self.type.name}/high": self.type.largest}
-        stored = {tensor.name for tensor in self.graph.initializer}
-        for limit, value in limits.items():
-            if limit not in stored:
-                store(self.graph, limit, np.asarray(value, np.float32))
-        clipped = fresh_name(f"{name}/clipped", self._taken)
-        node = fresh_name(f"clip/{name}", self._names)
-        self.nodes.append(helper.make_node("Clip", [name, *limits], [clipped], name=node))
+        for end, value in (("low", -self.type.largest), ("high", self.type.largest)):
+            if len(self._limits) < 2:
+                limit = self._names.fresh(f"{self.type.name}/{end}")
+                self._limits.append(store(self.graph, limit, np.asarray(value, np.float32)))
+        clipped, node = self._names.fresh(f"{name}/clipped"), self._names.fresh(f"clip/{name}")
+        self.nodes.append(helper.make_node("Clip", [name, *self._limits], [clipped], name=node))
         return clipped
 
 
@@ -184,13 +190,13 @@ def store_quantized_weights(graph: onnx.GraphProto, half: HalfType, excluded: Co
     their pair stays in float32.
     """
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    readers = consumers(graph)
-    outputs = {value.name for value in graph.output}
+    readers, names = consumers(graph), Names(graph)
+    pinned = pinned_names(graph)
     kept = []
     for node in graph.node:
         read = readers.get(node.output[0], []) if node.output else []
         ready = node.op_type == "QuantizeLinear" and node.domain in ONNX_DOMAINS and node.name not in excluded
-        if not ready or node.output[0] in outputs or not _is_plain(node, read, stored):
+        if not ready or node.output[0] in pinned or not _is_plain(node, read, stored):
             kept.append(node)
             continue
         weight, scale, zero_point = (numpy_helper.to_array(stored[name]) for name in node.input)
@@ -203,7 +209,7 @@ def store_quantized_weights(graph: onnx.GraphProto, half: HalfType, excluded: Co
         integers = quantize(weight, QParams(fitted, zero_point, limits.min, limits.max, axis))
         store(graph, node.output[0], integers)
         if not np.array_equal(fitted, scale):
-            name = store(graph, f"{node.input[1]}/{node.name}", fitted)
+            name = store(graph, names.fresh(f"{node.input[1]}/{node.name}"), fitted)
             for reader in read:
                 reader.input[1] = name
     set_nodes(graph, kept)
@@ -251,7 +257,10 @@ def in_float32(model: onnx.ModelProto, dtype: Half = "bfloat16") -> onnx.ModelPr
         if tensor.data_type == kind:
             values = numpy_helper.to_array(tensor).astype(np.float32)
             tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-    given = {v.name: f"{v.name}/wide" for v in graph.input if v.type.tensor_type.elem_type == kind}
+    names = Names(graph)
+    given = {
+        v.name: names.fresh(f"{v.name}/wide") for v in graph.input if v.type.tensor_type.elem_type == kind
+    }
     rename_inputs(graph, given)
     nodes = [helper.make_node("Cast", [name], [made], to=TensorProto.FLOAT) for name, made in given.items()]
     for value in graph.output:
@@ -264,7 +273,7 @@ def in_float32(model: onnx.ModelProto, dtype: Half = "bfloat16") -> onnx.ModelPr
                 item.i = TensorProto.FLOAT
         for index, name in enumerate(node.output):
             if name in rounded:
-                node.output[index], narrow = f"{name}/wide", f"{name}/narrow"
+                node.output[index], narrow = (names.fresh(f"{name}/{end}") for end in ("wide", "narrow"))
                 nodes.append(helper.make_node("Cast", [node.output[index]], [narrow], to=kind))
                 nodes.append(helper.make_node("Cast", [narrow], [name], to=TensorProto.FLOAT))
     del graph.value_info[:]

@@ -54,7 +54,8 @@ from ....model.graph import (
     producers,
     subgraphs,
 )
-from ....model.graph_edits import fix_initializers, name_nodes, rename_inputs, store_constants
+from ....model.graph_edits import fix_initializers, store_constants
+from ....model.graph_names import name_nodes, rename_inputs
 from ....model.onnx_file import Graph, copy_model
 from ....spec.words import HALVES
 from ...opset.scatter_forms import reduces

@@ -30,15 +30,16 @@ from ....calibration.qparams import per_channel
 from ....data.batches import Data
 from ....model.graph import (
     attribute,
-    captured_names,
     consumers,
     infer_shapes,
     opset,
+    pinned_names,
     producers,
     tensor_values,
     weighted_nodes,
 )
 from ....model.graph_edits import set_values, store
+from ....model.graph_names import Names
 from ....model.onnx_file import Graph, copy_model
 from ....progress import Progress, silent
 from ...opset.fit import upgrade_in_place
@@ -124,8 +125,6 @@ def round_weights(
 
 _INT32 = np.iinfo(np.int32)
 _LONG = 16  # of a kernel: what says where it stands has as many values for each place of the axis
-_NEW = "quantized/"
-"""How the names of what is added to the float model begin."""
 
 
 def correct_biases(
@@ -201,8 +200,7 @@ def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[
     weights = {tensor.name: tensor for tensor in reference.graph.initializer}
     made_by, readers = producers(graph), consumers(graph)
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    kept = {value.name for value in graph.output}
-    kept |= {name for node in graph.node for name in captured_names(node)}
+    kept = pinned_names(graph)
     nodes, shapes = weighted_nodes(quantized), infer_shapes(reference)
     for node in (*nodes["int8"], *nodes.get("fp8", ())):
         counterpart = counterparts.get(node.name)
@@ -216,9 +214,11 @@ def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[
             continue  # a product of two activations, or of many matrices
         pads = conv_pads(node, weight.dims[2:], shapes.get(quantize.input[0], ())[2:])
         name = _bias_name(node, made_by, readers, kept)
-        if name not in stored or len(readers[name]) > 1 or name in kept:
+        if name not in stored or not _has_one_reader(name, readers, kept):
             continue
         dequantize = readers[name][0] if readers[name][0].op_type == "DequantizeLinear" else None
+        if dequantize is not None and not _has_one_reader(dequantize.output[0], readers, kept):
+            continue
         scale = tensor_values(stored[dequantize.input[1]]) if dequantize is not None else None
         exact = (
             weights.get(counterpart.input[2]) if scale is not None and len(counterpart.input) > 2 else None
@@ -228,6 +228,10 @@ def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[
         per_channel = not extents or (extents == [layer.channels] and stored[name].dims[-1] == layer.channels)
         if node.op_type != "MatMul" or per_channel:  # a value per position, as anchors of boxes are, is none
             yield layer
+
+
+def _has_one_reader(name: str, readers: Any, kept: set[str]) -> bool:
+    return name not in kept and sum([*node.input].count(name) for node in readers[name]) == 1
 
 
 def _bias_name(node: onnx.NodeProto, made_by: Any, readers: Any, kept: set[str]) -> str:
@@ -286,6 +290,7 @@ class _Sums:
         self.graph, self.made_by = graph, producers(quantized.graph)
         self.stored = {tensor.name: tensor for tensor in quantized.graph.initializer}
         self.made: set[str] = set()
+        self.new = Names(graph).stem("quantized")  # how the names of what is added begin
 
     def of(self, layer: _Quantized) -> tuple[str, ...]:
         """Return the outputs of a layer: positions; what its input loses by rounding, and the rounded input,
@@ -293,17 +298,17 @@ class _Sums:
         """
         read, output = layer.counterpart.input[0], layer.counterpart.output[0]
         rounded = self.rounded(str(layer.node.input[0]))
-        lost = self.node("Sub", [read, rounded], f"{rounded}/lost")
-        size = self.node("Size", [output], f"{_NEW}{output}/size")
-        count = self.node("Div", [size, self.constant(layer.channels)], f"{_NEW}{output}/positions")
-        positions = self.node("Cast", [count], f"{_NEW}{output}/count", to=1)
+        lost = self.node("Sub", [read, rounded], f"{self.new}/{rounded}/lost")
+        size = self.node("Size", [output], f"{self.new}/{output}/size")
+        count = self.node("Div", [size, self.constant(layer.channels)], f"{self.new}/{output}/positions")
+        positions = self.node("Cast", [count], f"{self.new}/{output}/count", to=1)
         if layer.pads is None or max(layer.kernel, default=0) > _LONG:
             return positions, self.convolved(lost, rounded, layer)
         return positions, self.summed(lost, read, layer), self.summed(rounded, read, layer)
 
     def convolved(self, lost: str, rounded: str, layer: _Quantized) -> str:
         """Sum what a Conv loses, convolved."""
-        name, weight = f"{_NEW}{layer.counterpart.output[0]}/lost", tensor_values(layer.weight)
+        name, weight = f"{self.new}/{layer.counterpart.output[0]}/lost", tensor_values(layer.weight)
         parts = {lost: weight, rounded: weight - self.dequantized(str(layer.node.input[1]))}
         for number, (tensor, values) in enumerate(parts.items()):
             store(self.graph, f"{name}/weight{number}", values)
@@ -316,7 +321,7 @@ class _Sums:
 
     def rounded(self, name: str) -> str:
         """Copy what rounds an activation; return its new name."""
-        maker, copied = self.made_by.get(name), f"{_NEW}{name}"
+        maker, copied = self.made_by.get(name), f"{self.new}/{name}/rounded"
         if name in self.stored:
             if copied not in self.made:
                 self.made.add(copied)
@@ -335,17 +340,17 @@ class _Sums:
         """Sum a tensor, of the shape of `read`, over the positions that each value of a kernel sees."""
         kernel, inputs = layer.kernel, layer.weight.dims[1 if by_output(layer.node) else 0]
         if layer.node.op_type != "Conv":
-            rows = self.node("Reshape", [tensor, self.constant(-1, inputs)], f"{tensor}/rows")
+            rows = self.node("Reshape", [tensor, self.constant(-1, inputs)], f"{self.new}/{tensor}/rows")
             return self.node("ReduceSum", [rows, self.constant(0)], f"{rows}/sum", keepdims=0)
         assert layer.pads is not None, "`of` asks"
         axes = range(len(kernel))
         strides = attribute(layer.node, "strides", [1 for _ in axes])
         if {*kernel, *strides} == {1} and not any(layer.pads):
             places = self.constant(*(axis + 2 for axis in axes))
-            rows = self.node("ReduceSum", [tensor, places], f"{tensor}/rows", keepdims=0)
-            return self.node("ReduceSum", [rows, self.constant(0)], f"{tensor}/sum", keepdims=0)
+            rows = self.node("ReduceSum", [tensor, places], f"{self.new}/{tensor}/rows", keepdims=0)
+            return self.node("ReduceSum", [rows, self.constant(0)], f"{self.new}/{tensor}/sum", keepdims=0)
         dilations = attribute(layer.node, "dilations", [1 for _ in axes])
-        name, columns = f"{tensor}/{kernel}{strides}{dilations}{layer.pads}", tensor
+        name, columns = f"{self.new}/{tensor}/{kernel}{strides}{dilations}{layer.pads}", tensor
         for axis in reversed(axes):
             around = layer.pads[axis], layer.pads[axis + len(kernel)]
             seen = self.seen(read, axis + 2, kernel[axis], strides[axis], dilations[axis], around)
@@ -362,9 +367,9 @@ class _Sums:
         self, tensor: str, axis: int, kernel: int, stride: int, dilation: int, around: tuple[int, int]
     ) -> str:
         """Return [extent, kernel]: 1 where a value of the kernel stands on a place of the axis, somewhere."""
-        name, constant = f"{_NEW}{tensor}/{axis}:{kernel}:{stride}:{dilation}:{around}", self.constant
-        shape = self.node("Shape", [tensor], f"{_NEW}{tensor}/shape")
-        extent = self.node("Gather", [shape, constant(axis)], f"{_NEW}{tensor}/extent{axis}")
+        name, constant = f"{self.new}/{tensor}/{axis}:{kernel}:{stride}:{dilation}:{around}", self.constant
+        shape = self.node("Shape", [tensor], f"{self.new}/{tensor}/shape")
+        extent = self.node("Gather", [shape, constant(axis)], f"{self.new}/{tensor}/extent{axis}")
         scalar = self.node("Squeeze", [extent], f"{extent}/scalar")
         places = self.node("Range", [self.scalar(0), scalar, self.scalar(1)], f"{extent}/places")
         column = self.node("Unsqueeze", [places, constant(1)], f"{extent}/column")
@@ -382,7 +387,7 @@ class _Sums:
         return self.node("Cast", [is_seen], name, to=1)
 
     def scalar(self, value: int) -> str:
-        if (name := f"{_NEW}scalar/{value}") not in self.made:
+        if (name := f"{self.new}/scalar/{value}") not in self.made:
             self.made.add(name)
             store(self.graph, name, np.array(value, np.int64))
         return name
@@ -395,7 +400,7 @@ class _Sums:
         return output
 
     def constant(self, *values: int) -> str:
-        name = f"{_NEW}constant/{values}"
+        name = f"{self.new}/constant/{values}"
         if name not in self.made:
             self.made.add(name)
             store(self.graph, name, np.array(values, np.int64))

@@ -25,6 +25,7 @@ from ....errors import QuantizationError
 from ....files import temporary_folder
 from ....model.graph import attribute, opset
 from ....model.graph_edits import drop_unused_initializers, refill, set_nodes, sort_nodes, store
+from ....model.graph_names import Aliases, Names
 from ....model.graph_rules import NONE, SaturatingKernels
 from ....model.onnx_file import read_graph
 from ....model.refusals import onnxruntime_words
@@ -93,6 +94,8 @@ def _quantize_products(
 
     give_own_weights(model.graph, names)
     _gemms_to_matmuls(model.graph, names)
+    aliases = Aliases(model)  # the quantizer makes names of those that are there, without a look at them
+    names = {aliases.of[name] for name in names}
     stored = {tensor.name: tensor for tensor in model.graph.initializer} if kernels else {}
     operands = {name for node in model.graph.node if node.name in names for name in node.input[1:2]}
     floats = {name: numpy_helper.to_array(stored[name]) for name in operands & stored.keys()}
@@ -111,12 +114,13 @@ def _quantize_products(
                 extra_options={"MatMulConstBOnly": True},
             )
         except Exception as error:  # its internals raise ValueError, TypeError, RuntimeError and others
-            words = onnxruntime_words(error)
+            words = aliases.text(onnxruntime_words(error))
             raise QuantizationError(f"ONNX Runtime's quantizer failed: {words}") from error
         written = read_graph(path).load()
     sort_nodes(written.graph)  # the quantizer's own order leaves out what subgraphs read (1.31.1)
     if weight_type == "int8" and kernels:
         _fit_pairs(written, floats, kernels)
+    aliases.undo(written)
     return written
 
 
@@ -148,26 +152,27 @@ def _store_gru_weights(graph: onnx.GraphProto, names: set[str]) -> int:
     Not DequantizeLinear: ONNX Runtime carries that out in every run, and cannot pack the weights before.
     Cast and Mul of constants it folds when it loads the model.
     """
-    stored = {tensor.name: tensor for tensor in graph.initializer}
+    stored, new = {tensor.name: tensor for tensor in graph.initializer}, Names(graph)
     nodes: list[onnx.NodeProto] = []
-    widened: set[str] = set()
+    widened: dict[str, str] = {}
     count = 0
     for node in graph.node:
         planned = node.op_type == "GRU" and node.name in names
         count += planned
         for name in dict.fromkeys(node.input[1:3]) if planned else ():
             if name not in widened:
-                widened.add(name)
+                stem = new.stem(name)
+                widened[name] = f"{stem}/widened"
                 values = numpy_helper.to_array(stored[name])
                 rows = values.reshape(-1, values.shape[-1])
                 qparams = choose_weight_qparams(rows, 0)
-                store(graph, f"{name}/int8", quantize(rows, qparams).reshape(values.shape))
-                store(graph, f"{name}/scale", qparams.scale.reshape(*values.shape[:-1], 1))
-                factors = [f"{name}/steps", f"{name}/scale"]
-                nodes.append(make_node("Cast", [f"{name}/int8"], factors[:1], f"{name}/cast", to=1))
-                nodes.append(make_node("Mul", factors, [f"{name}/widened"], f"{name}/mul"))
+                store(graph, f"{stem}/int8", quantize(rows, qparams).reshape(values.shape))
+                store(graph, f"{stem}/scale", qparams.scale.reshape(*values.shape[:-1], 1))
+                factors = [f"{stem}/steps", f"{stem}/scale"]
+                nodes.append(make_node("Cast", [f"{stem}/int8"], factors[:1], f"{stem}/cast", to=1))
+                nodes.append(make_node("Mul", factors, [widened[name]], f"{stem}/mul"))
         if planned:
-            node.input[1:3] = [f"{name}/widened" for name in node.input[1:3]]
+            node.input[1:3] = [widened[name] for name in node.input[1:3]]
         nodes.append(node)
     set_nodes(graph, nodes)
     drop_unused_initializers(graph)
@@ -186,7 +191,7 @@ def quantize_lstms(
     It takes W [directions, 4 * hidden, input] as integers [directions, input, 4 * hidden], with scales and
     zero points [directions, 4 * hidden], and R in the same way; it quantizes the activations.
     """
-    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    stored, new = {tensor.name: tensor for tensor in model.graph.initializer}, Names(model.graph)
     offset = 128 if weight_type == "uint8" else 0
     lstms = [node for node in model.graph.node if node.op_type == "LSTM" and node.name in names]
     for node in lstms:
@@ -195,8 +200,10 @@ def quantize_lstms(
             matrices = numpy_helper.to_array(stored[name]).transpose(0, 2, 1)
             made = [_rounded(matrix, fits=not offset and bool(kernels.recurrent)) for matrix in matrices]
             scales, integers = (np.stack(parts) for parts in zip(*made, strict=True))
-            kind, prefix = (np.uint8 if offset else np.int8), f"{name}/{node.name}"
-            operands.append(store(model.graph, prefix, (integers.astype(np.int16) + offset).astype(kind)))
+            kind, prefix = (np.uint8 if offset else np.int8), new.stem(f"{name}/{node.name}")
+            operands.append(
+                store(model.graph, new.fresh(prefix), (integers.astype(np.int16) + offset).astype(kind))
+            )
             parameters.append(store(model.graph, f"{prefix}/scale", scales))
             parameters.append(store(model.graph, f"{prefix}/zero", np.full(scales.shape, offset, kind)))
         rest = [*node.input[3:], *[""] * (8 - len(node.input))]
@@ -225,26 +232,25 @@ def _gemms_to_matmuls(graph: onnx.GraphProto, names: set[str]) -> None:
 
         Gemm(x, w, b)      becomes      Add(MatMul(x, w or wᵀ), b)
     """
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    nodes: list[onnx.NodeProto] = []
+    stored, new = {tensor.name: tensor for tensor in graph.initializer}, Names(graph)
+    nodes, transposed = list[onnx.NodeProto](), dict[str, str]()
     for node in graph.node:
         if node.op_type != "Gemm" or node.name not in names:
             nodes.append(node)
             continue
         weight = node.input[1]
         if attribute(node, "transB", 0):
-            weight = f"{weight}/transposed"
-            if weight not in stored:
-                store(graph, weight, numpy_helper.to_array(stored[node.input[1]]).T)
-                stored[weight] = graph.initializer[-1]
+            if weight not in transposed:
+                name = new.fresh(f"{weight}/transposed")
+                transposed[weight] = store(graph, name, numpy_helper.to_array(stored[weight]).T)
+            weight = transposed[weight]
         has_bias = len(node.input) > 2 and bool(node.input[2])
-        product = f"{node.output[0]}/product" if has_bias else node.output[0]
+        product = new.fresh(f"{node.output[0]}/product") if has_bias else node.output[0]
         operands = [node.input[0], weight]
         nodes.append(make_node("MatMul", operands, [product], name=node.name))
         if has_bias:
             operands = [product, node.input[2]]
-            name = f"{node.name}/bias"
-            nodes.append(make_node("Add", operands, [node.output[0]], name=name))
+            nodes.append(make_node("Add", operands, [node.output[0]], new.fresh(f"{node.name}/bias")))
     set_nodes(graph, nodes)
     drop_unused_initializers(graph)
 

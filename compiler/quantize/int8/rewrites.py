@@ -35,8 +35,9 @@ from ....calibration.qparams import (
     quantize,
     scale_and_zero_point,
 )
-from ....model.graph import attribute, consumers, infer_shapes, producers, tensor_values
+from ....model.graph import attribute, consumers, infer_shapes, pinned_names, producers, tensor_values
 from ....model.graph_edits import drop_unread, drop_unused_initializers, set_nodes, store
+from ....model.graph_names import Names
 
 
 def join_biases(model: onnx.ModelProto, *, exclude: Collection[str] = ()) -> list[str]:
@@ -49,16 +50,16 @@ def join_biases(model: onnx.ModelProto, *, exclude: Collection[str] = ()) -> lis
     float (1.31.1). `keep_adds_apart` writes such an Add as Sum, which computes the same.
     """
     graph = model.graph
-    readers, shapes = consumers(graph), infer_shapes(model)
+    readers, shapes, names = consumers(graph), infer_shapes(model), Names(graph)
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    outputs = {value.name for value in graph.output}
+    pinned = pinned_names(graph)
     joined = []
     for node in list(graph.node):
         behind = readers.get(node.output[0], []) if node.op_type == "MatMul" else []
         weight = stored.get(node.input[1]) if behind else None
         if weight is None or len(weight.dims) != 2 or len(shapes.get(node.input[0], ())) != 2:
             continue
-        if len(behind) != 1 or behind[0].op_type != "Add" or node.output[0] in outputs:
+        if len(behind) != 1 or behind[0].op_type != "Add" or node.output[0] in pinned:
             continue
         add = behind[0]
         name = next((name for name in add.input if name != node.output[0]), "")
@@ -67,9 +68,10 @@ def join_biases(model: onnx.ModelProto, *, exclude: Collection[str] = ()) -> lis
         fits = bias is not None and list(bias.dims) in ([channels], [1, channels], [1], [])
         if bias is None or not fits or {node.name, add.name} & set(exclude):
             continue
-        if len(readers[name]) > 1 or list(bias.dims) != [channels]:  # its int32 scale differs with each
+        shared = len(readers[name]) > 1 or name in pinned  # it gets a scale of its own
+        if shared or list(bias.dims) != [channels]:
             plain = np.broadcast_to(numpy_helper.to_array(bias).reshape(-1), (channels,)).copy()
-            name = store(graph, f"{name}/{node.name}", plain)
+            name = store(graph, names.fresh(f"{name}/{node.name}"), plain)
         node.op_type = "Gemm"
         node.input.append(name)
         node.output[0] = add.output[0]
@@ -102,7 +104,7 @@ def keep_relus_apart(model: onnx.ModelProto, planned: set[str]) -> None:
     both in float (1.31.1); a product in front of any other operator it computes in integers.
     """
     graph = model.graph
-    made_by, readers = producers(graph), consumers(graph)
+    made_by, readers, names = producers(graph), consumers(graph), Names(graph)
     for node in graph.node:
         maker = made_by.get(node.input[0]) if node.op_type == "Relu" else None
         if maker is None or maker.op_type not in ("MatMul", "Gemm") or maker.name not in planned:
@@ -110,7 +112,7 @@ def keep_relus_apart(model: onnx.ModelProto, planned: set[str]) -> None:
         if all(reader.op_type == "QuantizeLinear" for reader in readers.get(node.output[0], [node])):
             continue
         node.op_type = "Max"
-        node.input.append(store(graph, f"{node.name}/zero", np.zeros((), np.float32)))
+        node.input.append(store(graph, names.fresh(f"{node.name}/zero"), np.zeros((), np.float32)))
 
 
 def gather_by_vectors(model: onnx.ModelProto) -> None:
@@ -125,6 +127,7 @@ def gather_by_vectors(model: onnx.ModelProto) -> None:
     """
     graph = model.graph
     shapes, stored = infer_shapes(model), {tensor.name: tensor for tensor in graph.initializer}
+    names = Names(graph)
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         nodes.append(node)
@@ -138,11 +141,10 @@ def gather_by_vectors(model: onnx.ModelProto) -> None:
         if behind.count(-1) > 1:
             continue
         whole = np.array([0] * axis + [*indices.dims, *behind], np.int64)  # 0: as it comes in
-        flat = store(graph, f"{node.name}/indices", numpy_helper.to_array(indices).reshape(-1))
-        target, result = store(graph, f"{node.name}/shape", whole), f"{node.name}/flat"
-        nodes.append(
-            helper.make_node("Reshape", [result, target], [node.output[0]], name=f"{node.name}/reshape")
-        )
+        stem = names.stem(node.name)
+        flat = store(graph, f"{stem}/indices", numpy_helper.to_array(indices).reshape(-1))
+        target, result = store(graph, f"{stem}/shape", whole), f"{stem}/flat"
+        nodes.append(helper.make_node("Reshape", [result, target], [node.output[0]], f"{stem}/reshape"))
         node.input[1], node.output[0] = flat, result
     set_nodes(graph, nodes)
     drop_unused_initializers(graph)
@@ -159,7 +161,7 @@ def read_floats(graph: onnx.GraphProto, planned: set[str], *, kernels_write_floa
 
     With `kernels_write_float` an integer kernel writes floats at no cost, where no reader is planned.
     """
-    made_by, readers = producers(graph), consumers(graph)
+    made_by, readers, names = producers(graph), consumers(graph), Names(graph)
     outputs = {value.name for value in graph.output}
     inputs = {value.name for value in graph.input}
     for dequantize in [node for node in graph.node if node.op_type == "DequantizeLinear"]:
@@ -175,7 +177,8 @@ def read_floats(graph: onnx.GraphProto, planned: set[str], *, kernels_write_floa
             continue  # its kernel writes the integers itself
         value = quantize.input[0]
         if dequantize.output[0] in outputs and source is not None:
-            value = _return_float(dequantize, quantize, source, readers)
+            rest = names.fresh(f"{dequantize.output[0]}/dequantized")
+            value = _return_float(dequantize, quantize, source, readers, rest)
         for node in readers.get(dequantize.output[0], ()):
             if node.name not in planned and node.op_type != "QuantizeLinear":
                 for index, name in enumerate(node.input):
@@ -189,11 +192,11 @@ def _return_float(
     quantize: onnx.NodeProto,
     source: onnx.NodeProto,
     readers: dict[str, list[onnx.NodeProto]],
+    rest: str,
 ) -> str:
-    """Give the name of a model's output back to the float value; return it."""
+    """Give the name of a model's output back to the float value, and return it; the other is named `rest`."""
     value, name = str(quantize.input[0]), str(dequantize.output[0])
     source.output[list(source.output).index(value)] = name
-    rest = f"{name}/dequantized"
     readers[rest] = readers.pop(name, [])
     for node in readers[rest]:
         node.input[:] = [rest if operand == name else operand for operand in node.input]
@@ -241,28 +244,30 @@ def quantize_tables(model: onnx.ModelProto, names: set[str]) -> None:
     graph = model.graph
     shapes = infer_shapes(model) if names else {}
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    nodes, quantized = list[onnx.NodeProto](), set[str]()
+    nodes, new, tables = list[onnx.NodeProto](), Names(graph), dict[str, str]()
     for node in graph.node:
         nodes.append(node)
         if node.name not in names or node.input[1] not in shapes | stored:
             continue
-        table, ids, result, name = node.input[0], node.input[1], node.output[0], node.name
+        table, ids, result, name = node.input[0], node.input[1], node.output[0], new.stem(node.name)
         axes = len(shapes[ids]) if ids in shapes else len(stored[ids].dims)
-        if f"{table}/int8" not in quantized:
+        if table not in tables:
+            tables[table] = stem = new.stem(table)
             values = tensor_values(stored[table])
             rows, columns = values.shape
             blocks = values.reshape(-1, BLOCK_SIZE if columns % BLOCK_SIZE == 0 else columns)
             qparams = choose_weight_qparams(blocks, 0)
             integers = quantize(blocks, qparams).reshape(rows, -1, blocks.shape[1])
-            quantized.add(store(graph, f"{table}/int8", integers))
-            store(graph, f"{table}/scale", qparams.scale.reshape(rows, -1, 1))
+            store(graph, f"{stem}/int8", integers)
+            store(graph, f"{stem}/scale", qparams.scale.reshape(rows, -1, 1))
         whole = f"{name}/shape"
         store(graph, whole, np.array([0] * axes + [-1], np.int64))
-        node.input[0], node.output[0] = f"{table}/int8", f"{result}/int8"
-        made = [f"{result}/{what}" for what in ("float", "scale", "blocks")]
+        stem = new.stem(result)
+        node.input[0], node.output[0] = f"{tables[table]}/int8", f"{stem}/int8"
+        made = [f"{stem}/{what}" for what in ("float", "scale", "blocks")]
         nodes += [
             helper.make_node("Cast", [node.output[0]], made[:1], name=f"{name}/float", to=1),
-            helper.make_node("Gather", [f"{table}/scale", ids], made[1:2], name=f"{name}/scale"),
+            helper.make_node("Gather", [f"{tables[table]}/scale", ids], made[1:2], name=f"{name}/scale"),
             helper.make_node("Mul", made[:2], made[2:], name=f"{name}/scaled"),
             helper.make_node("Reshape", [made[2], whole], [result], name=f"{name}/row"),
         ]

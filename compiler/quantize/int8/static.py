@@ -19,6 +19,7 @@ from ....errors import EngineUnavailable, QuantizationError, first_line
 from ....files import temporary_folder
 from ....model.graph import count_weighted, producers, weighted_nodes
 from ....model.graph_edits import drop_unused_initializers, refill, sort_nodes
+from ....model.graph_names import Aliases
 from ....model.graph_rules import GraphRules, graph_rules
 from ....model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
 from ....model.onnx_file import Graph, read_graph
@@ -59,10 +60,6 @@ def quantize_static(
                 hint="calibrate again",
                 tensor=name,
             )
-    values = {
-        name: TensorData(lowest=np.float32(low), highest=np.float32(high))
-        for name, (low, high) in ranges.items()
-    }
     rules = graph_rules(placement.target)
     planned = set(placement.nodes)
     operators = sorted({node.op_type for node in model.graph.node if node.name in planned})
@@ -71,6 +68,14 @@ def quantize_static(
     refill(model.graph.output, [value for value in outputs if value.name not in given])
     # The quantizer takes the shapes as inferred, and does not write and read the model again.
     model.metadata_props.add(key="onnx.infer", value="onnxruntime.quant")
+    aliases = Aliases(model)  # the quantizer makes names of those that are there, without a look at them
+    alias = {name: name for name in ranges} | aliases.of
+    ranges = {alias[name]: limits for name, limits in ranges.items()}
+    pairs = {alias[name]: limits for name, limits in pairs.items()}
+    values = {
+        name: TensorData(lowest=np.float32(low), highest=np.float32(high))
+        for name, (low, high) in ranges.items()
+    }
     try:
         with quiet(), all_channels_at_once(pairs) as quantizer_class:
             quantizer = quantizer_class(
@@ -80,7 +85,7 @@ def quantize_static(
                 weight_qType=QuantType.QInt8,
                 activation_qType=QuantType.QInt8 if rules.signed(isa) else QuantType.QUInt8,
                 tensors_range=TensorsData(CalibrationMethod.MinMax, values),
-                nodes_to_quantize=list(placement.nodes),
+                nodes_to_quantize=[alias[name] for name in placement.nodes],
                 nodes_to_exclude=[],
                 op_types_to_quantize=operators,
                 extra_options=_options(rules, operators, ranges),
@@ -89,11 +94,13 @@ def quantize_static(
             quantizer.model.topological_sort()
             sort_nodes(quantizer.model.model.graph)  # its own sort does not see what subgraphs read
     except ValueError as error:
-        match = re.search(r"not specified for param (.+?)\. In static mode", str(error))
+        match = re.search(r"not specified for param (<\d+>)\. In static mode", str(error))
         if match and match.group(1) not in ranges:
-            raise no_range(match.group(1)) from error
-        raise QuantizationError(f"ONNX Runtime's quantizer failed: {first_line(error)}") from error
+            raise no_range(aliases.text(match.group(1))) from error
+        words = aliases.text(first_line(error))
+        raise QuantizationError(f"ONNX Runtime's quantizer failed: {words}") from error
     quantized: onnx.ModelProto = quantizer.model.model
+    aliases.undo(quantized)
     refill(quantized.graph.output, outputs)
     join_with_convolutions(quantized.graph, placement.fused)
     read_floats(quantized.graph, planned, kernels_write_float=rules.writes_floats)
@@ -383,7 +390,7 @@ def executed(
         run = OnnxReference(graph, layouts=True, optimized=optimized, signed=signed)
         model = read_graph(optimized).model
     asked = [node for node in weighted_nodes(graph.model)["int8"] if node.name in set(planned)]
-    missed, unknown = missed_nodes(asked, model, "int8")
+    missed, unknown = missed_nodes(asked, graph.model, model, "int8")
     reasons = {name: f"ONNX Runtime computes it in {kind}" for name, kind in missed.items()}
     reasons |= dict.fromkeys(unknown, "ONNX Runtime does not compute it as an integer")
     return count_weighted(model, as_executed=True), reasons, run

@@ -20,7 +20,8 @@ from onnx.helper import make_node
 from ....calibration.qparams import QParams, dequantize
 from ....errors import QuantizationError
 from ....model.graph import attribute, consumers, infer_shapes, producers, tensor_values
-from ....model.graph_edits import drop_unread, drop_unused_initializers, name_nodes, store, store_constants
+from ....model.graph_edits import drop_unread, drop_unused_initializers, store, store_constants
+from ....model.graph_names import Names, name_nodes
 from ....model.graph_rules import graph_rules
 from ....model.onnx_file import copy_model
 from ....spec.words import GraphTarget
@@ -54,14 +55,14 @@ def finish_qdq(model: onnx.ModelProto, target: GraphTarget) -> onnx.ModelProto:
 
 
 def _fold_transposes(graph: onnx.GraphProto, stored: _Arrays) -> None:
-    made_by = producers(graph)
+    made_by, names = producers(graph), Names(graph)
     for node in graph.node:
         before = made_by.get(node.input[0]) if node.op_type == "Transpose" else None
         if before is None or before.op_type != "DequantizeLinear" or before.input[0] not in stored:
             continue
         integers = stored[before.input[0]]
         order = attribute(node, "perm", list(range(integers.ndim))[::-1])
-        name = f"{before.input[0]}/transposed/{node.name}"
+        name = names.fresh(f"{before.input[0]}/transposed/{node.name}")
         stored[name] = np.ascontiguousarray(integers.transpose(order))
         axis = order.index(attribute(before, "axis", 1) % integers.ndim)
         operands = [store(graph, name, stored[name]), *before.input[1:]]
@@ -75,7 +76,7 @@ def _pool_means(model: onnx.ModelProto, stored: _Arrays) -> None:
     DQ ─ ReduceMean (drops axes) ─ Q      becomes      DQ ─ GlobalAveragePool ─ Q ─ DQ ─ Flatten ─ Q
     """
     graph = model.graph
-    made_by, readers = producers(graph), consumers(graph)
+    made_by, readers, names = producers(graph), consumers(graph), Names(graph)
     extents = {name: len(shape) for name, shape in infer_shapes(model).items()}
     for index, node in reversed(list(enumerate(graph.node))):
         if node.op_type != "ReduceMean" or extents.get(node.input[0]) != 4:
@@ -87,7 +88,7 @@ def _pool_means(model: onnx.ModelProto, stored: _Arrays) -> None:
         if around != ["DequantizeLinear", "QuantizeLinear"] or not over_plane:
             continue
         name, mean, keeps = node.name, node.output[0], attribute(node, "keepdims", 1)
-        pooled = mean if keeps else f"{mean}/pooled"
+        pooled = mean if keeps else f"{names.stem(mean)}/pooled"
         node.CopyFrom(make_node("GlobalAveragePool", node.input[:1], [pooled], name))
         points = list(behind[0].input[1:])
         flattened = (
@@ -96,12 +97,13 @@ def _pool_means(model: onnx.ModelProto, stored: _Arrays) -> None:
             ("QuantizeLinear", [pooled, *points], f"{pooled}/quantized"),
         )
         for operator, operands, output in () if keeps else flattened:
-            graph.node.insert(index + 1, make_node(operator, operands, [output], f"{operator}/{output}"))
+            name = names.fresh(f"{operator}/{output}")
+            graph.node.insert(index + 1, make_node(operator, operands, [output], name))
 
 
 def _quantize_biases(graph: onnx.GraphProto, stored: _Arrays) -> None:
     """Store the bias of Conv and Gemm as int32, where it fits."""
-    made_by = producers(graph)
+    made_by, new = producers(graph), Names(graph)
     for index, node in reversed(list(enumerate(graph.node))):
         if node.op_type not in ("Conv", "Gemm") or len(node.input) < 3:
             continue
@@ -118,7 +120,7 @@ def _quantize_biases(graph: onnx.GraphProto, stored: _Arrays) -> None:
         steps = scale.reshape(()) * np.broadcast_to(scales, values.shape)
         if (np.abs(values) > steps * _LARGEST_INT32).any():
             continue  # of a channel whose weights are almost zero: the layer adds it as a float
-        name = f"{names[0]}/{node.name}"
+        name = new.fresh(new.stem(f"{names[0]}/{node.name}"))
         operands = [
             store(graph, f"{name}/int32", np.rint(values / steps).astype(np.int32)),
             store(graph, f"{name}/scale", steps.astype(np.float32)),
@@ -130,14 +132,15 @@ def _quantize_biases(graph: onnx.GraphProto, stored: _Arrays) -> None:
 
 def _unfold_weights(graph: onnx.GraphProto, stored: _Arrays) -> None:
     """Store weights as floats in front of a QuantizeLinear: they are rounded to the very same integers."""
+    names = Names(graph)
     for index, node in reversed(list(enumerate(graph.node))):
         if node.op_type != "DequantizeLinear" or node.input[0] not in stored:
             continue
         integers, scale = stored[node.input[0]], stored[node.input[1]]
         limits, axis = np.iinfo(integers.dtype), attribute(node, "axis", 1)
         qparams = QParams(scale, np.zeros(scale.shape, integers.dtype), limits.min, limits.max, axis)
-        floats = store(graph, f"{node.output[0]}/float", dequantize(integers, qparams))
-        integers_name = f"{node.output[0]}/quantized"
+        floats = store(graph, names.fresh(f"{node.output[0]}/float"), dequantize(integers, qparams))
+        integers_name = names.fresh(f"{node.output[0]}/quantized")
         node.input[0] = integers_name
         operands = [floats, *node.input[1:]]
         quantize = make_node("QuantizeLinear", operands, [integers_name], integers_name, axis=axis)

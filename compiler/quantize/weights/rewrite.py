@@ -36,7 +36,8 @@ from onnx.helper import make_node
 
 from ....errors import InvalidOption, QuantizationError
 from ....model.graph import attribute, opset, tensor_bytes
-from ....model.graph_edits import drop_unused_initializers, name_nodes, set_nodes
+from ....model.graph_edits import drop_unused_initializers, set_nodes
+from ....model.graph_names import Names, name_nodes
 from ....spec.opsets import INT4
 from ...opset.fit import upgrade_in_place
 from ..request import nothing_to_quantize, require_reached
@@ -64,10 +65,6 @@ class _Weight:
 
     name: str
     axis: int  # along which the blocks lie
-
-    @property
-    def prefix(self) -> str:
-        return f"{self.name}/axis{self.axis}"
 
 
 def quantize_weights(
@@ -214,7 +211,8 @@ class _Writer:
     """Puts integers in place of weights."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
-        self.graph = graph
+        self.graph, self.names = graph, Names(graph)
+        self.prefixes: dict[_Weight, str] = {}  # how the names begin of what is stored in its place
         self.extents = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
         self.bytes = 0
         self.settings: dict[_Weight, dict[str, int]] = {}  # of ONNX Runtime's operators
@@ -226,20 +224,26 @@ class _Writer:
         self.bytes += len(content)
         return name
 
+    def _prefix(self, weight: _Weight) -> str:
+        self.prefixes[weight] = self.names.stem(f"{weight.name}/axis{weight.axis}")
+        return self.prefixes[weight]
+
     def store_nbits(self, weight: _Weight, rounded: Rounded, readers: Sequence[onnx.NodeProto]) -> None:
         """Add what ONNX Runtime's operators in place of the readers will read."""
         arrays, size = nbits_arrays(rounded)
+        prefix = self._prefix(weight)
         self.settings[weight] = {"bits": rounded.bits, "block_size": size}
         looked_up = [node.op_type == "Gather" for node in readers]
         used = {"rows": any(looked_up), "blocks": not all(looked_up)}
         for name, array in arrays.items():
             if used.get(name, True):
                 kind = 1 if array.dtype == np.float32 else 2
-                self._add(f"{weight.prefix}/{name}", kind, array.shape, array)
+                self._add(f"{prefix}/{name}", kind, array.shape, array)
 
     def store_qdq(self, weight: _Weight, rounded: Rounded) -> None:
         """Add a DequantizeLinear and what it reads."""
         codes, scales = qdq_arrays(rounded, weight.axis)
+        prefix = self._prefix(weight)
         dims = shape = self.extents[weight.name]
         settings = {"axis": 1 - weight.axis}
         if scales.ndim > 1:
@@ -247,16 +251,17 @@ class _Writer:
             settings = {"axis": weight.axis, "block_size": rounded.block_size}
         kind = TensorProto.INT4 if rounded.bits == 4 else TensorProto.INT8
         operands = [
-            self._add(f"{weight.prefix}/int{rounded.bits}", kind, shape, codes),
-            self._add(f"{weight.prefix}/scale", TensorProto.FLOAT, scales.shape, scales),
+            self._add(f"{prefix}/int{rounded.bits}", kind, shape, codes),
+            self._add(f"{prefix}/scale", TensorProto.FLOAT, scales.shape, scales),
         ]
-        made = f"{weight.prefix}/dequantized"
+        made = f"{prefix}/dequantized"
         flat = made if shape == dims else f"{made}/flat"
-        name = f"dequantize/{weight.prefix}"
+        name = self.names.fresh(f"dequantize/{prefix}")
         self.dequantizers.append(make_node("DequantizeLinear", operands, [flat], name, **settings))
         if shape != dims:
-            target = self._add(f"{weight.prefix}/shape", TensorProto.INT64, [len(dims)], np.asarray(dims))
-            reshape = make_node("Reshape", [flat, target], [made], f"reshape/{weight.prefix}")
+            target = self._add(f"{prefix}/shape", TensorProto.INT64, [len(dims)], np.asarray(dims))
+            name = self.names.fresh(f"reshape/{prefix}")
+            reshape = make_node("Reshape", [flat, target], [made], name)
             self.dequantizers.append(reshape)
 
     def replace(self, planned: Mapping[str, _Weight]) -> set[str]:
@@ -269,25 +274,27 @@ class _Writer:
                 kept += self._nbits(node, weight)
                 continue
             if weight is not None:
-                node.input[0 if node.op_type == "Gather" else 1] = f"{weight.prefix}/dequantized"
+                node.input[0 if node.op_type == "Gather" else 1] = f"{self.prefixes[weight]}/dequantized"
             kept.append(node)
         set_nodes(self.graph, kept)
         return replaced
 
     def _nbits(self, node: onnx.NodeProto, weight: _Weight) -> list[onnx.NodeProto]:
         foreign: dict[str, Any] = {"name": node.name, "domain": "com.microsoft", **self.settings[weight]}
-        shared = [f"{weight.prefix}/scale", f"{weight.prefix}/zero_point"]
+        prefix = self.prefixes[weight]
+        shared = [f"{prefix}/scale", f"{prefix}/zero_point"]
         if node.op_type == "Gather":
-            operands = [f"{weight.prefix}/rows", node.input[1], *shared]
+            operands = [f"{prefix}/rows", node.input[1], *shared]
             foreign |= {"gather_axis": 0, "quantize_axis": 1}
             return [make_node("GatherBlockQuantized", operands, list(node.output), **foreign)]
         rows, columns = self.extents[weight.name][:: 1 if weight.axis else -1]
-        operands = [node.input[0], f"{weight.prefix}/blocks", *shared]
+        operands = [node.input[0], f"{prefix}/blocks", *shared]
         bias = node.input[2] if len(node.input) > 2 else ""
         fused = bias and self.extents.get(bias) == (rows,)
         operands += ["", bias] if fused else []
-        product = node.output[0] if fused or not bias else f"{node.output[0]}/product"
+        product = node.output[0] if fused or not bias else self.names.fresh(f"{node.output[0]}/product")
         made = [make_node("MatMulNBits", operands, [product], K=columns, N=rows, **foreign)]
         if product != node.output[0]:
-            made.append(make_node("Add", [product, bias], list(node.output), f"{node.name}/bias"))
+            name = self.names.fresh(f"{node.name}/bias")
+            made.append(make_node("Add", [product, bias], list(node.output), name))
         return made

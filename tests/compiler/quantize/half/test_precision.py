@@ -21,7 +21,7 @@ from qcompile.compiler.quantize.half.casts import Half
 from qcompile.compiler.quantize.half.precision import nodes_to_protect, to_half
 from qcompile.engines.tensorrt.log import make_log
 from qcompile.model.graph import model_io
-from qcompile.model.graph_edits import name_nodes
+from qcompile.model.graph_names import name_nodes
 from qcompile.model.judgement import output_error
 from qcompile.model.random_input import random_feeds
 
