@@ -19,8 +19,8 @@ import qcompile
 from qcompile.errors import MissingFile, ModelError
 from qcompile.model import onnx_file
 from qcompile.model.graph import count_operators, dtype_name, holds_half, model_io, opset
-from qcompile.model.onnx_checks import external_files, external_path
 from qcompile.model.graph_names import name_nodes
+from qcompile.model.onnx_checks import external_files, external_path
 from qcompile.model.onnx_file import check_onnx, read_graph, read_weightless, save_onnx
 from qcompile.tensors import TensorInfo
 
