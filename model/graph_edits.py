@@ -22,7 +22,7 @@ from .graph import (
     infer_types,
     producers,
 )
-from .graph_names import Names
+from .graph_names import Names, rename_inputs
 
 
 def refill(values: Any, items: Iterable[Any]) -> None:
@@ -58,7 +58,10 @@ def drop_attributes(node: onnx.NodeProto, *names: str) -> None:
 
 
 def store_constants(graph: onnx.GraphProto, excluded: Container[str] = ()) -> None:
-    """Turn Constant nodes of numbers into initializers, but for those excluded by name."""
+    """Turn Constant nodes of numbers into initializers, and read them and others without an Identity between.
+
+    Nodes that are excluded by name stay.
+    """
     stored = []
     for index, node in enumerate(graph.node):
         constant = None if node.name in excluded else constant_tensor(node)
@@ -69,6 +72,15 @@ def store_constants(graph: onnx.GraphProto, excluded: Container[str] = ()) -> No
             stored.append(index)
     for index in reversed(stored):
         del graph.node[index]
+    fixed = {tensor.name for tensor in graph.initializer} - {value.name for value in graph.input}
+    outputs, source_of = {value.name for value in graph.output}, dict[str, str]()
+    for node in graph.node:
+        source = source_of.get(node.input[0], node.input[0]) if node.op_type == "Identity" else ""
+        if source in fixed and node.name not in excluded and node.output[0] not in outputs:
+            source_of[node.output[0]] = source
+    if source_of:
+        set_nodes(graph, [node for node in graph.node if not source_of.keys() & set(node.output)])
+        rename_inputs(graph, source_of)
 
 
 def drop_unread(graph: onnx.GraphProto, operators: Container[str] | None = None) -> None:

@@ -110,7 +110,8 @@ def _rename(graph: onnx.GraphProto, change: Callable[[str], str]) -> None:
     for sparse in graph.sparse_initializer:
         sparse.values.name = change(sparse.values.name)
     for node in graph.node:
-        node.name = change(node.name)
+        if node.name:
+            node.name = change(node.name)
         for names in (node.input, node.output):
             names[:] = [change(name) for name in names]
         for inner in subgraphs(node):

@@ -10,6 +10,7 @@ from ...artifact import Check
 from ...errors import ModelError, UnsupportedOperator, first_line
 from ...model.graph import ONNX_DOMAINS, every_graph, graph_precision, opset, producers, without_weights
 from ...model.graph_edits import refill, set_nodes
+from ...model.graph_names import Aliases, name_nodes
 from ...model.onnx_file import Graph, written_here
 from ..check import OnnxReference, compare_outputs, sample_feeds
 from .lower import lower_opset
@@ -102,6 +103,7 @@ def upgrade_opset(model: onnx.ModelProto, lowest: int) -> onnx.ModelProto:
     current = opset(model)
     if current >= lowest:
         return model
+    aliases = Aliases(model)  # the converter makes names of those that are there, without a look at them
     try:
         raised = onnx.version_converter.convert_version(model, lowest)
         if lost := producers(model.graph).keys() - producers(raised.graph).keys():
@@ -111,12 +113,16 @@ def upgrade_opset(model: onnx.ModelProto, lowest: int) -> onnx.ModelProto:
             returned.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(lost))
             raised = onnx.version_converter.convert_version(returned, lowest)
             del raised.graph.output[len(model.graph.output) :]
-        return raised
     except Exception as error:  # RuntimeError and ConvertError, by the converter's mood
         raise UnsupportedOperator(
-            f"opset {current} cannot be converted to {lowest}: {first_line(error)}",
+            f"opset {current} cannot be converted to {lowest}: {aliases.text(first_line(error))}",
             hint=f"export the model again with opset {lowest} or newer",
         ) from error
+    finally:
+        aliases.undo(model)
+    aliases.undo(raised)
+    name_nodes(raised.graph)  # its own have no names
+    return raised
 
 
 def upgrade_in_place(model: onnx.ModelProto, lowest: int) -> None:

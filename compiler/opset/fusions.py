@@ -216,7 +216,11 @@ def with_max(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 def _is_apart(node: onnx.NodeProto, links: Links) -> bool:
     """Whether `with_max` was there."""
-    return any(_APART in reader.name for reader in links.read_by.get(node.output[0], ()))
+    return any(map(_keeps_apart, links.read_by.get(node.output[0], ())))
+
+
+def _keeps_apart(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Max" and _APART in node.name
 
 
 def _is_quantized(node: onnx.NodeProto, links: Links, passed: Collection[str]) -> bool:
@@ -234,7 +238,7 @@ def _has_loose_scale(tensor: str, links: Links) -> bool:
     waiting, seen, factors = [tensor], {tensor}, False
     while waiting:
         node = links.made_by.get(waiting.pop())
-        if node is None or node.name.endswith(_APART):
+        if node is None or _keeps_apart(node):
             continue
         if node.op_type == "Conv" and _reads_integers(node, links):
             return factors or not _has_bias(node, links)

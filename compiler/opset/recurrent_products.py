@@ -90,7 +90,8 @@ def quantize_states(model: onnx.ModelProto) -> int:
     done, nodes = 0, []
     for node in graph.node:
         for body in subgraphs(node) if node.op_type == "Scan" else ():
-            product = next((inner for inner in body.node if inner.name.endswith(_STATE)), None)
+            name = f"{node.name.removesuffix('scan')}{_STATE}"  # as `open_recurrences` names it
+            product = next((inner for inner in body.node if inner.name == name), None)
             if product is None:
                 continue
             name = product.input[1]

@@ -125,12 +125,13 @@ def _plain_gemms(graph: onnx.GraphProto) -> None:
 
 def _copy_shared_biases(graph: onnx.GraphProto) -> None:
     stored, names = {tensor.name: tensor for tensor in graph.initializer}, Names(graph)
-    reads, pinned = Counter(name for node in graph.node for name in node.input), pinned_names(graph)
-    for node in graph.node:
-        if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.input) < 3:
-            continue
-        bias = node.input[2]
-        if bias in stored and (reads[bias] > 1 or bias in pinned):
-            reads[bias] -= 1
-            graph.initializer.add().CopyFrom(stored[bias])
-            node.input[2] = graph.initializer[-1].name = names.fresh(f"{bias}/{node.name}")
+    layers = [node for node in graph.node if node.op_type in ("Conv", "ConvTranspose", "Gemm")]
+    elsewhere = Counter(name for node in graph.node for name in node.input)
+    elsewhere.subtract(name for node in layers for name in node.input[2:])
+    taken = {name for name, reads in elsewhere.items() if reads} | pinned_names(graph)
+    for node in layers:
+        for bias in node.input[2:]:
+            if bias in stored and bias in taken:
+                graph.initializer.add().CopyFrom(stored[bias])
+                node.input[2] = graph.initializer[-1].name = names.fresh(f"{bias}/{node.name}")
+            taken.add(bias)

@@ -46,7 +46,6 @@ from qcompile.model.graph_edits import (
     store,
     store_constants,
 )
-from qcompile.model.graph_names import name_nodes, rename_inputs
 
 Tiny = Callable[..., onnx.ModelProto]
 
@@ -138,17 +137,6 @@ def test_producers_and_consumers_are_by_tensor(tiny: Tiny) -> None:
     assert len(consumers(twice)["x"]) == 1
 
 
-def test_every_node_gets_a_name_of_its_own() -> None:
-    graph = model_of("(float[n] x) => (float[n] y) { a = Neg(x) b = Neg(a) d = Neg(b) y = Neg(d) }").graph
-    graph.node[0].name = graph.node[2].name = "neg"
-    graph.node[1].name = "Neg_y"
-    name_nodes(graph)
-    names = [node.name for node in graph.node]
-    assert names == ["neg", "Neg_y", "neg_2", "Neg_y_2"]
-    name_nodes(graph)
-    assert [node.name for node in graph.node] == names
-
-
 def test_captured_names_are_those_from_outside_only() -> None:
     branch = branched().node[1]
     assert [graph.name for graph in subgraphs(branch)] == ["yes", "no"]
@@ -163,14 +151,6 @@ def test_initializers_that_a_subgraph_reads_or_that_are_outputs_are_kept() -> No
     graph.output.add(name="returned")
     drop_unused_initializers(graph)
     assert [tensor.name for tensor in graph.initializer] == ["w", "returned"]
-
-
-def test_inputs_are_renamed_in_subgraphs_too() -> None:
-    graph = branched()
-    rename_inputs(graph, {"s": "s2", "w": "w2"})
-    assert captured_names(graph.node[1]) == {"x", "s2", "outer", "inner", "w2"}
-    assert [list(node.input) for node in graph.node] == [["x"], ["c"]]
-    assert list(graph.node[0].output) == ["s"]
 
 
 FLOATS = "(float[n, 4] x) => (float[n, 4] y)"

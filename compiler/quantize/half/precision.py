@@ -106,7 +106,6 @@ def to_half(
     fix_initializers(copy)  # files before IR version 4 list them as inputs, by names that they lose here
     name_nodes(copy.graph)
     raise_for(copy, half, block)
-    name_nodes(copy.graph)  # the converter adds nodes of its own
     store_constants(copy.graph, block)
     store_quantized_weights(copy.graph, half, block)
     conversion = _Conversion(copy, half, block, ranges)

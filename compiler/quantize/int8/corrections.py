@@ -237,7 +237,8 @@ def _has_one_reader(name: str, readers: Any, kept: set[str]) -> bool:
 def _bias_name(node: onnx.NodeProto, made_by: Any, readers: Any, kept: set[str]) -> str:
     if len(node.input) > 2 and node.input[2]:
         maker = made_by.get(node.input[2])
-        return str(node.input[2] if maker is None else maker.input[0])
+        dequantized = maker is not None and maker.op_type == "DequantizeLinear"
+        return str(maker.input[0] if dequantized else node.input[2])
     behind = readers.get(node.output[0], ())
     if node.op_type != "MatMul" or len(behind) != 1 or behind[0].op_type != "Add" or node.output[0] in kept:
         return ""

@@ -91,6 +91,7 @@ def quantize_static(
                 extra_options=_options(rules, operators, ranges),
             )
             quantizer.quantize_model()
+            aliases.undo(quantizer.model.model)
             quantizer.model.topological_sort()
             sort_nodes(quantizer.model.model.graph)  # its own sort does not see what subgraphs read
     except ValueError as error:
@@ -100,7 +101,6 @@ def quantize_static(
         words = aliases.text(first_line(error))
         raise QuantizationError(f"ONNX Runtime's quantizer failed: {words}") from error
     quantized: onnx.ModelProto = quantizer.model.model
-    aliases.undo(quantized)
     refill(quantized.graph.output, outputs)
     join_with_convolutions(quantized.graph, placement.fused)
     read_floats(quantized.graph, planned, kernels_write_float=rules.writes_floats)

@@ -22,6 +22,7 @@ import onnx
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.const_fold import get_unique_attr_name_in_module
 from torchao.quantization.pt2e import (
     FakeQuantize,
     MovingAverageMinMaxObserver,
@@ -326,7 +327,8 @@ def _follow_mode(model: GraphModule, rates: Sequence[tuple[str, float]]) -> None
         replaced = [node]
         if operator(node) == "alias_copy":
             name, rate = next(dropouts)
-            path, module = f"dropout_{index}", getattr(torch.nn, _DROPOUTS[name])(rate)
+            path = get_unique_attr_name_in_module(model, f"dropout_{index}")
+            module = getattr(torch.nn, _DROPOUTS[name])(rate)
         elif operator(node) == "_native_batch_norm_legit_no_training":
             name, replaced = "batch_norm", list(node.users)
             path = str(node.args[3].target).rpartition(".")[0]
@@ -366,9 +368,10 @@ def fold_batch_norm(model: GraphModule, node: Any, norm: Any) -> None:
         transpose=weight_axis(reader) == 1,
     )  # fmt: skip
     with model.graph.inserting_before(fake):
-        names = [f"{kind}_folded_{node.name}" for kind in ("weight", "bias")]
-        for name, tensor in zip(names, folded, strict=True):
-            model.register_buffer(name, tensor.detach())
+        names = []
+        for kind, tensor in zip(("weight", "bias"), folded, strict=True):
+            names.append(get_unique_attr_name_in_module(model, f"{kind}_folded_{node.name}"))
+            model.register_buffer(names[-1], tensor.detach())
         nodes = [model.graph.get_attr(name) for name in names]
     fake.args = (nodes[0],)
     model.get_submodule(str(fake.target))(folded[0])

@@ -37,7 +37,7 @@ from onnx.helper import make_node
 from ....errors import InvalidOption, QuantizationError
 from ....model.graph import attribute, opset, tensor_bytes
 from ....model.graph_edits import drop_unused_initializers, set_nodes
-from ....model.graph_names import Names, name_nodes
+from ....model.graph_names import Names
 from ....spec.opsets import INT4
 from ...opset.fit import upgrade_in_place
 from ..request import nothing_to_quantize, require_reached
@@ -105,7 +105,6 @@ def quantize_weights(
     operators = dict(Counter(nodes[name].op_type for name in planned))
     if quant_format == "qdq":
         upgrade_in_place(model, INT4)
-        name_nodes(model.graph)  # the converter's own have none
     elif not opset(model, "com.microsoft"):
         model.opset_import.add(domain="com.microsoft", version=1)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
