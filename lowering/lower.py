@@ -30,7 +30,7 @@ from ..model.onnx_file import Graph, check_written, copy_model, read_graph, read
 from ..processor import resolve_isa
 from ..progress import Progress, silent
 from ..spec.artifacts import with_floats
-from ..spec.words import CALIBRATED, HALVES, WAY_OUT
+from ..spec.words import BLOCK_FORMATS, CALIBRATED, HALVES, WAY_OUT
 from . import RECORD, LoweredGraph, half_left_to_engine
 from .passes import STANDARD_FORMS, Pass, fitting_passes, run_passes, without_faults
 
@@ -180,6 +180,10 @@ class _Lowering:
             asked = f"{needed} with {', '.join(named)} in another" if named else needed
             hint = f"give `precision` {present}, or build from the float model"
             raise InvalidOption(f"{path}: its graph is {present} already; {asked} was asked for", hint=hint)
+        if needed in BLOCK_FORMATS:
+            problem = f"{path}: holds no {needed.upper()}, and {needed} was asked for"
+            hint = "NVIDIA's Model-Optimizer writes such graphs (modelopt); or choose `precision` fp8 or int8"
+            raise InvalidOption(problem, hint=hint, option="precision")
         if needed == "int4" and spec.mode != "weights":
             hint = "quantize it first, with `mode` weights and `precision` int4"
             raise InvalidOption(f"{path}: holds no weights of 4 bits, and int4 was asked for", hint=hint)

@@ -211,10 +211,9 @@ class QuantizeSpec(QuantizeOptions):
     target: Annotated[GraphTarget, "Runtime that the Q/DQ nodes are placed for."] = "onnxruntime"
     precision: Annotated[
         GraphPrecision,
-        "Precision of the graph to write; for TensorRT alone: fp8 on GPUs from sm89, nvfp4 and mxfp8 on "
-        "GPUs from sm100 (TensorRT-RTX: sm120).",
+        "Precision of the graph to write; for TensorRT alone: fp8 on GPUs from sm89.",
     ] = "int8"
-    ranges: Annotated[PlacedFile, "Ranges file for static INT8, FP8 and NVFP4."] = None
+    ranges: Annotated[PlacedFile, "Ranges file for static INT8 and FP8."] = None
     weight_type: Annotated[WeightType, "Type of the weights in mode dynamic."] = "int8"
     balance: Annotated[
         bool, "Equalize the channels of static INT8 where that improves the outputs on the data."
@@ -229,7 +228,7 @@ class QuantizeSpec(QuantizeOptions):
 
 
 class QuantizeCommand(QuantizeSpec):
-    """Quantize an ONNX MODEL to INT8, FP8, NVFP4, MXFP8 or INT4 for a target, or convert to FP16 or BF16."""
+    """Quantize an ONNX MODEL to INT8, FP8 or INT4 for a target, or convert to FP16 or BF16."""
 
     model: Annotated[Path, argument("ONNX file.")]
     output: Annotated[Path, "ONNX file to write.", option("-o FILE")]

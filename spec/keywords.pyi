@@ -466,9 +466,8 @@ class QuantizeKeywords(TypedDict, total=False):
     """Operators of mode weights: ONNX Runtime's (nbits) or ONNX's (qdq); default: the target's."""
     target: Literal["onnxruntime", "openvino", "tensorrt"]
     """Runtime that the Q/DQ nodes are placed for."""
-    precision: Literal["int8", "fp8", "int4", "nvfp4", "mxfp8", "fp16", "bf16"]
-    """Precision of the graph to write; for TensorRT alone: fp8 on GPUs from sm89, nvfp4 and mxfp8 on GPUs
-    from sm100 (TensorRT-RTX: sm120)."""
+    precision: Literal["int8", "fp8", "int4", "fp16", "bf16"]
+    """Precision of the graph to write; for TensorRT alone: fp8 on GPUs from sm89."""
     weight_type: Literal["int8", "uint8"]
     """Type of the weights in mode dynamic."""
     balance: bool

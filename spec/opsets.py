@@ -25,6 +25,6 @@ NEWEST_BY_TORCHSCRIPT = 20
 NEWEST_BY_TF2ONNX = 18
 """tf2onnx 1.17 writes no newer one."""
 
-BFLOAT16_CAST, FLOAT8, INT4, BFLOAT16_LAYERS, FLOAT4 = 13, 19, 21, 22, 23
+BFLOAT16_CAST, FLOAT8, INT4, BFLOAT16_LAYERS = 13, 19, 21, 22
 """First with Cast of bfloat16, Q/DQ of float8 and of float16, Q/DQ of int4 and in blocks, Conv and pools of
-bfloat16, Q/DQ of float4."""
+bfloat16."""

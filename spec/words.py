@@ -20,7 +20,7 @@ TensorCorePrecision = Literal["tf32", "fp16", "bf16", "int8", "fp8", "mxfp8", "i
 
 BuildPrecision = Literal[Precision, "best"]
 
-GraphPrecision = Literal["int8", "fp8", "int4", "nvfp4", "mxfp8", "fp16", "bf16"]
+GraphPrecision = Literal["int8", "fp8", "int4", "fp16", "bf16"]
 """What a float graph is quantized or converted to."""
 
 BlockFormat = Literal["nvfp4", "mxfp8"]
@@ -33,7 +33,7 @@ WAY_OUT = {"fp8": _FOR_TENSORRT.format("sm89 on")} | dict.fromkeys(
 )
 """What to ask for where a target has not the precision."""
 
-CALIBRATED = ("int8", "fp8", "nvfp4")
+CALIBRATED = ("int8", "fp8")
 """Precisions that need the ranges of activations in mode static."""
 
 HalfPrecision = Literal["fp16", "bf16"]

@@ -21,10 +21,9 @@ from ...model.onnx_file import Graph
 from ...model.output_forms import OutputForm, Parts, output_forms
 from ...model.random_input import run_on
 from ...processor import isa_here, why_not_exact
-from ...spec.words import BLOCK_FORMATS, CPU_TARGETS, HALVES
+from ...spec.words import CPU_TARGETS, HALVES
 from ...tensors import Feeds
 from ..check import OnnxReference
-from .blocks.formats import simulated
 from .half.casts import in_float32
 from .request import Judged, Outcome, QuantizeRequest
 
@@ -41,7 +40,7 @@ def reference(request: QuantizeRequest, model: onnx.ModelProto, run: OnnxReferen
 
     It has few kernels for halves, and rounds nothing between two nodes that it computes in float32: what
     float16 cannot hold stays finite. So each result is rounded as the graph says. FP8 is not optimized: its
-    optimizer computes what is stored wrongly (1.31.1). NVFP4 and MXFP8 are rounded by arithmetic.
+    optimizer computes what is stored wrongly (1.31.1).
 
     Convolutions for OpenVINO are computed in integers, too: rounding apart they are what pairs of floats are,
     and take a third of the time (ResNet-50). Not on AVX2, where each runtime adds other products in 16 bits.
@@ -50,13 +49,11 @@ def reference(request: QuantizeRequest, model: onnx.ModelProto, run: OnnxReferen
     convolves = request.spec.target in CPU_TARGETS and any(n.op_type == "Conv" for n in model.graph.node)
     integers = optimize or (convolves and isa_here() != "avx2")
     kinds = {request.spec.precision, request.spec.floats, *request.spec.layer_precisions.values()}
-    if not kinds & {"bf16", "fp16", *BLOCK_FORMATS}:
+    if not kinds & {"bf16", "fp16"}:
         if run is not None and optimize and "fp8" not in kinds:
             return run
         graph = Graph(model, request.path)
         return OnnxReference(graph, optimize="fp8" not in kinds, integers=integers, layouts=integers)
-    if kinds & set(BLOCK_FORMATS):
-        model = simulated(model)
     for half in kinds & {*HALVES}:
         model = in_float32(model, HALVES[half])
     return OnnxReference(Graph(model, request.path), optimize=optimize)

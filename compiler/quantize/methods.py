@@ -19,11 +19,10 @@ from ...model.onnx_file import Graph
 from ...model.saturating_kernels import saturating_kernels
 from ...model.session import import_onnxruntime
 from ...spec.opsets import FLOAT8
-from ...spec.words import ARM_ISAS, BLOCK_FORMATS, HALVES
+from ...spec.words import ARM_ISAS, HALVES
 from ..opset.exact_forms import keep_layers_apart
 from ..opset.fit import in_newer_opset
 from ..opset.recurrent_products import closed_recurrences, open_recurrences, quantize_states
-from .blocks.rewrite import quantize_in_blocks
 from .half.casts import half_type
 from .half.precision import in_mixed_precision, layer_precisions, to_half
 from .int8.corrections import correct_biases, round_weights
@@ -63,8 +62,6 @@ def quantize_graph(request: QuantizeRequest, judge: Judge) -> Outcome:
     """Do what is asked, in memory."""
     if request.spec.precision in HALVES:
         return _half(request)
-    if request.spec.precision in BLOCK_FORMATS:
-        return quantize_in_blocks(request)
     import_onnxruntime()  # its quantizer does all three, whatever the target is
     floats = {request.spec.floats, *request.spec.layer_precisions.values()}
     if "fp16" in floats and request.spec.data is not None:

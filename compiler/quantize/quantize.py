@@ -23,7 +23,7 @@ from ...processor import resolve_isa, why_unchecked
 from ...progress import Progress, silent
 from ...spec.artifacts import QuantizeSpec
 from ...spec.decode import non_default_options, spec_from_call
-from ...spec.words import BLOCK_FORMATS, HALVES
+from ...spec.words import HALVES
 from .judge import Judge
 from .methods import quantize_graph
 from .request import Judged, QuantizeRequest, check_options, check_ranges
@@ -126,7 +126,7 @@ def quantize_in_memory(
     checks, poor = [], ""
     if not is_plan:
         progress("compare with the float model")
-        if "fp16" in {spec.precision, spec.floats} and spec.precision not in BLOCK_FORMATS:
+        if "fp16" in {spec.precision, spec.floats}:
             # It refuses types that do not fit, which a graph that is rounded in float32 does not show.
             make_session(Graph(outcome.model, graph.path), session_options(optimize=False))
         check, poor = _judged(request, outcome.judged or judge(outcome), judge.place)
@@ -193,6 +193,4 @@ def _judged(request: QuantizeRequest, judged: Judged, place: str) -> tuple[Check
     lowest = min(judged.outputs, key=lambda one: (one.is_labels, one.snr_db))
     figure = lowest.measured if lowest.is_labels else f"{lowest.snr_db:.1f} dB"
     detail = f"{figure} at output {lowest.output!r} on {on}" + (f", {lowest.masks}" if lowest.masks else "")
-    if request.spec.precision in BLOCK_FORMATS:
-        detail += ", its roundings computed by float operators of ONNX Runtime"
     return Check("signal-to-noise ratio", is_half or not (poor and request.spec.data), detail), poor

@@ -19,7 +19,7 @@ from ...model.judgement import Judgement
 from ...model.onnx_file import Graph
 from ...progress import Progress, silent
 from ...spec.artifacts import QuantizeSpec
-from ...spec.words import BLOCK_FORMATS, CALIBRATED, HALVES
+from ...spec.words import CALIBRATED, HALVES
 
 if TYPE_CHECKING:
     import onnx
@@ -128,18 +128,13 @@ def check_options(spec: QuantizeSpec) -> None:
             hint="give `mode` weights",
             option="mode",
         )
-    if precision in ("fp8", *BLOCK_FORMATS) and (mode != "static" or precision not in rules.formats):
+    if precision == "fp8" and (mode != "static" or precision not in rules.formats):
         given = f"`target` {target}" if precision not in rules.formats else f"`mode` {mode}"
-        scales = "static scales" if precision == "fp8" else "scales of blocks"
         raise InvalidOption(
-            f"{precision} with {given}: only TensorRT multiplies {precision.upper()}, with {scales}",
+            f"{precision} with {given}: only TensorRT multiplies FP8, with static scales",
             hint=f"give `target` {targets_where(lambda rules: precision in rules.formats)}, `mode` static "
             "and `ranges`, or `precision` int8",
             option="precision",
-        )
-    if precision in BLOCK_FORMATS and spec.rounding != "rtn":
-        raise InvalidOption(
-            f"`rounding` {spec.rounding} with {precision}: values are rounded to nearest", option="rounding"
         )
     if mode != "static" and (float_precision != "fp32" or layers):
         mixing = "float_precision" if float_precision != "fp32" else "layers"

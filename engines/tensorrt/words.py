@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ...model.graph_rules import GraphRules
-from ...spec.words import BLOCK_FORMATS
 from ..words import Proposal, TritonBackend
 
 PACKAGES = {"tensorrt": "tensorrt"}
@@ -46,9 +45,7 @@ for index, name in enumerate({names}):
     config.set_compute_capability(getattr(trt.ComputeCapability, name), index)
 """
 
-RULES = GraphRules(
-    zero_points="none", quantizes_chains=False, opens_recurrences=True, formats=("fp8", *BLOCK_FORMATS)
-)
+RULES = GraphRules(zero_points="none", quantizes_chains=False, opens_recurrences=True, formats=("fp8",))
 
 TRITON = TritonBackend(
     "tensorrt", "tensorrt_plan", "model.plan",

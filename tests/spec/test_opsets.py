@@ -37,7 +37,6 @@ def first_with(operator: str, dtype: str) -> int:
         ("QuantizeLinear", "int4", opsets.INT4),
         ("Conv", "bfloat16", opsets.BFLOAT16_LAYERS),
         ("MaxPool", "bfloat16", opsets.BFLOAT16_LAYERS),
-        ("QuantizeLinear", "float4e2m1", opsets.FLOAT4),
     ],
 )
 def test_a_type_comes_with_the_opset_that_onnx_says(operator: str, dtype: str, version: int) -> None:

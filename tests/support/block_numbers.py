@@ -1,4 +1,4 @@
-"""The numbers of E2M1, E4M3 and E8M0 by their bits, and rounding to them by looking at every one."""
+"""The numbers of E4M3 by their bits, and rounding to them by looking at every one."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def small_floats(mantissa_bits: int, bias: int, count: int) -> Numbers:
     return np.array(values)
 
 
-E2M1 = small_floats(1, 1, 8)
 E4M3 = small_floats(3, 7, 127)  # the code after the last is not a number
-E8M0 = 2.0 ** np.arange(-127, 128)
 
 
 def nearest(values: NDArray[Any], numbers: Numbers) -> Numbers:
@@ -36,20 +34,3 @@ def nearest(values: NDArray[Any], numbers: Numbers) -> Numbers:
     first = numbers[np.argmin(distance, axis=-1)]
     found: Numbers = np.sign(values) * np.where(ties.sum(-1) > 1, even, first)
     return found
-
-
-def fake_nvfp4(values: NDArray[np.float32], scale: np.float32) -> NDArray[np.float32]:
-    """What blocks of 16 along the last axis make of values: E2M1 * (E4M3 * scale)."""
-    blocks = values.reshape(-1, 16)
-    wanted = np.abs(blocks).max(-1, keepdims=True) / np.float32(6) / scale
-    scales = nearest(wanted, E4M3).astype(np.float32) * scale
-    steps = np.divide(blocks, scales, out=np.zeros_like(blocks), where=scales > 0)
-    return (nearest(steps, E2M1).astype(np.float32) * scales).reshape(values.shape)
-
-
-def fake_mxfp8(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What blocks of 32 along the last axis make of values: E4M3 * E8M0, its scale rounded up."""
-    blocks = values.reshape(-1, 32)
-    ratios = np.abs(blocks).max(-1, keepdims=True).astype(np.float64) / 448
-    scales = np.where(ratios <= E8M0, E8M0, np.inf).min(-1, keepdims=True)
-    return (nearest(blocks / scales, E4M3) * scales).astype(np.float32).reshape(values.shape)

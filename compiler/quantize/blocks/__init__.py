@@ -1,1 +1,0 @@
-"""NVFP4 and MXFP8: weights and activations in blocks that share a scale."""
