@@ -14,9 +14,10 @@ import io
 import json
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _INDENT = "    "
+_WIDTH = 100
 _SEEN = re.compile(r"[^\x20-\x7e]")
 """What must be looked at: all but plain ASCII, which most texts are."""
 
@@ -46,6 +47,30 @@ def plain_json(text: str) -> str:
 def plain_toml(text: str) -> str:
     """Return a text as TOML spells it: JSON's escapes are among TOML's, but for pairs."""
     return _escaped(json.dumps(text, ensure_ascii=False), lambda sign: f"\\U{ord(sign):08x}")
+
+
+def toml_value(value: object) -> str:
+    """Return a value as TOML spells it; a list of more than a line has a line for each item."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return plain_toml(value)
+    if isinstance(value, Sequence):
+        items = [toml_value(item) for item in value]
+        text = f"[{', '.join(items)}]"
+        return (
+            text if len(text) <= _WIDTH else "\n".join(["[", *(f"{_INDENT}{item}," for item in items), "]"])
+        )
+    return str(value)
+
+
+def toml_table(header: str, lines: Iterable[tuple[str, object, str]]) -> Iterator[str]:
+    """Yield the lines of a TOML table: an empty one, the header, and `key = value  # why` of each line."""
+    yield ""
+    if header:
+        yield header
+    for key, value, why in lines:
+        yield f"{key} = {toml_value(value)}{f'  # {plain(why)}' if why else ''}"
 
 
 NOT_UTF8 = re.compile("[\udc80-\udcff]")

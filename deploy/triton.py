@@ -183,7 +183,6 @@ def package_triton(
     spec: TritonOptions | None = None,
     /,
     *,
-    options: TritonOptions | None = None,
     progress: Progress = silent,
     **keywords: Unpack[TritonKeywords],
 ) -> Packaged:
@@ -196,7 +195,6 @@ def package_triton(
         artifact: An engine of target "tensorrt", an ONNX file or TorchScript.
         repository: Folder that the server is started with; made where it is missing.
         spec: What Triton is told beside the model.
-        options: As the spec, by its name in version 0.3.0.
         progress: Told of every step.
         keywords: Fields of `TritonSpec` by name, in place of those of `spec`; `name` is required.
 
@@ -207,7 +205,7 @@ def package_triton(
         MissingFile, ArtifactError, ModelError: If the artifact is missing, damaged, or nothing Triton serves.
         InvalidOption: If an option or the model that is there stands against it. Nothing is then written.
     """
-    checked = spec_from_call(TritonSpec, spec or options, keywords)
+    checked = spec_from_call(TritonSpec, spec, keywords)
     repository, name, version = Path(repository), checked.name, checked.version
     folder = model_folder(repository, name)
     present = [number for number in versions_in(folder) if number != version]

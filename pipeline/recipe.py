@@ -24,7 +24,6 @@ from ..engines.registry import engine
 from ..errors import InvalidOption, RecipeError
 from ..files import manifest_path, read_bytes
 from ..model.source import Source, parse_source
-from ..plain_text import plain_toml
 from ..spec.artifacts import ArtifactSection
 from ..spec.decode import Refused, decode, shared
 from ..spec.measure import Budget
@@ -121,17 +120,6 @@ def make_recipe(values: dict[str, Any], path: Path) -> Recipe:
 def wrong_key(path: Path, key: str, problem: str, hint: str) -> RecipeError:
     """Return the error of a key of a recipe."""
     return RecipeError(f"{path}: key '{key}' {problem}", hint=hint, file=path, key=key)
-
-
-def toml(value: object) -> str:
-    """Return a value as TOML spells it: JSON's escapes are among TOML's."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return plain_toml(value)
-    if isinstance(value, Sequence):
-        return f"[{', '.join(map(toml, value))}]"
-    return str(value)
 
 
 def recipe_source(recipe: Recipe) -> Source:

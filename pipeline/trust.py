@@ -31,11 +31,12 @@ from ..errors import QCompileError
 from ..files import manifest_path, require_file, side_files
 from ..model.load import preprocessing_files
 from ..model.source import NAMED, TRUSTED_KINDS, Source, parse_source, source_files
+from ..plain_text import toml_table
 from ..spec.option import Named, Option, fields_of
 from ..spec.recipes import RecipeFile
 from ..spec.tensorrt import AUTO, OFF
 from ..spec.words import is_own_metric
-from .recipe import Recipe, parse_recipe, recipe_source, toml, wrong_key
+from .recipe import Recipe, parse_recipe, recipe_source, wrong_key
 
 
 @dataclass(frozen=True)
@@ -321,7 +322,8 @@ def _external(path: Path) -> Iterator[Path]:
 
 def recipe_text(recipe: Recipe) -> str:
     """Return the TOML of a recipe; what has its default is left out."""
-    return "\n".join([*_values(recipe, RecipeFile), *_tables(recipe, RecipeFile, "")]) + "\n"
+    lines = [*toml_table("", _values(recipe, RecipeFile)), *_tables(recipe, RecipeFile, "")]
+    return "\n".join(lines[1:]) + "\n"
 
 
 def _tables(values: Any, kind: type, within: str) -> Iterator[str]:
@@ -332,12 +334,12 @@ def _tables(values: Any, kind: type, within: str) -> Iterator[str]:
         for table in value if option.repeated else (value,):
             name, lines = f"{within}{option.name}", [*_values(table, option.table)]
             if lines or (not within and (option.optional or option.repeated)):
-                yield from ("", f"[[{name}]]" if option.repeated else f"[{name}]", *lines)
+                yield from toml_table(f"[[{name}]]" if option.repeated else f"[{name}]", lines)
             yield from _tables(table, option.table, f"{name}.")
 
 
-def _values(values: Any, kind: type) -> Iterator[str]:
+def _values(values: Any, kind: type) -> Iterator[tuple[str, object, str]]:
     for option in fields_of(kind):
         value = getattr(values, option.name)
         if option.table is None and value is not None and (option.required or value != option.default):
-            yield f"{option.name} = {toml(value)}"
+            yield option.name, value, ""

@@ -35,8 +35,6 @@ def write_report(
     output: str | Path,
     spec: Budget | None = None,
     /,
-    *,
-    budget: Budget | None = None,
     **options: Unpack[ReportKeywords],
 ) -> Path:
     """Write the report of a results file, atomically.
@@ -46,7 +44,6 @@ def write_report(
         output: The HTML file.
         spec: What to show, and what an artifact may take to be recommended: by default any size and latency,
             and no drop in accuracy that its interval shows.
-        budget: As the spec, by its name in version 0.3.0.
         options: Fields of `ReportSpec` by name, in place of those of `spec`.
 
     Returns:
@@ -57,7 +54,7 @@ def write_report(
         raise InvalidOption(f"`output` {path}: {' or '.join(SUFFIXES)} is required", option="output")
     check_output(path)
     template("page.html")
-    shown = spec_from_call(ReportSpec, spec or budget, options)
+    shown = spec_from_call(ReportSpec, spec, options)
     source = read_source(
         Path(results_path), layers=shown.layers, ranges=shown.ranges, recipe=shown.recipe, budget=shown
     )

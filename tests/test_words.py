@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from qcompile import errors
 from qcompile.errors import InvalidOption, ModelError, first_line
 from qcompile.figures import bytes_text, clean, figure, interval, number, shortened, times, words
-from qcompile.plain_text import plain, plain_json, plain_lines, plain_toml
+from qcompile.plain_text import plain, plain_json, plain_lines, plain_toml, toml_table
 from qcompile.progress import quiet
 
 
@@ -195,6 +195,12 @@ def test_toml_says_the_same_after_it(text: str) -> None:
     assert tomllib.loads(written) == {"a": text}
     assert not OBEYED.search(written)
     assert "\n" not in written
+
+
+@given(st.lists(st.text(), max_size=9), st.booleans(), st.text())
+def test_a_table_of_toml_holds_its_values(texts: list[str], flag: bool, why: str) -> None:
+    written = "\n".join(toml_table("[a]", [("texts", texts, why), ("flag", flag, ""), ("count", 3, "")]))
+    assert tomllib.loads(written) == {"a": {"texts": texts, "flag": flag, "count": 3}}
 
 
 def test_a_line_end_in_a_name_begins_no_line_that_looks_like_another_message() -> None:

@@ -26,7 +26,7 @@ from ..model.graph import graph_precision
 from ..model.graph_rules import graph_target
 from ..model.onnx_file import read_graph
 from ..model.source import parse_source
-from ..plain_text import plain_toml
+from ..plain_text import toml_table
 from ..processor import isa_here
 from ..progress import Progress, silent
 from ..spec.decode import spec_from_call
@@ -362,21 +362,19 @@ def recipe_text(
     isa: Isa = "auto",
 ) -> str:
     """Return the TOML of a recipe in `folder`, from which `qcompile run` makes the chosen trial again."""
+    names = "the names of layers below are those of this file"
     lines = [
         f"# {best.name}: {best.latency_ms:.3g} ms, {best.drop:+.3g} lost. Made by qcompile tune.",
-        "version = 1",
-        f"name = {plain_toml(model.stem)}",
-        "",
-        "[model]",
-        f"source = {plain_toml(os.path.relpath(model, folder))}",
-        "simplify = false # the names of layers below are those of this file",
-        "",
-        "[data]",
-        f"calibration = {plain_toml(seen_from(calibration, folder))}",
-        f"evaluation = {plain_toml(seen_from(evaluation, folder))}",
-        "",
-        "[calibrate]",
-        f"method = {plain_toml(method or 'auto')}",
+        *toml_table("", [("version", 1, ""), ("name", model.stem, "")]),
+        *toml_table("[model]", [("source", os.path.relpath(model, folder), ""), ("simplify", False, names)]),
+        *toml_table(
+            "[data]",
+            [
+                ("calibration", seen_from(calibration, folder), ""),
+                ("evaluation", seen_from(evaluation, folder), ""),
+            ],
+        ),
+        *toml_table("[calibrate]", [("method", method or "auto", "")]),
         "",
         *artifact_lines(best, best.name, exclude, isa),
     ]
@@ -385,15 +383,22 @@ def recipe_text(
 
 def artifact_lines(best: Trial, name: str, exclude: Sequence[str] = (), isa: Isa = "auto") -> list[str]:
     """Return the `[[artifact]]` of a trial, for a recipe of the same graph."""
-    texts = {"name": name, "target": best.target, "precision": best.precision}
-    texts |= {"isa": isa} if isa != "auto" else {}
-    texts |= {"float_precision": best.float_precision} if best.float_precision != "fp32" else {}
-    lines = ["[[artifact]]", *(f"{key} = {plain_toml(text)}" for key, text in texts.items())]
+    lines: list[tuple[str, object, str]] = [
+        ("name", name, ""),
+        ("target", best.target, ""),
+        ("precision", best.precision, ""),
+    ]
+    lines += [("isa", isa, "")] if isa != "auto" else []
+    lines += [("float_precision", best.float_precision, "")] if best.float_precision != "fp32" else []
     if best.precision == "int8":
-        lines += ["correct_bias = false # as it was measured", "search = false", "allow_loss = true"]
-        if in_float := [*exclude, *sorted(best.in_float)]:
-            lines += ["exclude = [", *(f"    {plain_toml(layer)}," for layer in in_float), "]"]
-    return lines
+        lines += [
+            ("correct_bias", False, "as it was measured"),
+            ("search", False, ""),
+            ("allow_loss", True, ""),
+        ]
+        in_float = [*exclude, *sorted(best.in_float)]
+        lines += [("exclude", in_float, "")] if in_float else []
+    return [*toml_table("[[artifact]]", lines)][1:]
 
 
 _FAMILIES = {"int8": "int8", "bf16": "half", "fp32": "float"}

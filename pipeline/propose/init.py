@@ -16,12 +16,12 @@ from ...files import write_text
 from ...installation import install_hint
 from ...model.session import usable_cores
 from ...model.source import RANDOM, parse_source
-from ...plain_text import plain
+from ...plain_text import plain, toml_table
 from ...processor import processor
 from ...progress import Progress, silent
 from ...spec.decode import spec_from_call
 from ...spec.recipes import InitSpec
-from ..recipe import Recipe, parse_recipe, toml, tomllib
+from ..recipe import Recipe, parse_recipe, tomllib
 from .choose import (
     CALIBRATION_SAMPLES,
     Choice,
@@ -67,7 +67,7 @@ def _written(
         ("name", model.name, "of the ONNX files"),
         ("output", _output(spec.output), "artifacts, results.json and report.html"),
     ]
-    yield from _table("", top)
+    yield from toml_table("", top)
     lines: list[Line] = [("source", spelled_from(parse_source(source), folder), "")]
     if model.declared:
         lines.append(("inputs", list(model.declared), model.why_inputs))
@@ -81,12 +81,12 @@ def _written(
         lines.append(("trust", True, "the model's file may run code when it is loaded"))
     if not model.is_onnx:
         lines.append(("simplify", True, "folds and fuses; the outputs stay equal"))
-    yield from _table("[model]", lines)
+    yield from toml_table("[model]", lines)
     yield from _data(data, folder, choice)
     for artifact in choice.artifacts:
         header = f"[[artifact]]  # {plain(artifact.why)}"
-        yield from _table(header, [("name", artifact.name, ""), *artifact.lines])
-    yield from _table("[bench]", bench_lines(model, data, choice.artifacts, spec))
+        yield from toml_table(header, [("name", artifact.name, ""), *artifact.lines])
+    yield from toml_table("[bench]", bench_lines(model, data, choice.artifacts, spec))
     if choice.left_out:
         yield from ("", "# Left out:")
         yield from (f"#   {plain(str(item))}" for item in choice.left_out)
@@ -116,18 +116,10 @@ def _data(data: DataFacts, folder: Path, choice: Choice) -> Iterator[str]:
         labels = "with labels" if data.has_labels else "no labels"
         lines.append(("evaluation", relocated(data.evaluation, folder), f"{count}{labels}"))
     if lines:
-        yield from _table("[data]", lines)
+        yield from toml_table("[data]", lines)
     if data.calibration and any(("precision", "int8", "") in artifact.lines for artifact in choice.artifacts):
         why = "more samples seldom change the ranges; 0 takes all"
-        yield from _table("[calibrate]", [("samples", CALIBRATION_SAMPLES, why)])
-
-
-def _table(header: str, lines: Sequence[Line]) -> Iterator[str]:
-    yield ""
-    if header:
-        yield header
-    for key, value, why in lines:
-        yield f"{key} = {toml(value)}{f'  # {plain(why)}' if why else ''}"
+        yield from toml_table("[calibrate]", [("samples", CALIBRATION_SAMPLES, why)])
 
 
 def _large(count: float) -> str:

@@ -73,7 +73,7 @@ def test_a_new_version_keeps_the_older_ones(tmp_path: Path, engine: Path, reposi
     package_triton(engine, repository, name="net")
     better = make_engine(tmp_path / "better.engine", plan=b"better")
     options = TritonOptions(version_policy="specific:1,2")
-    assert package_triton(better, repository, name="net", version=2, options=options).versions == [1, 2]
+    assert package_triton(better, repository, options, name="net", version=2).versions == [1, 2]
     assert (repository / "net/1/model.plan").read_bytes() == b"plan"
     assert (repository / "net/2/model.plan").read_bytes() == b"better"
     assert "versions: [1, 2]" in (repository / "net/config.pbtxt").read_text()
@@ -102,7 +102,7 @@ def test_versions_must_be_served_by_one_configuration(
     assert tree(repository) == before
     if other == {"profiles": [LARGER]}:
         options = TritonOptions(max_batch_size=16)
-        assert package_triton(path, repository, name="net", version=2, options=options).versions == [1, 2]
+        assert package_triton(path, repository, options, name="net", version=2).versions == [1, 2]
 
 
 def test_versions_of_another_backend_or_without_manifest_are_refused(
@@ -179,7 +179,7 @@ def test_an_interruption_changes_nothing(
     with monkeypatch.context() as patch:
         interrupted(patch, at, before=before)
         with pytest.raises(KeyboardInterrupt):
-            package_triton(engine, repository, name="net", options=options, overwrite=there)
+            package_triton(engine, repository, options, name="net", overwrite=there)
     assert {name: (repository / name).read_bytes() for name in tree(repository)} == content
     assert repository.is_dir() == there
     assert not list(repository.parent.glob(".qcompile-tmp-*"))
@@ -210,12 +210,11 @@ def test_names_may_be_of_any_script(engine: Path, repository: Path) -> None:
 
 
 def test_wrong_requests_are_refused(tmp_path: Path, engine: Path, repository: Path) -> None:
-    absent = TritonOptions(version_policy="specific:1,3")
     changed = make_engine(tmp_path / "changed.engine")
     changed.write_bytes(b"another plan")
     requests: list[tuple[Path, Path, dict[str, Any], type[QCompileError], str]] = [
         (engine, repository, {"version": 0}, InvalidOption, "`version` 0"),
-        (engine, repository, {"options": absent}, InvalidOption, "version 3 is not in"),
+        (engine, repository, {"version_policy": "specific:1,3"}, InvalidOption, "version 3 is not in"),
         (engine, engine, {}, InvalidOption, "is a file; a folder is required"),
         (engine, engine / "below", {}, InvalidOption, "output"),
         (tmp_path / "none.engine", repository, {}, MissingFile, "does not exist"),
@@ -369,9 +368,9 @@ def test_openvino_gets_whole_shapes_and_any_batch(tiny_file: Callable[..., Path]
         (TritonOptions(warm_up=True), "nothing tells the extents of x"),
     ):
         with pytest.raises(InvalidOption, match=message):
-            package_triton(model, tmp_path / "models", name="n", options=options)
+            package_triton(model, tmp_path / "models", options, name="n")
     shapes = TritonOptions(warm_up_shapes={"x": (4, 16)})
-    assert "dims: [4, 16]" in package_triton(model, tmp_path / "models", name="n", options=shapes).config
+    assert "dims: [4, 16]" in package_triton(model, tmp_path / "models", shapes, name="n").config
 
 
 @pytest.mark.parametrize(
@@ -387,7 +386,7 @@ def test_warm_up_shapes_that_do_not_fit_are_refused(
 ) -> None:
     options = TritonOptions(warm_up_shapes=shapes)
     with pytest.raises(InvalidOption, match=message):
-        package_triton(tiny_file("mlp"), tmp_path / "models", name="m", options=options)
+        package_triton(tiny_file("mlp"), tmp_path / "models", options, name="m")
 
 
 def test_torchscript_is_addressed_by_position(torch_model: str, tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qcompile.pipeline.recipe import Recipe, make_recipe, toml
+from qcompile.pipeline.recipe import Recipe, make_recipe
+from qcompile.plain_text import toml_value
 
 
 def artifact(name: str, target: str = "onnxruntime", precision: str = "fp32", **options: object) -> str:
     """Return the `[[artifact]]` of these options."""
     said = {"name": name, "target": target, "precision": precision, **options}
-    return "".join(["[[artifact]]\n", *(f"{key} = {toml(value)}\n" for key, value in said.items())])
+    return "".join(["[[artifact]]\n", *(f"{key} = {toml_value(value)}\n" for key, value in said.items())])
 
 
 def recipe_of(*artifacts: dict[str, object], folder: Path = Path(), **sections: object) -> Recipe:
