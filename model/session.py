@@ -414,10 +414,8 @@ def missed_nodes(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the planned nodes that run in another precision, each with that, and those of which is unknown.
 
-    `optimized` is what ONNX Runtime's optimizer made of `model`.
-
-    A planned node that is nowhere in the optimized graph became part of another node. It is unknown only
-    where a node of another precision is there that no planned node's name explains.
+    A planned node that is nowhere in `optimized`, which the optimizer made of `model`, became part of another
+    node. It is unknown only where a node of another precision is there that no planned node's name explains.
     """
     asked = {node.name for node in planned}
     nodes = {node.name for node in model.graph.node}
@@ -428,8 +426,7 @@ def missed_nodes(
     strangers = False
     for kind, computed in weighted_nodes(optimized, as_executed=True).items():
         for node in computed:
-            origin = _origin(node, names, made, asked)
-            if origin:
+            if origin := _origin(node, names, made, asked):
                 located.add(origin)
                 if kind != precision:
                     missed[origin] = kind
