@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -42,6 +43,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}")
         for file, text in files.items():
             (folder / file.replace("__", ".")).write_text(text)
+        importlib.invalidate_caches()  # of folders, by times that two writes may share
         return folder
 
     yield write
