@@ -43,6 +43,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}")
         for file, text in files.items():
             (folder / file.replace("__", ".")).write_text(text)
+        for line in files.get("RECORD", "").splitlines():  # newer readers of metadata look for the files
+            path = tmp_path / line.partition(",")[0]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
         importlib.invalidate_caches()  # of folders, by times that two writes may share
         return folder
 
