@@ -35,7 +35,7 @@ build/types/qcompile:
 	mkdir -p build/types && ln -sfn ../.. $@
 
 types: $(READY) | build/types/qcompile
-	MYPYPATH=build/types $(BIN)/mypy -p qcompile --exclude '/(build|tests|examples|benchmarks|docs|\.venv)/'
+	MYPYPATH=build/types $(BIN)/mypy -p qcompile --exclude '/(build|tests|examples|docs|\.venv)/'
 
 # The site in build/site, to be opened as a folder. A broken link or anchor, or a page without a place, is an error
 # (with --quiet, MkDocs counts no warnings).
@@ -62,18 +62,18 @@ test-gpu: $(READY)
 
 # What the GPU host needs beside the repository, 6 MB; needs PyTorch and ONNX Runtime, and no GPU.
 gpu-day-kit: $(READY)
-	$(BIN)/python benchmarks/gpu_day.py prepare
+	$(BIN)/python tests/performance/gpu_day.py prepare
 
 # On the GPU host, in the Python that has TensorRT: nothing is installed or downloaded.
 gpu-day:
-	$(GPU_PYTHON) benchmarks/gpu_day.py run $(GPU_DAY)
+	$(GPU_PYTHON) tests/performance/gpu_day.py run $(GPU_DAY)
 
 # There, too: GPU tests, torch.compile, calibrators, MobileNetV2.
 gpu-day-more:
-	$(GPU_PYTHON) benchmarks/gpu_day.py run --more $(GPU_DAY)
+	$(GPU_PYTHON) tests/performance/gpu_day.py run --more $(GPU_DAY)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info examples/*/out benchmarks/*/out
+	rm -rf $(VENV) build dist *.egg-info examples/*/out tests/performance/*/out
 
 # torch first: the pin in constraints.txt decides which build everything else meets. Packages are compiled on all cores
 # at the end, but for the few files that are written for another Python. With `make LOCK=yes ...` pip takes only

@@ -20,42 +20,43 @@ from .version import __version__
 switch_off_telemetry()  # before any runtime is imported, in workers, too
 
 if TYPE_CHECKING:
-    from .artifact import Artifact, Manifest, load_artifact
     from .bench.benchmark import benchmark
-    from .bench.gate import gate
-    from .building import build, refit, reproduce
+    from .bench.diff.diff import diff
+    from .bench.gate.gate import gate
+    from .bench.report import report
+    from .bench.report.inspection import inspect
+    from .building.build import build, refit, reproduce
+    from .building.deploy import TritonOptions, package_ep_context, package_triton
     from .calibration.ranges import Ranges
-    from .cluster.connection import connect
-    from .comparison.diff import diff
     from .compiler.export import export
     from .compiler.quantize.calibrate import calibrate
     from .compiler.quantize.quantize import quantize
     from .compiler.simplify.simplify import simplify
-    from .deploy import TritonOptions, package_ep_context, package_triton
+    from .core.artifact import Artifact, Manifest, load_artifact
+    from .core.processes.untrusted import run_untrusted
     from .engines.doctor import doctor
     from .engines.registry import load
     from .errors import QCompileError
     from .pipeline.auto import auto
+    from .pipeline.cluster.connection import connect
     from .pipeline.propose.init import init
-    from .pipeline.recipe import Recipe, read_recipe
+    from .pipeline.recipe.recipe import Recipe, read_recipe
     from .pipeline.run import run
-    from .processes.untrusted import run_untrusted
-    from .reporting import report
-    from .reporting.inspection import inspect
-    from .tuning.tune import tune
+    from .pipeline.tune.tune import tune
 
 _HOME = {
-    "Artifact": "artifact", "Manifest": "artifact", "load_artifact": "artifact",
-    "benchmark": "bench.benchmark", "gate": "bench.gate", "diff": "comparison.diff",
-    "report": "reporting", "Ranges": "calibration.ranges", "calibrate": "compiler.quantize.calibrate",
-    "connect": "cluster.connection", "export": "compiler.export",
+    "Artifact": "core.artifact", "Manifest": "core.artifact", "load_artifact": "core.artifact",
+    "benchmark": "bench.benchmark", "gate": "bench.gate.gate", "diff": "bench.diff.diff",
+    "report": "bench.report", "Ranges": "calibration.ranges", "calibrate": "compiler.quantize.calibrate",
+    "connect": "pipeline.cluster.connection", "export": "compiler.export",
     "quantize": "compiler.quantize.quantize", "simplify": "compiler.simplify.simplify",
-    "build": "building", "inspect": "reporting.inspection", "refit": "building", "reproduce": "building",
-    "doctor": "engines.doctor", "TritonOptions": "deploy", "package_ep_context": "deploy",
-    "package_triton": "deploy", "load": "engines.registry", "QCompileError": "errors",
+    "build": "building.build", "inspect": "bench.report.inspection", "refit": "building.build",
+    "reproduce": "building.build",
+    "doctor": "engines.doctor", "TritonOptions": "building.deploy", "package_ep_context": "building.deploy",
+    "package_triton": "building.deploy", "load": "engines.registry", "QCompileError": "errors",
     "auto": "pipeline.auto", "init": "pipeline.propose.init", "run": "pipeline.run",
-    "Recipe": "pipeline.recipe", "read_recipe": "pipeline.recipe",
-    "run_untrusted": "processes.untrusted", "tune": "tuning.tune",
+    "Recipe": "pipeline.recipe.recipe", "read_recipe": "pipeline.recipe.recipe",
+    "run_untrusted": "core.processes.untrusted", "tune": "pipeline.tune.tune",
 }  # fmt: skip
 
 __all__ = [

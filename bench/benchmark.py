@@ -10,28 +10,28 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.files import check_output, temporary_folder
+from ..core.processes.arrays import save_arrays
+from ..core.progress import Progress, silent
 from ..engines import gpu as gpus
 from ..errors import EngineUnavailable
-from ..files import check_output, temporary_folder
-from ..model.archives import trusting
-from ..model.session import usable_cores
-from ..processes.arrays import save_arrays
-from ..progress import Progress, silent
+from ..model.sessions.session import usable_cores
+from ..model.sources.archives import trusting
 from ..spec.decode import spec_from_call
 from ..spec.measure import BenchOptions, BenchSpec
 from ..spec.option import fields_of
+from ..spec.tensors import format_shape, samples_in
 from ..spec.words import CUDA_GRAPH
-from ..tensors import format_shape, samples_in
-from . import side_figures
-from .environment import Effort, environment, find_nvml, noise, state
+from .measure import side_figures
+from .measure.artifacts import forms_of, shared_io, timing_feeds
+from .measure.recorder import Recorder
+from .measure.rounds import Decided, TimingSeries, measure
+from .measure.runnables import WorkerPool, choose_runnables, row_of
 from .metrics import accuracy
-from .outputs import forms_of, shared_io, timing_feeds
-from .recorder import Recorder
+from .results.environment import Effort, environment, find_nvml, noise, state
 from .results.results import BenchInterrupted, Results, earlier_runs, join_results, now, save_results
 from .results.row import Row
-from .rounds import Decided, TimingSeries, measure
-from .runnables import WorkerPool, choose_runnables, row_of
-from .statistics import CONFIDENCE
+from .results.statistics import CONFIDENCE
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -45,14 +45,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.processes.serve import serve
 from ..errors import EngineUnavailable, InvalidOption, ModelError, first_line
-from ..processes.serve import serve
 
 if TYPE_CHECKING:
     from ..engines.base import InFlight
-    from ..tensors import Feeds
+    from ..spec.tensors import Feeds
 
-_LAYERS_JOB = "..comparison.layers.job"  # served here, known only by name: comparison/ is built on bench/
+_LAYERS_JOB = ".diff.layers.job"  # served here, known only by name: bench/diff/ is built on bench/
 _REST_LIMIT_S = 0.5
 _REST_STEP_S = 0.005
 _REST_SHARE = 0.05  # of one core: a runtime that looks at its queue now and then is at rest
@@ -87,8 +87,8 @@ class WorkerSession:
         self.runner = self._open()
         spent = time.perf_counter_ns() - start
 
-        from ..artifact import tool_versions
-        from .environment import measured_packages
+        from ..core.artifact import tool_versions
+        from .results.environment import measured_packages
 
         packages = measured_packages()  # that could be what it measures
         return {
@@ -100,7 +100,7 @@ class WorkerSession:
         }
 
     def do_feed(self, request: dict[str, Any]) -> dict[str, Any]:
-        from ..processes.arrays import load_arrays
+        from ..core.processes.arrays import load_arrays
 
         self.feeds = load_arrays(request["path"])
         start = time.perf_counter_ns()
@@ -109,7 +109,7 @@ class WorkerSession:
         return {"first_ns": spent, "at_rest": _wait_for_rest(), "notes": list(self.runner.notes)}
 
     def do_script(self, request: dict[str, Any]) -> dict[str, Any]:
-        from ..processes.arrays import save_arrays
+        from ..core.processes.arrays import save_arrays
 
         os.chdir(request["folder"])
         try:
@@ -164,7 +164,7 @@ class WorkerSession:
         return {"ms": taken_ms}
 
     def do_infer(self, request: dict[str, Any]) -> dict[str, Any]:
-        from ..processes.arrays import load_arrays, save_arrays
+        from ..core.processes.arrays import load_arrays, save_arrays
 
         save_arrays(request["output"], self.runner.infer(load_arrays(request["path"])))
         return {"notes": list(self.runner.notes)}
@@ -186,8 +186,8 @@ class WorkerSession:
         return {"cpu_s": cpu_s, "involuntary_switches": switches}
 
     def _open(self) -> Any:
+        from ..spec.tensors import ModelIO
         from ..spec.words import CUDA_GRAPH
-        from ..tensors import ModelIO
 
         request = self.request
         io = ModelIO.from_json(request["io"]) if request.get("io") else None
@@ -197,7 +197,7 @@ class WorkerSession:
         if mode != "eager" and not cuda_graph:
             from ..engines.gpu import parse_device
             from ..engines.pytorch import PyTorch
-            from ..model.archives import trusting
+            from ..model.sources.archives import trusting
 
             with trusting():  # `describe` has required it
                 return PyTorch().open_in_mode(

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifact import tool_versions
+from ..core.artifact import tool_versions
+from ..core.progress import Progress, silent
 from ..data.batches import Data
 from ..data.readers import Batch
 from ..errors import CalibrationError, DataError, InvalidOption, ModelError, QCompileError
-from ..model.onnx_file import Graph
-from ..progress import Progress, silent
+from ..model.graph.onnx_file import Graph
 from .ranges import Portion, Ranges
 from .ranges_file import Checkpoint, load_checkpoint, save_checkpoint
 from .taps import choose_taps

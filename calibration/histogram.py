@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.memory import require_address_space
 from ..errors import CalibrationError
-from ..machine_memory import require_address_space
-from ..model.session import usable_cores
+from ..model.sessions.session import usable_cores
 
 BINS = 2048
 """Bins on each side of zero, a power of two. At least half of them are in use on one side."""

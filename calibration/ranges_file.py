@@ -20,10 +20,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifact import Artifact, Manifest, checked_input, commit, tool_versions
+from ..core.artifact import Artifact, Manifest, checked_input, commit, tool_versions
+from ..core.files import writing
+from ..core.progress import Progress, silent
 from ..errors import CalibrationError, InvalidOption
-from ..files import writing
-from ..progress import Progress, silent
 from ..spec.words import METHODS
 from .histogram import BINS, Histogram, why_slow
 from .ranges import Portion, Ranges

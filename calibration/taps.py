@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..model.graph import captured_names, constant_names, consumers, infer_types, producers
+from ..model.graph.graph import captured_names, constant_names, consumers, infer_types, producers
 
 if TYPE_CHECKING:
     import onnx

@@ -14,9 +14,9 @@ import re
 import struct
 from pathlib import Path
 
+from ..core.files import require_file
 from ..errors import CalibrationError, InvalidOption
-from ..files import require_file
-from ..model.onnx_file import read_weightless
+from ..model.graph.onnx_file import read_weightless
 from .qparams import INT8
 from .ranges import Portion, Ranges
 from .thresholds import Method

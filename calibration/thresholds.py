@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CalibrationError, InvalidOption
-from ..model.judgement import decibels
+from ..model.outputs.judgement import decibels
 from ..spec.words import METHODS, MethodName
 from .histogram import BINS, Histogram
 from .qparams import INT8, UINT8, scale_and_zero_point

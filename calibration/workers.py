@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.files import temporary_folder
+from ..core.memory import address_space_limit
 from ..data.readers import Batch
 from ..errors import CalibrationError, DataError
-from ..files import temporary_folder
-from ..machine_memory import address_space_limit
-from ..model.graph import attribute, captured_names, holds_half, producers
-from ..model.graph_edits import refill
-from ..model.onnx_file import Graph, read_graph
-from ..model.refusals import failure_hint, onnxruntime_words
-from ..model.session import make_session, session_options, usable_cores
-from ..tensors import Feeds
+from ..model.graph.graph import attribute, captured_names, holds_half, producers
+from ..model.graph.graph_edits import refill
+from ..model.graph.onnx_file import Graph, read_graph
+from ..model.sessions.refusals import failure_hint, onnxruntime_words
+from ..model.sessions.session import make_session, session_options, usable_cores
+from ..spec.tensors import Feeds
 from .histogram import Count, Histogram, NonFinite, make_count
 from .taps import Taps
 

@@ -32,7 +32,7 @@ from .tables import (
 from .verb import verb
 
 if TYPE_CHECKING:
-    from ..calibration.plot import TensorSummary
+    from ..bench.report.range_plots import TensorSummary
 
 
 @verb(
@@ -150,8 +150,8 @@ def _searched(proof: dict[str, Any], *, verbose: bool) -> list[str]:
     "qcompile build model.py:build --target torchscript --input x:1x3x224x224 -o model.pt",
 )
 def build(session: Session, options: BuildCommand) -> None:
-    from ..building import build as build_artifact
-    from ..building import plan
+    from ..building.build import build as build_artifact
+    from ..building.build import plan
 
     if options.dry_run:
         planned = plan(options.model, options, progress=session.progress)
@@ -225,7 +225,7 @@ def _note_layers(session: Session, proof: object) -> None:
     "qcompile reproduce model.onnx --target tensorrt-rtx --gpu sm86 --max-time 1800 -o fault/",
 )
 def reproduce(session: Session, options: ReproduceCommand) -> None:
-    from ..building import reproduce as make
+    from ..building.build import reproduce as make
 
     made = make(options.model, options.output, options, progress=session.progress)
     nodes = f"{made.nodes} of {made.nodes_before} nodes"
@@ -243,7 +243,7 @@ def reproduce(session: Session, options: ReproduceCommand) -> None:
     "qcompile refit small.engine model.onnx -o model.engine",
 )
 def refit(session: Session, options: RefitCommand) -> None:
-    from ..building import refit as refit_engine
+    from ..building.build import refit as refit_engine
 
     artifact = refit_engine(options.engine, options.model, options.output, progress=session.progress)
     present_artifact(session, artifact, f"weights of {options.model}")
@@ -262,9 +262,9 @@ def ranges() -> None:
 )
 def show(session: Session, options: ShowRangesCommand) -> None:
     file, plot, tensors = options.file, options.plot, options.tensors
+    from ..bench.report.range_plots import SUFFIX, plot_ranges, summarize
     from ..calibration import load_ranges, parse_method
-    from ..calibration.plot import SUFFIX, plot_ranges, summarize
-    from ..files import writing
+    from ..core.files import writing
 
     if plot is not None and plot.suffix != SUFFIX:
         raise Refused("plot", f"{SUFFIX} is required", value=str(plot))
@@ -340,7 +340,7 @@ def merge(session: Session, options: MergeRangesCommand) -> None:
 def cache(session: Session, options: RangesCacheCommand) -> None:
     from ..calibration import load_ranges, parse_method
     from ..calibration.tensorrt_cache import format_cache
-    from ..files import write_text
+    from ..core.files import write_text
 
     loaded = load_ranges(options.file)
     method = parse_method(options.method) if options.method else None

@@ -14,7 +14,7 @@ from .tables import add_row, bytes_text, make_table, present_results
 from .verb import verb
 
 if TYPE_CHECKING:
-    from ..tuning.tune import TuneResult
+    from ..pipeline.tune.tune import TuneResult
 
 
 @verb(
@@ -62,7 +62,7 @@ def _shown(path: Path) -> str:
 )
 def init(session: Session, options: InitCommand) -> None:
     from ..pipeline.propose.init import init as write_recipe
-    from ..pipeline.trust import needs_trust
+    from ..pipeline.recipe.trust import needs_trust
 
     written = write_recipe(
         options.model, options.output, options, command=("qcompile", *sys.argv[1:]), progress=session.progress
@@ -93,9 +93,9 @@ _SHOWN = 10
 )
 def tune(session: Session, options: TuneCommand) -> None:
     from ..bench.results.row import unit_of
-    from ..figures import accuracy_text
+    from ..core.figures import accuracy_text
     from ..pipeline.run import on_executor
-    from ..tuning.tune import tune as tune_model
+    from ..pipeline.tune.tune import tune as tune_model
 
     with executor_of(session, options, options.output) as executor:
         tuned = tune_model(
@@ -122,8 +122,8 @@ def tune(session: Session, options: TuneCommand) -> None:
 
 def _picture(tuned: TuneResult, output: Path, max_drop: float) -> Path:
     from ..bench.results.row import unit_of
-    from ..files import writing
-    from ..tuning.tune import plot_front
+    from ..core.files import writing
+    from ..pipeline.tune.tune import plot_front
 
     path = output / "front.svg"
     with writing(path) as temporary:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..spec.looking import DoctorCommand, EpContextCommand, InspectCommand, TritonCommand
-from ..tensors import ModelIO
+from ..spec.tensors import ModelIO
 from . import tables
 from .session import RoadGroup, Session
 from .verb import verb
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 )
 def inspect(session: Session, options: InspectCommand) -> int:
     """Print what is known of a file; the exit code is 1 if it is not what its manifest says."""
-    from ..reporting.inspection import inspect as look
+    from ..bench.report.inspection import inspect as look
 
     facts = look(options.file, options)
     session.json(facts)
@@ -220,7 +220,7 @@ def package() -> None:
     short_help="write a model repository for Triton Inference Server",
 )
 def triton(session: Session, options: TritonCommand) -> None:
-    from ..deploy import package_triton
+    from ..building.deploy import package_triton
 
     packaged = package_triton(options.artifact, options.output, options, progress=session.progress)
     session.json(packaged.as_json())
@@ -242,7 +242,7 @@ def triton(session: Session, options: TritonCommand) -> None:
     short_help="write an ONNX file with the engine inside for ONNX Runtime and Windows ML",
 )
 def ep_context(session: Session, options: EpContextCommand) -> None:
-    from ..deploy import package_ep_context
+    from ..building.deploy import package_ep_context
 
     packaged = package_ep_context(options.artifact, options.output, options, progress=session.progress)
     session.json(packaged.as_json())

@@ -22,9 +22,9 @@ from types import FrameType, TracebackType
 
 import click
 
+from ..core.files.storage import storage_error
+from ..core.plain_text import NOT_UTF8, never_fail, plain, plain_json, plain_lines
 from ..errors import EngineUnavailable, QCompileError, StorageError, causes
-from ..files.storage import storage_error
-from ..plain_text import NOT_UTF8, never_fail, plain, plain_json, plain_lines
 from ..version import __version__
 
 _VERBS = {
@@ -311,7 +311,7 @@ def missing_package(error: BaseException) -> QCompileError | None:
     """Return what to install for a failed import; None where it is of no extra of qcompile."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
-    from ..installation import extras, install_hint
+    from ..core.installation import extras, install_hint
 
     module = error.name.partition(".")[0]
     distribution = _DISTRIBUTIONS.get(module, module.replace("_", "-"))

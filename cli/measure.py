@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..figures import decibels
+from ..core.figures import decibels
 from ..spec.decode import Refused
 from ..spec.looking import ReportCommand
 from ..spec.measure import BenchCommand, DiffCommand, DiffSpec, GateCommand, LayerDiffSpec
@@ -22,9 +22,9 @@ from .verb import verb
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..bench.gate import GateResult
-    from ..comparison.layers.outcome import LayerDiff, Neighbour
-    from ..comparison.layers.rebuild import EngineSource
+    from ..bench.diff.layers.outcome import LayerDiff, Neighbour
+    from ..bench.diff.layers.rebuild import EngineSource
+    from ..bench.gate.gate import GateResult
 
 
 @verb(
@@ -43,7 +43,7 @@ def bench(session: Session, options: BenchCommand) -> int:
     from ..bench.benchmark import benchmark
     from ..bench.results.render import markdown, save_csv
     from ..bench.results.results import BenchInterrupted
-    from ..files import write_text
+    from ..core.files import write_text
 
     try:
         results = benchmark(
@@ -77,9 +77,9 @@ def bench(session: Session, options: BenchCommand) -> int:
     "qcompile gate old.engine new.engine --python tensorrt=/opt/trt/bin/python --max-slower 3",
 )
 def gate(session: Session, options: GateCommand) -> int:
-    from ..bench.gate import gate as judge
-    from ..bench.gate import junit, markdown, notes_of
-    from ..files import check_output, write_text
+    from ..bench.gate.gate import gate as judge
+    from ..bench.gate.gate import junit, markdown, notes_of
+    from ..core.files import check_output, write_text
 
     for path in (options.junit, options.markdown):
         if path is not None:
@@ -105,7 +105,7 @@ def gate(session: Session, options: GateCommand) -> int:
 
 
 def gate_table(result: GateResult) -> Table:
-    from ..bench.gate import cells_of
+    from ..bench.gate.gate import cells_of
 
     table = tables.make_table(
         f"{result.machine} · {result.threads} threads", "artifact", "check", "old", "new", "change", "verdict"
@@ -121,7 +121,7 @@ def gate_table(result: GateResult) -> Table:
     "qcompile report results.json -o report.html --layers layers.json --ranges model.ranges",
 )
 def report(session: Session, options: ReportCommand) -> None:
-    from ..reporting import write_report
+    from ..bench.report import write_report
 
     session.progress("draw")
     path = write_report(options.results, options.output, options)
@@ -147,7 +147,7 @@ def diff(session: Session, options: DiffCommand) -> int:
         return _layers(session, options)
     of_layers = ("graph", "output", *_fields_apart(LayerDiffSpec, DiffSpec))
     _refuse(options, of_layers, "belongs to the comparison of layers", "give `layers` too")
-    from ..comparison.diff import diff as compare
+    from ..bench.diff.diff import diff as compare
 
     difference = compare(options.reference, options.artifact, options, progress=session.progress)
     session.json(difference.as_json())
@@ -160,8 +160,8 @@ def diff(session: Session, options: DiffCommand) -> int:
 
 
 def _layers(session: Session, options: DiffCommand) -> int:
-    from ..comparison.layers.compare import layer_diff
-    from ..files import check_output
+    from ..bench.diff.layers.compare import layer_diff
+    from ..core.files import check_output
 
     written = [path for path in (options.output, options.save_results) if path is not None]
     for path in written:
@@ -189,14 +189,14 @@ def _layers(session: Session, options: DiffCommand) -> int:
 @contextmanager
 def _source(session: Session, options: DiffCommand) -> Iterator[EngineSource | None]:
     """What an engine was built from; None for other artifacts, and where its outputs are enough."""
-    from ..comparison.layers.rebuild import EngineSource
-    from ..comparison.layers.sides import artifact_side
+    from ..bench.diff.layers.rebuild import EngineSource
+    from ..bench.diff.layers.sides import artifact_side
 
     if Path(options.artifact).suffix not in (".engine", ".plan"):
         _refuse(options, ("graph", "max_builds"), "belongs to an engine", "leave it out")
     elif options.max_builds != 0:
-        from ..artifact import read_manifest
-        from ..building import engine_graph
+        from ..building.build import engine_graph
+        from ..core.artifact import read_manifest
         from ..errors import InvalidOption
 
         artifact_side(options.artifact, trust=options.trust)  # whether it can run, before any work

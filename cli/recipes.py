@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..core.processes.untrusted import is_child
 from ..errors import InvalidOption, QCompileError
-from ..processes.untrusted import is_child
 from ..spec import recipes
 from ..spec.option import fields_of
 from .session import Session, refuse_trust
@@ -19,10 +19,10 @@ from .tables import DASH, add_row, bytes_text, make_table, present_results
 from .verb import verb
 
 if TYPE_CHECKING:
-    from ..cluster.resources import Facts
+    from ..pipeline.cluster.resources import Facts
     from ..pipeline.plan import Plan
     from ..pipeline.run import RunReport, StageListener
-    from ..pipeline.stage import Executor
+    from ..pipeline.stages.stage import Executor
 
 _WORKER = "worker"
 
@@ -42,8 +42,8 @@ def executor_of(
                 raise InvalidOption(problem, option=option.name)
         yield None
         return
-    from ..cluster.connection import connect
-    from ..pipeline.store import FOLDER
+    from ..pipeline.cluster.connection import connect
+    from ..pipeline.stages.store import FOLDER
 
     session.progress("connect to the scheduler")
     with connect(
@@ -97,7 +97,7 @@ def carry_out(
     plan: Callable[..., Plan],
 ) -> int:
     """Run a recipe, or print what a run would do; return the exit code."""
-    from ..pipeline.recipe import read_recipe
+    from ..pipeline.recipe.recipe import read_recipe
 
     recipe = read_recipe(path)
     if recipe.model.trust and is_child():
@@ -230,7 +230,7 @@ def sweep(session: Session, options: recipes.SweepCommand) -> int:
 )
 def worker(session: Session, options: recipes.WorkerCommand) -> None:
     """Print what the worker announces, and work until a signal ends it."""
-    from ..cluster.connection import serve
+    from ..pipeline.cluster.connection import serve
 
     joined: list[str] = []
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..plain_text import encodes_all, plain, plain_json, plain_lines
-from ..processes.untrusted import MEMORY_GB, TIME_S, Limits, is_child, limit_self, run_untrusted
+from ..core.plain_text import encodes_all, plain, plain_json, plain_lines
+from ..core.processes.untrusted import MEMORY_GB, TIME_S, Limits, is_child, limit_self, run_untrusted
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
-from ..artifact import Artifact
-from ..figures import DASH, accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure, times
-from ..plain_text import plain
-from ..tensors import ModelIO, format_shape
+from ..core.artifact import Artifact
+from ..core.figures import (
+    DASH,
+    accuracy_text,
+    bytes_text,
+    decibels,
+    drop_interval,
+    drop_text,
+    figure,
+    times,
+)
+from ..core.plain_text import plain
+from ..spec.tensors import ModelIO, format_shape
 from .session import Session
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ..bench.diff.diff import AccuracyComparison, Comparison
     from ..bench.results.results import Results
     from ..bench.results.row import Curve, Row
-    from ..comparison.diff import AccuracyComparison, Comparison
 
 __all__ = ["DASH", "add_row", "bytes_text", "make_table"]
 

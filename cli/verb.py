@@ -16,8 +16,8 @@ import click
 import msgspec
 from click.shell_completion import CompletionItem
 
+from ..core.memory import out_of_memory
 from ..errors import QCompileError
-from ..machine_memory import out_of_memory
 from ..spec.artifacts import BuildCommand, QuantizeCommand
 from ..spec.decode import decode
 from ..spec.measure import BenchCommand, DiffCommand

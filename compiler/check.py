@@ -9,15 +9,15 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from ..artifact import Check, Manifest, tool_versions
+from ..core.artifact import Check, Manifest, tool_versions
 from ..data.batches import Data
-from ..model.boxes import BoxAgreement
-from ..model.graph import count_operators, graph_precision, model_io
-from ..model.judgement import output_error
-from ..model.onnx_file import Graph
-from ..model.random_input import RandomInput
-from ..model.session import SIGNED_ACTIVATIONS, make_session, run_session, session_options
-from ..tensors import Feeds, mismatch
+from ..model.graph.graph import count_operators, graph_precision, model_io
+from ..model.graph.onnx_file import Graph
+from ..model.outputs.boxes import BoxAgreement
+from ..model.outputs.judgement import output_error
+from ..model.sessions.random_input import RandomInput
+from ..model.sessions.session import SIGNED_ACTIVATIONS, make_session, run_session, session_options
+from ..spec.tensors import Feeds, mismatch
 
 Outputs = list[NDArray[Any]]
 _DATA_SAMPLES = 16

@@ -8,9 +8,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from ..errors import InvalidOption
-from ..model.graph import dtype_name, model_io, opset
-from ..model.graph_names import Names, rename_inputs
-from ..model.onnx_file import copy_model
+from ..model.graph.graph import dtype_name, model_io, opset
+from ..model.graph.graph_names import Names, rename_inputs
+from ..model.graph.onnx_file import copy_model
 from ..spec.opsets import BFLOAT16_CAST
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")

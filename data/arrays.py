@@ -20,9 +20,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.files import digest_files
 from ..errors import DataError, translated
-from ..files import digest_files
-from ..tensors import TensorInfo
+from ..spec.tensors import TensorInfo
 from .readers import LABELS, Batch, Reader, SampleSet, Shapes, extent_of, require_inputs, take_labels
 
 Arrays = dict[str, NDArray[Any]]

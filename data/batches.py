@@ -17,8 +17,8 @@ from typing import TypeVar
 import numpy as np
 
 from ..errors import DataError, InvalidOption
-from ..model.source import Source, digest_source, parse_source
-from ..tensors import Feeds, TensorInfo, check_feeds, samples_in
+from ..model.sources.source import Source, digest_source, parse_source
+from ..spec.tensors import Feeds, TensorInfo, check_feeds, samples_in
 from .kinds import ARRAYS, find_kind, open_set
 from .readers import Batch, Reader, SampleSet, digest_texts, read_function
 from .spelling import FUNCTION, PARTS, Query, Spelling, parse_spelling, read_query

@@ -21,10 +21,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.files import digest_files, nearest_name, require_file
 from ..errors import DataError, MissingFile, first_line, translated
-from ..files import digest_files, nearest_name, require_file
-from ..model.preprocessing import ImagePreprocessing, is_channels_last
-from ..tensors import TensorInfo
+from ..model.sources.preprocessing import ImagePreprocessing, is_channels_last
+from ..spec.tensors import TensorInfo
 from . import readers
 from .spelling import Spelling
 from .table import class_numbers, preprocessing_for

@@ -7,12 +7,12 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..core.files import require_file
+from ..core.files.storage import reading
 from ..errors import DataError, InvalidOption
-from ..files import require_file
-from ..files.storage import reading
-from ..model.load import preprocessing_files
-from ..model.source import parse_source, source_files
-from ..tensors import TensorInfo
+from ..model.sources.load import preprocessing_files
+from ..model.sources.source import parse_source, source_files
+from ..spec.tensors import TensorInfo
 from .arrays import ArraySet
 from .images import AnnotatedImages, ImageFolder, MaskedImages
 from .readers import FORMATS, IMAGES, METADATA, RECORDINGS, TABLES, SampleSet, list_files, split_folder

@@ -17,12 +17,12 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.memory import require_address_space
+from ..core.progress import quiet
 from ..errors import DataError, translated
-from ..machine_memory import require_address_space
-from ..model.preprocessing import AudioPreprocessing, TextPreprocessing
-from ..model.source_paths import path_here
-from ..progress import quiet
-from ..tensors import TensorInfo
+from ..model.graph.source_paths import path_here
+from ..model.sources.preprocessing import AudioPreprocessing, TextPreprocessing
+from ..spec.tensors import TensorInfo
 from .readers import Batch, Reader, Sample, joined, require_package
 from .spelling import Spelling, whole
 from .table import IGNORED, Table, preprocessing_for

@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifact import known_digest
+from ..core.artifact import known_digest
+from ..core.installation import install_hint
 from ..errors import DataError, EngineUnavailable, QCompileError, first_line, translated
-from ..installation import install_hint
-from ..model.session import granted_cores
-from ..model.source import Source
-from ..model.user_code import beside, call, load_function, where_raised
-from ..tensors import Feeds, TensorInfo, samples_in
+from ..model.sessions.session import granted_cores
+from ..model.sources.source import Source
+from ..model.sources.user_code import beside, call, load_function, where_raised
+from ..spec.tensors import Feeds, TensorInfo, samples_in
 from .spelling import Spelling, wrong
 
 Item = TypeVar("Item")

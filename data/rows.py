@@ -14,9 +14,9 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..core.progress import quiet
 from ..errors import DataError, QCompileError, first_line
-from ..progress import quiet
-from ..tensors import TensorInfo
+from ..spec.tensors import TensorInfo
 from . import readers
 from .images import ImageReader, image_input
 from .processors import AudioReader, TextReader, load_processor

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ..core.files import absolute_path, digest_files
 from ..errors import InvalidOption
-from ..files import absolute_path, digest_files
-from ..model.load import digest_preprocessing
-from ..model.source import parse_source
+from ..model.sources.load import digest_preprocessing
+from ..model.sources.source import parse_source
 
 FUNCTION = "function"
 PARTS = ("calibration", "evaluation")

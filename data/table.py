@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..core.files import require_file
+from ..core.files.temporary import temporary_folder
 from ..errors import DataError, InvalidOption
-from ..files import require_file
-from ..files.temporary import temporary_folder
-from ..model.load import find_preprocessing
-from ..model.named.description import network
-from ..model.preprocessing import PRESETS, Preprocessing, fit_preprocessing, preprocessing_of
-from ..tensors import TensorInfo
+from ..model.sources.load import find_preprocessing
+from ..model.sources.named.description import network
+from ..model.sources.preprocessing import PRESETS, Preprocessing, fit_preprocessing, preprocessing_of
+from ..spec.tensors import TensorInfo
 from .readers import FORMATS, require_package
 from .spelling import Spelling, nearest, wrong
 

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifact import Check, tool_versions
+from ..core.artifact import Check, tool_versions
+from ..core.installation import install_hint
+from ..core.progress import Progress, silent
 from ..errors import EngineUnavailable, InvalidOption
-from ..installation import install_hint
 from ..model import onnx
-from ..model.graph import WeightsHeld
-from ..model.graph_rules import GraphRules
-from ..model.onnx_file import Graph, read_graph
-from ..progress import Progress, silent
+from ..model.graph.graph import WeightsHeld
+from ..model.graph.graph_rules import GraphRules
+from ..model.graph.onnx_file import Graph, read_graph
 from ..spec.artifacts import BuildSpec
 from ..spec.engines import rows
+from ..spec.tensors import Feeds, ModelIO
 from ..spec.words import FloatPrecision, Precision
-from ..tensors import Feeds, ModelIO
 from .taps import run_from_file
 from .words import KnownFault, Proposal, TritonBackend, Verdict
 

@@ -23,18 +23,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..artifact import Artifact, Manifest, commit, read_manifest, tool_versions
+from ..core.artifact import Artifact, Manifest, commit, read_manifest, tool_versions
+from ..core.files import write_text, writing
+from ..core.processor import why_unchecked
 from ..errors import BuildError, EngineUnavailable, IntentNotReached, QCompileError
-from ..files import write_text, writing
 from ..model import onnx
-from ..model.graph import constant_names, graph_precision, weighted_nodes
-from ..model.judgement import BY_SIGNAL
-from ..model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
-from ..model.onnx_file import Graph, is_large, read_graph
-from ..model.random_input import run_on
-from ..model.session import slower_note
-from ..model.source import digest_source, parse_source
-from ..processor import why_unchecked
+from ..model.graph.graph import constant_names, graph_precision, weighted_nodes
+from ..model.graph.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
+from ..model.graph.onnx_file import Graph, is_large, read_graph
+from ..model.outputs.judgement import BY_SIGNAL
+from ..model.sessions.random_input import run_on
+from ..model.sessions.session import slower_note
+from ..model.sources.source import digest_source, parse_source
 from ..spec.decode import non_default_options
 from .base import BuildOutcome, BuildRequest, Engine, Planned
 from .registry import engine

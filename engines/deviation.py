@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.judgement import decibels, enough_agreement
-from ..model.masks import without_masks
+from ..model.outputs.judgement import decibels, enough_agreement
+from ..model.outputs.masks import without_masks
 
 
 @dataclass

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import distributions, requires
 from typing import TYPE_CHECKING
 
-from ..errors import InvalidOption, QCompileError
-from ..installation import (
+from ..core.installation import (
     Versions,
     extras,
     install_hint,
@@ -24,10 +23,11 @@ from ..installation import (
     other_distribution,
     unmet,
 )
-from ..machine_memory import machine_bytes
-from ..model.session import usable_cores
-from ..model.tensorflow import ANOTHER, tensorflow_python, tensorflow_versions
-from ..processor import is_arm, isa_here, processor, why_emulated
+from ..core.memory import machine_bytes
+from ..core.processor import is_arm, isa_here, processor, why_emulated
+from ..errors import InvalidOption, QCompileError
+from ..model.sessions.session import usable_cores
+from ..model.sources.tensorflow import ANOTHER, tensorflow_python, tensorflow_versions
 from ..spec.decode import spec_from_call
 from ..spec.looking import DoctorCommand
 from ..spec.words import CPU_TARGETS, PRECISIONS, TARGETS, TENSORRT_TARGETS, Precision

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model import onnx
-from ..model.graph import captured_names, infer_shapes, tensor_values
-from ..model.graph_edits import (
+from ..model.graph.graph import captured_names, infer_shapes, tensor_values
+from ..model.graph.graph_edits import (
     drop_unused_initializers,
     refill,
     set_nodes,
@@ -30,9 +30,9 @@ from ..model.graph_edits import (
     store,
     store_constants,
 )
-from ..model.graph_names import rename_inputs
-from ..model.onnx_file import copy_model
-from ..tensors import Feeds
+from ..model.graph.graph_names import rename_inputs
+from ..model.graph.onnx_file import copy_model
+from ..spec.tensors import Feeds
 
 Values = Mapping[str, NDArray[Any]]
 _SHAPES = 64

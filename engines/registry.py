@@ -12,16 +12,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..artifact import accept, checked_input, read_manifest, require_exact
+from ..core.artifact import accept, checked_input, read_manifest, require_exact
+from ..core.files import manifest_path, require_file
 from ..errors import ArtifactError, EngineUnavailable, InvalidOption
-from ..files import manifest_path, require_file
-from ..model.archives import trusting
-from ..model.source import parse_source
+from ..model.sources.archives import trusting
+from ..model.sources.source import parse_source
 from ..spec.decode import spec_from_call
 from ..spec.engines import rows
 from ..spec.looking import LoadSpec
+from ..spec.tensors import ModelIO
 from ..spec.words import CPU_TARGETS
-from ..tensors import ModelIO
 from .base import DeviceRun, Engine, Runner
 from .gpu import parse_device
 from .words import KnownFault

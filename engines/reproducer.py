@@ -19,21 +19,21 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifact import tool_versions
+from ..core.artifact import tool_versions
+from ..core.files import temporary_folder, write_json, write_text
+from ..core.processes.arrays import load_arrays, storable
+from ..core.processes.worker import Worker
+from ..core.processor import processor
+from ..core.progress import Progress
 from ..errors import EngineUnavailable, InvalidOption, ModelError, QCompileError, WorkerError, first_line
-from ..files import temporary_folder, write_json, write_text
 from ..model import onnx
-from ..model.graph import infer_types, model_io
-from ..model.graph_names import name_nodes
-from ..model.onnx_file import copy_model, save_onnx
-from ..model.random_input import RandomInput
-from ..model.reference_forms import rounds_activations
-from ..model.session import make_session, run_session, session_options, usable_cores
-from ..processes.arrays import load_arrays, storable
-from ..processes.worker import Worker
-from ..processor import processor
-from ..progress import Progress
-from ..tensors import Feeds, ModelIO
+from ..model.graph.graph import infer_types, model_io
+from ..model.graph.graph_names import name_nodes
+from ..model.graph.onnx_file import copy_model, save_onnx
+from ..model.graph.reference_forms import rounds_activations
+from ..model.sessions.random_input import RandomInput
+from ..model.sessions.session import make_session, run_session, session_options, usable_cores
+from ..spec.tensors import Feeds, ModelIO
 from .base import BuildRequest, Runner
 from .reduction import Case, Enough, Values, reduce_case, with_plain_names
 from .registry import engine

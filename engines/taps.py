@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..artifact import digest_artifact, read_manifest
-from ..files import manifest_path, write_json
+from ..core.artifact import digest_artifact, read_manifest
+from ..core.files import manifest_path, write_json
 from ..model import onnx
-from ..model.onnx_file import Graph
-from ..tensors import Feeds
+from ..model.graph.onnx_file import Graph
+from ..spec.tensors import Feeds
 
 
 @contextmanager

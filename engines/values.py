@@ -33,29 +33,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifact import Check
+from ..core.artifact import Check
+from ..core.files import temporary_folder
+from ..core.processor import isa_here, why_not_exact
 from ..errors import BuildError, DataError, EngineUnavailable, ModelError, QCompileError
-from ..files import temporary_folder
 from ..model import onnx
-from ..model.choices import before_choices, behind, chosen_by, part_before, value_dependent
-from ..model.graph import consumers, model_io, producers, weighted_nodes
-from ..model.graph_edits import cut
-from ..model.judgement import lowest_db
-from ..model.onnx_file import Graph, copy_model, save_onnx
-from ..model.other_extents import at_other_extents
-from ..model.output_forms import BOUNDED
-from ..model.random_input import random_feeds, read_domains
-from ..model.reference_forms import (
+from ..model.graph.choices import before_choices, behind, chosen_by, part_before, value_dependent
+from ..model.graph.graph import consumers, model_io, producers, weighted_nodes
+from ..model.graph.graph_edits import cut
+from ..model.graph.onnx_file import Graph, copy_model, save_onnx
+from ..model.graph.reference_forms import (
     is_random,
     rounds_activations,
     with_halves,
     without_roundings,
     without_saturation,
 )
-from ..model.saturating_kernels import overflows
-from ..model.session import WEIGHT_BIAS_QUANTIZATION, make_session, run_session, session_options
-from ..processor import isa_here, why_not_exact
-from ..tensors import Feeds, ModelIO, format_shape, mismatch, named_extents, samples_in
+from ..model.graph.saturating_kernels import overflows
+from ..model.outputs.judgement import lowest_db
+from ..model.outputs.output_forms import BOUNDED
+from ..model.sessions.other_extents import at_other_extents
+from ..model.sessions.random_input import random_feeds, read_domains
+from ..model.sessions.session import WEIGHT_BIAS_QUANTIZATION, make_session, run_session, session_options
+from ..spec.tensors import Feeds, ModelIO, format_shape, mismatch, named_extents, samples_in
 from .base import BuildRequest, Runner
 from .deviation import Deviation
 

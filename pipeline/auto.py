@@ -20,25 +20,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..artifact import read_manifest
+from ..bench.report.summary import Recommendation, recommend
+from ..core.artifact import read_manifest
+from ..core.files import digest_files, write_json, write_text
+from ..core.processor import isa_here
+from ..core.progress import Progress, silent
 from ..errors import InvalidOption, QCompileError
-from ..files import digest_files, write_json, write_text
-from ..model.source import parse_source
-from ..processor import isa_here
-from ..progress import Progress, silent
-from ..reporting.summary import Recommendation, recommend
+from ..model.sources.source import parse_source
 from ..spec.decode import key as options_key
 from ..spec.decode import shared, spec_from_call
 from ..spec.recipes import AutoSpec, InitSpec
 from ..spec.words import CPU_TARGETS, Isa, Target
-from .bench_stages import RESULTS
 from .propose.init import init
 from .propose.model_facts import plain_name
-from .recipe import SIMPLIFIED, Recipe, read_recipe
+from .recipe.recipe import SIMPLIFIED, Recipe, read_recipe
 from .run import RunReport, StageListener, on_executor, run
-from .stage import Executor
-from .stages import data_of, located
-from .store import FOLDER
+from .stages.bench_stages import RESULTS
+from .stages.stage import Executor
+from .stages.stages import data_of, located
+from .stages.store import FOLDER
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -226,7 +226,7 @@ class _Auto:
 
         A search that fails is a note.
         """
-        from ..tuning.tune import artifact_lines, tune
+        from .tune.tune import artifact_lines, tune
 
         bench, folder, isa = recipe.bench, self.folder / "tuned", _isa(recipe)
         progress = self._progress_of("tune")

@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..core.progress import Progress, silent
 from ..errors import EngineUnavailable, QCompileError
-from ..progress import Progress, silent
 from ..spec.decode import spec_from_call
 from ..spec.recipes import RunSpec
-from .graph import ThisProcess, key_of, kind_of
-from .recipe import ArtifactSection, Recipe, recipe_source
+from .recipe.recipe import ArtifactSection, Recipe, recipe_source
 from .run import Visit, prepared
-from .stage import Done, Made, Rule, Scale, Stage, named_artifact
-from .stages import calibration_samples, count_samples
-from .store import FOLDER, Record, Store
+from .stages.graph import ThisProcess, key_of, kind_of
+from .stages.stage import Done, Made, Rule, Scale, Stage, named_artifact
+from .stages.stages import calibration_samples, count_samples
+from .stages.store import FOLDER, Record, Store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -76,7 +76,7 @@ def by_rule(rule: Rule | None, scale: Scale, artifact: ArtifactSection | None = 
 
 def read_scale(recipe: Recipe, model: Path | None, *, needed: bool, progress: Progress) -> Scale:
     """Return the sizes of a recipe."""
-    from ..model.session import usable_cores
+    from ..model.sessions.session import usable_cores
     from .propose.model_facts import look_at_model
 
     weights, work = None, None

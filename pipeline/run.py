@@ -20,21 +20,28 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..core.files import read_json
+from ..core.progress import Progress, silent
 from ..data.batches import located
 from ..errors import EngineUnavailable, QCompileError, UsageError
-from ..files import read_json
-from ..model.archives import trusting
-from ..model.source import digest_source, parse_source
-from ..progress import Progress, silent
+from ..model.sources.archives import trusting
+from ..model.sources.source import digest_source, parse_source
 from ..spec.decode import spec_from_call
 from ..spec.recipes import RunSpec
 from ..spec.words import Target, is_own_metric
-from .bench_stages import SCORE, trial_text
-from .graph import BUILD, KINDS, ThisProcess, each, kind_of, stages_of
-from .recipe import Recipe, check_output, make_recipe, read_recipe, recipe_source, wrong_key
-from .stage import SOURCE, Executor, Made, Stage, for_every_kind
-from .store import FOLDER, Store
-from .trust import trusted
+from .recipe.recipe import (
+    Recipe,
+    check_output,
+    make_recipe,
+    read_recipe,
+    recipe_source,
+    wrong_key,
+)
+from .recipe.trust import trusted
+from .stages.bench_stages import SCORE, trial_text
+from .stages.graph import BUILD, KINDS, ThisProcess, each, kind_of, stages_of
+from .stages.stage import SOURCE, Executor, Made, Stage, for_every_kind
+from .stages.store import FOLDER, Store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -43,7 +50,7 @@ if TYPE_CHECKING:
     from ..compiler.quantize.sensitivity import LayerSensitivity
     from ..spec.keywords import RunKeywords
     from ..spec.measure import Budget
-    from ..tuning.trials import Elsewhere, Score, TrialAsk, TrialSetting
+    from .tune.trials import Elsewhere, Score, TrialAsk, TrialSetting
 
 
 StageListener = Callable[[str, str, float], None]
@@ -98,8 +105,8 @@ class RunReport:
 
     def judge(self, path: Path, budget: Budget) -> None:
         """Note what of the results in `path` keeps a budget."""
-        from ..reporting.source import read_source
-        from ..reporting.summary import why_not
+        from ..bench.report.source import read_source
+        from ..bench.report.summary import why_not
 
         if budget.limits:
             source = read_source(path, budget=budget)
@@ -366,7 +373,7 @@ class StageTrials:
         self._stack.enter_context(store.locked())
 
     def make(self, ask: TrialAsk) -> tuple[Score, list[Path]]:
-        from ..tuning.trials import Score
+        from .tune.trials import Score
 
         text = trial_text(self.setting, ask)
         # Two mixes may have one name until it is known which of them counts.

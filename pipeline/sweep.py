@@ -18,22 +18,30 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
+from ..core.progress import Progress, silent
 from ..errors import ClusterError, EngineUnavailable, QCompileError
-from ..progress import Progress, silent
 from ..spec.artifacts import ArtifactSection
 from ..spec.decode import Refused, spec_from_call
 from ..spec.recipes import SweepSpec
 from ..spec.sweep import SweepModel, SweepSection, SweepShape, first_taken
+from ..spec.tensors import format_shape, parse_input
 from ..spec.words import BASELINE, TENSORRT_TARGETS
-from ..tensors import format_shape, parse_input
-from .bench_stages import REPORT, RESULTS
-from .graph import ThisProcess, each
 from .plan import Plan, PlannedStage, plan
-from .recipe import Recipe, check_batches, check_names, has_shapes, read_recipe, require_scales, wrong_key
+from .recipe.recipe import (
+    Recipe,
+    check_batches,
+    check_names,
+    has_shapes,
+    read_recipe,
+    require_scales,
+    wrong_key,
+)
+from .recipe.trust import trusted
 from .run import RunReport, StageListener, run
-from .stage import Executor
-from .store import FOLDER, Store
-from .trust import trusted
+from .stages.bench_stages import REPORT, RESULTS
+from .stages.graph import ThisProcess, each
+from .stages.stage import Executor
+from .stages.store import FOLDER, Store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -332,8 +340,8 @@ def _join(report: RunReport, recipe: Recipe, parts: Mapping[str, Results], cells
 
     Of the settings it holds those that all measurements have in common.
     """
+    from ..bench.report import write_report
     from ..bench.results.results import join_results, save_results
-    from ..reporting import write_report
 
     joined = join_results(parts)
     names = {row.name for row in joined.rows}

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import msgspec
 
 from ..errors import InvalidOption, UsageError
-from ..tensors import format_shape, parse_shapes
 from .option import Option, as_path, described, fields_of
+from .tensors import format_shape, parse_shapes
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform

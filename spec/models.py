@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from ..errors import UsageError
-from ..tensors import parse_dynamic_axis, parse_input
 from .decode import Checked, Refused
 from .opsets import DEFAULT, NEWEST_EXPORTED, OLDEST
 from .option import COMMA, argument, option
+from .tensors import parse_dynamic_axis, parse_input
 from .words import (
     METHOD,
     METHOD_PATTERN,

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ..errors import UsageError
-from ..tensors import parse_shapes
 from .artifacts import PLAIN_NAME
 from .decode import Checked, Refused
 from .option import SHAPES, option
+from .tensors import parse_shapes
 from .words import TENSORRT_TARGETS, BuildPrecision, NamedModel, Target, Texts
 
 EACH_GPU = "each"

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from written_models import text_model
 
-from qcompile.model import session
+from qcompile.model.sessions import session
 
 session._LEAST_S = math.inf  # no artifact is said to be slow here: on another machine it is not
 
@@ -168,7 +168,7 @@ def build() -> nn.Module:
 @pytest.fixture
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bench in this process times a tenth of the usual: for tests that do not look at exact figures."""
-    from qcompile.bench import rounds, side_figures
+    from qcompile.bench.measure import rounds, side_figures
 
     monkeypatch.setattr(rounds, "BLOCK_S", 0.015)
     monkeypatch.setattr(rounds, "_WARM_UP_BLOCK_S", 0.0025)
@@ -184,7 +184,7 @@ HALVES = {"avx512_bf16", "amx_bf16", "bf16", "avx512_fp16", "amx_fp16", "asimdhp
 @pytest.fixture
 def on_processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """`on_processor("avx512_bf16")` lets this process run on an x86 processor that has these for 16 bits."""
-    from qcompile import processor
+    from qcompile.core import processor
 
     def change(*features: str) -> None:
         monkeypatch.setattr("platform.machine", lambda: "x86_64")
@@ -211,7 +211,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Take instruction sets away where that was asked for."""
     if config.getoption("--without-halves"):
-        from qcompile import processor
+        from qcompile.core import processor
 
         read = processor._read_cpuinfo
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ROOMS = (
-    "bench", "calibration", "cli", "cluster", "comparison", "compiler", "data", "deploy",
-    "engines", "files", "lowering", "model", "pipeline", "reporting", "spec", "processes", "tuning",
+    "spec", "core", "model", "data", "calibration", "compiler", "engines", "building", "bench", "pipeline",
+    "cli",
 )  # fmt: skip
 SOURCES = sorted(
     path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] in ROOMS or path.parent == ROOT
@@ -20,45 +20,22 @@ SOURCES = sorted(
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 # A room may import itself and those listed; modules at the root are named by their own name.
-GROUND = {
-    "errors", "tensors", "files", "artifact", "progress", "version", "figures", "plain_text", "spec",
-    "installation", "machine_memory", "processor", "processes", "svg",
-}  # fmt: skip
-ONNX = GROUND | {"model", "data"}
-BUILT = ONNX | {"calibration", "compiler", "engines"}
+BELOW = {"errors", "version", "spec", "core", "model", "data", "calibration"}
 ALLOWED = {
     "version": set[str](),
-    "installation": {"version"},
     "errors": set[str](),
-    "tensors": {"errors"},
-    "progress": set[str](),
-    "machine_memory": {"errors"},
-    "processor": {"spec"},
-    "figures": set[str](),
-    "plain_text": set[str](),
-    "svg": {"figures"},
-    "spec": {"errors", "tensors"},
-    "files": {"errors"},
-    "artifact": {"errors", "tensors", "files", "version", "processor", "spec"},
-    "processes": {"errors", "files"},
-    "model": GROUND,
-    "data": GROUND | {"model"},
-    "calibration": ONNX,
-    "compiler": ONNX | {"calibration"},
-    "engines": ONNX | {"calibration"},
-    "bench": ONNX | {"calibration", "engines"},
-    "comparison": ONNX | {"calibration", "engines", "bench"},
-    "reporting": ONNX | {"calibration", "engines", "bench", "comparison"},
-    "deploy": GROUND | {"model", "engines"},
-    "lowering": BUILT,
-    "building": BUILT | {"lowering"},
-    "tuning": BUILT | {"bench", "lowering", "building"},
-    "pipeline": BUILT | {"bench", "reporting", "lowering", "building", "tuning"},
-    "cluster": BUILT | {"bench", "lowering", "building", "tuning", "pipeline"},
-    "cli": BUILT | {
-        "cluster", "bench", "comparison", "reporting", "tuning", "deploy", "pipeline", "building",
-    },
-}  # fmt: skip
+    "spec": {"errors"},
+    "core": {"errors", "version", "spec"},
+    "model": {"errors", "version", "spec", "core"},
+    "data": BELOW - {"calibration"},
+    "calibration": BELOW,
+    "compiler": BELOW,
+    "engines": BELOW,
+    "building": BELOW | {"compiler", "engines"},
+    "bench": BELOW | {"engines"},
+    "pipeline": BELOW | {"compiler", "engines", "building", "bench"},
+    "cli": BELOW | {"compiler", "engines", "building", "bench", "pipeline"},
+}
 
 
 def room(path: Path) -> str:

@@ -101,7 +101,7 @@ def test_the_tested_versions_are_within_the_ranges() -> None:
 
 
 def test_doctor_and_hints_know_every_extra_and_its_packages() -> None:
-    from qcompile.installation import extras as known
+    from qcompile.core.installation import extras as known
 
     others = {"benchmarks", "coverage", "dev", "distributed", "docs", "gpu", "tensorrt8"}
     assert set(EXTRAS) - others == set(known())

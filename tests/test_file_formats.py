@@ -17,11 +17,8 @@ from safetensors import safe_open
 from written_models import text_model
 
 import qcompile
-from qcompile.artifact import read_manifest
-from qcompile.bench.results.results import load_results, save_results
-from qcompile.calibration import load_ranges, save_ranges
-from qcompile.comparison.layers.compare import layer_diff
-from qcompile.comparison.layers.outcome import (
+from qcompile.bench.diff.layers.compare import layer_diff
+from qcompile.bench.diff.layers.outcome import (
     EngineSearch,
     FirstBad,
     Layer,
@@ -30,9 +27,12 @@ from qcompile.comparison.layers.outcome import (
     PairCounts,
     load_layers,
 )
+from qcompile.bench.report.source import read_source
+from qcompile.bench.results.results import load_results, save_results
+from qcompile.calibration import load_ranges, save_ranges
+from qcompile.core.artifact import read_manifest
+from qcompile.core.files import write_json
 from qcompile.errors import ArtifactError, CalibrationError
-from qcompile.files import write_json
-from qcompile.reporting.source import read_source
 
 ALL = schemas()
 RECIPE = """\

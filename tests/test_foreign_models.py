@@ -10,8 +10,8 @@ import pytest
 
 import qcompile
 from qcompile.errors import QCompileError, UnsupportedOperator
-from qcompile.model.graph import weighted_nodes
-from qcompile.model.onnx_file import read_graph, read_weightless
+from qcompile.model.graph.graph import weighted_nodes
+from qcompile.model.graph.onnx_file import read_graph, read_weightless
 
 SMALL = ("squeezenet",)
 LARGE = "shufflenet inception_v1 inception_v2 resnet50 densenet121 bvlc_alexnet zfnet512 vgg19".split()

@@ -22,9 +22,14 @@ from qcompile.cli import main
 from qcompile.cli.main import group
 from qcompile.data.batches import Data
 from qcompile.data.spelling import KEYS, parse_spelling
-from qcompile.model.preprocessing import AudioPreprocessing, ImagePreprocessing, TextPreprocessing, as_json
-from qcompile.pipeline.recipe import read_recipe
-from qcompile.tensors import TensorInfo
+from qcompile.model.sources.preprocessing import (
+    AudioPreprocessing,
+    ImagePreprocessing,
+    TextPreprocessing,
+    as_json,
+)
+from qcompile.pipeline.recipe.recipe import read_recipe
+from qcompile.spec.tensors import TensorInfo
 
 FIRST_USE = (Path(__file__).parents[1] / "docs/first_use.md").read_text(encoding="utf-8")
 MODEL = """
@@ -259,7 +264,7 @@ def test_the_commands_of_the_guide_are_parsed() -> None:
 
 
 def test_the_defaults_of_the_guide_are_those_of_the_command() -> None:
-    from qcompile.bench.gate_checks import FEWEST_LAUNCHES, MOST_LAUNCHES
+    from qcompile.bench.gate.checks import FEWEST_LAUNCHES, MOST_LAUNCHES
     from qcompile.spec.measure import GateCommand
 
     given = GateCommand(old="a", new="b")

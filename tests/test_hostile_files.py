@@ -1,6 +1,6 @@
 """Files of strangers whose payload would write a mark: no verb runs it, whatever else it says of the file.
 
-Programs in `.pt2` archives: tests/model/test_archives.py. Code in Keras files:
+Programs in `.pt2` archives: tests/model/sources/test_archives.py. Code in Keras files:
 tests/compiler/export/test_tensorflow_source.py.
 
 JSON nested too deeply, cut off, or of another type is refused with the file's name, by every reader.
@@ -25,17 +25,17 @@ import torch
 from commands import MakePath
 from hostile_pickle import Evil, torch_saved
 
-from qcompile.artifact import is_manifest, read_manifest
+from qcompile.bench.diff.layers.outcome import load_layers
+from qcompile.bench.report.inspection import inspect
 from qcompile.bench.results.results import load_results
 from qcompile.calibration.tensorrt_cache import read_cache
 from qcompile.cli import main
-from qcompile.comparison.layers.outcome import load_layers
+from qcompile.core.artifact import is_manifest, read_manifest
+from qcompile.core.files import absolute_path, read_json
 from qcompile.data.arrays import load_polygraphy
 from qcompile.errors import ArtifactError, QCompileError
-from qcompile.files import absolute_path, read_json
-from qcompile.model.load import find_preprocessing
-from qcompile.model.named import hf_configuration
-from qcompile.reporting.inspection import inspect
+from qcompile.model.sources.load import find_preprocessing
+from qcompile.model.sources.named import hf_configuration
 
 Ask = Callable[..., str]
 
@@ -223,7 +223,7 @@ def test_a_picture_that_another_program_would_draw_is_refused(
     from PIL import EpsImagePlugin
 
     from qcompile.data.images import decode, read_mask
-    from qcompile.model.preprocessing import ImagePreprocessing
+    from qcompile.model.sources.preprocessing import ImagePreprocessing
 
     program = tmp_path / "bin" / "gs"
     program.parent.mkdir()

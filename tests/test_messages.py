@@ -15,11 +15,11 @@ from commands import Qc, qc
 from onnx import numpy_helper
 
 import qcompile
+from qcompile.core.files import temporary_folder, writing
 from qcompile.errors import BuildError, ModelError, QCompileError
-from qcompile.files import temporary_folder, writing
-from qcompile.model.onnx_file import Graph, read_graph
-from qcompile.model.saturating_kernels import probe
-from qcompile.model.session import make_session, session_options
+from qcompile.model.graph.onnx_file import Graph, read_graph
+from qcompile.model.graph.saturating_kernels import probe
+from qcompile.model.sessions.session import make_session, session_options
 
 __all__ = ["qc"]
 

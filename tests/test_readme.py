@@ -96,7 +96,7 @@ def test_every_heading_that_a_link_names_exists() -> None:
 
 
 def test_the_recipe_of_the_guide_is_read(tmp_path: Path) -> None:
-    from qcompile.pipeline.recipe import read_recipe
+    from qcompile.pipeline.recipe.recipe import read_recipe
 
     text = (ROOT / "docs/recipe.md").read_text(encoding="utf-8")
     shown = re.search(r"```toml\n(.*?)```", text, re.S)
@@ -109,7 +109,7 @@ def test_the_recipe_of_the_guide_is_read(tmp_path: Path) -> None:
 def test_no_document_names_a_tag_or_a_script_that_the_tree_lacks(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     assert not [version for version in VERSIONS if re.search(rf"\bv{re.escape(version)}\b", text)]
-    named = set(re.findall(r"\b(?:benchmarks|tests|examples)/[\w/.-]*\.(?:py|toml|jsonl)\b", text))
+    named = set(re.findall(r"\b(?:tests|examples)/[\w/.-]*\.(?:py|toml|jsonl)\b", text))
     assert not {path for path in named if not (ROOT / path).is_file()}
 
 
@@ -143,8 +143,8 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
         "--disable-auto-complete-config", "--model-repository", "--rm", "--gpus",  # Triton, docker
         "--build-arg", "--network", "--from", "--with", "--index-url", "--dry-run",  # docker, uvx, pip
         "--force-reinstall",  # pip
-        "--results", "--table", "--list-of", "--no-deps",  # benchmarks/architectures/walk.py, and pip for it
-        "--torch-python", "--torch-path", "--python-version", "--only-binary",  # benchmarks/gpu_day.py, pip
+        "--results", "--table", "--list-of", "--no-deps",  # architectures/walk.py, and pip for it
+        "--torch-python", "--torch-path", "--python-version", "--only-binary",  # gpu_day.py, pip
         "--show-values",  # polygraphy
         "--protocol", "--tls-ca-file", "--scheduler-file", "--dashboard-address",  # dask scheduler
         "--request-rate-range", "--concurrency-range", "--measurement-interval",  # perf_analyzer

@@ -17,10 +17,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qcompile import errors
+from qcompile.core.figures import bytes_text, clean, figure, interval, number, shortened, times, words
+from qcompile.core.plain_text import plain, plain_json, plain_lines, plain_toml, toml_table
+from qcompile.core.progress import quiet
 from qcompile.errors import InvalidOption, ModelError, first_line
-from qcompile.figures import bytes_text, clean, figure, interval, number, shortened, times, words
-from qcompile.plain_text import plain, plain_json, plain_lines, plain_toml, toml_table
-from qcompile.progress import quiet
 
 
 def drawn() -> dict[str, str]:

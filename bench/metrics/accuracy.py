@@ -20,14 +20,14 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
+from ...core.processes.worker import Worker
 from ...data.batches import Data
 from ...data.readers import Batch
 from ...errors import DataError
-from ...model.output_forms import OutputForm
-from ...processes.worker import Worker
-from ...tensors import Feeds, ModelIO, TensorInfo, samples_in
-from ..outputs import RunnableArtifact, infer_all, paired
-from ..recorder import Recorder
+from ...model.outputs.output_forms import OutputForm
+from ...spec.tensors import Feeds, ModelIO, TensorInfo, samples_in
+from ..measure.artifacts import RunnableArtifact, infer_all, paired
+from ..measure.recorder import Recorder
 from ..results.drop import EXACT, statement
 from ..results.row import Accuracy, ClassChange
 from .bounds import (

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ..statistics import DROP_CONFIDENCE
+from ..results.statistics import DROP_CONFIDENCE
 
 RESAMPLES = 2000
 FEWEST_UNITS = 10

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.progress import quiet
 from ...errors import DataError
-from ...model.boxes import Detections, boxes_labels_scores
-from ...model.preprocessing import ImagePreprocessing, preprocessing_of
-from ...progress import quiet
-from ...tensors import TensorInfo
+from ...model.outputs.boxes import Detections, boxes_labels_scores
+from ...model.sources.preprocessing import ImagePreprocessing, preprocessing_of
+from ...spec.tensors import TensorInfo
 from .metric import Floats, Metric, Outputs, Scored, Truth, Values, divide, require_numbers
 
 AREAS = {"small": (0.0, 32.0**2), "medium": (32.0**2, 96.0**2), "large": (96.0**2, 1e10)}

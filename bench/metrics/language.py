@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...model.preprocessing import AudioPreprocessing
+from ...model.sources.preprocessing import AudioPreprocessing
 from .metric import (
     IGNORED_POSITION,
     Floats,

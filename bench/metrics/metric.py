@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ...data.readers import require_package
 from ...errors import DataError
-from ...model.preprocessing import Preprocessing, Task, preprocessing_of
-from ...tensors import TensorInfo
+from ...model.sources.preprocessing import Preprocessing, Task, preprocessing_of
+from ...spec.tensors import TensorInfo
 from .bounds import RESAMPLES
 
 Floats = NDArray[np.float64]

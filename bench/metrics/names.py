@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, InvalidOption
-from ...model.judgement import RowAgreement
-from ...model.preprocessing import preprocessing_of
+from ...model.outputs.judgement import RowAgreement
+from ...model.sources.preprocessing import preprocessing_of
+from ...spec.tensors import TensorInfo
 from ...spec.words import AUTO, METRIC, METRIC_PARAMETERS, METRICS
-from ...tensors import TensorInfo
 from .classes import F1, EntityF1, MeanIoU, TopK, is_iob2
 from .detection import MeanAveragePrecision
 from .language import Divergence, ErrorRate, Perplexity

@@ -17,19 +17,14 @@ import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
 
+from ...core.progress import quiet
 from ...errors import InvalidOption
-from ...model.boxes import BoxAgreement
-from ...model.judgement import (
-    BY_SIGNAL,
-    SNR_DB,
-    OutputSums,
-    default_tolerances,
-)
-from ...model.masks import without_masks
-from ...model.output_forms import UNKNOWN, OutputForm, Rule
-from ...progress import quiet
-from ...tensors import mismatch
-from ..outputs import paired
+from ...model.outputs.boxes import BoxAgreement
+from ...model.outputs.judgement import BY_SIGNAL, SNR_DB, OutputSums, default_tolerances
+from ...model.outputs.masks import without_masks
+from ...model.outputs.output_forms import UNKNOWN, OutputForm, Rule
+from ...spec.tensors import mismatch
+from ..measure.artifacts import paired
 from ..results.row import Difference
 from .metric import Outputs
 

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, InvalidOption
-from ...model.masks import without_masks
-from ...model.source import parse_source
-from ...model.user_code import call, load_function
+from ...model.outputs.masks import without_masks
+from ...model.sources.source import parse_source
+from ...model.sources.user_code import call, load_function
 from .metric import Floats, Metric, Outputs, Scored, Truth, Values, first_output, labels_of, require_numbers
 
 PerSample = Callable[[Floats, Floats], Floats]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...figures import drop_interval, drop_text
+from ...core.figures import drop_interval, drop_text
 from ..metrics.bounds import fewest_samples, samples_that_prove
-from ..statistics import DROP_CONFIDENCE
 from .row import Accuracy, Unit
+from .statistics import DROP_CONFIDENCE
 
 EXACT = ("fp64", "fp32")
 """Precisions that compute the baseline's function: such an artifact is not chosen for its answers."""

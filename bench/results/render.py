@@ -11,15 +11,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from ... import figures
-from ...figures import DASH, bytes_text, figure, saved, times
-from ...files import write_text
-from ...plain_text import plain
+from ...core import figures
+from ...core.figures import DASH, bytes_text, figure, saved, times
+from ...core.files import write_text
+from ...core.plain_text import plain
 from ...spec.engines import rows
-from ..environment import machine_text
-from ..statistics import DROP_CONFIDENCE, Speedup
+from .environment import machine_text
 from .results import Results
 from .row import Curve, Row
+from .statistics import DROP_CONFIDENCE, Speedup
 
 RUNTIMES = {row.name: row.title for row in rows().values()}
 _NEAR_ONE = 0.03  # so near to 1, two decimals do not show what a verdict follows from

@@ -16,12 +16,12 @@ import msgspec
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
+from ...core.figures import finite
+from ...core.files import require_file, write_json
 from ...errors import ArtifactError
-from ...figures import finite
-from ...files import require_file, write_json
-from ..environment import machine_text
-from ..statistics import CONFIDENCE
+from .environment import machine_text
 from .row import Row, without_nulls
+from .statistics import CONFIDENCE
 
 KIND = "qcompile.results"
 SCHEMA_VERSION = 2

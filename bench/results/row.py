@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import force_setattr
 
 from ...spec.words import METRICS, is_own_metric
-from ..statistics import Positive, Speedup, split_launches
+from .statistics import Positive, Speedup, split_launches
 
 Status = Literal["measured", "not run", "failed"]
 Unit = Literal["points", "units"]

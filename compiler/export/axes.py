@@ -18,9 +18,9 @@ from itertools import product
 from typing import Any
 
 from ...errors import ExportError
-from ...model.example import Example
-from ...model.input_notes import AxisRange
-from ...model.pytorch import import_torch
+from ...model.graph.input_notes import AxisRange
+from ...model.sources.example import Example
+from ...model.sources.pytorch import import_torch
 
 
 @dataclass(frozen=True)

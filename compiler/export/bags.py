@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...model.pytorch import import_torch
+from ...model.sources.pytorch import import_torch
 
 
 def embedding_bag_form(functional: Any) -> Any:

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from ...model.pytorch import import_torch
-from ...tensors import Feeds
+from ...model.sources.pytorch import import_torch
+from ...spec.tensors import Feeds
 from ..check import Outputs
 
 _MOST_PLACES, _MOST_VALUES = 16, 10_000  # of branches, and of values at one: more are a loop

@@ -25,8 +25,8 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
-from ...model.pytorch import import_torch
-from ...model.user_code import names_in
+from ...model.sources.pytorch import import_torch
+from ...model.sources.user_code import names_in
 from .bags import embedding_bag_form
 from .recurrent import free_steps
 

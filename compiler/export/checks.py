@@ -14,17 +14,17 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ...artifact import Check
+from ...core.artifact import Check
+from ...core.progress import Progress, quiet
 from ...data.batches import Data
 from ...errors import ExportError, ModelError, first_line
-from ...model.example import CHECK_EXTENTS, Example, flat_outputs, known_inputs, make_example
-from ...model.input_notes import AxisRange
-from ...model.preprocessing import Preprocessing
-from ...model.pytorch import WITHOUT_CACHE, ForeignOutput, LoadedModel, flat_tensors, without_cache
-from ...model.random_input import EXTENTS
-from ...model.user_code import where_raised
-from ...progress import Progress, quiet
-from ...tensors import Feeds, TensorInfo, format_shape
+from ...model.graph.input_notes import AxisRange
+from ...model.sessions.random_input import EXTENTS
+from ...model.sources.example import CHECK_EXTENTS, Example, flat_outputs, known_inputs, make_example
+from ...model.sources.preprocessing import Preprocessing
+from ...model.sources.pytorch import WITHOUT_CACHE, ForeignOutput, LoadedModel, flat_tensors, without_cache
+from ...model.sources.user_code import where_raised
+from ...spec.tensors import Feeds, TensorInfo, format_shape
 from ..check import OnnxReference, Outputs, compare_outputs
 from .axes import Axes
 from .data_axes import Shapes, inputs_of_data, told, varying_axes, with_preprocessing

@@ -13,14 +13,14 @@ from itertools import islice
 
 import numpy as np
 
-from ...artifact import Check
+from ...core.artifact import Check
 from ...data.batches import Data
 from ...data.kinds import ARRAYS
 from ...data.spelling import FUNCTION
-from ...model.example import forward_parameters, known_inputs
-from ...model.preprocessing import Preprocessing, as_json, fit_preprocessing
-from ...model.pytorch import LoadedModel
-from ...tensors import Dim, TensorInfo, parse_dynamic_axis, parse_input
+from ...model.sources.example import forward_parameters, known_inputs
+from ...model.sources.preprocessing import Preprocessing, as_json, fit_preprocessing
+from ...model.sources.pytorch import LoadedModel
+from ...spec.tensors import Dim, TensorInfo, parse_dynamic_axis, parse_input
 
 _BATCHES = 16  # that are looked at
 _ROWS = ("npz", "npy")  # of which the first axis counts samples, as many as the model takes

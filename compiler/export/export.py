@@ -9,24 +9,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...artifact import Artifact, Check, commit
+from ...core.artifact import Artifact, Check, commit
+from ...core.files import temporary_folder, writing
+from ...core.progress import Progress, silent
 from ...data.batches import Data
 from ...errors import ExportError, InvalidOption, ModelError, QCompileError
-from ...files import temporary_folder, writing
-from ...model.archives import trusting
-from ...model.example import name_outputs
-from ...model.graph import graph_precision
-from ...model.input_notes import AxisRange, write_notes
-from ...model.load import find_preprocessing, load_torch
-from ...model.onnx_file import Graph, read_graph, write_behind_graph
-from ...model.preprocessing import Preprocessing
-from ...model.pytorch import LoadedModel, computes_otherwise_in_training, evaluated
-from ...model.source import TENSORFLOW_KINDS, Source, parse_source
-from ...progress import Progress, silent
+from ...model.graph.graph import graph_precision
+from ...model.graph.input_notes import AxisRange, write_notes
+from ...model.graph.onnx_file import Graph, read_graph, write_behind_graph
+from ...model.sources.archives import trusting
+from ...model.sources.example import name_outputs
+from ...model.sources.load import find_preprocessing, load_torch
+from ...model.sources.preprocessing import Preprocessing
+from ...model.sources.pytorch import LoadedModel, computes_otherwise_in_training, evaluated
+from ...model.sources.source import TENSORFLOW_KINDS, Source, parse_source
 from ...spec.decode import spec_from_call
 from ...spec.models import ExportOptions, ExportSpec
 from ...spec.opsets import NEWEST_EXPORTED, OLDEST
-from ...tensors import TensorInfo
+from ...spec.tensors import TensorInfo
 from ..check import OnnxReference, graph_manifest
 from ..quantize.qat.train import TRAINED_FOR, register_operators
 from .axes import rename_axes, require_axes

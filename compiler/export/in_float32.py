@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from ...core.progress import quiet
 from ...data.batches import Data
 from ...data.readers import Batch
 from ...errors import ExportError, first_line
-from ...model.pytorch import LoadedModel, flat_tensors, import_torch
-from ...progress import quiet
-from ...tensors import TensorInfo, parse_input
+from ...model.sources.pytorch import LoadedModel, flat_tensors, import_torch
+from ...spec.tensors import TensorInfo, parse_input
 from ..check import compare_outputs
 from .checks import Original
 

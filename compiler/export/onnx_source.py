@@ -7,22 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...artifact import Artifact, Check, carried_isa, commit
+from ...core.artifact import Artifact, Check, carried_isa, commit
+from ...core.files import public_names, writing
 from ...data.batches import Data
 from ...errors import InvalidOption
-from ...files import public_names, writing
-from ...model.example import Example
-from ...model.graph import model_io, opset
-from ...model.input_notes import AxisRange, InputNote, read_notes, seen_extents, write_notes
-from ...model.onnx_file import check_written, read_graph, save_onnx
-from ...model.preprocessing import Preprocessing
-from ...model.random_input import run_on
-from ...model.source import Source
-from ...model.source_paths import strip_source_paths
-from ...model.tensorflow import convert, tensorflow_python
+from ...model.graph.graph import model_io, opset
+from ...model.graph.input_notes import AxisRange, InputNote, read_notes, seen_extents, write_notes
+from ...model.graph.onnx_file import check_written, read_graph, save_onnx
+from ...model.graph.source_paths import strip_source_paths
+from ...model.sessions.random_input import run_on
+from ...model.sources.example import Example
+from ...model.sources.preprocessing import Preprocessing
+from ...model.sources.source import Source
+from ...model.sources.tensorflow import convert, tensorflow_python
 from ...spec.models import ExportSpec
 from ...spec.opsets import NEWEST_BY_TF2ONNX
-from ...tensors import Dim, TensorInfo, parse_dynamic_axis, parse_input
+from ...spec.tensors import Dim, TensorInfo, parse_dynamic_axis, parse_input
 from ..check import OnnxReference, graph_manifest
 from ..opset.fit import upgrade_in_place
 from .data_axes import with_preprocessing

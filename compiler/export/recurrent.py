@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ...errors import ExportError
-from ...model.pytorch import import_torch
+from ...model.sources.pytorch import import_torch
 
 _ANY = 1 << 40
 

@@ -12,15 +12,22 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Literal
 
+from ...core.progress import quiet
 from ...errors import ExportError, QCompileError, UnsupportedOperator, first_line
-from ...model.example import Example
-from ...model.input_notes import AxisRange
-from ...model.onnx_file import EXTERNAL_DATA_BYTES, Graph, is_large, read_graph, save_onnx, write_whole
-from ...model.plain_forms import to_plain_forms
-from ...model.pytorch import flat_tensors, import_torch, is_plain
-from ...model.source_paths import strip_source_paths
-from ...model.user_code import deepest_line
-from ...progress import quiet
+from ...model.graph.input_notes import AxisRange
+from ...model.graph.onnx_file import (
+    EXTERNAL_DATA_BYTES,
+    Graph,
+    is_large,
+    read_graph,
+    save_onnx,
+    write_whole,
+)
+from ...model.graph.plain_forms import to_plain_forms
+from ...model.graph.source_paths import strip_source_paths
+from ...model.sources.example import Example
+from ...model.sources.pytorch import flat_tensors, import_torch, is_plain
+from ...model.sources.user_code import deepest_line
 from ...spec.opsets import NEWEST_BY_TORCHSCRIPT, OLDEST_BY_DYNAMO
 from ...spec.words import GraphTarget
 from ..opset.lower import lower_opset

@@ -13,7 +13,7 @@ from __future__ import annotations
 import onnx
 from onnx import TensorProto
 
-from ...model.graph import attribute
+from ...model.graph.graph import attribute
 from .scope import Chain, Scope
 
 _FLOAT, _DOUBLE = TensorProto.FLOAT, TensorProto.DOUBLE

@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ...model.graph import ONNX_DOMAINS, attribute, opset
-from ...model.graph_edits import drop_unread, drop_unused_initializers, set_nodes
+from ...model.graph.graph import ONNX_DOMAINS, attribute, opset
+from ...model.graph.graph_edits import drop_unread, drop_unused_initializers, set_nodes
 from .scope import Scope, every_scope, node_name
 
 _MOVES = frozenset(

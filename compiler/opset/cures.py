@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from ...model.graph import attribute, constant_names, consumers, opset, producers
+from ...model.graph.graph import attribute, constant_names, consumers, opset, producers
 from . import exact_forms as exact
 from .fusions import (
     find_gathered_scales,

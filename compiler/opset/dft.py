@@ -27,7 +27,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from ...model.graph import attribute
+from ...model.graph.graph import attribute
 from .scope import Chain, Scope, rewriting_each
 
 _LARGEST_TABLE = 1 << 22

@@ -36,9 +36,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ...model.graph import ONNX_DOMAINS, attribute, consumers, every_graph, opset
-from ...model.graph_edits import drop_attributes
-from ...model.session import requantized
+from ...model.graph.graph import ONNX_DOMAINS, attribute, consumers, every_graph, opset
+from ...model.graph.graph_edits import drop_attributes
+from ...model.sessions.session import requantized
 from .scope import Chain, Links, Scope, every_scope, find_nodes, finding, node_name, reached
 
 _BATCH_SECOND = (1, 0, 2)

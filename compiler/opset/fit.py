@@ -6,12 +6,19 @@ from pathlib import Path
 
 import onnx
 
-from ...artifact import Check
+from ...core.artifact import Check
 from ...errors import ModelError, UnsupportedOperator, first_line
-from ...model.graph import ONNX_DOMAINS, every_graph, graph_precision, opset, producers, without_weights
-from ...model.graph_edits import refill, set_nodes
-from ...model.graph_names import Aliases, name_nodes
-from ...model.onnx_file import Graph, written_here
+from ...model.graph.graph import (
+    ONNX_DOMAINS,
+    every_graph,
+    graph_precision,
+    opset,
+    producers,
+    without_weights,
+)
+from ...model.graph.graph_edits import refill, set_nodes
+from ...model.graph.graph_names import Aliases, name_nodes
+from ...model.graph.onnx_file import Graph, written_here
 from ..check import OnnxReference, compare_outputs, sample_feeds
 from .lower import lower_opset
 

@@ -36,7 +36,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import onnx
 
-from ...model.graph import ONNX_DOMAINS, WEIGHTED, attribute, every_graph, opset, tensor_values
+from ...model.graph.graph import ONNX_DOMAINS, WEIGHTED, attribute, every_graph, opset, tensor_values
 from .scope import (
     Chain,
     Links,

@@ -33,11 +33,11 @@ import numpy as np
 import onnx
 
 from ...errors import ModelError, UnsupportedOperator
-from ...model.choices import CHOICES, before_choices
-from ...model.graph import ONNX_DOMAINS, attribute, every_graph, opset
-from ...model.graph_edits import drop_unread, drop_unused_initializers
-from ...model.onnx_file import Graph, copy_model
-from ...model.plain_forms import inline_functions
+from ...model.graph.choices import CHOICES, before_choices
+from ...model.graph.graph import ONNX_DOMAINS, attribute, every_graph, opset
+from ...model.graph.graph_edits import drop_unread, drop_unused_initializers
+from ...model.graph.onnx_file import Graph, copy_model
+from ...model.graph.plain_forms import inline_functions
 from ...spec.opsets import NEWEST, OLDEST
 from .rewrites import DECOMPOSITIONS, REWRITES, cast_to_known
 from .schemas import COMPATIBLE, trim, why_other, write_out

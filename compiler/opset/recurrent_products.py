@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from ...calibration.qparams import INT8, choose_qparams, choose_weight_qparams
-from ...model.graph import attribute, subgraphs, tensor_values
-from ...model.graph_edits import drop_unused_initializers, set_nodes, store
-from ...model.graph_names import Names
+from ...model.graph.graph import attribute, subgraphs, tensor_values
+from ...model.graph.graph_edits import drop_unused_initializers, set_nodes, store
+from ...model.graph.graph_names import Names
 
 _PLAIN = {
     "LSTM": {"hidden_size", "direction", "input_forget", "layout"},

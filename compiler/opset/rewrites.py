@@ -21,8 +21,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from ...model.graph import attribute
-from ...model.graph_edits import drop_attributes
+from ...model.graph.graph import attribute
+from ...model.graph.graph_edits import drop_attributes
 from .affine_grid import affine_grid
 from .scope import Chain, Rewrite, Scope, drop_trailing
 

@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ...model.graph import attribute
+from ...model.graph.graph import attribute
 from .scope import Chain, Scope, rewriting_each
 
 _INT64 = 7  # ONNX's number

@@ -16,8 +16,8 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from ...model.graph import attribute, subgraphs
-from ...model.graph_edits import set_nodes
+from ...model.graph.graph import attribute, subgraphs
+from ...model.graph.graph_edits import set_nodes
 from .rewrites import REWRITES
 from .scope import Scope, drop_trailing, node_name
 

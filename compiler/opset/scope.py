@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from ...errors import UnsupportedOperator
-from ...model.graph import (
+from ...model.graph.graph import (
     ONNX_DOMAINS,
     constant_names,
     constant_tensor,
@@ -28,8 +28,8 @@ from ...model.graph import (
     with_inferred,
     without_weights,
 )
-from ...model.graph_edits import drop_unread, drop_unused_initializers, set_nodes
-from ...model.graph_names import Names
+from ...model.graph.graph_edits import drop_unread, drop_unused_initializers, set_nodes
+from ...model.graph.graph_names import Names
 
 Finder = Callable[["onnx.ModelProto"], "list[str]"]
 Fits = Callable[["onnx.NodeProto", "Links"], object]

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ...model.graph import attribute
+from ...model.graph.graph import attribute
 from .dft import dft_table
 from .scope import Chain, Scope, rewriting_each
 

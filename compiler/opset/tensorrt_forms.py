@@ -45,10 +45,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ...errors import QCompileError
-from ...model.graph import ONNX_DOMAINS, attribute, every_graph, opset, pinned_names, producers
-from ...model.graph_edits import drop_attributes, refill, store
-from ...model.graph_names import Names
-from ...model.onnx_file import copy_model
+from ...model.graph.graph import ONNX_DOMAINS, attribute, every_graph, opset, pinned_names, producers
+from ...model.graph.graph_edits import drop_attributes, refill, store
+from ...model.graph.graph_names import Names
+from ...model.graph.onnx_file import copy_model
 from ...spec.opsets import FLOAT8, INT4
 from .fit import upgrade_in_place
 from .scope import Chain, Scope, rewriting_each

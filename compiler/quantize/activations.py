@@ -11,13 +11,13 @@ import onnx
 from numpy.typing import NDArray
 
 from ...calibration.calibrate import one_by_one
+from ...core.progress import Progress, silent
 from ...data.batches import Data
 from ...data.readers import Batch
 from ...errors import CalibrationError
-from ...model.graph import attribute
-from ...model.onnx_file import Graph
-from ...model.session import WEIGHT_BIAS_QUANTIZATION, make_session, run_session, session_options
-from ...progress import Progress, silent
+from ...model.graph.graph import attribute
+from ...model.graph.onnx_file import Graph
+from ...model.sessions.session import WEIGHT_BIAS_QUANTIZATION, make_session, run_session, session_options
 
 _KEPT_ROWS = 1024
 _ROWS_OF_SAMPLE = 64

@@ -6,18 +6,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...artifact import Artifact, commit
 from ...calibration import observe, parse_method, save_ranges
 from ...calibration.calibrate import parse_shard
 from ...calibration.ranges_file import ranges_manifest
+from ...core.artifact import Artifact, commit
+from ...core.files import check_output, writing
+from ...core.progress import Progress, silent
 from ...data.batches import Data
 from ...errors import CalibrationError
-from ...files import check_output, writing
-from ...model.graph_edits import store_constants
-from ...model.graph_names import name_nodes
-from ...model.graph_rules import graph_rules
-from ...model.onnx_file import Graph, copy_model, read_weightless
-from ...progress import Progress, silent
+from ...model.graph.graph_edits import store_constants
+from ...model.graph.graph_names import name_nodes
+from ...model.graph.graph_rules import graph_rules
+from ...model.graph.onnx_file import Graph, copy_model, read_weightless
 from ...spec.decode import spec_from_call
 from ...spec.models import CalibrateSpec
 from ...spec.words import GRAPH_TARGETS, GraphTarget

@@ -13,16 +13,16 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from ...model.choices import Place, before_choices, chosen_by, part_before
-from ...model.graph_rules import graph_rules
-from ...model.judgement import decibels, judge_outputs
-from ...model.masks import not_finite
-from ...model.onnx_file import Graph
-from ...model.output_forms import OutputForm, Parts, output_forms
-from ...model.random_input import run_on
-from ...processor import isa_here, why_not_exact
+from ...core.processor import isa_here, why_not_exact
+from ...model.graph.choices import Place, before_choices, chosen_by, part_before
+from ...model.graph.graph_rules import graph_rules
+from ...model.graph.onnx_file import Graph
+from ...model.outputs.judgement import decibels, judge_outputs
+from ...model.outputs.masks import not_finite
+from ...model.outputs.output_forms import OutputForm, Parts, output_forms
+from ...model.sessions.random_input import run_on
+from ...spec.tensors import Feeds
 from ...spec.words import CPU_TARGETS, HALVES
-from ...tensors import Feeds
 from ..check import OnnxReference
 from .half.casts import in_float32
 from .request import Judged, Outcome, QuantizeRequest

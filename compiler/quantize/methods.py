@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from ...calibration import Ranges, float_activations, observe, parse_method
 from ...calibration.taps import choose_taps
 from ...errors import InvalidOption, QuantizationError
-from ...model.graph import WEIGHTED, attribute, count_weighted, weighted_nodes
-from ...model.graph_rules import NONE, graph_rules
-from ...model.onnx_file import Graph
-from ...model.saturating_kernels import saturating_kernels
-from ...model.session import import_onnxruntime
+from ...model.graph.graph import WEIGHTED, attribute, count_weighted, weighted_nodes
+from ...model.graph.graph_rules import NONE, graph_rules
+from ...model.graph.onnx_file import Graph
+from ...model.graph.saturating_kernels import saturating_kernels
+from ...model.sessions.session import import_onnxruntime
 from ...spec.opsets import FLOAT8
 from ...spec.words import ARM_ISAS, HALVES
 from ..opset.exact_forms import keep_layers_apart

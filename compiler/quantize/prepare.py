@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ...model.graph import (
+from ...model.graph.graph import (
     WEIGHTED,
     attribute,
     consumers,
@@ -28,9 +28,9 @@ from ...model.graph import (
     with_inferred,
     without_weights,
 )
-from ...model.graph_edits import drop_attributes, fix_initializers, store, store_constants
-from ...model.graph_names import Names, name_nodes
-from ...model.onnx_file import copy_model
+from ...model.graph.graph_edits import drop_attributes, fix_initializers, store, store_constants
+from ...model.graph.graph_names import Names, name_nodes
+from ...model.graph.onnx_file import copy_model
 from ...spec.opsets import OLDEST
 from ..opset.fit import upgrade_opset
 

@@ -8,19 +8,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ...artifact import Artifact, Check, Manifest, commit, tool_versions
 from ...calibration import Ranges, load_ranges
 from ...calibration.tensorrt_cache import is_cache, read_cache
+from ...core.artifact import Artifact, Check, Manifest, commit, tool_versions
+from ...core.files import writing
+from ...core.processor import resolve_isa, why_unchecked
+from ...core.progress import Progress, silent
 from ...data.batches import Data
 from ...errors import InvalidOption, QuantizationError
-from ...files import writing
-from ...model.graph import count_operators, graph_precision
-from ...model.graph_rules import graph_rules
-from ...model.onnx_file import Graph, check_written, is_large, read_graph
-from ...model.random_input import run_on
-from ...model.session import make_session, run_session, session_options, slower_note
-from ...processor import resolve_isa, why_unchecked
-from ...progress import Progress, silent
+from ...model.graph.graph import count_operators, graph_precision
+from ...model.graph.graph_rules import graph_rules
+from ...model.graph.onnx_file import Graph, check_written, is_large, read_graph
+from ...model.sessions.random_input import run_on
+from ...model.sessions.session import make_session, run_session, session_options, slower_note
 from ...spec.artifacts import QuantizeSpec
 from ...spec.decode import non_default_options, spec_from_call
 from ...spec.words import HALVES

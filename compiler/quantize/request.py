@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...calibration import Ranges
+from ...core.progress import Progress, silent
 from ...data.batches import Data
 from ...errors import CalibrationError, InvalidOption, QuantizationError
-from ...model.graph_rules import graph_rules, targets_where
-from ...model.judgement import Judgement
-from ...model.onnx_file import Graph
-from ...progress import Progress, silent
+from ...model.graph.graph_rules import graph_rules, targets_where
+from ...model.graph.onnx_file import Graph
+from ...model.outputs.judgement import Judgement
 from ...spec.artifacts import QuantizeSpec
 from ...spec.words import CALIBRATED, HALVES
 

@@ -24,11 +24,11 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from ...calibration import Method, parse_method
+from ...core.memory import give_back
 from ...errors import InvalidOption, QuantizationError
-from ...machine_memory import give_back
-from ...model.graph_rules import graph_rules
-from ...model.judgement import SNR_DB, decibels
-from ...model.multiply_adds import multiply_adds, shares
+from ...model.graph.graph_rules import graph_rules
+from ...model.graph.multiply_adds import multiply_adds, shares
+from ...model.outputs.judgement import SNR_DB, decibels
 from .balance.equalize import equalized
 from .balance.smooth import look_at_channels, smoothed
 from .judge import Judge

@@ -22,10 +22,12 @@ from onnx import helper
 
 from ...calibration import Method, Ranges
 from ...calibration.qparams import INT8, UINT8, choose_qparams, choose_weight_qparams, dequantize, quantize
+from ...core.processor import resolve_isa
+from ...core.progress import Progress, silent
 from ...data.batches import Data
 from ...data.readers import Batch
-from ...model.choices import before_choices, part_before
-from ...model.graph import (
+from ...model.graph.choices import before_choices, part_before
+from ...model.graph.graph import (
     WEIGHTED,
     attribute,
     captured_names,
@@ -34,18 +36,16 @@ from ...model.graph import (
     tensor_values,
     without_weights,
 )
-from ...model.graph_edits import set_nodes, store
-from ...model.graph_names import Names
-from ...model.graph_rules import GraphRules, SaturatingKernels, graph_rules
-from ...model.judgement import OutputSums, decibels
-from ...model.onnx_file import Graph, is_large
-from ...model.output_forms import OutputForm, output_forms
-from ...model.saturating_kernels import saturating_kernels
-from ...model.session import WEIGHT_BIAS_QUANTIZATION, make_session, run_session, session_options
-from ...processor import resolve_isa
-from ...progress import Progress, silent
+from ...model.graph.graph_edits import set_nodes, store
+from ...model.graph.graph_names import Names
+from ...model.graph.graph_rules import GraphRules, SaturatingKernels, graph_rules
+from ...model.graph.onnx_file import Graph, is_large
+from ...model.graph.saturating_kernels import saturating_kernels
+from ...model.outputs.judgement import OutputSums, decibels
+from ...model.outputs.output_forms import OutputForm, output_forms
+from ...model.sessions.session import WEIGHT_BIAS_QUANTIZATION, make_session, run_session, session_options
+from ...spec.tensors import Feeds
 from ...spec.words import GraphTarget, Isa
-from ...tensors import Feeds
 from .int8.pair_limits import pair_limits
 from .int8.placement import WRITES_FLOAT, plan
 from .int8.static import activation_limits

@@ -18,7 +18,7 @@ from string import ascii_letters
 
 import onnx
 
-from ...model.graph import attribute
+from ...model.graph.graph import attribute
 from ..opset.scope import Chain, Scope, rewriting_each
 
 _FLOATS = [f"tensor({name})" for name in ("float", "float16", "bfloat16", "double")]

@@ -15,19 +15,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from ...artifact import Artifact, Check, carried_isa, commit
+from ...core.artifact import Artifact, Check, carried_isa, commit
+from ...core.files import held_folder, writing
+from ...core.files.storage import hidden_storage_error
+from ...core.installation import install_hint
+from ...core.memory import out_of_memory
+from ...core.progress import Progress, quiet, silent
 from ...errors import EngineUnavailable, first_line
-from ...files import held_folder, writing
-from ...files.storage import hidden_storage_error
-from ...installation import install_hint
-from ...machine_memory import out_of_memory
-from ...model.graph import ONNX_DOMAINS, attribute, count_operators, model_io, opset, tensor_values
-from ...model.graph_edits import drop_unused_initializers, refill, set_values, store_constants
-from ...model.onnx_file import Graph, copy_model, is_large, read_graph, save_onnx
-from ...progress import Progress, quiet, silent
+from ...model.graph.graph import (
+    ONNX_DOMAINS,
+    attribute,
+    count_operators,
+    model_io,
+    opset,
+    tensor_values,
+)
+from ...model.graph.graph_edits import drop_unused_initializers, refill, set_values, store_constants
+from ...model.graph.onnx_file import Graph, copy_model, is_large, read_graph, save_onnx
 from ...spec.decode import spec_from_call
 from ...spec.models import SimplifySpec
-from ...tensors import Feeds, ModelIO
+from ...spec.tensors import Feeds, ModelIO
 from ..check import OnnxReference, compare_outputs, graph_manifest, sample_feeds
 from .einsums import einsums_to_products
 

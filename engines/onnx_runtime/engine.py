@@ -10,23 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...artifact import Check, read_manifest
-from ...errors import ArtifactError, BuildError, EngineUnavailable
-from ...files import temporary_folder
-from ...model import onnx
-from ...model.graph import count_operators, count_weighted, holds_half, model_io, weighted_nodes
-from ...model.onnx_file import Graph, is_large, read_graph, save_onnx
-from ...model.random_input import run_on
-from ...model.session import (
-    SIGNED_ACTIVATIONS,
-    make_session,
-    missed_nodes,
-    optimize_file,
-    session_options,
-    usable_cores,
-)
-from ...model.source_paths import strip_source_paths
-from ...processor import (
+from ...core.artifact import Check, read_manifest
+from ...core.files import temporary_folder
+from ...core.processor import (
     device_for,
     is_arm,
     is_elsewhere,
@@ -38,9 +24,23 @@ from ...processor import (
     why_emulated,
     why_unchecked,
 )
+from ...errors import ArtifactError, BuildError, EngineUnavailable
+from ...model import onnx
+from ...model.graph.graph import count_operators, count_weighted, holds_half, model_io, weighted_nodes
+from ...model.graph.onnx_file import Graph, is_large, read_graph, save_onnx
+from ...model.graph.source_paths import strip_source_paths
+from ...model.sessions.random_input import run_on
+from ...model.sessions.session import (
+    SIGNED_ACTIVATIONS,
+    make_session,
+    missed_nodes,
+    optimize_file,
+    session_options,
+    usable_cores,
+)
 from ...spec.artifacts import BuildSpec
+from ...spec.tensors import Feeds, ModelIO
 from ...spec.words import ARM_ISAS, Precision
-from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Planned, Runner
 from ..gpu import why_not_gpu
 from ..taps import with_others

@@ -11,19 +11,19 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ...artifact import read_manifest
+from ...core.artifact import read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable
 from ...model import onnx
-from ...model.graph import captured_names
-from ...model.onnx_file import read_weightless
-from ...model.session import (
+from ...model.graph.graph import captured_names
+from ...model.graph.onnx_file import read_weightless
+from ...model.sessions.session import (
     WEIGHT_BIAS_QUANTIZATION,
     failed_on,
     make_session,
     requantized,
     session_options,
 )
-from ...tensors import Dim, Feeds, ModelIO, TensorInfo, check_feeds
+from ...spec.tensors import Dim, Feeds, ModelIO, TensorInfo, check_feeds
 from ..base import Runner
 from ..words import KnownFault
 
@@ -65,7 +65,7 @@ def _tensor(value: Any) -> TensorInfo:
     return TensorInfo(value.name, _DTYPES.get(kind, kind), shape)
 
 
-# Seen with 1.21.1, 1.23.2 and 1.31.1; model/session.py has the three cases.
+# Seen with 1.21.1, 1.23.2 and 1.31.1; model/sessions/session.py has the three cases.
 KNOWN_FAULTS: tuple[KnownFault, ...] = (
     KnownFault("requantized-layer", "Conv, ConvTranspose or Gemm",
                ("microsoft/onnxruntime 22889", "microsoft/onnxruntime 22969"),

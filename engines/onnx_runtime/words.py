@@ -7,10 +7,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ...installation import SUBSTITUTES
+from ...core.installation import SUBSTITUTES
 from ...model import onnx
-from ...model.graph_rules import GraphRules, SaturatingKernels
-from ...model.session import import_onnxruntime, session_options
+from ...model.graph.graph_rules import GraphRules, SaturatingKernels
+from ...model.sessions.session import import_onnxruntime, session_options
 from ..words import TRITON_TYPES, Proposal, TritonBackend
 
 PACKAGES = dict.fromkeys(("onnxruntime", *SUBSTITUTES["onnxruntime"]), "onnxruntime")

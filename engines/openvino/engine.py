@@ -10,18 +10,18 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ...artifact import Check, read_manifest
+from ...core.artifact import Check, read_manifest
+from ...core.processor import device_for, resolve_isa, why_emulated, why_unchecked
 from ...errors import ArtifactError, BuildError, IntentNotReached, ModelError, first_line
 from ...model import onnx
-from ...model.graph import model_io, weighted_nodes
-from ...model.onnx_file import Graph, read_graph, save_onnx
-from ...model.random_input import run_on
-from ...model.refusals import failure_hint, refusal_hint
-from ...model.session import usable_cores
-from ...processor import device_for, resolve_isa, why_emulated, why_unchecked
+from ...model.graph.graph import model_io, weighted_nodes
+from ...model.graph.onnx_file import Graph, read_graph, save_onnx
+from ...model.sessions.random_input import run_on
+from ...model.sessions.refusals import failure_hint, refusal_hint
+from ...model.sessions.session import usable_cores
 from ...spec.artifacts import BuildSpec
+from ...spec.tensors import Feeds, ModelIO, check_feeds, format_shape
 from ...spec.words import Precision
-from ...tensors import Feeds, ModelIO, check_feeds, format_shape
 from ..base import BuildOutcome, BuildRequest, Engine, Planned, Runner
 from ..values import Execution, Values, check_values
 from ..words import Verdict

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...model import onnx
-from ...model.graph import WEIGHTED, consumers, producers
+from ...model.graph.graph import WEIGHTED, consumers, producers
 
 UNREPORTED = "unreported"
 _FACTS = ("layerType", "runtimePrecision", "primitiveType", "originalLayersNames", "outputPrecisions")

@@ -19,8 +19,8 @@ import re
 
 from ...errors import first_line
 from ...model import onnx
-from ...model.graph import every_graph
-from ...model.refusals import lacking
+from ...model.graph.graph import every_graph
+from ...model.sessions.refusals import lacking
 
 _NAMES = re.compile(
     r"<Node\(\w+\): (.*?)>'|with friendly_name '(.*?)':|node with name '(.*?)' |^Node (\S+) of type",

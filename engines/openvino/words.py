@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ...model import onnx
-from ...model.graph_rules import GraphRules, SaturatingKernels
+from ...model.graph.graph_rules import GraphRules, SaturatingKernels
 from ..words import TRITON_TYPES, KnownFault, Proposal, TritonBackend
 
 

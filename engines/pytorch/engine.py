@@ -7,18 +7,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...artifact import Check, read_manifest
+from ...core.artifact import Check, read_manifest
+from ...core.processor import processor
+from ...core.progress import quiet
 from ...errors import BuildError, EngineUnavailable, InvalidOption, ModelError, first_line
-from ...model.archives import trusting
-from ...model.example import CHECK_EXTENTS, Example, flat_outputs, make_example, name_outputs
-from ...model.judgement import output_error
-from ...model.load import load_torch
-from ...model.pytorch import WITHOUT_CACHE, caching, import_torch, without_cache
-from ...model.source import parse_source
-from ...processor import processor
-from ...progress import quiet
+from ...model.outputs.judgement import output_error
+from ...model.sources.archives import trusting
+from ...model.sources.example import CHECK_EXTENTS, Example, flat_outputs, make_example, name_outputs
+from ...model.sources.load import load_torch
+from ...model.sources.pytorch import WITHOUT_CACHE, caching, import_torch, without_cache
+from ...model.sources.source import parse_source
+from ...spec.tensors import Dim, ModelIO, TensorInfo
 from ...spec.words import Precision
-from ...tensors import Dim, ModelIO, TensorInfo
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
 from ..gpu import why_not_gpu
 from ..words import Proposal, TritonBackend

@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
+from ...core.progress import quiet
 from ...errors import DataError, InvalidOption, ModelError, first_line
-from ...model.example import Example, flat_outputs, in_order, name_outputs, takes_keywords
-from ...model.graph import WeightsHeld
-from ...model.judgement import output_error
-from ...model.pytorch import WITHOUT_CACHE, ForeignOutput, caching, import_torch, without_cache
-from ...progress import quiet
+from ...model.graph.graph import WeightsHeld
+from ...model.outputs.judgement import output_error
+from ...model.sources.example import Example, flat_outputs, in_order, name_outputs, takes_keywords
+from ...model.sources.pytorch import WITHOUT_CACHE, ForeignOutput, caching, import_torch, without_cache
+from ...spec.tensors import Feeds, ModelIO, TensorInfo, check_feeds
 from ...spec.words import TORCH_MODES, TorchMode
-from ...tensors import Feeds, ModelIO, TensorInfo, check_feeds
 from ..base import InFlight, Runner
 from ..gpu import GpuTimes, time_runs
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...core.installation import install_hint
 from ...errors import EngineUnavailable, InvalidOption
-from ...installation import install_hint
 from ...spec.words import BLOCK_FORMATS, Precision
 from ..words import version_numbers
 from .parser_operators import UNKNOWN_OPSET, ParserOperators, ask_parser, parser_of

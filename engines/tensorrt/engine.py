@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...artifact import read_manifest
+from ...core.artifact import read_manifest
+from ...core.installation import install_hint
 from ...errors import EngineUnavailable, InvalidOption
-from ...installation import install_hint
 from ...spec.artifacts import BuildSpec
+from ...spec.tensors import Feeds, ModelIO
 from ...spec.words import BLOCK_FORMATS, PRECISIONS, Precision
-from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
 from ..gpu import find_gpu, why_no_gpu, why_not_gpu
 from ..words import KnownFault, TritonBackend

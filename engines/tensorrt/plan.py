@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...artifact import Manifest
+from ...core.artifact import Manifest
+from ...core.files import require_file
 from ...errors import ArtifactError, InvalidOption, MissingFile
-from ...files import require_file
 from ...spec.tensorrt import TensorRTOptions, weights_on_gpu
 from ..gpu import Gpu, find_gpu
 from ..words import version_numbers

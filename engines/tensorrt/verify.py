@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from ...artifact import Check
+from ...core.artifact import Check
 from ...errors import BuildError, DataError, EngineUnavailable, QCompileError
-from ...model.judgement import BY_SIGNAL, judge_by_precision, lowest_db
-from ...model.masks import not_finite
-from ...model.output_forms import output_forms
-from ...model.random_input import random_feeds, read_domains
-from ...model.session import make_session, run_session, session_options
-from ...tensors import Feeds, TensorInfo, mismatch
+from ...model.outputs.judgement import BY_SIGNAL, judge_by_precision, lowest_db
+from ...model.outputs.masks import not_finite
+from ...model.outputs.output_forms import output_forms
+from ...model.sessions.random_input import random_feeds, read_domains
+from ...model.sessions.session import make_session, run_session, session_options
+from ...spec.tensors import Feeds, TensorInfo, mismatch
 from ..base import BuildOutcome, BuildRequest, Runner
 
 _HINT = "keep the layers concerned in float32: `layers` 'NAME=fp32'"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...model.graph_rules import GraphRules
+from ...model.graph.graph_rules import GraphRules
 from ..words import Proposal, TritonBackend
 
 PACKAGES = {"tensorrt": "tensorrt"}

@@ -18,7 +18,7 @@ import train
 import model
 import qcompile
 from qcompile.bench.results.render import markdown
-from qcompile.pipeline.recipe import Recipe
+from qcompile.pipeline.recipe.recipe import Recipe
 
 HERE = Path(__file__).resolve().parent
 

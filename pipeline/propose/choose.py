@@ -20,20 +20,20 @@ from ...bench.metrics.metric import Truth
 from ...bench.metrics.names import choose
 from ...bench.results.drop import EXACT, Need, samples_for_budget
 from ...bench.results.row import unit_of
+from ...core.processor import why_emulated
+from ...core.progress import Progress
 from ...data.batches import Data
 from ...data.spelling import FUNCTION, parse_spelling
 from ...engines.gpu import find_gpu
 from ...engines.registry import engine
 from ...engines.words import When
-from ...model.graph_rules import graph_rules
-from ...model.source import parse_source
-from ...processor import why_emulated
-from ...progress import Progress
+from ...model.graph.graph_rules import graph_rules
+from ...model.sources.source import parse_source
 from ...spec.engines import rows
 from ...spec.recipes import InitSpec
+from ...spec.tensors import TensorInfo, first_axes_differ, format_shape
 from ...spec.words import AUTO, CPU_TARGETS, TARGETS, TENSORRT_TARGETS, Target
-from ...tensors import TensorInfo, first_axes_differ, format_shape
-from ..recipe import DEFAULT_MAX
+from ..recipe.recipe import DEFAULT_MAX
 from .model_facts import ModelFacts, seen_from, spelled_from
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ def _extents(
     tensor: TensorInfo, model: ModelFacts, named: dict[str, tuple[int, int, int]]
 ) -> list[tuple[int, ...]]:
     """Least, usual and largest shape of an input; `named` axes have these extents, and others are added."""
-    from ...model.preprocessing import preprocessing_of
+    from ...model.sources.preprocessing import preprocessing_of
 
     extents = {extents.axis: extents for extents in tensor.extents}
     longest = getattr(preprocessing_of(model.inputs), "max_length", 0)

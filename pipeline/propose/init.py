@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...bench.results.drop import Need
+from ...core.figures import bytes_text, figure
+from ...core.files import write_text
+from ...core.installation import install_hint
+from ...core.plain_text import plain, toml_table
+from ...core.processor import processor
+from ...core.progress import Progress, silent
 from ...errors import EngineUnavailable, InvalidOption
-from ...figures import bytes_text, figure
-from ...files import write_text
-from ...installation import install_hint
-from ...model.session import usable_cores
-from ...model.source import RANDOM, parse_source
-from ...plain_text import plain, toml_table
-from ...processor import processor
-from ...progress import Progress, silent
+from ...model.sessions.session import usable_cores
+from ...model.sources.source import RANDOM, parse_source
 from ...spec.decode import spec_from_call
 from ...spec.recipes import InitSpec
-from ..recipe import Recipe, parse_recipe, tomllib
+from ..recipe.recipe import Recipe, parse_recipe, tomllib
 from .choose import (
     CALIBRATION_SAMPLES,
     Choice,

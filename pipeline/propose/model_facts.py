@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...core.progress import Progress, quiet
 from ...data.batches import Data
 from ...data.kinds import ARRAYS
 from ...data.spelling import FUNCTION
 from ...errors import InvalidOption
-from ...model.source import Source, parse_source
-from ...progress import Progress, quiet
-from ...tensors import TensorInfo, fill_dynamic, format_shape
+from ...model.sources.source import Source, parse_source
+from ...spec.tensors import TensorInfo, fill_dynamic, format_shape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ...model.example import Example
-    from ...model.pytorch import LoadedModel
+    from ...model.sources.example import Example
+    from ...model.sources.pytorch import LoadedModel
 
 _TRIED_BATCHES = (1, 3)
 _TAKEN = {
@@ -93,8 +93,8 @@ def look_at_model(
     progress("look at the model")
     if source.kind == "onnx":
         return _look_at_onnx(source)
-    from ...model.archives import trusting
-    from ...model.load import load_torch
+    from ...model.sources.archives import trusting
+    from ...model.sources.load import load_torch
 
     with trusting(trust):
         return _look_at_module(source, load_torch(source), inputs, samples)
@@ -115,9 +115,9 @@ def plain_name(source: Source) -> str:
 
 
 def _look_at_onnx(source: Source) -> ModelFacts:
-    from ...model.graph import graph_precision
-    from ...model.multiply_adds import multiply_adds
-    from ...model.onnx_file import read_weightless
+    from ...model.graph.graph import graph_precision
+    from ...model.graph.multiply_adds import multiply_adds
+    from ...model.graph.onnx_file import read_weightless
 
     read = read_weightless(source.file)
     graph = read.model.graph
@@ -145,7 +145,7 @@ def _look_at_module(
     source: Source, loaded: LoadedModel, inputs: Sequence[str], samples: Sequence[str]
 ) -> ModelFacts:
     from ...compiler.export.checks import open_original
-    from ...model.pytorch import flat_outputs, name_outputs
+    from ...model.sources.pytorch import flat_outputs, name_outputs
 
     declared, why = _declared(source, loaded, inputs, samples)
     with open_original(loaded, source.spec, declared, (), None) as original:
@@ -175,8 +175,8 @@ def _declared(
     source: Source, loaded: LoadedModel, inputs: Sequence[str], samples: Sequence[str]
 ) -> tuple[tuple[str, ...], str]:
     """The inputs to give to the export, and where they come from."""
-    from ...model.example import forward_parameters, make_example
-    from ...model.pytorch import program_inputs
+    from ...model.sources.example import forward_parameters, make_example
+    from ...model.sources.pytorch import program_inputs
 
     if inputs:
         return tuple(inputs), "as given"
@@ -208,8 +208,8 @@ def _declared(
 def _told_by(data: str, loaded: LoadedModel, names: Sequence[str]) -> tuple[TensorInfo, ...]:
     """The inputs that samples tell: arrays, those of a function, and images as large as they are prepared."""
     from ...compiler.export.data_axes import inputs_of_first_batch
-    from ...model.load import find_preprocessing
-    from ...model.preprocessing import ImagePreprocessing
+    from ...model.sources.load import find_preprocessing
+    from ...model.sources.preprocessing import ImagePreprocessing
 
     spelling = Data(data, ()).spelling
     if spelling.kind in (FUNCTION, *ARRAYS):
@@ -223,8 +223,8 @@ def _told_by(data: str, loaded: LoadedModel, names: Sequence[str]) -> tuple[Tens
 
 def _with_open_batch(loaded: LoadedModel, example: Example) -> tuple[str, ...]:
     """The inputs of an example with their batch named, where the model takes other batches; else none."""
-    from ...model.example import make_example
-    from ...model.nested import NestedInputs
+    from ...model.sources.example import make_example
+    from ...model.sources.nested import NestedInputs
 
     extents = {array.shape[0] if array.ndim else None for array in example.feeds.values()}
     if isinstance(loaded.module, NestedInputs) or len(extents) != 1 or None in extents:

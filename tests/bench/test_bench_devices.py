@@ -15,16 +15,16 @@ from commands import MakePath
 
 import qcompile
 from qcompile.bench import benchmark as every_gpu
-from qcompile.bench.recorder import Recorder
+from qcompile.bench.measure.recorder import Recorder
+from qcompile.bench.measure.runnables import choose_runnables
+from qcompile.bench.measure.side_figures import measure_gpu_latencies, sweep_at_once
 from qcompile.bench.results.results import BenchInterrupted, Results, load_results
 from qcompile.bench.results.row import Row
-from qcompile.bench.runnables import choose_runnables
-from qcompile.bench.side_figures import measure_gpu_latencies, sweep_at_once
-from qcompile.bench.statistics import Speedup
+from qcompile.bench.results.statistics import Speedup
+from qcompile.core.progress import silent
 from qcompile.engines import gpu as driver
 from qcompile.engines.gpu import Gpu, find_gpus, parse_devices, why_no_gpu
 from qcompile.errors import EngineUnavailable, InvalidOption
-from qcompile.progress import silent
 from qcompile.spec.measure import BenchSpec
 
 pytestmark = pytest.mark.usefixtures("short_blocks")

@@ -19,15 +19,15 @@ import workers_here
 from commands import MakePath
 
 import qcompile
-from qcompile.bench.outputs import describe, timing_feeds
+from qcompile.bench.measure.artifacts import describe, timing_feeds
+from qcompile.bench.measure.rounds import Decided, TimingSeries
 from qcompile.bench.results.render import slowest_layers
 from qcompile.bench.results.results import SCHEMA, load_results
 from qcompile.bench.results.row import MOST_CALLS, Energy, Row
-from qcompile.bench.rounds import Decided, TimingSeries
 from qcompile.engines.registry import engine
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption
 from qcompile.spec.measure import BenchOptions
-from qcompile.tensors import ModelIO, parse_input
+from qcompile.spec.tensors import ModelIO, parse_input
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 
@@ -38,7 +38,7 @@ LONG_S = 600.0
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that hangs is given up after a tenth of the usual time."""
-    from qcompile.bench import rounds
+    from qcompile.bench.measure import rounds
 
     monkeypatch.setattr(rounds, "_LEAST_PATIENCE_S", 3.0)
 

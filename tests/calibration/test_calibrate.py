@@ -31,14 +31,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from written_models import model_of
 
-from qcompile.artifact import load_artifact
 from qcompile.calibration import Ranges, load_ranges, observe
 from qcompile.calibration.calibrate import Shard
 from qcompile.calibration.taps import choose_taps
 from qcompile.compiler.quantize.calibrate import calibrate
+from qcompile.core.artifact import load_artifact
 from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError, DataError, InvalidOption, MissingFile
-from qcompile.model.onnx_file import read_graph, read_weightless
+from qcompile.model.graph.onnx_file import read_graph, read_weightless
 
 STEPS = ["prepare the model", "calibrate"]
 

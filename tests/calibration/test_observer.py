@@ -24,7 +24,7 @@ from onnx import TensorProto
 from qcompile.calibration.taps import choose_taps
 from qcompile.calibration.workers import open_observer
 from qcompile.errors import DataError, ModelError
-from qcompile.model.onnx_file import read_weightless
+from qcompile.model.graph.onnx_file import read_weightless
 
 
 def convolutions(channels: int, *, ir_version: int = 8) -> onnx.ModelProto:

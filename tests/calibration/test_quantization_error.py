@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from written_ranges import make
 
+from qcompile.bench.report.range_plots import LINES, TensorSummary, plot_ranges, summarize
+from qcompile.bench.report.svg import COLOURS
 from qcompile.calibration.histogram import BINS, Histogram
-from qcompile.calibration.plot import LINES, TensorSummary, plot_ranges, summarize
 from qcompile.calibration.ranges import Ranges
 from qcompile.calibration.thresholds import (
     METHODS,
@@ -31,7 +32,6 @@ from qcompile.calibration.thresholds import (
     squared_errors,
 )
 from qcompile.errors import InvalidOption
-from qcompile.svg import COLOURS
 
 Floats = NDArray[np.float64]
 BOTH_WAYS = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])

@@ -15,14 +15,14 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from written_ranges import NONE, full, make, saved, tensors
 
-from qcompile.artifact import Artifact, commit, load_artifact
 from qcompile.calibration import Method, Ranges, load_ranges, save_ranges
 from qcompile.calibration.histogram import BINS, Histogram
 from qcompile.calibration.ranges import Portion
 from qcompile.calibration.ranges_file import FORMAT_VERSION, merge_files, ranges_manifest
 from qcompile.calibration.thresholds import METHODS
+from qcompile.core.artifact import Artifact, commit, load_artifact
+from qcompile.core.files import writing
 from qcompile.errors import CalibrationError, InvalidOption, MissingFile
-from qcompile.files import writing
 
 
 def assert_same_counts(found: Histogram, expected: Histogram) -> None:

@@ -40,7 +40,7 @@ from qcompile.compiler.quantize.calibrate import calibrate, tensors_to_calibrate
 from qcompile.data.batches import Data
 from qcompile.data.readers import Batch
 from qcompile.errors import DataError, InvalidOption
-from qcompile.model.onnx_file import read_weightless
+from qcompile.model.graph.onnx_file import read_weightless
 
 MODELS = {
     "rows apart": "a = MatMul(x, w) y = Relu(a)",
@@ -224,7 +224,7 @@ import sys
 from pathlib import Path
 from qcompile.calibration import observe
 from qcompile.data.batches import Data
-from qcompile.model.onnx_file import read_weightless
+from qcompile.model.graph.onnx_file import read_weightless
 
 weightless = read_weightless(Path(sys.argv[1]))
 data = Data(sys.argv[2], weightless.io.inputs)

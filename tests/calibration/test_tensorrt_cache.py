@@ -32,9 +32,9 @@ from qcompile.calibration.tensorrt_cache import (
 from qcompile.calibration.thresholds import METHODS
 from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.compiler.quantize.quantize import quantize
+from qcompile.core.files import write_text
 from qcompile.errors import CalibrationError, InvalidOption, MissingFile, ModelError, QCompileError
-from qcompile.files import write_text
-from qcompile.model.onnx_file import read_graph
+from qcompile.model.graph.onnx_file import read_graph
 
 
 def of_amax(values: Mapping[str, float]) -> Ranges:

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from onnxruntime.quantization.quant_utils import compute_scale_zp
 
-from qcompile import svg
+from qcompile.bench.report import svg
+from qcompile.bench.report.range_plots import LINES
 from qcompile.calibration.histogram import BINS, Histogram
-from qcompile.calibration.plot import LINES
 from qcompile.calibration.qparams import (
     FLOAT8_E4M3,
     INT8,

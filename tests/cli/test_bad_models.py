@@ -13,12 +13,12 @@ from commands import MakePath, Qc
 from mode_models import normal, written
 from onnx import TensorProto, helper
 
-from qcompile.artifact import Manifest, commit
 from qcompile.cli import main
 from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.compiler.simplify.simplify import simplify
+from qcompile.core.artifact import Manifest, commit
+from qcompile.core.files import manifest_path, writing
 from qcompile.engines import engine
-from qcompile.files import manifest_path, writing
 
 Printed = Callable[..., tuple[int, str]]
 RTX = ["--target", "tensorrt-rtx", "--gpu", "sm86", "-o", "o.engine"]

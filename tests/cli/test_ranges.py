@@ -16,7 +16,7 @@ from qcompile.calibration.tensorrt_cache import format_cache, parse_cache
 from qcompile.calibration.thresholds import METHODS, loss
 from qcompile.compiler.quantize.calibrate import tensors_to_calibrate
 from qcompile.data.batches import Data
-from qcompile.model.onnx_file import read_weightless
+from qcompile.model.graph.onnx_file import read_weightless
 from qcompile.spec.words import METHOD
 
 

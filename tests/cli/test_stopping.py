@@ -21,7 +21,7 @@ WAITING = """
 import sys, time
 from importlib import import_module
 command = import_module("qcompile.cli.main")
-from qcompile.files.temporary import temporary_folder
+from qcompile.core.files.temporary import temporary_folder
 def verb():
     with temporary_folder("wait") as folder:
         (folder / "work").touch()

@@ -21,8 +21,8 @@ from qcompile.cli.main import missing_package
 from qcompile.cli.session import _pace
 from qcompile.cli.tables import curve_table, gpu_table, left_in_float_lines
 from qcompile.cli.verb import respell, spelled
+from qcompile.core.installation import install_hint
 from qcompile.errors import InvalidOption
-from qcompile.installation import install_hint
 from qcompile.spec.artifacts import BuildCommand
 from qcompile.spec.looking import InspectCommand
 from qcompile.spec.measure import BenchCommand

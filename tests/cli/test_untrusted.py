@@ -12,7 +12,7 @@ import pytest
 from commands import MakePath, Qc
 from reference_pages import verbs
 
-from qcompile.processes.untrusted import WATCHED, is_child
+from qcompile.core.processes.untrusted import WATCHED, is_child
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
 TRUSTED_INPUT = {"doctor", "worker"}

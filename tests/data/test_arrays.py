@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from qcompile.data.arrays import load_arrays, map_arrays, read_shapes
 from qcompile.data.batches import Data
 from qcompile.errors import DataError
-from qcompile.tensors import TensorInfo
+from qcompile.spec.tensors import TensorInfo
 
 Save = Callable[..., None]
 X = TensorInfo("x", "float32", ("batch", "n"))

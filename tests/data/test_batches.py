@@ -21,8 +21,8 @@ from qcompile.data.batches import Data
 from qcompile.data.processors import TextReader
 from qcompile.data.readers import Batch
 from qcompile.errors import DataError, InvalidOption, MissingFile, ModelError
-from qcompile.model.preprocessing import TextPreprocessing, as_json
-from qcompile.tensors import TensorInfo
+from qcompile.model.sources.preprocessing import TextPreprocessing, as_json
+from qcompile.spec.tensors import TensorInfo
 
 X = TensorInfo("x", "float32", ("batch", 3))
 MASK = TensorInfo("mask", "bool", ("batch",))

@@ -14,7 +14,7 @@ from batches_to_read import Script, labels_of, npz, rows, samples_of
 
 from qcompile.data.batches import Data
 from qcompile.errors import DataError
-from qcompile.tensors import TensorInfo
+from qcompile.spec.tensors import TensorInfo
 
 X = TensorInfo("x", "float32", ("batch", 3))
 LOADERS = """

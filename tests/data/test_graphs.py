@@ -9,7 +9,7 @@ import pytest
 from batches_to_read import Script, npz, rows
 
 from qcompile.data.batches import Data
-from qcompile.tensors import TensorInfo
+from qcompile.spec.tensors import TensorInfo
 
 X = TensorInfo("x", "float32", ("batch", 3))
 

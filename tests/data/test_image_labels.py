@@ -13,7 +13,7 @@ from PIL import Image
 
 from qcompile.data.batches import Data
 from qcompile.errors import DataError, InvalidOption, MissingFile
-from qcompile.tensors import TensorInfo
+from qcompile.spec.tensors import TensorInfo
 
 WHITE = (255, 255, 255)
 

@@ -1,6 +1,6 @@
 """Folders of images: classes, decoding, and the transform against torchvision's.
 
-`tests/model/named/test_preprocessing.py` compares with timm and transformers.
+`tests/model/sources/named/test_preprocessing.py` compares with timm and transformers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from PIL import Image
 from qcompile.data.batches import Data, half_of
 from qcompile.data.images import as_input, class_numbers, decode, placement
 from qcompile.errors import DataError, InvalidOption
-from qcompile.model.named.description import declare_torchvision_operators
-from qcompile.model.preprocessing import ImagePreprocessing, read_preprocessing
-from qcompile.tensors import TensorInfo
+from qcompile.model.sources.named.description import declare_torchvision_operators
+from qcompile.model.sources.preprocessing import ImagePreprocessing, read_preprocessing
+from qcompile.spec.tensors import TensorInfo
 
 X = image_input()
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -23,8 +23,8 @@ from qcompile.data.processors import decode_audio, resampling_ratio
 from qcompile.data.readers import Batch
 from qcompile.data.table import read_labels
 from qcompile.errors import DataError, InvalidOption
-from qcompile.model.preprocessing import AudioPreprocessing, TextPreprocessing, as_json
-from qcompile.tensors import TensorInfo
+from qcompile.model.sources.preprocessing import AudioPreprocessing, TextPreprocessing, as_json
+from qcompile.spec.tensors import TensorInfo
 
 LINES = ["the cat sat", "a dog", "", "the dog ran far away and back again", "now"]
 

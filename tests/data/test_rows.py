@@ -19,11 +19,16 @@ from batches_to_read import image_input
 from PIL import Image
 from tokenizer_files import save_tokenizer
 
+from qcompile.core.installation import install_hint
 from qcompile.data.batches import Data
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption
-from qcompile.installation import install_hint
-from qcompile.model.preprocessing import AudioPreprocessing, ImagePreprocessing, TextPreprocessing, as_json
-from qcompile.tensors import TensorInfo
+from qcompile.model.sources.preprocessing import (
+    AudioPreprocessing,
+    ImagePreprocessing,
+    TextPreprocessing,
+    as_json,
+)
+from qcompile.spec.tensors import TensorInfo
 
 
 def content(grey: int) -> dict[str, object]:

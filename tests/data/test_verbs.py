@@ -14,12 +14,12 @@ from tokenizer_files import save_tokenizer
 from written_models import model_of
 
 import qcompile
-from qcompile.artifact import read_manifest
 from qcompile.calibration import load_ranges
+from qcompile.core.artifact import read_manifest
 from qcompile.data.batches import Data
-from qcompile.model.input_notes import InputNote, write_notes
-from qcompile.model.onnx_file import read_weightless
-from qcompile.model.preprocessing import (
+from qcompile.model.graph.input_notes import InputNote, write_notes
+from qcompile.model.graph.onnx_file import read_weightless
+from qcompile.model.sources.preprocessing import (
     AudioPreprocessing,
     ImagePreprocessing,
     Preprocessing,

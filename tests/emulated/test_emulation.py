@@ -24,14 +24,14 @@ from onnx import numpy_helper
 from written_models import one_node, text_model
 
 import qcompile
+from qcompile.core.processor import is_arm
 from qcompile.data.batches import Data
 from qcompile.engines.base import BuildRequest, Runner
 from qcompile.engines.values import Execution, Values, check_values
-from qcompile.model.graph import model_io
-from qcompile.model.judgement import output_error
-from qcompile.model.onnx_file import read_graph
-from qcompile.model.session import make_session, run_session, session_options
-from qcompile.processor import is_arm
+from qcompile.model.graph.graph import model_io
+from qcompile.model.graph.onnx_file import read_graph
+from qcompile.model.outputs.judgement import output_error
+from qcompile.model.sessions.session import make_session, run_session, session_options
 from qcompile.spec.artifacts import BuildSpec
 
 Array = NDArray[Any]

@@ -18,11 +18,11 @@ from mode_models import normal, written
 from written_models import model_of
 
 import qcompile
-from qcompile.artifact import Artifact
+from qcompile.core.artifact import Artifact
 from qcompile.engines.base import BuildOutcome, Planned
 from qcompile.engines.build import refused_layers, weigh
 from qcompile.errors import BuildError, IntentNotReached, InvalidOption, QCompileError
-from qcompile.tensors import ModelIO
+from qcompile.spec.tensors import ModelIO
 
 MakePath = Callable[..., Path]
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 import qcompile
 from qcompile.engines.pytorch import PyTorch
-from qcompile.model.load import load_torch
-from qcompile.model.source import parse_source
+from qcompile.model.sources.load import load_torch
+from qcompile.model.sources.source import parse_source
 
 SOURCE = """
 import torch

@@ -20,7 +20,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from simulated_torch_cuda import install
 
-from qcompile.building import build
+from qcompile.building.build import build
+from qcompile.core.files import manifest_path
+from qcompile.core.installation import install_hint
 from qcompile.engines import load
 from qcompile.engines.base import BuildRequest, Engine
 from qcompile.engines.build import build_engine
@@ -32,8 +34,6 @@ from qcompile.engines.pytorch import MODES, PyTorch, PyTorchRunner
 from qcompile.engines.pytorch import runner as home
 from qcompile.engines.registry import engine, engine_of, names
 from qcompile.errors import ArtifactError, EngineUnavailable, InvalidOption, MissingFile
-from qcompile.files import manifest_path
-from qcompile.installation import install_hint
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.words import PRECISIONS
 

@@ -18,14 +18,14 @@ from pathlib import Path
 
 from onnx.reference import ReferenceEvaluator
 
-from qcompile.artifact import Check
+from qcompile.core.artifact import Check
 from qcompile.engines.base import BuildOutcome, Engine, Planned, Runner
-from qcompile.model.graph import weighted_nodes
-from qcompile.model.graph_rules import GraphRules
-from qcompile.model.onnx_file import save_onnx
-from qcompile.model.graph import model_io
-from qcompile.model.onnx_file import read_graph
-from qcompile.tensors import check_feeds
+from qcompile.model.graph.graph import weighted_nodes
+from qcompile.model.graph.graph_rules import GraphRules
+from qcompile.model.graph.onnx_file import save_onnx
+from qcompile.model.graph.graph import model_io
+from qcompile.model.graph.onnx_file import read_graph
+from qcompile.spec.tensors import check_feeds
 
 
 class ToyRunner(Runner):
@@ -86,7 +86,7 @@ import json, sys
 from importlib.metadata import version
 from pathlib import Path
 import qcompile
-from qcompile.model.onnx_file import read_graph
+from qcompile.model.graph.onnx_file import read_graph
 
 folder, said = Path(sys.argv[1]), {}
 metadata, data = folder / "toy_runtime-1.0.dist-info" / "METADATA", str(folder / "calibration.npz")

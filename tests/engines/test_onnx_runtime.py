@@ -23,17 +23,17 @@ from numpy.typing import NDArray
 from onnx import parser
 
 import qcompile
-from qcompile.artifact import Artifact
 from qcompile.compiler.opset.exact_forms import find_requantized, keep_layers_apart
 from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.compiler.quantize.quantize import quantize
+from qcompile.core.artifact import Artifact
 from qcompile.engines import load
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
 from qcompile.engines.onnx_runtime.runner import put_in_order
 from qcompile.errors import BuildError, DataError, IntentNotReached, ModelError
-from qcompile.model.graph import count_operators
-from qcompile.model.onnx_file import read_graph
+from qcompile.model.graph.graph import count_operators
+from qcompile.model.graph.onnx_file import read_graph
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.words import Precision
 

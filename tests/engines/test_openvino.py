@@ -20,13 +20,13 @@ from mode_models import Floats, normal, run, snr_db, written
 from written_models import model_of
 
 import qcompile
-from qcompile.artifact import Artifact
+from qcompile.core.artifact import Artifact
 from qcompile.engines.openvino.engine import OpenVinoRunner
 from qcompile.engines.openvino.kernels import Kernel
 from qcompile.engines.registry import engine, engine_of
 from qcompile.errors import ArtifactError, BuildError, DataError, IntentNotReached, QCompileError
-from qcompile.model.judgement import output_error
-from qcompile.model.saturating_kernels import probe
+from qcompile.model.graph.saturating_kernels import probe
+from qcompile.model.outputs.judgement import output_error
 
 pytest.importorskip("openvino")
 

@@ -35,7 +35,7 @@ from openvino_faults import (
 import qcompile
 from qcompile.compiler.opset.cures import FAULTY_GRAPHS
 from qcompile.engines.openvino.words import KNOWN_FAULTS
-from qcompile.model.judgement import output_error
+from qcompile.model.outputs.judgement import output_error
 
 openvino = pytest.importorskip("openvino")
 

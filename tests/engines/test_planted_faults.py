@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 import qcompile
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.values import Execution, Values, check_values
-from qcompile.model.graph import model_io
-from qcompile.model.onnx_file import read_graph
-from qcompile.model.session import make_session, run_session, session_options
+from qcompile.model.graph.graph import model_io
+from qcompile.model.graph.onnx_file import read_graph
+from qcompile.model.sessions.session import make_session, run_session, session_options
 from qcompile.spec.artifacts import BuildSpec
 
 MakePath = Callable[..., Path]

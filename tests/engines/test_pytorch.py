@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from simulated_torch_cuda import COPY_MS, KERNEL_MS, SimulatedTorchCuda, install
 from torch import nn
 
-from qcompile.artifact import load_artifact
+from qcompile.core.artifact import load_artifact
 from qcompile.engines import load
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
@@ -26,8 +26,8 @@ from qcompile.engines.pytorch import MODES, PyTorch, PyTorchRunner
 from qcompile.engines.pytorch import runner as home
 from qcompile.engines.pytorch.runner import weights_of_module
 from qcompile.errors import BuildError, DataError, InvalidOption, ModelError
-from qcompile.model.load import load_torch
-from qcompile.model.source import parse_source
+from qcompile.model.sources.load import load_torch
+from qcompile.model.sources.source import parse_source
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.words import Precision
 

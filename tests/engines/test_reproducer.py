@@ -19,7 +19,7 @@ from qcompile.engines.base import BuildRequest
 from qcompile.engines.reduction import Case, Values, reduce_case, with_plain_names
 from qcompile.engines.reproducer import Reproducer, make_reproducer
 from qcompile.errors import InvalidOption, ModelError
-from qcompile.model.onnx_file import copy_model, read_graph, save_onnx
+from qcompile.model.graph.onnx_file import copy_model, read_graph, save_onnx
 from qcompile.spec.artifacts import BuildSpec
 
 

@@ -17,14 +17,14 @@ from commands import Qc, Said
 from mode_models import normal, written
 
 import qcompile
-from qcompile.artifact import Manifest, int8_isa, read_manifest
 from qcompile.cli import main
+from qcompile.core.artifact import Manifest, int8_isa, read_manifest
+from qcompile.core.files import manifest_path
+from qcompile.core.processes import child
+from qcompile.core.processor import isa_here
 from qcompile.errors import ArtifactError
-from qcompile.files import manifest_path
-from qcompile.model.graph import count_operators
-from qcompile.model.onnx_file import read_graph
-from qcompile.processes import child
-from qcompile.processor import isa_here
+from qcompile.model.graph.graph import count_operators
+from qcompile.model.graph.onnx_file import read_graph
 
 OnProcessor = Callable[..., None]
 MakePath = Callable[..., Path]
@@ -83,7 +83,8 @@ def built(ranges: Path, on_processor: OnProcessor) -> MakePath:
 def workers_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker processes are on the processor of `on_processor()`, too."""
     here = (
-        "import qcompile.processor as here\nhere._read_cpuinfo = lambda: ({'avx2', 'avx512f'}, 'Some CPU')\n"
+        "import qcompile.core.processor as here\n"
+        "here._read_cpuinfo = lambda: ({'avx2', 'avx512f'}, 'Some CPU')\n"
     )
     monkeypatch.setattr(child, "_START", child._START.replace("runpy.run_", f"{here}runpy.run_"))
 
@@ -224,7 +225,7 @@ def test_layouts_of_another_processor_are_refused(
     assert caught.value.hint == "build it again on this machine, or there with `isa` avx512-vnni"
     told(path, device={"architecture": "x86_64", "features": ["avx2", "avx512f"], "isa": "avx2"})
     qcompile.load(path).close()
-    monkeypatch.setattr("qcompile.processor._read_cpuinfo", lambda: ({"avx2"}, "Some CPU"))
+    monkeypatch.setattr("qcompile.core.processor._read_cpuinfo", lambda: ({"avx2"}, "Some CPU"))
     with pytest.raises(ArtifactError, match="for a processor with avx512f, which this one lacks"):
         qcompile.load(path)
 

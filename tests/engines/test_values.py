@@ -14,8 +14,8 @@ from onnx import numpy_helper
 from wrong_kernels import Edit, check_of, optimize_wrongly
 
 import qcompile
-from qcompile import building
-from qcompile.artifact import Artifact
+from qcompile.building import build as building
+from qcompile.core.artifact import Artifact
 from qcompile.engines import values
 from qcompile.engines.values import SUBJECT
 from qcompile.errors import EngineUnavailable, IntentNotReached, ModelError

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from small_examples import EXAMPLES, built, copied, modules, value
 
-from qcompile.artifact import read_manifest
-from qcompile.pipeline.recipe import read_recipe
+from qcompile.core.artifact import read_manifest
+from qcompile.pipeline.recipe.recipe import read_recipe
 
 ARM_PYTHON = "QCOMPILE_ARM_PYTHON"
 

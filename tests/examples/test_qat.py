@@ -9,9 +9,9 @@ import torch
 from small_examples import EXAMPLES, copied, modules, value
 
 import qcompile
-from qcompile.model.saturating_kernels import saturating_kernels
-from qcompile.pipeline.recipe import read_recipe
-from qcompile.processor import isa_here
+from qcompile.core.processor import isa_here
+from qcompile.model.graph.saturating_kernels import saturating_kernels
+from qcompile.pipeline.recipe.recipe import read_recipe
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import pytest
 from small_examples import EXAMPLES, built, copied, modules, trains, value
 
 import qcompile
-from qcompile.artifact import read_manifest
+from qcompile.core.artifact import read_manifest
 from qcompile.data.batches import Data
-from qcompile.tensors import parse_input
+from qcompile.spec.tensors import parse_input
 
 
 def test_a_namesake_that_was_imported_before_is_put_aside(

@@ -24,8 +24,12 @@ import numpy as np
 import onnx
 import safetensors.numpy
 
-from qcompile.artifact import read_manifest
+from qcompile.bench.diff.diff import parse_tolerances
+from qcompile.bench.diff.layers.outcome import load_layers
 from qcompile.bench.metrics.names import read_metric
+from qcompile.bench.report.page import sections
+from qcompile.bench.report.source import read_source
+from qcompile.bench.report.summary import summarize
 from qcompile.bench.results.render import markdown
 from qcompile.bench.results.results import parse_results
 from qcompile.calibration.calibrate import parse_shard
@@ -34,9 +38,9 @@ from qcompile.calibration.tensorrt_cache import parse_cache, version_code
 from qcompile.calibration.thresholds import parse_method
 from qcompile.cli.main import group
 from qcompile.cli.verb import Verb, read
-from qcompile.comparison.diff import parse_tolerances
-from qcompile.comparison.layers.outcome import load_layers
 from qcompile.compiler.simplify.simplify import simplify
+from qcompile.core.artifact import read_manifest
+from qcompile.core.processes.worker import read_answer
 from qcompile.data.arrays import load_arrays, load_polygraphy, read_shapes
 from qcompile.data.images import decode
 from qcompile.data.processors import decode_audio
@@ -44,18 +48,14 @@ from qcompile.data.spelling import parse_spelling, read_query
 from qcompile.engines.gpu import parse_devices
 from qcompile.engines.tensorrt.runner.loaded_engine import SUFFIX, RuntimeCacheFile
 from qcompile.errors import ArtifactError, CalibrationError, InvalidOption, QCompileError
-from qcompile.model.input_notes import read_notes
-from qcompile.model.named.hf_configuration import processor_of
-from qcompile.model.output_forms import parse_rules
-from qcompile.model.preprocessing import as_json, read_preprocessing
-from qcompile.model.source import parse_query, parse_source
-from qcompile.pipeline.recipe import parse_recipe
-from qcompile.processes.worker import read_answer
-from qcompile.reporting.page import sections
-from qcompile.reporting.source import read_source
-from qcompile.reporting.summary import summarize
+from qcompile.model.graph.input_notes import read_notes
+from qcompile.model.outputs.output_forms import parse_rules
+from qcompile.model.sources.named.hf_configuration import processor_of
+from qcompile.model.sources.preprocessing import as_json, read_preprocessing
+from qcompile.model.sources.source import parse_query, parse_source
+from qcompile.pipeline.recipe.recipe import parse_recipe
 from qcompile.spec.tensorrt import TensorRTOptions, parse_bytes
-from qcompile.tensors import (
+from qcompile.spec.tensors import (
     format_shape,
     parse_dynamic_axis,
     parse_input,

@@ -28,7 +28,7 @@ from written_models import computed, one_node, text_model
 import qcompile
 from qcompile.engines.openvino.words import run_model
 from qcompile.errors import QuantizationError
-from qcompile.model.saturating_kernels import probe
+from qcompile.model.graph.saturating_kernels import probe
 
 Quantized = Callable[..., onnx.ModelProto]
 

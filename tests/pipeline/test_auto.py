@@ -13,11 +13,11 @@ from executors import Noting
 import qcompile
 from qcompile.bench.results.results import Results
 from qcompile.bench.results.row import Accuracy, Latency, Row
-from qcompile.bench.statistics import Speedup
+from qcompile.bench.results.statistics import Speedup
 from qcompile.cli import main
 from qcompile.errors import InvalidOption
 from qcompile.pipeline.auto import TUNED, AutoResult, _Auto, worth_tuning
-from qcompile.pipeline.recipe import read_recipe
+from qcompile.pipeline.recipe.recipe import read_recipe
 from qcompile.pipeline.run import RunReport
 from qcompile.spec.recipes import AutoSpec
 
@@ -53,7 +53,7 @@ def test_one_call_ends_with_a_sentence_and_a_second_call_skips_everything(
         rows = [Row(name, path, "", latency=Latency(median_ms=1.0)) for name, path in artifacts.items()]
         return Results(baseline=baseline, rows=rows, environment={}, settings={})
 
-    monkeypatch.setattr("qcompile.tuning.trials.benchmark", benchmark)
+    monkeypatch.setattr("qcompile.pipeline.tune.trials.benchmark", benchmark)
     stages: list[str] = []
     executor = Noting(parallel=2)
     first = found(model, executor=executor, listener=lambda stage, *_: stages.append(stage))
@@ -164,8 +164,8 @@ def test_artifacts_that_tune_judged_count_as_candidates(tmp_path: Path) -> None:
 
 
 def test_a_mix_that_was_found_is_an_artifact_of_the_recipe(tmp_path: Path) -> None:
-    from qcompile.tuning.trials import Trial
-    from qcompile.tuning.tune import artifact_lines
+    from qcompile.pipeline.tune.trials import Trial
+    from qcompile.pipeline.tune.tune import artifact_lines
 
     best = Trial("onnxruntime-int8-mix1", "onnxruntime", "int8", frozenset({'a "b"'}), tmp_path, 0.9, 0.1)
     path = tmp_path / "recipe.toml"

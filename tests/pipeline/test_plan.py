@@ -18,14 +18,14 @@ from recipes import artifact
 
 import qcompile
 from qcompile.cli import main
-from qcompile.cluster.resources import Facts, place
+from qcompile.core.files import digest_files
 from qcompile.errors import DataError, EngineUnavailable, MissingFile
-from qcompile.files import digest_files
-from qcompile.pipeline.graph import KINDS, key_of, stages_of
+from qcompile.pipeline.cluster.resources import Facts, place
 from qcompile.pipeline.plan import RATE, by_rule, difference, plan
-from qcompile.pipeline.recipe import Recipe, published, read_recipe
+from qcompile.pipeline.recipe.recipe import Recipe, published, read_recipe
 from qcompile.pipeline.run import run
-from qcompile.pipeline.stage import (
+from qcompile.pipeline.stages.graph import KINDS, key_of, stages_of
+from qcompile.pipeline.stages.stage import (
     SOURCE,
     Done,
     Job,
@@ -38,8 +38,8 @@ from qcompile.pipeline.stage import (
     StageKind,
     named_artifact,
 )
-from qcompile.pipeline.stages import calibrate_parts
-from qcompile.pipeline.store import Store
+from qcompile.pipeline.stages.stages import calibrate_parts
+from qcompile.pipeline.stages.store import Store
 
 CPU, INT8 = artifact("cpu"), artifact("cpu-int8", precision="int8")
 BENCH = '[bench]\nmax_time_s = 7\nbaseline = "cpu"\n'

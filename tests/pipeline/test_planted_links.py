@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from qcompile.cli import main
+from qcompile.core.files import open_lock, temporary_folder
 from qcompile.engines.tensorrt.builder.configure import CacheFile, _merge
-from qcompile.files import open_lock, temporary_folder
 
 if TYPE_CHECKING:
     from qcompile.engines.tensorrt.log import Log

@@ -21,11 +21,11 @@ import pytest
 from recipes import artifact
 
 import qcompile
-from qcompile.artifact import digest_artifact, read_manifest
 from qcompile.bench.results.results import load_results
 from qcompile.cli import main
+from qcompile.core.artifact import digest_artifact, read_manifest
+from qcompile.core.files import manifest_path
 from qcompile.errors import CalibrationError, DataError, QCompileError, RecipeError
-from qcompile.files import manifest_path
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 

@@ -15,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sweeps import CELLS, MODELS, RECIPE, Asked, write_sweep
 
+from qcompile.bench.report.source import read_source
+from qcompile.bench.report.summary import summarize
 from qcompile.bench.results.results import load_results
+from qcompile.core.files import digest_files
+from qcompile.core.progress import Progress
 from qcompile.errors import ClusterError, InvalidOption, RecipeError
-from qcompile.files import digest_files
 from qcompile.pipeline.plan import plan
-from qcompile.pipeline.recipe import Recipe, make_recipe, parse_recipe, read_recipe
+from qcompile.pipeline.recipe.recipe import Recipe, make_recipe, parse_recipe, read_recipe
+from qcompile.pipeline.recipe.trust import recipe_text
 from qcompile.pipeline.run import run
-from qcompile.pipeline.stage import Done, Stage
-from qcompile.pipeline.store import Store
+from qcompile.pipeline.stages.stage import Done, Stage
+from qcompile.pipeline.stages.store import Store
 from qcompile.pipeline.sweep import members, plan_sweep, sweep
-from qcompile.pipeline.trust import recipe_text
-from qcompile.progress import Progress
-from qcompile.reporting.source import read_source
-from qcompile.reporting.summary import summarize
 from qcompile.spec.words import TARGETS, TENSORRT_TARGETS
 
 MakePath = Callable[..., Path]

@@ -11,19 +11,19 @@ from click.testing import CliRunner
 from commands import MakePath
 
 import qcompile
-from qcompile import building
-from qcompile.artifact import read_manifest
+from qcompile.building import build as building
 from qcompile.cli.session import Session
 from qcompile.cli.verb import verb
+from qcompile.core.artifact import read_manifest
+from qcompile.core.processor import isa_here
+from qcompile.core.progress import silent
 from qcompile.engines.base import BuildOutcome, BuildRequest
 from qcompile.engines.onnx_runtime import OnnxRuntime
 from qcompile.errors import InvalidOption
-from qcompile.pipeline import stages
-from qcompile.pipeline.graph import carry_out, key_of
-from qcompile.pipeline.recipe import Recipe, read_recipe
-from qcompile.pipeline.stage import Key, Made, Stage
-from qcompile.processor import isa_here
-from qcompile.progress import silent
+from qcompile.pipeline.recipe.recipe import Recipe, read_recipe
+from qcompile.pipeline.stages import stages
+from qcompile.pipeline.stages.graph import carry_out, key_of
+from qcompile.pipeline.stages.stage import Key, Made, Stage
 from qcompile.spec.artifacts import ArtifactSection, BuildCommand, BuildSpec
 from qcompile.spec.decode import shared
 

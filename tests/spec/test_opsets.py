@@ -12,7 +12,7 @@ from qcompile.spec import opsets
 
 ROOT = Path(__file__).parents[2]
 TABLES = {
-    "deploy/ep_context.py",  # of a file that any ONNX Runtime reads
+    "building/deploy/ep_context.py",  # of a file that any ONNX Runtime reads
     "engines/tensorrt/parser_operators.py",  # of TensorRT's versions
 }
 """Files that name opsets of one operator or one reader."""
@@ -80,7 +80,7 @@ def numbers_named_opset(path: Path) -> list[str]:
 
 
 def test_no_other_file_names_the_number_of_an_opset() -> None:
-    apart = ("tests", "benchmarks", "build")
+    apart = ("tests", "build")
     rooms = [
         path for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "." and path.name not in apart
     ]

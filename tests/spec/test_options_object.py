@@ -12,10 +12,10 @@ import pytest
 from keyword_types import PARAMETERS, SPECS
 
 import qcompile
+from qcompile.bench.diff.diff import parse_tolerances
+from qcompile.bench.diff.layers.compare import layer_diff
 from qcompile.cli.main import group
 from qcompile.cli.verb import Verb
-from qcompile.comparison.diff import parse_tolerances
-from qcompile.comparison.layers.compare import layer_diff
 from qcompile.compiler.quantize.qat.train import prepare
 from qcompile.errors import InvalidOption
 from qcompile.pipeline.sweep import sweep

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from qcompile.cli.measure import bench
 from qcompile.errors import InvalidOption, RecipeError
-from qcompile.pipeline.recipe import parse_recipe
+from qcompile.pipeline.recipe.recipe import parse_recipe
 from qcompile.spec.artifacts import BuildCommand, BuildSpec, QuantizeCommand
 from qcompile.spec.decode import Refused, decode
 from qcompile.spec.looking import ReportCommand

@@ -99,7 +99,7 @@ def test_without_extras_the_wheel_alone_is_imported_and_reads_its_files(
     opened = (
         "from qcompile.pipeline.propose.init import SCHEMA as recipe\n"
         "from qcompile.bench.results.results import SCHEMA as results\n"
-        "from qcompile.reporting import page\n"
+        "from qcompile.bench.report import page\n"
         "recipe.read_bytes(), results.read_bytes(), page.style()\n"
     )
     said = run([required_only / "python", "-P", "-c", f"{opened}\n{WHERE}"], tmp_path)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from qcompile.data.readers import Batch
-from qcompile.model.preprocessing import ImagePreprocessing, as_json
-from qcompile.tensors import TensorInfo
+from qcompile.model.sources.preprocessing import ImagePreprocessing, as_json
+from qcompile.spec.tensors import TensorInfo
 
 Script = Callable[..., str]
 

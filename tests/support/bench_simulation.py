@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from qcompile.bench.rounds import Decided, TimingSeries, measure
+from qcompile.bench.measure.rounds import Decided, TimingSeries, measure
 from qcompile.spec.measure import BenchOptions
 
 

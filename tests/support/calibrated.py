@@ -17,7 +17,7 @@ from qcompile.calibration import Ranges, load_ranges, observe
 from qcompile.calibration.histogram import BINS, Histogram
 from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.data.batches import Data
-from qcompile.model.onnx_file import read_weightless
+from qcompile.model.graph.onnx_file import read_weightless
 
 MakePath = Callable[..., Path]
 Array = NDArray[Any]

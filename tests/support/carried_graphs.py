@@ -19,7 +19,7 @@ from onnx.reference import ReferenceEvaluator
 from qcompile.calibration import Ranges, save_ranges
 from qcompile.calibration.histogram import Histogram
 from qcompile.calibration.ranges import Portion
-from qcompile.model.onnx_file import read_graph
+from qcompile.model.graph.onnx_file import read_graph
 
 WEIGHTED = ("Conv", "Gemm")
 

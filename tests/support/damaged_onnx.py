@@ -10,7 +10,7 @@ import pytest
 from written_models import text_model
 
 from qcompile.errors import ModelError
-from qcompile.model.onnx_file import read_graph, read_weightless
+from qcompile.model.graph.onnx_file import read_graph, read_weightless
 
 
 def net() -> onnx.ModelProto:

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from qcompile.pipeline.graph import ThisProcess
-from qcompile.pipeline.recipe import Recipe
-from qcompile.pipeline.stage import Done, Stage
-from qcompile.pipeline.store import Store
-from qcompile.progress import Progress
+from qcompile.core.progress import Progress
+from qcompile.pipeline.recipe.recipe import Recipe
+from qcompile.pipeline.stages.graph import ThisProcess
+from qcompile.pipeline.stages.stage import Done, Stage
+from qcompile.pipeline.stages.store import Store
 
 
 class Noting(ThisProcess):

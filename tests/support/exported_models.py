@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from written_models import run_file
 
-from qcompile.artifact import Artifact
 from qcompile.compiler.export import export
+from qcompile.core.artifact import Artifact
 
 
 def export_alike(

@@ -16,17 +16,17 @@ import pytest
 from simulated_plan import write_plan
 from tensorrt_simulation import rows
 
-from qcompile.artifact import Manifest, commit
-from qcompile.comparison.layers import job, rebuild, taps
-from qcompile.comparison.layers.job import Job, run_job
-from qcompile.comparison.layers.rebuild import EngineSource
+from qcompile.bench.diff.layers import job, rebuild, taps
+from qcompile.bench.diff.layers.job import Job, run_job
+from qcompile.bench.diff.layers.rebuild import EngineSource
+from qcompile.core.artifact import Manifest, commit
+from qcompile.core.files import writing
 from qcompile.engines.base import BuildOutcome, BuildRequest
 from qcompile.engines.tensorrt.adapter import Adapter
 from qcompile.engines.tensorrt.engine import TensorRT
 from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
-from qcompile.files import writing
-from qcompile.model.graph import infer_types, model_io
-from qcompile.model.onnx_file import read_graph
+from qcompile.model.graph.graph import infer_types, model_io
+from qcompile.model.graph.onnx_file import read_graph
 from qcompile.spec.artifacts import BuildSpec
 
 Fault = Callable[[onnx.ModelProto, set[str]], onnx.ModelProto]

@@ -13,7 +13,7 @@ from onnx import numpy_helper, parser
 from written_models import computed
 
 import qcompile
-from qcompile.tuning.tune import TuneResult, tune
+from qcompile.pipeline.tune.tune import TuneResult, tune
 
 Floats = NDArray[np.float32]
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from qcompile.artifact import IO, SCHEMA_VERSION, Device, Manifest, Proof
+from qcompile.bench.diff.layers.outcome import SCHEMA_VERSION as LAYERS_VERSION
+from qcompile.bench.diff.layers.outcome import LayerDiff
 from qcompile.bench.results.results import SCHEMA_VERSION as RESULTS_VERSION
 from qcompile.bench.results.results import Environment, Results, Run, Settings
 from qcompile.calibration import ranges_file
 from qcompile.calibration.ranges import Portion
-from qcompile.comparison.layers.outcome import SCHEMA_VERSION as LAYERS_VERSION
-from qcompile.comparison.layers.outcome import LayerDiff
+from qcompile.core.artifact import IO, SCHEMA_VERSION, Device, Manifest, Proof
 from qcompile.spec.recipes import recipe_schema
 
 _ENTRY = re.compile(r"^(\w+(?:, \w+)*): ", re.MULTILINE)  # of a docstring's attributes

@@ -7,8 +7,8 @@ import onnx
 from onnx import numpy_helper
 from written_models import computed, text_model
 
-from qcompile.model.graph import infer_types
-from qcompile.model.judgement import output_error
+from qcompile.model.graph.graph import infer_types
+from qcompile.model.outputs.judgement import output_error
 
 
 def perturbed(model: onnx.ModelProto, name: str, *, by: float = 0.0, times: float = 1.0) -> onnx.ModelProto:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from written_models import computed, text_model
 
 import qcompile
-from qcompile.artifact import Artifact
 from qcompile.compiler.quantize.quantize import quantize
-from qcompile.model.onnx_file import save_onnx
+from qcompile.core.artifact import Artifact
+from qcompile.model.graph.onnx_file import save_onnx
 
 Floats = NDArray[np.float32]
 WIDTH = 64

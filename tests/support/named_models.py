@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from qcompile.model.named.description import declare_torchvision_operators
+from qcompile.model.sources.named.description import declare_torchvision_operators
 
 WORDS = "the a cat dog house tree runs sleeps sees red blue small big and or in on under over not".split()
 SMALL: dict[str, Any] = {

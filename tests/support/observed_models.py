@@ -13,7 +13,7 @@ from written_models import computed, text_model
 
 from qcompile.calibration.taps import choose_taps
 from qcompile.calibration.workers import open_observer
-from qcompile.model.onnx_file import read_weightless
+from qcompile.model.graph.onnx_file import read_weightless
 
 Array = NDArray[Any]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
 from qcompile.compiler.opset.cures import FAULTY_GRAPHS
-from qcompile.model.onnx_file import copy_model
+from qcompile.model.graph.onnx_file import copy_model
 
 SEEN = "2026.4.1"
 Values = NDArray[Any]

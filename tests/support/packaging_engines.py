@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from qcompile.artifact import Manifest, commit
-from qcompile.files import writing
-from qcompile.tensors import Dim, ModelIO, TensorInfo
+from qcompile.core.artifact import Manifest, commit
+from qcompile.core.files import writing
+from qcompile.spec.tensors import Dim, ModelIO, TensorInfo
 
 Profile = Mapping[str, tuple[Sequence[int], Sequence[int], Sequence[int]]]
 

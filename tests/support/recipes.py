@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qcompile.pipeline.recipe import Recipe, make_recipe
-from qcompile.plain_text import toml_value
+from qcompile.core.plain_text import toml_value
+from qcompile.pipeline.recipe.recipe import Recipe, make_recipe
 
 
 def artifact(name: str, target: str = "onnxruntime", precision: str = "fp32", **options: object) -> str:

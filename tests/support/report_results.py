@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qcompile.bench.statistics import speedup, split_launches
+from qcompile.bench.results.statistics import speedup, split_launches
 
 ROUNDS = 25
 

@@ -13,8 +13,8 @@ from qcompile.bench.metrics.accuracy import ScoreSums, accuracy, read_metric
 from qcompile.bench.metrics.classes import TopK
 from qcompile.bench.metrics.metric import Metric, Truth
 from qcompile.bench.results.row import Accuracy
-from qcompile.model.preprocessing import Preprocessing, as_json
-from qcompile.tensors import TensorInfo
+from qcompile.model.sources.preprocessing import Preprocessing, as_json
+from qcompile.spec.tensors import TensorInfo
 
 Arrays = Mapping[str, NDArray[Any]]
 

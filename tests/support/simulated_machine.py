@@ -14,7 +14,7 @@ from simulated_cuda import SimulatedGpu
 from simulated_network import library_opener
 
 import qcompile
-from qcompile.artifact import Artifact
+from qcompile.core.artifact import Artifact
 from qcompile.engines.gpu import Gpu
 from qcompile.engines.tensorrt import engine, plan
 from qcompile.engines.tensorrt.builder import builder, refit

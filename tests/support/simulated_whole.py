@@ -53,7 +53,7 @@ def gpu_tests(name: str) -> dict[str, Any]:
 
 
 class WorkerInProcess(WorkerHere):
-    """A worker of `benchmarks/gpu_day.py` whose PyTorch is on the processor. Source: the tests' own."""
+    """A worker of `tests/performance/gpu_day.py` with PyTorch on the processor. Source: the tests' own."""
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         if str(arguments.get("artifact", "")).rpartition(":")[2].isidentifier():
@@ -65,7 +65,7 @@ def install_day(folder: Path, version: str) -> None:
     """Put everything in place, for the rest of the process; rounds are short. Source: the tests' own."""
     import headline
 
-    from qcompile.processes import worker
+    from qcompile.core.processes import worker
 
     patch = pytest.MonkeyPatch()
     install(patch, folder, version)

@@ -14,9 +14,9 @@ from types import ModuleType
 import numpy as np
 
 import qcompile
-from qcompile.artifact import read_manifest
 from qcompile.bench.metrics.accuracy import ScoreSums, read_metric
 from qcompile.bench.metrics.metric import Truth
+from qcompile.core.artifact import read_manifest
 from qcompile.data.batches import Data
 from qcompile.pipeline.run import RunReport
 from qcompile.pipeline.run import run as run_recipe

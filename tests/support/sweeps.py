@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from executors import Noting
 
-from qcompile.pipeline.recipe import Recipe
-from qcompile.pipeline.stage import Done, Stage
-from qcompile.pipeline.store import Store
+from qcompile.pipeline.recipe.recipe import Recipe
+from qcompile.pipeline.stages.stage import Done, Stage
+from qcompile.pipeline.stages.store import Store
 
 MODELS = {"residual": "residual", "mlp": "mlp", "other": "residual"}
 """Model to the data that it is calibrated on."""

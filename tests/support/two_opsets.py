@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from written_models import computed, text_model
 
 from qcompile.compiler.opset.lower import lower_opset
-from qcompile.model.graph import model_io, opset
-from qcompile.model.random_input import random_feeds
-from qcompile.tensors import Feeds
+from qcompile.model.graph.graph import model_io, opset
+from qcompile.model.sessions.random_input import random_feeds
+from qcompile.spec.tensors import Feeds
 
 
 def model(version: int, signature: str, body: str, stored: str = "") -> onnx.ModelProto:

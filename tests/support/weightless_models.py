@@ -11,8 +11,8 @@ import onnx
 from onnx import TensorProto
 from written_models import model_of
 
-from qcompile.model.graph_names import name_nodes
-from qcompile.model.onnx_file import KEPT_BYTES, Graph
+from qcompile.model.graph.graph_names import name_nodes
+from qcompile.model.graph.onnx_file import KEPT_BYTES, Graph
 
 
 def loaded(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:

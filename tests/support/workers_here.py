@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from qcompile.bench import runnables, worker
-from qcompile.processes.serve import failure
-from qcompile.processes.worker import error_from_answer
+from qcompile.bench import worker
+from qcompile.bench.measure import runnables
+from qcompile.core.processes.serve import failure
+from qcompile.core.processes.worker import error_from_answer
 
 
 class WorkersHere:

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import pytest
 
-from qcompile.artifact import Artifact
+from qcompile.core.artifact import Artifact
 from qcompile.engines.onnx_runtime import engine as ort_engine
 from qcompile.engines.values import SUBJECT
 

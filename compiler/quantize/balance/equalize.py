@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from ....calibration import observe
 from ....data.batches import Data
-from ....model.graph import attribute, consumers, pinned_names, producers, tensor_values
-from ....model.graph_edits import set_values, store_constants
-from ....model.onnx_file import Graph
+from ....model.graph.graph import attribute, consumers, pinned_names, producers, tensor_values
+from ....model.graph.graph_edits import set_values, store_constants
+from ....model.graph.onnx_file import Graph
 from ..activations import Rows, runs_without_layouts
 from ..request import QuantizeRequest
 

@@ -45,10 +45,10 @@ from ....calibration.qparams import (
     quantize,
 )
 from ....data.batches import Data
-from ....model.graph import attribute, infer_shapes, producers, tensor_values
-from ....model.graph_edits import set_values, store, store_constants
-from ....model.graph_names import Names, name_nodes
-from ....model.graph_rules import graph_rules
+from ....model.graph.graph import attribute, infer_shapes, producers, tensor_values
+from ....model.graph.graph_edits import set_values, store, store_constants
+from ....model.graph.graph_names import Names, name_nodes
+from ....model.graph.graph_rules import graph_rules
 from ..activations import Rows, observe_rows
 from ..request import QuantizeRequest
 from .equalize import LARGEST_FACTOR, LOOKED_AT, Floats, Uses, balanced, equalizable

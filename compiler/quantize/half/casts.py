@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from ....calibration.qparams import QParams, quantize
-from ....model.graph import (
+from ....model.graph.graph import (
     ONNX_DOMAINS,
     attribute,
     consumers,
@@ -28,9 +28,9 @@ from ....model.graph import (
     subgraphs,
     tensor_values,
 )
-from ....model.graph_edits import drop_unread, drop_unused_initializers, set_nodes, store
-from ....model.graph_names import Names, rename_inputs
-from ....model.onnx_file import copy_model
+from ....model.graph.graph_edits import drop_unread, drop_unused_initializers, set_nodes, store
+from ....model.graph.graph_names import Names, rename_inputs
+from ....model.graph.onnx_file import copy_model
 from ....spec.opsets import BFLOAT16_LAYERS
 from ...opset.fit import upgrade_in_place
 

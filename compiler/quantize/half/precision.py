@@ -42,7 +42,7 @@ from onnx import numpy_helper
 
 from ....calibration import Method, Ranges
 from ....calibration.qparams import FLOAT8_E4M3
-from ....model.graph import (
+from ....model.graph.graph import (
     ONNX_DOMAINS,
     WEIGHTED,
     attribute,
@@ -54,9 +54,9 @@ from ....model.graph import (
     producers,
     subgraphs,
 )
-from ....model.graph_edits import fix_initializers, store_constants
-from ....model.graph_names import name_nodes, rename_inputs
-from ....model.onnx_file import Graph, copy_model
+from ....model.graph.graph_edits import fix_initializers, store_constants
+from ....model.graph.graph_names import name_nodes, rename_inputs
+from ....model.graph.onnx_file import Graph, copy_model
 from ....spec.words import HALVES
 from ...opset.scatter_forms import reduces
 from ..request import QuantizeRequest, match_nodes

@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from ....calibration.qparams import per_channel
+from ....core.progress import Progress, silent
 from ....data.batches import Data
-from ....model.graph import (
+from ....model.graph.graph import (
     attribute,
     consumers,
     infer_shapes,
@@ -38,10 +39,9 @@ from ....model.graph import (
     tensor_values,
     weighted_nodes,
 )
-from ....model.graph_edits import set_values, store
-from ....model.graph_names import Names
-from ....model.onnx_file import Graph, copy_model
-from ....progress import Progress, silent
+from ....model.graph.graph_edits import set_values, store
+from ....model.graph.graph_names import Names
+from ....model.graph.onnx_file import Graph, copy_model
 from ...opset.fit import upgrade_in_place
 from ..activations import run_samples
 from ..prepare import by_output, prepare_graph

@@ -21,15 +21,15 @@ from onnx import TensorProto, numpy_helper
 from onnx.helper import make_node
 
 from ....calibration.qparams import choose_weight_qparams, quantize
+from ....core.files import temporary_folder
+from ....core.progress import quiet
 from ....errors import QuantizationError
-from ....files import temporary_folder
-from ....model.graph import attribute, opset
-from ....model.graph_edits import drop_unused_initializers, refill, set_nodes, sort_nodes, store
-from ....model.graph_names import Aliases, Names
-from ....model.graph_rules import NONE, SaturatingKernels
-from ....model.onnx_file import read_graph
-from ....model.refusals import onnxruntime_words
-from ....progress import quiet
+from ....model.graph.graph import attribute, opset
+from ....model.graph.graph_edits import drop_unused_initializers, refill, set_nodes, sort_nodes, store
+from ....model.graph.graph_names import Aliases, Names
+from ....model.graph.graph_rules import NONE, SaturatingKernels
+from ....model.graph.onnx_file import read_graph
+from ....model.sessions.refusals import onnxruntime_words
 from ....spec.words import WeightType
 from ..prepare import give_own_weights
 from .pair_limits import product_limits

@@ -30,8 +30,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from ....model.graph import attribute
-from ....model.graph_rules import Order, SaturatingKernels
+from ....model.graph.graph import attribute
+from ....model.graph.graph_rules import Order, SaturatingKernels
 from ..weights.rounding import Room
 
 LARGEST_SUM = 128

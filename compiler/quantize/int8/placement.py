@@ -20,8 +20,8 @@ from functools import cached_property
 
 import onnx
 
-from ....model.graph import WEIGHTED, constant_names, consumers, dtype_name
-from ....model.graph_rules import graph_rules
+from ....model.graph.graph import WEIGHTED, constant_names, consumers, dtype_name
+from ....model.graph.graph_rules import graph_rules
 from ....spec.words import GraphTarget
 from ..prepare import products_of_places
 from ..request import match_nodes

@@ -35,9 +35,16 @@ from ....calibration.qparams import (
     quantize,
     scale_and_zero_point,
 )
-from ....model.graph import attribute, consumers, infer_shapes, pinned_names, producers, tensor_values
-from ....model.graph_edits import drop_unread, drop_unused_initializers, set_nodes, store
-from ....model.graph_names import Names
+from ....model.graph.graph import (
+    attribute,
+    consumers,
+    infer_shapes,
+    pinned_names,
+    producers,
+    tensor_values,
+)
+from ....model.graph.graph_edits import drop_unread, drop_unused_initializers, set_nodes, store
+from ....model.graph.graph_names import Names
 
 
 def join_biases(model: onnx.ModelProto, *, exclude: Collection[str] = ()) -> list[str]:

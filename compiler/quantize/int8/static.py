@@ -15,16 +15,16 @@ from onnx import TensorProto, numpy_helper
 
 from ....calibration import Method, Ranges
 from ....calibration.qparams import INT8, QParams, choose_weight_qparams, quantize
+from ....core.files import temporary_folder
+from ....core.progress import quiet
 from ....errors import EngineUnavailable, QuantizationError, first_line
-from ....files import temporary_folder
-from ....model.graph import count_weighted, producers, weighted_nodes
-from ....model.graph_edits import drop_unused_initializers, refill, sort_nodes
-from ....model.graph_names import Aliases
-from ....model.graph_rules import GraphRules, graph_rules
-from ....model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
-from ....model.onnx_file import Graph, read_graph
-from ....model.session import missed_nodes
-from ....progress import quiet
+from ....model.graph.graph import count_weighted, producers, weighted_nodes
+from ....model.graph.graph_edits import drop_unused_initializers, refill, sort_nodes
+from ....model.graph.graph_names import Aliases
+from ....model.graph.graph_rules import GraphRules, graph_rules
+from ....model.graph.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
+from ....model.graph.onnx_file import Graph, read_graph
+from ....model.sessions.session import missed_nodes
 from ....spec.words import Isa
 from ...check import OnnxReference
 from ..request import no_range

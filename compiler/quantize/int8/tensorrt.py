@@ -59,7 +59,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import onnx
 
-from ....model.graph import attribute, captured_names, consumers, infer_shapes, producers
+from ....model.graph.graph import attribute, captured_names, consumers, infer_shapes, producers
 from ...opset.scope import reached
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")

@@ -19,11 +19,11 @@ from onnx.helper import make_node
 
 from ....calibration.qparams import QParams, dequantize
 from ....errors import QuantizationError
-from ....model.graph import attribute, consumers, infer_shapes, producers, tensor_values
-from ....model.graph_edits import drop_unread, drop_unused_initializers, store, store_constants
-from ....model.graph_names import Names, name_nodes
-from ....model.graph_rules import graph_rules
-from ....model.onnx_file import copy_model
+from ....model.graph.graph import attribute, consumers, infer_shapes, producers, tensor_values
+from ....model.graph.graph_edits import drop_unread, drop_unused_initializers, store, store_constants
+from ....model.graph.graph_names import Names, name_nodes
+from ....model.graph.graph_rules import graph_rules
+from ....model.graph.onnx_file import copy_model
 from ....spec.words import GraphTarget
 from ...opset.exact_forms import keep_layers_apart
 

@@ -37,10 +37,10 @@ from torchao.quantization.pt2e.quantizer import (
     SharedQuantizationSpec,
 )
 
+from ....core.progress import quiet
 from ....errors import ExportError, InvalidOption, QuantizationError, first_line
-from ....model.graph_rules import graph_rules
-from ....model.saturating_kernels import saturating_kernels
-from ....progress import quiet
+from ....model.graph.graph_rules import graph_rules
+from ....model.graph.saturating_kernels import saturating_kernels
 from ....spec.words import GraphTarget, Isa
 from ..int8.pair_limits import LARGEST_SUM, PairLimits, pair_limits
 from ..int8.tensorrt import ResidualAdds

@@ -23,11 +23,11 @@ import math
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from ....core.installation import install_hint
+from ....core.processor import resolve_isa
+from ....core.progress import quiet
 from ....errors import EngineUnavailable, InvalidOption, QuantizationError
-from ....installation import install_hint
-from ....model.pytorch import import_torch
-from ....processor import resolve_isa
-from ....progress import quiet
+from ....model.sources.pytorch import import_torch
 from ....spec.artifacts import QatSpec
 from ....spec.decode import spec_from_call
 from ....spec.words import GraphTarget

@@ -19,12 +19,12 @@ import onnx
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from ....core.progress import Progress, silent
 from ....data.batches import Data
 from ....errors import CalibrationError
-from ....model.graph import attribute, producers
-from ....model.graph_edits import fix_initializers, store_constants
-from ....model.onnx_file import Graph
-from ....progress import Progress, silent
+from ....model.graph.graph import attribute, producers
+from ....model.graph.graph_edits import fix_initializers, store_constants
+from ....model.graph.onnx_file import Graph
 from ..activations import run_samples
 
 Hessian = NDArray[np.float32]

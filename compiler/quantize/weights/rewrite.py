@@ -35,9 +35,9 @@ from onnx import TensorProto, numpy_helper
 from onnx.helper import make_node
 
 from ....errors import InvalidOption, QuantizationError
-from ....model.graph import attribute, opset, tensor_bytes
-from ....model.graph_edits import drop_unused_initializers, set_nodes
-from ....model.graph_names import Names
+from ....model.graph.graph import attribute, opset, tensor_bytes
+from ....model.graph.graph_edits import drop_unused_initializers, set_nodes
+from ....model.graph.graph_names import Names
 from ....spec.opsets import INT4
 from ...opset.fit import upgrade_in_place
 from ..request import nothing_to_quantize, require_reached

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ....artifact import Check
-from ....model.input_notes import read_notes, with_samples
-from ....progress import Progress
+from ....core.artifact import Check
+from ....core.progress import Progress
+from ....model.graph.input_notes import read_notes, with_samples
 from ....spec.decode import non_default_options
 from ...base import BuildOutcome, BuildRequest
 from ...gpu import Gpu, find_gpu

@@ -25,13 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....calibration import load_ranges, parse_method
+from ....core.progress import Progress
 from ....data.batches import Data
 from ....data.readers import Batch
 from ....errors import CalibrationError, DataError, InvalidOption
-from ....model.graph import graph_precision
-from ....model.onnx_file import read_weightless
-from ....progress import Progress
-from ....tensors import format_shape
+from ....model.graph.graph import graph_precision
+from ....model.graph.onnx_file import read_weightless
+from ....spec.tensors import format_shape
 from ...base import BuildRequest
 from ..adapter import Adapter, member_name
 from ..log import Log, setting

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ....core.files import open_lock, writing
 from ....errors import BuildError, InvalidOption, first_line
-from ....files import open_lock, writing
-from ....model.input_notes import AxisRange, InputNote
+from ....model.graph.input_notes import AxisRange, InputNote
 from ....spec.artifacts import BuildSpec
 from ....spec.tensorrt import AUTO, OFF, TensorRTOptions
-from ....tensors import TensorInfo, fill_dynamic, format_shape, parse_shape
+from ....spec.tensors import TensorInfo, fill_dynamic, format_shape, parse_shape
 from ...gpu import Gpu
 from ..adapter import Adapter
 from ..log import Log, listening, plain, setting

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import BuildError, InvalidOption
-from ....model.graph import weighted_nodes
-from ....model.onnx_file import read_graph
+from ....model.graph.graph import weighted_nodes
+from ....model.graph.onnx_file import read_graph
 from ...base import BuildRequest, Planned
 from ..adapter import Adapter, member_name
 from ..log import Log, last_error, setting

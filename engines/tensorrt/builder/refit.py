@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ....artifact import Artifact, commit, load_artifact, tool_versions
+from ....core.artifact import Artifact, commit, load_artifact, tool_versions
+from ....core.files import writing
+from ....core.progress import Progress
 from ....errors import ArtifactError, BuildError, EngineUnavailable, ModelError
-from ....files import writing
-from ....model.graph import tensor_values
-from ....model.onnx_checks import every_tensor
-from ....model.onnx_file import Graph, read_graph
-from ....progress import Progress
-from ....tensors import ModelIO
+from ....model.graph.graph import tensor_values
+from ....model.graph.onnx_checks import every_tensor
+from ....model.graph.onnx_file import Graph, read_graph
+from ....spec.tensors import ModelIO
 from ...gpu import find_gpu, why_no_gpu
 from ..adapter import Adapter
 from ..plan import OpenPlan, check_version_and_gpu, needs_of, open_plan

@@ -14,7 +14,7 @@ from typing import Any
 
 from ....errors import UnsupportedOperator
 from ....model import onnx
-from ....model.graph import every_graph, opset
+from ....model.graph.graph import every_graph, opset
 from ..adapter import Adapter
 from ..log import plain
 

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ....errors import ModelError, first_line
-from ....tensors import format_shape
+from ....spec.tensors import format_shape
 from ...gpu import GpuTimes, time_runs
 from .cuda import CudaError, CudaGraph, Event, Stream
 from .io_tensors import FeedShapes, IOTensor, Profile

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ....core.installation import install_hint
 from ....errors import EngineUnavailable, InvalidOption, ModelError, first_line
-from ....installation import install_hint
 
 _NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: nothing waits for the default stream, or makes it wait."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import DataError, ModelError
-from ....tensors import ModelIO, TensorInfo, format_shape
+from ....spec.tensors import ModelIO, TensorInfo, format_shape
 from ..adapter import Adapter, member_name
 
 # By name: the module's own nptype() uses numpy names that numpy 2 has dropped (TensorRT 8.5).

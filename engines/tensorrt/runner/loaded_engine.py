@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ....core.files import digest_files, writing
 from ....errors import InvalidOption, ModelError, StorageError, first_line
-from ....files import digest_files, writing
 from ..adapter import Adapter
 from ..plan import ALLOCATIONS, OpenPlan, PlanNeeds, open_plan
 from .cuda import PrimaryContext

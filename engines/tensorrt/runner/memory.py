@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import ModelError, first_line
-from ....tensors import format_shape
+from ....spec.tensors import format_shape
 from .cuda import Cuda, CudaError, Event, PrimaryContext
 from .io_tensors import extended_dtype, numpy_dtype, refused_input
 

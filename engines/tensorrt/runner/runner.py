@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import InvalidOption, ModelError
-from ....tensors import Feeds, ModelIO, check_feeds
+from ....spec.tensors import Feeds, ModelIO, check_feeds
 from ...base import InFlight, Runner
 from ...gpu import GpuTimes
 from ..adapter import Adapter

@@ -17,9 +17,9 @@ from scoring import scored, top_k
 from qcompile.bench.metrics.accuracy import MOST_CLASSES_LISTED, ScoreSums, accuracy, read_metric
 from qcompile.bench.metrics.metric import Metric, Truth
 from qcompile.bench.results.row import unit_of
+from qcompile.core.figures import finite
 from qcompile.errors import DataError, InvalidOption, MissingFile, ModelError, RecipeError
-from qcompile.figures import finite
-from qcompile.pipeline.recipe import read_recipe
+from qcompile.pipeline.recipe.recipe import read_recipe
 from qcompile.spec.words import METRICS
 
 SPELLINGS = (

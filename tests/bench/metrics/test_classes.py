@@ -17,7 +17,7 @@ from qcompile.bench.metrics.accuracy import ScoreSums, read_metric
 from qcompile.bench.metrics.classes import IGNORED_PIXEL
 from qcompile.bench.metrics.metric import IGNORED_POSITION, Truth, joined
 from qcompile.errors import DataError
-from qcompile.model.preprocessing import TextPreprocessing
+from qcompile.model.sources.preprocessing import TextPreprocessing
 
 FITS = "of the labels' height and width, are required"
 

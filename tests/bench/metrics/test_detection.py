@@ -21,8 +21,8 @@ from qcompile.bench.metrics.detection import (
 )
 from qcompile.bench.metrics.metric import Scored
 from qcompile.errors import DataError
-from qcompile.model.preprocessing import ImagePreprocessing
-from qcompile.tensors import TensorInfo
+from qcompile.model.sources.preprocessing import ImagePreprocessing
+from qcompile.spec.tensors import TensorInfo
 
 Floats = NDArray[np.float64]
 

@@ -17,9 +17,9 @@ from scoring import inputs_of, scored, value
 
 from qcompile.bench.metrics.accuracy import read_metric
 from qcompile.bench.metrics.language import ctc_text
+from qcompile.core.installation import install_hint
 from qcompile.errors import DataError
-from qcompile.installation import install_hint
-from qcompile.model.preprocessing import AudioPreprocessing, TextPreprocessing
+from qcompile.model.sources.preprocessing import AudioPreprocessing, TextPreprocessing
 
 VOCABULARY = ("<pad>", "<unk>", "|", "a", "b", "c")
 TEXTS = np.array(["a", "b"])

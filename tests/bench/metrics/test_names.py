@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from scoring import inputs_of
 
 import qcompile
+from qcompile.bench.measure.artifacts import describe, shared_io
 from qcompile.bench.metrics.accuracy import ScoreSums, described_inputs, read_metric
 from qcompile.bench.metrics.bounds import (
     DROP_CONFIDENCE,
@@ -33,13 +34,12 @@ from qcompile.bench.metrics.bounds import (
 )
 from qcompile.bench.metrics.detection import MeanAveragePrecision
 from qcompile.bench.metrics.metric import Truth
-from qcompile.bench.outputs import describe, shared_io
 from qcompile.bench.results.row import unit_of
 from qcompile.cli.main import group
 from qcompile.data.batches import Data
 from qcompile.engines.registry import engine
 from qcompile.errors import DataError
-from qcompile.model.preprocessing import (
+from qcompile.model.sources.preprocessing import (
     AudioPreprocessing,
     ImagePreprocessing,
     Preprocessing,

@@ -13,10 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from qcompile.bench.measure.artifacts import paired
 from qcompile.bench.metrics.output_verdict import RunningDifference, judge
-from qcompile.bench.outputs import paired
+from qcompile.core.figures import finite
 from qcompile.errors import InvalidOption
-from qcompile.figures import finite
 
 Batches = list[dict[str, NDArray[Any]]]
 

@@ -12,14 +12,14 @@ import onnx
 import pytest
 from layer_faults import perturbed
 
+from qcompile.bench.measure.artifacts import describe, start
+from qcompile.bench.measure.recorder import Recorder
 from qcompile.bench.metrics.accuracy import check_evaluation, measure_quality, read_metric
-from qcompile.bench.outputs import describe, start
-from qcompile.bench.recorder import Recorder
 from qcompile.bench.results.row import Row
+from qcompile.core.processes.worker import Worker
 from qcompile.errors import DataError, ModelError
-from qcompile.model.graph import model_io
-from qcompile.model.onnx_file import read_graph
-from qcompile.processes.worker import Worker
+from qcompile.model.graph.graph import model_io
+from qcompile.model.graph.onnx_file import read_graph
 
 
 @contextlib.contextmanager

@@ -12,6 +12,8 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
+from qcompile.bench.report.sections import accuracy_section, results_section
+from qcompile.bench.report.source import ReportedArtifact, Source, read_source
 from qcompile.bench.results import render as rendering
 from qcompile.bench.results.render import (
     Column,
@@ -23,10 +25,8 @@ from qcompile.bench.results.render import (
 )
 from qcompile.bench.results.results import Results, load_results, save_results
 from qcompile.bench.results.row import Accuracy, CurvePoint, Difference, Energy, Latency, Row
-from qcompile.bench.statistics import CONFIDENCE, SMALLEST_DIFFERENCE, Speedup, verdict_of
+from qcompile.bench.results.statistics import CONFIDENCE, SMALLEST_DIFFERENCE, Speedup, verdict_of
 from qcompile.cli.tables import results_table
-from qcompile.reporting.sections import accuracy_section, results_section
-from qcompile.reporting.source import ReportedArtifact, Source, read_source
 from qcompile.spec.words import METRICS
 
 ROW = Row(

@@ -21,6 +21,8 @@ from report_results import recommendable, results_of, write
 from rich.console import Console
 
 import qcompile
+from qcompile.bench.report import write_report
+from qcompile.bench.report.summary import recommend
 from qcompile.bench.results.render import markdown_table
 from qcompile.bench.results.results import (
     SCHEMA,
@@ -34,8 +36,6 @@ from qcompile.bench.results.results import (
 from qcompile.bench.results.row import Accuracy, ClassChange, Row, WarmUp
 from qcompile.cli.tables import results_table
 from qcompile.errors import ArtifactError
-from qcompile.reporting import write_report
-from qcompile.reporting.summary import recommend
 
 DATA = Path(__file__).parents[2] / "samples/bench/results.json"
 SAMPLE = json.loads(DATA.read_text())

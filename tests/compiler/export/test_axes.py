@@ -20,14 +20,14 @@ from torch.utils._sympy.functions import FloorDiv, Mod
 from written_models import normal
 
 import qcompile
-from qcompile.artifact import Artifact
 from qcompile.compiler.export import export
 from qcompile.compiler.export.axes import allowed_extents, read_guards
 from qcompile.compiler.export.captured_forms import captured_forms
+from qcompile.core.artifact import Artifact
 from qcompile.errors import ExportError, InvalidOption, ModelError
-from qcompile.model.example import make_example
-from qcompile.model.input_notes import AxisRange, InputNote, read_notes
-from qcompile.model.pytorch import LoadedModel
+from qcompile.model.graph.input_notes import AxisRange, InputNote, read_notes
+from qcompile.model.sources.example import make_example
+from qcompile.model.sources.pytorch import LoadedModel
 
 
 class Halves(nn.Module):

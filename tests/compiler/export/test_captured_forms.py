@@ -16,7 +16,7 @@ from written_models import normal, run_file
 from qcompile.compiler.export import export
 from qcompile.compiler.export.captured_forms import captured_forms
 from qcompile.errors import ExportError
-from qcompile.model.named.description import declare_torchvision_operators
+from qcompile.model.sources.named.description import declare_torchvision_operators
 
 WIDTH = 8
 

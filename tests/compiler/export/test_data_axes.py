@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from qcompile.artifact import Artifact
 from qcompile.compiler.export import export
 from qcompile.compiler.export.data_axes import varying_axes
+from qcompile.core.artifact import Artifact
 from qcompile.engines.tensorrt.builder.configure import make_profiles
 from qcompile.errors import DataError, ExportError, InvalidOption
-from qcompile.model.input_notes import InputNote, read_notes, with_samples
+from qcompile.model.graph.input_notes import InputNote, read_notes, with_samples
 from qcompile.spec.artifacts import BuildSpec
-from qcompile.tensors import TensorInfo
+from qcompile.spec.tensors import TensorInfo
 
 
 class Reader(nn.Module):

@@ -10,7 +10,7 @@ import pytest
 from qcompile import export
 from qcompile.compiler.export.write import _line
 from qcompile.errors import ModelError
-from qcompile.model.user_code import deepest_line
+from qcompile.model.sources.user_code import deepest_line
 
 pytest.importorskip("torch")
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from written_models import normal, run_file
 
-from qcompile.artifact import load_artifact
 from qcompile.compiler.export import export
+from qcompile.core.artifact import load_artifact
 from qcompile.errors import InvalidOption
-from qcompile.model.input_notes import read_notes
-from qcompile.model.onnx_file import read_graph
+from qcompile.model.graph.input_notes import read_notes
+from qcompile.model.graph.onnx_file import read_graph
 
 
 def saved_program(path: Path, module: nn.Module, example: Any, **options: Any) -> str:
@@ -58,7 +58,7 @@ def test_a_program_of_a_nested_input_asks_for_its_inputs(tmp_path: Path) -> None
 def test_weights_lie_beside_the_file_where_they_are_too_large_for_it(
     largest: int, opset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("qcompile.compiler.export.write", "qcompile.model.onnx_file"):
+    for module in ("qcompile.compiler.export.write", "qcompile.model.graph.onnx_file"):
         monkeypatch.setattr(f"{module}.EXTERNAL_DATA_BYTES", largest)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8)).eval()
     artifact = export(model, tmp_path / "m.onnx", inputs=["x:[batch,64]"], opset=opset)

@@ -27,6 +27,8 @@ from written_models import normal, run_file
 import qcompile
 from qcompile.compiler.export import export
 from qcompile.compiler.export.onnx_source import input_shapes
+from qcompile.core.installation import install_hint
+from qcompile.core.progress import quiet
 from qcompile.errors import (
     EngineUnavailable,
     ExportError,
@@ -35,15 +37,13 @@ from qcompile.errors import (
     ModelError,
     UnsupportedOperator,
 )
-from qcompile.installation import install_hint
-from qcompile.model.graph import model_io
-from qcompile.model.load import load_torch
-from qcompile.model.onnx_file import read_graph
-from qcompile.model.source import parse_source
-from qcompile.model.tensorflow import convert, tensorflow_python
-from qcompile.progress import quiet
+from qcompile.model.graph.graph import model_io
+from qcompile.model.graph.onnx_file import read_graph
+from qcompile.model.sources.load import load_torch
+from qcompile.model.sources.source import parse_source
+from qcompile.model.sources.tensorflow import convert, tensorflow_python
 from qcompile.spec.opsets import NEWEST_EXPORTED, OLDEST
-from qcompile.tensors import TensorInfo
+from qcompile.spec.tensors import TensorInfo
 
 
 class Pair(nn.Module):

@@ -21,8 +21,8 @@ from qcompile.compiler.export import export
 from qcompile.compiler.export.write import explain_export_failure
 from qcompile.compiler.simplify.simplify import simplify
 from qcompile.errors import ExportError, InvalidOption, ModelError
-from qcompile.model.load import load_torch
-from qcompile.model.source import parse_source
+from qcompile.model.sources.load import load_torch
+from qcompile.model.sources.source import parse_source
 
 SOURCE = """
 from dataclasses import dataclass

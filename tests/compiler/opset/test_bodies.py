@@ -19,10 +19,10 @@ from qcompile.compiler.opset.fit import rewritten_outputs
 from qcompile.compiler.opset.lower import lower_opset, without_missing
 from qcompile.engines.tensorrt.parser_operators import ask_parser, parser_of
 from qcompile.errors import ModelError
-from qcompile.model.graph import model_io
-from qcompile.model.onnx_file import Graph, copy_model
-from qcompile.model.random_input import random_feeds
-from qcompile.tensors import Feeds
+from qcompile.model.graph.graph import model_io
+from qcompile.model.graph.onnx_file import Graph, copy_model
+from qcompile.model.sessions.random_input import random_feeds
+from qcompile.spec.tensors import Feeds
 
 EVERY = frozenset(schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == "")
 NORMALIZED = "(float[2,3,4] x, float[{0}] s, float[{0}] b) => (float[2,3,4] y)"

@@ -20,10 +20,10 @@ from qcompile.compiler.opset.cures import FAULTY_GRAPHS
 from qcompile.engines.onnx_runtime import runner as of_onnx_runtime
 from qcompile.engines.openvino import words as of_openvino
 from qcompile.engines.tensorrt.known_faults import KNOWN_FAULTS
-from qcompile.model.graph import model_io
-from qcompile.model.judgement import output_error
-from qcompile.model.onnx_file import copy_model
-from qcompile.model.random_input import random_feeds
+from qcompile.model.graph.graph import model_io
+from qcompile.model.graph.onnx_file import copy_model
+from qcompile.model.outputs.judgement import output_error
+from qcompile.model.sessions.random_input import random_feeds
 
 Feeds = dict[str, NDArray[Any]]
 

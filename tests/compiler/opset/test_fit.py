@@ -20,9 +20,9 @@ from qcompile.compiler.opset.lower import require_operators, without_missing
 from qcompile.engines.registry import engine
 from qcompile.engines.tensorrt.parser_operators import parser_of
 from qcompile.errors import ExportError, ModelError, UnsupportedOperator
-from qcompile.model.graph import count_operators, model_io, opset
-from qcompile.model.onnx_file import copy_model, read_graph
-from qcompile.model.random_input import random_feeds
+from qcompile.model.graph.graph import count_operators, model_io, opset
+from qcompile.model.graph.onnx_file import copy_model, read_graph
+from qcompile.model.sessions.random_input import random_feeds
 
 STAGE = import_module("qcompile.compiler.opset.fit")
 
@@ -104,7 +104,7 @@ def test_weights_in_a_file_of_their_own_are_carried_along(
     model.graph.node.append(onnx.helper.make_node("MatMul", ["x", "w"], ["z"], "product"))
     model.graph.output.append(onnx.helper.make_tensor_value_info("z", 1, ["batch", 3, 400]))
     onnx.save(model, mean, save_as_external_data=True, location="mean.data", size_threshold=0)
-    monkeypatch.setattr("qcompile.model.onnx_file.EXTERNAL_DATA_BYTES", 1000)
+    monkeypatch.setattr("qcompile.model.graph.onnx_file.EXTERNAL_DATA_BYTES", 1000)
     in_older_opset(read_graph(mean), 17)[0].save(tmp_path / "old.onnx")
     assert (tmp_path / "old.onnx.data").stat().st_size >= weight.nbytes
     assert count_operators(read_graph(tmp_path / "old.onnx").load()) == {"MatMul": 1, "ReduceMean": 1}

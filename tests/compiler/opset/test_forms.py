@@ -26,7 +26,7 @@ from qcompile.compiler.opset.tensorrt_forms import (
     folds_to_transposes,
     write_kernel_shapes,
 )
-from qcompile.model.graph import attribute
+from qcompile.model.graph.graph import attribute
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_a_kernel_shape_is_written_where_the_weights_are_behind_qdq() -> None:
 def test_it_is_lowered_for_tensorrt_alone(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qcompile import building
+    from qcompile.building import build as building
 
     source = tmp_path / "q.onnx"
     onnx.save(quantized(conv_3x5(), feeds()), source)

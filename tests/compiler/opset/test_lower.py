@@ -12,9 +12,9 @@ from two_opsets import assert_the_same, model, operators
 
 from qcompile.compiler.opset.lower import lower_opset
 from qcompile.errors import ModelError, UnsupportedOperator
-from qcompile.model.graph import opset
+from qcompile.model.graph.graph import opset
 from qcompile.spec.opsets import NEWEST, OLDEST
-from qcompile.tensors import Feeds
+from qcompile.spec.tensors import Feeds
 
 ONE_NODE = {
     "gelu": (20, "(float[2,3] x) => (float[2,3] y)", "y = Gelu(x)", ""),

@@ -25,7 +25,7 @@ from qcompile.compiler.opset.recurrent_products import (
 )
 from qcompile.compiler.opset.tensorrt_forms import find_trt_operators, in_standard_forms
 from qcompile.engines.registry import load
-from qcompile.model.graph import graph_precision, opset
+from qcompile.model.graph.graph import graph_precision, opset
 
 
 def lstm(

@@ -29,9 +29,9 @@ from qcompile.compiler.quantize.weights import hessians
 from qcompile.compiler.quantize.weights.hessians import hessian_key
 from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError, InvalidOption, QuantizationError, UnsupportedOperator
-from qcompile.model.graph import model_io, opset
-from qcompile.model.onnx_file import read_graph
-from qcompile.model.session import make_session, optimize_file, session_options
+from qcompile.model.graph.graph import model_io, opset
+from qcompile.model.graph.onnx_file import read_graph
+from qcompile.model.sessions.session import make_session, optimize_file, session_options
 from qcompile.spec.artifacts import QuantizeSpec
 from qcompile.spec.words import GraphTarget
 

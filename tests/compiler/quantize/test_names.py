@@ -19,8 +19,8 @@ import qcompile
 from qcompile.compiler.opset.fit import upgrade_opset
 from qcompile.compiler.quantize.int8.dynamic import quantize_dynamic
 from qcompile.compiler.quantize.prepare import prepare_graph
-from qcompile.model.graph import every_graph
-from qcompile.model.graph_names import rename_inputs
+from qcompile.model.graph.graph import every_graph
+from qcompile.model.graph.graph_names import rename_inputs
 
 NETWORK = """(float[b,16] x) => (float[b,16] y, float[b,16] z) {
     m = MatMul(x, w) a = Add(m, bias) r = Relu(a) g = Gemm<transB=1>(r, w2, c) s = Mul(g, c) z = Tanh(s)

@@ -13,18 +13,18 @@ from mode_models import normal, run, snr_db, static, written
 from written_models import model_of, stored
 
 import qcompile
-from qcompile.artifact import load_artifact
 from qcompile.calibration import Method, observe, save_ranges
 from qcompile.compiler.quantize.int8.static import executed, require_executed
 from qcompile.compiler.quantize.judge import logits_db
 from qcompile.compiler.quantize.quantize import quantize
+from qcompile.core.artifact import load_artifact
+from qcompile.core.processor import is_arm, isa_here, processor
 from qcompile.data.batches import Data
 from qcompile.engines.openvino import OpenVino
 from qcompile.errors import BuildError, CalibrationError, InvalidOption, QCompileError, QuantizationError
-from qcompile.model.graph import model_io
-from qcompile.model.onnx_file import read_graph
-from qcompile.model.random_input import random_feeds
-from qcompile.processor import is_arm, isa_here, processor
+from qcompile.model.graph.graph import model_io
+from qcompile.model.graph.onnx_file import read_graph
+from qcompile.model.sessions.random_input import random_feeds
 from qcompile.spec.words import GraphPrecision, GraphTarget
 
 # What others get wrong, each behind a plain product; weights without values are filled with normal ones.

@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 from written_models import model_of, outputs_of
 
 import qcompile
-from qcompile.artifact import Artifact
 from qcompile.compiler.quantize import methods, search
 from qcompile.compiler.quantize.activations import observe_rows, run_samples
 from qcompile.compiler.quantize.int8.static import executed
 from qcompile.compiler.quantize.judge import Judge
 from qcompile.compiler.quantize.request import Outcome, QuantizeRequest
 from qcompile.compiler.quantize.weights.hessians import collect_hessians
+from qcompile.core.artifact import Artifact
 from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError, InvalidOption, QuantizationError
-from qcompile.model.graph import model_io
-from qcompile.model.judgement import output_error
-from qcompile.model.onnx_file import Graph, read_graph
+from qcompile.model.graph.graph import model_io
+from qcompile.model.graph.onnx_file import Graph, read_graph
+from qcompile.model.outputs.judgement import output_error
 from qcompile.spec.artifacts import QuantizeSpec
 from qcompile.spec.words import GraphTarget
 

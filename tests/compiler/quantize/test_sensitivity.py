@@ -19,7 +19,7 @@ from qcompile.calibration import Ranges, load_ranges
 from qcompile.compiler.quantize.sensitivity import LayerSensitivity, rank_layers
 from qcompile.data.batches import Data
 from qcompile.errors import InvalidOption
-from qcompile.model.graph import model_io
+from qcompile.model.graph.graph import model_io
 from qcompile.spec.words import CPU_TARGETS, GraphTarget, Isa
 
 Feeds = dict[str, Floats]

@@ -21,9 +21,9 @@ from written_models import model_of, outputs_of
 import qcompile
 from qcompile.compiler.simplify.simplify import pool_globally, simplify, simplify_attention
 from qcompile.errors import DataError
-from qcompile.model.graph import model_io
-from qcompile.model.input_notes import KEY, InputNote, read_notes, write_notes
-from qcompile.model.onnx_file import Graph, copy_model, read_graph
+from qcompile.model.graph.graph import model_io
+from qcompile.model.graph.input_notes import KEY, InputNote, read_notes, write_notes
+from qcompile.model.graph.onnx_file import Graph, copy_model, read_graph
 
 STAGE = import_module("qcompile.compiler.simplify.simplify")
 

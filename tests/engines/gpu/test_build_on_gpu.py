@@ -5,8 +5,8 @@ Runtime. The oracle is ONNX's own reference implementation. An option that the v
 be refused. On an H200 with TensorRT 8.5.3.1 (2026-11-28) 19 had run when the time was up: 16 passed, of
 int8 all but Q/DQ, whose proof was mended since; fp16 and best failed for a reason that was lost with the end
 of the run (conftest.py prints it at once now). The others ran on stand-ins alone (tests/engines/tensorrt).
-`benchmarks/gpu_day.py` checks more: normalizations, 64-bit integers, refits, timing caches, shape tensors,
-CUDA graphs, two runners.
+`tests/performance/gpu_day.py` checks more: normalizations, 64-bit integers, refits, timing caches,
+shape tensors, CUDA graphs, two runners.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from carried_graphs import quantized, write_ranges
 from onnx.reference import ReferenceEvaluator
 
 import qcompile
-from qcompile.artifact import Artifact
+from qcompile.core.artifact import Artifact
 from qcompile.engines.tensorrt.adapter import load_adapter
 from qcompile.errors import ArtifactError, BuildError, InvalidOption
 from qcompile.spec.tensorrt import TensorRTOptions

@@ -15,11 +15,11 @@ import pytest
 from layer_faults import perturbed
 
 import qcompile
-from qcompile.building import engine_graph
-from qcompile.comparison.layers.compare import layer_diff
-from qcompile.comparison.layers.outcome import LayerDiff
-from qcompile.comparison.layers.rebuild import EngineSource
-from qcompile.deploy import package_ep_context
+from qcompile.bench.diff.layers.compare import layer_diff
+from qcompile.bench.diff.layers.outcome import LayerDiff
+from qcompile.bench.diff.layers.rebuild import EngineSource
+from qcompile.building.build import engine_graph
+from qcompile.building.deploy import package_ep_context
 from qcompile.engines.gpu import find_gpu
 from qcompile.spec.tensorrt import TensorRTOptions
 

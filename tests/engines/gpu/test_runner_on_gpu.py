@@ -1,6 +1,6 @@
 """The runner on a real GPU, with whichever TensorRT is installed there.
 
-These have run against the simulation of tests/support alone; `benchmarks/gpu_day.py` ran the runner on a GPU
+These have run against the simulation of tests/support alone; `gpu_day.py` ran the runner on a GPU
 (docs/tensorrt.md). Needs numpy, onnx, TensorRT, and cuda-bindings or PyCUDA; what needs PyTorch is skipped
 without it. The oracle is ONNX's own reference
 implementation.

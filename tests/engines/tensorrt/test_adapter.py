@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_tensorrt import recorded_module
 
-from qcompile.artifact import Manifest
 from qcompile.cli.compile import build
+from qcompile.core.artifact import Manifest
 from qcompile.engines.gpu import Gpu
 from qcompile.engines.tensorrt import plan
 from qcompile.engines.tensorrt.adapter import Adapter, load_adapter

@@ -16,7 +16,7 @@ from rtx_builds import rtx_build
 
 import qcompile
 from qcompile.errors import InvalidOption
-from qcompile.model.graph import graph_precision, weighted_nodes
+from qcompile.model.graph.graph import graph_precision, weighted_nodes
 from qcompile.spec.words import BLOCK_FORMATS, BlockFormat
 
 SAMPLES = Path(__file__).parents[2] / "samples/blocks"

@@ -20,7 +20,7 @@ from simulated_machine import Machine, OnMachine
 from simulated_plan import MAGIC, read_plan, write_plan
 from tensorrt_simulation import Simulation, read_model, rows, values
 
-from qcompile.artifact import read_manifest
+from qcompile.core.artifact import read_manifest
 from qcompile.engines.tensorrt.adapter import Adapter
 from qcompile.engines.tensorrt.log import build_failure, last_error, make_log, plain, setting
 from qcompile.engines.tensorrt.plan import PlanNeeds, needs_of, needs_of_options, open_plan, register_plugins

@@ -19,7 +19,7 @@ from road_models import COMPACT, FULL, Recipe, started
 from torch import nn
 
 import qcompile
-from qcompile.artifact import Artifact, load_artifact
+from qcompile.core.artifact import Artifact, load_artifact
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
 from qcompile.engines.tensorrt.adapter import load_adapter
@@ -27,7 +27,7 @@ from qcompile.engines.tensorrt.builder.inspector import in_metadata
 from qcompile.engines.tensorrt.builder.network import _layers_by_node
 from qcompile.engines.tensorrt.known_faults import KNOWN_FAULTS
 from qcompile.engines.tensorrt.log import make_log
-from qcompile.model.onnx_file import read_graph
+from qcompile.model.graph.onnx_file import read_graph
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.words import Precision
 

@@ -19,13 +19,13 @@ from mode_models import written
 from qcompile.engines.base import BuildOutcome, BuildRequest, Runner
 from qcompile.engines.tensorrt.verify import verified
 from qcompile.errors import ArtifactError, BuildError, DataError, EngineUnavailable, ModelError
-from qcompile.model.graph import model_io
-from qcompile.model.onnx_file import read_graph
-from qcompile.model.session import make_session, session_options
+from qcompile.model.graph.graph import model_io
+from qcompile.model.graph.onnx_file import read_graph
+from qcompile.model.sessions.session import make_session, session_options
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.tensorrt import TensorRTOptions
+from qcompile.spec.tensors import Feeds
 from qcompile.spec.words import Precision
-from qcompile.tensors import Feeds
 
 MakeFile = Callable[..., Path]
 Profile = dict[str, dict[str, list[int]]]

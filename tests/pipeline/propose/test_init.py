@@ -15,7 +15,7 @@ from qcompile.errors import InvalidOption
 from qcompile.pipeline.propose.choose import Choice, DataFacts, LeftOut, Machine, batch_size
 from qcompile.pipeline.propose.init import InitResult, init
 from qcompile.pipeline.propose.model_facts import ModelFacts
-from qcompile.tensors import TensorInfo
+from qcompile.spec.tensors import TensorInfo
 
 MODEL = """
 import torch
@@ -264,7 +264,7 @@ IMAGE = TensorInfo("x", "float32", ("batch", 3, 8, 8))
 
 
 def facts(*kinds: str, precision: str = "fp32") -> ModelFacts:
-    from qcompile.model.source import Source
+    from qcompile.model.sources.source import Source
 
     source = Source("m.onnx", "onnx", Path("m.onnx"))
     return ModelFacts(source, "m", (IMAGE,), {}, kinds=frozenset(kinds), precision=precision)

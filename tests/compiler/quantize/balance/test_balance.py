@@ -30,10 +30,10 @@ from qcompile.compiler.quantize.balance.smooth import (
 )
 from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError
-from qcompile.model.graph import model_io
-from qcompile.model.graph_edits import store_constants
-from qcompile.model.judgement import output_error
-from qcompile.model.onnx_file import Graph
+from qcompile.model.graph.graph import model_io
+from qcompile.model.graph.graph_edits import store_constants
+from qcompile.model.graph.onnx_file import Graph
+from qcompile.model.outputs.judgement import output_error
 from qcompile.spec.words import GraphTarget
 
 Floats = NDArray[np.float32]

@@ -20,10 +20,10 @@ from qcompile.calibration.histogram import Histogram
 from qcompile.compiler.quantize.half.casts import Half
 from qcompile.compiler.quantize.half.precision import nodes_to_protect, to_half
 from qcompile.engines.tensorrt.log import make_log
-from qcompile.model.graph import model_io
-from qcompile.model.graph_names import name_nodes
-from qcompile.model.judgement import output_error
-from qcompile.model.random_input import random_feeds
+from qcompile.model.graph.graph import model_io
+from qcompile.model.graph.graph_names import name_nodes
+from qcompile.model.outputs.judgement import output_error
+from qcompile.model.sessions.random_input import random_feeds
 
 HALVES: tuple[Half, ...] = ("float16", "bfloat16")
 LINEAR = "(float[n,4] x) => (float[n,4] y) <float[4,4] w> { h = MatMul(x, w) y = Relu(h) }"

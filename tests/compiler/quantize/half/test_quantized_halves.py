@@ -25,9 +25,9 @@ from qcompile.compiler.quantize.half.precision import to_half
 from qcompile.compiler.quantize.int8.placement import plan, scaled_tensors
 from qcompile.compiler.quantize.int8.static import quantize_static
 from qcompile.compiler.quantize.prepare import prepare_graph
-from qcompile.model.graph import count_weighted, infer_types, model_io, opset, producers
-from qcompile.model.judgement import output_error
-from qcompile.model.session import session_options
+from qcompile.model.graph.graph import count_weighted, infer_types, model_io, opset, producers
+from qcompile.model.outputs.judgement import output_error
+from qcompile.model.sessions.session import session_options
 
 INPUT = "it quantizes 'x', which is float32"
 Tiny = Callable[..., onnx.ModelProto]

@@ -23,8 +23,8 @@ from qcompile.compiler.quantize.int8.placement import plan
 from qcompile.compiler.quantize.int8.static import quantize_static
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.data.batches import Data
-from qcompile.model.graph import model_io
-from qcompile.model.onnx_file import read_graph
+from qcompile.model.graph.graph import model_io
+from qcompile.model.graph.onnx_file import read_graph
 from qcompile.spec.words import GraphTarget
 
 Floats = NDArray[np.float32]

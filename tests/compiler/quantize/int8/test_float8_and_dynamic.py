@@ -20,17 +20,17 @@ from rtx_builds import rtx_build
 from written_models import model_of, normal, outputs_of, stored
 
 import qcompile
-from qcompile.artifact import Artifact
 from qcompile.compiler.quantize.int8.dynamic import WeightType, quantize_dynamic
 from qcompile.compiler.quantize.int8.rewrites import round_to_float8, unfit_for_float8, weight_scales
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.compiler.quantize.request import match_nodes
+from qcompile.core.artifact import Artifact
+from qcompile.core.processor import isa_here
 from qcompile.errors import QuantizationError
-from qcompile.model.graph import graph_precision, opset, weighted_nodes
-from qcompile.model.judgement import output_error
-from qcompile.model.saturating_kernels import saturating_kernels
-from qcompile.model.session import make_session, session_options
-from qcompile.processor import isa_here
+from qcompile.model.graph.graph import graph_precision, opset, weighted_nodes
+from qcompile.model.graph.saturating_kernels import saturating_kernels
+from qcompile.model.outputs.judgement import output_error
+from qcompile.model.sessions.session import make_session, session_options
 
 Floats = NDArray[np.float32]
 

@@ -16,8 +16,8 @@ from qcompile.compiler.quantize.calibrate import tensors_to_calibrate
 from qcompile.compiler.quantize.int8.placement import plan
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.errors import CalibrationError, InvalidOption
-from qcompile.model.judgement import output_error
-from qcompile.model.onnx_file import read_weightless
+from qcompile.model.graph.onnx_file import read_weightless
+from qcompile.model.outputs.judgement import output_error
 from qcompile.spec.words import GRAPH_TARGETS, GraphTarget
 
 ADDS = """(float[n,2,4,4] x) => (float[n,2,4,4] y)

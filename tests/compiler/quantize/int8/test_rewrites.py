@@ -15,7 +15,6 @@ from onnx import numpy_helper, parser
 from written_models import model_of, outputs_of
 
 import qcompile
-from qcompile.artifact import Artifact
 from qcompile.compiler.quantize.int8.rewrites import (
     BLOCK_SIZE,
     gather_by_vectors,
@@ -23,7 +22,8 @@ from qcompile.compiler.quantize.int8.rewrites import (
     quantize_tables,
     read_floats,
 )
-from qcompile.model.graph import producers
+from qcompile.core.artifact import Artifact
+from qcompile.model.graph.graph import producers
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
 

@@ -24,7 +24,7 @@ from qcompile.compiler.quantize.int8.static import activation_limits, quantize_s
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.compiler.quantize.weights.rounding import gptq
 from qcompile.errors import CalibrationError, QuantizationError
-from qcompile.model.graph_rules import NONE, SaturatingKernels, graph_rules
+from qcompile.model.graph.graph_rules import NONE, SaturatingKernels, graph_rules
 from qcompile.spec.words import GRAPH_TARGETS, GraphTarget
 
 Limits = Mapping[str, tuple[float, float]]

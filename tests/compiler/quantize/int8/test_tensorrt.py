@@ -17,7 +17,7 @@ from qcompile.compiler.quantize.int8.placement import Placement, plan
 from qcompile.compiler.quantize.int8.static import quantize_static
 from qcompile.compiler.quantize.int8.tensorrt import share_scales
 from qcompile.compiler.quantize.prepare import prepare_graph
-from qcompile.model.graph import producers
+from qcompile.model.graph.graph import producers
 
 TF = "NVIDIA/TensorRT, tools/tensorflow-quantization/tensorflow_quantization/custom_qdq_cases.py"
 """`ResidualConnectionQDQCase`; the figures are in docs/source/docs/add_custom_qdq_cases.md."""

@@ -16,11 +16,11 @@ from written_models import model_of, outputs_of, stored
 
 import qcompile
 from qcompile import qat
-from qcompile.artifact import Artifact, load_artifact
 from qcompile.compiler.quantize.qat.finish_qdq import finish_qdq
+from qcompile.core.artifact import Artifact, load_artifact
+from qcompile.core.progress import quiet
 from qcompile.errors import ExportError, InvalidOption, QuantizationError
-from qcompile.model.graph import weighted_nodes
-from qcompile.progress import quiet
+from qcompile.model.graph.graph import weighted_nodes
 
 INPUT = "x:[batch,3,8,8]"
 

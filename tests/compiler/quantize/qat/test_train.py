@@ -23,12 +23,12 @@ from qcompile import qat
 from qcompile.compiler.quantize.int8.pair_limits import pair_limits
 from qcompile.compiler.quantize.qat.finish_qdq import finish_qdq
 from qcompile.compiler.quantize.qat.quantizer import OPERATOR, TargetQuantizer, capture
+from qcompile.core.processor import isa_here
+from qcompile.core.progress import quiet
 from qcompile.errors import ExportError, InvalidOption, QuantizationError
-from qcompile.model.graph import weighted_nodes
-from qcompile.model.judgement import output_error
-from qcompile.model.saturating_kernels import saturating_kernels
-from qcompile.processor import isa_here
-from qcompile.progress import quiet
+from qcompile.model.graph.graph import weighted_nodes
+from qcompile.model.graph.saturating_kernels import saturating_kernels
+from qcompile.model.outputs.judgement import output_error
 
 TARGETS = ["onnxruntime", "openvino", "tensorrt"]
 

@@ -23,8 +23,8 @@ from qcompile.compiler.quantize.weights.rewrite import quantize_weights
 from qcompile.compiler.quantize.weights.rounding import Rounded, gptq, packed, round_to_nearest
 from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError, InvalidOption, QuantizationError
-from qcompile.model.graph import model_io
-from qcompile.model.onnx_file import copy_model, read_graph, save_onnx
+from qcompile.model.graph.graph import model_io
+from qcompile.model.graph.onnx_file import copy_model, read_graph, save_onnx
 
 Floats = NDArray[np.float32]
 

@@ -16,7 +16,7 @@ from simulated_machine import Machine, OnMachine
 from simulated_plan import read_plan
 
 import qcompile
-from qcompile.building import plan
+from qcompile.building.build import plan
 from qcompile.engines.gpu import why_no_gpu
 from qcompile.engines.registry import engine
 from qcompile.engines.tensorrt.adapter import load_adapter

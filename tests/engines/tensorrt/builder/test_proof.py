@@ -16,7 +16,7 @@ from inspector_shapes import FP32, HALF8, INT8, SHAPES, UNKNOWN, convolution, gr
 from mode_models import written
 from simulated_machine import Machine, MakeFile, OnMachine
 
-from qcompile.artifact import Check, load_artifact
+from qcompile.core.artifact import Check, load_artifact
 from qcompile.engines.tensorrt.builder.inspector import (
     UNREPORTED,
     Inspection,

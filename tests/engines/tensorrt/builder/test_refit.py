@@ -17,7 +17,7 @@ from simulated_machine import GPU, Machine, MakeFile, OnMachine, install
 from simulated_plan import read_plan
 
 import qcompile
-from qcompile.artifact import Artifact
+from qcompile.core.artifact import Artifact
 from qcompile.engines.gpu import Gpu
 from qcompile.engines.tensorrt import engine
 from qcompile.engines.tensorrt.builder import builder, calibration, configure, refit

@@ -15,9 +15,9 @@ import pytest
 from recorded_tensorrt import recorded_module
 
 import qcompile
-from qcompile.artifact import Artifact
 from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.compiler.quantize.quantize import quantize
+from qcompile.core.artifact import Artifact
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
 from qcompile.engines.gpu import why_no_gpu

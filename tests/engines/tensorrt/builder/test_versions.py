@@ -28,9 +28,9 @@ from qcompile.engines.tensorrt.builder.configure import (
 from qcompile.engines.tensorrt.log import make_log
 from qcompile.engines.tensorrt.runner.io_tensors import InputRange, IOTensor, read_profiles
 from qcompile.errors import BuildError, IntentNotReached, InvalidOption, QCompileError, UnsupportedOperator
-from qcompile.model.input_notes import AxisRange, InputNote
+from qcompile.model.graph.input_notes import AxisRange, InputNote
 from qcompile.spec.artifacts import BuildSpec
-from qcompile.tensors import TensorInfo
+from qcompile.spec.tensors import TensorInfo
 
 NETWORK = {"CONVOLUTION": 2, "MATRIX_MULTIPLY": 1}
 

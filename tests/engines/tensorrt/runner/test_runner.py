@@ -29,7 +29,7 @@ from qcompile.errors import (
     ModelError,
     QCompileError,
 )
-from qcompile.tensors import ModelIO, TensorInfo
+from qcompile.spec.tensors import ModelIO, TensorInfo
 
 Tiny = Callable[..., onnx.ModelProto]
 

@@ -11,8 +11,8 @@ from tensorrt_simulation import PYTORCHS, InterfaceArray, Simulation, assert_neg
 
 import qcompile.engines
 from qcompile.bench import worker
+from qcompile.core.processes.arrays import save_arrays
 from qcompile.errors import DataError, InvalidOption, ModelError
-from qcompile.processes.arrays import save_arrays
 
 PROFILES = [{"x": [[1, 4], [2, 4], [top, 4]]} for top in (8, 8, 16)]
 

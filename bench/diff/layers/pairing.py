@@ -1,0 +1,280 @@
+"""Pair the tensors of an artifact with those of the reference, by name, else by structure.
+
+1. A tensor of the artifact has the name of the reference's: they pair, unless
+2. an activation was folded away. The quantizer takes `Relu` out in front of a QuantizeLinear whose lowest
+   integer is zero: the float then called as Relu's output is Relu's input, and only the integers are it.
+3. Integers pair by the name of what QuantizeLinear reads, or by the node that writes them.
+4. A renamed output is found through its node: by name, else by operator, what it reads, and position.
+
+Casts, and DequantizeLinear behind integers that are read already, are no tensors of their own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ....model.graph.graph import captured_names, constant_names, consumers, infer_types, producers
+from .sides import Form, Forms, plain_name
+
+if TYPE_CHECKING:
+    import onnx
+
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+_ACTIVATIONS = frozenset(["Relu", "Clip"])
+_PASS_ON = frozenset(["QuantizeLinear", "DequantizeLinear", "Cast", "Identity"])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A tensor of the reference and the one that stands for it in the artifact.
+
+    Attributes:
+        node, operator: What makes it in the artifact; its QuantizeLinear counts as part of the node, unless
+            the float value is read elsewhere too and pairs by itself.
+        form: How the artifact's is read.
+        upstream: Bit i is set when pair i lies before this one in the artifact.
+        parents: The pairs right before this one, with nothing that pairs in between.
+    """
+
+    reference: str
+    artifact: str
+    node: str
+    operator: str
+    form: Form
+    upstream: int
+    parents: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """All pairs, in the artifact's order of execution, and float tensors without a partner.
+
+    Those of the reference are folded into a kernel; those of the artifact count without Q/DQ and casts.
+    """
+
+    pairs: tuple[Pair, ...]
+    reference_only: tuple[str, ...] = ()
+    artifact_only: tuple[str, ...] = ()
+
+    def named(self, artifact: str) -> int | None:
+        return next((i for i, pair in enumerate(self.pairs) if pair.artifact == artifact), None)
+
+
+def float_tensors(model: onnx.ModelProto) -> dict[str, str]:
+    """Return name to dtype of the float tensors that depend on an input, inputs among them."""
+    constants = constant_names(model)
+    types = infer_types(model)
+    return {name: kind for name, kind in types.items() if kind in FLOATS and name not in constants}
+
+
+def pair_tensors(reference: onnx.ModelProto, artifact: onnx.ModelProto) -> Pairs:
+    """Pair the float tensors of two graphs, weights not looked at."""
+    walk = _Walk(reference, artifact)
+    for node in artifact.graph.node:
+        walk.visit(node)
+    return walk.result()
+
+
+def pair_outputs(reference: onnx.ModelProto, outputs: Iterable[str]) -> Pairs:
+    """Pair the outputs of an engine, whose graph cannot be seen, with the tensors of these names."""
+    pairs, names = pair_tensors(reference, reference), set(outputs)
+    shown = [index for index, pair in enumerate(pairs.pairs) if pair.reference in names]
+    return replace(restricted(pairs, shown), artifact_only=())
+
+
+def restricted(pairs: Pairs, indexes: Sequence[int]) -> Pairs:
+    """Return some of the pairs, each with those that lie before it among these alone."""
+    place = {index: at for at, index in enumerate(indexes)}
+    nearest: list[set[int]] = []  # those of them right before each pair, behind those that are left out
+    for pair in pairs.pairs:
+        sets = ({place[parent]} if parent in place else nearest[parent] for parent in pair.parents)
+        nearest.append(set().union(*sets))
+    some = tuple(
+        replace(
+            pairs.pairs[index],
+            upstream=sum(1 << at for at, i in enumerate(indexes) if pairs.pairs[index].upstream >> i & 1),
+            parents=tuple(sorted(nearest[index])),
+        )
+        for index in indexes
+    )
+    paired = {pair.reference for pair in some}
+    alone = [*pairs.reference_only, *(p.reference for p in pairs.pairs if p.reference not in paired)]
+    return Pairs(some, tuple(dict.fromkeys(alone)), pairs.artifact_only)
+
+
+class _Reference:
+    """What is asked about the reference's graph."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        graph, self.floats = model.graph, float_tensors(model)
+        self.made_by, self.readers = producers(graph), consumers(graph)
+        self.nodes = {node.name: node for node in graph.node if node.name}
+        self.inputs = {value.name for value in graph.input}
+        self.by_structure: dict[tuple[object, ...], list[str]] = defaultdict(list)
+        for node in graph.node:
+            for index, name in enumerate(node.output):
+                if name in self.floats:
+                    key = structure(node, index, [read for read in node.input if read in self.floats])
+                    self.by_structure[key].append(name)
+
+
+def structure(node: onnx.NodeProto, index: int, read: Iterable[str]) -> tuple[object, ...]:
+    """Return what a renamed output is recognized by: operator, position, and what its node reads."""
+    operator = "Add" if node.op_type == "Sum" else node.op_type
+    return operator, index, *read
+
+
+class _Walk:
+    def __init__(self, reference: onnx.ModelProto, artifact: onnx.ModelProto) -> None:
+        self.reference = _Reference(reference)
+        self.graph = artifact.graph
+        self.forms = Forms(artifact.graph)
+        self.types = infer_types(artifact)
+        self.constants = constant_names(artifact)
+        self.made_by = producers(self.graph)
+        self.readers = consumers(self.graph)
+        self.outputs = {value.name for value in self.graph.output}
+        self.nodes = {plain_name(node) for node in self.graph.node}
+        # Tensors in ONNX Runtime's blocked layout, which only its own convolutions can read.
+        self.blocked = {
+            name
+            for node in self.graph.node
+            if node.domain == "com.microsoft.nchwc" and node.op_type != "ReorderOutput"
+            for name in node.output
+        }
+        self.as_ref = {value.name: value.name for value in self.graph.input}  # tensor to the reference's
+        self.upstream: dict[str, int] = {}  # tensor to the pairs before it, itself included
+        # Tensor to itself as a pair, or to the pairs right before.
+        self.nearest: dict[str, frozenset[int]] = {}
+        self.seen: dict[tuple[object, ...], int] = defaultdict(int)
+        self.pairs: list[Pair] = []
+        self.apart: list[str] = []
+
+    def visit(self, node: onnx.NodeProto) -> None:
+        before, nearest = 0, frozenset[int]()
+        for name in (*node.input, *captured_names(node)):
+            before |= self.upstream.get(name, 0)
+            nearest |= self.nearest.get(name, frozenset())
+        for index, name in enumerate(node.output):
+            if not name or name in self.constants:
+                continue
+            self.upstream[name], self.nearest[name] = before, nearest
+            match = self._partner(node, index, name)
+            if match is None:
+                continue
+            partner, form, maker = match
+            self.as_ref.setdefault(name, partner)
+            self.upstream[name] = before | 1 << len(self.pairs)
+            self.nearest[name] = frozenset([len(self.pairs)])
+            label = maker.name or maker.output[0]
+            parents = tuple(sorted(nearest))
+            self.pairs.append(Pair(partner, name, label, maker.op_type, form, before, parents))
+
+    def result(self) -> Pairs:
+        paired = {pair.reference for pair in self.pairs}
+        alone = [n for n in self.reference.floats if n not in paired and n not in self.reference.inputs]
+        return Pairs(tuple(self.pairs), tuple(alone), tuple(self.apart))
+
+    def _partner(
+        self, node: onnx.NodeProto, index: int, name: str
+    ) -> tuple[str, Form, onnx.NodeProto] | None:
+        """The reference's tensor, how it is read, and the node that answers for it; None for no pair."""
+        if name in self.forms.scales:
+            return self._of_integers(node, index, name)
+        if self.types.get(name, "float32") not in FLOATS:
+            return None
+        if node.op_type in _PASS_ON and not (name in self.reference.floats and name in self.outputs):
+            passed = self.as_ref.get(node.input[0])
+            if passed is not None:
+                self.as_ref[name] = passed
+            if node.op_type != "DequantizeLinear" or self.forms.of(node.input[0]) is not None:
+                return None
+            if passed in self.reference.floats:  # FP8, or a scale that is computed
+                return str(passed), Form(channels_last=name in self.forms.channels_last), node
+        partner = self._of_float(node, index, name)
+        if partner is None:
+            if node.op_type not in _PASS_ON and name not in self.blocked:
+                self.apart.append(name)
+            return None
+        self.as_ref[name] = partner
+        if self._goes_into_integers(name) or name in self.blocked:
+            return None
+        last = name in self.forms.channels_last
+        return partner, Form(channels_last=last), node
+
+    def _of_integers(
+        self, node: onnx.NodeProto, index: int, name: str
+    ) -> tuple[str, Form, onnx.NodeProto] | None:
+        floats, maker = self.reference.floats, node
+        if node.op_type == "QuantizeLinear":
+            raw = node.input[0]
+            partner = raw if raw in floats else self._after_activation(self.as_ref.get(raw), name)
+            if raw in self.made_by and self._goes_into_integers(raw):
+                maker = self.made_by[raw]
+        else:
+            stem = name.removesuffix("_QuantizeLinear_Output")
+            moved = self.as_ref.get(node.input[0]) if node.op_type == "Transpose" else None
+            by_name = stem if stem in floats and stem not in self.reference.inputs else None
+            partner = by_name or self._by_node(node, index) or moved
+            partner = self._after_activation(partner, name)
+        form = self.forms.of(name)
+        if partner is None or partner not in floats:
+            return None
+        self.as_ref[name] = partner
+        if node.op_type == "Transpose" and partner == self.as_ref.get(node.input[0]):
+            return None  # the same integers in another layout
+        return (partner, form, maker) if form is not None else None
+
+    def _of_float(self, node: onnx.NodeProto, index: int, name: str) -> str | None:
+        reference = self.reference
+        maker = reference.made_by.get(name)
+        if name in reference.floats and maker is not None:
+            twin = reference.nodes.get(plain_name(node))
+            folded = maker.op_type in _ACTIVATIONS and node.op_type not in _ACTIVATIONS
+            same = node.op_type == maker.op_type or twin is None or twin is maker
+            if folded and self._goes_into_integers(name):
+                return str(maker.input[0]) if maker.input[0] in reference.floats else None
+            if same or folded or name in self.outputs:
+                return name
+        partner = self._by_node(node, index) or self._by_structure(node, index)
+        fuses = node.op_type.startswith("Fused") or any(a.name == "activation" for a in node.attribute)
+        return self._after_activation(partner, name) if fuses else partner
+
+    def _by_node(self, node: onnx.NodeProto, index: int) -> str | None:
+        twin = self.reference.nodes.get(plain_name(node))
+        if twin is None or index >= len(twin.output) or twin.output[index] not in self.reference.floats:
+            return None
+        return str(twin.output[index])
+
+    def _by_structure(self, node: onnx.NodeProto, index: int) -> str | None:
+        read = [self.as_ref[name] for name in node.input if name in self.as_ref]
+        floats = [name for name in read if name in self.reference.floats]
+        key = structure(node, index, floats)
+        alike = self.reference.by_structure.get(key, [])
+        at = self.seen[key]
+        self.seen[key] += 1
+        return alike[at] if floats and at < len(alike) else None
+
+    def _after_activation(self, partner: str | None, name: str) -> str | None:
+        """What comes out of the activation behind a tensor of the reference, where the artifact has none."""
+        readers = self.reference.readers.get(partner or "", [])
+        if partner is None or len(readers) != 1 or readers[0].op_type not in _ACTIVATIONS:
+            return partner
+        behind = [node for reader in self.readers.get(name, []) for node in self._behind(reader)]
+        if plain_name(readers[0]) in self.nodes or any(node.op_type in _ACTIVATIONS for node in behind):
+            return partner
+        return str(readers[0].output[0])
+
+    def _behind(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        if node.op_type not in _PASS_ON:
+            return [node]
+        return [n for reader in self.readers.get(node.output[0], []) for n in self._behind(reader)]
+
+    def _goes_into_integers(self, name: str) -> bool:
+        """Whether QuantizeLinear alone reads a tensor, so that its integers are what there is of it."""
+        readers = self.readers.get(name, [])
+        stored = (n.op_type == "QuantizeLinear" and self.forms.of(n.output[0]) is not None for n in readers)
+        return bool(readers) and name not in self.outputs and all(stored)

@@ -1,0 +1,387 @@
+"""Find the first tensor that diverges inside an engine, with few builds of parts of its graph.
+
+1. The engine itself runs: where no output diverges, nothing is built.
+2. Where TensorRT has debug tensors, one build shows many tensors at once. They hint at a place, no more:
+   marking changes fusions, or names and memory formats are TensorRT's own. A second build, which ends with
+   the tensor and those before it, confirms the place or tells which side of it the fault lies on.
+3. Bisection: each build ends where the first half of what is left ends. What diverges there is read from it.
+4. What was found is confirmed by a build that ends with that tensor alone, and by those before it.
+
+Bisection takes it that an error once made does not leave again. Where a later tensor is found right behind
+one that diverges, that is said: a fault may then be hidden before every tensor that was read.
+
+Builds: one for the survey, one for its place, and no more than 1 + log2(n) for the bisection of n tensors.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ....core.artifact import Manifest, commit
+from ....core.files import held_folder
+from ....core.progress import Progress
+from ....engines.base import BuildRequest
+from ....engines.tensorrt.adapter import Adapter, load_adapter
+from ....engines.tensorrt.builder.builder import build_plan
+from ....engines.tensorrt.builder.network import marks_unfused
+from ....errors import BuildError, InvalidOption, ModelError
+from ....model.graph.graph_edits import cut
+from ....model.graph.onnx_file import read_graph, save_onnx
+from ....model.outputs.judgement import ErrorSums
+from ....spec.artifacts import BuildSpec
+from ....spec.decode import non_default_options
+from ....spec.tensors import format_shape
+from .outcome import EngineSearch
+from .search import ABRUPT_DB, Refinement, Search, packed
+from .sides import Side
+from .taps import LayerRuns
+
+Profile = Mapping[str, Mapping[str, Sequence[int]]]
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class EngineSource:
+    """What an engine was built from.
+
+    Attributes:
+        graph: The ONNX file that TensorRT parsed.
+        layers: Node to precision, where types are weak and some were kept.
+        tf32: Whether products of float32 may round.
+        profiles: The engine's optimization profiles: input to its "min", "opt" and "max".
+    """
+
+    graph: Path
+    spec: BuildSpec
+    layers: Mapping[str, str] = field(default_factory=dict)
+    tf32: bool = False
+    profiles: Sequence[Profile] = ()
+
+
+class Rebuilder:
+    """Builds engines of parts of one graph, one in place of the other, below `folder`."""
+
+    def __init__(self, source: EngineSource, engine: Side, folder: Path, progress: Progress) -> None:
+        self.source, self.engine, self.folder, self.progress = source, engine, folder, progress
+        self.builds = 0
+
+    @property
+    def survey(self) -> str:
+        """How this TensorRT shows many tensors at once: "unfused", "marked", or "" where it cannot."""
+        adapter = self._adapter()
+        if not hasattr(adapter.module, "IDebugListener"):
+            return ""
+        return "unfused" if marks_unfused(adapter) else "marked"
+
+    @property
+    def types_are_weak(self) -> bool:
+        """Whether TensorRT chooses the types of layers, in each build by itself."""
+        return self.engine.precision != "fp32" and not self._adapter().strongly_typed
+
+    def part(self, names: Sequence[str]) -> tuple[Side, dict[str, str]]:
+        """Build what lies before tensors, and return it with tensor to the output that holds it."""
+        model = read_graph(self.source.graph).load()
+        outputs = cut(model, names)
+        with held_folder(self.folder, "cut") as place:
+            file = place / "part.onnx"
+            save_onnx(model, file)
+            del model
+            return self._build(file, debug=()), outputs
+
+    def whole(self, debug: Sequence[str]) -> Side:
+        """Build the whole graph again, with debug tensors: those of names, or where none is fused away."""
+        return self._build(self.source.graph, debug=None if self.survey == "unfused" else debug)
+
+    def _build(self, file: Path, *, debug: Sequence[str] | None) -> Side:
+        self.builds += 1
+        graph = read_graph(file).model.graph
+        nodes = {node.name for node in graph.node}
+        inputs = {value.name for value in graph.input}
+        place = self.folder / "part"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        engine = place / "part.engine"
+        source = self.source
+        request = BuildRequest(
+            str(file),
+            engine,
+            _spec_for(source, inputs),
+            source=f"a part of {self.engine.path}",
+            layers={name: kind for name, kind in source.layers.items() if name in nodes},
+            tf32=source.tf32,
+            debug_tensors=debug,
+            progress=self.progress,
+        )
+        outcome = build_plan(self._adapter(), request)
+        manifest = Manifest(
+            kind=outcome.kind,
+            stage="build",
+            target=source.spec.target,
+            precision=self.engine.precision,
+            io=outcome.io,
+            tools=outcome.versions,
+            device=outcome.device,
+            options=non_default_options(request.spec),
+            proof=outcome.proof,
+        )
+        commit(engine, manifest)
+        return replace(self.engine, path=engine, io=outcome.io)
+
+    def _adapter(self) -> Adapter:
+        return load_adapter(self.source.spec.target)
+
+
+def _spec_for(source: EngineSource, inputs: set[str]) -> BuildSpec:
+    """The spec with the engine's own profiles, without the inputs that a part has not; all is linear."""
+    profiles = [
+        ",".join(f"{name}:{_spelled(ranges[name])}" for name in ranges if name in inputs)
+        for ranges in source.profiles
+    ]
+    options = replace(
+        source.spec.tensorrt, profiles=tuple(filter(None, profiles)), io_formats=(), strip_weights=False
+    )
+    return replace(source.spec, min_shapes=(), opt_shapes=(), max_shapes=(), tensorrt=options)
+
+
+def _spelled(shapes: Mapping[str, Sequence[int]]) -> str:
+    return "..".join(format_shape(tuple(shapes[kind])) for kind in ("min", "opt", "max"))
+
+
+class EngineRefinement(Refinement):
+    """A comparison with an engine whose graph can be built again in parts."""
+
+    runs: EngineRuns
+
+    def __init__(
+        self, runs: EngineRuns, most: int, threshold_db: float | None, *, keep: bool, max_builds: int | None
+    ) -> None:
+        super().__init__(runs, most, threshold_db, keep=keep)
+        allowed = 3 + int(math.log2(len(runs.pairs.pairs))) if max_builds is None else max_builds
+        self.allowed = runs.most_builds = allowed
+        self.limit = allowed - keep
+        self.survey = ""
+        self.unknown: list[str] = []
+        self.ratios: dict[int, float] = {}  # as measured in a part, last
+        self.hints: dict[int, float] = {}  # as debug tensors showed
+        self.beside: set[int] = set()  # measured in a part together with a tensor that lies before
+        self.given_up = False
+
+    def run(self) -> None:
+        """Measure until the first bad one is confirmed, or the builds are used up."""
+        self._run_plain()
+        if self.search.bad(self.threshold_db) is None or not self._left():
+            return
+        self._survey()
+        while self._left() and not self.given_up:
+            region = self.search.region(self.threshold_db)
+            indexes = self.search.cut(region, self.most) if region else self._unconfirmed()
+            if not indexes:
+                break
+            self._measure(indexes)
+        self._conclude()
+
+    def engine(self) -> EngineSearch:
+        bad = self.search.bad(self.threshold_db)
+        parents = self.pairs[bad].parents if bad is not None else ()
+        return EngineSearch(
+            layers=len(self.pairs),
+            builds=self.runs.rebuilder.builds,
+            max_builds=self.allowed,
+            survey=self.survey,
+            before={self.pairs[i].reference: self.errors[i].snr_db for i in parents if i in self.errors},
+            after_db=self.errors[bad].snr_db if bad is not None else None,
+            confirmed=bad is not None and self._is_confirmed(bad),
+            unknown=self.unknown,
+        )
+
+    def _left(self) -> bool:
+        return self.runs.rebuilder.builds < self.limit
+
+    def _survey(self) -> None:
+        """Let one build show where the fault may be, and look there."""
+        kind = self.runs.rebuilder.survey
+        if not kind or self.limit < 2:
+            return
+        try:
+            hints, outputs = self.runs.survey()
+        except (BuildError, InvalidOption, ModelError) as error:
+            self.unknown.append(f"debug tensors cannot be read: {error.message}")
+            return
+        self.survey = kind
+        if self._reproduces(outputs, kind):
+            self.hints = {index: sums.snr_db for index, sums in hints.items()}
+            hinted = Search([pair.upstream for pair in self.pairs], cap_db=self.search.cap_db)
+            hinted.record({**self.search.snr_db, **self.hints})
+            place = hinted.bad(self.threshold_db)
+            if place is not None and place not in self.errors:
+                self._measure([*self.pairs[place].parents, place])
+
+    def _reproduces(self, outputs: dict[str, ErrorSums], kind: str) -> bool:
+        """Whether the whole graph, built again, has a bad output where the engine has one."""
+        bad = {name for name, sums in self.outputs.items() if sums.snr_db < self.threshold_db}
+        rebuilt = {name for name in bad if name in outputs and outputs[name].snr_db < self.threshold_db}
+        if rebuilt or not bad & outputs.keys():
+            return True
+        if kind == "marked":
+            self.unknown.append(
+                "where every tensor is marked, and nothing is fused across it, the fault is gone: a fusion "
+                "has a part in it"
+            )
+        else:
+            self._not_reproduced()
+        return False
+
+    def _not_reproduced(self) -> None:
+        self.given_up = True
+        self.unknown.append(
+            "the graph built again does not show the engine's fault: it depends on what the builder chose "
+            "then, such as kernels by their times, or the file was made otherwise"
+        )
+
+    def _measure(self, indexes: Sequence[int]) -> None:
+        plain = {index: sums for index, sums in self.errors.items() if index not in self.ratios}
+        measured = self.runs.measure(indexes)
+        for index in indexes:
+            if index not in measured:
+                self.search.skip(index)
+        for index, sums in measured.items():
+            self.ratios[index] = sums.snr_db
+            together = any(self.pairs[index].upstream >> other & 1 for other in indexes)
+            (self.beside.add if together else self.beside.discard)(index)
+        gone = [
+            index
+            for index, sums in measured.items()
+            if index in plain and plain[index].snr_db < self.threshold_db <= sums.snr_db
+        ]
+        if gone:  # an output of the engine, right where its graph is built again
+            self._not_reproduced()
+            measured = {index: sums for index, sums in measured.items() if index not in gone}
+        self._take(measured)
+
+    def _unconfirmed(self) -> list[int]:
+        """The next tensors to be measured for a verdict: the first bad one alone, then those before it."""
+        bad = self.search.bad(self.threshold_db)
+        if bad is None:
+            return []
+        if (bad not in self.ratios or bad in self.beside) and bad not in self.runs.refused:
+            return [bad]
+        parents = self.pairs[bad].parents
+        return [i for i in parents if i not in self.ratios and i not in self.runs.refused][: self.most]
+
+    def _is_confirmed(self, bad: int) -> bool:
+        parents = self.pairs[bad].parents
+        return (
+            self.ratios.get(bad, math.inf) < self.threshold_db
+            and bad not in self.beside
+            and all(self.ratios.get(i, -math.inf) >= self.ratios[bad] + ABRUPT_DB for i in parents)
+        )
+
+    def _conclude(self) -> None:
+        if self.given_up:  # what was measured since says nothing of the engine
+            return
+        bad = self.search.bad(self.threshold_db)
+        region = self.search.region(self.threshold_db)
+        if bad is not None and region:
+            names = [self.pairs[index].reference for index in region]
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            self.unknown.append(
+                f"the fault may lie earlier, at {', '.join(names[:_SHOWN])}{more}: "
+                f"{self.runs.rebuilder.builds} of {self.allowed} builds were made"
+            )
+        elif bad is not None and not self._left() and self._unconfirmed():
+            self.unknown.append(
+                "the first bad one was not confirmed by a part that ends with it, and by those before it: "
+                f"{self.allowed} builds were allowed"
+            )
+        ratios = {**self.hints, **self.ratios}
+        better = [
+            (i, j)
+            for i, low in ratios.items()
+            for j, high in ratios.items()
+            if low < self.threshold_db <= high and self.pairs[j].upstream >> i & 1
+        ]
+        if better:
+            i, j = better[0]
+            self.unknown.append(
+                f"the error shrinks again: {self.pairs[i].reference} has {ratios[i]:.1f} dB, "
+                f"{self.pairs[j].reference} behind it {ratios[j]:.1f} dB; a fault that is hidden before "
+                "every tensor that was read is not seen"
+            )
+        if bad is not None:
+            self.unknown.append(
+                f"a part ends with {self.pairs[bad].reference}, and the engine goes on: where it fuses that "
+                "tensor with what reads it, the kernel is another"
+            )
+        if self.runs.rebuilder.builds and self.runs.rebuilder.types_are_weak:
+            self.unknown.append(
+                "types are weak in this TensorRT: it may compute a layer of a part in another precision"
+            )
+
+
+class EngineRuns(LayerRuns):
+    """The runs of a comparison with an engine, and the builds of its parts."""
+
+    def __init__(self, source: EngineSource, *parts: Any, **settings: Any) -> None:
+        super().__init__(*parts, **settings)
+        self.rebuilder = Rebuilder(source, self.artifact, self.folder, self.progress)
+        self.most_builds = 0
+        del self._cost["artifact"]  # its outputs are on the GPU
+
+    def measure(self, indexes: Sequence[int]) -> dict[int, ErrorSums]:
+        """Build what lies before the tensors, run it, and return index to distance, or fill `refused`."""
+        names = {self.pairs.pairs[index].artifact: index for index in indexes}
+        self._tell(f"{len(names)} tensors" if len(names) > 1 else next(iter(names)))
+        try:
+            part, outputs = self.rebuilder.part(list(names))
+        except (BuildError, InvalidOption, ModelError) as error:
+            self.refused.update(dict.fromkeys(indexes, f"cannot be built: {error.message}"))
+            return {}
+        written = self._write_reference(indexes)
+        by_output = {outputs[name]: index for name, index in names.items()}
+        return self._by_index(self._compare(part, by_output, written), by_output)
+
+    def survey(self) -> tuple[dict[int, ErrorSums], dict[str, ErrorSums]]:
+        """Build the whole graph with debug tensors and run it; return index, and output, to distance.
+
+        That a debug tensor is in row-major order TensorRT does not say: these are hints.
+        """
+        names = {pair.artifact: index for index, pair in enumerate(self.pairs.pairs)}
+        self._tell("the whole graph with debug tensors")
+        part = self.rebuilder.whole(list(names))
+        written = self._folder("taps")
+        for group in packed(list(names.values()), self.fits, len(names)):
+            self._write_reference(group, into=written)
+        errors = self._compare(part, names, written, debug=True)["errors"]
+        outputs = {t.name: errors[t.name] for t in part.io.outputs if t.name in errors}
+        return {names[name]: sums for name, sums in errors.items()}, outputs
+
+    def keep(self, indexes: Sequence[int]) -> tuple[Path, Path]:
+        """Build a part that ends with the tensors and leave their values on disk, beside the reference's."""
+        written = self._write_reference(indexes)
+        values = self._folder("kept")
+        names = [self.pairs.pairs[index].artifact for index in indexes]
+        self._tell(f"{len(names)} tensors to keep")
+        part, outputs = self.rebuilder.part(names)
+        files = {outputs[name]: self.tap_file(index) for name, index in zip(names, indexes, strict=True)}
+        self._run("artifact", f"keep {len(indexes)} tensors", part=part, own=files, write=values)
+        return Path(written), Path(values)
+
+    def _compare(
+        self, part: Side, by_output: Mapping[str, int], written: str, *, debug: bool = False
+    ) -> dict[str, Any]:
+        files = {output: self.tap_file(index) for output, index in by_output.items()}
+        try:
+            return self._run(
+                "artifact", "run the part", part=part, outputs=files, reference_outputs=written, debug=debug
+            )
+        finally:
+            shutil.rmtree(written)
+
+    def _tell(self, what: str) -> None:
+        number = self.rebuilder.builds + 1
+        self.progress(f"build {number} of at most {self.most_builds}: {what}", number - 1, self.most_builds)

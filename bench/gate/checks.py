@@ -1,0 +1,203 @@
+"""The checks of one pair: latency, size, accuracy and outputs, each passed, failed, or left open and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ...core.figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure
+from ...spec.measure import GateOptions
+from ..measure.rounds import TimingSeries
+from ..results.drop import samples_needed
+from ..results.row import Interval, Row
+from ..results.statistics import CONFIDENCE, FEWEST_ROUNDS, Launches, half_width, ratio_level
+
+Kind = Literal["run", "latency", "size", "accuracy", "outputs"]
+State = Literal["passed", "failed", "undecided", "skipped"]
+FLOATS = ("fp64", "fp32", "tf32", "fp16", "bf16")
+"""Precisions whose outputs on random input say something: a quantized model knows only calibration data."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question about a pair, and its answer: figures and change in words, one sentence, the next step.
+
+    "undecided" is where time or samples did not suffice, "skipped" where nobody asked.
+    """
+
+    kind: Kind
+    state: State
+    old: str = ""
+    new: str = ""
+    change: str = ""
+    text: str = ""
+    hint: str = ""
+
+
+def checks_of(old: Row, new: Row, limits: GateOptions, *, has_data: bool) -> list[Check]:
+    """Return the checks of two measured rows, the old one the baseline of the other."""
+    possible = (
+        latency_check(old, new, limits),
+        size_check(old, new, limits),
+        accuracy_check(old, new, limits),
+        outputs_check(old, new, limits, has_data=has_data),
+    )
+    return [check for check in possible if check is not None]
+
+
+def latency_check(old: Row, new: Row, limits: GateOptions) -> Check:
+    before, after = (f"{figure(row.latency.median_ms if row.latency else None)} ms" for row in (old, new))
+    ratio = slowdown(old.launches_ms, new.launches_ms)
+    if ratio is None:
+        why = "too few rounds for an interval"
+        return Check("latency", "undecided", before, after, "", why, "raise `max_time_s`")
+    change = interval_text(ratio)
+    text = f"latency changes by {change}; at most +{limits.max_slower:.3g}% is allowed"
+    decision = decide(ratio, limits.max_slower / 100.0)
+    if decision != "undecided":
+        return Check("latency", "failed" if decision == "slower" else "passed", before, after, change, text)
+    count = "1 launch does" if ratio.launches == 1 else f"{ratio.launches} launches do"
+    text += f"; {count} not decide"
+    hint = "raise `max_time_s`, or measure where less else runs; `threads` 1 where cores are busy"
+    return Check("latency", "undecided", before, after, change, text, hint)
+
+
+def size_check(old: Row, new: Row, limits: GateOptions) -> Check | None:
+    before, after = old.size_bytes, new.size_bytes
+    if not before or not after:
+        before, after = old.weights_bytes, new.weights_bytes
+    if not before or not after:
+        return None
+    ratio = after / before
+    state: State = "failed" if ratio > 1.0 + limits.max_larger / 100.0 else "passed"
+    text = f"size changes by {change_text(ratio)}; at most +{limits.max_larger:.3g}% is allowed"
+    return Check("size", state, bytes_text(before), bytes_text(after), change_text(ratio), text)
+
+
+def accuracy_check(old: Row, new: Row, limits: GateOptions) -> Check | None:
+    before, after = old.accuracy, new.accuracy
+    if before is None or after is None:
+        return None
+    unit, drop = after.unit, after.drop or Interval(math.nan)
+    shown_old, shown_new = accuracy_text(before.value, unit), accuracy_text(after.value, unit)
+    ends = drop_interval(drop.low, drop.high, unit)
+    shown = f"{drop_text(drop.value, unit)} {ends}".rstrip()
+    text = f"{after.metric} drops by {shown} {unit}"
+    hint = ""
+    if limits.max_drop is not None:
+        state: State = "passed" if drop.value <= limits.max_drop else "failed"  # NaN fails
+        text += f"; at most {drop_text(limits.max_drop, unit)} is allowed"
+        if state == "passed" and drop.high is not None and drop.high > limits.max_drop:
+            needed = samples_needed(after, limits.max_drop)
+            state = "undecided"
+            hint = f"evaluate about {needed:,} samples" if needed else "evaluate more samples"
+            text += ", which the samples do not prove"
+    elif drop.low is None:
+        state = "passed" if drop.value <= 0 else "undecided"
+        text += "; too few samples for an interval"
+        hint = "give `max_drop`, or more samples" if state == "undecided" else ""
+    else:
+        state = "passed" if drop.low <= 0 else "failed"
+        text += "; a drop whose interval contains 0 is allowed"
+    if after.statement:
+        text += f"; {after.statement}"
+    return Check("accuracy", state, shown_old, shown_new, f"drop {shown} {unit}", text, hint)
+
+
+def outputs_check(old: Row, new: Row, limits: GateOptions, *, has_data: bool) -> Check | None:
+    """Return whether the outputs are the same; None where they were not compared.
+
+    With "auto" they decide where no accuracy does, both versions have one precision, and the samples say
+    something of it: random input says little of a quantized model.
+    """
+    difference = new.difference
+    if difference is None:
+        return None
+    change = f"SNR {decibels(difference.snr_db)}"
+    required = difference.criterion  # of other shapes it is a whole sentence
+    required += "" if required.endswith("found") else " is required"
+    text = f"outputs {'agree' if difference.passed else 'differ'}: {change}; {required}"
+    if difference.passed:
+        return Check("outputs", "passed", "", "", change, text)
+    why = ""
+    if difference.mismatch:
+        pass  # no figure says anything of outputs of another shape or type
+    elif limits.outputs == "any":
+        why = " only with `outputs` same"
+    elif limits.outputs == "auto" and new.accuracy is not None:
+        why = ", but accuracy decides"
+    elif limits.outputs == "auto" and old.precision != new.precision:
+        why = f", but the precisions differ ({old.precision}, {new.precision})"
+    elif limits.outputs == "auto" and not has_data and new.precision not in FLOATS:
+        why = f", but random input says little of {new.precision}: give `data`"
+    return Check("outputs", "skipped" if why else "failed", "", "", change, f"{text}{why}")
+
+
+def interval_text(ratio: Slowdown) -> str:
+    """Return a slowdown with its interval; all three as percentages, or all as factors."""
+    ends = (ratio.value, ratio.low, ratio.high)
+    value, low, high = (change_text(end, of=ends) for end in ends)
+    return f"{value} [{low}, {high}]"
+
+
+def change_text(ratio: float, of: Sequence[float] = ()) -> str:
+    """Return a ratio as a signed change: "+5.1%"; as "3.1x" if it or one of `of` changes by over a half."""
+    if not all(0.5 < value < 1.5 for value in of or (ratio,)):
+        return f"{ratio:.3g}x"
+    return f"{100.0 * (ratio - 1.0):+.1f}%".replace("-", "\N{MINUS SIGN}")
+
+
+# The interval is looked at after each launch, and a test that looks again and again errs more often. Pocock
+# (Biometrika 64, 1977) keeps the error of all looks at a bound with one stricter level for each (with
+# Student's t: Jennison and Turnbull, Group Sequential Methods, 2000, 4.4). For ten looks and 5% on both sides
+# that level is 1.06%, so intervals of 99% (`CONFIDENCE`) err at most 2.5% on each side, at the limit itself,
+# where processes differ no more than the prior says. `docs/gate.md` has the rates of other machines.
+#
+# One or two launches cannot show how far processes differ, and a prior that is too narrow would be believed:
+# their interval is wider.
+
+
+FEWEST_LAUNCHES = 3
+MOST_LAUNCHES = 12  # ten looks from the third launch on
+_FEW_WIDER = 3.0
+
+Decision = Literal["slower", "not slower", "undecided"]
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """Geometric mean over launches of the median over rounds of new time / old time, and its interval."""
+
+    value: float
+    low: float
+    high: float
+    launches: int
+    rounds: int
+
+
+def slowdown(old_ms: Launches, new_ms: Launches) -> Slowdown | None:
+    """Return the slowdown of launches that shared their rounds; None of too few rounds."""
+    shared = sum(min(len(old), len(new)) for old, new in zip(old_ms, new_ms, strict=False))
+    if shared < FEWEST_ROUNDS:
+        return None
+    level = ratio_level(old_ms, new_ms)
+    half = half_width([level], CONFIDENCE) * (1.0 if level.launches >= FEWEST_LAUNCHES else _FEW_WIDER)
+    low, high = math.exp(-level.mean - half), math.exp(-level.mean + half)
+    return Slowdown(math.exp(-level.mean), low, high, level.launches, level.rounds)
+
+
+def decide(ratio: Slowdown | None, limit: float) -> Decision:
+    """Return what an interval says of the share by which the new version may be slower: 0.02 is 2%."""
+    if ratio is None:
+        return "undecided"
+    if ratio.low > 1.0 + limit:
+        return "slower"
+    return "not slower" if ratio.high < 1.0 + limit else "undecided"
+
+
+def is_decided(limit: float, timed: Mapping[str, TimingSeries], /) -> bool:
+    """Whether the launches of "old" and "new" decide, or are as many as the rule is made for."""
+    ratio = slowdown(timed["old"].launches_ms, timed["new"].launches_ms)
+    return ratio is not None and (decide(ratio, limit) != "undecided" or ratio.launches >= MOST_LAUNCHES)

@@ -1,0 +1,332 @@
+"""`qcompile gate`: two versions measured in one job, whether the new one may replace the old one, and why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from xml.etree import ElementTree
+
+from ...core.artifact import digest_artifact, is_manifest, read_manifest
+from ...core.figures import DASH
+from ...core.plain_text import plain
+from ...core.progress import Progress, silent
+from ...engines.gpu import is_every_gpu
+from ...errors import EngineUnavailable, InvalidOption, QCompileError
+from ...model.sessions.session import usable_cores
+from ...spec.decode import shared, spec_from_call
+from ...spec.measure import BenchSpec, GateOptions
+from ..benchmark import benchmark
+from ..measure.artifacts import Interpreters, describe, parse_interpreters, short_name
+from ..results.environment import environment, machine_text
+from ..results.render import markdown_cell
+from ..results.results import now
+from .checks import Check, Slowdown, State, checks_of, is_decided, slowdown
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ...spec.keywords import GateKeywords
+
+KIND = "qcompile.gate"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PairResult:
+    """The checks of one pair, in the order of `checks.Kind`.
+
+    `warnings` is what the rows say of the measuring, `disturbed` what else used the machine meanwhile.
+    """
+
+    name: str
+    old: str
+    new: str
+    slowdown: Slowdown | None
+    checks: Sequence[Check]
+    seconds: float = 0.0
+    warnings: Sequence[str] = ()
+    disturbed: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """The outcome of a gate; true when nothing fails. `added` are artifacts of the new folder alone."""
+
+    pairs: Sequence[PairResult]
+    limits: GateOptions
+    added: Sequence[str]
+    machine: str
+    threads: int
+    created: str
+    seconds: float
+
+    def __bool__(self) -> bool:
+        return not any(self.fails(check) for _, check in self.checks())
+
+    def checks(self) -> Iterator[tuple[PairResult, Check]]:
+        return ((pair, check) for pair in self.pairs for check in pair.checks)
+
+    def fails(self, check: Check) -> bool:
+        """Whether a check fails the gate: with `strict` also one that is open."""
+        is_open = check.state == "undecided" or (check.kind == "run" and check.state == "skipped")
+        return check.state == "failed" or (self.limits.strict and is_open)
+
+    @property
+    def words(self) -> str:
+        failed = sum(self.fails(check) for _, check in self.checks())
+        undecided = sum(check.state == "undecided" for _, check in self.checks())
+        count = f"{len(self.pairs)} artifact{'' if len(self.pairs) == 1 else 's'}"
+        unclear = f", {undecided} undecided" if undecided else ""
+        verdict = f"failed: {failed} check{'' if failed == 1 else 's'}" if failed else "passed"
+        return f"{verdict}, {count}{unclear}, {self.seconds:.0f} s"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kind": KIND,
+            "schema_version": SCHEMA_VERSION,
+            "created": self.created,
+            "passed": bool(self),
+            "machine": self.machine,
+            "threads": self.threads,
+            "seconds": round(self.seconds, 3),
+            "limits": {
+                "max_slower_percent": round(self.limits.max_slower, 6),
+                "max_larger_percent": round(self.limits.max_larger, 6),
+                "max_drop": self.limits.max_drop,
+                "outputs": self.limits.outputs,
+                "strict": self.limits.strict,
+            },
+            "pairs": [asdict(pair) | {"seconds": round(pair.seconds, 3)} for pair in self.pairs],
+            "added": list(self.added),
+        }
+
+
+# JUnit XML of a gate: a suite, one case for each check, as Jenkins, GitLab and GitHub actions read it.
+#
+# The elements and attributes are those of Jenkins' schema (`junit-10.xsd` of the xUnit plugin). GitLab shows
+# `classname` as the suite and drops a second case of one name (docs.gitlab.com, "Unit test reports"), so the
+# class is the artifact and the name is the check.
+
+
+def junit(result: GateResult) -> str:
+    """Return the XML. What is undecided is skipped, with its reason; with `strict` it is a failure."""
+    cases = list(result.checks())
+    failures = str(sum(result.fails(check) for _, check in cases))
+    skipped = str(sum(_is_skipped(result, check) for _, check in cases))
+    about = {
+        "name": "qcompile gate", "tests": str(len(cases)), "failures": failures, "errors": "0",
+        "time": f"{result.seconds:.3f}",
+    }  # fmt: skip
+    root = ElementTree.Element("testsuites", about)
+    about |= {"skipped": skipped, "timestamp": result.created}
+    suite = ElementTree.SubElement(root, "testsuite", about)
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in (("machine", result.machine), ("threads", str(result.threads))):
+        ElementTree.SubElement(properties, "property", name=name, value=plain(value))
+    for pair, check in cases:
+        _case(suite, result, pair, check)
+    ElementTree.indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
+
+
+def _case(suite: ElementTree.Element, result: GateResult, pair: PairResult, check: Check) -> None:
+    seconds = pair.seconds if check is pair.checks[0] else 0.0  # the checks of a pair share its measuring
+    case = ElementTree.SubElement(
+        suite, "testcase", name=check.kind, classname=plain(pair.name), time=f"{seconds:.3f}"
+    )
+    text = plain(check.text)
+    if result.fails(check):
+        failure = ElementTree.SubElement(case, "failure", type=check.state, message=text)
+        lines = (text, plain(check.hint), f"old: {plain(pair.old)}", f"new: {plain(pair.new)}")
+        failure.text = "\n".join(filter(None, lines))
+    elif _is_skipped(result, check):
+        ElementTree.SubElement(case, "skipped", type=check.state, message=text)
+    else:
+        ElementTree.SubElement(case, "system-out").text = text
+
+
+def _is_skipped(result: GateResult, check: Check) -> bool:
+    return check.state in ("undecided", "skipped") and not result.fails(check)
+
+
+_HEADER = ("artifact", "check", "old", "new", "change", "verdict")
+WORDS: dict[State, str] = {
+    "passed": "passed", "failed": "FAILED", "undecided": "undecided", "skipped": "not judged",
+}  # fmt: skip
+
+
+def markdown(result: GateResult) -> str:
+    lines: list[tuple[str, ...]] = [_HEADER, ("---", "---", "---:", "---:", "---:", "---")]
+    lines += [cells_of(result, pair, check) for pair, check in result.checks()]
+    rows = ["| " + " | ".join(map(markdown_cell, cells)) + " |" for cells in lines]
+    notes = [f"- {markdown_cell(note)}" for note in notes_of(result)]
+    about = f"{result.machine}, {result.threads} threads; interleaved, with 99% intervals"
+    parts = (f"### qcompile gate: {result.words}", "\n".join(rows), "\n".join(notes), markdown_cell(about))
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def cells_of(result: GateResult, pair: PairResult, check: Check) -> tuple[str, ...]:
+    first = pair.name if check is pair.checks[0] else ""
+    verdict = WORDS[check.state]
+    if result.fails(check) and check.state != "failed":
+        verdict = f"FAILED: {verdict}"
+    return (first, check.kind, check.old or DASH, check.new or DASH, check.change or DASH, verdict)
+
+
+def notes_of(result: GateResult) -> list[str]:
+    """Return a sentence for each check that failed or is open, and for artifacts without an old version."""
+    notes = [f"{pair.name}: {check.text}" for pair, check in result.checks() if check.state != "passed"]
+    return [*notes, *(f"{name}: only the new folder has it; not judged" for name in result.added)]
+
+
+_ANY_WIDTH = 1.0 - 1e-9  # of an interval: the rule ends the measuring, so no row warns of a wide one
+
+
+def gate(
+    old: str,
+    new: str,
+    spec: GateOptions | None = None,
+    /,
+    *,
+    progress: Progress = silent,
+    **options: Unpack[GateKeywords],
+) -> GateResult:
+    """Measure an old and a new version interleaved, and judge the new one.
+
+    Args:
+        old: Artifact, MODEL, or output folder of recipes.
+        new: The same of the new version; of folders, every artifact that the old one holds is judged.
+        spec: What must hold, and how it is measured.
+        progress: Told of every step.
+        options: Fields of `GateOptions` by name, in place of those of `spec`.
+
+    Returns:
+        The checks of each pair; false where one fails.
+
+    Raises:
+        InvalidOption: If an option is wrong, or a folder is compared with a file.
+        EngineUnavailable: If nothing of what is compared runs here.
+        QCompileError: If a file is not there or not what it claims to be, or the data does not fit.
+    """
+    spec = spec_from_call(GateOptions, spec, options)
+    devices = (spec.device,) if spec.device else ()
+    if is_every_gpu(devices):
+        raise InvalidOption(
+            f"`device` {spec.device}: one device is required",
+            hint="gate each GPU by itself, as cuda:0",
+            option="device",
+        )
+    began = time.monotonic()
+    pairs, added = find_pairs(old, new)
+    bench = shared(BenchSpec, spec, baseline="old", precision_target=_ANY_WIDTH, devices=devices)
+    pythons = parse_interpreters(spec.python)
+    results = []
+    for pair in pairs:
+        try:
+            results.append(_judge(pair, spec, bench, pythons, progress))
+        except QCompileError as error:
+            if len(pairs) == 1:
+                raise
+            results.append(_without_figures(pair, "failed", error.message, error.hint))
+    first = [pair.checks[0] for pair in results]
+    if all((check.kind, check.state) == ("run", "skipped") for check in first):
+        raise EngineUnavailable(
+            f"nothing of {old} runs here: {first[0].text}",
+            hint="run the gate on a machine that the artifacts are for",
+        )
+    threads = spec.threads or usable_cores()
+    machine = machine_text(environment(threads, 0))
+    return GateResult(results, spec, added, machine, threads, now(), time.monotonic() - began)
+
+
+def _judge(
+    pair: Pair, spec: GateOptions, bench: BenchSpec, pythons: Interpreters, progress: Progress
+) -> PairResult:
+    """Measure a pair. What cannot run here is skipped; a new version that is gone or broken fails."""
+    began = time.monotonic()
+    if not pair.new:
+        return _without_figures(pair, "failed", "the new folder has no such artifact")
+    if spec.skip_identical and is_identical(pair):
+        return _without_figures(pair, "passed", "the files are the same byte for byte; not measured")
+    why_not = describe(pair.old, trust=spec.trust, pythons=pythons).why_not
+    if why_not:
+        return _without_figures(pair, "skipped", f"it cannot run here: {why_not}")
+    results = benchmark(
+        {"old": pair.old, "new": pair.new},
+        bench,
+        decided=partial(is_decided, spec.max_slower / 100.0),
+        compare_made=True,
+        progress=lambda text, *counts: progress(f"{pair.name}: {text}", *counts),
+    )
+    old, new = results.row("old"), results.row("new")
+    for row in (old, new):
+        if row.status != "measured":
+            return _without_figures(pair, "failed", f"the {row.name} version: {row.reason}")
+    noise = results.environment.get("noise") or {}
+    return PairResult(
+        pair.name, pair.old, pair.new,
+        slowdown(old.launches_ms, new.launches_ms),
+        checks_of(old, new, spec, has_data=(spec.data or spec.evaluation) is not None),
+        time.monotonic() - began,
+        [f"{row.name} version: {text}" for row in (old, new) for text in row.warnings],
+        noise.get("reasons", ()),
+    )  # fmt: skip
+
+
+def _without_figures(pair: Pair, state: State, text: str, hint: str = "") -> PairResult:
+    return PairResult(pair.name, pair.old, pair.new, None, [Check("run", state, text=text, hint=hint)])
+
+
+class Pair(NamedTuple):
+    """Two versions of one artifact, as paths or MODEL spellings; `new` is empty where there is none."""
+
+    name: str
+    old: str
+    new: str
+
+
+def find_pairs(old: str, new: str) -> tuple[list[Pair], list[str]]:
+    """Return the pairs of two artifacts, MODEL spellings or folders, in the order of the old names.
+
+    The names behind them are those of artifacts that only the new folder has.
+    """
+    folders = Path(old).is_dir(), Path(new).is_dir()
+    if folders == (False, False):
+        return [Pair(short_name(new), old, new)], []
+    if folders != (True, True):
+        names = ("`old`", "`new`") if folders[0] else ("`new`", "`old`")
+        raise InvalidOption(
+            f"{names[0]} is a folder, {names[1]} is not; two folders or two artifacts are required"
+        )
+    before, after = built_artifacts(Path(old)), built_artifacts(Path(new))
+    if not before:
+        raise InvalidOption(
+            f"`old` {old}: holds no built artifact; a manifest NAME.json beside each is required",
+            hint="give the output folder of `qcompile run`",
+            option="old",
+        )
+    pairs = [Pair(name, str(path), str(after.get(name, ""))) for name, path in before.items()]
+    return pairs, [name for name in after if name not in before]
+
+
+def built_artifacts(folder: Path) -> dict[str, Path]:
+    """Return name to path of the artifacts of a folder that the stage `build` made, in order of names."""
+    artifacts = {}
+    for beside in sorted(folder.glob("*.json")):
+        path = beside.with_suffix("")
+        manifest = read_manifest(path) if path.is_file() and is_manifest(beside) else None
+        if manifest is not None and manifest.stage == "build":  # files of other stages lie beside them
+            artifacts[path.name] = path
+    return artifacts
+
+
+def is_identical(pair: Pair) -> bool:
+    """Whether both are files that are the same byte for byte, with their side files."""
+    old, new = Path(pair.old), Path(pair.new)
+    if not (old.is_file() and new.is_file() and old.suffix == new.suffix) or old.suffix == ".py":
+        return False
+    return digest_artifact(old) == digest_artifact(new)

@@ -1,0 +1,1 @@
+"""Measuring: workers, launches, rounds, and the figures beside the latency."""

@@ -1,0 +1,384 @@
+"""The interpreters that run engines: TensorRT often lives in another environment than PyTorch.
+
+Runnable artifacts, the input that they share, and their outputs, each from a process of its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.artifact import accept, checked_input, read_manifest, size_bytes
+from ...core.files import temporary_folder
+from ...core.processes.arrays import load_arrays, save_arrays
+from ...core.processes.worker import Worker
+from ...data.batches import Data
+from ...engines.base import Place
+from ...engines.registry import engine, engine_of
+from ...errors import DataError, EngineUnavailable, InvalidOption, MissingFile, WorkerError
+from ...model.graph.graph import WeightsHeld, graph_precision, weights_of_graph
+from ...model.graph.onnx_file import read_graph
+from ...model.outputs.output_forms import OutputForm, output_forms
+from ...model.sessions.random_input import RandomInput, random_feeds
+from ...model.sessions.session import make_session, run_session, session_options
+from ...model.sources.archives import require_trust, trusting
+from ...model.sources.source import NAMED, TRUSTED_KINDS, parse_source
+from ...spec.tensors import (
+    Feeds,
+    ModelIO,
+    first_axes_differ,
+    format_shape,
+    parse_input,
+    samples_in,
+)
+
+
+class Interpreters:
+    """Engine to the interpreter that runs it, a Python or a script that starts one, and what these say."""
+
+    def __init__(self, by_engine: Mapping[str, str]) -> None:
+        self.by_engine, self._answers = by_engine, dict[str, str]()
+
+    def python(self, engine_name: str) -> str:
+        return self.by_engine.get(engine_name, "")
+
+    def why_not_run(self, engine_name: str) -> str:
+        """Return why an engine cannot run in its interpreter; empty when it can. Asks once, in a worker."""
+        if engine_name not in self._answers:
+            python = self.python(engine_name)
+            try:
+                with Worker(f"{engine_name} in {python}", threads=0, python=python) as worker:
+                    answer = worker.ask("why_not", engine=engine_name)
+            except WorkerError as error:
+                raise InvalidOption(
+                    f"`python` {engine_name}={python}: cannot serve a worker: {error.message}",
+                    hint="it needs Python 3.10 or newer with numpy, onnx, msgspec and the runtime; "
+                    'a script must pass its arguments on: exec python "$@"',
+                    option="python",
+                ) from error
+            reason, fix = str(answer["why_not"]), str(answer["fix"])
+            self._answers[engine_name] = f"{reason}; {fix}" if reason and fix else reason
+        return self._answers[engine_name]
+
+
+def parse_interpreters(texts: Iterable[str]) -> Interpreters:
+    """Read `ENGINE=INTERPRETER`, such as `tensorrt=/opt/trt/bin/python`."""
+    by_engine: dict[str, str] = {}
+    for text in texts:
+        name, equals, python = text.partition("=")
+        if not (name and equals and python):
+            raise InvalidOption(
+                f"`python` {text!r}: ENGINE=INTERPRETER is required, as tensorrt=/opt/trt/bin/python",
+                option="python",
+            )
+        engine(name)  # or it says which there are
+        if name in by_engine:
+            raise InvalidOption(f"`python` {name}: is given twice", option="python")
+        path = shutil.which(python)
+        if path is None:
+            raise MissingFile(f"`python` {text}: there is no executable {python}", file=python)
+        by_engine[name] = path
+    return Interpreters(by_engine)
+
+
+@dataclass(frozen=True)
+class RunnableArtifact:
+    """An artifact (a path) or MODEL to be run; empty fields and None are what is not known, or not needed.
+
+    Attributes:
+        runs_on: "CPU", "GPU", or the GPUs it was built for.
+        why_not: Why it cannot run here; empty when it can.
+        python: Interpreter that runs it; empty for this one.
+        mode: How PyTorch runs a MODEL, see `engines.pytorch.MODES`; or `words.CUDA_GRAPH`.
+        device: Where it is run: "cpu", or the GPU as "cuda:0".
+        places: Where it could be: what was optimized for a processor runs on no GPU.
+        layers_by_precision: Precision to operator to number of layers, as the manifest proves it.
+        made, weights: Makes input for it, and what its graph holds; None where it is no ONNX file.
+        falls_back: Whether it runs without a CUDA graph where it cannot be captured, as trtexec does
+            (samples/common/sampleInference.cpp of 11.1, createEnqueueFunction).
+    """
+
+    name: str
+    artifact: str
+    engine: str
+    precision: str
+    io: ModelIO | None
+    runs_on: str
+    size_bytes: int | None
+    why_not: str
+    python: str = ""
+    mode: str = "eager"
+    device: str = "cpu"
+    places: tuple[Place, ...] = ("cpu",)
+    layers_by_precision: dict[str, Any] | None = None
+    made: RandomInput | None = None
+    weights: WeightsHeld | None = None
+    warnings: tuple[str, ...] = ()
+    falls_back: bool = False
+
+
+def describe(
+    artifact: str, name: str = "", *, trust: bool = False, pythons: Interpreters | None = None
+) -> RunnableArtifact:
+    """Look at an artifact or MODEL without running it; a file must be what its manifest says, or trusted."""
+    runtime = engine_of(artifact, trust=trust)
+    path = Path(artifact)
+    if trust:
+        accept(path)
+    elif path.is_file():
+        checked_input(path)  # the digest, before anything is executed
+    if runtime in ("pytorch", "torchscript") and (source := parse_source(artifact)).kind in TRUSTED_KINDS:
+        with trusting(trust):
+            require_trust(source.file)  # its worker trusts it
+    manifest = read_manifest(path) if path.is_file() else None
+    io, precision, runs_on, layers, random, weights = None, "fp32", "CPU", None, None, None
+    warnings: tuple[str, ...] = ()
+    if path.suffix == ".onnx":
+        graph = read_graph(path)
+        proto = graph.model
+        io, precision, random = graph.io, graph_precision(proto), RandomInput(proto)
+        weights = weights_of_graph(proto)
+    if manifest:
+        io = manifest.io or io
+        precision = manifest.precision or precision
+        layers = manifest.proof.get("as_executed") or manifest.proof.get("layers_by_precision")
+        if manifest.kind == "engine":
+            gpus = manifest.device.get("gpus")
+            runs_on = "GPU " + ", ".join(map(str, gpus if isinstance(gpus, list) else []))
+        target = manifest.target or ""
+        if manifest.stage == "quantize" and target.startswith("tensorrt") and target != runtime:
+            warnings = (
+                f"it was quantized for {target}, and {runtime} runs it: its accuracy says something, its "
+                f"speed does not; quantize with `target` {runtime} for this processor",
+            )
+    places = engine(runtime).places
+    if runtime == "onnxruntime" and manifest and manifest.stage == "build":
+        places = ("cpu",)
+    return RunnableArtifact(
+        name=name or short_name(artifact),
+        artifact=artifact,
+        engine=runtime,
+        precision=precision,
+        io=io,
+        runs_on=runs_on,
+        size_bytes=size_bytes(path) if path.is_file() and path.suffix != ".py" else None,
+        why_not=_why_not(runtime, pythons),
+        device="cpu" if "cpu" in places else "cuda:0",
+        places=places,
+        python=pythons.python(runtime) if pythons else "",
+        layers_by_precision=dict(layers) if isinstance(layers, Mapping) else None,
+        made=random,
+        weights=weights,
+        warnings=warnings,
+    )
+
+
+def _why_not(runtime: str, pythons: Interpreters | None) -> str:
+    if pythons and pythons.python(runtime):
+        return pythons.why_not_run(runtime)
+    if not runtime.startswith("tensorrt"):
+        return ""  # of the others, the worker itself says best why it cannot load
+    reason = engine(runtime).why_not_run()
+    return f"{reason}; {engine(runtime).fix()}" if reason else ""
+
+
+def shared_io(runnables: Sequence[RunnableArtifact], inputs: Sequence[str] = ()) -> ModelIO:
+    """Return the inputs and outputs that all artifacts are run with: the first that are declared."""
+    if inputs:
+        return ModelIO(tuple(parse_input(text) for text in inputs), ())
+    for runnable in runnables:
+        if runnable.io is not None and runnable.io.inputs:
+            return runnable.io
+    from ...model.sources.example import make_example
+    from ...model.sources.load import load_torch
+
+    for runnable in runnables:  # the example that a MODEL's function returns; loads the model, so it is last
+        if runnable.engine == "pytorch":
+            loaded = load_torch(parse_source(runnable.artifact))
+            if loaded.example is not None:
+                return ModelIO(make_example(loaded, [], []).inputs, ())
+    raise DataError("the inputs are not known: no artifact declares them", hint="give `inputs` NAME:SHAPE")
+
+
+def forms_of(runnables: Sequence[RunnableArtifact]) -> dict[str, OutputForm]:
+    """Return what is known of the outputs: by the first graph, and what `rules` of an artifact said."""
+    rules: list[str] = []
+    graph = None
+    for path in (Path(runnable.artifact) for runnable in runnables):
+        manifest = read_manifest(path) if path.is_file() else None
+        said = manifest.options.get("rules") if manifest else None
+        rules += [
+            text for text in map(str, said if isinstance(said, list | tuple) else ()) if text not in rules
+        ]
+        if graph is None and path.suffix == ".onnx":
+            graph = read_graph(path).model
+    if graph is None:
+        return {}
+    names = {value.name for value in graph.graph.output}
+    return output_forms(graph, [text for text in rules if text.rpartition(":")[0] in ("", *names)])
+
+
+def feeds_for(
+    io: ModelIO,
+    data: str | None,
+    *,
+    runnables: Sequence[RunnableArtifact] = (),
+    samples: int | None = None,
+    batch_size: int | None = None,
+) -> Iterator[Feeds]:
+    """Yield the batches that every artifact is given: from the data, or one made batch."""
+    if data is not None:
+        for batch in Data(data, io.inputs, batch_size=batch_size, limit=samples):
+            yield batch.feeds
+        return
+    size = batch_size or min(samples or 8, 8)
+    for runnable in runnables:
+        if runnable.made and runnable.made.inputs == io.inputs:
+            try_extents(runnable.made, Path(runnable.artifact))
+            yield runnable.made.feeds(size)
+            return
+    yield random_feeds(io.inputs, extent=size)
+
+
+def try_extents(random: RandomInput, path: Path) -> None:
+    """Where only a trial tells which extents suit a model, let ONNX Runtime try them."""
+    if not random.is_guess:
+        return
+    session = make_session(path, session_options(optimize=False))
+    names = [value.name for value in session.get_outputs()]
+    random.run(lambda feeds: run_session(session, names, feeds, str(path)))
+
+
+def timing_feeds(
+    io: ModelIO,
+    data: str | None,
+    *,
+    runnables: Sequence[RunnableArtifact] = (),
+    batch_size: int | None = None,
+) -> Feeds:
+    """Return the one batch that is timed: exactly `batch_size` samples, joined from the data's batches."""
+    fixed = {t.shape[0] for t in io.inputs if t.shape and isinstance(t.shape[0], int)}
+    is_one_call = first_axes_differ(io.inputs)  # those of some inputs are no samples
+    if batch_size is not None and not (is_one_call and batch_size == 1) and fixed - {batch_size}:
+        raise InvalidOption(
+            f"`batch_size` {batch_size}: the first axis of the model is fixed at {min(fixed)}",
+            hint="leave `batch_size` out, or export with a dynamic batch: `inputs` 'x:[batch,...]'",
+            option="batch_size",
+        )
+    batches = feeds_for(io, data, runnables=runnables, batch_size=batch_size)
+    if batch_size is None or data is None or is_one_call:
+        return next(batches)
+    parts: list[Feeds] = []
+    samples = 0
+    while samples < batch_size and (feeds := next(batches, None)):
+        parts.append(feeds)
+        samples += samples_in(feeds)
+    if samples < batch_size:
+        raise DataError(
+            f"{data}: holds {samples} samples; a batch of {batch_size} is required",
+            hint="give a smaller batch size, or more data",
+        )
+    for name in parts[0]:
+        shapes = dict.fromkeys(feeds[name].shape[1:] for feeds in parts)
+        if len(shapes) > 1:
+            two = " and ".join(format_shape(("batch", *shape)) for shape in list(shapes)[:2])
+            raise DataError(
+                f"{data}: input {name!r} has batches of {two}; {batch_size} samples of one shape, which "
+                "are timed, are required",
+                hint=f"measure batches of {samples_in(parts[0])}, or let the first batch hold {batch_size}",
+            )
+    return {name: np.concatenate([feeds[name] for feeds in parts])[:batch_size] for name in parts[0]}
+
+
+def collect_outputs(
+    runnable: RunnableArtifact,
+    feeds: Sequence[Feeds],
+    runnables: Sequence[RunnableArtifact],
+    *,
+    threads: int,
+    notes: list[str] | None = None,
+) -> list[dict[str, np.ndarray[Any, Any]]]:
+    require_runnable(runnable)
+    with Worker(runnable.name, threads=threads, python=runnable.python) as worker:
+        start(worker, runnable, runnables, threads)
+        return list(infer_all(worker, feeds, notes))
+
+
+def require_runnable(runnable: RunnableArtifact) -> None:
+    if runnable.why_not:
+        raise EngineUnavailable(
+            f"{runnable.artifact}: cannot run here: {runnable.why_not}",
+            hint=engine(runnable.engine).fix(),
+            engine=runnable.engine,
+        )
+
+
+def start(
+    worker: Worker, runnable: RunnableArtifact, runnables: Sequence[RunnableArtifact], threads: int
+) -> dict[str, Any]:
+    """Load an artifact in its worker; a MODEL without declared outputs gets those of the others."""
+    io = runnable.io or next((other.io for other in runnables if other.io), None)
+    return worker.ask(
+        "load", artifact=runnable.artifact, threads=threads, io=io.as_json() if io else None,
+        mode=runnable.mode, device=runnable.device,
+    )  # fmt: skip
+
+
+def infer_all(
+    worker: Worker, feeds: Sequence[Feeds], notes: list[str] | None = None
+) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
+    """Yield the outputs of each batch; arrays travel as files, not through the pipe.
+
+    What the runner says of itself is added to `notes`, once.
+    """
+    with temporary_folder("outputs") as folder:
+        for batch in feeds:
+            path, output = folder / "feeds.npz", folder / "outputs.npz"
+            save_arrays(path, batch)
+            answer = worker.ask("infer", path=str(path), output=str(output))
+            texts = [f"{worker.name}: {note}" for note in answer["notes"]]
+            if notes is not None:
+                notes += [text for text in texts if text not in notes]
+            yield load_arrays(output)
+
+
+def paired(
+    reference: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]], *, complete: bool = True
+) -> dict[str, NDArray[Any]]:
+    """Return outputs in the order and by the names of the baseline's: by name, or by position.
+
+    Unless the pairs have to be `complete`, outputs that one side alone has are left as they are.
+
+    Raises:
+        InvalidOption: If the numbers of outputs differ, or no name is the same where they may.
+    """
+    if len(reference) == len(outputs) and set(reference) != set(outputs):
+        return dict(zip(reference, outputs.values(), strict=True))
+    both = [name for name in reference if name in outputs]
+    if len(reference) != len(outputs) and (complete or not both):
+        raise InvalidOption(
+            f"outputs {', '.join(outputs)}; as many as the baseline's are required: {', '.join(reference)}"
+        )
+    return {name: outputs[name] for name in (*both, *(name for name in outputs if name not in reference))}
+
+
+def short_name(artifact: str) -> str:
+    """Return how an artifact is called where the user gave no name: its file's, and the function's.
+
+    A model by name keeps its package: `timm:resnet18`, and `hf:` before the name of a folder.
+    """
+    plain, _, query = artifact.partition("?")
+    kind, _, name = plain.partition(":")
+    if kind in NAMED:
+        random = " (random)" if "weights=random" in query else ""
+        return f"{kind}:{Path(name).name if kind == 'hf' else name}{random}"
+    head, _, function = plain.rpartition(":")
+    if head.endswith(".py"):
+        return f"{Path(head).name}:{function}"
+    return Path(artifact).name

@@ -1,0 +1,246 @@
+"""Choose the artifacts of a benchmark and its baseline, and run each in a process, launch after launch."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ...core.processes.worker import Worker
+from ...core.progress import Progress
+from ...engines.gpu import device_text
+from ...errors import InvalidOption, ModelError, QCompileError
+from ...model.graph.graph import WeightsHeld
+from ...model.sessions.session import usable_cores
+from ...spec.measure import BenchSpec
+from ...spec.words import CUDA_GRAPH
+from ..results.row import ColdStart, Row
+from .artifacts import RunnableArtifact, describe, parse_interpreters, short_name, start
+from .recorder import Recorder
+from .rounds import TimingSeries
+
+
+def choose_runnables(
+    artifacts: Sequence[str] | Mapping[str, str], spec: BenchSpec, devices: Sequence[int | None] = ()
+) -> tuple[list[RunnableArtifact], str]:
+    """Return what is measured, the baseline first, and the baseline's name.
+
+    Every MODEL among the artifacts comes once more in each of `torch_modes`, those of `models` do not. Every
+    artifact comes once more on each further one of `devices` that its engine runs on, and engines of TensorRT
+    with CUDA graphs as `cuda_graph` says.
+    """
+    baseline, cuda_graph, pythons = spec.baseline, spec.cuda_graph, parse_interpreters(spec.python)
+    named = dict(artifacts) if isinstance(artifacts, Mapping) else {}
+    if not isinstance(artifacts, Mapping):
+        for artifact in artifacts:
+            name, number = short_name(artifact), 1
+            while name in named:
+                number += 1
+                name = f"{short_name(artifact)} ({number})"
+            named[name] = artifact
+    base = next((name for name, artifact in named.items() if baseline in (name, artifact)), "")
+    if not base:
+        short = short_name(baseline)
+        base = f"{short} (baseline)" if short in named else short
+        named = {base: baseline, **named}
+    alone = dict(text.split("=", 1) for text in spec.models)
+    if twice := sorted(alone.keys() & named.keys()):
+        raise InvalidOption(f"`models`: the name {twice[0]!r} is taken", option="models")
+
+    def placed(group: Mapping[str, str]) -> Iterator[RunnableArtifact]:
+        for name, artifact in group.items():
+            described = describe(artifact, name, trust=spec.trust, pythons=pythons)
+            if cuda_graph is None and _is_plan(described):
+                described = replace(described, mode=CUDA_GRAPH, falls_back=True)
+            yield from _on_devices(described, devices)
+
+    listed = list(placed(named))
+    runnables = [*listed, *placed(alone)]
+    reference = next(runnable for runnable in runnables if runnable.name == base)
+    if reference.why_not:
+        raise InvalidOption(f"baseline {baseline}: cannot run here: {reference.why_not}")
+    in_modes = [runnable for runnable in listed if runnable.engine == "pytorch"]
+    if spec.torch_modes and not in_modes:
+        raise InvalidOption("`torch_modes`: no artifact is a PyTorch MODEL", option="torch_modes")
+    for mode in dict.fromkeys(spec.torch_modes):
+        runnables += [
+            replace(model, name=f"{model.name} ({mode})", mode=mode, precision=_precision(model, mode))
+            for model in in_modes
+        ]
+    if cuda_graph:
+        plans = [runnable for runnable in runnables if _is_plan(runnable)]
+        if not plans:
+            raise InvalidOption(
+                "`cuda_graph`: no artifact is an engine of TensorRT",
+                hint="build one with `target` tensorrt; for PyTorch there is `torch_modes` compile",
+                option="cuda_graph",
+            )
+        runnables += [replace(plan, mode=CUDA_GRAPH, name=f"{plan.name} (CUDA graph)") for plan in plans]
+    if spec.streams and not any(runnable.device.startswith("cuda") for runnable in runnables):
+        raise InvalidOption(
+            "`streams`: inferences are in flight on a GPU, and no artifact runs on one",
+            hint="give `devices` cuda, or an engine of TensorRT; for the processor there is `clients`",
+            option="streams",
+        )
+    return sorted(runnables, key=lambda runnable: runnable is not reference), base
+
+
+def _precision(model: RunnableArtifact, mode: str) -> str:
+    """What a MODEL computes in, in a mode: autocast's default is bfloat16 on processors, float16 on GPUs."""
+    if mode == "half":
+        return "fp16"
+    if mode == "autocast":
+        return "bf16" if model.device == "cpu" else "fp16"
+    return model.precision
+
+
+def _is_plan(runnable: RunnableArtifact) -> bool:
+    return runnable.engine.startswith("tensorrt")
+
+
+def _on_devices(runnable: RunnableArtifact, devices: Sequence[int | None]) -> list[RunnableArtifact]:
+    """The artifact on each device where it runs; where it does by itself if that is none of them."""
+    names = [
+        device_text(number) for number in devices if ("cpu" if number is None else "cuda") in runnable.places
+    ]
+    placed = [
+        replace(runnable, device=device, name=f"{runnable.name} ({device})" if index else runnable.name)
+        for index, device in enumerate(names)
+    ] or [runnable]
+    for index, copy in enumerate(placed):
+        if copy.device.startswith("cuda") and copy.runs_on == "CPU":
+            placed[index] = replace(copy, runs_on="GPU")
+    return placed
+
+
+def row_of(runnable: RunnableArtifact) -> Row:
+    """Return the row of an artifact, before anything is measured."""
+    return Row(
+        name=runnable.name,
+        artifact=runnable.artifact,
+        engine=runnable.engine,
+        precision=runnable.precision,
+        runs_on=runnable.runs_on,
+        status="not run" if runnable.why_not else "measured",
+        reason=runnable.why_not,
+        size_bytes=runnable.size_bytes,
+        mode=runnable.mode,
+        device=runnable.device,
+        interpreter=runnable.python,
+        layers_by_precision=runnable.layers_by_precision,
+        parameters=(runnable.weights.parameters or None) if runnable.weights else None,
+        weights_bytes=runnable.weights.bytes if runnable.weights else None,
+        warnings=runnable.warnings,
+    )
+
+
+class WorkerPool:
+    """The workers of all artifacts that can run here."""
+
+    def __init__(
+        self,
+        runnables: Sequence[RunnableArtifact],
+        recorder: Recorder,
+        feeds: Path,
+        spec: BenchSpec,
+        progress: Progress,
+    ) -> None:
+        self._runnables, self._recorder, self._feeds = runnables, recorder, feeds
+        self._threads, self._timeout_s = spec.threads or usable_cores(), spec.timeout_s
+        self._progress = progress
+        self._stack = contextlib.ExitStack()
+        self._used: dict[str, tuple[float, int]] = {}
+        self._launches = 0
+        self.workers: dict[str, Worker] = {}
+        self.timed: dict[str, TimingSeries] = {}
+        self.cpu_s, self.switches = 0.0, 0
+        """Processor time and lost cores of all workers, of the first launch since `mark_usage`."""
+
+    def close(self) -> None:
+        """End all workers."""
+        self._stack.close()
+
+    def start(self) -> float:
+        """Start and load one worker after the other, undisturbed; return the seconds that it took."""
+        began = time.monotonic()
+        for runnable in self._runnables:
+            if self._recorder.is_measured(runnable.name):
+                self._start(runnable)
+        self.timed = {name: TimingSeries() for name in self.workers}
+        return time.monotonic() - began
+
+    def relaunch(self) -> Mapping[str, Worker]:
+        """End all workers, and start those again that have not failed; one that does not start has then."""
+        self.count_usage()
+        self._stack.close()
+        self.workers.clear()
+        self._launches += 1
+        for runnable in self._runnables:
+            timed = self.timed.get(runnable.name)
+            if timed is not None and timed.failure is None:
+                try:
+                    self._start(runnable)
+                except QCompileError as error:
+                    timed.failure = error
+        self._used = dict.fromkeys(self.workers, (0.0, 0))  # their start was ours too
+        return self.workers
+
+    def mark_usage(self) -> None:
+        """Remember what the workers have used until now: it does not count."""
+        self._used = {}
+        for name, worker in self.workers.items():
+            with contextlib.suppress(QCompileError):  # one that has failed is reported elsewhere
+                answer = worker.ask("usage")
+                self._used[name] = answer["cpu_s"], answer["involuntary_switches"]
+
+    def count_usage(self) -> None:
+        for name, (cpu_s, switches) in self._used.items():
+            if self.timed[name].failure is None:
+                with contextlib.suppress(QCompileError):
+                    answer = self.workers[name].ask("usage")
+                    self.cpu_s += answer["cpu_s"] - cpu_s
+                    self.switches += answer["involuntary_switches"] - switches
+        self._used = {}
+
+    def _start(self, runnable: RunnableArtifact) -> None:
+        launch = f" again ({self._launches + 1})" if self._launches else ""
+        self._progress(f"load {runnable.name}{launch}")
+        worker = self._stack.enter_context(
+            Worker(runnable.name, threads=self._threads, python=runnable.python, timeout_s=self._timeout_s)
+        )
+        try:
+            began = worker.hello()["started_ms"]
+            answer = start(worker, runnable, self._runnables, self._threads)
+            fed = worker.ask("feed", path=str(self._feeds))
+        except QCompileError as error:
+            worker.kill()
+            if runnable.falls_back and isinstance(error, ModelError) and not self._launches:
+                self._start_without_graph(runnable, error)
+                return
+            if self._launches or runnable.name == self._recorder.base:
+                raise
+            self._recorder.failed(runnable.name, error)
+            return
+        if not fed["at_rest"]:
+            worker.freeze()
+        if not self._launches:
+            cold_start = ColdStart(began, answer["load_ns"] / 1e6, fed["first_ns"] / 1e6)
+            self._recorder.change(
+                runnable.name, cold_start=cold_start, load_ms=cold_start.load_ms,
+                contains=answer["contains"], packages=answer["packages"],
+            )  # fmt: skip
+            if answer["weights"]:
+                self._recorder.weights(runnable.name, WeightsHeld(**answer["weights"]))
+            self._recorder.warn(runnable.name, *fed["notes"])
+        self.workers[runnable.name] = worker
+
+    def _start_without_graph(self, runnable: RunnableArtifact, error: ModelError) -> None:
+        """Start an engine plainly, in a process that has seen no capture, now and in all further launches."""
+        plain = replace(runnable, mode="eager", falls_back=False)
+        self._runnables = [plain if item is runnable else item for item in self._runnables]
+        self._start(plain)
+        if self._recorder.is_measured(plain.name):
+            self._recorder.change(plain.name, mode="eager")
+            self._recorder.warn(plain.name, f"measured without a CUDA graph: {error.message}")

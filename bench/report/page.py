@@ -1,0 +1,137 @@
+"""Render sections and summary into one HTML file that loads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...core.figures import words
+from ...core.files import check_output, write_text
+from ...core.installation import install_hint
+from ...errors import EngineUnavailable, InvalidOption
+from ...spec.decode import spec_from_call
+from ...spec.looking import ReportSpec
+from ...spec.measure import Budget
+from ...version import __version__
+from ..results.environment import machine_text
+from . import sections as parts
+from .source import FAMILIES, ReportedArtifact, Section, Source, read_source
+from .summary import summarize
+from .svg import FAMILY_MARKS
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from typing_extensions import Unpack
+
+    from ...spec.keywords import ReportKeywords
+
+SUFFIXES = (".html", ".htm")
+
+
+def write_report(
+    results_path: str | Path,
+    output: str | Path,
+    spec: Budget | None = None,
+    /,
+    **options: Unpack[ReportKeywords],
+) -> Path:
+    """Write the report of a results file, atomically.
+
+    Args:
+        results_path: `results.json` of `bench` or `run`.
+        output: The HTML file.
+        spec: What to show, and what an artifact may take to be recommended: by default any size and latency,
+            and no drop in accuracy that its interval shows.
+        options: Fields of `ReportSpec` by name, in place of those of `spec`.
+
+    Returns:
+        The path of the report.
+    """
+    path = Path(output)
+    if path.suffix not in SUFFIXES:
+        raise InvalidOption(f"`output` {path}: {' or '.join(SUFFIXES)} is required", option="output")
+    check_output(path)
+    template("page.html")
+    shown = spec_from_call(ReportSpec, spec, options)
+    source = read_source(
+        Path(results_path), layers=shown.layers, ranges=shown.ranges, recipe=shown.recipe, budget=shown
+    )
+    write_text(path, render(source, name=Path(results_path).name))
+    return path
+
+
+def render(source: Source, *, name: str) -> str:
+    """Return the page; `name` is that of the results file."""
+    summary = summarize(source)
+    every = sections(source, summary.recommended)
+    used = {subject.family for subject in source.subjects}
+    return template("page.html").render(
+        summary=summary,
+        sections=[section for section in every if not section.missing],
+        left_out=[section for section in every if section.missing],
+        families={family: text for family, text in FAMILIES.items() if family in used},
+        facts=_facts(source),
+        results=name,
+        created=str(source.results.created),
+        version=__version__,
+        style=style(),
+    )
+
+
+def sections(source: Source, recommended: ReportedArtifact | None) -> list[Section]:
+    """Return every section, those with nothing to show too; `recommended` is the recommended artifact."""
+    every = {
+        "results": ("Results", parts.results_section(source, recommended)),
+        "speed": ("Speed-up", parts.speed_section(source)),
+        "tradeoff": ("Accuracy, latency and size", parts.tradeoff_section(source)),
+        "latency": ("Latency distributions", parts.latency_section(source)),
+        "accuracy": ("Accuracy", parts.accuracy_section(source)),
+        "batches": ("Batch sizes", parts.sweep_section(source, "batches")),
+        "concurrency": ("Concurrent clients", parts.sweep_section(source, "concurrency")),
+        "in_flight": ("Inferences in flight", parts.sweep_section(source, "in_flight")),
+        "costs": ("Start, memory, energy", parts.costs_section(source)),
+        "precision": ("Precision of the layers", parts.precision_section(source)),
+        "times": ("Time of the layers", parts.times_section(source)),
+        "layers": ("Errors of the layers", parts.layers_section(source)),
+        "calibration": ("Calibration", parts.calibration_section(source)),
+        "history": ("History", parts.history_section(source)),
+        "failures": ("Not measured, and warnings", parts.failures_section(source)),
+        "environment": ("Environment", parts.environment_section(source)),
+        "reproduce": ("To repeat it", parts.reproduce_section(source)),
+    }
+    return [replace(section, name=name, title=title) for name, (title, section) in every.items()]
+
+
+def template(name: str) -> Template:
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError as error:
+        raise EngineUnavailable(
+            f"jinja2 cannot be imported ({error})", hint=install_hint("report"), engine="report"
+        ) from error
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent, encoding="utf-8"),
+        autoescape=True,  # everything in a results file is somebody's text
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["marks"] = FAMILY_MARKS
+    return environment.get_template(name)
+
+
+def style() -> str:
+    return Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+
+
+def _facts(source: Source) -> list[str]:
+    settings, environment = source.results.settings, source.results.environment
+    inputs: Mapping[str, Any] = settings.get("inputs") or {}
+    threads = settings.get("threads")
+    facts = [", ".join(f"{name}:{shape}" for name, shape in inputs.items())]
+    facts.append(f"{threads} threads" if threads != 1 else "1 thread")
+    if environment.get("processor"):
+        facts.append(words(machine_text(environment)))
+    return [text for text in facts if text]

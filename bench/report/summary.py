@@ -1,0 +1,448 @@
+"""Recommend an artifact, with the reasons in words: the one rule of `report`, `run` and `auto`.
+
+1. An artifact may be recommended when it lost no accuracy that its interval shows: `low <= 0`. Within a
+   budget, when the upper end of the interval keeps it: `high <= max_drop`. A drop without an interval, in a
+   metric's own unit, counts as it is, and a caveat says so. Where accuracy was not measured, its outputs
+   must have passed the comparison with the baseline's. It must keep the budget of size and latency, too.
+2. The fastest of them is, unless
+3. another that no round-by-round comparison tells from it is smaller, or
+4. it is not faster than the baseline: then nothing is, and the baseline stays, if it keeps the budget itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec import structs
+
+from ...core.figures import (
+    accuracy_text,
+    bytes_text,
+    decibels,
+    drop_interval,
+    drop_text,
+    figure,
+    times,
+)
+from ...errors import InvalidOption
+from ...spec.measure import Budget
+from ...spec.words import BASELINE, ORIGINAL
+from ..results.drop import unproven
+from ..results.render import RUNTIMES, interval_words, speedup_text
+from ..results.row import Interval, Row
+from ..results.statistics import DROP_CONFIDENCE, Speedup, speedup
+from .source import NO_BUDGET, ReportedArtifact, Source, read_source
+
+_BYTES_PER_MB = 1e6
+_NOTICEABLE_POINTS = 1.0
+"""An interval of a drop that reaches so far says little: more samples are needed."""
+
+
+class Fact(NamedTuple):
+    """One figure of the glance: what it is, its value, and what stands below it."""
+
+    label: str
+    value: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a reader who reads nothing else should know: the recommended artifact, its figures, why it, what
+    may make this wrong; and what stands in place of a chosen one."""
+
+    recommended: ReportedArtifact | None
+    headline: str
+    facts: Sequence[Fact] = ()
+    reasons: Sequence[str] = ()
+    caveats: Sequence[str] = ()
+    title: str = "No recommendation"
+
+
+def summarize(source: Source) -> Summary:
+    """Choose an artifact and say why; of a sweep, one for each model and shape."""
+    if source.results.settings.get("sweep") and len(source.results.machines) > 1:
+        reasons = []
+        for name, machine in source.results.machines.items():  # a speed-up counts within its own
+            subjects = [subject for subject in source.subjects if subject.row.machine == name]
+            results = structs.replace(source.results, baseline=machine.baseline, machines={})
+            part = summarize(replace(source, subjects=subjects, results=results))
+            reasons.append(
+                f"{name}: {f'{part.recommended.label}. ' if part.recommended else ''}{part.headline}"
+            )
+        headline = "One recommendation for each model and shape."
+        return Summary(None, headline, (), reasons, _caveats(source, None), title="Recommendations")
+    measured = source.measured
+    if not measured:
+        return Summary(None, "Nothing was measured.", caveats=_caveats(source, None))
+    base = source.baseline
+    if base not in measured:
+        headline = "The baseline was not measured: there is nothing to compare the others with."
+        return Summary(None, headline, caveats=_caveats(source, None))
+    allowed = [subject for subject in measured if why_not(subject, source.budget) is None]
+    if not allowed:
+        reasons = [f"{subject.label}: {why_not(subject, source.budget)}." for subject in measured]
+        return Summary(None, "No artifact keeps the budget.", (), reasons, _caveats(source, None))
+    # A baseline that exceeds the budget is no reason to refuse what is not faster than it.
+    quick = [s for s in allowed if s.is_baseline or s.verdict == "faster" or base not in allowed]
+    recommended, equals = _smallest_of_fastest(quick) if quick else (base, [])
+    if recommended.is_baseline:
+        recommended = base
+    return Summary(
+        recommended,
+        _headline(source, recommended, len(measured)),
+        _facts(source, recommended),
+        [*_reasons(source, recommended, equals, allowed), *_alternatives(source, recommended)],
+        _caveats(source, recommended),
+    )
+
+
+def why_not(subject: ReportedArtifact, budget: Budget = NO_BUDGET) -> str | None:
+    """Return why an artifact may not be recommended; None where nothing speaks against it."""
+    if exceeded := excesses(budget, subject.row):
+        return f"it exceeds the budget: {'; '.join(exceeded)}"
+    if subject.is_baseline:
+        return None
+    if (difference := subject.row.difference) is not None and difference.mismatch:
+        return f"its outputs are not the baseline's: {difference.mismatch}"
+    drop, unit, max_drop = subject.drop, subject.drop_unit, budget.max_drop
+    if drop is not None:
+        end, allowed = (drop.low, 0.0) if max_drop is None else (drop.high, max_drop)
+        if (drop.value if end is None else end) <= allowed:
+            return None
+        ends = drop_interval(drop.low, drop.high, unit)
+        if max_drop is not None and drop.value <= max_drop and subject.row.accuracy:
+            return unproven(subject.row.accuracy, max_drop)
+        return f"it loses {drop_text(drop.value, unit)} {unit} {ends}".strip()
+    if difference is not None and not difference.passed:
+        return "its outputs differ from the baseline's by more than is tolerated"
+    return None
+
+
+def excesses(budget: Budget, row: Row) -> tuple[str, ...]:
+    """Return which limits of size and latency an artifact exceeds, in words.
+
+    The figures themselves are compared, not their intervals: a file has one size, and a latency limit is for
+    the machine at hand. What was not measured counts as exceeded.
+    """
+    latency_ms = row.latency.median_ms if row.latency else None
+    size_mb = row.size_bytes / _BYTES_PER_MB if row.size_bytes is not None else None
+    limits = (
+        ("size", "MB", size_mb, budget.max_size_mb, "it has no file whose size is known"),
+        ("latency", "ms", latency_ms, budget.max_latency_ms, "its latency was not measured"),
+    )
+    return tuple(
+        unknown if value is None else f"{name} {figure(value)} {unit}, at most {figure(limit)}"
+        for name, unit, value, limit, unknown in limits
+        if limit is not None and (value is None or value > limit)
+    )
+
+
+def faster(subject: ReportedArtifact, other: ReportedArtifact) -> Speedup | None:
+    """Return how many times faster the first is, round by round; None where that cannot be said."""
+    if subject.row.machine != other.row.machine:
+        return None
+    try:
+        return speedup(other.row.launches_ms, subject.row.launches_ms)
+    except InvalidOption:  # too few rounds, or a worker that failed on the way: no verdict
+        return None
+
+
+def _smallest_of_fastest(
+    subjects: Sequence[ReportedArtifact],
+) -> tuple[ReportedArtifact, list[ReportedArtifact]]:
+    """The fastest artifact, or the smallest of those without a significant difference; and those others."""
+    fastest = max(subjects, key=_speed)
+    ties = [
+        subject for subject in subjects
+        if subject is not fastest and (ratio := faster(subject, fastest)) and ratio.verdict == "no difference"
+    ]  # fmt: skip
+    equals, best = [fastest, *ties], fastest
+    if fastest.size_bytes is not None:
+        sized = [subject for subject in equals if subject.size_bytes is not None]
+        best = min(sized, key=lambda subject: (subject.size_bytes or 0.0, -_speed(subject)))
+    return best, [subject for subject in equals if subject is not best]
+
+
+def _speed(subject: ReportedArtifact) -> float:
+    return 1.0 if subject.speedup is None else subject.speedup.value
+
+
+def _headline(source: Source, recommended: ReportedArtifact, measured: int) -> str:
+    if measured == 1:
+        return "It is the only artifact that was measured: there is nothing to compare it with."
+    if recommended is source.baseline and not any(subject.verdict for subject in source.measured):
+        return "It is the baseline; no comparison came about, for want of rounds."
+    budget = source.budget.max_drop
+    if recommended is source.baseline:
+        limit = "without losing accuracy" if budget is None else f"within the budget of {_budget(source)}"
+        return f"No other artifact is surely faster {limit}."
+    if source.budget.limits.keys() - {"max_drop"}:
+        return "The fastest artifact within the budget."
+    if recommended.drop is not None and budget is not None:
+        shown = "" if recommended.drop.high is None else f", the {DROP_CONFIDENCE:.0%} interval included"
+        return f"The fastest artifact that drops by no more than {_budget(source)}{shown}."
+    if recommended.drop is not None:
+        shown = "" if recommended.drop.low is None else f" that its {DROP_CONFIDENCE:.0%} interval shows"
+        return f"The fastest artifact that lost no accuracy{shown}."
+    if recommended.row.difference is not None and recommended.row.difference.passed:
+        return "The fastest artifact whose outputs agree with the baseline's."
+    return "The fastest artifact; whether it still answers rightly was not measured."
+
+
+def _budget(source: Source) -> str:
+    unit = next((subject.drop_unit for subject in source.measured if subject.drop is not None), "points")
+    return f"{drop_text(source.budget.max_drop, unit)} {unit}"
+
+
+def _facts(source: Source, recommended: ReportedArtifact) -> list[Fact]:
+    base = source.baseline_of(recommended)
+    latency = f"{figure(recommended.latency_ms)} ms a call"
+    facts = [Fact("median latency", f"{figure(recommended.latency_ms)} ms", "the baseline")]
+    if recommended.speedup and base:
+        value, shown = speedup_text(recommended.speedup)
+        shown += f", {interval_words(source.results.confidence)}"
+        facts = [Fact(f"speed-up against {base.label}", value, f"{shown} · {latency}")]
+    reduction = recommended.row.size_ratio
+    compared = "" if recommended.size_bytes is not None else "a model in Python has no file of its own"
+    if reduction and reduction > 1.005 and not recommended.is_baseline:
+        compared = f"{times(reduction)} smaller"
+    facts.append(Fact("size", bytes_text(recommended.size_bytes), compared))
+    accuracy, difference = recommended.row.accuracy, recommended.row.difference
+    if accuracy is not None and recommended.drop is not None:
+        unit = recommended.drop_unit
+        shown = drop_interval(recommended.drop.low, recommended.drop.high, unit)
+        drop = f"drop {drop_text(recommended.drop.value, unit)} {shown} {unit}".replace("  ", " ")
+        detail = "the baseline" if recommended.is_baseline else drop
+        facts.append(Fact(accuracy.metric, accuracy_text(accuracy.value, unit), detail))
+        return facts
+    detail = f"output SNR {decibels(difference.snr_db)}" if difference else ""
+    return [*facts, Fact("accuracy", "not measured", detail)]
+
+
+def _reasons(
+    source: Source,
+    recommended: ReportedArtifact,
+    equals: Sequence[ReportedArtifact],
+    allowed: Sequence[ReportedArtifact],
+) -> list[str]:
+    sentences = []
+    count = len(source.measured)
+    if recommended.is_baseline:
+        slow = [s.label for s in allowed if not s.is_baseline]
+        return [f"No loss of accuracy, but no significant speed-up: {listed(slow)}."] if slow else []
+    if equals:
+        names = listed([f"{s.label} ({bytes_text(s.size_bytes)})" for s in equals])
+        smallest = any((s.size_bytes or 0.0) > (recommended.size_bytes or 0.0) for s in equals)
+        better = (
+            f"it is smaller ({bytes_text(recommended.size_bytes)})" if smallest else "its median is the best"
+        )
+        sentences.append(f"Its speed does not differ significantly from that of {names}; {better}.")
+    elif count > 2:
+        kind = "" if len(allowed) == count else f" of the {len(allowed)} that kept their accuracy"
+        sentences.append(f"Faster than every other{kind}.")
+    accuracy = recommended.row.accuracy
+    if accuracy is not None and accuracy.statement:
+        sentences.append(f"Drop of {accuracy.metric}: {accuracy.statement}.")
+    if accuracy is not None and accuracy.agreement is not None:
+        least = f" (at least {low:.2%})" if (low := accuracy.agreement_low) is not None else ""
+        text = f"It gives the baseline's prediction for {accuracy.agreement:.2%} of the samples{least}."
+        sentences.append(text)
+    return sentences
+
+
+def _alternatives(source: Source, recommended: ReportedArtifact) -> list[str]:
+    sentences = []
+    measured = source.measured
+    fastest = max(measured, key=_speed)
+    reason = why_not(fastest, source.budget)
+    if fastest is not recommended and reason:
+        sentences.append(f"{fastest.label} is the fastest ({times(_speed(fastest))}), but {reason}.")
+    sized = [subject for subject in measured if subject.size_bytes is not None]
+    smallest = min(sized, key=lambda subject: subject.size_bytes or 0.0, default=None)
+    if smallest is not None and smallest is not recommended and smallest.size_bytes != recommended.size_bytes:
+        blame = why_not(smallest, source.budget)
+        text = f"{smallest.label} is the smallest ({bytes_text(smallest.size_bytes)})"
+        speed = f", at {times(smallest.speedup.value)}" if smallest.speedup else ""
+        sentences.append(f"{text}, but {blame}." if blame else f"{text}{speed}.")
+    return sentences
+
+
+def _caveats(source: Source, recommended: ReportedArtifact | None) -> list[str]:
+    noise = source.results.environment.get("noise") or {}
+    cautions = []
+    if source.results.interrupted:
+        cautions.append("Measuring was interrupted: this is what there was until then.")
+    if noise.get("noisy"):
+        cautions += [f"Noisy run: {reason}." for reason in noise.get("reasons") or ["no reason was recorded"]]
+    if machines := source.results.machines:
+        names = listed(list(machines))
+        cautions.append(f"Several measurements ({names}): each row is compared with the baseline of its own.")
+    cautions += _slow_int8(source.measured)
+    if recommended is not None:
+        cautions += _weak_accuracy(recommended, source.budget.max_drop)
+        cautions += [f"{recommended.label}: {text}." for text in recommended.row.warnings]
+    for status, words in (("failed", "failed"), ("not run", "could not run here")):
+        if unmeasured := [s.label for s in source.subjects if s.row.status == status]:
+            cautions.append(f"{listed(unmeasured)} {words}; the reasons are below.")
+    return list(dict.fromkeys(cautions))
+
+
+def _slow_int8(measured: Sequence[ReportedArtifact]) -> list[str]:
+    cautions = []
+    for quantized in (s for s in measured if s.family in ("int8", "low")):
+        floats = [s for s in measured if s.family == "float" and s.row.engine == quantized.row.engine]
+        if not floats:
+            continue
+        plain = max(floats, key=_speed)
+        ratio = faster(quantized, plain)
+        if ratio is not None and ratio.verdict == "slower":
+            cautions.append(
+                f"{quantized.label} is slower than {plain.label} "
+                f"({' '.join(speedup_text(ratio))}): use the float artifact."
+            )
+    return cautions
+
+
+def _weak_accuracy(recommended: ReportedArtifact, max_drop: float | None) -> list[str]:
+    if recommended.is_baseline:
+        return []
+    if recommended.drop is None:
+        return ["Accuracy was not measured: give `evaluation` with labelled samples."]
+    high, samples = recommended.drop.high, recommended.row.accuracy and recommended.row.accuracy.samples
+    if recommended.drop.low is None or high is None:
+        return [f"The drop has no interval: {samples or 'too few'} samples do not say how sure it is."]
+    if max_drop is None and recommended.drop_unit == "points" and high >= _NOTICEABLE_POINTS:
+        return [
+            f"The drop may be as large as {drop_text(high, 'points')} points: "
+            f"{samples} samples do not say it closer."
+        ]
+    return []
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a sentence has them: "a, b and c", at most six."""
+    shown = list(names[:6])
+    if len(names) > len(shown):
+        shown.append(f"{len(names) - len(shown)} more")
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What `auto` ends with.
+
+    Attributes:
+        artifact, nearest: The artifact to use; where none is faster within the budget, what comes nearest.
+        over_baseline, over_onnx: Speed-up over the baseline and over FP32 on ONNX Runtime, as `value`, `low`,
+            `high` and `verdict`; None where there is none.
+        others: Every other artifact to why it is not the one.
+    """
+
+    artifact: str
+    nearest: str
+    sentence: str
+    over_baseline: dict[str, Any] | None
+    over_onnx: dict[str, Any] | None
+    others: dict[str, str]
+    caveats: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendation:
+    """Return what to use of what `bench` or `run` measured, within a budget."""
+    source = read_source(results_path, budget=budget)
+    summary = summarize(source)
+    recommended = summary.recommended
+    if recommended is None or recommended.is_baseline:
+        return _none(source, summary.headline, summary.caveats)
+    reasons = {
+        s.name: _why_not_this(s, recommended, source.budget)
+        for s in source.subjects
+        if s is not recommended and not s.is_baseline and s.name not in (BASELINE, ORIGINAL)
+    }
+    # FP32 on ONNX Runtime on the processor is about twice as fast as PyTorch, and the fairer comparison.
+    floats = (s for s in source.measured if s.row.engine == "onnxruntime" and s.family == "float")
+    onnx = next((s for s in floats if s.row.device == "cpu"), None)
+    over_onnx = faster(recommended, onnx) if onnx is not None and onnx is not recommended else None
+    groups: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        groups.setdefault(reason, []).append(name)
+    against = "".join(
+        f"{', ' if index else '; '}not {listed(names)} ({reason})"
+        for index, (reason, names) in enumerate(groups.items())
+    )
+    return Recommendation(
+        recommended.name,
+        "",
+        f"Use {_described(recommended)}: {_gains(source, recommended, onnx, over_onnx)}{against}.",
+        recommended.speedup.as_json() if recommended.speedup else None,
+        over_onnx.as_json() if over_onnx else None,
+        reasons,
+        tuple(summary.caveats),
+    )
+
+
+def _none(source: Source, headline: str, caveats: Sequence[str]) -> Recommendation:
+    """Nothing is faster within the budget: what comes nearest, and what speaks against it."""
+    subjects = [s for s in source.measured if not s.is_baseline and s.name not in (BASELINE, ORIGINAL)]
+    quick = [subject for subject in subjects if subject.verdict == "faster"]
+    near = min(quick, key=_largest_drop, default=None) or max(subjects, key=_gain, default=None)
+    reasons = {s.name: why_not(s, source.budget) or "not surely faster" for s in subjects}
+    text = headline.rstrip(".")
+    if near is not None:
+        speed = " ".join(speedup_text(near.speedup)) if near.speedup else figure(near.latency_ms) + " ms"
+        text += f"; nearest is {_described(near)}, {speed}, but {reasons[near.name]}"
+    return Recommendation("", near.name if near else "", f"{text}.", None, None, reasons, tuple(caveats))
+
+
+def _described(subject: ReportedArtifact) -> str:
+    runtime = RUNTIMES.get(subject.row.engine, subject.row.engine)
+    return f"{subject.label} ({subject.row.precision} on {runtime})"
+
+
+def _gains(
+    source: Source, recommended: ReportedArtifact, onnx: ReportedArtifact | None, over_onnx: Speedup | None
+) -> str:
+    base = source.baseline_of(recommended)
+    assert base is not None, "the recommended one was compared with it"
+    assert recommended.speedup is not None, "the recommended one is faster than the baseline"
+    parts = [f"{' '.join(speedup_text(recommended.speedup))} as fast as {base.label}"]
+    if over_onnx is not None and onnx is not None:
+        parts[0] += f" and {' '.join(speedup_text(over_onnx))} as fast as {onnx.label}"
+    accuracy, drop, unit = recommended.row.accuracy, recommended.drop, recommended.drop_unit
+    if accuracy is not None and drop is not None:
+        ends = "" if accuracy.statement else drop_interval(drop.low, drop.high, unit)
+        few = "" if ends else f"{accuracy.samples or 'too few'} samples: too few for an interval"
+        shown = f" ({text})" if (text := accuracy.statement or few) else ""
+        lost = f"{drop_text(drop.value, unit)} {unit} {ends}".strip()
+        parts.append(f"{accuracy.metric} {accuracy_text(accuracy.value, unit)}, {lost} lost{shown}")
+    else:
+        parts.append("accuracy not measured")
+    ratio = recommended.row.size_ratio
+    smaller = f" ({times(ratio)} smaller)" if ratio and ratio > 1.005 else ""
+    parts.append(f"{bytes_text(recommended.size_bytes)}{smaller}")
+    return ", ".join(parts)
+
+
+def _why_not_this(subject: ReportedArtifact, recommended: ReportedArtifact, budget: Budget) -> str:
+    if not subject.is_measured:
+        return "failed" if subject.row.status == "failed" else "could not run here"
+    ratio = faster(recommended, subject)
+    is_equal = ratio is not None and ratio.verdict == "no difference"
+    return why_not(subject, budget) or ("no faster" if is_equal else "slower")
+
+
+def _gain(subject: ReportedArtifact) -> float:
+    return subject.speedup.value if subject.speedup else 0.0
+
+
+def _largest_drop(subject: ReportedArtifact) -> tuple[float, float]:
+    drop = subject.drop or Interval(math.inf)
+    return drop.value if drop.high is None else drop.high, -_gain(subject)

@@ -1,0 +1,298 @@
+"""Describe the machine and the versions that a benchmark ran with.
+
+Read state, memory and energy of an NVIDIA GPU from NVML (package nvidia-ml-py).
+
+Names and units are those of https://docs.nvidia.com/deploy/nvml-api/. Nothing here changes a setting.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from ...core.artifact import tool_versions
+from ...core.installation import install_hint
+from ...core.memory import machine_bytes
+from ...core.processor import processor
+from ...engines.gpu import bus_id
+from ...engines.registry import names, packages_of
+from ...errors import first_line
+
+
+def measured_packages() -> dict[str, str]:
+    """Return package to the module by which a worker has loaded it."""
+    return {**packages_of(names()), "pycuda": "pycuda", "cuda-bindings": "cuda.bindings", "numpy": "numpy"}
+
+
+def environment(threads: int, gpu: int = 0) -> dict[str, Any]:
+    """Return what stays as it is: processor, cores, memory, the GPU of that number, system and versions."""
+    nvml, why_not = find_nvml(gpu)
+    return {
+        **processor(),
+        "cores": os.cpu_count(),
+        "cores_usable": len(_affinity() or ()) or None,
+        "affinity": _affinity(),
+        "threads": threads,
+        "governor": read_system("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "turbo_off": read_system("/sys/devices/system/cpu/intel_pstate/no_turbo"),
+        "cpu_limit": read_system("/sys/fs/cgroup/cpu.max"),
+        "memory_bytes": machine_bytes(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "packages": tool_versions(*measured_packages(), "onnx", "polygraphy"),
+        **(nvml.about() if nvml else {"gpu": None, "why_no_gpu": why_not}),
+    }
+
+
+def state(gpu: int = 0) -> dict[str, Any]:
+    """Return what changes while measuring; a value that the system does not tell is None.
+
+    `cpu_ticks` are those of /proc/stat, proc(5): all that is not idle, and what a hypervisor took away.
+    """
+    nvml, _ = find_nvml(gpu)
+    return {
+        "load_average_1min": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "frequency_mhz": _frequency_mhz(),
+        "cpu_ticks": _cpu_ticks(),
+        "cpu_limited_us": _cpu_limited_us(),
+        "gpu": nvml.state() if nvml else None,
+    }
+
+
+def machine_text(environment: Mapping[str, Any]) -> str:
+    cores = environment.get("cores_usable") or environment.get("cores")
+    gpu = f", {environment['gpu']}" if environment.get("gpu") else ""
+    return f"{environment.get('processor')}, {cores} cores{gpu}"
+
+
+def _affinity() -> list[int] | None:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
+def _frequency_mhz() -> float | None:
+    files = [f"/sys/devices/system/cpu/cpu{n}/cpufreq/scaling_cur_freq" for n in _affinity() or ()]
+    clocks_mhz = [int(text) / 1e3 for text in map(read_system, files) if text]
+    if not clocks_mhz:
+        lines = (read_system("/proc/cpuinfo") or "").splitlines()
+        clocks_mhz = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+    return sum(clocks_mhz) / len(clocks_mhz) if clocks_mhz else None
+
+
+def _cpu_ticks() -> dict[str, float] | None:
+    """Seconds of all cores since the start of the system."""
+    words = (read_system("/proc/stat") or "").splitlines()[:1]
+    if not words:
+        return None
+    user, nice, system, idle, wait, irq, soft, steal = map(float, words[0].split()[1:9])
+    ticks = {"busy_s": user + nice + system + irq + soft, "stolen_s": steal, "idle_s": idle + wait}
+    return {name: count / os.sysconf("SC_CLK_TCK") for name, count in ticks.items()}
+
+
+def _cpu_limited_us() -> float | None:
+    """Time that a container's limit has kept threads waiting, cgroup v2."""
+    for line in (read_system("/sys/fs/cgroup/cpu.stat") or "").splitlines():
+        if line.startswith("throttled_usec"):
+            return float(line.split()[1])
+    return None
+
+
+def read_system(path: str) -> str | None:
+    """Return what a file of the kernel says; None where it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None  # this system does not tell
+
+
+_OTHERS = 0.05  # of the time of all usable cores
+_STOLEN = 0.01
+_DRIFT = 0.05
+_FREQUENCY = 0.10
+_SWITCHES_PER_S = 100.0
+_FEWEST_ROUNDS = 9  # three thirds of three
+
+
+class Effort(NamedTuple):
+    """What the measuring has used between two states: processor time of all and of the workers alone, and how
+    often the system took a core away from a worker's thread."""
+
+    seconds: float
+    cpu_s: float
+    involuntary_switches: int
+    worker_cpu_s: float
+
+
+def noise(
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    effort: Effort,
+    baseline_medians_ms: Sequence[float],
+    *,
+    governor: str | None = None,
+) -> dict[str, Any]:
+    """Return `{"noisy", "reasons"}` of two states, what was used between them, and the baseline's rounds."""
+    reasons = _other_work(before, after, effort)
+    old_mhz, new_mhz = before.get("frequency_mhz"), after.get("frequency_mhz")
+    # Under a governor that follows the load, an idle core's clock says nothing of a busy one's.
+    steady = governor in (None, "performance")
+    if old_mhz and new_mhz and steady and abs(new_mhz / old_mhz - 1.0) > _FREQUENCY:
+        reasons.append(
+            f"the processor's clock went from {old_mhz:.0f} to {new_mhz:.0f} MHz: "
+            "fix it (governor performance, turbo off), or let the machine cool down"
+        )
+    if governor == "powersave":
+        reasons.append(
+            "the processor's governor is powersave: choose performance "
+            "(cpupower frequency-set --governor performance)"
+        )
+    if len(baseline_medians_ms) >= _FEWEST_ROUNDS:
+        third = len(baseline_medians_ms) // 3
+        change = median(baseline_medians_ms[-third:]) / median(baseline_medians_ms[:third]) - 1.0
+        if abs(change) > _DRIFT:
+            became = f"{abs(change):.0%} {'slower' if change > 0 else 'faster'}"
+            reasons.append(
+                f"the baseline became {became} while it was measured: "
+                "let the machine cool down or settle, then measure again"
+            )
+    gpus = [moment.get("gpu") or {} for moment in (before, after)]
+    throttled = {reason for gpu in gpus for reason in gpu.get("throttled", ())}
+    if throttled:
+        causes = ", ".join(sorted(throttled))
+        reasons.append(
+            f"the GPU was throttled ({causes}): cool it, raise its power limit, or lock lower clocks"
+        )
+    return {"noisy": bool(reasons), "reasons": reasons}
+
+
+def _other_work(before: Mapping[str, Any], after: Mapping[str, Any], effort: Effort) -> list[str]:
+    reasons = []
+    first, second = before.get("cpu_ticks"), after.get("cpu_ticks")
+    if first and second:
+        spent = {name: second[name] - first[name] for name in first}
+        capacity = max(sum(spent.values()), 1e-9)
+        share = max(spent["busy_s"] - effort.cpu_s, 0.0) / capacity
+        if share > _OTHERS:
+            reasons.append(
+                f"other processes took {share:.0%} of the processor: end them, or measure at another time"
+            )
+        if spent["stolen_s"] / capacity > _STOLEN:
+            reasons.append(
+                f"the hypervisor took {spent['stolen_s'] / capacity:.1%} of the processor away: "
+                "measure on a machine of your own"
+            )
+    limited = (after.get("cpu_limited_us") or 0.0) - (before.get("cpu_limited_us") or 0.0)
+    if limited > 0.01 * effort.seconds * 1e6:
+        reasons.append(
+            f"the container's CPU limit kept threads waiting for {limited / 1e6:.1f} s: "
+            "give it as many cores as `threads`"
+        )
+    rate = effort.involuntary_switches / max(effort.worker_cpu_s, 1e-9)
+    if rate > _SWITCHES_PER_S:
+        reasons.append(
+            f"workers lost their core {rate:.0f} times per second of work: "
+            "give fewer `threads` than cores, or end what else runs"
+        )
+    return reasons
+
+
+_THROTTLING = {  # nvmlClocksThrottleReasons: those that mean the GPU is slower than it could be
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+
+
+class NvmlError(Exception):
+    """NVML is missing, or a function of it failed; the message says which and why."""
+
+
+class Nvml:
+    """NVML, and a GPU by CUDA's number: NVML counts in another order, and ignores CUDA_VISIBLE_DEVICES."""
+
+    def __init__(self, gpu: int = 0) -> None:
+        try:
+            import pynvml
+        except ImportError as error:
+            raise NvmlError(f"nvidia-ml-py is missing; {install_hint('cpu')}") from error
+        self._nvml: Any = pynvml
+        self._call("nvmlInit")
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        named, place = visible[gpu].strip() if gpu < len(visible) else "", bus_id(gpu)
+        if named.startswith("MIG-") or (named.startswith("GPU-") and not place):
+            # A slice of a GPU has no place of its own.
+            self._device = self._call("nvmlDeviceGetHandleByUUID", named)
+        elif place:
+            self._device = self._call("nvmlDeviceGetHandleByPciBusId", place)
+        else:
+            index = int(named) if named.isdigit() else gpu
+            self._device = self._call("nvmlDeviceGetHandleByIndex", index)
+
+    def about(self) -> dict[str, object]:
+        """Return what does not change: name, driver, memory_bytes."""
+        return {
+            "gpu": self._call("nvmlDeviceGetName", self._device),
+            "driver": self._call("nvmlSystemGetDriverVersion"),
+            "gpu_memory_bytes": self._call("nvmlDeviceGetMemoryInfo", self._device).total,
+        }
+
+    def state(self) -> dict[str, object]:
+        """Return what changes: clocks, power, temperature, memory in use, and why it is throttled.
+
+        A value that this GPU does not tell is None.
+        """
+        # The name before driver 535; later drivers keep it.
+        reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        power = self._ask("nvmlDeviceGetPowerUsage")
+        return {
+            "sm_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
+            "power_w": None if power is None else power / 1e3,
+            "temperature_c": self._ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
+            "memory_used_bytes": self._call("nvmlDeviceGetMemoryInfo", self._device).used,
+            "throttled": [text for bit, text in _THROTTLING.items() if (reasons or 0) & bit],
+        }
+
+    def energy_mj(self) -> float | None:
+        """Return the millijoules of the whole board since the driver was loaded; None before Volta."""
+        return self._ask("nvmlDeviceGetTotalEnergyConsumption")
+
+    def process_memory_bytes(self, pid: int) -> int | None:
+        """Return what a process has on the GPU; None where NVML does not see it, as in a container."""
+        try:
+            processes = self._call("nvmlDeviceGetComputeRunningProcesses", self._device)
+        except NvmlError:
+            return None
+        return next((process.usedGpuMemory for process in processes if process.pid == pid), None)
+
+    def _ask(self, function: str, *arguments: Any) -> int | None:
+        try:
+            return int(self._call(function, self._device, *arguments))
+        except NvmlError:
+            return None  # some boards do not tell; NVML says NOT_SUPPORTED
+
+    def _call(self, function: str, *arguments: Any) -> Any:
+        call: Callable[..., Any] = getattr(self._nvml, function)
+        try:
+            return call(*arguments)
+        except self._nvml.NVMLError_LibraryNotFound as error:
+            raise NvmlError("no NVIDIA driver (libnvidia-ml.so.1 is missing)") from error
+        except self._nvml.NVMLError_FunctionNotFound as error:
+            raise NvmlError(f"{function}: this driver does not have it") from error
+        except self._nvml.NVMLError as error:
+            raise NvmlError(f"{function}: {first_line(error)} ({error.value})") from error
+
+
+@functools.cache
+def find_nvml(gpu: int = 0) -> tuple[Nvml | None, str]:
+    """Return NVML for a GPU and an empty text, or None and why it cannot be used."""
+    try:
+        return Nvml(gpu), ""
+    except NvmlError as error:
+        return None, str(error)

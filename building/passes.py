@@ -1,0 +1,307 @@
+"""The passes that fit a graph to the reader of its engine: each edits a graph in memory, and is named.
+
+    graph ─ types of inputs, outputs ─ forms that it lacks ─ opset ─ operators that it lacks ─ known faults ─▶
+
+Which of them a graph needs is chosen from the capabilities of the engine, which tell by version what it
+reads, and reads rightly. What was rewritten for the last two is compared with what it was, in ONNX Runtime,
+at 80 dB. What is rewritten in a quantized graph alone is compared there, at 30 dB, as a value between two
+integers may go either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..compiler.io_types import set_io_types
+from ..compiler.opset.byte_forms import bytes_to_floats, takes_bytes
+from ..compiler.opset.cures import FAULTY_GRAPHS
+from ..compiler.opset.dft import dft_to_products
+from ..compiler.opset.exact_forms import MODES_RENAMED, find_cubic_modes
+from ..compiler.opset.fit import in_older_opset, rewritten_outputs
+from ..compiler.opset.lower import require_operators, without_missing
+from ..compiler.opset.scatter_forms import scatters_to_masks
+from ..compiler.opset.scope import Finder
+from ..compiler.opset.stft import stft_to_convolutions
+from ..compiler.opset.tensorrt_forms import (
+    ceilings_to_integers,
+    counts_to_integers,
+    dropouts_to_identities,
+    einsums_in_lower_case,
+    elus_to_exponents,
+    eyes_to_ranges,
+    find_trt_operators,
+    folds_to_transposes,
+    in_standard_forms,
+    write_kernel_shapes,
+)
+from ..core.progress import Progress
+from ..errors import ModelError, QCompileError, UnsupportedOperator, first_line
+from ..model import onnx
+from ..model.graph.graph import ONNX_DOMAINS, captured_names, every_graph
+from ..model.graph.onnx_file import DEFECT, Graph
+from ..spec.opsets import BFLOAT16_LAYERS, INT4
+
+if TYPE_CHECKING:
+    from ..engines.registry import Capabilities
+    from ..engines.words import KnownFault
+    from ..spec.artifacts import BuildSpec
+
+_OPSETS_OF_TYPES = {"bf16": BFLOAT16_LAYERS, "int4": INT4}
+"""Opsets from which ONNX has a type for the operators that need it; parsers that list the type read it."""
+_FORMS: Mapping[str, Finder] = {
+    "STFT": stft_to_convolutions,  # then the shapes that a DFT reads are known
+    "Ceil": ceilings_to_integers, "Col2Im": folds_to_transposes, "DFT": dft_to_products,
+    "Dropout": dropouts_to_identities, "Einsum": einsums_in_lower_case, "Elu": elus_to_exponents,
+    "EyeLike": eyes_to_ranges, "Range": counts_to_integers, "ScatterElements": scatters_to_masks,
+    "ScatterND": scatters_to_masks,
+}  # fmt: skip
+"""Operator to the rewrite in others, which returns the names of the nodes that it could rewrite."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A step from graph to graph.
+
+    Attributes:
+        change: Edits a graph in place, its weights loaded; returns the nodes that it rewrote, or what else
+            it changed.
+        needs: Whether there is anything for it in a graph, which is only looked at.
+        leaves: What is wrong with the graph behind it; empty where what the pass promises is true.
+        compared: What users are told while the change is compared with what was before; empty: it is exact.
+        on_source: Whether the change is compared on the user's model, and not on the graph.
+    """
+
+    name: str
+    change: Callable[[Graph], Sequence[str]]
+    needs: Callable[[Graph], object] = lambda _: True
+    leaves: Callable[[Graph], str] = lambda _: ""
+    compared: str = ""
+    on_source: bool = True
+
+
+def run_passes(
+    passes: Iterable[Pass], graph: Graph, source: Graph, progress: Progress
+) -> tuple[dict[str, int], list[str]]:
+    """Run passes on a graph; return name of each to the number of nodes that it changed, and warnings.
+
+    `source` is the user's model. A pass that fails is named, with those in front of it.
+    """
+    counts: dict[str, int] = {}
+    warnings: list[str] = []
+    for item in passes:
+        names: Sequence[str] = ()
+        try:
+            if item.needs(graph):
+                if item.compared:
+                    progress(item.compared)
+                    warnings += _compared(item, source if item.on_source else graph)
+                graph.load()
+                names = item.change(graph)
+            if names:
+                graph.edited()
+            problem = item.leaves(graph) or (broken_edge(graph) if names else "")
+        except QCompileError:
+            raise
+        except Exception as error:  # a defect of the pass, which must not look like one of the model
+            raise _failed(item, graph, counts, first_line(error)) from error
+        if problem:
+            raise _failed(item, graph, counts, problem)
+        counts[item.name] = len(names)
+    return counts, warnings
+
+
+def _compared(item: Pass, before: Graph) -> list[str]:
+    after = before.copy()
+    after.load()
+    return rewritten_outputs(before, after) if item.change(after) else []
+
+
+def _failed(item: Pass, graph: Graph, counts: Mapping[str, int], problem: str) -> QCompileError:
+    behind = [name for name, changed in counts.items() if changed]
+    done = f", behind {', '.join(behind)}" if behind else ""
+    return ModelError(
+        f"{graph.path}: pass {item.name!r} failed{done}: {problem}",
+        hint=f"{DEFECT}; another target may not need the pass",
+        file=graph.path,
+    )
+
+
+def broken_edge(graph: Graph) -> str:
+    """Return what is wrong with the order of a graph: a tensor made twice, or read before it is made."""
+    proto = graph.model.graph
+    made = {"", *graph.stored, *(value.name for value in proto.input)}
+    made |= {tensor.values.name for tensor in proto.sparse_initializer}
+    for node in proto.node:
+        for name in (*node.input, *captured_names(node)):
+            if name not in made:
+                return f"{node.op_type} {node.name!r} reads {name!r}, which nothing in front of it makes"
+        for name in node.output:
+            if name and name in made:
+                return f"{node.op_type} {node.name!r} makes {name!r}, which is there already"
+            made.add(name)
+    return next((f"nothing makes output {v.name!r}" for v in proto.output if v.name not in made), "")
+
+
+STANDARD_FORMS = Pass(
+    "Q/DQ of TensorRT as those of ONNX",
+    lambda graph: _replaced(graph, in_standard_forms(graph.model)),
+    needs=lambda graph: find_trt_operators(graph.model),
+)
+"""ModelOpt writes such."""
+
+
+def _replaced(graph: Graph, model: onnx.ModelProto) -> list[str]:
+    """Put a model in place of a graph's; return its name where it is another."""
+    if model is graph.model:
+        return []
+    graph.edited(model)
+    return [str(graph.path.name)]
+
+
+def fitting_passes(
+    spec: BuildSpec, capabilities: Capabilities, needed: str, source: Graph, warnings: list[str]
+) -> list[Pass]:
+    """Return what fits a graph of precision `needed` to its reader, but for known faults."""
+    types = {name: dtype for name, (dtype, _) in spec.tensorrt.tensor_formats.items() if dtype}
+    passes = []
+    if types:
+        passes.append(
+            Pass(
+                "types of inputs and outputs",
+                lambda graph: _replaced(graph, set_io_types(graph.model, types)),
+            )
+        )
+    passes += [_form_pass(name, rewrite) for name, rewrite in _FORMS.items() if name in capabilities.lacks]
+    if capabilities.highest_opset is not None:
+        passes.append(_opset_pass(spec, capabilities, needed, warnings))
+    if capabilities.operators is not None:
+        passes.append(_operators_pass(spec, capabilities, source))
+    if spec.target.startswith("tensorrt"):
+        passes += [
+            Pass("kernel shapes", lambda graph: ["kernel_shape"] * write_kernel_shapes(graph.model)),
+            Pass(
+                "bytes moved in float32",
+                lambda graph: bytes_to_floats(graph.model),
+                needs=lambda graph: takes_bytes(graph.model),
+            ),
+        ]
+    return passes
+
+
+def _form_pass(name: str, rewrite: Finder) -> Pass:
+    return Pass(
+        f"{name} in other operators",
+        lambda graph: rewrite(graph.model),
+        needs=lambda graph: name in _operators(graph),
+    )
+
+
+def _opset_pass(spec: BuildSpec, capabilities: Capabilities, needed: str, warnings: list[str]) -> Pass:
+    ignored = not any(fault.name == "grid-sample-mode" for fault in faults_of(spec, capabilities))
+    limit = max(capabilities.highest_opset or 0, _OPSETS_OF_TYPES.get(needed, 0))
+
+    def highest(graph: Graph) -> int:
+        if not ignored and find_cubic_modes(graph.model):
+            return min(limit, MODES_RENAMED - 1)  # no other name says cubic to every parser
+        return limit
+
+    def change(graph: Graph) -> list[str]:
+        lowered, problems = in_older_opset(graph, highest(graph))
+        warnings.extend(problems)
+        return _replaced(graph, lowered.model)
+
+    return Pass(f"opset {limit} or older", change, needs=lambda graph: graph.opset > highest(graph))
+
+
+def _operators_pass(spec: BuildSpec, capabilities: Capabilities, source: Graph) -> Pass:
+    operators = frozenset(capabilities.operators or ())
+
+    def leaves(graph: Graph) -> str:
+        if not spec.tensorrt.plugins:
+            from ..engines.registry import engine
+
+            read_by, reader = engine(spec.target).read_by, capabilities.reader
+            require_operators(graph.model, operators, reader, str(source.path), read_by)
+        return ""
+
+    return Pass(
+        f"operators of {capabilities.reader}",
+        lambda graph: without_missing(graph.model, operators),
+        needs=lambda graph: _operators(graph) - operators,
+        leaves=leaves,
+        compared="compare what was written in other operators",
+    )
+
+
+def fault_passes(found: Collection[str]) -> list[Pass]:
+    """Return what rewrites what an engine is known to compute wrongly, of faults that are in the graph."""
+    names: dict[bool, list[str]] = {False: [], True: []}
+    for name, faulty in FAULTY_GRAPHS.items():
+        if name in found and faulty.cure is not None:
+            names[faulty.quantized].append(name)
+    return [
+        Pass(
+            f"known faults: {', '.join(faults)}",
+            partial(_cured, names=faults),
+            compared="compare what known faults made different",
+            on_source=not quantized,
+        )
+        for quantized, faults in names.items()
+        if faults
+    ]
+
+
+def _cured(graph: Graph, names: Sequence[str]) -> Sequence[str]:
+    for name in names:
+        if (cure := FAULTY_GRAPHS[name].cure) is not None:
+            cure(graph.model)
+    return names
+
+
+def faults_of(spec: BuildSpec, capabilities: Capabilities) -> list[KnownFault]:
+    """Return the known faults of an engine's version and precision that are not ignored."""
+    ignored = spec.tensorrt.ignore_faults
+    computed = {spec.precision, spec.floats if spec.precision == "int8" else spec.precision}
+    return [
+        fault
+        for fault in capabilities.faults
+        if not {fault.name, "all"} & {*ignored}
+        and (not fault.precisions or computed & {*fault.precisions})
+        and fault.profiles <= len(spec.tensorrt.profiles)
+    ]
+
+
+def without_faults(
+    graph: Graph, source: Graph, spec: BuildSpec, capabilities: Capabilities, progress: Progress
+) -> tuple[dict[str, int], list[str], dict[str, Sequence[str]]]:
+    """Rewrite what the engine is known to compute wrongly, refuse it, or warn of it.
+
+    Returns:
+        What `run_passes` does, and fault to the nodes that were rewritten because of it.
+    """
+    faults = faults_of(spec, capabilities)
+    found = {f.name: names for f in faults if (names := FAULTY_GRAPHS[f.name].find(graph.model))}
+    counts, warnings = run_passes(fault_passes(found), graph, source, progress)
+    worked_around: dict[str, Sequence[str]] = {}
+    for fault in faults:
+        nodes = FAULTY_GRAPHS[fault.name].find(graph.model) if fault.name in found else []
+        if nodes and fault.action != "warn":
+            way = fault.hint or "write it with other operators in the model"
+            reader = capabilities.reader
+            problem = f"{source.path}: {reader} computes {', '.join(nodes)} wrongly: {fault}"
+            hint = f"{way}; `ignore_faults` {fault.name} builds it as it is"
+            raise UnsupportedOperator(problem, hint=hint, operator=fault.operator, node=nodes[0])
+        if nodes:
+            warnings.append(f"known fault {fault}: {', '.join(nodes)}")
+        elif fault.name in found:
+            worked_around[fault.name] = found[fault.name]
+    return counts, warnings, worked_around
+
+
+def _operators(graph: Graph) -> set[str]:
+    """All operators of ONNX in a graph, those inside nodes included."""
+    graphs = every_graph(graph.model.graph)
+    return {node.op_type for inner in graphs for node in inner.node if node.domain in ONNX_DOMAINS}

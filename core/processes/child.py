@@ -1,0 +1,268 @@
+"""Start a process in a session of its own, watch it and all that it starts, and end them.
+
+Memory is what only the watched processes have (Linux: proc(5)): anonymous and shared pages (`RssAnon`,
+`RssShmem`) and what was swapped out. Pages of mapped files do not count, as the system can drop them. Limits
+on address space (RLIMIT_AS) serve badly: thread stacks, CUDA and mapped weights reserve much, touch little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from ...errors import InvalidOption
+
+_EVERY_S = 0.05
+_TREE_EVERY = 10
+_GRACE_S = 2.0
+_GONE_S = 5.0
+_LAST_LINES = 5
+_LAST_BYTES = 1 << 16
+_PROC = Path("/proc")
+KILL = signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM
+_MEMORY_FIELDS = ("RssAnon:", "RssShmem:", "VmSwap:")
+
+# `python -c` puts the current folder first in `sys.path`, where a `random.py` would be taken for the standard
+# library's; `-P` forbids it from Python 3.11 on. Another interpreter need not have qcompile installed.
+_START = """
+import sys
+if sys.path[:1] == [""]:
+    del sys.path[0]
+folder, module = sys.argv[1:3]
+del sys.argv[1:3]
+import importlib.util, runpy
+spec = importlib.util.spec_from_file_location(
+    "qcompile", folder + "/__init__.py", submodule_search_locations=[folder]
+)
+package = importlib.util.module_from_spec(spec)
+sys.modules["qcompile"] = package
+spec.loader.exec_module(package)
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+T = TypeVar("T")
+
+
+def module_command(module: str, *arguments: str, python: str = "") -> list[str]:
+    """Return the command that runs a module of this package as `__main__`, in any folder.
+
+    `python` is an interpreter, or a script that runs one with its arguments; by default this one.
+    """
+    folder = Path(__file__).resolve().parents[2]
+    return [python or sys.executable, "-c", _START, str(folder), module, *arguments]
+
+
+class TimeExceeded(Exception):
+    """A child took longer than its limit."""
+
+
+class MemoryExceeded(Exception):
+    """The processes of a child held more memory than their limit: so many GB."""
+
+
+class Child:
+    """A process in a session of its own. A context manager; leaving it ends the process and what it started.
+
+    Ctrl-C reaches the caller alone, which then ends its children in order.
+
+    Args:
+        variables: Of its environment, besides those of this process; None takes one away.
+        folder: Where it works; here by default.
+        stdin: As `subprocess` takes it, like `stdout`.
+        stderr: A file, which `last_output` reads, or that of this process.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        variables: Mapping[str, str | None] | None = None,
+        folder: Path | None = None,
+        stdin: int | None = subprocess.DEVNULL,
+        stdout: IO[bytes] | int | None = None,
+        stderr: IO[bytes] | None = None,
+    ) -> None:
+        variables = variables or {}
+        environment = {name: text for name, text in os.environ.items() if name not in variables}
+        environment |= {name: text for name, text in variables.items() if text is not None}
+        self._log, self._frozen = stderr, False
+        try:
+            self.process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=environment,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN):
+                raise  # not the interpreter's fault
+            raise InvalidOption(
+                f"`python` {command[0]}: cannot be run ({error.strerror})", option="python"
+            ) from error
+        self.pid = self.process.pid  # a script's interpreter may be a child of it
+        self._tree = Tree(self.pid)
+
+    def watch(
+        self,
+        poll: Callable[[float], T | None],
+        *,
+        time_s: float = math.inf,
+        memory_gb: float = math.inf,
+        check: Callable[[], None] | None = None,
+    ) -> T:
+        """Wait for an answer; raise `TimeExceeded` or `MemoryExceeded` at the limits.
+
+        Args:
+            poll: Waits for the answer so many seconds at most; None where it has not come.
+            time_s: Longest wait.
+            memory_gb: Memory that the processes may hold together, in 10**9 bytes.
+            check: Called twenty times a second; it raises where the answer is not wanted any more.
+        """
+        end, looks = time.monotonic() + time_s, 0
+        wait_s = min(time_s, _EVERY_S if check or memory_gb < math.inf else threading.TIMEOUT_MAX)
+        while (answer := poll(wait_s)) is None:
+            if check is not None:
+                check()
+            if memory_gb < math.inf:
+                if looks % _TREE_EVERY == 0:
+                    self._tree.refresh()
+                looks += 1
+                held_gb = self._tree.bytes() / 1e9
+                if held_gb > memory_gb:
+                    raise MemoryExceeded(held_gb)
+            if time.monotonic() >= end:
+                raise TimeExceeded
+        return answer
+
+    def wait(self, **limits: Any) -> int:
+        """Wait for the end and return the exit code; `limits` are those of `watch`."""
+
+        def poll(wait_s: float) -> int | None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.process.wait(wait_s)
+            return None
+
+        return self.watch(poll, **limits)
+
+    def last_output(self) -> str:
+        """Return the last lines that the process wrote to its log."""
+        if self._log is None or self._log.closed:
+            return ""
+        self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(self._log.tell() - _LAST_BYTES, 0))
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return "\n".join(lines[-_LAST_LINES:])
+
+    def cause(self) -> str:
+        """Return how the process has ended, such as "exit code 1"."""
+        try:
+            code = self.process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            return "it closed its output"
+        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return f"{name}, out of memory?" if name == "SIGKILL" else name
+
+    def freeze(self) -> None:
+        """Stop the process until `thaw`: its threads would go on spinning otherwise."""
+        if hasattr(signal, "SIGSTOP"):
+            self.signal_session(signal.SIGSTOP)
+            self._frozen = True
+
+    def thaw(self) -> None:
+        """Let the process go on."""
+        if self._frozen:
+            self.signal_session(signal.SIGCONT)
+            self._frozen = False
+
+    def kill(self) -> None:
+        """End the process and all that it has started by force, and wait until they are gone."""
+        self._tree.refresh()
+        self.signal_session(KILL)
+        self._tree.kill()
+
+    def close(self) -> None:
+        """End the process and what it has started."""
+        self.kill()
+        self.process.wait()
+
+    def __enter__(self: T) -> T:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.kill()
+        self.close()
+
+    def signal_session(self, number: int) -> None:
+        """Send a signal to the whole session: also to what a script or a library has started."""
+        send = os.killpg if hasattr(os, "killpg") else os.kill
+        with contextlib.suppress(ProcessLookupError):
+            send(self.pid, number)
+
+
+class Tree:
+    """A process and those that it started, also leaders of other sessions; empty without /proc."""
+
+    def __init__(self, pid: int) -> None:
+        stat = _stat(pid)
+        self._began = {pid: stat[19]} if stat else {}
+
+    def refresh(self) -> None:
+        """Look for new ones. One that is in the tree stays there after its parent has ended."""
+        living = {pid for pid in self._began if self._lives(pid)}
+        if not living:
+            return
+        stats = {
+            int(name): stat for name in os.listdir(_PROC) if name.isdecimal() and (stat := _stat(int(name)))
+        }
+        while living:
+            living = {pid for pid, stat in stats.items() if int(stat[1]) in living and pid not in self._began}
+            self._began |= {pid: stats[pid][19] for pid in living}
+
+    def bytes(self) -> int:
+        """Return the memory that they hold."""
+        lines = [line for pid in self._began if self._lives(pid) for line in read(pid, "status").splitlines()]
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(_MEMORY_FIELDS))
+
+    def kill(self) -> None:
+        """End all of them by force and wait until they are gone."""
+        for _ in range(2):  # what one of them started meanwhile is seen the second time
+            self.refresh()
+            for pid in self._began:
+                if self._lives(pid):
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL)
+        until = time.monotonic() + _GONE_S
+        while any(map(self._lives, self._began)) and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def _lives(self, pid: int) -> bool:
+        """Whether the process lives, and is not another one with the same id."""
+        stat = _stat(pid)
+        return bool(stat) and stat[0] not in "ZX" and stat[19] == self._began[pid]
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third on: state, parent, ...; [19] is when it began."""
+    return read(pid, "stat").rpartition(")")[2].split()
+
+
+def read(pid: int, name: str) -> str:
+    """Return a file of /proc/PID; empty where there is none."""
+    try:
+        return (_PROC / str(pid) / name).read_text(errors="replace")
+    except OSError:
+        return ""

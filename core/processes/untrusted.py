@@ -1,0 +1,180 @@
+"""Carry out a verb on a stranger's files in a process of its own, with limits on memory and time.
+
+The process that watches is told apart by its id in a variable of the environment, so that a variable that
+was inherited by a further process means nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import EngineUnavailable, InvalidOption, WorkerError
+from ..files import remove_stale, temporary_folder
+from ..files.temporary import PLACES
+from .child import Child, MemoryExceeded, TimeExceeded, module_command, read
+from .serve import die_with_caller, end_first_without_memory
+
+MEMORY_GB, TIME_S = 8.0, 1800.0
+"""Default limits of a verb."""
+WATCHED = "QCOMPILE_UNTRUSTED"
+"""Variable with the id of the process that watches this one and the seconds that it grants: PID:SECONDS."""
+OPEN_FILES = 4096
+_CPU_SLACK_S = 60
+_GRACE_S = 15.0
+_VERB_CODES = (0, 1, 2, 129, 130, 143)
+"""Exit codes with which a verb ends by itself."""
+_HARM = "the file may be damaged, or made to do harm; no unfinished file was left"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a verb: memory that its processes hold together, in 10**9 bytes, and seconds by the clock."""
+
+    memory_gb: float = MEMORY_GB
+    time_s: float = TIME_S
+
+    def __post_init__(self) -> None:
+        for name, value, suits, required in (
+            ("memory_limit_gb", self.memory_gb, self.memory_gb >= 0.1, "a number from 0.1 on"),
+            ("time_limit_s", self.time_s, self.time_s > 0, "a positive number"),
+        ):
+            if not suits or value == math.inf:
+                raise InvalidOption(f"`{name}` {value}: {required} is required", option=name)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A verb that came to its end: its exit code, and what it wrote to standard output if that was captured.
+
+    0 is done, 1 failed or mismatch, 2 usage, 130 interrupted.
+    """
+
+    code: int
+    output: str = ""
+
+
+def run_untrusted(
+    arguments: Sequence[str], limits: Limits | None = None, *, capture: bool = True
+) -> Finished:
+    """Carry out a verb as the command line does, in a process of its own, with limits.
+
+    The processes that it starts count too. Temporary files of all of them are removed at the end, however
+    they end. The process may read and write all that this one may: limits are no sandbox.
+
+    Args:
+        arguments: As typed after `qcompile`, such as `["simplify", "model.onnx", "-o", "simple.onnx"]`.
+        limits: 8 GB and half an hour by default.
+        capture: Whether standard output is returned, and shown only where the verb comes to its end.
+
+    Returns:
+        Exit code and output. An error of the verb itself is its exit code, and was written to standard error.
+
+    Raises:
+        WorkerError: If it crashed, or was ended because it exceeded a limit.
+        EngineUnavailable: If the system cannot watch processes.
+    """
+    limits = limits or Limits()
+    if "RssAnon:" not in read(os.getpid(), "status"):
+        reason = "/proc does not tell the memory of processes"
+        if not sys.platform.startswith("linux"):
+            reason = f"Linux is required, this is {sys.platform}"
+        raise EngineUnavailable(f"`untrusted` cannot work here: {reason}", reason=reason)
+    with temporary_folder("untrusted") as folder, tempfile.TemporaryFile() as output:
+        places, temporary = folder / "places", folder / "files"
+        temporary.mkdir()
+        child = Child(
+            module_command("qcompile.__main__", *arguments),
+            variables={
+                WATCHED: f"{os.getpid()}:{limits.time_s}",
+                "TMPDIR": str(temporary),
+                PLACES: str(places),
+            },
+            stdin=None,
+            stdout=output if capture else None,
+        )
+        try:
+            problem = _watch(child, limits)
+        except BaseException as stop:
+            # The process ends as this one does, and has time to write what it has.
+            with contextlib.suppress(ProcessLookupError):
+                interrupted = type(stop) is KeyboardInterrupt
+                child.process.send_signal(signal.SIGINT if interrupted else signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # pressed twice: at once
+                child.process.wait(_GRACE_S)
+            if child.process.returncode not in _VERB_CODES:
+                raise
+            problem = None  # it has said so itself
+        finally:
+            child.close()
+            with contextlib.suppress(OSError):  # what they left where they made temporary files
+                text = places.read_text(encoding="utf-8", errors="surrogateescape")
+                for place in set(filter(None, text.split("\0"))):
+                    remove_stale(Path(place))
+        if problem:
+            verb = arguments[0] if arguments else "qcompile"
+            raise WorkerError(f"{verb}: {problem[0]}", hint=problem[1], output="")
+        output.seek(0)
+        return Finished(child.process.returncode, output.read().decode(errors="replace"))
+
+
+def _watch(child: Child, limits: Limits) -> tuple[str, str] | None:
+    """Wait for the end; returns what went wrong, and the way out."""
+    try:
+        code = child.wait(time_s=limits.time_s, memory_gb=limits.memory_gb)
+    except MemoryExceeded as error:
+        return (
+            f"ended: its processes held {error.args[0]:.3g} GB of memory; "
+            f"at most {limits.memory_gb:g} GB are allowed",
+            "raise `memory_limit_gb` where you know why it needs more",
+        )
+    except TimeExceeded:
+        code = -signal.SIGXCPU
+    if code == -signal.SIGXCPU:
+        return (
+            f"ended: it took more than {limits.time_s:g} s",
+            "raise `time_limit_s` where you know why it needs longer",
+        )
+    if code in _VERB_CODES:
+        return None
+    if code >= 0:
+        return f"its process ended with exit code {code}", _HARM
+    name = signal.Signals(-code).name
+    if code == -signal.SIGKILL:
+        return f"its process was killed ({name}): the system has no memory left, or somebody did it", _HARM
+    return f"its process crashed ({name}) in native code that read the files", _HARM
+
+
+def is_child() -> bool:
+    """Whether this process is watched by the one that started it."""
+    return os.environ.get(WATCHED, "").partition(":")[0] == str(os.getppid())
+
+
+def limit_self() -> None:
+    """Take away from this process, and those that it starts, what a verb does not need.
+
+    No core dump, few open files, a backstop for the time of the processor, the first to end where memory runs
+    out, and an end with the process that watches. Whatever the system refuses is left out.
+    """
+    import resource
+
+    die_with_caller()
+    granted_s = float(os.environ[WATCHED].partition(":")[2])
+    for kind, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, OPEN_FILES),
+        (resource.RLIMIT_CPU, int(granted_s * (os.cpu_count() or 1)) + _CPU_SLACK_S),
+    ):
+        with contextlib.suppress(OSError, ValueError, OverflowError):
+            soft, hard = resource.getrlimit(kind)
+            allowed = [value for value in (soft, hard, most) if value != resource.RLIM_INFINITY]
+            resource.setrlimit(kind, (min(allowed), hard if kind != resource.RLIMIT_CORE else 0))
+    end_first_without_memory()

@@ -1,0 +1,1 @@
+"""ONNX in memory: files, checks, graphs with their producers and consumers, edits."""

@@ -1,0 +1,320 @@
+"""Refuse an ONNX model that is damaged, or beyond what qcompile takes, before anything else reads it.
+
+ONNX's own checker looks at a copy without weights. Here is what it lets pass, and what readers in Python fail
+on: texts that are no UTF-8, versions, inputs that are no tensors, and stored tensors. Claims of extents and
+places are compared with what is there, in front of whatever would allocate or open it. External data lie in a
+regular file inside the model's folder, and no link leads out of it: a stranger's model must not make us read
+`/etc/passwd`. A file that crashes a parser is for the watched child (`core/processes/`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import numpy as np
+
+from ...errors import ModelError
+from .. import onnx
+
+MOST_INPUT_VALUES = 1 << 28
+"""Values of one input of fixed shape: 1 GiB of float32. Making it at random takes three times that."""
+_PLUGIN = "No Op registered for"
+"""What ONNX's checker says of TensorRT's plugins, which are in ONNX's own domain."""
+_LONGEST = 300
+_GROUPS_OF_CHANNELS = 21
+"""The opset that defined GroupNormalization anew."""
+_NARROW_BITS = {
+    "INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6,
+}  # fmt: skip
+"""Element types whose values share bytes."""
+_TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
+_BESIDE = "keep the data file in the folder of the model; it may be no link that leads out of it"
+
+
+class Refused(Exception):
+    """What is wrong with a model, and the way out, empty where the common one serves."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs inside a node's attributes (If, Loop, Scan)."""
+    for item in node.attribute:
+        if item.HasField("g"):
+            yield item.g
+        yield from item.graphs
+
+
+def every_graph(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph and all graphs inside its nodes."""
+    yield graph
+    for node in graph.node:
+        for inner in subgraphs(node):
+            yield from every_graph(inner)
+
+
+def graphs_of(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs of a model: inside nodes, and inside nodes of functions, too."""
+    yield from every_graph(model.graph)
+    for function in model.functions:
+        for node in function.node:
+            for graph in subgraphs(node):
+                yield from every_graph(graph)
+
+
+def every_node(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a model: of graphs inside nodes and of functions, too."""
+    for holder in (*graphs_of(model), *model.functions):
+        yield from holder.node
+
+
+def every_tensor(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield all tensors that are stored: of graphs inside nodes and of functions, too."""
+    sparse: list[onnx.SparseTensorProto] = []
+    for graph in graphs_of(model):
+        yield from graph.initializer
+        sparse += graph.sparse_initializer
+    for node in every_node(model):
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            sparse += attribute.sparse_tensors
+            if attribute.HasField("sparse_tensor"):
+                sparse.append(attribute.sparse_tensor)
+    for tensor in sparse:
+        yield from (tensor.values, tensor.indices)
+
+
+def check_tensor(tensor: onnx.TensorProto, folder: Path) -> None:
+    """Compare what a tensor says of itself with what is there; `folder` is the model's, links resolved."""
+    kind, subject = tensor.data_type, f"tensor {tensor.name!r}"
+    if not kind or kind not in onnx.TensorProto.DataType.values():
+        raise Refused(f"{subject} has the unknown element type {kind}")
+    shape = "x".join(map(str, tensor.dims)) or "scalar"
+    try:
+        np.broadcast_to(np.zeros((), np.float64), tuple(tensor.dims))
+    except ValueError as error:  # negative extents, and more axes or values than an array has
+        raise Refused(f"{subject} has shape {shape}: {error}") from None
+    if tensor.HasField("segment"):
+        raise Refused(f"{subject} is stored in segments, which no runtime reads")
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        _check_external(tensor, folder)
+    elif kind == onnx.TensorProto.STRING:
+        if len(tensor.string_data) != math.prod(tensor.dims):
+            raise Refused(f"{subject} of shape {shape} holds {len(tensor.string_data)} strings")
+    elif not tensor.HasField("raw_data"):
+        try:
+            onnx.numpy_helper.to_array(tensor)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise Refused(f"{subject} of shape {shape}: {error}") from None
+    elif any(len(getattr(tensor, field)) for field in _TYPED):
+        raise Refused(f"{subject} has raw data and typed values")
+    elif (stored := len(tensor.raw_data)) != (required := stored_bytes(tensor)):
+        raise Refused(f"{subject} of shape {shape} holds {stored} bytes; {required} are required")
+
+
+def stored_bytes(tensor: onnx.TensorProto) -> int:
+    """Return what the values of a tensor take as raw bytes; those of less than 8 bits are packed."""
+    name = onnx.TensorProto.DataType.Name(tensor.data_type)
+    width = _NARROW_BITS.get(name) or 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    bits: int = math.prod(tensor.dims) * width
+    return -(-bits // 8)
+
+
+def _check_external(tensor: onnx.TensorProto, folder: Path) -> None:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    if len(entries) < len(tensor.external_data):
+        raise Refused(f"tensor {tensor.name!r} says twice where its data lie")
+    subject = f"external data {entries.get('location', '')!r} of tensor {tensor.name!r}"
+    target = external_path(entries.get("location", ""), folder)
+    if isinstance(target, str):
+        raise Refused(f"{subject}: {target}; a file in the folder of the model is required", _BESIDE)
+    for key in ("offset", "length"):
+        text = entries.setdefault(key, "0")
+        if not (text.isascii() and text.isdigit() and len(text) < 20):
+            raise Refused(f"{subject}: {key} {text[:40]!r}; a whole number of bytes, 0 or more, is required")
+    if tensor.data_type == onnx.TensorProto.STRING:
+        raise Refused(f"{subject}: strings cannot be stored outside of the file")
+    required = stored_bytes(tensor)
+    if int(entries["length"]) not in (0, required):
+        raise Refused(f"{subject}: its length is {entries['length']} bytes; {required} are required")
+    if target.exists() and int(entries["offset"]) + required > (size := target.stat().st_size):
+        raise Refused(
+            f"{subject}: {required} bytes at {entries['offset']} of a file of {size} bytes",
+            "copy the data file again: it is cut off, or of another model",
+        )  # one that is not there is missed by who needs the values
+
+
+def external_path(location: str, folder: Path) -> Path | str:
+    """Return the file that a location names in the model's folder, links of which are resolved.
+
+    A text says why there is none that may be read.
+    """
+    if not location or "\0" in location:
+        return "names no file"
+    posix, windows = PurePosixPath(location), PureWindowsPath(location)
+    if posix.is_absolute() or windows.is_absolute() or windows.drive or windows.root:
+        return "is an absolute path"
+    if ".." in posix.parts or ".." in windows.parts:
+        return "leads out of the model's folder"
+    try:
+        target = (folder / location).resolve()
+        if folder not in target.parents:
+            return f"is a link to {target}, outside of the model's folder"
+        if target.exists() and not stat.S_ISREG(target.stat().st_mode):
+            return "is no regular file"
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links; a name that is too long
+        return f"cannot be looked up ({error})"
+    return target
+
+
+def hide_group_normalizations(model: onnx.ModelProto) -> None:
+    """Write an Identity in place of each GroupNormalization, for ONNX's tools: of opsets 18 to 20 the checker
+    calls it deprecated, which ONNX Runtime computes, and shape inference finds nothing behind one (1.23)."""
+    for node in every_node(model):
+        if node.op_type == "GroupNormalization" and node.domain in ("", "ai.onnx"):
+            node.op_type = "Identity"  # of the same type and shape
+            del node.input[1:], node.attribute[:]
+
+
+def external_files(path: Path, model: onnx.ModelProto) -> list[Path]:
+    """Return the files beside an ONNX file that hold its external data."""
+    external = (t for t in every_tensor(model) if t.data_location == onnx.TensorProto.EXTERNAL)
+    files = {path.resolve().parent / location(tensor) for tensor in external}
+    return sorted(files - {path.resolve()})  # a weightless model refers to the file itself
+
+
+def location(tensor: onnx.TensorProto) -> str:
+    """Return the file that holds a tensor's external data, as the tensor names it; else empty."""
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+
+
+def read_external(tensor: onnx.TensorProto, folder: Path) -> bytes:
+    """Return the raw data of a tensor that lie outside of its file, after `check_tensor` found nothing."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    target = external_path(entries.get("location", ""), folder)
+    if isinstance(target, str):
+        raise ModelError(f"external data of tensor {tensor.name!r}: {target}", hint=_BESIDE)
+    required = stored_bytes(tensor)
+    with target.open("rb") as file:
+        file.seek(int(entries.get("offset", "0")))
+        content = file.read(required)
+    if len(content) != required:
+        raise OSError(f"{target}: {len(content)} bytes of tensor {tensor.name!r}; {required} are required")
+    return content
+
+
+def check_model(model: onnx.ModelProto, path: Path) -> None:
+    """Check a model that was read from a file. Its weights may lie elsewhere, or be gone."""
+    if not model.graph.node and not model.graph.output:
+        message = f"{path}: holds no graph ({path.stat().st_size} bytes)"
+        raise ModelError(message, hint="copy or export the file again", file=path)
+    try:
+        for text in _texts(model):
+            if isinstance(text, bytes):  # on which code that expects text fails anywhere
+                raise Refused(f"holds a text that is no UTF-8: {text[:40]!r}")
+        _check_versions(model)
+        stored = {tensor.name for tensor in model.graph.initializer}
+        for value in model.graph.input:
+            if value.name not in stored:  # old files list their weights as inputs
+                _check_value(value, "input", lowest=1)
+        for value in model.graph.output:
+            _check_value(value, "output", lowest=0)
+        folder = path.resolve().parent
+        for tensor in every_tensor(model):
+            check_tensor(tensor, folder)
+        _check_graph(model)
+    except Refused as refused:
+        hint = refused.hint or "the file is damaged or its exporter is wrong; export it again"
+        raise ModelError(f"{path}: {refused}", hint=hint, file=path) from None
+
+
+def finding(error: BaseException) -> str:
+    """Return what ONNX's checker found, in one line, with the operator and the name of the node."""
+    text, _, context = " ".join(str(error).split()).partition("==> Context")
+    node = re.search(r"Name: (\S*) ?OpType: (\S+)", context)
+    text = text.strip()[:_LONGEST]
+    return f"{text} ({node[2]} {node[1]!r})" if node else text
+
+
+def _check_graph(model: onnx.ModelProto) -> None:
+    """Run ONNX's checker on the model with inputs in place of its initializers."""
+    inputs, outputs = ([value.name for value in side] for side in (model.graph.input, model.graph.output))
+    names = [tensor.name for tensor in model.graph.initializer]
+    names += [tensor.values.name for tensor in model.graph.sparse_initializer]
+    if len(set(outputs)) < len(outputs):
+        raise Refused(f"output {max(outputs, key=outputs.count)!r} is declared twice")
+    light = onnx.ModelProto(ir_version=max(model.ir_version, 4))
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    light.graph.name = "graph"
+    light.graph.node.extend(model.graph.node)
+    versions = (item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
+    if any(version < _GROUPS_OF_CHANNELS for version in versions):
+        hide_group_normalizations(light)
+    stored = [name for name in names if name not in inputs]
+    for values, listed in ((light.graph.input, inputs + stored), (light.graph.output, outputs)):
+        values.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, []) for name in listed)
+    try:
+        onnx.checker.check_model(light)
+    except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
+        if _PLUGIN not in str(error):
+            raise Refused(f"ONNX's checker refuses it: {finding(error)}") from error
+
+
+def _check_versions(model: onnx.ModelProto) -> None:
+    if not 3 <= model.ir_version <= onnx.IR_VERSION:
+        raise Refused(
+            f"ir_version {model.ir_version}; onnx {onnx.__version__} knows 3 to {onnx.IR_VERSION}",
+            "export it again" if model.ir_version < 3 else "install a newer onnx",
+        )
+    newest = onnx.defs.onnx_opset_version()
+    versions: dict[str, int] = {}
+    for item in model.opset_import:
+        domain = "" if item.domain == "ai.onnx" else item.domain
+        if versions.setdefault(domain, item.version) != item.version:
+            raise Refused(f"imports opsets {versions[domain]} and {item.version} of domain {domain!r}")
+        if item.version < 1 or (not domain and item.version > newest):
+            raise Refused(
+                f"opset {item.version} of domain {domain!r}; onnx {onnx.__version__} knows 1 to {newest}",
+                "export it for an older opset" if item.version > newest else "",
+            )
+
+
+def _check_value(value: onnx.ValueInfoProto, kind: str, *, lowest: int) -> None:
+    which = value.type.WhichOneof("value")
+    if which not in (None, "tensor_type"):
+        raise Refused(
+            f"{kind} {value.name!r} is a {which.removesuffix('_type')}; tensors alone are supported",
+            f"export the model with tensors as its {kind}s (skl2onnx: options={{'zipmap': False}})",
+        )
+    tensor = value.type.tensor_type
+    if tensor.elem_type not in onnx.TensorProto.DataType.values() or (lowest and not tensor.elem_type):
+        problem = "has no type" if not which else f"has the unknown element type {tensor.elem_type}"
+        raise Refused(f"{kind} {value.name!r} {problem}; a tensor with an element type is required")
+    fixed = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
+    if fixed and min(fixed) < lowest:
+        raise Refused(
+            f"{kind} {value.name!r} has an axis of extent {min(fixed)}; {lowest} or more is required",
+            "declare an axis of any extent by a name (dim_param)",
+        )
+    if math.prod(fixed) > MOST_INPUT_VALUES and lowest:
+        raise Refused(
+            f"{kind} {value.name!r} has {math.prod(fixed)} values; at most {MOST_INPUT_VALUES} are supported"
+        )
+
+
+def _texts(message: Any) -> Iterator[Any]:
+    """Yield every field of text in a message; protobuf's Python gives bytes for what is no UTF-8."""
+    for field, value in message.ListFields():
+        if field.type in (field.TYPE_STRING, field.TYPE_MESSAGE):
+            for item in [value] if isinstance(value, str | bytes) or hasattr(value, "ListFields") else value:
+                yield from [item] if field.type == field.TYPE_STRING else _texts(item)

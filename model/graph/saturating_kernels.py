@@ -1,0 +1,185 @@
+"""Which integer kernels of a runtime add two products in 16 bits, and which products are such a pair.
+
+x86 without VNNI multiplies uint8 by int8 with `vpmaddubsw`: two neighbouring products are added in int16,
+which saturates at 32,767, before sums go on in int32: 2 * 255 * 127 = 64,770 becomes 32,767.
+Which neighbours meet depends on the order in which a kernel reads weights:
+
+    flat    kernel positions, then channels: (0, 1), (2, 3), ... of all; pairs may cross positions
+    taps    the channels of one kernel position: (0, 1), (2, 3), ...; an odd last channel is alone
+
+`probe` asks the runtime that is here: a layer of each kind, activations of 255, and output channels with two
+weights of 127 each, at places that only one of the orders pairs. For another instruction set than this
+processor's, the answers are recordings of the same probe.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.processor import isa_here
+from ...spec.engines import rows
+from ...spec.words import GraphTarget, Isa
+from .. import onnx
+from .graph import attribute, producers, tensor_values
+from .graph_rules import NONE, Order, SaturatingKernels, graph_rules
+
+_Feeds = Mapping[str, NDArray[Any]]
+
+
+def saturating_kernels(target: GraphTarget, isa: Isa) -> SaturatingKernels:
+    """Return what saturates on an instruction set, not "auto"; asked here where it is this processor's.
+
+    Where nothing saturates here, the recording decides: a file for an instruction set is right on every
+    processor that has it.
+    """
+    rules = graph_rules(target)
+    is_here = isa == isa_here() and rules.run is not None and not rows()[target].load()().why_not_run()
+    found = probe(target) if is_here else NONE
+    return found or rules.saturates.get(isa, NONE)
+
+
+@functools.cache
+def probe(target: GraphTarget) -> SaturatingKernels:
+    """Return which kernels of a runtime, whose rules say how to run a model, saturate on this processor."""
+    rules = graph_rules(target)
+    assert rules.run is not None, target
+    results = rules.run(*_static_layers())
+    if rules.by_onnxruntime:
+        results |= rules.run(*_dynamic_layers())
+    return SaturatingKernels(**{name: _order(values) for name, values in results.items()})
+
+
+_PAIRS = ((0, 1), (2, 3), (3, 4), (1, 4))
+"""Where each output channel has its two weights, of three channels in and two kernel positions: at a pair of
+both orders, of "flat" alone, of "taps" alone, of none."""
+
+
+def _order(values: NDArray[Any]) -> Order:
+    """The order that the sums of the first four output channels, of one position, show.
+
+    Where none saturates they are equal.
+    """
+    sums = values.reshape(-1)
+    both, flat, taps = (bool(value < 0.75 * sums[3]) for value in sums[:3])
+    if flat or taps:
+        return "flat" if flat else "taps"
+    return "flat" if both else ""
+
+
+def _weights() -> NDArray[np.int8]:
+    """int8 [4, 6]: two weights of 127 in each row."""
+    weights = np.zeros((len(_PAIRS), 6), np.int8)
+    for row, pair in enumerate(_PAIRS):
+        weights[row, list(pair)] = 127
+    return weights
+
+
+def _static_layers() -> tuple[onnx.ModelProto, _Feeds]:
+    """A layer of each kind between Q/DQ of scale 1; what they read is 255 everywhere."""
+    flat = _weights()
+    dense = flat.reshape(4, 2, 3).transpose(0, 2, 1)  # [out, channel, position]
+    layers: dict[str, tuple[str, NDArray[Any], tuple[int, ...], dict[str, int]]] = {
+        "dense": ("Conv", dense, (1, 3, 2), {}),
+        "grouped": ("Conv", np.concatenate([dense, dense]), (1, 6, 2), {"group": 2}),
+        "depthwise": ("Conv", flat[:, None], (1, 4, 6), {"group": 4}),
+        "products": ("MatMul", flat.T, (1, 6), {}),
+        "activations": ("MatMul", flat.T, (1, 6), {}),
+    }
+    nodes: list[onnx.NodeProto] = []
+    feeds: dict[str, NDArray[Any]] = {}
+    stored: dict[str, Any] = {
+        "one": np.float32(1), "step": np.float32(512), "zero": np.uint8(0), "none": np.int8(0),
+    }  # fmt: skip
+
+    def rounded(name: str, scale: str, zero_point: str) -> str:
+        operands = [scale, zero_point]
+        nodes.append(onnx.helper.make_node("QuantizeLinear", [name, *operands], [f"{name}/q"]))
+        nodes.append(onnx.helper.make_node("DequantizeLinear", [f"{name}/q", *operands], [f"{name}/dq"]))
+        return f"{name}/dq"
+
+    for name, (operator, weights, shape, options) in layers.items():
+        x, w = f"{name}/x", f"{name}/w"
+        feeds[x] = np.full(shape, 255, np.float32)
+        operands = [rounded(x, "one", "zero")]
+        if name == "activations":
+            feeds[w] = weights.astype(np.float32)
+            operands.append(rounded(w, "one", "none"))
+        else:
+            axis = 1 if operator == "MatMul" else 0
+            channels = weights.shape[axis]
+            parts = [w, f"{w}/scale", f"{w}/zero"]
+            arrays = np.ascontiguousarray(weights), np.ones(channels, np.float32), np.zeros(channels, np.int8)
+            stored |= zip(parts, arrays, strict=True)
+            nodes.append(onnx.helper.make_node("DequantizeLinear", parts, [f"{w}/dq"], axis=axis))
+            operands.append(f"{w}/dq")
+        nodes.append(onnx.helper.make_node(operator, operands, [f"{name}/y"], f"{name}/layer", **options))
+        rounded(f"{name}/y", "step", "zero")
+    return _model(nodes, stored, feeds, {name: f"{name}/y/dq" for name in layers}), feeds
+
+
+def _dynamic_layers() -> tuple[onnx.ModelProto, _Feeds]:
+    """MatMulInteger, and an LSTM whose cell gates hold the weights; small sums keep its tanh straight."""
+    flat = _weights()
+    gates = np.zeros((1, 6, 4, 4), np.int8)
+    gates[0, :, 3] = flat.T  # ONNX's order of gates: input, output, forget, cell
+    stored = {
+        "weights": np.ascontiguousarray(flat.T), "zero": np.uint8(0), "none": np.zeros(1, np.int8),
+        "W": gates.reshape(1, 6, 16), "R": np.zeros((1, 4, 16), np.int8),
+        "W/scale": np.full(1, 1e-6, np.float32), "R/scale": np.ones(1, np.float32),
+    }  # fmt: skip
+    operands = ["sequence", "W", "R", "", "", "", "", "", "W/scale", "none", "R/scale", "none"]
+    lstm = onnx.helper.make_node("DynamicQuantizeLSTM", operands, ["", "recurrent/y"], domain="com.microsoft")
+    lstm.attribute.append(onnx.helper.make_attribute("hidden_size", 4))
+    nodes = [
+        onnx.helper.make_node("MatMulInteger", ["x", "weights", "zero"], ["sums"]),
+        onnx.helper.make_node("Cast", ["sums"], ["dynamic/y"], to=1),
+        lstm,
+    ]
+    feeds: _Feeds = {"x": np.full((1, 6), 255, np.uint8), "sequence": np.ones((1, 1, 6), np.float32)}
+    return _model(nodes, stored, feeds, {"dynamic": "dynamic/y", "recurrent": "recurrent/y"}), feeds
+
+
+def _model(
+    nodes: list[onnx.NodeProto], stored: Mapping[str, Any], feeds: _Feeds, outputs: Mapping[str, str]
+) -> onnx.ModelProto:
+    """A model whose outputs are named after the kinds of layers."""
+    made = [onnx.helper.make_node("Identity", [tensor], [name]) for name, tensor in outputs.items()]
+    inputs = [
+        onnx.helper.make_tensor_value_info(
+            name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
+        )
+        for name, array in feeds.items()
+    ]
+    results = [onnx.helper.make_tensor_value_info(name, 1, None) for name in outputs]
+    weights = [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in stored.items()]
+    graph = onnx.helper.make_graph([*nodes, *made], "probe", inputs, results, weights)
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def overflows(graph: onnx.ModelProto, node: onnx.NodeProto) -> bool:
+    """Return whether two neighbouring products of a layer can leave int16: 255 times both weights."""
+    stored = {tensor.name: tensor for tensor in graph.graph.initializer}
+    made_by = producers(graph.graph)
+    for name in node.input[1:3] if "LSTM" in node.op_type else node.input[1:2]:
+        maker = made_by.get(name)
+        tensor = stored.get(maker.input[0] if maker is not None and maker.input else name)
+        if tensor is None or (weight := tensor_values(tensor)).dtype != np.int8 or weight.ndim < 2:
+            continue
+        if node.op_type.startswith("Conv"):
+            if attribute(node, "group", 1) == len(weight):  # depthwise kernels add in 32 bits
+                continue
+            columns = np.moveaxis(weight, 1, -1).reshape(len(weight), -1).T
+        else:
+            columns = weight.reshape(-1, *weight.shape[-2:])
+            columns = (columns.swapaxes(1, 2) if attribute(node, "transB", 0) else columns).swapaxes(0, 1)
+        for sign in (1, -1):
+            parts = np.maximum(columns.astype(np.int16) * sign, 0)
+            if (parts[:-1:2] + parts[1::2][: len(parts[:-1:2])] > 128).any():
+                return True
+    return False

@@ -1,0 +1,151 @@
+"""Take out of an ONNX model what it tells of the machine that wrote it: stack traces and absolute paths.
+
+Module paths (`layer4.1.conv2`) stay: errors name them. Classes stay under the name of their file:
+`module_name` names the module of a user's file so that no two files share it
+(`qcompile_source_3f9c01ab77de_net`, in a package `qcompile_source_81c8a3d64e0f_zoo.net`), `with_file_names`
+undoes that, so that two machines write the same bytes.
+
+`moved`, `path_there` and `path_here` serve folders that lie elsewhere here than on the machine that a recipe
+is from, as on a worker of a cluster. An ONNX file names the folder of its model's tokenizer as that machine
+does; who reads the tokenizer looks in the folder that stands for it here, and so do child processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .. import onnx
+from .input_notes import KEY
+from .onnx_checks import every_node, graphs_of
+
+PREFIX = "qcompile_source_"
+_NAME = re.compile(rf"\b{PREFIX}[0-9a-f]{{12}}_(\w+)")
+_NO_WORD = re.compile(r"\W")
+_RELATIVE = re.compile(rb"^[ \t]*from[ \t]+(\.+)", re.MULTILINE)
+
+
+def packages_around(path: Path) -> tuple[Path, ...]:
+    """Return the packages, outermost first, that the relative imports of a file start in; none without any.
+
+    Folders are packages as far as the dots of the imports reach, and those around while they say so.
+    """
+    depth = max((len(found[1]) for found in _RELATIVE.finditer(path.read_bytes())), default=0)
+    folders = list(path.parents)
+    while 0 < depth < len(folders) and (folders[depth] / "__init__.py").is_file():
+        depth += 1
+    return tuple(reversed(folders[:depth]))
+
+
+def module_name(path: Path, packages: Sequence[Path] = ()) -> str:
+    """Return a name for the module of a file: two `net.py` do not meet, and edited code is read again."""
+    code = sorted(packages[0].rglob("*.py")) if packages else [path]
+    digest = hashlib.sha256(str(path).encode())
+    for file in code:
+        digest.update(file.read_bytes())
+    parts = [*(package.name for package in packages), path.stem]
+    return f"{PREFIX}{digest.hexdigest()[:12]}_{'.'.join(_NO_WORD.sub('_', part) for part in parts)}"
+
+
+def with_file_names(text: str) -> str:
+    """Return a text in which such modules have the names of their files."""
+    return _NAME.sub(r"\1", text) if PREFIX in text else text
+
+
+_TRACES = frozenset(["pkg.torch.onnx.stack_trace", "stack_trace"])
+_ROOTS = "home|root|Users|tmp|var|usr|opt|mnt|media|srv|private|workspace|work|data|etc|nix|app"
+_PART = r"[^#\s/\\\"'`:;,|<>()\[\]{}]"
+_PATH = re.compile(
+    rf"""(?<![\w./\\]) (?:
+        /(?:{_ROOTS})/ (?:{_PART}+/)*                               # below a folder that systems have
+        | /(?:{_PART}+/)+ (?={_PART}*\.[A-Za-z]\w*(?![/\\\w]))      # of a file with an ending
+        | [A-Za-z]:[\\/] (?:{_PART}+[\\/])*                        # of Windows
+    ) (?={_PART}|\s|$)""",
+    re.VERBOSE,
+)
+"""The folders of an absolute path; the name behind them is kept."""
+
+
+def strip_source_paths(model: onnx.ModelProto) -> bool:
+    """Remove stack traces, and from texts that nothing computes with the folders of absolute paths.
+
+    A module that was imported from a file gets its name. Names of nodes, tensors and functions stay
+    as they are. Return whether anything was removed.
+    """
+    graphs = list(graphs_of(model))
+    holders: list[Any] = [model, *graphs, *model.functions, *every_node(model)]
+    for graph in graphs:
+        for values in (graph.input, graph.output, graph.value_info, graph.initializer):
+            holders += values
+    for function in model.functions:
+        holders += function.value_info
+    changed = False
+    for message in holders:
+        for index in reversed(range(len(message.metadata_props))):
+            if message.metadata_props[index].key in _TRACES:
+                del message.metadata_props[index]
+                changed = True
+        # The folder of a tokenizer, under `KEY`, is where samples are read with it.
+        texts = [(entry, "value") for entry in message.metadata_props if entry.key != KEY]
+        for holder, field in [*texts, (message, "doc_string")]:
+            shorter = without_folders(with_file_names(getattr(holder, field)))
+            if shorter != getattr(holder, field):
+                setattr(holder, field, shorter)
+                changed = True
+    return changed
+
+
+def without_folders(text: str) -> str:
+    """Return a text whose absolute paths have lost their folders: `/home/ann/net.py` becomes `net.py`."""
+    return _PATH.sub("", text) if "/" in text or "\\" in text else text
+
+
+_VARIABLE = "QCOMPILE_MOVED"
+
+
+@contextmanager
+def moved(original: str, local: Path) -> Iterator[None]:
+    """Have `local` stand for the absolute path `original` of a recipe's machine; empty: none."""
+    before = os.environ.get(_VARIABLE)
+    if original:
+        os.environ[_VARIABLE] = json.dumps([original, str(local.resolve())])
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_VARIABLE, None)
+        else:
+            os.environ[_VARIABLE] = before
+
+
+def path_there(path: Path) -> str:
+    """Return a path of this machine as the machine names it that the recipe is from."""
+    original, local = _folders()
+    return _swapped(str(path), local, original)
+
+
+def path_here(path: str) -> str:
+    """Return what `path_there` was made of; what is not below the folder here stays as it is."""
+    swapped = _swapped(path, *_folders())
+    return swapped if os.path.exists(swapped) else path
+
+
+def _folders() -> tuple[str, str]:
+    """The folder on the recipe's machine, and here; empty where none was moved."""
+    original, local = json.loads(os.environ.get(_VARIABLE, '["", ""]'))
+    return original, local
+
+
+def _swapped(path: str, old: str, new: str) -> str:
+    if not old:
+        return path
+    if path == old:
+        return new
+    inside = path.removeprefix(old.rstrip("/") + "/")
+    return path if inside == path else f"{new.rstrip('/')}/{inside}"

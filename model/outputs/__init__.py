@@ -1,0 +1,1 @@
+"""Outputs: what they are, and how those of two models compare."""

@@ -1,0 +1,1 @@
+"""Sessions of ONNX Runtime, and made-up inputs for them."""

@@ -1,0 +1,1 @@
+"""Sources: what MODEL may name, and the module or file that it becomes."""

@@ -1,0 +1,172 @@
+"""Load a PyTorch model from any spelling of MODEL; find how samples become its inputs."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+from ...core.artifact import checked_input
+from ...core.files import digest_files, require_file
+from ...core.installation import install_hint
+from ...core.progress import quiet
+from ...errors import EngineUnavailable, InvalidOption, ModelError
+from ..sessions.random_input import random_feeds
+from . import pytorch
+from . import source as sources
+from .example import shapes_at, traced_extents
+from .named.description import Description, declare_torchvision_operators
+from .preprocessing import PRESETS, Preprocessing, preprocessing_of, read_preprocessing_file
+from .pytorch import LoadedModel, import_torch
+from .source import NAMED, Source, SourceKind, parse_source
+from .user_code import call, load_function
+
+_PACKAGES: dict[SourceKind, str] = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}
+
+
+def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
+    """Load a PyTorch source, in evaluation mode, to a device: "cpu", or "cuda:0"."""
+    if source.is_named:
+        named = load_named(source)
+        return named if device == "cpu" else replace(named, module=named.module.to(device))
+    torch = import_torch()
+    if source.kind == "onnx" or source.kind in sources.TENSORFLOW_KINDS:
+        what, hint = "a TensorFlow model", "export it, and give the ONNX file"
+        if source.kind == "onnx":
+            what, hint = "an ONNX file", "give the PyTorch model it was exported from"
+        raise ModelError(f"{source.spec}: {what} cannot be run by PyTorch", hint=hint)
+    if source.kind in ("pt2", "torchscript"):
+        file = checked_input(source.file, what="model")
+        if source.kind == "torchscript":
+            return LoadedModel(pytorch.load_torchscript(file, device), None)
+        program = pytorch.load_program(file, device)
+        return LoadedModel(program, None, inputs=pytorch.program_inputs(program))
+    result, example = call(load_function(source), source), None
+    if isinstance(result, tuple) and len(result) == 2:
+        result, example = result
+    if not isinstance(result, torch.nn.Module):
+        raise ModelError(
+            f"{source.spec}: returned {type(result).__name__}; an nn.Module is required",
+            hint="return the module, or (module, example inputs)",
+        )
+    if source.options.file:
+        pytorch.load_weights(result, Path(source.options.file), source.spec)
+    was_training, module = pytorch.computes_otherwise_in_training(result), pytorch.evaluated(result)
+    if example is not None:
+        from .nested import taken_apart
+
+        module, example = taken_apart(module, example)
+    return LoadedModel(module if device == "cpu" else module.to(device), example, was_training)
+
+
+def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
+    """Return the preprocessing of a preset, of a model by name, or of a file as `as_json` writes it."""
+    if name in PRESETS:
+        return PRESETS[name]
+    if _is_model(name):
+        preprocessing = preprocessing_of(describe_named(parse_source(name, base=base)).inputs)
+        if preprocessing is not None:
+            return preprocessing
+        raise InvalidOption(
+            f"preprocessing {name}: the model has none: neither a tokenizer nor a processor lies beside it",
+            option="preprocessing",
+        )
+    if name.endswith(".json"):
+        return read_preprocessing_file((base or Path.cwd()) / Path(name).expanduser())
+    near = difflib.get_close_matches(name, PRESETS, n=1)
+    raise InvalidOption(
+        f"preprocessing {name!r}; {', '.join(PRESETS)}, a model by name, or FILE.json is required",
+        hint=f"did you mean {near[0]}?" if near else "",
+        option="preprocessing",
+    )
+
+
+def digest_preprocessing(name: str, *, base: Path | None = None) -> str:
+    """Return a digest that changes when what a name stands for may have changed; empty for no name."""
+    if _is_model(name):
+        return sources.digest_source(parse_source(name, base=base))
+    return digest_files(preprocessing_files(name, base=base)) if name.endswith(".json") else name
+
+
+def preprocessing_files(name: str, *, base: Path | None = None) -> list[Path]:
+    """Return the files that a name stands for: none for a preset, or for a model by its name."""
+    if _is_model(name):
+        return sources.source_files(parse_source(name, base=base))
+    if name.endswith(".json"):
+        return [require_file((base or Path.cwd()) / Path(name).expanduser(), what="preprocessing")]
+    return []
+
+
+def _is_model(name: str) -> bool:
+    kind, colon, _ = name.partition(":")
+    return bool(colon) and kind in NAMED
+
+
+def describe_named(source: Source) -> Description:
+    """Return task, inputs, preprocessing and outputs of a model by name, without its weights."""
+    return _described(source)[0]
+
+
+def load_named(source: Source) -> LoadedModel:
+    """Load a model by name, in evaluation mode, with an example of its inputs."""
+    options = source.options
+    if options.classes and not options.weights and source.kind != "torchvision":
+        raise InvalidOption(
+            f"model {source.spec}: its own weights are for its own classes; with `classes`, `weights` random "
+            "or FILE is required",
+            hint="leave classes out",
+        )
+    description, warning = _described(source)
+    torch, head = import_torch(), tuple[str, ...]()
+    with quiet():
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(options.seed)
+            module = description.load()
+        path = Path(options.file) if options.file else None
+        if options.classes and not options.weights:
+            path = description.weights()
+        if path is not None:
+            # The package's own module, whose names of tensors a file of weights has.
+            wrapped = type(module).__module__.startswith(f"{__package__}.named.")
+            inner = getattr(module, "module", None) or getattr(module, "inner", None) if wrapped else None
+            head = pytorch.load_weights(inner or module, path, source.spec, classes=options.classes or 0)
+        module = module.eval().requires_grad_(False)
+    shapes = shapes_at(description.inputs, traced_extents(description.inputs)[0])
+    feeds = random_feeds(description.inputs, shapes=shapes, domains=description.domains)
+    example = {name: torch.from_numpy(array) for name, array in feeds.items()}
+    sees = source.kind != "hf" or any(tensor.name == "pixel_values" for tensor in description.inputs)
+    warnings = [text for text in (warning if sees else "", *description.notes) if text]
+    if head:
+        warnings.append(
+            f"a new head: {', '.join(head)} are random (seed {options.seed}) until they are trained"
+        )
+    if options.weights == sources.RANDOM:
+        warnings.append(f"the weights are random (seed {options.seed}): outputs mean nothing")
+    return LoadedModel(
+        module, example, inputs=description.inputs, output_names=description.outputs, warnings=tuple(warnings)
+    )
+
+
+def _described(source: Source) -> tuple[Description, str]:
+    """What a package says of a model, and a warning of what is wrong with the package."""
+    package, apart = _PACKAGES[source.kind], ""
+    reason = "" if importlib.util.find_spec(package) else f"{package} is not installed"
+    warning = ""
+    try:
+        import_torch()
+        if not reason:
+            warning = declare_torchvision_operators()
+            with quiet():
+                importlib.import_module(package)
+    except EngineUnavailable as error:
+        reason = error.message
+    except Exception as error:  # a package that does not suit another one fails in many ways
+        reason, apart = f"{package} cannot be imported ({error})", ", into an environment of its own"
+    if reason:
+        hint = install_hint("models") + apart
+        raise EngineUnavailable(f"model {source.spec}: {reason}", hint=hint, engine="pytorch")
+    with quiet():
+        module = importlib.import_module(f".named.{source.kind}_models", __package__)
+        return module.describe(source), warning

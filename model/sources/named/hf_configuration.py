@@ -1,0 +1,340 @@
+"""Read the folder of a transformers model: its class, its task, its preprocessing."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, cast, get_args
+
+import transformers
+from huggingface_hub import snapshot_download
+
+from ....core.progress import quiet
+from ....errors import InvalidOption, ModelError, translated
+from ...graph.source_paths import path_there
+from ..preprocessing import (
+    AudioPreprocessing,
+    ImagePreprocessing,
+    Task,
+    TextPreprocessing,
+    scaled_resize,
+)
+from ..source import Source, did_you_mean, hub_cache
+from .description import interpolation, network, not_cached
+
+_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
+AUDIO_INPUTS = ("input_values", "input_features")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_TOKENIZERS = ("tokenizer.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
+               "merges.txt", "tokenizer_config.json")  # fmt: skip
+
+
+def find_folder(source: Source, *, weights: bool) -> Path:
+    """Return the folder with a model's files; a name is looked up in the cache, or downloaded."""
+    folder = source.path or _snapshot(source, weights=weights)
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{source.spec}: {folder} holds no config.json",
+            hint="give a folder that save_pretrained of transformers wrote",
+            file=folder,
+        )
+    if weights and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+        if source.path is None:
+            raise not_cached(source.spec, f"the weights of {source.name}", hub_cache())
+        raise ModelError(
+            f"{source.spec}: {folder} holds no weights (model.safetensors)",
+            hint="give `weights` random, or `weights` FILE, or save the model with save_pretrained",
+            file=folder,
+        )
+    return folder
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """Return a JSON file of a folder; empty where it is not there."""
+    path = folder / name
+    if not path.is_file():
+        return {}
+    with translated(f"{path}: not JSON", ModelError, file=path):
+        value = json.loads(path.read_bytes())
+    return value if isinstance(value, dict) else {}
+
+
+def processor_of(folder: Path, part: str) -> dict[str, Any]:
+    """Return what a folder says of its "image_processor" or "feature_extractor"; newer files nest it."""
+    whole = read_json(folder, "processor_config.json")
+    inner = whole.get(part)
+    if isinstance(inner, dict):
+        return inner
+    return read_json(folder, "preprocessor_config.json") or (whole if f"{part}_type" in whole else {})
+
+
+def _snapshot(source: Source, *, weights: bool) -> Path:
+    fetch = partial(snapshot_download, source.name, cache_dir=hub_cache())
+    if not source.options.download:
+        try:
+            with network(allowed=False):
+                return Path(fetch(local_files_only=True))
+        except Exception as error:  # of the hub, or of the cache
+            raise not_cached(source.spec, source.name, hub_cache()) from error
+    hint = "check the name, or copy the model's files here and give hf:FOLDER"
+    message = f"{source.spec}: {source.name} cannot be downloaded:"
+    with translated(message, ModelError, hint=hint), network(allowed=True):
+        folder = Path(fetch(allow_patterns=[*_FILES, *(_WEIGHTS[:1] if weights else ())]))
+        if weights and not any(folder.glob(_WEIGHTS[0])):
+            folder = Path(fetch(allow_patterns=[*_FILES, *_WEIGHTS]))
+        return folder
+
+
+class Head(NamedTuple):
+    """A kind of model in transformers: its Auto class, the endings of its classes' names.
+
+    `classifies` says whether its number of classes is a choice (`num_labels`).
+    """
+
+    auto: str
+    endings: tuple[str, ...]
+    classifies: bool = False
+
+
+_HEADS: dict[str, Head] = {
+    "text-classification": Head("AutoModelForSequenceClassification", ("ForSequenceClassification",), True),
+    "token-classification": Head("AutoModelForTokenClassification", ("ForTokenClassification",), True),
+    "question-answering": Head("AutoModelForQuestionAnswering", ("ForQuestionAnswering",)),
+    "masked-language-model": Head("AutoModelForMaskedLM", ("ForMaskedLM", "ForPreTraining")),
+    "language-model": Head("AutoModelForCausalLM", ("ForCausalLM", "LMHeadModel")),
+    "image-classification": Head(
+        "AutoModelForImageClassification", ("ForImageClassification", "ForImageClassificationWithTeacher"),
+        True),
+    "semantic-segmentation": Head("AutoModelForSemanticSegmentation", ("ForSemanticSegmentation",), True),
+    "object-detection": Head("AutoModelForObjectDetection", ("ForObjectDetection",), True),
+    "instance-segmentation": Head(
+        "AutoModelForUniversalSegmentation", ("ForUniversalSegmentation", "ForInstanceSegmentation"), True),
+    "depth-estimation": Head("AutoModelForDepthEstimation", ("ForDepthEstimation",)),
+    "speech-recognition": Head("AutoModelForCTC", ("ForCTC",)),
+    "audio-classification": Head("AutoModelForAudioClassification", ("ForAudioClassification",), True),
+    "embedding": Head("AutoModel", ("Model", "ModelWithProjection", "EncoderModel", "Encoder")),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A key of `_HEADS`, the class, and whether its encoder alone is taken: it generates with a decoder."""
+
+    name: str
+    model: Any
+    encoder: bool = False
+
+    @property
+    def head(self) -> Head:
+        return _HEADS[self.name]
+
+
+def choose(source: Source, config: Any) -> Choice:
+    """Return class and task for a configuration."""
+    task = source.options.task
+    named = next(iter(getattr(config, "architectures", None) or ()), "")
+    if task and task not in _HEADS:
+        raise InvalidOption(
+            f"model {source.spec}: task {task!r} is none of {', '.join(_HEADS)}",
+            hint=did_you_mean(task, _HEADS),
+        )
+    if task:
+        encoder = task == "embedding" and bool(getattr(config, "is_encoder_decoder", False))
+        return Choice(task, _of_auto(source, config, task), encoder)
+    model = getattr(transformers, named, None)
+    if named and model is None:
+        raise ModelError(
+            f"{source.spec}: transformers {transformers.__version__} has no class {named}; code of a hub "
+            "is never run",
+            hint="write a function that returns the module: file.py:function",
+        )
+    name: str | None = "embedding"
+    if model is not None:  # the longest ending wins: `ForCausalLM` before `Model`
+        endings = ((ending, key) for key, head in _HEADS.items() for ending in head.endings)
+        fitting = [(ending, key) for ending, key in endings if named.endswith(ending)]
+        name = max(fitting, key=lambda pair: len(pair[0]), default=("", None))[1]
+    if name == "text-classification" and getattr(model, "main_input_name", "") in AUDIO_INPUTS:
+        name = "audio-classification"
+    # A model that generates takes tokens of a decoder beside its inputs.
+    parameters = inspect.signature(model.forward).parameters if model is not None else {}
+    decodes = bool(getattr(config, "is_encoder_decoder", False)) and "decoder_input_ids" in parameters
+    if name is None or (decodes and name != "text-classification"):
+        what = "generates with a decoder" if decodes else f"is a {named}"
+        raise ModelError(
+            f"{source.spec}: {what}; one of these is required: {', '.join(_HEADS)}",
+            hint="give ?task=embedding for its encoder alone, or write a function: file.py:function",
+        )
+    return Choice(name, model or _of_auto(source, config, name))
+
+
+def _of_auto(source: Source, config: Any, name: str) -> Any:
+    """The class that an Auto class would make for a configuration."""
+    mapping = getattr(transformers, _HEADS[name].auto)._model_mapping
+    try:
+        model = mapping[type(config)]
+    except KeyError:
+        raise InvalidOption(
+            f"model {source.spec}: transformers has no {_HEADS[name].auto} for {type(config).__name__}",
+            hint="choose another task",
+        ) from None
+    return model[0] if isinstance(model, tuple | list) else model
+
+
+_MOST_TOKENS = 512
+_SHARE = 224 / 256
+_UNCROPPED = 384  # ConvNeXt crops smaller images only
+_INEXPRESSIBLE = (
+    "do_flip_channel_order", "do_thumbnail", "do_align_long_axis", "keep_aspect_ratio",
+    "ensure_multiple_of", "do_image_splitting", "do_convert_grayscale",
+)  # fmt: skip
+"""Keys of image processors that do what `ImagePreprocessing` has no field for."""
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def image_size(folder: Path) -> tuple[int, int] | None:
+    """Return the extents that a folder's image processor makes; None where it has none, or makes many."""
+    processor = processor_of(folder, "image_processor")
+    size = processor.get("size")
+    if isinstance(size, dict) and "longest_edge" in size:
+        return None
+    return (
+        extents_of(processor.get("crop_size")) if processor.get("do_center_crop") else None
+    ) or extents_of(size)
+
+
+def common_fields(source: Source, choice: Choice, config: Any) -> dict[str, Any]:
+    """Return what every preprocessing says of a model; classes that are numbers only have no names."""
+    names = getattr(config, "id2label", None) or {}
+    classes = tuple(str(names[key]) for key in sorted(names, key=int))
+    return {
+        "source": f"hf:{source.path.name if source.path else source.name}",
+        "task": choice.name if choice.name in get_args(Task) else "",
+        "classes": () if all(name == f"LABEL_{index}" for index, name in enumerate(classes)) else classes,
+    }
+
+
+def image_preprocessing(
+    folder: Path, fields: Mapping[str, Any], extents: tuple[int, int], channels: int
+) -> tuple[ImagePreprocessing | None, tuple[str, ...]]:
+    """Return what a folder's image processor does, and notes; None where it has none that can be told."""
+    processor = processor_of(folder, "image_processor")
+    if not ("image_processor_type" in processor or "size" in processor) or channels not in (1, 3):
+        return None, ()
+    if key := next((key for key in _INEXPRESSIBLE if processor.get(key)), ""):
+        return None, (f"its image processor has {key}, which cannot be told: give data as arrays",)
+    normalize = processor.get("do_normalize", True)
+    mean = tuple(map(float, processor.get("image_mean") or _MEAN)) if normalize else (0.0,) * channels
+    std = tuple(map(float, processor.get("image_std") or _STD)) if normalize else (1.0,) * channels
+    if processor.get("include_top"):  # EfficientNet divides by it a second time
+        std = tuple(value * value for value in std)
+    scale = float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0
+    resize = _resize(processor, extents)
+    preprocessing = ImagePreprocessing(
+        **fields,
+        input="pixel_values",
+        height=extents[0],
+        width=extents[1],
+        interpolation=interpolation(processor.get("resample", 2)),
+        scale=scale,
+        mean=mean[:channels],
+        std=std[:channels],
+        channels=cast("Any", channels),
+        **resize,
+    )
+    padded = "its image processor keeps the ratio of images; here they are padded to {}x{}".format(*extents)
+    return preprocessing, (padded,) if "letterbox" in resize else ()
+
+
+def _resize(processor: Mapping[str, Any], extents: tuple[int, int]) -> dict[str, Any]:
+    size = processor.get("size")
+    shortest = size.get("shortest_edge") if isinstance(size, dict) else size
+    if isinstance(size, dict) and "longest_edge" in size:
+        return {"letterbox": True}
+    if processor.get("do_center_crop"):
+        if isinstance(shortest, int) and str(processor.get("image_processor_type", "")).startswith("Levit"):
+            shortest = int(shortest / _SHARE)  # it resizes to 256 where its size says 224
+        before = (shortest,) if isinstance(shortest, int) else (extents_of(size) or ())
+        crop = extents_of(processor.get("crop_size")) or extents_of(size) or extents
+        return {"resize": scaled_resize(before, crop, extents)}
+    if "crop_pct" in processor and isinstance(size, dict) and "shortest_edge" in size:
+        if size["shortest_edge"] >= _UNCROPPED:
+            return {}
+        return {"resize": (int(min(extents) / float(processor["crop_pct"] or _SHARE)),)}
+    return {}
+
+
+def extents_of(size: Any) -> tuple[int, int] | None:
+    """Return height and width that a number, a pair, or a processor's dict says."""
+    if isinstance(size, dict):
+        edge = size.get("shortest_edge")
+        size = (size["height"], size["width"]) if "height" in size and "width" in size else edge and int(edge)
+    if isinstance(size, int):
+        return (size, size) if size else None
+    pair = isinstance(size, list | tuple) and len(size) == 2
+    return (int(size[0]), int(size[1])) if pair else None
+
+
+def text_preprocessing(
+    folder: Path, fields: Mapping[str, Any], limit: int | None
+) -> TextPreprocessing | None:
+    """Return what a folder's tokenizer makes; None where it has none that loads."""
+    if not any((folder / name).is_file() for name in _TOKENIZERS):
+        return None
+    try:
+        with quiet():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+    except Exception:  # half a tokenizer: the model has its inputs without it
+        return None
+    sentence = read_json(folder, "sentence_bert_config.json").get("max_seq_length")
+    limits = (getattr(tokenizer, "model_max_length", 0), _MOST_TOKENS, limit, sentence)
+    return TextPreprocessing(
+        **fields,
+        tokenizer=path_there(folder.resolve()),
+        inputs=tuple(tokenizer.model_input_names),
+        max_length=min(int(length) for length in limits if length),
+    )
+
+
+def audio_preprocessing(
+    folder: Path, fields: Mapping[str, Any], choice: Choice, config: Any, main: str
+) -> AudioPreprocessing | None:
+    """Return what a folder's feature extractor does; None where it has none."""
+    extractor = processor_of(folder, "feature_extractor")
+    if not extractor:
+        return None
+    usual = "Wav2Vec2FeatureExtractor"
+    waveform = usual in str(extractor.get("feature_extractor_type", usual))
+    vocabulary, blank = _vocabulary(folder, config) if choice.name == "speech-recognition" else ((), 0)
+    return AudioPreprocessing(
+        **{**fields, **({} if choice.head.classifies else {"classes": ()})},
+        inputs=(main,),
+        extractor="" if waveform else path_there(folder.resolve()),
+        rate_hz=int(extractor.get("sampling_rate", 16000)),
+        normalize=bool(extractor.get("do_normalize", True)),
+        vocabulary=vocabulary,
+        blank=blank,
+    )
+
+
+def _vocabulary(folder: Path, config: Any) -> tuple[tuple[str, ...], int]:
+    """The character of each class of a CTC model, and the class that is none."""
+    by_token = read_json(folder, "vocab.json")
+    settings = read_json(folder, "tokenizer_config.json")
+    if any(isinstance(value, dict) for value in by_token.values()):  # one for each language
+        by_token = by_token.get(str(settings.get("target_lang"))) or next(
+            value for value in by_token.values() if isinstance(value, dict)
+        )
+    blank = int(getattr(config, "pad_token_id", None) or 0)
+    space = settings.get("word_delimiter_token", "|")
+    special = {"<pad>", "<s>", "</s>", "<unk>", "[PAD]", "[UNK]", "[CLS]", "[SEP]"}
+    count = max(by_token.values(), default=-1) + 1
+    characters = [""] * count
+    for token, index in by_token.items():
+        characters[index] = " " if token == space else "" if token in special else token
+    return tuple(characters), blank

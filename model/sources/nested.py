@@ -1,0 +1,116 @@
+"""Flatten inputs inside dicts, dataclasses and tuples into named tensors, and rebuild them for each call."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ...errors import ExportError
+from .pytorch import fields_of, joined
+
+
+class Slot(str):
+    """The name of an input, where its tensor stands in the arguments."""
+
+
+class NestedInputs(nn.Module):
+    """A module whose inputs are plain tensors, by position; its own `forward` is called with the structure.
+
+    Each tensor of `arguments` and `keywords` is replaced by its `Slot`.
+    """
+
+    def __init__(
+        self, inner: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], names: Sequence[str]
+    ) -> None:
+        super().__init__()
+        self.inner = inner
+        self.input_names = tuple(names)
+        self._arguments, self._keywords = arguments, keywords
+        self.training = inner.training
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        """Call the module with the structure, its tensors in place."""
+        values = dict(zip(self.input_names, tensors, strict=True))
+
+        def filled(value: Any, _: str) -> Any:
+            return values[value] if isinstance(value, Slot) else value
+
+        arguments = [_mapped(item, "", filled) for item in self._arguments]
+        keywords = {name: _mapped(item, "", filled) for name, item in self._keywords.items()}
+        return self.inner(*arguments, **keywords)
+
+
+def taken_apart(module: nn.Module, example: Any) -> tuple[nn.Module, tuple[Any, ...] | dict[str, Any]]:
+    """Return a module that takes tensors, and its example by name.
+
+    An example is a tensor, or a tuple (positional) or dict (by name) of the arguments of `forward`, which may
+    be tuples, lists, dicts, dataclasses, None and numbers.
+    """
+    if not isinstance(example, dict | tuple):
+        example = (example,)
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+    signature: list[inspect.Parameter] = []
+    with contextlib.suppress(TypeError, ValueError):
+        if not isinstance(module, torch.jit.ScriptModule):
+            signature = list(inspect.signature(module.forward).parameters.values())
+    parameters = [parameter.name for parameter in signature if parameter.kind in kinds]
+    if isinstance(example, dict) and not any(p.kind is p.VAR_KEYWORD for p in signature):
+        required = [p for p in signature if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
+        if len(required) == 1 and not set(example) & {parameter.name for parameter in signature}:
+            example = (example,)  # forward(batch), called with the dict itself
+    values = example.values() if isinstance(example, dict) else example
+    if all(isinstance(value, torch.Tensor) for value in values):
+        return module, example
+    tensors: dict[str, torch.Tensor] = {}
+
+    def slot(value: Any, path: str) -> Any:
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(value)
+        if isinstance(value, torch.Tensor):
+            while path in tensors:
+                path += "_"
+            tensors[path] = value
+            return Slot(path)
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise ExportError(
+            f"example: {path} is {type(value).__name__}; tensors, numbers, or tuples, dicts and dataclasses "
+            "of them, are required"
+        )
+
+    if isinstance(example, dict):
+        keywords = {name: _mapped(item, name, slot) for name, item in example.items()}
+        return NestedInputs(module, (), keywords, list(tensors)), tensors
+    names = [*parameters, *(f"input_{index}" for index in range(len(parameters), len(example)))]
+    arguments = tuple(_mapped(item, name, slot) for name, item in zip(names, example, strict=False))
+    return NestedInputs(module, arguments, {}, list(tensors)), tensors
+
+
+def _mapped(value: Any, path: str, replace: Callable[[Any, str], Any]) -> Any:
+    """A structure of the same type, each of its leaves replaced; `path` names it."""
+    fields = fields_of(value)
+    if fields is None and isinstance(value, tuple | list):
+        return type(value)(_mapped(item, joined(path, index), replace) for index, item in enumerate(value))
+    if fields is None:
+        return replace(value, path)
+    parts = {name: _mapped(item, joined(path, name), replace) for name, item in fields}
+    if dataclasses.is_dataclass(value):
+        changed: Any = copy.copy(value)  # not by its constructor, which may compute
+        for name, part in parts.items():
+            if hasattr(value, "__setitem__"):
+                changed[name] = part
+            else:
+                object.__setattr__(changed, name, part)
+        return changed
+    if isinstance(value, Mapping):
+        named = dict(zip(value, parts.values(), strict=True))
+        return named if type(value) is dict else type(value)(named)  # type: ignore[call-arg]
+    return type(value)(*parts.values())

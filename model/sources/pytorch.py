@@ -1,0 +1,402 @@
+"""Load PyTorch's programs, TorchScript and weights from files, and name the outputs of a module.
+
+A file of weights, .safetensors or a state dict of `torch.save`, must hold every tensor of the module with its
+shape, and nothing else. A `.pt2` and a TorchScript file need the user's trust, see `archives`. State dicts
+are not unpickled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+import zipfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from ...core.files import require_file
+from ...core.installation import install_hint
+from ...core.memory import require_address_space
+from ...core.progress import quiet
+from ...errors import (
+    EngineUnavailable,
+    ExportError,
+    InvalidOption,
+    ModelError,
+    first_line,
+    translated,
+)
+from ...spec.tensors import TensorInfo
+from . import archives
+from .archives import check_archive, is_archive, require_trust
+
+if TYPE_CHECKING:
+    import torch
+
+_NEEDED_BYTES = 640 << 20
+"""Address space that PyTorch takes (500 MB, version 2.13): with less, its libraries may end the process."""
+
+
+def import_torch() -> Any:
+    if "torch" not in sys.modules:
+        require_address_space(_NEEDED_BYTES, "load PyTorch")
+    try:
+        import torch
+    except ImportError as error:
+        message, hint = f"PyTorch cannot be imported ({first_line(error)})", install_hint("torch")
+        raise EngineUnavailable(message, hint=hint, engine="pytorch") from error
+    return torch
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A PyTorch module in evaluation mode, with the example its function gave, if any.
+
+    Attributes:
+        module: Takes tensors; an example with nested structures was taken apart (`nested.NestedInputs`).
+        example: The tensors of `forward`'s arguments, by position or by name.
+        was_training: Whether it came in training mode, in which it would compute something else.
+        inputs: Of a model by name.
+        output_names: Suggested ones; empty for those of the structure that `forward` returns.
+    """
+
+    module: torch.nn.Module
+    example: tuple[Any, ...] | dict[str, Any] | None
+    was_training: bool = False
+    inputs: tuple[TensorInfo, ...] = ()
+    output_names: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+_SHOWN = 3
+_WRAPPED = ("state_dict", "model_state_dict", "model", "weights")
+"""Keys under which training loops keep the state dict of the model."""
+
+
+def read_weights(path: Path) -> dict[str, Any]:
+    """Return the tensors of a file by name."""
+    require_file(path, what="weights")
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        with translated(f"{path}: not a safetensors file that can be read", ModelError, file=path):
+            values: Mapping[str, Any] = load_file(path)
+    else:
+        values = _read_state_dict(path)
+    torch = import_torch()
+    objects = (f"{name!r} is {type(value).__name__}" for name, value in values.items()
+               if not isinstance(value, torch.Tensor))  # fmt: skip
+    problem = next(objects, "") if values else "it is empty"
+    if problem:
+        raise ModelError(
+            f"{path}: {problem}; a state dict, name to tensor, is required",
+            hint="save it with torch.save(model.state_dict(), FILE) or safetensors.torch.save_model",
+            file=path,
+        )
+    return dict(values)
+
+
+def load_weights(module: Any, path: Path, label: str, *, classes: int = 0) -> tuple[str, ...]:
+    """Give a module the weights of a file; return the tensors of a new head, which it keeps.
+
+    Names that all begin with `module.` or `_orig_mod.`, as DistributedDataParallel and `torch.compile` write
+    them, lose that beginning. With `classes` tensors of so many rows may have another number in the file.
+    """
+    values, expected = read_weights(path), module.state_dict()
+    for prefix in ("module.", "_orig_mod."):
+        is_extra = not any(name.startswith(prefix) for name in expected)
+        if is_extra and all(name.startswith(prefix) for name in values):
+            values = {name.removeprefix(prefix): value for name, value in values.items()}
+    head = tuple(
+        name
+        for name, value in expected.items()
+        if classes and name in values and value.ndim and len(value) == classes
+        and len(values[name]) != classes and value.shape[1:] == values[name].shape[1:]
+    )  # fmt: skip
+    values |= {name: expected[name] for name in head}
+    problems = _misfits(expected, values)
+    if problems:
+        raise ModelError(
+            f"{label}: {path} does not fit the model: {'; '.join(problems)}",
+            hint="give the file of this very model, with its number of classes",
+            file=path,
+        )
+    with translated(f"{label}: {path} cannot be loaded:", ModelError, file=path):
+        module.load_state_dict(values, strict=False)
+    return head
+
+
+def _read_state_dict(path: Path) -> Mapping[str, Any]:
+    torch = import_torch()
+    if is_archive(path):
+        check_archive(path, what="a state dict", hint="copy it again, or save it with torch.save once more")
+    what = "not a state dict that loads without unpickling code"
+    hint = "save it with torch.save(model.state_dict(), FILE) or as .safetensors"
+    with translated(f"{path}: {what}", ModelError, hint=hint, file=path):
+        values = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(values, Mapping):
+        raise ModelError(
+            f"{path}: holds {type(values).__name__}; a state dict, name to tensor, is required", file=path
+        )
+    wrapped = (values[key] for key in _WRAPPED if isinstance(values.get(key), Mapping))
+    return next(wrapped, values)
+
+
+def _misfits(expected: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+    """What of a file does not fit; of names of the same memory it may hold one alone."""
+    tied: dict[Any, set[str]] = {}
+    for name, value in expected.items():
+        place = (value.data_ptr(), tuple(value.shape), value.stride()) if value.numel() else name
+        tied.setdefault(place, set()).add(name)
+    mismatched = [
+        f"{name} ({'x'.join(map(str, values[name].shape))} in place of {'x'.join(map(str, value.shape))})"
+        for name, value in expected.items()
+        if name in values and value.shape != values[name].shape
+    ]
+    missing = {name for names in tied.values() if not names & values.keys() for name in names}
+    kinds = {
+        "missing": [name for name in expected if name in missing],
+        "unexpected": [name for name in values if name not in expected],
+        "of another shape": mismatched,
+    }
+    problems = []
+    for kind, names in kinds.items():
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        problems += [f"{kind}: {', '.join(names[:_SHOWN])}{more}"] if names else []
+    return problems
+
+
+_TRAINING = re.compile("Dropout|DropPath|StochasticDepth|BatchNorm|InstanceNorm|RReLU")
+"""Layers that compute something else in training, by their names."""
+
+
+def computes_otherwise_in_training(module: torch.nn.Module) -> bool:
+    """Return whether a module is in training mode and holds a layer to which that matters."""
+    return any(part.training and _TRAINING.search(type(part).__name__) for part in module.modules())
+
+
+def evaluated(module: torch.nn.Module) -> torch.nn.Module:
+    """Return a module in evaluation mode; what torchao's PT2E converted is in it already, and refuses."""
+    try:
+        return module.eval()
+    except NotImplementedError:
+        return module
+
+
+def load_program(path: Path, device: str) -> torch.nn.Module:
+    """Load what `torch.export.save` wrote."""
+    torch = import_torch()
+    check_archive(path, what=archives.PROGRAM, hint=archives.SAVE_PROGRAM)
+    require_trust(path)
+    message, hint = f"{path}: not {archives.PROGRAM}", archives.SAVE_PROGRAM
+    with translated(message, ModelError, hint=hint, file=path):
+        with quiet():  # it logs tracebacks of what it raises as well
+            program = torch.export.load(path)
+        if device == "cpu":
+            return program.module()  # type: ignore[no-any-return]
+    # Constants inside the graph are moved too, which not every PyTorch can.
+    hint = "save it with torch.export.save on that device, or run it on the processor"
+    with translated(f"{path}: cannot be moved to {device}", ModelError, hint=hint, file=path):
+        from torch.export.passes import move_to_device_pass
+
+        return move_to_device_pass(program, device).module()
+
+
+def program_inputs(program: Any) -> tuple[TensorInfo, ...]:
+    """Return the inputs that a program was captured with; empty where they have a structure.
+
+    An axis that was captured as dynamic is so, too: "batch" where it is the first of an input.
+    """
+    names = list(inspect.signature(program.forward).parameters)
+    values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
+    groups = program._in_spec.children()
+    flat = all(child.is_leaf() for group in groups for child in group.children())
+    if not flat or len(names) != len(values) or not all(hasattr(value, "shape") for value in values):
+        return ()
+    axes: dict[str, str] = {}  # symbol to the name of its axis
+    for name, value in zip(names, values, strict=True):
+        for axis, extent in enumerate(value.shape):
+            if not isinstance(extent, int):
+                batch = axis == 0 and "batch" not in axes.values()
+                axes.setdefault(str(extent), "batch" if batch else f"{name}_{axis}")
+    return tuple(
+        TensorInfo(
+            name, str(value.dtype).removeprefix("torch."), tuple(axes.get(str(d), d) for d in value.shape)
+        )
+        for name, value in zip(names, values, strict=True)
+    )
+
+
+def load_torchscript(path: Path, device: str) -> torch.nn.Module:
+    """Load what `torch.jit.save` wrote."""
+    torch = import_torch()
+    if is_archive(path):
+        hint = "copy it again, or save it with torch.jit.save; its sums must be on (set_crc32_options)"
+        check_archive(path, what="a TorchScript archive", hint=hint)
+    names = []  # TorchScript archives are zip files with a `code/` folder; checkpoints have none
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    if not any("/code/" in name for name in names):
+        raise ModelError(
+            f"{path}: not a TorchScript archive; a checkpoint of pickled weights is never unpickled",
+            hint="write a function that builds the module and loads the weights: model.py:build",
+            file=path,
+        )
+    require_trust(path)
+    # It warns of its own deprecation.
+    with (
+        translated(f"{path}: PyTorch cannot load it", ModelError, errors=(RuntimeError,), file=path),
+        quiet(),
+    ):
+        return torch.jit.load(str(path), map_location=device).eval()  # type: ignore[no-any-return]
+
+
+class ForeignOutput(ExportError):
+    """`forward` returned an object that is no tensor, such as a cache."""
+
+
+WITHOUT_CACHE = "the model returns a cache; it is {} with use_cache=False"
+
+
+def caching(module: Any) -> list[Any]:
+    """Return the configurations of a module, and of its parts, that ask for a cache."""
+    configs: list[Any] = [getattr(part, "config", None) for part in module.modules()]
+    return [config for config in configs if getattr(config, "use_cache", None) is True]
+
+
+def without_cache(module: Any, outputs: Any, run: Callable[[], Any]) -> tuple[Any, list[Any]]:
+    """Where a module returned a cache, turn caches off and run it again.
+
+    Returns what it returns now, and the configurations whose `use_cache` is False now.
+
+    Raises:
+        ForeignOutput: If it returns an object that is no tensor, with caches or without.
+    """
+    try:
+        flat_tensors(outputs)
+        return outputs, []
+    except ForeignOutput:
+        configs = caching(module)
+        if not configs:
+            raise
+    for config in configs:
+        config.use_cache = False
+    try:
+        outputs = run()
+        flat_tensors(outputs)
+    except Exception:
+        for config in configs:
+            config.use_cache = True
+        raise
+    return outputs, configs
+
+
+def flat_tensors(outputs: Any) -> list[tuple[str, Any]]:
+    """Return (name, tensor) of every tensor in what `forward` returned; numbers, texts and None are left out.
+
+    A name is the path through dicts and dataclasses, such as `encoder.hidden_0`; it is empty where the
+    outermost structure is a tensor, tuple or list, which name nothing.
+    """
+    named = fields_of(outputs) is not None
+    return [(path if named else "", tensor) for path, tensor in _tensors(outputs, "")]
+
+
+def flat_outputs(outputs: Any) -> tuple[list[str], list[NDArray[Any]]]:
+    """Return names (empty where the structure has none) and copies of what `forward` returned.
+
+    The next call of a module may write the same memory.
+    """
+    tensors = flat_tensors(outputs)
+    return [name for name, _ in tensors], [tensor.detach().cpu().numpy().copy() for _, tensor in tensors]
+
+
+def name_outputs(spelled: Sequence[str], reference: Any, inputs: Collection[str] = ()) -> list[str]:
+    """Return a name for every output: as spelled, as the structure says, or `output`, `output_0`, ...
+
+    A graph has one value of a name. `_out` follows a name of the structure that one of `inputs` has; spelled
+    names must differ from these and from each other.
+    """
+    names = [name for name, _ in flat_tensors(reference)]
+    if not names:
+        raise ExportError(
+            f"forward returned {type(reference).__name__}; tensors, or a tuple or dict of them, are required"
+        )
+    if spelled:
+        if len(spelled) != len(names):
+            raise InvalidOption(f"{len(spelled)} output names for {len(names)} outputs", option="outputs")
+        for place, name in enumerate(spelled):
+            if name in inputs or name in spelled[:place]:
+                owner = "an input" if name in inputs else "another output"
+                raise InvalidOption(
+                    f"`outputs` {name!r}: {owner} has that name; each value of a graph has a name of its own",
+                    hint=f"give another one, such as {name}_out",
+                    option="outputs",
+                )
+        return list(spelled)
+    if not all(names) or len(set(names)) < len(names):
+        names = ["output"] if len(names) == 1 else [f"output_{i}" for i in range(len(names))]
+    taken = {*names, *inputs}
+    for index, name in enumerate(names):
+        if name in inputs:
+            while name in taken:
+                name += "_out"
+            taken.add(name)
+            names[index] = name
+    return names
+
+
+def is_plain(outputs: Any) -> bool:
+    """Whether PyTorch's exporter takes a structure apart as `flat_tensors` does: only tensors, no `None`."""
+    if isinstance(outputs, import_torch().Tensor):
+        return True
+    if type(outputs) in (tuple, list):
+        return all(is_plain(item) for item in outputs)
+    return type(outputs) is dict and all(is_plain(item) for item in outputs.values())
+
+
+def fields_of(value: Any) -> list[tuple[str, Any]] | None:
+    """The named parts of a dict, dataclass or named tuple; None for what has none."""
+    if isinstance(value, Mapping):
+        return [(str(name), item) for name, item in value.items()]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(getattr(value, "_fields"), value, strict=True))  # noqa: B009
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(item.name, getattr(value, item.name)) for item in dataclasses.fields(value)]
+    return None
+
+
+def joined(path: str, name: str | int) -> str:
+    """A longer path: `batch.image` by name, `features_0` by position; ONNX has no rule for other letters."""
+    if isinstance(name, int):
+        return f"{path}_{name}" if path else str(name)
+    plain = "".join(letter if letter.isalnum() or letter in "_.-" else "_" for letter in name)
+    return f"{path}.{plain}" if path else plain
+
+
+def _tensors(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, import_torch().Tensor):
+        yield path, value
+    elif value is not None and not isinstance(value, bool | int | float | str):
+        fields = fields_of(value)
+        parts: list[tuple[Any, Any]]
+        # Older caches of transformers are dataclasses whose lists grow while the model runs.
+        if fields is not None and not type(value).__name__.endswith("Cache"):
+            parts = list(fields)
+        elif isinstance(value, tuple | list):
+            parts = list(enumerate(value))
+        else:
+            raise ForeignOutput(
+                f"forward returned {type(value).__name__} "
+                f"({f'output {path}' if path else 'its only output'}); "
+                "tensors, or tuples, dicts and dataclasses of them, are required",
+                hint="wrap the model in an nn.Module that returns the tensors alone",
+                output=path,
+            )
+        for name, item in parts:
+            yield from _tensors(item, joined(path, name))

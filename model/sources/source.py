@@ -1,0 +1,369 @@
+"""Parse the spellings of MODEL (docs/models.md), and compute the digest that detects changes of a model.
+
+A function takes no argument and returns the module, or `(module, example)` where the example is a tuple or a
+dict of the arguments of `forward`: tensors, or dicts, dataclasses, tuples and lists of them, whose inputs are
+then named by path (`batch.image`, `features_0`). Nothing here unpickles a checkpoint: a file of pickled
+weights is refused, and so is a `.pt2` or TorchScript file without `trust` (`archives`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote, unquote
+
+from ...core.artifact import checked_input, is_manifest
+from ...core.files import absolute_path, digest_files, manifest_path, nearest_name, require_file
+from ...errors import InvalidOption, MissingFile
+from ...version import tool_versions
+from ..graph.source_paths import packages_around
+
+RANDOM = "random"
+_MOST_DIGITS = 19  # of an int64
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What a spelling says beside the name; empty and 0 for the model's own. `size`: height and width."""
+
+    weights: str = ""
+    download: bool = False
+    classes: int = 0
+    size: tuple[int, ...] = ()
+    task: str = ""
+    seed: int = 0
+
+    @property
+    def file(self) -> str:
+        """The file with the weights; empty where there is none."""
+        return "" if self.weights == RANDOM else self.weights
+
+    @property
+    def query(self) -> str:
+        """The spelling: `?key=value&...`, or empty where everything is the default."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        spelled = [
+            f"{key}={_written(value)}" for key, value in values.items() if value != getattr(_DEFAULTS, key)
+        ]
+        return "?" + "&".join(spelled) if spelled else ""
+
+
+_DEFAULTS = SourceOptions()
+
+
+def parse_query(query: str, spec: str, keys: Iterable[str] = ()) -> SourceOptions:
+    """Read `key=value&key=value`, of these keys alone; without any, of all."""
+    keys = tuple(keys) or tuple(_KEYS)
+    values: dict[str, Any] = {}
+    for part in query.split("&"):
+        key, equals, text = part.partition("=")
+        if key not in keys or not equals:
+            raise InvalidOption(
+                f"model {spec}: {part!r} is none of its options: {', '.join(keys)}",
+                hint=did_you_mean(key, keys) if key not in keys else f"write {key}=VALUE",
+            )
+        if key in values:
+            raise InvalidOption(f"model {spec}: {key} is given twice; once is required")
+        pattern, read, required = _KEYS[key]
+        value = unquote(text, errors="surrogateescape")
+        if not re.fullmatch(pattern, value, re.ASCII | re.DOTALL):
+            raise InvalidOption(f"model {spec}: {key}={text or 'nothing'}; {required} is required")
+        values[key] = read(value)
+    return SourceOptions(**values)
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return "did you mean ...?" with the nearest of the names; empty where none is near."""
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
+def _written(value: object) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    return quote(str(value), safe="/:~+,@=!()' \\", errors="surrogateescape")
+
+
+def _extents(text: str) -> tuple[int, ...]:
+    height, _, width = text.partition("x")
+    return int(height), int(width or height)
+
+
+_POSITIVE = rf"(?=0*[1-9])\d{{1,{_MOST_DIGITS}}}"
+_KEYS: Mapping[str, tuple[str, Callable[[str], Any], str]] = {
+    "weights": (".+", str, "random, or a file"),
+    "download": ("0|1|false|true", ("1", "true").__contains__, "0 or 1"),
+    "classes": (_POSITIVE, int, "a number of 1 or more"),
+    "size": (
+        f"{_POSITIVE}(x{_POSITIVE})?", _extents, "HEIGHT or HEIGHTxWIDTH, such as 224 or 224x320,",
+    ),
+    "task": (".+", str, "a task, such as text-classification,"),
+    "seed": (rf"\d{{1,{_MOST_DIGITS}}}", int, "a number of 0 or more"),
+}  # fmt: skip
+"""Key to the pattern of its text, what reads it, and what is required in words."""
+
+
+SourceKind = Literal[
+    "file", "module", "pt2", "torchscript", "onnx", "torchvision", "timm", "hf", "keras", "savedmodel",
+    "tflite",
+]  # fmt: skip
+
+NAMED: tuple[SourceKind, ...] = ("torchvision", "timm", "hf")
+"""Packages whose models are given by name."""
+TRUSTED_KINDS: tuple[SourceKind, ...] = ("pt2", "torchscript")
+"""Files of PyTorch that may run code when they are loaded."""
+TENSORFLOW_KINDS: tuple[SourceKind, ...] = ("keras", "savedmodel", "tflite")
+"""What TensorFlow runs, and tf2onnx converts."""
+_BY_SUFFIX: dict[str, SourceKind] = {
+    ".keras": "keras", ".h5": "keras", ".hdf5": "keras", ".tflite": "tflite", ".onnx": "onnx", ".pt2": "pt2",
+    ".pt": "torchscript", ".pth": "torchscript", ".ts": "torchscript", ".jit": "torchscript",
+    ".torchscript": "torchscript",
+}  # fmt: skip
+_TENSOR_SUFFIXES = ".safetensors .pt .pth .pt2 .ckpt .bin .npz .npy .csv .parquet".split()
+_KEYED_SUFFIXES = [*_TENSOR_SUFFIXES, *".py .onnx .json .yaml .yml .txt".split()]
+_READ_BYTES = 1 << 30  # about a second of every run
+_IMPORTED = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A parsed MODEL or data spelling.
+
+    `function` of a SavedModel is its signature; the `path` of an "hf" is its folder, if it is one. A file of
+    weights is in the options by its absolute path.
+    """
+
+    spec: str
+    kind: SourceKind
+    path: Path | None = None
+    module: str = ""
+    function: str = ""
+    name: str = ""
+    options: SourceOptions = _DEFAULTS
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it is a model of a package, by its name."""
+        return self.kind in NAMED
+
+    @property
+    def absolute(self) -> str:
+        """The spelling with absolute paths, for another process or another working folder."""
+        path = str(self.path.resolve()) if self.path else ""
+        if self.is_named:
+            return f"{self.kind}:{path or self.name}{self.options.query}"
+        if self.function:
+            return f"{path or self.module}:{self.function}{self.options.query}"
+        return path
+
+    @property
+    def file(self) -> Path:
+        """The file of a source that is one."""
+        if self.path is None:
+            raise InvalidOption(f"{self.spec!r} is not a file")
+        return self.path
+
+
+def parse_source(spec: str, *, base: Path | None = None, weights: str = "", download: bool = False) -> Source:
+    """Read a MODEL spelling; `weights` and `download` count as if they stood in it."""
+    head, mark, query = spec.partition("?")
+    kind, colon, name = head.partition(":")
+    if kind in NAMED and colon:
+        options = parse_query(query, spec) if mark else SourceOptions()
+        source = _named(spec, kind, name, base)
+    elif (function := _function(head, base)) is not None:
+        options = parse_query(query, spec, ("weights",)) if mark else SourceOptions()
+        source = function
+    elif weights or download:
+        option = "weights" if weights else "download"
+        raise InvalidOption(
+            f"`{option}`: model {spec} holds its weights itself; a model by name, or a function, is required",
+            hint="leave it out",
+            option=option,
+        )
+    else:
+        return _file(spec, base)
+    if download and not source.is_named:
+        raise InvalidOption(
+            f"`download`: {head} downloads nothing; a model by name is required", option="download"
+        )
+    if weights and options.weights and weights != options.weights:
+        raise InvalidOption(
+            f"`weights` {weights}: the spelling {source.spec} says weights={options.weights}; one is "
+            "required",
+            option="weights",
+        )
+    options = replace(options, weights=weights or options.weights, download=download or options.download)
+    if options.weights == RANDOM and not source.is_named:
+        raise InvalidOption(
+            f"`weights` random: the function {head} chooses its weights itself; a file is required",
+            option="weights",
+        )
+    spec = head + options.query
+    if options.file:
+        path = require_file(absolute_path(options.file, base), what="weights")
+        options = replace(options, weights=str(path.resolve()))
+    return replace(source, spec=spec, options=options)
+
+
+def _named(spec: str, kind: SourceKind, name: str, base: Path | None) -> Source:
+    if not name:
+        raise InvalidOption(f"model {spec!r}: names no model", hint=f"write {kind}:NAME")
+    folder = absolute_path(name, base) if kind == "hf" else None
+    if folder is not None and folder.is_dir():
+        return Source(spec, kind, folder, name=name)
+    if folder is not None and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
+        raise MissingFile(f"model {spec}: no such folder", hint=nearest_name(folder), file=folder)
+    return Source(spec, kind, name=name)
+
+
+def _function(spec: str, base: Path | None) -> Source | None:
+    head, colon, function = spec.rpartition(":")
+    if not (colon and function.isidentifier() and head):
+        return None
+    if head.endswith(".py"):
+        path = require_file(absolute_path(head, base), what="model file")
+        return Source(spec, "file", path, function=function)
+    if _is_saved_model(absolute_path(head, base)):
+        return None
+    if all(part.isidentifier() for part in head.split(".")):
+        return Source(spec, "module", module=head, function=function)
+    return None
+
+
+def _file(spec: str, base: Path | None) -> Source:
+    head, _, signature = spec.rpartition(":")
+    if head and signature.isidentifier() and _is_saved_model(absolute_path(head, base)):
+        return Source(spec, "savedmodel", absolute_path(head, base), function=signature)
+    path = absolute_path(spec, base)
+    if _is_saved_model(path):
+        return Source(spec, "savedmodel", path)
+    if kind := _BY_SUFFIX.get(path.suffix.lower()):
+        return Source(spec, kind, require_file(path, what="model"))
+    if path.suffix.lower() == ".py":
+        require_file(path, what="model file")
+        raise InvalidOption(
+            f"model {spec!r} names a file but no function",
+            hint=f"write {spec}:FUNCTION, a function that returns the nn.Module",
+        )
+    if not path.exists() and ("/" in spec or "." in spec):
+        raise MissingFile(f"model {spec} does not exist", hint=nearest_name(path), file=path)
+    raise InvalidOption(
+        f"model {spec!r} is none of: file.py:function, package.module:function, torchvision:NAME, timm:NAME, "
+        "hf:NAME_OR_FOLDER, .pt2, TorchScript (.pt, .torchscript), .onnx, a SavedModel, .keras, .h5, .tflite"
+    )
+
+
+def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
+    """Return a digest that changes when the source may have changed.
+
+    A function can read anything. Files beside it with code, weights or settings in them count, not only
+    its own, and so do the packages that are imported from there, and weights and arrays one folder below:
+    making a stage again once too often is better than once too seldom. Artifacts with a manifest do not.
+    What lies elsewhere is named with `depends`. Beyond `_READ_BYTES` the largest count by size and time.
+    """
+    files = source_files(source, depends=depends)
+    names, read = [path.name for path in files], files
+    if source.kind in ("file", "module"):
+        stats = sorted(((path.stat(), path) for path in files), key=lambda pair: pair[0].st_size)
+        ends = accumulate(stat.st_size for stat, _ in stats)
+        large = {path: stat for (stat, path), end in zip(stats, ends, strict=True) if end > _READ_BYTES}
+        read = [path for path in files if path not in large]
+        names += [f"{large[path].st_size} {large[path].st_mtime_ns}" for path in files if path in large]
+    told = hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+    digest = f"{digest_files(read)}:{told}"
+    if source.is_named:  # the package's version says what a name is, and which file its own weights lie in
+        package = "transformers" if source.kind == "hf" else source.kind
+        weights = "file" if source.options.file else source.options.weights
+        query = replace(source.options, weights=weights, download=False).query
+        head = hub_cache() / f"models--{source.name.replace('/', '--')}" / "refs" / "main"
+        is_cached = source.kind == "hf" and not source.path and not weights and head.is_file()
+        revision = head.read_text().strip() if is_cached else ""
+        name = "" if source.path else source.name
+        return f"{digest}:{source.kind}:{name}{query}:{tool_versions(package).get(package, '')}:{revision}"
+    if source.kind == "module":
+        root = source.module.split(".")[0]
+        version = hashlib.sha256(tool_versions(root).get(root, "").encode()).hexdigest()
+        return f"{digest}:{version[:16]}:{source.module}:{source.function}"
+    if source.kind in ("file", "savedmodel"):
+        return f"{digest}:{source.function}"
+    return digest_files(files)
+
+
+def source_files(source: Source, *, depends: Sequence[Path] = ()) -> list[Path]:
+    """Return the files that the digest of a source is of, in its order."""
+    files: list[Path] = [require_file(path, what="depends: file") for path in depends]
+    if source.options.file:
+        files.append(require_file(Path(source.options.file), what="weights"))
+    if source.is_named:
+        if source.path:
+            files += sorted([*_keyed_files(source.path), *source.path.glob("*.model")])
+    elif source.kind == "module":
+        spec = importlib.util.find_spec(source.module.split(".")[0])
+        origin = [spec.origin] if spec and spec.has_location and spec.origin else []
+        for place in map(Path, (spec and spec.submodule_search_locations) or origin):
+            if "site-packages" not in place.parts:
+                files += _keyed_tree(place) if place.is_dir() else _keyed_files(place.parent)
+    elif source.kind == "file":
+        files += _beside(source.file)
+    elif source.kind == "savedmodel":
+        files += sorted(path for path in source.file.rglob("*") if path.is_file())
+    else:
+        files.insert(0, checked_input(source.file, what="model"))
+    return files
+
+
+def _is_saved_model(path: Path) -> bool:
+    return (path / "saved_model.pb").is_file()
+
+
+def _beside(file: Path) -> list[Path]:
+    """What a function is made of: files beside it, packages that these import, tensors one folder below."""
+    folder = file.parent
+    files = _keyed_files(folder)
+    code = [file.read_bytes(), *(path.read_bytes() for path in files if path.suffix == ".py")]
+    imported = {folder / found[1].decode() for text in code for found in _IMPORTED.finditer(text)}
+    packages = {*packages_around(file.resolve())[:1], *(path for path in imported if path.is_dir())}
+    for package in sorted(packages):
+        files += _keyed_tree(package)
+    for below in sorted(path for path in folder.iterdir() if path.is_dir() and _is_source(path)):
+        if below not in packages:
+            tensors = sorted(path for path in below.iterdir() if path.suffix in _TENSOR_SUFFIXES)
+            files += [path for path in tensors if path.is_file() and not manifest_path(path).exists()]
+    return files
+
+
+def _keyed_tree(folder: Path) -> list[Path]:
+    """What lies in a folder and below, in an order of its own."""
+    inner = (path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    below = sorted(filter(_is_source, inner))
+    return [*_keyed_files(folder), *(path for place in below for path in _keyed_tree(place))]
+
+
+def _is_source(folder: Path) -> bool:
+    """Whether it is no hidden folder, and no output of a recipe, which changes with every run."""
+    return folder.name[0] != "." and not (folder / ".qcompile").exists()
+
+
+def _keyed_files(folder: Path) -> list[Path]:
+    files = {path for path in folder.iterdir() if path.is_file() and path.suffix in _KEYED_SUFFIXES}
+    # What was written there by other stages is no part of the source: it would change with every run.
+    manifests = {path for path in folder.glob("*.json") if is_manifest(path)}
+    return sorted(files - manifests - {path.with_suffix("") for path in manifests})
+
+
+def hub_cache() -> Path:
+    """Return the folder of Hugging Face's cache, as huggingface_hub finds it."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    home = os.environ.get("HF_HOME") or Path(cache, "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser()

@@ -1,0 +1,210 @@
+"""Import and call a user's own code, with errors that name its file and line.
+
+What lies beside a file can be imported by it, and what is relative in its package; two files of one name do
+not meet; an edited file is read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from ...errors import ModelError, QCompileError
+from ..graph.source_paths import PREFIX, module_name, packages_around
+from .named.description import declare_torchvision_operators
+from .source import Source, did_you_mean
+
+_Line = TypeVar("_Line", int, str)
+T = TypeVar("T")
+
+
+def load_function(source: Source) -> Callable[[], Any]:
+    """Import the function that a source names."""
+    try:
+        module = _with_torchvision(
+            lambda: _import_file(source) if source.path else importlib.import_module(source.module)
+        )
+    except (Exception, SystemExit) as error:
+        message, hint = f"raised {type(error).__name__}: {error}", ""
+        if isinstance(error, SystemExit):
+            hint = 'put what it does as a script below `if __name__ == "__main__":`'
+        if source.path is None:
+            hint = hint or "install the package, or write file.py:function"
+            raise ModelError(f"{source.spec}: importing {source.module} {message}", hint=hint) from error
+        where = where_raised(error, source.path)
+        path = source.path.resolve()
+        raise ModelError(f"{source.spec}: importing it {message}{where}", hint=hint, file=path) from error
+    function = getattr(module, source.function, None)
+    if not callable(function):
+        names = [name for name, value in names_in(module).items() if callable(value)]
+        raise ModelError(
+            f"{source.spec}: no function {source.function!r} in it", hint=did_you_mean(source.function, names)
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def call(function: Callable[[], Any], source: Source) -> Any:
+    """Call a user's function, naming it and the line that raised."""
+    try:
+        with beside(source):
+            return _with_torchvision(function)
+    except QCompileError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ModelError(
+            f"{source.spec}: raised {type(error).__name__}: {error}{where_raised(error, source.path)}",
+            file=source.path,
+        ) from error
+
+
+def _with_torchvision(work: Callable[[], T]) -> T:
+    """Do it; once more as models by name are imported, where torchvision's operators do not load."""
+    try:
+        return work()
+    except Exception as error:
+        reason: BaseException | None = error
+        while reason is not None and "torchvision::" not in str(reason):
+            reason = reason.__cause__ or reason.__context__
+        if reason is None or not declare_torchvision_operators():
+            raise
+    return work()
+
+
+def where_raised(error: BaseException, path: Path | None) -> str:
+    """Return " (model.py, line 12)": the deepest line of the user's own file, or of user code, or of the
+    library that the model is from; empty where there are only lines of PyTorch, Python and ours."""
+    if isinstance(error, SyntaxError):  # which names its place itself
+        return ""
+    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
+    users = [frame for frame in frames if path and Path(frame[0]).resolve() == path.resolve()]
+    place = users[-1] if users else deepest_line(frames)
+    return f" ({Path(place[0]).name}, line {place[1]})" if place else ""
+
+
+def deepest_line(places: Sequence[tuple[str, _Line]]) -> tuple[str, _Line] | None:
+    """Return the last of files and lines that is of user code, or else of a library that a model is from."""
+    places = [place for place in places if not _MACHINERY.search(place[0])]
+    places = [place for place in places if not _INSTALLED.search(place[0])] or places
+    return places[-1] if places else None
+
+
+def _import_file(source: Source) -> ModuleType:
+    path = source.file.resolve()
+    packages = packages_around(path)
+    name = module_name(path, packages)
+    if name in sys.modules:
+        return sys.modules[name]
+    parts = name.split(".")
+    try:
+        with beside(source):
+            for depth, package in enumerate(packages, 1):
+                _execute(".".join(parts[:depth]), package / "__init__.py", [str(package)])
+            return _execute(name, path)
+    except BaseException:
+        _take_out({parts[0]})
+        raise
+
+
+def _execute(name: str, path: Path, places: list[str] | None = None) -> ModuleType:
+    """Make the module of a file, or the package of one that may be missing, where the name has none."""
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=places)
+    assert spec is not None
+    assert spec.loader is not None, "the path ends with .py"
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    if places is None or path.is_file():
+        spec.loader.exec_module(module)
+    return module
+
+
+_FOLDERS: list[str] = []
+"""The folders that modules were imported from, the latest last."""
+_NAMESAKES: dict[str, dict[str, ModuleType]] = {}
+"""Modules of a folder that the rest of the process has under the same names, by folder."""
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+_OWN = __name__.partition(".")[0]
+_MACHINERY = re.compile(
+    r"^<|[/\\](site|dist)-packages[/\\](torch|numpy|qcompile)[/\\]|"
+    rf"^({re.escape(os.path.dirname(os.__file__))}|{re.escape(str(Path(__file__).parents[2]))})[/\\]"
+    r"(?!(site-packages|dist-packages|tests|examples)[/\\])"
+)
+"""Files whose lines tell a user nothing: of PyTorch, of Python and of this package; code of no file."""
+
+
+@contextlib.contextmanager
+def beside(source: Source) -> Iterator[None]:
+    """Let a source import what lies beside it, and no namesake from elsewhere.
+
+    1. A module from another source's folder is forgotten.
+    2. Another module of the process, whose namesake lies beside the source, is put aside and comes back.
+    3. Python's own modules and installed packages stay.
+    """
+    if source.path is None:
+        yield
+        return
+    folder = str(source.path.resolve().parent)
+    if _FOLDERS[-1:] != [folder]:
+        for name, module in list(sys.modules.items()):
+            origin = os.path.dirname(names_in(module).get("__file__") or "")
+            if origin in _FOLDERS and origin != folder and not name.startswith(PREFIX):
+                del sys.modules[name]
+        _FOLDERS[:] = [*(other for other in _FOLDERS if other != folder), folder]
+    try:
+        importable = _listed(folder, os.stat(folder).st_mtime_ns)
+    except OSError:  # it is there no more
+        importable = ()
+    aside = _take_out({name for name in importable if _is_foreign(name, folder)})
+    sys.modules.update(_NAMESAKES.pop(folder, {}))
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+        if aside:
+            _NAMESAKES[folder] = _take_out({name.partition(".")[0] for name in aside})
+            sys.modules.update(aside)
+
+
+def names_in(module: Any) -> dict[str, Any]:
+    """Return the names in an imported module, past its code that imports lazily; none of other objects."""
+    return object.__getattribute__(module, "__dict__") if isinstance(module, ModuleType) else {}
+
+
+@functools.lru_cache(maxsize=64)
+def _listed(folder: str, _changed_ns: int) -> tuple[str, ...]:
+    """The names of the modules and packages in a folder."""
+    # A generator asks for every batch. The folder is read again where it has changed.
+    with os.scandir(folder) as entries:
+        return tuple(
+            entry.name.removesuffix(".py")
+            for entry in entries
+            if entry.name.endswith(".py") or os.path.isfile(os.path.join(entry.path, "__init__.py"))
+        )
+
+
+def _is_foreign(name: str, folder: str) -> bool:
+    """Return whether the imported module of this name is another than the folder's, and may be put aside."""
+    file = names_in(sys.modules.get(name)).get("__file__")
+    if not file or name == _OWN or name.startswith("__") or name in sys.stdlib_module_names:
+        return False
+    places = {os.path.join(folder, f"{name}.py"), os.path.join(folder, name, "__init__.py")}
+    return not _INSTALLED.search(file) and os.path.realpath(file) not in places
+
+
+def _take_out(names: set[str]) -> dict[str, ModuleType]:
+    """Remove modules of these names, and their parts, from the imported ones, and return them."""
+    if not names:
+        return {}
+    taken = [name for name in sys.modules if name.partition(".")[0] in names]
+    return {name: sys.modules.pop(name) for name in taken}

@@ -1,0 +1,169 @@
+"""`python -m qcompile.pipeline.cluster.stage_work`: carry out requests for a worker, over standard streams.
+
+What a stage prints goes to standard error. When the worker dies, so does this process (Linux).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...core.files import held_folder, open_lock, read_json
+from ...core.files.storage import storage_error
+from ...core.memory import out_of_memory
+from ...core.processes.serve import end_first_without_memory, serve
+from ...core.progress import Progress
+from ...errors import QCompileError
+from ...model.graph.source_paths import moved
+from ...model.sources.archives import trusting
+from ..recipe.recipe import Recipe, read_recipe
+from ..stages.graph import carry_out, is_published, key_of, kind_of
+from ..stages.stage import Made, Stage
+from ..stages.store import FOLDER, Store
+from .bundle import OUTPUT, RECIPE, Answer, Bundle, Request, bundle_of_stage
+from .resources import resources_here
+
+BUNDLES, STAGES, PUBLISHED = "bundles", "stages", "published"
+INDEX, FILES = "index.json", "files"
+
+
+def carry_out_request(request: Request, folder: Path, progress: Progress, *, find_only: bool) -> Answer:
+    """Carry out a request, or look whether it is done; what goes wrong is an answer."""
+    try:
+        return _carry_out(request, folder, progress, find_only)
+    except QCompileError as error:
+        failure = out_of_memory(error, request.name) or error
+    except OSError as error:
+        stored = storage_error(error)
+        if stored is None:
+            raise
+        failure = stored
+    return Answer("failed", error=failure.as_json())
+
+
+def _carry_out(request: Request, folder: Path, progress: Progress, find_only: bool) -> Answer:
+    bundle = msgspec.json.decode((folder / BUNDLES / request.recipe / INDEX).read_bytes(), type=Bundle)
+    files, output = folder / BUNDLES / request.recipe / FILES, folder / PUBLISHED / request.recipe
+    path = files / bundle.recipe
+    (output / FOLDER).mkdir(parents=True, exist_ok=True)
+    os.utime(output)
+    # What the client's user trusts was decided there; here everything named lies within the bundle.
+    recipe = read_recipe(path)
+    # As one would start it: code of a recipe may open what lies beside it.
+    os.chdir(path.parent)
+    stage = _stage(request, folder)
+    if kind_of(stage).measures:
+        for artifact in stage.inputs():  # the public names that it is measured by
+            for written in artifact.path.parent.iterdir():
+                with held_folder(output) as temporary:
+                    os.link(written, temporary / written.name)
+                    os.replace(temporary / written.name, output / written.name)
+    with trusting(recipe.model.trust), _named_as_on_client(recipe, files, output), moved(bundle.base, files):
+        key = key_of(recipe, stage)
+        if key is None:
+            return Answer("none")
+        store = Store(output, folder=folder / STAGES)
+        name = store.name(stage.name, key)
+        if name in request.known and not request.again:
+            return Answer("known", name=name, key=key, was_done=True)
+        if find_only and (request.again or store.find(stage.name, key) is None):
+            return Answer("none")
+
+        def work(temporary: Path) -> None:
+            carry_out(recipe, stage, temporary, output, progress)
+            if kind_of(stage).measures:
+                _name_as_on_client(temporary / key["file"], recipe, files, output)
+
+        with open_lock(store.folder / f".{name}.lock") as file:  # another process here may be asked, too
+            with contextlib.suppress(ImportError):  # Windows
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX)
+            stored = store.run(stage.name, key, work, again=request.again, publish=is_published(stage))
+    record = read_json(stored.folder / "stage.json")
+    return Answer(
+        "done",
+        name=name,
+        key=key,
+        bundle=bundle_of_stage(stored.folder, key["file"], stored.files).bundle,
+        was_done=stored.was_done,
+        took={figure: record.get(figure) for figure in ("seconds", "peak_bytes")},
+    )
+
+
+def _stage(request: Request, folder: Path) -> Stage:
+    """The stage with its files as they lie here."""
+
+    def artifact(digest: str) -> Made:
+        place = folder / BUNDLES / request.inputs[digest]
+        bundle = msgspec.json.decode((place / INDEX).read_bytes(), type=Bundle)
+        return Made(place / FILES / bundle.files[0].name, digest)
+
+    values: dict[str, Any] = dict(request.stage)
+    for role in ("files", "parts", "built"):
+        values[role] = {key: artifact(digest) for key, digest in values[role].items()}
+    return Stage(**values | {"unavailable": tuple(values["unavailable"])})
+
+
+@contextlib.contextmanager
+def _named_as_on_client(recipe: Recipe, files: Path, output: Path) -> Iterator[None]:
+    """Have errors say `OUTPUT` and `RECIPE` in place of folders of this worker; the client has its own."""
+    folder = recipe.path.parent
+    beside = str(Path(RECIPE, os.path.relpath(files, folder)))
+    names: Mapping[str, str] = {str(output): OUTPUT, str(folder): RECIPE, str(files): beside}
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, str | Path):
+            value = str(value)
+            for path, name in names.items():
+                value = value.replace(path, name)
+        return value
+
+    try:
+        yield
+    except QCompileError as error:
+        error.message, error.hint = renamed(error.message), renamed(error.hint)
+        error.data = {name: renamed(value) for name, value in error.data.items()}
+        raise
+
+
+def _name_as_on_client(results: Path, recipe: Recipe, files: Path, output: Path) -> None:
+    """Have a file of results name files as they are seen from the recipe's folder."""
+    folder = recipe.path.parent
+    spellings = [
+        (str(output), recipe.output),
+        (os.path.relpath(output), recipe.output),
+        (str(folder), ""),
+        (str(files), os.path.relpath(files, folder)),
+    ]
+    text = results.read_text(encoding="utf-8")
+    for spelling in spellings:
+        before, after = (json.dumps(path, ensure_ascii=False)[1:-1] for path in spelling)
+        text = text.replace(f"{before}/", f"{after}/" if after else "")
+    results.write_text(text, encoding="utf-8")
+
+
+def answer(tell: Progress, request: dict[str, Any]) -> dict[str, Any]:
+    """Answer one request of a worker: `look`, `find` or `carry_out`; see `processes.worker`."""
+    try:
+        if request["do"] == "look":
+            return {"answer": resources_here()}
+        question, find_only = msgspec.convert(request["request"], Request), request["do"] == "find"
+        done = carry_out_request(question, Path(request["folder"]), tell, find_only=find_only)
+        return {"answer": msgspec.to_builtins(done)}
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(1) from None  # the task may be tried again in another process
+
+
+if __name__ == "__main__":
+    end_first_without_memory()
+    serve(lambda tell: functools.partial(answer, tell))

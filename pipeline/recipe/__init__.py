@@ -1,0 +1,1 @@
+"""Recipes: their types, what they may name, and how they are written."""

@@ -1,0 +1,1 @@
+"""Stages: the kinds, their keys, and the store of finished ones."""

@@ -1,0 +1,379 @@
+"""The stages that make artifacts: what each is given, all that its outcome depends on, and its work.
+
+The key is made of digests, options and versions alone, without running or importing anything heavy, so
+that a run in which nothing changed ends at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ...core.artifact import accepting, checked_input, known_digest, tool_versions
+from ...core.processor import isa_here, processor
+from ...data.batches import Data
+from ...data.kinds import ARRAYS
+from ...data.spelling import FUNCTION
+from ...engines.gpu import find_gpu
+from ...engines.registry import capabilities, engine, packages_of
+from ...errors import QCompileError
+from ...model.sources.load import digest_preprocessing
+from ...model.sources.source import TENSORFLOW_KINDS
+from ...spec.artifacts import BuildSpec, with_floats
+from ...spec.decode import key as options_key
+from ...spec.decode import shared
+from ...spec.engines import BUILT_IN
+from ...spec.models import CalibrateSpec
+from ...spec.tensorrt import AUTO, OFF
+from ...spec.tensors import TensorInfo
+from ...spec.words import CPU_TARGETS, TENSORRT_TARGETS, GraphTarget, Isa
+from ..recipe.recipe import (
+    ArtifactSection,
+    Recipe,
+    default_shapes,
+    has_shapes,
+    measured_batches,
+    recipe_source,
+)
+from ..recipe.trust import interpreters
+from .stage import (
+    ANY,
+    SOURCE,
+    Executor,
+    Job,
+    Key,
+    Made,
+    Needs,
+    Stage,
+    built_on,
+    named_artifact,
+)
+from .store import FOLDER
+
+ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")
+_ASSUMED_SAMPLES = 256
+_OF_THE_SOURCE = ("source", "depends", "trust", "weights", "download", "preprocessing", "simplify")
+"""Options of `[model]` whose effect is in the digest of the source, or in a stage of its own."""
+_OF_USERS = ("file", "module", "pt2", "torchscript")
+"""Kinds of sources that name no inputs of their own."""
+_OF_THE_BUILD = (
+    "name", "fallback", "gpus", "min_shapes", "opt_shapes", "max_shapes", "allow_fallback", "strict",
+    "tensorrt",
+)  # fmt: skip
+"""Options of an artifact that its graph does not depend on, but for what `quantize_key` adds."""
+
+
+def takes_pytorch(artifact: ArtifactSection) -> bool:
+    """Whether an artifact is built from the source itself, not from ONNX."""
+    return engine(artifact.target).takes == "pytorch"
+
+
+def model_of(recipe: Recipe) -> dict[str, str]:
+    """Return the kind of the stage that writes the model which the later ones are given."""
+    return {"model": "simplify" if recipe.model.simplify else "export"}
+
+
+def export_work(recipe: Recipe, _: Stage, job: Job) -> object:
+    from ...compiler.export import export
+    from ...model.sources.load import find_preprocessing
+
+    section, preprocessing = recipe.model, recipe.model.preprocessing
+    return export(
+        recipe_source(recipe),
+        job.path,
+        section,
+        data=located(recipe, _told_by(recipe)),
+        preprocessing=find_preprocessing(preprocessing, base=recipe.folder) if preprocessing else "",
+        python=interpreters(section.python, recipe.folder),
+        progress=job.progress,
+    )
+
+
+def export_key(recipe: Recipe, stage: Stage) -> Key:
+    section = recipe.model
+    return {
+        "source": stage.source_digest,
+        "options": options_key(section, without=_OF_THE_SOURCE),
+        "preprocessing": digest_preprocessing(section.preprocessing, base=recipe.folder),
+        "tools": tool_versions("torch", "onnxscript", *ONNX_TOOLS),
+        **({"data": data_of(recipe, data).digest()} if (data := _told_by(recipe)) else {}),
+    }
+
+
+def _told_by(recipe: Recipe) -> str:
+    """The samples that tell the shapes of a model whose inputs nobody spelled; empty for any other."""
+    spec, source = recipe.data.calibration, recipe_source(recipe)
+    if not spec or recipe.model.inputs or recipe.model.dynamic or source.kind not in _OF_USERS:
+        return ""
+    return spec if data_of(recipe, spec).spelling.kind in (FUNCTION, *ARRAYS) else ""
+
+
+def export_needs(recipe: Recipe, _: Stage) -> Needs:
+    """Only a model that PyTorch exports needs torch."""
+    is_pytorch = recipe_source(recipe).kind not in ("onnx", *TENSORFLOW_KINDS)
+    return Needs(("export",) if is_pytorch else (), ("onnxruntime",))
+
+
+def simplify_work(_: Recipe, stage: Stage, job: Job) -> object:
+    from ...compiler.simplify.simplify import simplify
+
+    return simplify(stage.files["model"].path, job.path, progress=job.progress)
+
+
+def simplify_key(_: Recipe, stage: Stage) -> Key:
+    return {"model": stage.files["model"].digest, "tools": tool_versions("onnxsim", *ONNX_TOOLS)}
+
+
+def calibrate_work(recipe: Recipe, stage: Stage, job: Job) -> object:
+    """Samples become ranges, those of a shard as a stage of its own.
+
+    With `parts`, the ranges of all shards, they are merged to what observing all would give, bit for bit.
+    """
+    from ...calibration.ranges_file import merge_files
+    from ...compiler.quantize.calibrate import calibrate
+    from ...model.graph.onnx_file import read_weightless
+
+    path, section = stage.files["model"].path, recipe.calibrate
+    with accepting(path):  # the store knows it; the work reads the file, and looks at its manifest
+        inputs = read_weightless(path).io.inputs
+    data = data_of(recipe, recipe.data.calibration, inputs, limit=section.samples, batch_size=1)
+    if stage.parts:
+        parts = [part.path for part in stage.parts.values()]
+        return merge_files(parts, job.path, all_of=data.notes(), progress=job.progress)
+    targets = tuple(_placements(recipe))
+    spec = CalibrateSpec(method=section.method, shard=stage.shard or "1/1", targets=targets)
+    checkpoint = job.output / FOLDER / f"{stage.name}.checkpoint"
+    return calibrate(path, data, job.path, spec, checkpoint=checkpoint, progress=job.progress)
+
+
+def calibrate_key(recipe: Recipe, stage: Stage) -> Key:
+    return {
+        "model": stage.files["model"].digest,
+        "data": data_of(recipe, recipe.data.calibration, limit=recipe.calibrate.samples).digest(),
+        "options": options_key(recipe.calibrate, without=("ranges",)),  # a stage of its own
+        "targets": _placements(recipe),
+        "tools": tool_versions(*ONNX_TOOLS),
+        **({"shard": stage.shard} if stage.shard else {}),
+    }
+
+
+def count_samples(recipe: Recipe, spec: str) -> int:
+    """Return the number of samples; 256 where only reading them all would tell."""
+    total = None
+    with contextlib.suppress(QCompileError):
+        total = data_of(recipe, spec).total if spec else 0
+    return _ASSUMED_SAMPLES if total is None else total
+
+
+def calibration_samples(recipe: Recipe) -> int:
+    """Return how many samples are calibrated on, as far as that is known without reading them all."""
+    total = count_samples(recipe, recipe.data.calibration)
+    return min(total, recipe.calibrate.samples or total)
+
+
+def calibrate_parts(
+    recipe: Recipe, stage: Stage, executor: Executor, is_done: Callable[[], bool]
+) -> list[Stage]:
+    """A part of the samples for each worker that calibrates, unless all were observed before."""
+    number = min(executor.shards, calibration_samples(recipe)) if executor.shards > 1 else 1
+    if number < 2 or is_done():
+        return [stage]
+    return [replace(stage, shard=f"{part}/{number}") for part in range(1, number + 1)]
+
+
+def ranges_file(recipe: Recipe, stage: Stage) -> str:
+    """Return the name of the ranges file of all samples, or of a part."""
+    return ".".join(filter(None, [recipe.name, stage.shard.replace("/", "-of-"), "ranges"]))
+
+
+def _placements(recipe: Recipe) -> list[GraphTarget]:
+    from ...model.graph.graph_rules import graph_target
+
+    return sorted({graph_target(artifact.target) for artifact in recipe.artifact if artifact.needs_ranges})
+
+
+def data_of(
+    recipe: Recipe, spec: str, inputs: Sequence[TensorInfo] = (), *, limit: int = 0, batch_size: int = 0
+) -> Data:
+    """Return samples as a recipe spells them; without inputs their names and number are of no use."""
+    return Data(
+        spec, inputs, batch_size=batch_size or None, limit=limit or None,
+        base=recipe.folder, depends=recipe.data_depends,
+    )  # fmt: skip
+
+
+def given_ranges(recipe: Recipe) -> Made | None:
+    """The ranges that a recipe names in place of a calibration; None where it calibrates."""
+    if not recipe.calibrate.ranges:
+        return None
+    path = checked_input(recipe.folder / recipe.calibrate.ranges, what="ranges file")
+    return Made(path, known_digest([path]))
+
+
+def quantize_inputs(recipe: Recipe, artifact: str) -> dict[str, str]:
+    """The model, and ranges where the artifact needs them."""
+    needs_ranges = named_artifact(recipe, artifact).needs_ranges
+    return model_of(recipe) | ({"ranges": "calibrate"} if needs_ranges else {})
+
+
+def quantize_applies(recipe: Recipe, stage: Stage) -> bool:
+    """Whether the graph gets another precision; a graph in float, or of PyTorch, stays as it is."""
+    from ...building.lowered import writes_types
+
+    artifact = named_artifact(recipe, stage.artifact)
+    return writes_types(artifact, capabilities(engine(artifact.target)))
+
+
+def quantize_work(recipe: Recipe, stage: Stage, job: Job) -> object:
+    from ...building.lower import lower
+    from ...engines.build import require_builder
+
+    artifact = _resolved(recipe, stage)
+    require_builder(artifact.target)
+    needs, spec = capabilities(engine(artifact.target)), _spec(recipe, artifact, stage.files.get("ranges"))
+    return lower(stage.files["model"].path, spec, needs, job.path, keep=True, progress=job.progress)
+
+
+def quantize_key(recipe: Recipe, stage: Stage) -> Key:
+    artifact, ranges = _resolved(recipe, stage), stage.files.get("ranges")
+    needs = capabilities(engine(artifact.target))
+    return {
+        "model": stage.files["model"].digest,
+        "ranges": ranges.digest if ranges else "",
+        "data": data_of(recipe, recipe.data.calibration).digest() if recipe.data.calibration else "",
+        "engine": needs.as_json(),
+        "options": options_key(artifact, without=_OF_THE_BUILD),
+        "io_formats": artifact.tensorrt.io_formats,
+        "asked": {"strict": artifact.strict, **processor(), **tool_versions(artifact.target)}
+        if needs.tells_missed
+        else {},
+        "tools": tool_versions(*ONNX_TOOLS),
+    }
+
+
+def build_inputs(recipe: Recipe, artifact: str) -> dict[str, str]:
+    """The source itself for an engine that takes it; else the model, its ranges, and their graph."""
+    if takes_pytorch(named_artifact(recipe, artifact)):
+        return {SOURCE: ""}
+    return {**quantize_inputs(recipe, artifact), "graph": "quantize"}
+
+
+def build_applies(recipe: Recipe, stage: Stage) -> bool:
+    """Every artifact is built; an engine that is not here is `EngineUnavailable`."""
+    artifact = named_artifact(recipe, stage.artifact)
+    return takes_pytorch(artifact) or bool(capabilities(engine(artifact.target)))
+
+
+def build_work(recipe: Recipe, stage: Stage, job: Job) -> object:
+    """A model becomes what a runtime loads, from the graph that was lowered for it, where there is one.
+
+    Without such a graph the ranges are for TensorRT's calibrator.
+    """
+    from ...building.build import build_right
+    from ...building.lowered import load_lowered
+    from ...model.graph.onnx_file import read_weightless
+
+    artifact, graph = _resolved(recipe, stage), stage.files.get("graph")
+    spec = _spec(recipe, artifact, stage.files.get("ranges"))
+    spec = spec if _reads_data(artifact) else replace(spec, data=None)
+    model = recipe_source(recipe).absolute if takes_pytorch(artifact) else str(stage.files["model"].path)
+    if _covers(artifact):
+        shapes = default_shapes(read_weightless(Path(model)).io.inputs, recipe.bench)
+        spec = replace(spec, **shapes)  # type: ignore[arg-type]
+    lowered = load_lowered(graph.path) if graph else None
+    return build_right(model, job.path, spec, lowered, progress=job.progress)
+
+
+def build_key(recipe: Recipe, stage: Stage) -> Key:
+    from ...building.lowered import load_lowered
+
+    artifact, files = _resolved(recipe, stage), stage.files
+    ranges, graph = files.get("ranges"), files.get("graph")
+    target, gpus = artifact.target, artifact.gpus
+    # TensorRT-RTX builds for GPUs that need not be here
+    on_this_gpu = target == "tensorrt" or (target in TENSORRT_TARGETS and not gpus)
+    gpu = find_gpu(artifact.tensorrt.device) if on_this_gpu else None
+    data = recipe.data.calibration if _reads_data(artifact) else ""
+    return {
+        "model": stage.source_digest if takes_pytorch(artifact) else files["model"].digest,
+        "graph": (graph.digest, load_lowered(graph.path).as_json()) if graph else (),
+        "options": _build_options(recipe, artifact),
+        "ranges": ranges.digest if ranges else "",
+        "data": data_of(recipe, data).digest() if data else "",
+        "batches": measured_batches(recipe.bench) if _covers(artifact) else {},
+        "inputs": recipe.model.inputs if takes_pytorch(artifact) else (),
+        "processor": {} if gpus else processor(),
+        "gpu": gpu.as_json() if gpu else {},
+        "tools": tool_versions(*packages_of([*(row.name for row in BUILT_IN), target]), *ONNX_TOOLS),
+    }
+
+
+def build_needs(recipe: Recipe, stage: Stage) -> Needs:
+    """TensorRT builds on the GPU that runs the engine; RTX builds for others ahead of time."""
+    artifact = named_artifact(recipe, stage.artifact)
+    kind = built_on(artifact)
+    gpu = artifact.target.startswith("tensorrt") and not artifact.gpus
+    return Needs((artifact.target, *((f"gpu-{kind}",) if kind != ANY else ())), gpu=gpu, as_measured=True)
+
+
+def _resolved(recipe: Recipe, stage: Stage) -> ArtifactSection:
+    """The artifact of a stage, with what "auto" and unsaid float types stand for here."""
+    return with_floats(with_isa(named_artifact(recipe, stage.artifact)))
+
+
+def _covers(artifact: ArtifactSection) -> bool:
+    """Whether an engine without shapes is built for the batches that are measured."""
+    return artifact.target.startswith("tensorrt") and not has_shapes(artifact)
+
+
+def _reads_data(artifact: ArtifactSection) -> bool:
+    """Whether a build reads the samples; others are checked on random input, whatever the data is."""
+    return artifact.calibrates_itself or (artifact.needs_ranges and artifact.target in CPU_TARGETS)
+
+
+def with_isa(artifact: ArtifactSection, isa: Isa | None = None) -> ArtifactSection:
+    """Return an artifact whose "auto" is the instruction set it stands for, by default this processor's.
+
+    Another processor then has another key, and a worker makes what whoever sent the stage asked for.
+    """
+    if artifact.isa != "auto" or artifact.target not in CPU_TARGETS:
+        return artifact
+    return replace(artifact, isa=isa or isa_here())
+
+
+def _build_options(recipe: Recipe, artifact: ArtifactSection) -> dict[str, object]:
+    """The options of a build: plugins by their content; of a timing cache only whether there is one."""
+    tensorrt = artifact.tensorrt
+    options = options_key(replace(artifact, tensorrt=replace(tensorrt, plugins=(), timing_cache=AUTO)))
+    del options["name"]
+    plugins = [recipe.folder / name for name in tensorrt.plugins]
+    digests = [known_digest([path]) if path.is_file() else str(path) for path in plugins]
+    return {**options, "plugins": digests, "timing_cache": tensorrt.timing_cache != OFF}
+
+
+def _spec(recipe: Recipe, artifact: ArtifactSection, ranges: Made | None) -> BuildSpec:
+    """What a recipe says of an artifact, with files as the recipe's folder has them."""
+    options = artifact.tensorrt
+    plugins = tuple(str(recipe.folder / name) for name in options.plugins)
+    cache = options.timing_cache
+    if cache not in (AUTO, OFF):
+        cache = str(recipe.folder / cache)
+    return shared(
+        BuildSpec,
+        artifact,
+        tensorrt=replace(options, plugins=plugins, timing_cache=cache),
+        ranges=ranges.path if ranges else None,
+        data=located(recipe, recipe.data.calibration) if artifact.calibrator != "ranges" else None,
+        inputs=recipe.model.inputs if takes_pytorch(artifact) else (),
+    )
+
+
+def located(recipe: Recipe, spec: str) -> str | None:
+    """Return a data spelling that does not depend on the working folder; None for no data."""
+    if not spec:
+        return None
+    from ...data.batches import located as located_data
+
+    return located_data(spec, recipe.folder.resolve())

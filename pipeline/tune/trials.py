@@ -1,0 +1,372 @@
+"""Trials: a candidate is quantized, built and scored, here or elsewhere; its latency is measured here.
+
+TrialSetting ─▶ TrialMaker ── TrialAsk ─▶ files and Score
+             └▶ Elsewhere  ── TrialAsk ─▶ files and Score, several at a time
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from ...bench.benchmark import benchmark
+from ...bench.measure.artifacts import paired
+from ...bench.metrics.accuracy import ScoreSums, accuracy, read_metric
+from ...bench.metrics.metric import LABELS_HINT, Metric, Outputs, Scored, Truth
+from ...building.build import request_for
+from ...building.lower import lower
+from ...calibration import Ranges, load_ranges, parse_method
+from ...compiler.quantize.sensitivity import LayerSensitivity, rank_layers
+from ...core.artifact import size_bytes
+from ...core.progress import Progress, silent
+from ...data.batches import Data
+from ...data.readers import Batch
+from ...engines.build import build_engine
+from ...engines.registry import capabilities, engine
+from ...errors import DataError, QCompileError
+from ...model.graph.graph import model_io
+from ...model.graph.graph_rules import graph_target
+from ...model.graph.onnx_file import read_graph
+from ...spec.artifacts import BuildSpec
+from ...spec.decode import parse_spec
+from ...spec.tensors import Feeds
+from ...spec.words import FloatPrecision, Isa, Target
+
+_LOOKED_AT = 8  # samples that rank the layers
+
+
+@dataclass(frozen=True)
+class TrialSetting:
+    """What all trials of one tuning share: the float model, its ranges, and at most `samples` of the data.
+
+    `method` is None for the ranges' own; `exclude` are patterns of nodes that stay in float; `threads` of
+    every artifact, 0 for every core; `isa` is what INT8 is for, wherever it is made. `candidates` is the
+    largest number of trials, for which all intervals of drops together have their confidence.
+    """
+
+    model: Path
+    ranges: Path
+    data: str
+    metric: str
+    samples: int | None = None
+    method: str | None = None
+    exclude: tuple[str, ...] = ()
+    threads: int = 0
+    isa: Isa = "auto"
+    candidates: int = 1
+
+
+@dataclass(frozen=True)
+class TrialAsk:
+    """What one trial is: "fp32", "bf16" or "int8" for a target, and the name of its file.
+
+    For INT8, `in_float` are the layers that are left in float, computed in `float_precision`.
+    """
+
+    name: str
+    target: Target
+    precision: str
+    in_float: frozenset[str] = frozenset()
+    float_precision: FloatPrecision = "fp32"
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}{engine(self.target).suffix}"
+
+
+class Score(msgspec.Struct, frozen=True):
+    """The metric of an artifact, its drop against the float model, the ends of its paired interval, and what
+    the samples show, in words."""
+
+    value: float
+    drop: float
+    low: float | None
+    high: float | None
+    statement: str = ""
+
+
+class Elsewhere(Protocol):
+    """Makes trials and ranks layers elsewhere, `parallel` at a time, each from a thread of its own."""
+
+    parallel: int
+
+    def make(self, ask: TrialAsk) -> tuple[Score, Sequence[Path]]:
+        """Make one trial, and return its score, and its files here."""
+
+    def rank(self, target: Target, part: int, parts: int) -> list[LayerSensitivity]:
+        """Return the damage of the layers of one part, of 1 to `parts`, as `rank_part`."""
+
+    def close(self) -> None:
+        """Nothing more is asked for."""
+
+
+class TrialMaker:
+    """Makes trials of one float model in this process; its data has the labels that the metric needs."""
+
+    def __init__(self, setting: TrialSetting, progress: Progress = silent) -> None:
+        self.setting = setting
+        io = read_graph(setting.model).io
+        self.ranges: Ranges = load_ranges(setting.ranges)
+        metric = read_metric(setting.metric).for_inputs(io.inputs)
+        self.batches: list[Batch] = list(Data(setting.data, io.inputs, limit=setting.samples))
+        if metric.needs_labels and any(batch.labels is None for batch in self.batches):
+            raise DataError(
+                f"{setting.data}: has no labels, and metric {metric.name} needs them",
+                hint=f"{LABELS_HINT}; or give `metric` cosine",
+            )
+        self.samples = sum(batch.samples for batch in self.batches)
+        if not self.batches:
+            raise DataError(f"{setting.data}: holds no samples; accuracy needs at least one")
+        progress("run the float model")
+        with engine("onnxruntime").open(str(setting.model), threads=setting.threads) as runner:
+            self.reference: list[Outputs] = [runner.infer(batch.feeds) for batch in self.batches]
+        truths = [Truth(batch.labels, batch.samples, batch.where) for batch in self.batches]
+        self.metric: Metric = metric.resolved(self.reference[0], truths[0])
+        self.scored = [
+            self.metric.score(outputs, outputs, truth)
+            for truth, outputs in zip(truths, self.reference, strict=True)
+        ]
+        self._float = self._sums(self.scored)
+        self.float_value = self._float.value()
+
+    def make(self, ask: TrialAsk, folder: Path, progress: Progress = silent) -> Score:
+        """Build an artifact in a folder and score it."""
+        spec, runtime = self._spec(ask), engine(ask.target)
+        path, graph = folder / ask.file, folder / f"{ask.name}.graph.onnx"
+        lowered = lower(self.setting.model, spec, capabilities(runtime), graph, ranges=self.ranges)
+        progress(f"build {ask.name}")
+        request = request_for(self.setting.model, spec, lowered, path, silent)
+        build_engine(replace(request, is_trial=True))
+        progress(f"accuracy of {ask.name}")
+        scored = []
+        with runtime.open(str(path), threads=self.setting.threads) as runner:
+            for batch, expected in zip(self.batches, self.reference, strict=True):
+                outputs = paired(expected, runner.infer(batch.feeds))
+                truth = Truth(batch.labels, batch.samples, batch.where)
+                scored.append(self.metric.score(outputs, expected, truth))
+        measured = accuracy(self._sums(scored), self._float, self.setting.candidates)
+        assert measured.drop is not None, "every artifact is compared with the float model"
+        return Score(
+            measured.value, measured.drop.value, measured.drop.low, measured.drop.high, measured.statement
+        )
+
+    def _spec(self, ask: TrialAsk) -> BuildSpec:
+        """What a trial is; what an artifact is worth is measured, also of one that missed its precision."""
+        setting = self.setting
+        options: dict[str, Any] = {"target": ask.target, "precision": ask.precision, "isa": setting.isa}
+        if ask.precision == "int8":
+            options |= {
+                "float_precision": ask.float_precision, "method": setting.method,
+                "exclude": (*setting.exclude, *sorted(ask.in_float)), "correct_bias": False,
+            }  # fmt: skip
+        return parse_spec(BuildSpec, {**options, "threads": setting.threads, "allow_fallback": True})
+
+    def _sums(self, scored: Sequence[Scored]) -> ScoreSums:
+        sums = ScoreSums(self.metric)
+        for batch, scores, reference in zip(self.batches, scored, self.scored, strict=True):
+            sums.add(scores, reference, batch.samples)
+        return sums
+
+
+def rank_part(
+    setting: TrialSetting, target: Target, part: int = 1, parts: int = 1, *, progress: Progress = silent
+) -> list[LayerSensitivity]:
+    """Return the damage of the layers of one part of the graph, by default of all, the worst first."""
+    model = read_graph(setting.model).load()
+    io = model_io(model)
+    fixed = [tensor.shape[0] for tensor in io.inputs if tensor.shape and isinstance(tensor.shape[0], int)]
+    limit = max([_LOOKED_AT, *fixed])  # at least a batch of a model that takes no smaller one
+    return rank_layers(
+        model,
+        graph_target(target),
+        load_ranges(setting.ranges),
+        Data(setting.data, io.inputs, batch_size=1, limit=limit, is_spread=True),
+        method=parse_method(setting.method) if setting.method else None,
+        exclude=setting.exclude,
+        part=(part, parts),
+        progress=progress,
+    )
+
+
+@dataclass
+class Trial:
+    """One artifact that was tried, as `TrialAsk` has it.
+
+    `value` is of the metric: a share for metrics in points, else in its units; `drop` is what it lost against
+    the float model, with the ends of its paired interval (None with too few samples); `statement` is what the
+    samples show of it, in words. `latency_ms` is the median, 0 until it is measured; `speedup` is against the
+    float model on the reference's runtime.
+    """
+
+    name: str
+    target: Target
+    precision: str
+    in_float: frozenset[str]
+    path: Path
+    value: float
+    drop: float
+    float_precision: FloatPrecision = "fp32"
+    drop_low: float | None = None
+    drop_high: float | None = None
+    statement: str = ""
+    latency_ms: float = 0.0
+    speedup: dict[str, Any] = field(default_factory=dict)
+    size_bytes: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        values = {**vars(self), "in_float": sorted(self.in_float), "file": str(self.path)}
+        del values["path"]
+        return values
+
+
+class TrialRunner:
+    """Has trials of one float model made in one folder, several at a time by `elsewhere`; remembers them."""
+
+    def __init__(
+        self, maker: TrialMaker, folder: Path, progress: Progress, elsewhere: Elsewhere | None = None
+    ) -> None:
+        self.maker, self.folder, self.progress, self.elsewhere = maker, folder, progress, elsewhere
+        self.trials: dict[str, Trial] = {}
+        self._begun: dict[TrialAsk, Future[tuple[Score, Sequence[Path]]]] = {}
+        self._ranks: dict[Target, list[Future[list[LayerSensitivity]]]] = {}
+        self._threads = ThreadPoolExecutor(self.parallel, "qcompile-tune") if elsewhere else None
+
+    @property
+    def parallel(self) -> int:
+        return max(1, self.elsewhere.parallel) if self.elsewhere else 1
+
+    def in_float(self, target: Target, precision: FloatPrecision) -> Trial:
+        """The float model, built for a target."""
+        return self._trial(TrialAsk(f"{target}-{precision}", target, precision))
+
+    def int8(
+        self,
+        target: Target,
+        in_float: frozenset[str] = frozenset(),
+        *,
+        float_precision: FloatPrecision = "fp32",
+    ) -> Trial:
+        """INT8 for a target with some layers left in float, computed in `float_precision`; made once."""
+        int8 = [
+            trial for trial in self.trials.values() if (trial.target, trial.precision) == (target, "int8")
+        ]
+        for trial in int8:
+            if (trial.in_float, trial.float_precision) == (in_float, float_precision):
+                return trial
+        mix = f"-mix{len(int8)}" if in_float else ""
+        name = f"{target}-int8{mix}" + f"-{float_precision}" * (float_precision != "fp32")
+        layers = f": {len(in_float)} layers in float" if in_float else ""
+        self.progress(f"quantize {name}{layers}")
+        return self._trial(TrialAsk(name, target, "int8", in_float, float_precision))
+
+    def begin(self, targets: Sequence[Target]) -> None:
+        """Begin what is asked for anyhow, where it is made elsewhere: rankings and the first trials."""
+        if self._threads is None or self.elsewhere is None:
+            return
+        for target in targets:
+            rank, parts = self.elsewhere.rank, self.parallel
+            futures = [self._threads.submit(rank, target, part, parts) for part in range(1, parts + 1)]
+            self._ranks[target] = futures
+            for precision in (*engine(target).tuned_floats, "int8"):
+                ask = TrialAsk(f"{target}-{precision}", target, precision)
+                self._begun[ask] = self._threads.submit(self.elsewhere.make, ask)
+
+    def rank(self, target: Target) -> list[LayerSensitivity]:
+        """Return the damage of every layer that would be quantized, the most damaging first."""
+        parts = self._ranks.pop(target, None)
+        if parts is None:
+            return rank_part(self.maker.setting, target, progress=self.progress)
+        self.progress("damage of each layer")
+        # Parts follow each other in the graph: of equal damage, the earlier layer stays in front.
+        return sorted((layer for part in parts for layer in part.result()), key=lambda layer: -layer.noise)
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        if self.elsewhere is not None:
+            self.elsewhere.close()
+
+    def time(self, trials: Sequence[Trial], *, batch_size: int | None, max_time_s: float) -> None:
+        """Measure the latency of trials in interleaved rounds, against the float model on ONNX Runtime."""
+        wait([begun for begun in self._begun.values() if not begun.cancel()])  # nobody asked for it
+        self._begun.clear()
+        base = next(trial for trial in trials if trial.precision == "fp32")
+        results = benchmark(
+            {trial.name: str(trial.path) for trial in trials},
+            baseline=base.name,
+            data=self.maker.setting.data,
+            batch_size=batch_size,
+            threads=self.maker.setting.threads,
+            max_time_s=max_time_s,
+            progress=self.progress,
+        )
+        for trial in trials:
+            row = results.row(trial.name)
+            if row.latency is None:
+                raise QCompileError(f"{trial.name}: could not be measured: {row.reason}")
+            trial.latency_ms, ratio = row.latency.median_ms, row.speedup
+            trial.speedup = {"value": 1.0, "low": 1.0, "high": 1.0, "verdict": "the baseline"}
+            if ratio:
+                trial.speedup = {name: getattr(ratio, name) for name in trial.speedup}
+
+    def _trial(self, ask: TrialAsk) -> Trial:
+        path = self.folder / ask.file
+        if self.elsewhere is None:
+            score = self.maker.make(ask, self.folder, self.progress)
+        else:
+            begun = self._begun.pop(ask, None)
+            score, sent = self.elsewhere.make(ask) if begun is None else begun.result()
+            files = sorted(sent, key=lambda file: file.suffix == ".json")  # manifests last
+            for file in reversed(files):  # a manifest never stands beside a file of another tuning
+                (self.folder / file.name).unlink(missing_ok=True)
+            for file in files:
+                _take(file, self.folder / file.name)
+        trial = Trial(
+            ask.name, ask.target, ask.precision, ask.in_float, path, score.value, score.drop,
+            ask.float_precision, score.low, score.high, score.statement, size_bytes=size_bytes(path),
+        )  # fmt: skip
+        self.trials[ask.name] = trial
+        return trial
+
+
+def _take(source: Path, target: Path) -> None:
+    """Give a file a name here as well; its content is shared where the file system can."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def slower_layers(
+    int8: Trial, in_float: Trial, layers: Sequence[str], feeds: Feeds, threads: int
+) -> list[str]:
+    """Return the layers that are slower in INT8 than in float by their kernels, the costliest first."""
+    times = [
+        by_layer(engine(trial.target).kernel_times(str(trial.path), feeds, threads=threads), layers)
+        for trial in (int8, in_float)
+    ]
+    return compare_times(*times)
+
+
+def compare_times(int8_ms: Mapping[str, float], float_ms: Mapping[str, float]) -> list[str]:
+    """Return the names in both whose INT8 time is the longer one, by what they lose."""
+    lost = {name: int8_ms[name] - taken for name, taken in float_ms.items() if name in int8_ms}
+    return sorted((name for name, loss in lost.items() if loss > 0), key=lambda name: -lost[name])
+
+
+def by_layer(kernels_ms: Mapping[str, float], layers: Sequence[str]) -> dict[str, float]:
+    """Return layer to the time of its kernels: those whose names begin with the layer's, the longest one."""
+    times: dict[str, float] = {}
+    longest_first = sorted(layers, key=len, reverse=True)
+    for kernel, time_ms in kernels_ms.items():
+        layer = next((name for name in longest_first if kernel.startswith(name)), None)
+        if layer is not None:
+            times[layer] = times.get(layer, 0.0) + time_ms
+    return times
