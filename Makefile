@@ -16,7 +16,7 @@ demo: $(READY)
 # Two at a time, a file of tests in one process each, long files first: half the time on two cores. A process that
 # dies ends the run: pytest-xdist 3.8 replaces it and then waits forever.
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(PYTEST)
 
 # The same tests on the newest packages that the index has, as newcomers get them. What fails is mended, or capped in
 # setup.cfg with the reason.

@@ -19,15 +19,15 @@ the input ends and so does the worker; where the system can do it, it is killed 
 | `{"do": "layer_times", "engine"}`                      | `{"ms": {layer: median}}`; the artifact is      |
 |                                                        |   closed, so nothing can be timed afterwards    |
 | `{"do": "infer", "path", "output"}`                    | `{"notes"}`; outputs are in `output` (`.npz`)   |
-| `{"do": "layers", "job"}`                              | what `comparison.layers.job.run_job` returns    |
+| `{"do": "layers", "job"}`                              | what `diff.layers.job.run_job`       returns    |
 | `{"do": "script", "folder"}`                           | `{"failed"}`: "" or the error of `run.py`       |
 |                                                        |   there, whose `outputs` are in `outputs.npz`   |
 | `{"do": "memory"}`                                     | `{"peak_bytes"}`                                |
 | `{"do": "usage"}`                                      | `{"cpu_s", "involuntary_switches"}`             |
 
-`processes.worker` says how requests and answers travel. In front of the answer to `layers` comes how many
-batches are done. A timing is answered once the threads of the runtime have stopped spinning, so that they do
-not disturb the next worker: `at_rest` is false where they never do.
+`core.processes.worker` says how requests and answers travel. In front of the answer to `layers` comes how
+many batches are done. A timing is answered once the threads of the runtime have stopped spinning, so that
+they do not disturb the next worker: `at_rest` is false where they never do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An artifact and its manifest: what it is, made from what, by what, for what, and verified how.
 
-`model.engine` lies beside `model.engine.json`; `files` writes both as one. `Manifest` is the file, key for
-key behind `schema_version`; every field is typed when it is read. A manifest is self-attested: it finds
+`model.engine` lies beside `model.engine.json`; `core.files` writes both as one. `Manifest` is the file, key
+for key behind `schema_version`; every field is typed when it is read. A manifest is self-attested: it finds
 accidents, and no attackers. It also tells for which instruction set INT8 is, and whether it is exact here.
 """
 

@@ -39,7 +39,7 @@ Place = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What a builder is asked for; the graph's own facts are as in `lowering.LoweredGraph`.
+    """What a builder is asked for; the graph's own facts are as in `building.lowered.LoweredGraph`.
 
     Attributes:
         model: The file to build from (ONNX), or a MODEL spelling where the engine takes PyTorch.

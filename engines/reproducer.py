@@ -222,7 +222,7 @@ class _Trials:
         np.savez(self.folder / "inputs.npz", **storable(case.feeds))
         if self._worker is None:
             threads = self.request.spec.threads or usable_cores()
-            self._worker = Worker("the runtime", threads=threads)
+            self._worker = Worker("the runtime", module="qcompile.bench.worker", threads=threads)
         try:
             folder = str(self.folder.resolve())
             answer = self._worker.ask("script", folder=folder, timeout_s=_PATIENCE_S)

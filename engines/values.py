@@ -2,7 +2,7 @@
 
 The artifact runs on samples, in every way in which it is loaded. Three outputs are compared, as sums over all
 samples: `ref` of the graph as written, `plain` of the graph without the roundings of activations
-(`model.reference_forms`), `out` of the artifact.
+(`model.graph.reference_forms`), `out` of the artifact.
 
     q = Σ|ref − plain|²        what rounding costs
     e = Σ|out − plain|² − q    what execution adds

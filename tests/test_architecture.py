@@ -1,4 +1,4 @@
-"""The map of DESIGN: arrows run one way, only cli/ prints, nothing is unpickled or run by a shell."""
+"""CONTRIBUTING's map: arrows run one way, only cli/ prints, nothing is unpickled or run by a shell."""
 
 from __future__ import annotations
 
@@ -10,32 +10,40 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = (
-    "spec", "core", "model", "data", "calibration", "compiler", "engines", "building", "bench", "pipeline",
-    "cli",
-)  # fmt: skip
+GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def floors() -> list[set[str]]:
+    """The rooms of CONTRIBUTING's picture from left to right; rooms above each other share a floor."""
+    picture = re.search(r"^```\n(errors .*?)^```", GUIDE, re.M | re.S)
+    assert picture
+    by_column: dict[int, set[str]] = {}
+    for line in picture[1].splitlines():
+        for match in re.finditer(r"[a-z]+", line):
+            by_column.setdefault(match.start(), set()).add(match[0])
+    return [by_column[column] for column in sorted(by_column)]
+
+
+FLOORS = floors()
+ROOMS = set().union(*FLOORS) - {"errors"}
 SOURCES = sorted(
     path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] in ROOMS or path.parent == ROOT
 )
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
-# A room may import itself and those listed; modules at the root are named by their own name.
-BELOW = {"errors", "version", "spec", "core", "model", "data", "calibration"}
+# `version.py` imports nothing, and nothing in spec/ needs it.
 ALLOWED = {
-    "version": set[str](),
-    "errors": set[str](),
-    "spec": {"errors"},
-    "core": {"errors", "version", "spec"},
-    "model": {"errors", "version", "spec", "core"},
-    "data": BELOW - {"calibration"},
-    "calibration": BELOW,
-    "compiler": BELOW,
-    "engines": BELOW,
-    "building": BELOW | {"compiler", "engines"},
-    "bench": BELOW | {"engines"},
-    "pipeline": BELOW | {"compiler", "engines", "building", "bench"},
-    "cli": BELOW | {"compiler", "engines", "building", "bench", "pipeline"},
+    room: set[str]().union(*FLOORS[:floor], {"version"} if floor > 1 else set())
+    for floor, rooms in enumerate(FLOORS)
+    for room in rooms
+} | {"version": set[str]()}
+
+HIDDEN_ARROWS = {
+    ("spec/engines.py", "engines"),  # the classes of the engines; model/graph/graph_rules.py loads them
+    ("core/processes/untrusted.py", "__main__"),  # the command line, in a child process
+    ("engines/reproducer.py", "bench"),  # the worker that runs a script
 }
+"""Modules of rooms to the right that a file names in a text."""
 
 
 def room(path: Path) -> str:
@@ -78,6 +86,28 @@ def too_long(paths: list[Path]) -> list[str]:
     return [str(path.relative_to(ROOT)) for path in paths if path.read_text().count("\n") > 450]
 
 
+def test_the_rooms_of_the_picture_are_the_folders_of_the_package() -> None:
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert packages == ROOMS
+    assert len(ROOMS) == 11
+    assert {path.stem for path in ROOT.glob("*.py")} == {"__init__", "__main__", "errors", "version"}
+
+
+def test_the_table_of_the_rooms_names_each_folder() -> None:
+    """Its first column has the rooms, its last the folders in them."""
+    rows = re.findall(r"^\| `(\w+)/` \| .*? \| (.*?) ?\|$", GUIDE, re.M)
+    told = {room: set(re.findall(r"`([\w/]+)/`", folders)) for room, folders in rows}
+    found = {
+        room: {
+            str(path.parent.relative_to(ROOT / room))
+            for path in (ROOT / room).rglob("__init__.py")
+            if path.parent != ROOT / room
+        }
+        for room in ROOMS
+    }
+    assert told == found
+
+
 def test_arrows_run_one_way() -> None:
     extra = {
         str(path.relative_to(ROOT)): imported_rooms(path) - ALLOWED[room(path)] - {room(path)}
@@ -85,6 +115,44 @@ def test_arrows_run_one_way() -> None:
         if room(path) not in ("__init__", "__main__")
     }
     assert not {path: rooms for path, rooms in extra.items() if rooms}
+
+
+def test_arrows_between_rooms_are_few() -> None:
+    arrows = {
+        (room(path), other)
+        for path in SOURCES
+        if room(path) not in ("__init__", "__main__")
+        for other in imported_rooms(path) - {room(path)}
+    }
+    assert len(arrows) <= 70, sorted(arrows)
+
+
+def named_rooms(path: Path) -> set[str]:
+    """The rooms whose modules a file names in texts: `qcompile.bench.worker`, `.engines.x:Class`."""
+    texts = {
+        node.value
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    spelled = re.compile(r"qcompile\.(\w[\w.]*)|\.(\w+(?:\.\w+)+)(?::\w+)?")
+    matches = filter(None, map(spelled.fullmatch, texts))
+    modules = {match[1] or match[2] for match in matches}
+    return {
+        name.split(".")[0]
+        for name in modules
+        if ROOT.joinpath(*name.split(".")).with_suffix(".py").is_file()
+        or ROOT.joinpath(*name.split("."), "__init__.py").is_file()
+    }
+
+
+def test_texts_that_name_a_room_to_the_right_are_listed() -> None:
+    found = {
+        (str(path.relative_to(ROOT)), other)
+        for path in SOURCES
+        if room(path) not in ("__init__", "__main__", "cli")
+        for other in named_rooms(path) - ALLOWED[room(path)] - {room(path)}
+    }
+    assert found == HIDDEN_ARROWS
 
 
 def imported_files(path: Path) -> set[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,3 +97,22 @@ def test_what_a_caller_does_not_notice_may_change(api: dict[str, Any]) -> None:
     today["commands"]["qcompile bench"]["--another"] = "optional"
     today["recipe"].append("bench.another")
     assert not list(broken(api, today))
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("qcompile.engines", "load"),
+        ("qcompile.calibration.ranges_file", "load_ranges"),
+        ("qcompile.core.processes.untrusted", "Limits"),
+        ("qcompile.bench.results.render", "markdown"),
+        ("qcompile.cli", "main"),  # python -m qcompile, and the command
+    ],
+)
+def test_names_in_documents_stay_in_their_modules(module: str, name: str) -> None:
+    assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_the_command_is_the_entry_point() -> None:
+    (command,) = importlib.metadata.entry_points(group="console_scripts", name="qcompile")
+    assert command.value == "qcompile.cli:main"

@@ -1,6 +1,6 @@
 """`qcompile diff`: compare two artifacts, or an artifact and its model, with Polygraphy.
 
-What counts as equal: `model.judgement`.
+What counts as equal: `model.outputs.judgement`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ...spec.measure import DiffSpec
 from ...spec.tensors import ModelIO, samples_in
 from ...spec.words import AUTO
 from ..measure.artifacts import (
+    WORKER,
     RunnableArtifact,
     collect_outputs,
     describe,
@@ -207,7 +208,7 @@ def evaluate(
     with contextlib.ExitStack() as stack:
         workers = []
         for runnable in runnables:
-            worker = Worker(runnable.name, threads=spec.threads, python=runnable.python)
+            worker = Worker(runnable.name, module=WORKER, threads=spec.threads, python=runnable.python)
             workers.append(stack.enter_context(worker))
             start(worker, runnable, runnables, spec.threads)
         for batch in Data(data, io.inputs, limit=spec.samples):

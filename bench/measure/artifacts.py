@@ -38,6 +38,9 @@ from ...spec.tensors import (
     samples_in,
 )
 
+WORKER = "qcompile.bench.worker"
+"""What serves an artifact in a process of its own."""
+
 
 class Interpreters:
     """Engine to the interpreter that runs it, a Python or a script that starts one, and what these say."""
@@ -53,7 +56,7 @@ class Interpreters:
         if engine_name not in self._answers:
             python = self.python(engine_name)
             try:
-                with Worker(f"{engine_name} in {python}", threads=0, python=python) as worker:
+                with Worker(f"{engine_name} in {python}", module=WORKER, threads=0, python=python) as worker:
                     answer = worker.ask("why_not", engine=engine_name)
             except WorkerError as error:
                 raise InvalidOption(
@@ -305,7 +308,7 @@ def collect_outputs(
     notes: list[str] | None = None,
 ) -> list[dict[str, np.ndarray[Any, Any]]]:
     require_runnable(runnable)
-    with Worker(runnable.name, threads=threads, python=runnable.python) as worker:
+    with Worker(runnable.name, module=WORKER, threads=threads, python=runnable.python) as worker:
         start(worker, runnable, runnables, threads)
         return list(infer_all(worker, feeds, notes))
 

@@ -17,7 +17,7 @@ from ...model.sessions.session import usable_cores
 from ...spec.measure import BenchSpec
 from ...spec.words import CUDA_GRAPH
 from ..results.row import ColdStart, Row
-from .artifacts import RunnableArtifact, describe, parse_interpreters, short_name, start
+from .artifacts import WORKER, RunnableArtifact, describe, parse_interpreters, short_name, start
 from .recorder import Recorder
 from .rounds import TimingSeries
 
@@ -208,7 +208,13 @@ class WorkerPool:
         launch = f" again ({self._launches + 1})" if self._launches else ""
         self._progress(f"load {runnable.name}{launch}")
         worker = self._stack.enter_context(
-            Worker(runnable.name, threads=self._threads, python=runnable.python, timeout_s=self._timeout_s)
+            Worker(
+                runnable.name,
+                module=WORKER,
+                threads=self._threads,
+                python=runnable.python,
+                timeout_s=self._timeout_s,
+            )
         )
         try:
             began = worker.hello()["started_ms"]

@@ -1,8 +1,8 @@
 """Compare outputs: by Polygraphy's tolerances for floats, by the rule of their kind for integers.
 
-What counts as equal depends on the precision (`model.judgement`), unless tolerances are given for an output.
-`judge` asks Polygraphy, which has all batches at once. `RunningDifference` compares batch by batch by the
-same rules, and keeps no outputs.
+What counts as equal depends on the precision (`model.outputs.judgement`), unless tolerances are given
+for an output. `judge` asks Polygraphy, which has all batches at once. `RunningDifference` compares batch by
+batch by the same rules, and keeps no outputs.
 """
 
 from __future__ import annotations

@@ -26,16 +26,22 @@ _GRACE_S = 2.0
 
 
 class Worker(Child):
-    """A child that answers requests, each within `timeout_s`; `threads` is set before libraries load."""
+    """A child that answers requests, each within `timeout_s`.
+
+    Args:
+        name: Named in errors.
+        module: What `python -m` runs there; it serves as `serve` does.
+        threads: Set for libraries before they load; 0 leaves theirs.
+    """
 
     def __init__(
         self,
         name: str,
         *,
+        module: str,
         threads: int,
         python: str = "",
         timeout_s: float = 600.0,
-        module: str = "qcompile.bench.worker",
         variables: Mapping[str, str | None] | None = None,
     ) -> None:
         self.name, self._timeout_s, self._start_s = name, timeout_s, time.perf_counter()

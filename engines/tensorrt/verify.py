@@ -1,9 +1,10 @@
 """Run a built engine, where possible, and hold its outputs against ONNX Runtime's by the precision's limit.
 
-An output beyond the limit that `diff` has for the precision (`model.judgement`) is a failed check, and named.
-It fails the build where most of its elements are wrong: below 60 dB in fp32, 40 in tf32 and fp16, 26 in bf16,
-15 in int8 and fp8. Random input to an engine that TensorRT calibrated by itself is no such evidence: its
-values can lie outside the ranges. Neither are outputs of whole numbers: one index more or less is no error.
+An output beyond the limit that `diff` has for the precision (`model.outputs.judgement`) is a failed check,
+and named. It fails the build where most of its elements are wrong: below 60 dB in fp32, 40 in tf32 and fp16,
+26 in bf16, 15 in int8 and fp8. Random input to an engine that TensorRT calibrated by itself is no such
+evidence: its values can lie outside the ranges. Neither are outputs of whole numbers: one index more or less
+is no error.
 
 It is run on the user's data, and on random input at the shapes of its profiles. A batch whose optimum is 1 is
 run at 2, too: slots of a batch have been wrong where batch 1 was right (NVIDIA/TensorRT 4853).

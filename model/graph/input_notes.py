@@ -2,7 +2,7 @@
 
 `export` knows the extents that the model was traced with, and the limits that PyTorch found (`32 <= height <=
 512`, a multiple of 8). Both are in the file's `metadata_props` under `qcompile.inputs`, as JSON, beside how a
-sample becomes the input (`model.preprocessing`), where it is known:
+sample becomes the input (`model.sources.preprocessing`), where it is known:
 
     {"image": {"example": [2, 3, 64, 64], "axes": {"2": {"min": 32, "max": 512, "multiple": 8}}}}
 
@@ -55,7 +55,8 @@ class InputNote:
         example: Extents that suit the model, of the example that it was traced with.
         axes: Axis to the range of its extents, for dynamic axes that have one.
         seen: Axis to the least, the median and the largest extent in batches of data, for dynamic axes.
-        preprocessing: How a sample becomes the input, as `model.preprocessing` writes it; None where unknown.
+        preprocessing: How a sample becomes the input, as `model.sources.preprocessing` writes it;
+            None where unknown.
     """
 
     example: tuple[_Extent, ...]

@@ -1,5 +1,5 @@
 """Stages as Dask tasks, files as Dask values.
 
-`connection` ─▶ `executor` (a `pipeline.stage.Executor`) ── `Request` ─▶ `task` ─▶ `stage_work`
+`connection` ─▶ `executor` (a `pipeline.stages.stage.Executor`) ── `Request` ─▶ `task` ─▶ `stage_work`
                    └─ `bundle`: files in chunks, by Dask or a shared store ────────────┘
 """

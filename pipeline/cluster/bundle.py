@@ -183,7 +183,7 @@ class Request(msgspec.Struct, frozen=True):
 
     Attributes:
         client: Dask's id of the client: chunks are kept for it, progress is told to it.
-        stage: A `pipeline.stage.Stage` as JSON, whose files are named by their digests.
+        stage: A `pipeline.stages.stage.Stage` as JSON, whose files are named by their digests.
         recipe: Digest of the bundle of the recipe and of all files that it reads.
         inputs: Digest of a file of the stage to that of the bundle that it is the first file of.
         store: URL of a store that carries the chunks; empty for Dask.

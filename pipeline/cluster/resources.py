@@ -2,7 +2,7 @@
 
 The page on clusters has the table of resources; `host=3f9c…` is the machine, whose workers take turns for
 measurements. A stage takes one of each that it needs, and one of `slots`; a measurement takes all of them.
-`pipeline.graph.KINDS` has a stage's needs: what a worker must have, and what it is better with.
+`pipeline.stages.graph.KINDS` has a stage's needs: what a worker must have, and what it is better with.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def _name_as_on_client(results: Path, recipe: Recipe, files: Path, output: Path)
 
 
 def answer(tell: Progress, request: dict[str, Any]) -> dict[str, Any]:
-    """Answer one request of a worker: `look`, `find` or `carry_out`; see `processes.worker`."""
+    """Answer one request of a worker: `look`, `find` or `carry_out`; see `core.processes.worker`."""
     try:
         if request["do"] == "look":
             return {"answer": resources_here()}

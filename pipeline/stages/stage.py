@@ -81,7 +81,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a machine must have, by names of `cluster.resources`, and what a stage is better with.
+    """What a machine must have, by names of `pipeline.cluster.resources`, and what a stage is better with.
 
     `gpu` is one of any kind; `as_measured` is a processor as that of the machine that measures.
     """

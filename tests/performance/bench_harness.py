@@ -100,7 +100,7 @@ def cost(options: argparse.Namespace) -> None:
         passed.append((time.perf_counter_ns() - start) / calls)
         recorded.append(float(np.median(durations)))
     model = convolutions(options.work, 1)
-    with Worker("model", threads=1) as worker:
+    with Worker("model", module="qcompile.bench.worker", threads=1) as worker:
         worker.ask("load", artifact=str(model), threads=1, io=None)
         feeds = options.work / "small.npz"
         np.savez(feeds, image=np.ones(SHAPE, np.float32))

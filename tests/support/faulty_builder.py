@@ -1,6 +1,6 @@
 """A TensorRT that miscompiles: what it builds computes, with faults put in on purpose.
 
-It stands where `comparison.layers.rebuild` builds: parts of a graph become engines of `simulated_plan`, which
+It stands where `bench.diff.layers.rebuild` builds: parts of a graph become engines of `simulated_plan`, which
 the real runner runs on the simulated GPU. A fault is a change to the model that an engine computes.
 """
 

@@ -29,7 +29,7 @@ class WorkersHere:
 
 
 class WorkerHere:
-    """What `processes.worker.Worker` is, without a process."""
+    """What `core.processes.worker.Worker` is, without a process."""
 
     def __init__(self, name: str, asked: list[tuple[str, str]] | None = None, **_: Any) -> None:
         self.name, self.pid, self._asked = name, os.getpid(), asked if asked is not None else []

@@ -25,7 +25,7 @@ from ....model.graph.onnx_file import Graph
 from ....model.outputs.judgement import ErrorSums
 from ....model.sessions.random_input import RandomInput
 from ....spec.tensors import samples_in
-from ...measure.artifacts import try_extents
+from ...measure.artifacts import WORKER, try_extents
 from .job import Job
 from .pairing import Pairs
 from .sides import Form, Side
@@ -202,7 +202,7 @@ class LayerRuns:
 def run(job: Job, name: str, text: str, progress: Progress) -> dict[str, Any]:
     with (
         held_folder(Path(job.feeds).parent, "run") as folder,
-        Worker(name, threads=job.threads, timeout_s=SILENCE_S) as worker,
+        Worker(name, module=WORKER, threads=job.threads, timeout_s=SILENCE_S) as worker,
     ):
         return worker.ask(
             "layers",

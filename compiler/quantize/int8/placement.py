@@ -1,6 +1,6 @@
 """Placement of Q/DQ: the nodes to quantize for a target, and the reason for each other node.
 
-The target's rules decide (`model.graph_rules`).
+The target's rules decide (`model.graph.graph_rules`).
 
 - ONNX Runtime on x86 with VNNI multiplies uint8 activations by int8 weights and adds int32 bias; symmetric
   int8 activations are slower there than float. A product of a stored weight writes float for free, so

@@ -29,7 +29,9 @@ def workers_of(artifacts: dict[str, str]) -> Iterator[tuple[dict[str, Worker], R
         runnables = [describe(artifact, name=name) for name, artifact in artifacts.items()]
         workers = {}
         for runnable in runnables:
-            workers[runnable.name] = stack.enter_context(Worker(runnable.name, threads=1))
+            workers[runnable.name] = stack.enter_context(
+                Worker(runnable.name, module="qcompile.bench.worker", threads=1)
+            )
             start(workers[runnable.name], runnable, runnables, 1)
         rows = [Row(one.name, one.artifact, one.engine) for one in runnables]
         yield workers, Recorder(rows, "base")

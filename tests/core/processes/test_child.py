@@ -34,7 +34,7 @@ from qcompile.core.processes.worker import Worker
 
 model, seconds = sys.argv[1], float(sys.argv[2])
 began = time.monotonic()
-with Worker("one", threads=1) as worker:
+with Worker("one", module="qcompile.bench.worker", threads=1) as worker:
     worker.ask("load", artifact=model, threads=1, io=None)
     with qcompile.load(model):
         import openvino

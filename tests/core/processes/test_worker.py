@@ -42,7 +42,7 @@ def load(worker: Worker, artifact: str | Path, **options: Any) -> dict[str, Any]
 def test_a_worker_loads_times_and_infers(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
     feeds, outputs = tmp_path / "feeds.npz", tmp_path / "outputs.npz"
     np.savez(feeds, x=np.ones((2, 16), np.float32))
-    with Worker("mlp", threads=1) as worker:
+    with Worker("mlp", module="qcompile.bench.worker", threads=1) as worker:
         loaded = load(worker, tiny_file("mlp"))
         assert loaded["load_ns"] > 0
         assert loaded["io"]["inputs"][0]["name"] == "x"
@@ -57,7 +57,7 @@ def test_a_worker_loads_times_and_infers(tiny_file: Callable[..., Path], tmp_pat
 
 def test_memory_is_the_workers_own_and_not_inherited() -> None:
     ballast = np.ones(400_000_000, np.uint8)
-    with Worker("small", threads=1) as worker:
+    with Worker("small", module="qcompile.bench.worker", threads=1) as worker:
         assert worker.ask("memory")["peak_bytes"] < 300e6
     assert ballast[0] == 1
 
@@ -67,7 +67,7 @@ def test_an_error_keeps_its_type_and_the_worker_lives_on(
 ) -> None:
     np.savez(tmp_path / "bad.npz", x=np.ones((2, 15), np.float32))
     np.savez(tmp_path / "good.npz", x=np.ones((2, 16), np.float32))
-    with Worker("mlp", threads=1) as worker:
+    with Worker("mlp", module="qcompile.bench.worker", threads=1) as worker:
         with pytest.raises(MissingFile, match="does not exist"):
             load(worker, tmp_path / "no.onnx")
         load(worker, tiny_file("mlp"))
@@ -98,7 +98,10 @@ def crashing_model(tmp_path: Path, body: str) -> str:
     ],
 )
 def test_what_dies_is_reported_with_its_last_output(tmp_path: Path, body: str, words: str) -> None:
-    with Worker("victim", threads=1) as worker, pytest.raises(QCompileError, match=words) as caught:
+    with (
+        Worker("victim", module="qcompile.bench.worker", threads=1) as worker,
+        pytest.raises(QCompileError, match=words) as caught,
+    ):
         load(worker, crashing_model(tmp_path, body))
     assert isinstance(caught.value, WorkerError) == (words != "MemoryError")
     assert "about to misbehave" in str(caught.value.data["output"])
@@ -107,7 +110,7 @@ def test_what_dies_is_reported_with_its_last_output(tmp_path: Path, body: str, w
 def test_a_hanging_worker_is_given_up(tmp_path: Path) -> None:
     model = crashing_model(tmp_path, "time.sleep(600)")
     for timeout_s, ask_s, words in ((1.0, 600.0, "no answer to 'load' for 1 s"), (600.0, 2.0, "for 2 s")):
-        with Worker("sleeper", threads=1, timeout_s=timeout_s) as worker:
+        with Worker("sleeper", module="qcompile.bench.worker", threads=1, timeout_s=timeout_s) as worker:
             with pytest.raises(WorkerError, match=words):
                 load(worker, model, timeout_s=ask_s)
             wait_until_gone(worker.pid)
@@ -115,7 +118,10 @@ def test_a_hanging_worker_is_given_up(tmp_path: Path) -> None:
 
 def test_what_a_worker_started_ends_with_it(tmp_path: Path) -> None:
     body = "print(subprocess.Popen(['sleep', '600']).pid, file=sys.stderr, flush=True); os._exit(1)"
-    with Worker("parent", threads=1) as worker, pytest.raises(WorkerError, match="exit code 1") as caught:
+    with (
+        Worker("parent", module="qcompile.bench.worker", threads=1) as worker,
+        pytest.raises(WorkerError, match="exit code 1") as caught,
+    ):
         load(worker, crashing_model(tmp_path, body))
     wait_until_gone(int(str(caught.value.data["output"]).split()[-1]))
 
@@ -139,7 +145,7 @@ def idle_cpu_s(worker: Worker, seconds: float) -> float:
 def test_a_worker_that_has_answered_uses_no_processor(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
     """ONNX Runtime's threads spin for some 50 ms behind a call: the answer comes after that."""
     np.savez(tmp_path / "feeds.npz", x=np.ones((64, 4, 8, 8), np.float32))
-    with Worker("residual", threads=2) as worker:
+    with Worker("residual", module="qcompile.bench.worker", threads=2) as worker:
         load(worker, tiny_file("residual"), threads=2)
         worker.ask("feed", path=str(tmp_path / "feeds.npz"))
         assert worker.ask("time", iterations=200)["at_rest"] is True
@@ -149,7 +155,7 @@ def test_a_worker_that_has_answered_uses_no_processor(tiny_file: Callable[..., P
 def test_a_worker_that_never_rests_says_so_and_can_be_frozen(tmp_path: Path) -> None:
     noise = "print('{\"ok\": false}'); os.system('echo noise')"  # does not disturb the answers
     model = crashing_model(tmp_path, f"{noise}; threading.Thread(target=spin, daemon=True).start()")
-    with Worker("restless", threads=1) as worker:
+    with Worker("restless", module="qcompile.bench.worker", threads=1) as worker:
         name = load(worker, model)["io"]["inputs"][0]["name"]
         np.savez(tmp_path / "feeds.npz", **{name: np.ones(1, np.float32)})
         worker.ask("feed", path=str(tmp_path / "feeds.npz"))
@@ -170,7 +176,7 @@ def test_a_worker_ends_when_its_caller_is_killed(tmp_path: Path, hangs: bool) ->
     script.write_text(
         "import os, signal, threading, time\n"
         "from qcompile.core.processes.worker import Worker\n"
-        "worker = Worker('orphan', threads=1)\n"
+        "worker = Worker('orphan', module='qcompile.bench.worker', threads=1)\n"
         "worker.ask('memory')\n"
         f"if {hangs}:\n"
         f"    ask = dict(artifact={model!r}, threads=1, io=None)\n"
@@ -202,7 +208,7 @@ def test_a_worker_runs_these_files_where_qcompile_is_not_installed(tmp_path: Pat
 
 def test_another_interpreter_runs_these_files_and_needs_no_installation(tmp_path: Path) -> None:
     python = script(tmp_path / "python", f'cd / && {sys.executable} -I "$@"')  # no exec, no PYTHONPATH
-    with Worker("there", threads=1, python=python) as worker:
+    with Worker("there", module="qcompile.bench.worker", threads=1, python=python) as worker:
         answer = worker.hello()
         assert answer["python"] == sys.version.split()[0]
         assert answer["started_ms"] > 0
@@ -217,7 +223,7 @@ def test_what_is_no_interpreter_is_refused_with_what_it_said(tmp_path: Path) -> 
     text.write_text("not a program")
     text.chmod(0o755)
     with pytest.raises(InvalidOption, match="cannot be run"):
-        Worker("text", threads=1, python=str(text))
+        Worker("text", module="qcompile.bench.worker", threads=1, python=str(text))
 
 
 @pytest.mark.parametrize(
@@ -256,7 +262,7 @@ def test_anything_else_is_none(line: bytes) -> None:
 
 
 def test_a_wait_of_any_length_can_be_asked_for() -> None:
-    with Worker("tiny", threads=1, timeout_s=1e300) as worker:
+    with Worker("tiny", module="qcompile.bench.worker", threads=1, timeout_s=1e300) as worker:
         assert worker.hello()["ok"] is True
 
 
@@ -364,7 +370,13 @@ def test_what_nobody_wants_any_more_ends_the_wait_and_the_process(tmp_path: Path
     with child, pytest.raises(NotWanted):
         child.wait(check=check, time_s=30)
     wait_until_gone(child.pid)
-    worker = Worker("tiny", threads=1, python=script(tmp_path / "python", "exec sleep 600"), timeout_s=30)
+    worker = Worker(
+        "tiny",
+        module="qcompile.bench.worker",
+        threads=1,
+        python=script(tmp_path / "python", "exec sleep 600"),
+        timeout_s=30,
+    )
     with worker, pytest.raises(NotWanted):
         worker.ask("hello", check=check)
     wait_until_gone(worker.pid)

@@ -85,7 +85,9 @@ def measure(day: Day, network: str, *, more: bool = False) -> None:
     with contextlib.ExitStack() as stack:
 
         def started(title: str, options: dict[str, Any]) -> Any:
-            return stack.enter_context(Worker(title, threads=0, timeout_s=_PATIENCE_S, **options))
+            return stack.enter_context(
+                Worker(title, module="qcompile.bench.worker", threads=0, timeout_s=_PATIENCE_S, **options)
+            )
 
         def loaded(worker: Any, request: dict[str, Any]) -> Any:
             return worker.ask("load", threads=0, io=None, device=DEVICE, **request) and worker
