@@ -28,6 +28,7 @@ from ...calibration.qparams import INT8, choose_qparams, choose_weight_qparams
 from ...model.graph.graph import attribute, subgraphs, tensor_values
 from ...model.graph.graph_edits import drop_unused_initializers, set_nodes, store
 from ...model.graph.graph_names import Names
+from ..qdq import pair, store_qparams
 
 _PLAIN = {
     "LSTM": {"hidden_size", "direction", "input_forget", "layout"},
@@ -97,14 +98,12 @@ def quantize_states(model: onnx.ModelProto) -> int:
             name = product.input[1]
             weight = tensor_values(stored[name])
             qparams, state = choose_weight_qparams(weight, 1), choose_qparams(-1, 1, INT8)
-            of_weight, of_state = (
-                [store(graph, f"{base}scale", item.scale), store(graph, f"{base}zero_point", item.zero_point)]
-                for base, item in ((f"{name}/", qparams), (f"{name}/state_", state))
-            )
-            nodes += _pair(name, f"{name}/dequantized", of_weight, axis=1)
-            pair = _pair(product.input[0], f"{product.name}/dequantized", of_state)
+            of_weight = store_qparams(graph, f"{name}/", qparams)
+            of_state = store_qparams(graph, f"{name}/state_", state)
+            nodes += pair(name, f"{name}/dequantized", of_weight, axis=1)
+            of_product = pair(product.input[0], f"{product.name}/dequantized", of_state)
             product.input[:] = [f"{product.name}/dequantized", f"{name}/dequantized"]
-            set_nodes(body, [*pair, *body.node])
+            set_nodes(body, [*of_product, *body.node])
             done += 1
         nodes.append(node)
     if done:
@@ -232,11 +231,3 @@ def _step(kind: str, prefix: str, width: int, *, biased: bool) -> onnx.GraphProt
     for value in (*graph.input, *graph.output):
         value.name = f"{prefix}/{value.name}"
     return graph
-
-
-def _pair(value: str, result: str, parameters: list[str], **settings: int) -> list[onnx.NodeProto]:
-    middle = f"{result}/quantized"
-    return [
-        helper.make_node("QuantizeLinear", [value, *parameters], [middle], name=middle, **settings),
-        helper.make_node("DequantizeLinear", [middle, *parameters], [result], name=result, **settings),
-    ]

@@ -8,7 +8,7 @@ TensorRT knows that it is INT8; anything else goes through a Cast.
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import ml_dtypes
@@ -17,10 +17,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from ....calibration.qparams import QParams, quantize
+from ....calibration.qparams import quantize
 from ....model.graph.graph import (
     ONNX_DOMAINS,
-    attribute,
     consumers,
     infer_types,
     opset,
@@ -33,6 +32,7 @@ from ....model.graph.graph_names import Names, rename_inputs
 from ....model.graph.onnx_file import copy_model
 from ....spec.opsets import BFLOAT16_LAYERS
 from ...opset.fit import upgrade_in_place
+from ...qdq import stored_qparams
 
 Half = Literal["float16", "bfloat16"]
 
@@ -199,14 +199,14 @@ def store_quantized_weights(graph: onnx.GraphProto, half: HalfType, excluded: Co
         if not ready or node.output[0] in pinned or not _is_plain(node, read, stored):
             kept.append(node)
             continue
-        weight, scale, zero_point = (numpy_helper.to_array(stored[name]) for name in node.input)
+        arrays = {name: numpy_helper.to_array(stored[name]) for name in node.input}
+        qparams = stored_qparams(node, arrays)
+        scale = qparams.scale
         quanta = scale.astype(np.float64) / half.smallest_subnormal
         larger = np.ceil(quanta) * half.smallest_subnormal
         rounds_up = (scale < half.smallest_normal) & (quanta >= _FEWEST_QUANTA)
         fitted = np.where(rounds_up, larger, scale).astype(np.float32)
-        limits = np.iinfo(zero_point.dtype)
-        axis = attribute(node, "axis", 1)
-        integers = quantize(weight, QParams(fitted, zero_point, limits.min, limits.max, axis))
+        integers = quantize(arrays[node.input[0]], replace(qparams, scale=fitted))
         store(graph, node.output[0], integers)
         if not np.array_equal(fitted, scale):
             name = store(graph, names.fresh(f"{node.input[1]}/{node.name}"), fitted)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime.quantization
 import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
-from onnxruntime.quantization import qdq_quantizer
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 from written_models import model_of, normal, outputs_of, stored
 
@@ -255,24 +254,24 @@ def test_a_stored_float_weight_is_already_on_the_steps(tmp_path: Path) -> None:
     assert np.abs(steps).max() <= 127.001
 
 
-@contextmanager
-def its_own(_: object) -> Iterator[type]:
-    yield QDQQuantizer
-
-
 @pytest.mark.parametrize("name", ["residual", "mlp"])
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
 def test_the_graph_is_the_one_that_onnx_runtimes_loops_give(
     name: str, target: str, tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    loops = qdq_quantizer.quantize_onnx_initializer
+    """The oracle chooses all scales, and stores integers channel by channel."""
+
+    def loops(model: onnx.ModelProto, *, extra_options: dict[str, Any], **settings: Any) -> QDQQuantizer:
+        extra_options |= {"TensorQuantOverrides": {}, "AddQDQPairToWeight": target == "tensorrt"}
+        return QDQQuantizer(model, extra_options=extra_options, **settings)
+
     model, ranges = tiny_file(name), tmp_path / "m.ranges"
     qcompile.calibrate(model, str(samples(name)), ranges)
     options: dict[str, Any] = {"ranges": ranges, "target": target, "isa": "avx512-vnni"}
     ours = qcompile.quantize(model, tmp_path / "ours.onnx", **options)
-    assert qdq_quantizer.quantize_onnx_initializer is loops, "the library is left as it was"
-    monkeypatch.setattr(static_int8, "all_channels_at_once", its_own)
+    monkeypatch.setattr(onnxruntime.quantization, "QDQQuantizer", loops)
+    monkeypatch.setattr(static_int8, "_indexed", lambda model_class: model_class)
     theirs = qcompile.quantize(model, tmp_path / "theirs.onnx", **options)
     assert onnx.load(ours.path) == onnx.load(theirs.path)
 
