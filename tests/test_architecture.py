@@ -99,7 +99,7 @@ def test_the_table_of_the_rooms_names_each_folder() -> None:
     told = {room: set(re.findall(r"`([\w/]+)/`", folders)) for room, folders in rows}
     found = {
         room: {
-            str(path.parent.relative_to(ROOT / room))
+            str(path.parent.relative_to(ROOT))
             for path in (ROOT / room).rglob("__init__.py")
             if path.parent != ROOT / room
         }
