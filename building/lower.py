@@ -20,7 +20,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ..compiler.opset.tensorrt_forms import find_trt_operators
+from ..compiler.opset.passes import Pass
+from ..compiler.opset.tensorrt_forms import STANDARD_FORMS, find_trt_operators
 from ..core.artifact import (
     QUANTIZE_AGAIN,
     Manifest,
@@ -39,7 +40,7 @@ from ..model.graph.onnx_file import Graph, check_written, copy_model, read_graph
 from ..spec.artifacts import with_floats
 from ..spec.words import BLOCK_FORMATS, CALIBRATED, HALVES, WAY_OUT
 from .lowered import RECORD, LoweredGraph, half_left_to_engine
-from .passes import STANDARD_FORMS, Pass, fitting_passes, run_passes, without_faults
+from .passes import fitting_passes, run_passes, without_faults
 
 if TYPE_CHECKING:
     from ..calibration import Ranges

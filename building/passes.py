@@ -10,37 +10,20 @@ integers may go either way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ..compiler.io_types import set_io_types
-from ..compiler.opset.byte_forms import bytes_to_floats, takes_bytes
+from ..compiler.opset import byte_forms, dft, scatter_forms, stft, tensorrt_forms
 from ..compiler.opset.cures import FAULTY_GRAPHS
-from ..compiler.opset.dft import dft_to_products
 from ..compiler.opset.exact_forms import MODES_RENAMED, find_cubic_modes
 from ..compiler.opset.fit import in_older_opset, rewritten_outputs
 from ..compiler.opset.lower import require_operators, without_missing
-from ..compiler.opset.scatter_forms import scatters_to_masks
-from ..compiler.opset.scope import Finder
-from ..compiler.opset.stft import stft_to_convolutions
-from ..compiler.opset.tensorrt_forms import (
-    ceilings_to_integers,
-    counts_to_integers,
-    dropouts_to_identities,
-    einsums_in_lower_case,
-    elus_to_exponents,
-    eyes_to_ranges,
-    find_trt_operators,
-    folds_to_transposes,
-    in_standard_forms,
-    write_kernel_shapes,
-)
+from ..compiler.opset.passes import Pass, operators_of, replace_model
 from ..core.progress import Progress
 from ..errors import ModelError, QCompileError, UnsupportedOperator, first_line
-from ..model import onnx
-from ..model.graph.graph import ONNX_DOMAINS, captured_names, every_graph
+from ..model.graph.graph import captured_names
 from ..model.graph.onnx_file import DEFECT, Graph
 from ..spec.opsets import BFLOAT16_LAYERS, INT4
 
@@ -51,35 +34,8 @@ if TYPE_CHECKING:
 
 _OPSETS_OF_TYPES = {"bf16": BFLOAT16_LAYERS, "int4": INT4}
 """Opsets from which ONNX has a type for the operators that need it; parsers that list the type read it."""
-_FORMS: Mapping[str, Finder] = {
-    "STFT": stft_to_convolutions,  # then the shapes that a DFT reads are known
-    "Ceil": ceilings_to_integers, "Col2Im": folds_to_transposes, "DFT": dft_to_products,
-    "Dropout": dropouts_to_identities, "Einsum": einsums_in_lower_case, "Elu": elus_to_exponents,
-    "EyeLike": eyes_to_ranges, "Range": counts_to_integers, "ScatterElements": scatters_to_masks,
-    "ScatterND": scatters_to_masks,
-}  # fmt: skip
-"""Operator to the rewrite in others, which returns the names of the nodes that it could rewrite."""
-
-
-@dataclass(frozen=True)
-class Pass:
-    """A step from graph to graph.
-
-    Attributes:
-        change: Edits a graph in place, its weights loaded; returns the nodes that it rewrote, or what else
-            it changed.
-        needs: Whether there is anything for it in a graph, which is only looked at.
-        leaves: What is wrong with the graph behind it; empty where what the pass promises is true.
-        compared: What users are told while the change is compared with what was before; empty: it is exact.
-        on_source: Whether the change is compared on the user's model, and not on the graph.
-    """
-
-    name: str
-    change: Callable[[Graph], Sequence[str]]
-    needs: Callable[[Graph], object] = lambda _: True
-    leaves: Callable[[Graph], str] = lambda _: ""
-    compared: str = ""
-    on_source: bool = True
+_FORMS = (stft.PASS, dft.PASS, *tensorrt_forms.PASSES, *scatter_forms.PASSES)
+"""An STFT goes first: then the shapes that a DFT reads are known."""
 
 
 def run_passes(
@@ -145,22 +101,6 @@ def broken_edge(graph: Graph) -> str:
     return next((f"nothing makes output {v.name!r}" for v in proto.output if v.name not in made), "")
 
 
-STANDARD_FORMS = Pass(
-    "Q/DQ of TensorRT as those of ONNX",
-    lambda graph: _replaced(graph, in_standard_forms(graph.model)),
-    needs=lambda graph: find_trt_operators(graph.model),
-)
-"""ModelOpt writes such."""
-
-
-def _replaced(graph: Graph, model: onnx.ModelProto) -> list[str]:
-    """Put a model in place of a graph's; return its name where it is another."""
-    if model is graph.model:
-        return []
-    graph.edited(model)
-    return [str(graph.path.name)]
-
-
 def fitting_passes(
     spec: BuildSpec, capabilities: Capabilities, needed: str, source: Graph, warnings: list[str]
 ) -> list[Pass]:
@@ -171,32 +111,17 @@ def fitting_passes(
         passes.append(
             Pass(
                 "types of inputs and outputs",
-                lambda graph: _replaced(graph, set_io_types(graph.model, types)),
+                lambda graph: replace_model(graph, set_io_types(graph.model, types)),
             )
         )
-    passes += [_form_pass(name, rewrite) for name, rewrite in _FORMS.items() if name in capabilities.lacks]
+    passes += [form for form in _FORMS if form.operator in capabilities.lacks]
     if capabilities.highest_opset is not None:
         passes.append(_opset_pass(spec, capabilities, needed, warnings))
     if capabilities.operators is not None:
         passes.append(_operators_pass(spec, capabilities, source))
     if spec.target.startswith("tensorrt"):
-        passes += [
-            Pass("kernel shapes", lambda graph: ["kernel_shape"] * write_kernel_shapes(graph.model)),
-            Pass(
-                "bytes moved in float32",
-                lambda graph: bytes_to_floats(graph.model),
-                needs=lambda graph: takes_bytes(graph.model),
-            ),
-        ]
+        passes += [tensorrt_forms.KERNEL_SHAPES, byte_forms.PASS]
     return passes
-
-
-def _form_pass(name: str, rewrite: Finder) -> Pass:
-    return Pass(
-        f"{name} in other operators",
-        lambda graph: rewrite(graph.model),
-        needs=lambda graph: name in _operators(graph),
-    )
 
 
 def _opset_pass(spec: BuildSpec, capabilities: Capabilities, needed: str, warnings: list[str]) -> Pass:
@@ -211,7 +136,7 @@ def _opset_pass(spec: BuildSpec, capabilities: Capabilities, needed: str, warnin
     def change(graph: Graph) -> list[str]:
         lowered, problems = in_older_opset(graph, highest(graph))
         warnings.extend(problems)
-        return _replaced(graph, lowered.model)
+        return replace_model(graph, lowered.model)
 
     return Pass(f"opset {limit} or older", change, needs=lambda graph: graph.opset > highest(graph))
 
@@ -230,7 +155,7 @@ def _operators_pass(spec: BuildSpec, capabilities: Capabilities, source: Graph) 
     return Pass(
         f"operators of {capabilities.reader}",
         lambda graph: without_missing(graph.model, operators),
-        needs=lambda graph: _operators(graph) - operators,
+        needs=lambda graph: operators_of(graph) - operators,
         leaves=leaves,
         compared="compare what was written in other operators",
     )
@@ -299,9 +224,3 @@ def without_faults(
         elif fault.name in found:
             worked_around[fault.name] = found[fault.name]
     return counts, warnings, worked_around
-
-
-def _operators(graph: Graph) -> set[str]:
-    """All operators of ONNX in a graph, those inside nodes included."""
-    graphs = every_graph(graph.model.graph)
-    return {node.op_type for inner in graphs for node in inner.node if node.domain in ONNX_DOMAINS}

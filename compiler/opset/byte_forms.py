@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 
 from ...model.graph.graph import ONNX_DOMAINS, attribute, opset
 from ...model.graph.graph_edits import drop_unread, drop_unused_initializers, set_nodes
+from .passes import Pass
 from .scope import Scope, every_scope, node_name
 
 _MOVES = frozenset(
@@ -71,3 +72,10 @@ def _as_float(name: str, scope: Scope, nodes: list[onnx.NodeProto]) -> str:
     result = scope.fresh(f"{name}/float")
     nodes.append(helper.make_node("Cast", [name], [result], result, to=_FLOAT))
     return result
+
+
+PASS = Pass(
+    "bytes moved in float32",
+    lambda graph: bytes_to_floats(graph.model),
+    needs=lambda graph: takes_bytes(graph.model),
+)

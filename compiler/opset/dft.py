@@ -28,6 +28,7 @@ import onnx
 from numpy.typing import NDArray
 
 from ...model.graph.graph import attribute
+from .passes import form_pass
 from .scope import Chain, Scope, rewriting_each
 
 _LARGEST_TABLE = 1 << 22
@@ -152,3 +153,6 @@ def dft_table(
     if parts == 2:
         table[:, 1, :, 0], table[:, 1, :, 1] = -sine, cosine
     return (table[..., 0] if real else table).reshape(count * parts, -1)
+
+
+PASS = form_pass("DFT", dft_to_products)

@@ -21,6 +21,7 @@ import onnx
 from onnx import helper
 
 from ...model.graph.graph import attribute
+from .passes import form_pass
 from .scope import Chain, Scope, rewriting_each
 
 _INT64 = 7  # ONNX's number
@@ -88,3 +89,6 @@ def _identity(reduction: str, kind: int) -> float:
         return -np.inf if reduction == "ReduceMax" else np.inf
     limits = np.iinfo(helper.tensor_dtype_to_np_dtype(kind))
     return limits.min if reduction == "ReduceMax" else limits.max
+
+
+PASSES = tuple(form_pass(name, scatters_to_masks) for name in ("ScatterElements", "ScatterND"))

@@ -15,6 +15,7 @@ from onnx import helper
 
 from ...model.graph.graph import attribute
 from .dft import dft_table
+from .passes import form_pass
 from .scope import Chain, Scope, rewriting_each
 
 _LARGEST_TABLE = 1 << 25
@@ -49,3 +50,6 @@ def stft_to_convolutions(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePr
     frames = add("Conv", [row, weights], kernel_shape=[count], strides=stride)
     pairs = add("Reshape", [frames, ints([0, table.shape[1] // 2, 2, -1])])
     return chain.result(add("Transpose", [pairs], perm=[0, 3, 1, 2]))
+
+
+PASS = form_pass("STFT", stft_to_convolutions)

@@ -51,6 +51,7 @@ from ...model.graph.graph_names import Names
 from ...model.graph.onnx_file import copy_model
 from ...spec.opsets import FLOAT8, INT4
 from .fit import upgrade_in_place
+from .passes import Pass, form_pass, replace_model
 from .scope import Chain, Scope, rewriting_each
 
 _INT64 = TensorProto.INT64
@@ -300,3 +301,21 @@ def _retype(tensor: onnx.TensorProto, number: int) -> None:
     dtype = helper.tensor_dtype_to_np_dtype(number)
     made = values.view(dtype) if number == TensorProto.FLOAT8E4M3FN else values.view(np.int8).astype(dtype)
     tensor.CopyFrom(numpy_helper.from_array(made, tensor.name))
+
+
+PASSES = (
+    form_pass("Ceil", ceilings_to_integers),
+    form_pass("Col2Im", folds_to_transposes),
+    form_pass("Dropout", dropouts_to_identities),
+    form_pass("Einsum", einsums_in_lower_case),
+    form_pass("Elu", elus_to_exponents),
+    form_pass("EyeLike", eyes_to_ranges),
+    form_pass("Range", counts_to_integers),
+)
+KERNEL_SHAPES = Pass("kernel shapes", lambda graph: ["kernel_shape"] * write_kernel_shapes(graph.model))
+STANDARD_FORMS = Pass(
+    "Q/DQ of TensorRT as those of ONNX",
+    lambda graph: replace_model(graph, in_standard_forms(graph.model)),
+    needs=lambda graph: find_trt_operators(graph.model),
+)
+"""ModelOpt writes such."""

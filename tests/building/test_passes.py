@@ -9,7 +9,8 @@ import onnx
 import pytest
 from written_models import model_of
 
-from qcompile.building.passes import Pass, broken_edge, fitting_passes, run_passes
+from qcompile.building.passes import broken_edge, fitting_passes, run_passes
+from qcompile.compiler.opset.passes import Pass
 from qcompile.core.progress import silent
 from qcompile.engines.registry import capabilities, engine
 from qcompile.errors import InvalidOption, ModelError
