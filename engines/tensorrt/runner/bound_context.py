@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from ....errors import ModelError, first_line
 from ....spec.tensors import format_shape
 from ...gpu import GpuTimes, time_runs
-from .cuda import CudaError, CudaGraph, Event, Stream
+from ...libcuda import CudaError
+from .cuda import CudaGraph, Event, Stream
 from .io_tensors import FeedShapes, IOTensor, Profile
 from .loaded_engine import GRAPH_HINT, LoadedEngine
 from .memory import (

@@ -22,11 +22,14 @@ from numpy.typing import NDArray
 
 from ....errors import ModelError, first_line
 from ....spec.tensors import format_shape
-from .cuda import Cuda, CudaError, Event, PrimaryContext
+from ...libcuda import CudaError
+from .cuda import Cuda, Event, PrimaryContext
 from .io_tensors import extended_dtype, numpy_dtype, refused_input
 
 ALIGNMENT_BYTES = 256
 """What CUDA aligns every allocation to."""
+_DEVICE_ORDINAL = 9
+"""CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL of cuda.h."""
 
 
 class DeviceBuffer:
@@ -152,10 +155,9 @@ def read_device_input(name: str, value: Any, context: PrimaryContext) -> DeviceI
 
 
 def _check_place(name: str, address: int, context: PrimaryContext) -> None:
-    at, kinds = f"lies at {address:#x}", context.cuda.driver.CUpointer_attribute
+    at = f"lies at {address:#x}"
     try:
-        of_address = kinds.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        device = int(context.cuda.call("cuPointerGetAttribute", of_address, address))
+        device = context.cuda.call("cuPointerGetAttribute", _DEVICE_ORDINAL, address)
     except CudaError as error:
         raise refused_input(name, f"{at}, outside the memory of CUDA devices ({error})") from error
     if device != context.device:

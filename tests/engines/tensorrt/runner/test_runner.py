@@ -19,6 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorrt_simulation import PYTORCHS, InterfaceArray, Simulation, assert_negates, failing, values
 
+from qcompile.engines import libcuda
+from qcompile.engines.libcuda import CudaError
 from qcompile.engines.tensorrt.runner.io_tensors import WideIntegers
 from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
 from qcompile.errors import (
@@ -240,12 +242,16 @@ def test_the_device_is_chosen_and_another_runner_does_not_disturb_it(newest: Sim
         newest.open("negate", runner={"device": -1})
 
 
-def test_without_a_package_its_command_is_given(newest: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("pycuda", "pycuda.driver", "cuda", "cuda.bindings", "cuda.bindings.driver"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(EngineUnavailable, match="neither cuda-bindings nor PyCUDA can be imported") as caught:
+def test_without_a_driver_the_machine_that_has_one_is_named(
+    newest: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_library() -> None:
+        raise CudaError("no NVIDIA driver (libcuda.so.1 is missing)")
+
+    monkeypatch.setattr(libcuda, "load_library", no_library)
+    with pytest.raises(EngineUnavailable, match=r"m\.engine \(device 0: no NVIDIA driver") as caught:
         newest.open("negate")
-    assert "pip install 'cuda-bindings>=12.6.1'" in caught.value.hint
+    assert caught.value.hint == "run it on a machine with an NVIDIA GPU and its driver"
 
 
 def integers(tokens: str, y: str = "float32") -> ModelIO:
