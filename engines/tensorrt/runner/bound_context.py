@@ -15,13 +15,7 @@ from ...libcuda import CudaError
 from .cuda import CudaGraph, Event, Stream
 from .io_tensors import FeedShapes, IOTensor, Profile
 from .loaded_engine import GRAPH_HINT, LoadedEngine
-from .memory import (
-    DeviceBuffer,
-    DeviceInput,
-    HostBuffer,
-    make_output_allocator,
-    make_profiler,
-)
+from .memory import DeviceBuffer, DeviceInput, HostBuffer, make_output_allocator, make_profiler
 
 Values = Mapping[str, "NDArray[Any] | DeviceInput"]
 
