@@ -199,11 +199,9 @@ def calibration_inputs(adapter: Adapter, network: Any, first: Batch) -> dict[str
         elif not tensor.allowed_formats >> linear & 1:
             problem, part = "is in a memory format of its own; samples are row by row", "format"
         if problem:
-            hint, subject = (
-                f"leave its {part} out of `io_formats`, or give `ranges`",
-                f"input {tensor.name!r}",
-            )
-            raise InvalidOption(f"`calibrator`: {subject} {problem}", hint=hint, option="calibrator")
+            hint = f"leave its {part} out of `io_formats`, or give `ranges`"
+            problem = f"`calibrator`: input {tensor.name!r} {problem}"
+            raise InvalidOption(problem, hint=hint, option="calibrator")
         array = np.asarray(first.feeds[tensor.name])
         values = tuple(int(value) for value in array.reshape(-1)) if tensor.is_shape_tensor else None
         dtype = np.dtype(_NUMPY[kind])
