@@ -281,7 +281,7 @@ class Engine(ABC):
         for module in dict.fromkeys(self.packages.values()):
             try:
                 import_module(module)
-            except ImportError as error:
+            except Exception as error:  # besides ImportError: missing libraries raise RuntimeError or OSError
                 return f"{module} cannot be imported ({error})"
         return ""
 

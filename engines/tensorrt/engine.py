@@ -53,16 +53,16 @@ class TensorRT(Engine):
     precisions = PRECISIONS
 
     def why_not_build(self) -> str:
-        return self._why_not_import() or (why_no_gpu() if self.needs_gpu_to_build else "")
+        return super().why_not_build() or (why_no_gpu() if self.needs_gpu_to_build else "")
 
     def why_not_run(self) -> str:
-        return self._why_not_import() or why_no_gpu()
+        return super().why_not_build() or why_no_gpu()
 
     def why_not_run_on_gpu(self, device: int = 0) -> str:
         return self.why_not_run() or why_not_gpu(device)
 
     def fix(self) -> str:
-        if self._why_not_import():
+        if super().why_not_build():
             install = install_hint(self.extra)
             if self.needs_gpu_to_build and why_no_gpu():
                 install += " on a machine with an NVIDIA GPU; tensorrt-rtx builds without one"
@@ -186,13 +186,6 @@ class TensorRT(Engine):
     ) -> dict[str, float]:
         with self.open_on_gpu(artifact, DeviceRun(device or 0)) as runner:
             return runner.layer_times(feeds)
-
-    def _why_not_import(self) -> str:
-        try:
-            load_adapter(self.name)
-        except EngineUnavailable as error:
-            return error.message
-        return ""
 
 
 class TensorRTRTX(TensorRT):
