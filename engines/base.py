@@ -281,7 +281,7 @@ class Engine(ABC):
         for module in dict.fromkeys(self.packages.values()):
             try:
                 import_module(module)
-            except ImportError as error:
+            except Exception as error:  # besides ImportError: missing libraries raise RuntimeError or OSError
                 return f"{module} cannot be imported ({error})"
         return ""
 
@@ -293,12 +293,16 @@ class Engine(ABC):
         """Return why it cannot run on that GPU here; empty when it can."""
         return f"{self.name} runs on no GPU"
 
-    def require_here(self, subject: str = "", device: int | None = None, hint: str = "") -> None:
-        """Refuse where it cannot run here, or not on a GPU; the fix is the hint, or else what is given."""
-        reason = self.why_not_run() if device is None else self.why_not_run_on_gpu(device)
-        if reason:
-            place = f"{subject}: cannot run {'' if device is None else f'on GPU {device} '}here: "
-            text = f"{place if subject else ''}{reason}"
+    def require_here(self) -> None:
+        """Refuse where it cannot run here."""
+        if reason := self.why_not_run():
+            raise EngineUnavailable(reason, hint=self.fix(), engine=self.name, reason=reason)
+
+    def require_gpu_here(self, artifact: str, device: int, install: str) -> None:
+        """Refuse where it cannot run on a GPU; `install` is the way out where its package has no CUDA."""
+        if reason := self.why_not_run_on_gpu(device):
+            text = f"{artifact}: cannot run on GPU {device} here: {reason}"
+            hint = f"{install or 'run it on a machine with an NVIDIA GPU'}, or give `devices` cpu"
             raise EngineUnavailable(text, hint=self.fix() or hint, engine=self.name, reason=reason)
 
     def fix(self) -> str:

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidOption
+from .libcuda import CudaError, Libcuda
 
 _MAJOR, _MINOR = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR of cuda.h."""
-_BUS_ID_BYTES = 32
+_TEXT_BYTES = 256
 _MOST = 64
 ALL = "all"
 """In place of devices: every GPU of the machine."""
@@ -70,13 +71,15 @@ def device_text(number: int | None) -> str:
 def why_no_gpu() -> str:
     """Return why no CUDA device can be used here; empty when one can."""
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "no NVIDIA driver (libcuda.so.1 is missing)"
-    count = ctypes.c_int()
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        return "the NVIDIA driver finds no device"
-    return ""
+        driver = Libcuda()
+    except CudaError as error:
+        return str(error)
+    try:
+        driver.call("cuInit", 0)
+        count = driver.call("cuDeviceGetCount")
+    except CudaError:
+        count = 0
+    return "" if count else "the NVIDIA driver finds no device"
 
 
 def why_not_gpu(index: int) -> str:
@@ -86,18 +89,14 @@ def why_not_gpu(index: int) -> str:
 
 def find_gpu(index: int = 0) -> Gpu | None:
     """Return a device; None where there is none of that number."""
-    opened = _device(index)
-    if opened is None:
+    try:
+        driver, device = _device(index)
+        name = _text(driver, device, "cuDeviceGetName")
+        major, minor = (driver.call("cuDeviceGetAttribute", kind, device) for kind in (_MAJOR, _MINOR))
+        memory_bytes, version = driver.call("cuDeviceTotalMem", device), driver.call("cuDriverGetVersion")
+    except CudaError:
         return None
-    driver, device = opened
-    name = ctypes.create_string_buffer(256)
-    total, version = ctypes.c_size_t(), ctypes.c_int()
-    driver.cuDeviceGetName(name, len(name), device)
-    driver.cuDeviceTotalMem_v2(ctypes.byref(total), device)
-    driver.cuDriverGetVersion(ctypes.byref(version))
-    major, minor = (_attribute(driver, kind, device) for kind in (_MAJOR, _MINOR))
-    cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
-    return Gpu(name.value.decode(errors="replace"), f"sm{major}{minor}", total.value, cuda)
+    return Gpu(name, f"sm{major}{minor}", memory_bytes, f"{version // 1000}.{version % 1000 // 10}")
 
 
 def find_gpus() -> list[Gpu]:
@@ -110,27 +109,22 @@ def find_gpus() -> list[Gpu]:
 def bus_id(index: int) -> str:
     """Return where a device sits, as "0000:3b:00.0": what CUDA and NVML call it alike, whatever
     CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER make of its number. Empty where there is none."""
-    opened = _device(index)
-    if opened is None:
+    try:
+        return _text(*_device(index), "cuDeviceGetPCIBusId")
+    except CudaError:
         return ""
-    driver, device = opened
-    text = ctypes.create_string_buffer(_BUS_ID_BYTES)
-    failed = driver.cuDeviceGetPCIBusId(text, len(text), device)
-    return "" if failed else text.value.decode(errors="replace")
 
 
-def _device(index: int) -> tuple[Any, ctypes.c_int] | None:
-    if why_no_gpu():
-        return None
-    driver = ctypes.CDLL("libcuda.so.1")
-    device = ctypes.c_int()
-    return None if driver.cuDeviceGet(ctypes.byref(device), index) else (driver, device)
+def _device(index: int) -> tuple[Libcuda, int]:
+    driver = Libcuda()
+    driver.call("cuInit", 0)
+    return driver, driver.call("cuDeviceGet", index)
 
 
-def _attribute(driver: Any, kind: int, device: ctypes.c_int) -> int:
-    value = ctypes.c_int()
-    driver.cuDeviceGetAttribute(ctypes.byref(value), kind, device)
-    return value.value
+def _text(driver: Libcuda, device: int, function: str) -> str:
+    text = ctypes.create_string_buffer(_TEXT_BYTES)
+    driver.call(function, ctypes.addressof(text), _TEXT_BYTES, device)
+    return text.value.decode(errors="replace")
 
 
 _NS_PER_MS = 1_000_000

@@ -117,8 +117,10 @@ def part_of(case: Case, keep: Sequence[int], values: Values, shapes: Mapping[str
     made = {name for node in nodes for name in node.output if name}
     read = dict.fromkeys(n for node in nodes for n in (*node.input, *captured_names(node)) if n)
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    model = _without_graph(case.model)
+    model = onnx.ModelProto(ir_version=case.model.ir_version, opset_import=case.model.opset_import)
+    model.functions.extend(case.model.functions)
     part, feeds = model.graph, dict[str, NDArray[Any]]()
+    part.name = graph.name or "graph"
     part.node.extend(nodes)
     part.initializer.extend(stored[name] for name in read if name in stored)
     inputs = {value.name: value for value in graph.input}
@@ -137,13 +139,6 @@ def part_of(case: Case, keep: Sequence[int], values: Values, shapes: Mapping[str
     results = [name for name in made if name in values and (name not in read or name in wanted)]
     refill(part.output, [_declared(name, values[name], shapes.get(name)) for name in sorted(results)])
     return Case(model, feeds) if results and feeds else None
-
-
-def _without_graph(model: onnx.ModelProto) -> onnx.ModelProto:
-    copy = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
-    copy.functions.extend(model.functions)
-    copy.graph.name = model.graph.name or "graph"
-    return copy
 
 
 def _declared(name: str, value: NDArray[Any], shape: Any) -> onnx.ValueInfoProto:

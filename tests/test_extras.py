@@ -76,13 +76,13 @@ def test_the_extras_that_the_guide_puts_together_resolve(extras: tuple[str, ...]
 
 def test_the_guide_names_a_combination_for_each_tensorrt() -> None:
     named = {extra for extras in together() for extra in extras}
-    assert {"tensorrt", "tensorrt8", "tensorrt-rtx", "cuda"} <= named
+    assert {"tensorrt", "tensorrt8", "tensorrt-rtx"} <= named
 
 
 def test_tensorrt_8_keeps_numpy_1_and_newer_ones_take_numpy_2() -> None:
-    old = wanted("tensorrt8", "cpu", "cuda")["numpy"]
+    old = wanted("tensorrt8", "cpu")["numpy"]
     assert (old.contains("2.0.0"), old.contains(NUMPY_1)) == (False, True)
-    assert wanted("tensorrt", "cpu", "cuda")["numpy"].contains(pinned()["numpy"])
+    assert wanted("tensorrt", "cpu")["numpy"].contains(pinned()["numpy"])
 
 
 def test_both_tensorrts_at_once_cannot_be() -> None:

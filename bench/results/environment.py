@@ -26,7 +26,7 @@ from ...errors import first_line
 
 def measured_packages() -> dict[str, str]:
     """Return package to the module by which a worker has loaded it."""
-    return {**packages_of(names()), "pycuda": "pycuda", "cuda-bindings": "cuda.bindings", "numpy": "numpy"}
+    return {**packages_of(names()), "pycuda": "pycuda", "numpy": "numpy"}
 
 
 def environment(threads: int, gpu: int = 0) -> dict[str, Any]:

@@ -182,10 +182,9 @@ class OnnxRuntime(Engine):
         self, artifact: str, run: DeviceRun, *, threads: int = 0, io: ModelIO | None = None
     ) -> Runner:
         run.require_plain(self.name)
-        way_out = "run it on a machine with an NVIDIA GPU"
-        if not self.why_not_run() and why_no_cuda_provider():
-            way_out = "pip uninstall -y onnxruntime && pip install onnxruntime-gpu"
-        self.require_here(artifact, run.device, f"{way_out}, or give `devices` cpu")
+        lacks_cuda = not self.why_not_run() and why_no_cuda_provider()
+        install = "pip uninstall -y onnxruntime && pip install onnxruntime-gpu" if lacks_cuda else ""
+        self.require_gpu_here(artifact, run.device, install)
         return open_with_cuda(Path(artifact), run.device, threads)
 
     @contextmanager

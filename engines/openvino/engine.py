@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +15,10 @@ from ...core.artifact import Check, read_manifest
 from ...core.processor import device_for, resolve_isa, why_emulated, why_unchecked
 from ...errors import ArtifactError, BuildError, IntentNotReached, ModelError, first_line
 from ...model import onnx
-from ...model.graph.graph import model_io, weighted_nodes
+from ...model.graph.graph import every_graph, model_io, weighted_nodes
 from ...model.graph.onnx_file import Graph, read_graph, save_onnx
 from ...model.sessions.random_input import run_on
-from ...model.sessions.refusals import failure_hint, refusal_hint
+from ...model.sessions.refusals import failure_hint, lacking, refusal_hint
 from ...model.sessions.session import usable_cores
 from ...spec.artifacts import BuildSpec
 from ...spec.tensors import Feeds, ModelIO, check_feeds, format_shape
@@ -26,7 +27,6 @@ from ..base import BuildOutcome, BuildRequest, Engine, Planned, Runner
 from ..values import Execution, Values, check_values
 from ..words import Verdict
 from .kernels import UNREPORTED, Computed, Kernel, computed_by, read_kernels
-from .refusals import reason
 from .words import FOUR_BITS, KNOWN_FAULTS, PACKAGES, PROPOSALS, RESHAPE, RULES, SCRIPT, TRITON, shared_core
 
 _HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
@@ -191,7 +191,7 @@ class OpenVino(Engine):
             with graph.file() as file:
                 model = core.read_model(file)
         except RuntimeError as error:
-            problem = f"{shown or path}: OpenVINO refuses it: {reason(error, graph.model)}"
+            problem = f"{shown or path}: OpenVINO refuses it: {_reason(error, graph.model)}"
             raise BuildError(problem, hint=refusal_hint(str(error)), file=shown or path) from error
         settings = _settings(precision, threads or usable_cores()) | {"PERF_COUNT": profile}
         return OpenVinoRunner(core, model, settings, graph, shown or str(path), dynamic=dynamic)
@@ -311,12 +311,65 @@ class OpenVinoRunner(Runner):
         try:
             return self._core.compile_model(model, "CPU", self._settings)
         except RuntimeError as error:
-            problem = f"OpenVINO cannot compile it: {reason(error, self._graph)}"
+            problem = f"OpenVINO cannot compile it: {_reason(error, self._graph)}"
             raise BuildError(
                 f"{self._shown}: {problem}", hint=refusal_hint(problem), file=self._shown
             ) from error
 
     def _failure(self, what: str, feeds: Feeds, error: Exception) -> ModelError:
         shapes = ", ".join(f"{name}:{format_shape(array.shape)}" for name, array in feeds.items())
-        words = reason(error, self._graph)
+        words = _reason(error, self._graph)
         return ModelError(f"{self._shown}: {what} {shapes}: {words}", hint=failure_hint(words))
+
+
+_NAMES = re.compile(
+    r"<Node\(\w+\): (.*?)>'|with friendly_name '(.*?)':|node with name '(.*?)' |^Node (\S+) of type",
+    re.MULTILINE,
+)
+_LACKS = re.compile(r"No conversion rule found for operations: (?:([\w.]+)\.)?(\w+)")
+_NOISE = (
+    "Exception from", "Check '", "src/", "Summary", "While validating", "Shape inference", "Model wasn't",
+    "To facilitate", "Encountered unconverted",
+)  # fmt: skip
+_AROUND = re.compile(
+    r"^-- |^\[cpu\]\w+: |^(?:\[CPU\] )?\w+ node with name '.*?' | Run workload with environment variable.*"
+)
+
+
+def _reason(error: Exception, model: onnx.ModelProto) -> str:
+    """Return what OpenVINO says is wrong, and at which node of the model.
+
+    It uses several lines: places in its source, headings, the conditions that failed, the reason (2026.4):
+
+        Exception from src/inference/src/cpp/core.cpp:105:
+        -- Add-17 with a message:
+        While validating ONNX node '<Node(Add): n>': Check 'TRShape::broadcast_merge_into(...)' failed at ...:
+        While validating node 'opset1::Add Add_83 (...) -> (dynamic[...])' with friendly_name 'Add_83':
+        Argument shapes are inconsistent.
+
+        Add 'n': Argument shapes are inconsistent.
+
+    A node of its plugin has the name of the ONNX node or of its output, or one that a pass made.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = [line for line in lines if not line.startswith(_NOISE) and not line.endswith(("Failure:", ":"))]
+    said = [line for line in said if not re.match(r"Node \S+ of type", line)]
+    exact = [line for line in said if not line.startswith("-- Conversion is failed")]
+    checks = [line.partition(" failed at ")[0] + " failed" for line in lines if line.startswith("Check '")]
+    node = _node(str(error), model)
+    sentences = (exact or said)[:2] or checks[-1:] or [first_line(error)]
+    if not node:
+        return "; ".join(sentence.removeprefix("-- ") for sentence in sentences)
+    return f"{node}: {'; '.join(_AROUND.sub('', sentence) for sentence in sentences)}"
+
+
+def _node(words: str, model: onnx.ModelProto) -> str:
+    """The node of the model that words are of; empty where they name none of it."""
+    named = [name for names in _NAMES.findall(words) for name in names if name]
+    nodes = [node for graph in every_graph(model.graph) for node in graph.node]
+    for name in named:
+        for node in nodes:
+            if name == node.name or name in node.output:
+                return f"{node.op_type} {node.name or node.output[0]!r}"
+    lacks = _LACKS.search(words)
+    return lacking(lacks[2], lacks[1] or "", model) if lacks else ""

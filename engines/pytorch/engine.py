@@ -90,10 +90,8 @@ class PyTorch(Engine):
             raise InvalidOption(f"PyTorch mode {mode!r} is unknown; known are {', '.join(MODES)}")
         torch = import_torch()
         if device is not None:
-            way_out = "run it on a machine with an NVIDIA GPU"
-            if torch.version.cuda is None:
-                way_out = "install a PyTorch with CUDA (https://pytorch.org/get-started)"
-            self.require_here(artifact, device, f"{way_out}, or give `devices` cpu")
+            install = "install a PyTorch with CUDA (https://pytorch.org/get-started)"
+            self.require_gpu_here(artifact, device, "" if torch.version.cuda else install)
         if threads:
             torch.set_num_threads(threads)
         source = parse_source(artifact)

@@ -226,11 +226,16 @@ def in_sixteen_bits(torch: Any, module: Any, mode: str, device: Any) -> Callable
 
 def _cast(torch: Any, value: Any, dtype: Any) -> Any:
     """The floating-point tensors of a value in another type; everything else as it is."""
+    return _mapped(torch, value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
+
+def _mapped(torch: Any, value: Any, function: Callable[[Any], Any]) -> Any:
+    """The structure of a value, with a function applied to its tensors."""
     if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
+        return function(value)
     if isinstance(value, Mapping):
-        return {name: _cast(torch, item, dtype) for name, item in value.items()}
-    return [_cast(torch, item, dtype) for item in value] if isinstance(value, tuple | list) else value
+        return {name: _mapped(torch, item, function) for name, item in value.items()}
+    return [_mapped(torch, item, function) for item in value] if isinstance(value, tuple | list) else value
 
 
 class GpuCall:
@@ -293,22 +298,12 @@ class GpuCall:
 
     def _download(self) -> None:
         self._count = 0
-        self.outputs = self._on_host(self._result)
+        self.outputs = _mapped(self._torch, self._result, self._on_host)
         # Work enqueued later on this stream may have this memory: PyTorch's allocator knows streams.
         self._result, self._there = None, ([], {})
 
-    def _on_host(self, result: Any) -> Any:
-        """Enqueue copies of the tensors of a result, and return its structure with those on the host."""
-        if isinstance(result, self._torch.Tensor):
-            pinned = self._pinned_like(result)
-            pinned.copy_(result, non_blocking=True)
-            return pinned
-        if isinstance(result, Mapping):
-            return {name: self._on_host(item) for name, item in result.items()}
-        return [self._on_host(item) for item in result] if isinstance(result, tuple | list) else result
-
-    def _pinned_like(self, tensor: Any) -> Any:
-        """Page-locked memory for the next output, that of the last run if it suits."""
+    def _on_host(self, tensor: Any) -> Any:
+        """Enqueue a copy of the next output to page-locked memory, that of the last run if it suits."""
         index, self._count = self._count, self._count + 1
         if index == len(self._pinned):
             self._pinned.append(None)
@@ -316,6 +311,7 @@ class GpuCall:
         if memory is None or (memory.shape, memory.dtype) != (tensor.shape, tensor.dtype):
             memory = self._torch.empty_like(tensor, device="cpu").pin_memory()
             self._pinned[index] = memory
+        memory.copy_(tensor, non_blocking=True)
         return memory
 
 

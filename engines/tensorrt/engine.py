@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,6 @@ from .plan import (
     needs_of_options,
     require_gpus,
 )
-from .runner.cuda import load_cuda
 from .runner.loaded_engine import EngineUse
 from .runner.runner import TensorRTRunner
 from .words import GPUS, PACKAGES, RTX_PACKAGES, RULES, SCRIPT, TRITON, proposals
@@ -54,16 +53,16 @@ class TensorRT(Engine):
     precisions = PRECISIONS
 
     def why_not_build(self) -> str:
-        return self._why_not_import() or (why_no_gpu() if self.needs_gpu_to_build else "")
+        return super().why_not_build() or (why_no_gpu() if self.needs_gpu_to_build else "")
 
     def why_not_run(self) -> str:
-        return self._why_not_import() or why_no_gpu() or _why_not(load_cuda)
+        return super().why_not_build() or why_no_gpu()
 
     def why_not_run_on_gpu(self, device: int = 0) -> str:
         return self.why_not_run() or why_not_gpu(device)
 
     def fix(self) -> str:
-        if self._why_not_import():
+        if super().why_not_build():
             install = install_hint(self.extra)
             if self.needs_gpu_to_build and why_no_gpu():
                 install += " on a machine with an NVIDIA GPU; tensorrt-rtx builds without one"
@@ -71,7 +70,7 @@ class TensorRT(Engine):
         if why_no_gpu():
             ahead = ", or build ahead of time with `target` tensorrt-rtx" if self.needs_gpu_to_build else ""
             return f"run it on a machine with an NVIDIA GPU{ahead}"
-        return install_hint("cuda") if _why_not(load_cuda) else ""
+        return ""
 
     def graph_precision(self, precision: Precision) -> Precision:
         return load_adapter(self.name).graph_precision(precision)
@@ -188,9 +187,6 @@ class TensorRT(Engine):
         with self.open_on_gpu(artifact, DeviceRun(device or 0)) as runner:
             return runner.layer_times(feeds)
 
-    def _why_not_import(self) -> str:
-        return _why_not(partial(load_adapter, self.name))
-
 
 class TensorRTRTX(TensorRT):
     """TensorRT-RTX: builds for GPUs that need not be here, and runs on one that is."""
@@ -209,12 +205,3 @@ class TensorRTRTX(TensorRT):
             hint = "name the GPUs it is for, such as `gpus` sm86,sm89"
             raise InvalidOption(f"`gpus` is required here: {why_no_gpu()}", hint=hint, option="gpus")
         return super()._for_gpu_here(request)
-
-
-def _why_not(load: Callable[[], object]) -> str:
-    """Return why something cannot be loaded; empty where it can."""
-    try:
-        load()
-    except (EngineUnavailable, ImportError) as error:
-        return error.message if isinstance(error, EngineUnavailable) else str(error)
-    return ""

@@ -4,9 +4,9 @@
     python tests/performance/gpu_day.py run           # on the GPU host; `make gpu-day` does the same
     python tests/performance/gpu_day.py run --more    # GPU tests, torch.compile, calibrators, MobileNetV2
 
-The GPU host needs a driver, TensorRT (8.5 to 11, or TensorRT-RTX), PyCUDA or cuda-bindings, numpy, onnx and
-msgspec; no network and no installation of qcompile. PyTorch may be in another interpreter, which
---torch-python names; that one needs numpy, onnx and msgspec too.
+The GPU host needs a driver, TensorRT (8.5 to 11, or TensorRT-RTX), numpy, onnx and msgspec; no network and
+no installation of qcompile. PyTorch may be in another interpreter, which --torch-python names; that one needs
+numpy, onnx and msgspec too.
 
     a   2 min   the environment; a small engine is built, run, closed, and loaded twice in a fresh process
     b   9 min   ResNet-50 and BERT-base in FP32, FP16 and INT8 + FP16 against PyTorch; nothing is recorded

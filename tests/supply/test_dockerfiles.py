@@ -111,7 +111,7 @@ def test_the_extras_of_an_image_exist_and_go_together(name: str) -> None:
 def test_what_the_gpu_image_adds_has_the_versions_of_the_tests() -> None:
     text = (ROOT / "Dockerfile.gpu").read_text()
     named = dict(re.findall(r"([\w-]+)==([\w.]+)", text))
-    assert named.keys() == {"onnxruntime-gpu", "cuda-bindings"}
+    assert named.keys() == {"onnxruntime-gpu"}
     assert named["onnxruntime-gpu"] == pins()["onnxruntime"]
     assert f"PyTorch {pins()['torch']} and TensorRT-RTX {pins()['tensorrt-rtx'][:3]} are" in text
 

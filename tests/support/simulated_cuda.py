@@ -1,4 +1,4 @@
-"""A CUDA driver that is not there, as PyCUDA and cuda-bindings show it; its device memory is host memory.
+"""A CUDA driver that is not there, as ctypes and PyCUDA show it; its device memory is host memory.
 
 Addresses are real, so what is bound wrongly computes wrongly. Streams are queues that run only when somebody
 waits, so what is not waited for is not there. Everything that is allocated, freed, pushed and popped is
@@ -6,8 +6,7 @@ counted; freeing twice and touching what was freed are errors. Times are of a cl
 kernels advance.
 
 Sources: "driver API" is https://docs.nvidia.com/cuda/cuda-driver-api/, "guide" the CUDA C++ programming
-guide, "driver.pyx" cuda_bindings/cuda/bindings/driver.pyx of NVIDIA/cuda-python. What names none of them is
-bookkeeping of the tests.
+guide. What names none of them is bookkeeping of the tests.
 """
 
 from __future__ import annotations
@@ -273,27 +272,16 @@ class SimulatedGpu:
         self.clock_ns += KERNEL_NS
 
 
-def install(monkeypatch: pytest.MonkeyPatch, package: str = "cuda-bindings", **options: Any) -> SimulatedGpu:
-    """Put the simulation where qcompile looks for one of the packages. Source: the tests' own."""
-    import simulated_driver
-    from simulated_driver import Enumerations, Functions, answering
+def install(monkeypatch: pytest.MonkeyPatch, *, pycuda: bool = False, **options: Any) -> SimulatedGpu:
+    """Put the simulation where qcompile looks for libcuda and PyCUDA. Source: the tests' own."""
+    from simulated_driver import Library, make_pycuda
+
+    from qcompile.engines import libcuda
 
     gpu = SimulatedGpu(**options)
-    module: Any = types.ModuleType("cuda.bindings.driver")
-    vars(module).update(vars(Enumerations))
-    functions = Functions(gpu)
-    for name in vars(Functions):
-        if name.startswith("cu"):
-            setattr(module, name, answering(gpu, name, getattr(functions, name)))
-    names = ("cuda", "cuda.bindings", "cuda.bindings.driver", "pycuda", "pycuda.driver")
-    packages: dict[str, Any] = dict.fromkeys(names)
-    if package == "pycuda":
-        simulated_driver.install_libcuda(monkeypatch, module)
-        module = simulated_driver.make_module(gpu, module)
-    packages[module.__name__] = module
-    for name in names:
-        if module.__name__.startswith(f"{name}."):
-            packages[name] = types.SimpleNamespace(driver=module)
-    for name, found in packages.items():
-        monkeypatch.setitem(sys.modules, name, found)
+    library = Library(gpu)
+    monkeypatch.setattr(libcuda, "load_library", lambda: library)
+    driver = make_pycuda(gpu, library) if pycuda else None
+    monkeypatch.setitem(sys.modules, "pycuda.driver", driver)
+    monkeypatch.setitem(sys.modules, "pycuda", types.SimpleNamespace(driver=driver) if pycuda else None)
     return gpu

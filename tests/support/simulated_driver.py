@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - the names are the driver's
-"""The CUDA driver by cuda-bindings and by PyCUDA, on a simulated GPU, and libcuda as ctypes calls it.
+"""libcuda as ctypes calls it, and PyCUDA on it, on a simulated GPU.
 
 Sources: those of `simulated_cuda`; src/cpp/cuda.hpp ("cuda.hpp") and src/wrapper/wrap_cudadrv.cpp of
 inducer/pycuda 2026.1."""
@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pytest
 from simulated_cuda import COPY_NS, Error, Event, Misuse, OutOfMemory, SimulatedGpu, Stream
 
 
@@ -26,42 +25,10 @@ class CUresult(enum.IntEnum):
     CUDA_ERROR_UNKNOWN = 999
 
 
-class Handle:
-    """`CUstream`, `CUdeviceptr` and their like; `__int__` is the handle.
-
-    Source: documentation of cuda-bindings, and driver.pyx.
-    """
-
-    def __init__(self, value: int) -> None:
-        self._value = value
-
-    def __int__(self) -> int:
-        return self._value
-
-
-_NEVER_FAIL = ("CtxP", "CtxGet", "ErrorName", "Free", "Destroy", "PointerGet", "ElapsedTime", "EndCapture")
-
-
-def answering(gpu: SimulatedGpu, name: str, function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
-    """Answer by an error code, without frames in a traceback.
-
-    Source: documentation of cuda-bindings, and driver.pyx, which is compiled: a function returns a tuple of
-    `CUresult` and its results, None in their place where it fails, and takes handles as integers, too.
-    """
-
-    def call(*arguments: Any) -> tuple[Any, ...]:
-        try:
-            if not any(part in name for part in _NEVER_FAIL):
-                gpu.check(name)
-            result = function(*arguments)
-        except Error as error:
-            kind = "OUT_OF_MEMORY" if isinstance(error, OutOfMemory) else "UNKNOWN"
-            return CUresult[f"CUDA_ERROR_{kind}"], None
-        return (CUresult.CUDA_SUCCESS,) if result is None else (CUresult.CUDA_SUCCESS, result)
-
-    return call
-
-
+_NEVER_FAIL = (
+    "CtxP", "CtxGet", "ErrorName", "Free", "Destroy", "PointerGet", "ElapsedTime", "EndCapture",
+    "DeviceGetC", "DeviceGetN", "DeviceGetA", "DeviceGetP", "TotalMem", "GetVersion",
+)  # fmt: skip
 _DEVICE, _LOCKED = "device memory", "page-locked memory"
 
 
@@ -71,46 +38,68 @@ class Functions:
     def __init__(self, gpu: SimulatedGpu) -> None:
         self._gpu = gpu
 
-    def cuGetErrorName(self, error: Any) -> bytes:
+    def cuGetErrorName(self, error: int) -> bytes:
         return CUresult(error).name.encode()
 
     def cuInit(self, flags: int) -> None:
-        pass
+        # Source: driver API, CUDA_ERROR_NO_DEVICE.
+        if not self._gpu.devices:
+            raise Error
 
-    def cuDeviceGet(self, ordinal: int) -> Handle:
+    def cuDriverGetVersion(self) -> int:
+        return 12040  # Source: driver API, cuDriverGetVersion: "(1000 * major + 10 * minor)"
+
+    def cuDeviceGetCount(self) -> int:
+        return self._gpu.devices
+
+    def cuDeviceGet(self, ordinal: int) -> int:
         # Source: driver API, cuDeviceGet: CUDA_ERROR_INVALID_DEVICE beyond the last.
         if ordinal >= self._gpu.devices:
             raise Error
-        return Handle(ordinal)
+        return ordinal
 
-    def cuDevicePrimaryCtxRetain(self, device: Any) -> Handle:
-        self._gpu.retained[int(device)] += 1
-        return Handle(self._gpu.primary(int(device)))
+    def cuDeviceGetName(self, text: int, length: int, device: int) -> None:
+        _write_text(text, self._gpu.name, length)
 
-    def cuCtxPushCurrent(self, context: Any) -> None:
-        self._gpu.stack.append(int(context))
+    def cuDeviceGetPCIBusId(self, text: int, length: int, device: int) -> None:
+        # Source: driver API, cuDeviceGetPCIBusId: "[domain]:[bus]:[device].[function]".
+        _write_text(text, f"0000:{device:02x}:00.0", length)
 
-    def cuCtxPopCurrent(self) -> Handle:
+    def cuDeviceGetAttribute(self, attribute: int, device: int) -> int:
+        # Source: cuda.h, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
+        return {75: 8, 76: 6}[attribute]
+
+    def cuDeviceTotalMem(self, device: int) -> int:
+        return self._gpu.memory_bytes
+
+    def cuDevicePrimaryCtxRetain(self, device: int) -> int:
+        self._gpu.retained[device] += 1
+        return self._gpu.primary(device)
+
+    def cuCtxPushCurrent(self, context: int) -> None:
+        self._gpu.stack.append(context)
+
+    def cuCtxPopCurrent(self) -> int:
         self._gpu.require_context()
-        return Handle(self._gpu.stack.pop())
+        return self._gpu.stack.pop()
 
-    def cuCtxGetCurrent(self) -> Handle:
-        return Handle(self._gpu.stack[-1] if self._gpu.stack else 0)
+    def cuCtxGetCurrent(self) -> int:
+        return self._gpu.stack[-1] if self._gpu.stack else 0
 
     def cuCtxSynchronize(self) -> None:
         self._gpu.require_context()
         self._gpu.run_all()
 
-    def cuMemAlloc(self, size: int) -> Handle:
+    def cuMemAlloc(self, size: int) -> int:
         # Source: driver API, cuMemAlloc: "if bytesize is 0 [it] returns CUDA_ERROR_INVALID_VALUE".
         self._gpu.require_context()
         if size < 1:
             raise Error
-        return Handle(self._gpu.allocate(size))
+        return self._gpu.allocate(size)
 
-    def cuMemFree(self, address: Any) -> None:
+    def cuMemFree(self, address: int) -> None:
         self._gpu.require_context()
-        self._gpu.release(int(address), _DEVICE)
+        self._gpu.release(address, _DEVICE)
 
     def cuMemHostAlloc(self, size: int, flags: int) -> int:
         self._gpu.require_context()
@@ -124,83 +113,83 @@ class Functions:
     # stream, which streams made with CU_STREAM_NON_BLOCKING neither wait for nor are waited for by; others
     # are asynchronous from and to page-locked memory alone, and so are a Misuse from and to any other.
 
-    def cuMemcpyHtoD(self, target: Any, source: int, size: int) -> None:
+    def cuMemcpyHtoD(self, target: int, source: int, size: int) -> None:
         self._gpu.run_blocking()
-        self._copy(self._gpu.bytes_at(int(target), size), _on_host(source, size))
+        self._copy(self._gpu.bytes_at(target, size), _on_host(source, size))
 
-    def cuMemcpyDtoH(self, target: int, source: Any, size: int) -> None:
+    def cuMemcpyDtoH(self, target: int, source: int, size: int) -> None:
         self._gpu.run_blocking()
-        self._copy(_on_host(target, size), self._gpu.bytes_at(int(source), size))
+        self._copy(_on_host(target, size), self._gpu.bytes_at(source, size))
 
-    def cuMemcpyHtoDAsync(self, target: Any, source: int, size: int, stream: Any) -> None:
-        self._tell(stream, (int(target), _DEVICE), (source, _LOCKED), size)
+    def cuMemcpyHtoDAsync(self, target: int, source: int, size: int, stream: int) -> None:
+        self._tell(stream, (target, _DEVICE), (source, _LOCKED), size)
 
-    def cuMemcpyDtoHAsync(self, target: int, source: Any, size: int, stream: Any) -> None:
-        self._tell(stream, (target, _LOCKED), (int(source), _DEVICE), size)
+    def cuMemcpyDtoHAsync(self, target: int, source: int, size: int, stream: int) -> None:
+        self._tell(stream, (target, _LOCKED), (source, _DEVICE), size)
 
-    def cuMemcpyDtoDAsync(self, target: Any, source: Any, size: int, stream: Any) -> None:
-        self._tell(stream, (int(target), _DEVICE), (int(source), _DEVICE), size)
+    def cuMemcpyDtoDAsync(self, target: int, source: int, size: int, stream: int) -> None:
+        self._tell(stream, (target, _DEVICE), (source, _DEVICE), size)
 
-    def cuPointerGetAttribute(self, attribute: Any, address: Any) -> int:
-        assert attribute is Enumerations.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        if not self._gpu.is_memory(int(address)):
+    def cuPointerGetAttribute(self, attribute: int, address: int) -> int:
+        assert attribute == 9  # Source: cuda.h, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        if not self._gpu.is_memory(address):
             raise Error
-        return self._gpu.placed.get(int(address), 0)
+        return self._gpu.placed.get(address, 0)
 
-    def cuStreamCreate(self, flags: int) -> Handle:
+    def cuStreamCreate(self, flags: int) -> int:
         self._gpu.require_context()
         stream = Stream(self._gpu, self._gpu.handle(), non_blocking=bool(flags & 1))
         self._gpu.streams[stream.handle] = stream
         self._gpu.count("stream", 1)
-        return Handle(stream.handle)
+        return stream.handle
 
-    def cuStreamDestroy(self, stream: Any) -> None:
+    def cuStreamDestroy(self, stream: int) -> None:
         self._gpu.require_context()
-        self._gpu.streams.pop(int(stream)).run()
+        self._gpu.streams.pop(stream).run()
         self._gpu.count("stream", -1)
 
-    def cuStreamSynchronize(self, stream: Any) -> None:
+    def cuStreamSynchronize(self, stream: int) -> None:
         self._gpu.require_context()
-        self._gpu.streams[int(stream)].refuse_while_captured()
-        self._gpu.streams[int(stream)].run()
+        self._gpu.streams[stream].refuse_while_captured()
+        self._gpu.streams[stream].run()
 
-    def cuStreamWaitEvent(self, stream: Any, event: Any, flags: int) -> None:
-        self._gpu.streams[int(stream)].tell(self._gpu.events[int(event)].wait)
+    def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:
+        self._gpu.streams[stream].tell(self._gpu.events[event].wait)
 
-    def cuEventCreate(self, flags: int) -> Handle:
+    def cuEventCreate(self, flags: int) -> int:
         self._gpu.require_context()
         handle = self._gpu.handle()
         self._gpu.events[handle] = Event()
         self._gpu.count("event", 1)
-        return Handle(handle)
+        return handle
 
-    def cuEventDestroy(self, event: Any) -> None:
-        del self._gpu.events[int(event)]
+    def cuEventDestroy(self, event: int) -> None:
+        del self._gpu.events[event]
         self._gpu.count("event", -1)
 
-    def cuEventRecord(self, event: Any, stream: Any) -> None:
-        self._gpu.events[int(event)].record(self._gpu.streams[int(stream)])
+    def cuEventRecord(self, event: int, stream: int) -> None:
+        self._gpu.events[event].record(self._gpu.streams[stream])
 
-    def cuEventSynchronize(self, event: Any) -> None:
-        self._gpu.events[int(event)].wait()
+    def cuEventSynchronize(self, event: int) -> None:
+        self._gpu.events[event].wait()
 
-    def cuEventElapsedTime(self, start: Any, end: Any) -> float:
+    def cuEventElapsedTime(self, start: int, end: int) -> float:
         # Source: driver API, cuEventElapsedTime: CUDA_ERROR_NOT_READY before both have happened.
-        first, last = (self._gpu.events[int(event)].time_ns for event in (start, end))
+        first, last = (self._gpu.events[event].time_ns for event in (start, end))
         if first is None or last is None:
             raise Error
         return (last - first) / 1e6
 
-    def cuStreamBeginCapture(self, stream: Any, mode: Any) -> None:
-        assert mode is Enumerations.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        found = self._gpu.streams[int(stream)]
+    def cuStreamBeginCapture(self, stream: int, mode: int) -> None:
+        assert mode == 1  # Source: cuda.h, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        found = self._gpu.streams[stream]
         if found.queue:
             raise Misuse("a stream is captured while something is under way on it")
         found.captured, found.void = [], False
 
-    def cuStreamEndCapture(self, stream: Any) -> Handle:
+    def cuStreamEndCapture(self, stream: int) -> int:
         # Source: cuStreamEndCapture: "if the capture was invalidated [...] a NULL graph will be returned".
-        found = self._gpu.streams[int(stream)]
+        found = self._gpu.streams[stream]
         if found.captured is None:
             raise Error
         actions, found.captured = found.captured, None
@@ -208,35 +197,35 @@ class Functions:
             raise Error
         return self._graph("graph", actions)
 
-    def cuGraphInstantiate(self, graph: Any, flags: int) -> Handle:
-        return self._graph("executable graph", list(self._gpu.graphs[int(graph)]))
+    def cuGraphInstantiate(self, graph: int, flags: int) -> int:
+        return self._graph("executable graph", list(self._gpu.graphs[graph]))
 
-    def cuGraphLaunch(self, executable: Any, stream: Any) -> None:
-        for action in self._gpu.graphs[int(executable)]:
-            self._gpu.streams[int(stream)].tell(action)
+    def cuGraphLaunch(self, executable: int, stream: int) -> None:
+        for action in self._gpu.graphs[executable]:
+            self._gpu.streams[stream].tell(action)
         self._gpu.launches += 1
 
-    def cuGraphDestroy(self, graph: Any) -> None:
-        del self._gpu.graphs[int(graph)]
+    def cuGraphDestroy(self, graph: int) -> None:
+        del self._gpu.graphs[graph]
         self._gpu.count("graph", -1)
 
-    def cuGraphExecDestroy(self, executable: Any) -> None:
+    def cuGraphExecDestroy(self, executable: int) -> None:
         # Source: cuGraphExecDestroy: "if the executable graph is in-flight, it will not be terminated, but
         # rather freed asynchronously on completion".
         self._gpu.run_all()
-        del self._gpu.graphs[int(executable)]
+        del self._gpu.graphs[executable]
         self._gpu.count("executable graph", -1)
 
-    def _graph(self, kind: str, actions: list[Callable[[], None]]) -> Handle:
+    def _graph(self, kind: str, actions: list[Callable[[], None]]) -> int:
         handle = self._gpu.handle()
         self._gpu.graphs[handle] = actions
         self._gpu.count(kind, 1)
-        return Handle(handle)
+        return handle
 
-    def _tell(self, stream: Any, target: tuple[int, str], source: tuple[int, str], size: int) -> None:
+    def _tell(self, stream: int, target: tuple[int, str], source: tuple[int, str], size: int) -> None:
         self._gpu.require_context()
         memory = self._gpu.bytes_at
-        self._gpu.streams[int(stream)].tell(
+        self._gpu.streams[stream].tell(
             lambda: self._copy(memory(target[0], size, target[1]), memory(source[0], size, source[1]))
         )
 
@@ -245,31 +234,61 @@ class Functions:
         self._gpu.clock_ns += COPY_NS
 
 
-class Enumerations:
-    """What cuda-bindings takes as its own enumerations alone. Source: driver.pyx; cuda.h for the numbers."""
-
-    CUpointer_attribute = enum.IntEnum("CUpointer_attribute", {"CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL": 9})
-    CUstreamCaptureMode = enum.IntEnum("CUstreamCaptureMode", {"CU_STREAM_CAPTURE_MODE_THREAD_LOCAL": 1})
-
-
 def _on_host(address: int, size: int) -> np.ndarray[Any, Any]:
     if not address:
         raise Misuse("a null pointer")
     return np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(address)), np.uint8)
 
 
-def make_module(gpu: SimulatedGpu, driver: Any) -> types.ModuleType:
-    """Return the module. Source: wrap_cudadrv.cpp, the names; cuda.hpp, what each calls."""
+def _write_text(address: int, text: str, length: int) -> None:
+    data = text.encode()[: length - 1] + b"\0"
+    ctypes.memmove(address, data, len(data))
+
+
+class Library:
+    """libcuda as ctypes loads it.
+
+    Source: driver API: functions return an error code, and write results where a pointer shows.
+    """
+
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self._gpu, self._functions = gpu, Functions(gpu)
+
+    def __getattr__(self, symbol: str) -> Callable[..., int]:
+        return partial(self._call, symbol.removesuffix("_v2").removesuffix("WithFlags"))
+
+    def ask(self, name: str, *arguments: Any) -> tuple[CUresult, Any]:
+        """Return the code and the result of a function: a code has no frames, as an exception has."""
+        try:
+            if not any(part in name for part in _NEVER_FAIL):
+                self._gpu.check(name)
+            return CUresult.CUDA_SUCCESS, getattr(self._functions, name)(*arguments)
+        except Error as error:
+            kind = "OUT_OF_MEMORY" if isinstance(error, OutOfMemory) else "UNKNOWN"
+            return CUresult[f"CUDA_ERROR_{kind}"], None
+
+    def _call(self, name: str, *arguments: Any) -> int:
+        outputs = [value._obj for value in arguments if hasattr(value, "_obj")]
+        code, result = self.ask(
+            name, *(value.value or 0 for value in arguments if not hasattr(value, "_obj"))
+        )
+        if outputs and not code:
+            outputs[0].value = result
+        return int(code)
+
+
+def make_pycuda(gpu: SimulatedGpu, library: Library) -> types.ModuleType:
+    """Return `pycuda.driver`. Source: wrap_cudadrv.cpp, the names; cuda.hpp, what each calls."""
     module: Any = types.ModuleType("pycuda.driver")
     module.Error = type("Error", (Exception,), {})
     module.MemoryError = type("MemoryError", (module.Error,), {})
 
     def call(function: str, *arguments: Any) -> Any:
         # Source: cuda.hpp, error::make_message, and wrap_cudadrv.cpp, translate_cuda_error.
-        code, *results = getattr(driver, function)(*arguments)
+        code, result = library.ask(function, *arguments)
         if code:
             raise (module.MemoryError if code == 2 else module.Error)(f"{function} failed: {code.name}")
-        return results[0] if results else None
+        return result
 
     class Context:
         """Source: cuda.hpp, context_push and context::pop: of the stack's contexts CUDA has the top alone."""
@@ -301,30 +320,34 @@ def make_module(gpu: SimulatedGpu, driver: Any) -> types.ModuleType:
         def retain_primary_context(self) -> Context:
             return Context(call("cuDevicePrimaryCtxRetain", self.handle))
 
+    class Allocation:
+        """Source: cuda.hpp, device_allocation: it is freed with its last reference."""
+
+        def __init__(self, size: int) -> None:
+            self._address = call("cuMemAlloc", size)
+
+        def __int__(self) -> int:
+            return int(self._address)
+
+        def __del__(self) -> None:
+            call("cuMemFree", self._address)
+
+    class Stream:
+        """Source: cuda.hpp, stream, whose flags are 0."""
+
+        def __init__(self) -> None:
+            self.handle = call("cuStreamCreate", 0)
+
+        def synchronize(self) -> None:
+            call("cuStreamSynchronize", self.handle)
+
+        def __del__(self) -> None:
+            call("cuStreamDestroy", self.handle)
+
+    # Source: wrap_cudadrv.cpp, py_memcpy_htod and py_memcpy_dtoh: the buffer's bytes, whatever their type.
+    module.memcpy_htod = lambda to, array: call("cuMemcpyHtoD", int(to), array.ctypes.data, array.nbytes)
+    module.memcpy_dtoh = lambda array, at: call("cuMemcpyDtoH", array.ctypes.data, int(at), array.nbytes)
     module.init = lambda: call("cuInit", 0)
     module.Device, module.Context = Device, Context
+    module.mem_alloc, module.Stream = Allocation, Stream
     return module
-
-
-def install_libcuda(monkeypatch: pytest.MonkeyPatch, driver: Any) -> None:
-    """Put libcuda where ctypes loads it. Source: the tests' own."""
-    from qcompile.engines.tensorrt.runner import cuda
-
-    library: Any = types.ModuleType("libcuda")
-    library.__getattr__ = lambda symbol: partial(_call_by_ctypes, driver, symbol)
-    monkeypatch.setattr(cuda, "load_library", lambda: library)
-
-
-def _call_by_ctypes(driver: Any, symbol: str, *arguments: Any) -> int:
-    """Source: driver API: functions return an error code, and write results where a pointer shows."""
-    name = symbol.removesuffix("_v2").removesuffix("WithFlags")
-    outputs = [value._obj for value in arguments if hasattr(value, "_obj")]
-    inputs = [value.value for value in arguments if not hasattr(value, "_obj")]
-    if name == "cuPointerGetAttribute":
-        inputs[0] = driver.CUpointer_attribute(inputs[0])
-    elif name == "cuStreamBeginCapture":
-        inputs[1] = driver.CUstreamCaptureMode(inputs[1])
-    code, *results = getattr(driver, name)(*inputs)
-    for output, result in zip(outputs, results if not code else (), strict=False):
-        output.value = result if isinstance(result, bytes | float) else int(result)
-    return int(code)

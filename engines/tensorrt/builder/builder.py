@@ -12,7 +12,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,15 +21,13 @@ from ....core.progress import Progress
 from ....model.graph.input_notes import read_notes, with_samples
 from ....spec.decode import non_default_options
 from ...base import BuildOutcome, BuildRequest
-from ...gpu import Gpu, find_gpu
+from ...gpu import find_gpu
 from ..adapter import Adapter
-from ..log import Log, build_failure, make_log, plain
+from ..log import build_failure, make_log, plain
 from ..plan import needs_of_options, register_plugins
 from ..runner.cuda import current_device
-from ..runner.io_tensors import InputRange
 from .calibration import Feeder, Scales, calibration_inputs, make_calibrator, scaling, set_ranges
 from .configure import (
-    CacheFile,
     add_profiles,
     build_routes,
     cache_file,
@@ -42,7 +39,6 @@ from .configure import (
 )
 from .inspector import Inspection, inspect_plan
 from .network import (
-    ComputeLayer,
     by_precision,
     compute_layers,
     keep_layers,
@@ -57,23 +53,50 @@ from .refit import weights_digest
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
-@dataclass
 class Prepared:
     """A network that is parsed and configured; the parser holds the weights until it is built. The warnings
     are of what the build was not given, and of named layers that are not there."""
 
-    builder: Any
-    network: Any
-    parser: Any
-    config: Any
-    log: Log
-    layers: list[ComputeLayer]
-    profiles: list[list[InputRange]]
-    monitor: Any
-    timing_cache: CacheFile | None
-    warnings: tuple[str, ...]
-    gpu: Gpu | None
-    feeder: Feeder | None
+    def __init__(self, adapter: Adapter, request: BuildRequest, scales: Scales) -> None:
+        spec, path, weak = request.spec, Path(request.model), scales is not None
+        options = spec.tensorrt
+        self.gpu = None if spec.gpus else find_gpu(options.device)
+        self.timing_cache = cache_file(adapter, self.gpu, options.timing_cache)
+        io = request.onnx.io
+        notes = with_samples(read_notes(request.onnx.model), io.inputs, request.samples)
+        if not any(tensor.dtype in ("int32", "int64") and len(tensor.shape) <= 1 for tensor in io.inputs):
+            # Such an input can hold a shape; then only the parsed network tells what a range is of.
+            make_profiles(io.inputs, spec, notes=notes)
+        self.log = log = make_log(adapter.module)
+        self.builder = builder = adapter.module.Builder(log.logger)
+        register_plugins(adapter, builder, log, options.plugins)
+        self.network = network = builder.create_network(adapter.network_flags(weak=weak))
+        request.progress("parse")
+        portable = options.version_compatible or bool(options.hardware_compatible)
+        self.parser = parse(adapter, network, log, path, shown=request.source, portable=portable)
+        set_formats(adapter, network, log, options.tensor_formats)
+        mark_debug_tensors(adapter, network, request.debug_tensors)
+        self.config = config = builder.create_builder_config()
+        adapter.set_precision(config, request.precision, spec.floats, weak=weak, tf32=request.tf32)
+        adapter.set_gpus(config, spec.gpus)
+        shape_tensors = [tensor.name for tensor in network_inputs(network) if tensor.is_shape_tensor]
+        self.profiles = profiles = make_profiles(io.inputs, spec, shape_tensors, notes)
+        add_profiles(builder, config, profiles)
+        configure(adapter, builder, config, log, options)
+        not_cached = use_cache(config, log, self.timing_cache)
+        self.layers = compute_layers(network)
+        self.warnings = (*not_cached, *keep_layers(adapter, network, config, log, request))
+        self.feeder = feeder = scales if isinstance(scales, Feeder) else None
+        if feeder is not None:
+            feeder.inputs = calibration_inputs(adapter, network, feeder.first)
+            config.int8_calibrator = make_calibrator(adapter, feeder)
+            if profiles:
+                set_calibration_profile(builder, config, [item.as_range() for item in feeder.inputs.values()])
+        elif isinstance(scales, Mapping):
+            set_ranges(adapter, network, log, scales)
+        self.monitor: Any = None
+        if adapter.has_progress_monitor:
+            self.monitor = config.progress_monitor = make_monitor(adapter.module, request.progress)
 
     @property
     def facts(self) -> dict[str, object]:
@@ -91,7 +114,7 @@ def build_plan(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
 def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
     """Parse, check and configure as `build_plan` does, and return what would be built."""
     with _building(adapter, request) as scales:
-        prepared = _prepare(adapter, request, scales)
+        prepared = Prepared(adapter, request, scales)
         return {
             "tensorrt": adapter.name,
             "typing": "weak" if _weak(adapter, request) else "strong",
@@ -119,54 +142,8 @@ def _building(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
         raise
 
 
-def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepared:
-    spec, path, weak = request.spec, Path(request.model), scales is not None
-    options = spec.tensorrt
-    gpu = None if spec.gpus else find_gpu(options.device)
-    timing_cache = cache_file(adapter, gpu, options.timing_cache)
-    io = request.onnx.io
-    notes = with_samples(read_notes(request.onnx.model), io.inputs, request.samples)
-    if not any(tensor.dtype in ("int32", "int64") and len(tensor.shape) <= 1 for tensor in io.inputs):
-        # Such an input can hold a shape; then only the parsed network tells what a range is of.
-        make_profiles(io.inputs, spec, notes=notes)
-    log = make_log(adapter.module)
-    builder = adapter.module.Builder(log.logger)
-    register_plugins(adapter, builder, log, options.plugins)
-    network = builder.create_network(adapter.network_flags(weak=weak))
-    request.progress("parse")
-    portable = options.version_compatible or bool(options.hardware_compatible)
-    parser = parse(adapter, network, log, path, shown=request.source, portable=portable)
-    set_formats(adapter, network, log, options.tensor_formats)
-    mark_debug_tensors(adapter, network, request.debug_tensors)
-    config = builder.create_builder_config()
-    adapter.set_precision(config, request.precision, spec.floats, weak=weak, tf32=request.tf32)
-    adapter.set_gpus(config, spec.gpus)
-    shape_tensors = [tensor.name for tensor in network_inputs(network) if tensor.is_shape_tensor]
-    profiles = make_profiles(io.inputs, spec, shape_tensors, notes)
-    add_profiles(builder, config, profiles)
-    configure(adapter, builder, config, log, options)
-    not_cached = use_cache(config, log, timing_cache)
-    layers = compute_layers(network)
-    unfound = keep_layers(adapter, network, config, log, request)
-    feeder = scales if isinstance(scales, Feeder) else None
-    if feeder is not None:
-        feeder.inputs = calibration_inputs(adapter, network, feeder.first)
-        config.int8_calibrator = make_calibrator(adapter, feeder)
-        if profiles:
-            set_calibration_profile(builder, config, [item.as_range() for item in feeder.inputs.values()])
-    elif isinstance(scales, Mapping):
-        set_ranges(adapter, network, log, scales)
-    monitor = None
-    if adapter.has_progress_monitor:
-        monitor = config.progress_monitor = make_monitor(adapter.module, request.progress)
-    return Prepared(
-        builder, network, parser, config, log, layers, profiles, monitor, timing_cache,
-        (*not_cached, *unfound), gpu, feeder,
-    )  # fmt: skip
-
-
 def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutcome:
-    prepared = _prepare(adapter, request, scales)
+    prepared = Prepared(adapter, request, scales)
     options, feeder, config = request.spec.tensorrt, prepared.feeder, prepared.config
     needs = needs_of_options(vars(options))
     plan = _built(adapter, request, prepared)

@@ -191,22 +191,22 @@ def convert(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
 
 
 def calibration_inputs(adapter: Adapter, network: Any, first: Batch) -> dict[str, CalibrationInput]:
-    return {tensor.name: _input(adapter, tensor, first) for tensor in network_inputs(network)}
-
-
-def _input(adapter: Adapter, tensor: Any, first: Batch) -> CalibrationInput:
-    kind, linear = member_name(tensor.dtype), int(adapter.module.TensorFormat.LINEAR)
-    problem, part = "", "type"
-    if kind not in _NUMPY:
-        problem = f"is {kind}; {adapter.name} calibrates no such input"
-    elif not tensor.allowed_formats >> linear & 1:
-        problem, part = "is in a memory format of its own; samples are row by row", "format"
-    if problem:
-        hint = f"leave its {part} out of `io_formats`, or give `ranges`"
-        raise InvalidOption(f"`calibrator`: input {tensor.name!r} {problem}", hint=hint, option="calibrator")
-    array = np.asarray(first.feeds[tensor.name])
-    values = tuple(int(value) for value in array.reshape(-1)) if tensor.is_shape_tensor else None
-    return CalibrationInput(tensor.name, np.dtype(_NUMPY[kind]), tuple(array.shape), values)
+    inputs, linear = {}, int(adapter.module.TensorFormat.LINEAR)
+    for tensor in network_inputs(network):
+        kind, problem, part = member_name(tensor.dtype), "", "type"
+        if kind not in _NUMPY:
+            problem = f"is {kind}; {adapter.name} calibrates no such input"
+        elif not tensor.allowed_formats >> linear & 1:
+            problem, part = "is in a memory format of its own; samples are row by row", "format"
+        if problem:
+            hint = f"leave its {part} out of `io_formats`, or give `ranges`"
+            problem = f"`calibrator`: input {tensor.name!r} {problem}"
+            raise InvalidOption(problem, hint=hint, option="calibrator")
+        array = np.asarray(first.feeds[tensor.name])
+        values = tuple(int(value) for value in array.reshape(-1)) if tensor.is_shape_tensor else None
+        dtype = np.dtype(_NUMPY[kind])
+        inputs[tensor.name] = CalibrationInput(tensor.name, dtype, tuple(array.shape), values)
+    return inputs
 
 
 _LEAST = 127 * 2.0**-149  # amax whose scale is float32's smallest: nothing below it is told apart from zero

@@ -42,7 +42,7 @@ def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: Te
     """Set everything but precision, GPUs, profiles, calibrator and timing cache."""
     module, name = adapter.module, adapter.name
     adapter.share_profiles(config)
-    config.profiling_verbosity = _verbosity(adapter, options.profiling_verbosity)
+    config.profiling_verbosity = getattr(module.ProfilingVerbosity, _VERBOSITY[options.profiling_verbosity])
     kinds, sizes = module.MemoryPoolType, options.pool_bytes
     pools = {adapter.member(kinds, pool, "`memory_pools`", "pool"): size for pool, size in sizes.items()}
     if options.workspace_bytes:
@@ -100,10 +100,6 @@ def _attributes(adapter: Adapter, config: Any, options: TensorRTOptions) -> Iter
     if options.hardware_compatible:
         level = adapter.hardware_level(options.hardware_compatible)
         yield "`hardware_compatible`", "hardware_compatibility_level", level
-
-
-def _verbosity(adapter: Adapter, name: str) -> Any:
-    return getattr(adapter.module.ProfilingVerbosity, _VERBOSITY[name])
 
 
 def build_routes(config: Any) -> dict[str, str]:
@@ -227,10 +223,7 @@ def _check_shared_axes(inputs: Sequence[TensorInfo], ranges: Sequence[InputRange
 
 
 def _check_shapes(
-    inputs: Sequence[TensorInfo],
-    by_kind: Mapping[str, Shapes],
-    shape_tensors: Collection[str],
-    option: str,
+    inputs: Sequence[TensorInfo], by_kind: Mapping[str, Shapes], shape_tensors: Collection[str], option: str
 ) -> None:
     for kind, shapes in by_kind.items():
         for name, shape in shapes.items():

@@ -39,7 +39,7 @@ import numpy as np
 
 from ....errors import ArtifactError, BuildError
 from ..adapter import Adapter
-from ..plan import OpenPlan, PlanNeeds, open_plan
+from ..plan import PlanNeeds, open_plan
 from ..runner.io_tensors import InputRange
 
 UNREPORTED = "unreported"
@@ -263,7 +263,10 @@ def inspect_plan(
     in their place. 8.5.3.1 does so with one, too, where a profile is a range (an H200, 2026-11-28); then the
     weights and the kernel's name tell.
     """
-    opened = _opened(adapter, plan, needs)
+    try:
+        opened = open_plan(adapter, plan, needs, subject="the engine just built")
+    except ArtifactError as error:
+        raise BuildError(error.message) from error
     engine = opened.engine
     context = engine.create_execution_context() if profiles else None
     if profiles and context is None:
@@ -286,13 +289,6 @@ def inspect_plan(
         del shape_values
     del inspector  # before the engine: in 8.5 it does not keep it alive (python/src/infer/pyCore.cpp)
     return inspections
-
-
-def _opened(adapter: Adapter, plan: Any, needs: PlanNeeds) -> OpenPlan:
-    try:
-        return open_plan(adapter, plan, needs, subject="the engine just built")
-    except ArtifactError as error:
-        raise BuildError(error.message) from error
 
 
 def _choose_shapes(context: Any, index: int, ranges: Sequence[InputRange], shape_values: list[Any]) -> str:

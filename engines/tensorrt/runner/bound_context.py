@@ -11,16 +11,11 @@ from numpy.typing import NDArray
 from ....errors import ModelError, first_line
 from ....spec.tensors import format_shape
 from ...gpu import GpuTimes, time_runs
-from .cuda import CudaError, CudaGraph, Event, Stream
+from ...libcuda import CudaError
+from .cuda import CudaGraph, Event, Stream
 from .io_tensors import FeedShapes, IOTensor, Profile
 from .loaded_engine import GRAPH_HINT, LoadedEngine
-from .memory import (
-    DeviceBuffer,
-    DeviceInput,
-    HostBuffer,
-    make_output_allocator,
-    make_profiler,
-)
+from .memory import DeviceBuffer, DeviceInput, HostBuffer, make_output_allocator, make_profiler
 
 Values = Mapping[str, "NDArray[Any] | DeviceInput"]
 

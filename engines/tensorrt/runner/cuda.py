@@ -1,9 +1,8 @@
-"""CUDA's driver by cuda-bindings, or by PyCUDA and ctypes: contexts, streams, events, graphs.
+"""CUDA's contexts, streams, events and graphs, by libcuda; contexts by PyCUDA where it is installed.
 
 PyCUDA keeps a stack of contexts of its own, so that where it is installed contexts are made current by it.
-The functions are those of https://docs.nvidia.com/cuda/cuda-driver-api/; all but graphs' need a current
-context. None is created, and none stays current: each block makes the primary one, which PyTorch uses too,
-current and leaves the thread as it found it.
+All functions but graphs' need a current context. None is created, and none stays current: each block makes
+the primary one, which PyTorch uses too, current and leaves the thread as it found it.
 """
 
 from __future__ import annotations
@@ -15,50 +14,29 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from traceback import clear_frames
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....core.installation import install_hint
 from ....errors import EngineUnavailable, InvalidOption, ModelError, first_line
+from ...libcuda import CudaError, Libcuda, OutOfMemory
 
 _NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: nothing waits for the default stream, or makes it wait."""
-_OUT_OF_MEMORY = 2
-"""CUDA_ERROR_OUT_OF_MEMORY."""
+_THREAD_LOCAL = 1
+"""CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may go on allocating."""
 
 
-class CudaError(Exception):
-    """A driver function failed; the message names it and the error."""
-
-
-class OutOfMemory(CudaError):
-    """The device's memory, or page-locked memory, does not suffice."""
-
-
-class Cuda:
+class Cuda(Libcuda):
     """The driver's functions that are used here; objects free what they hold when they are collected.
 
-    `driver` is the module `cuda.bindings.driver`, whose functions return an error code, then their results;
-    `package` is that module, or `pycuda.driver`.
+    `package` is what a primary context was retained by: the library, or `pycuda.driver`.
     """
 
-    def __init__(self, package: Any) -> None:
-        self.driver = self.package = package
-
-    def call(self, function: str, *arguments: Any) -> Any:
-        """Call a function of the driver and return its result, None where it has none."""
-        try:
-            code, *results = getattr(self.driver, function)(*arguments)
-        except (RuntimeError, AttributeError) as error:  # the driver is older, and has no such function
-            raise CudaError(f"{function}: {first_line(error)}") from error
-        if int(code):
-            kind = OutOfMemory if int(code) == _OUT_OF_MEMORY else CudaError
-            name = self.driver.cuGetErrorName(code)[1] or b"an unknown error"
-            raise kind(f"{function}: {name.decode()} ({int(code)})")
-        return results[0] if results else None
+    def __init__(self) -> None:
+        super().__init__()
+        self.package = self.library
 
     def retain(self, device: int) -> Any:
         """Return the handle of a device's primary context, which is retained until the process ends."""
@@ -73,12 +51,15 @@ class Cuda:
 
     def owned(self, owner: object, function: str, handle: int) -> Callable[[], object]:
         """Let a function free a handle, once, in the context of now, at the latest with the owner."""
-        driver, context = self.driver, self.call("cuCtxGetCurrent")
+        context = self.call("cuCtxGetCurrent")
 
         def free() -> None:
-            if not int(driver.cuCtxPushCurrent(context)[0]):
-                getattr(driver, function)(handle)
-                driver.cuCtxPopCurrent()
+            with suppress(CudaError):  # an error of an earlier launch, which every later call repeats
+                self.call("cuCtxPushCurrent", context)
+                try:
+                    self.call(function, handle)
+                finally:
+                    self.call("cuCtxPopCurrent")
 
         finalize = weakref.finalize(owner, free)
         finalize.atexit = False  # the process gives all back
@@ -109,64 +90,15 @@ class Cuda:
         self.call("cuCtxSynchronize") if stream is None else self.call("cuStreamSynchronize", stream)
 
 
-_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "f": ctypes.c_float, "c": ctypes.c_char_p}
-_PARAMETERS = {
-    "cuCtxGetCurrent": "P", "cuCtxPopCurrent": "P", "cuCtxPushCurrent": "p", "cuCtxSynchronize": "",
-    "cuEventCreate": "Pi", "cuEventDestroy": "p", "cuEventElapsedTime": "Fpp", "cuEventRecord": "pp",
-    "cuEventSynchronize": "p", "cuGetErrorName": "iC", "cuGraphDestroy": "p", "cuGraphExecDestroy": "p",
-    "cuGraphInstantiate": "Ppp", "cuGraphLaunch": "pp", "cuMemAlloc": "Pp", "cuMemFree": "p",
-    "cuMemFreeHost": "p", "cuMemHostAlloc": "Ppi", "cuMemcpyDtoDAsync": "pppp", "cuMemcpyDtoH": "ppp",
-    "cuMemcpyDtoHAsync": "pppp", "cuMemcpyHtoD": "ppp", "cuMemcpyHtoDAsync": "pppp",
-    "cuPointerGetAttribute": "Iip", "cuStreamBeginCapture": "pi", "cuStreamCreate": "Pi",
-    "cuStreamDestroy": "p", "cuStreamEndCapture": "pP", "cuStreamSynchronize": "p",
-    "cuStreamWaitEvent": "ppi",
-}  # fmt: skip
-"""Function of cuda-bindings to its parameters in C, p what has 64 bits; capitals are results."""
-_ENDINGS = {"cuGraphInstantiate": "WithFlags"} | dict.fromkeys(
-    ("cuCtxPopCurrent", "cuCtxPushCurrent", "cuEventDestroy", "cuMemAlloc", "cuMemFree", "cuMemcpyDtoDAsync",
-     "cuMemcpyDtoH", "cuMemcpyDtoHAsync", "cuMemcpyHtoD", "cuMemcpyHtoDAsync", "cuStreamBeginCapture",
-     "cuStreamDestroy"), "_v2",
-)  # fmt: skip
-"""Function to what its symbol in libcuda ends with since CUDA 11.4 (`#define cuMemAlloc cuMemAlloc_v2`)."""
-
-
-def load_library() -> Any:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-class _Libcuda:
-    """Functions of libcuda, called as those of cuda-bindings."""
-
-    CUpointer_attribute = SimpleNamespace(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL=9)
-    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
-
-    def __init__(self) -> None:
-        self._library = load_library()
-
-    def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:
-        kinds = _PARAMETERS[name]
-        function = getattr(self._library, name + _ENDINGS.get(name, ""))
-
-        def call(*arguments: Any) -> tuple[Any, ...]:
-            inputs = iter(arguments)
-            results: list[Any] = [_TYPES[kind.lower()]() for kind in kinds if kind.isupper()]
-            outputs = iter(map(ctypes.byref, results))
-            values = (next(outputs) if kind.isupper() else _TYPES[kind](next(inputs)) for kind in kinds)
-            code = function(*values)
-            return (code, *(result.value for result in results))
-
-        setattr(self, name, call)
-        return call
-
-
 class PyCuda(Cuda):
-    """The driver by ctypes, with contexts of the module `pycuda.driver`.
+    """The driver with contexts of the module `pycuda.driver`.
 
     PyCUDA frees the user's arrays in the context that it believes to be current.
     """
 
     def __init__(self, package: Any) -> None:
-        self.package, self.driver = package, _Libcuda()
+        super().__init__()
+        self.package = package
 
     def retain(self, device: int) -> Any:
         self._run(self.package.init)
@@ -187,19 +119,16 @@ class PyCuda(Cuda):
 
 
 def load_cuda() -> Cuda:
-    """Return the driver through PyCUDA where it can be imported, else through cuda-bindings."""
+    """Return the driver, with PyCUDA's contexts where PyCUDA can be imported.
+
+    Raises:
+        CudaError: If no driver is installed.
+    """
     try:
         import pycuda.driver
-
-        return PyCuda(pycuda.driver)
-    except Exception as error:  # ImportError, of a library of the toolkit too; OSError: no libcuda
-        reason = first_line(error)
-    try:
-        from cuda.bindings import driver
-    except Exception as error:
-        problem = f"neither cuda-bindings nor PyCUDA can be imported ({first_line(error)}; {reason})"
-        raise ImportError(problem) from error
-    return Cuda(driver)
+    except Exception:  # ImportError, of a library of the toolkit too; OSError: no libcuda
+        return Cuda()
+    return PyCuda(pycuda.driver)
 
 
 class Stream:
@@ -241,10 +170,8 @@ class CudaGraph:
 
     def __init__(self, cuda: Cuda, stream: Stream, enqueue: Callable[[], None]) -> None:
         self._cuda, self._stream = cuda, stream
-        # Other threads may go on allocating.
-        mode = cuda.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         with _no_collection():
-            cuda.call("cuStreamBeginCapture", stream.handle, mode)
+            cuda.call("cuStreamBeginCapture", stream.handle, _THREAD_LOCAL)
             try:
                 enqueue()
             except BaseException:
@@ -297,9 +224,9 @@ class PrimaryContext:
             if key not in _retained:
                 _retained[key] = self.cuda.retain(device)
             self._handle = _retained[key]
-        except (ImportError, CudaError) as error:
+        except CudaError as error:
             problem = f"no CUDA device can be used for {subject} (device {device}: {error})"
-            hint = f"{install_hint('cuda')} on a machine with an NVIDIA GPU"
+            hint = "run it on a machine with an NVIDIA GPU and its driver"
             raise EngineUnavailable(problem, hint=hint, engine=engine) from error
 
     @contextmanager
@@ -333,7 +260,7 @@ class PrimaryContext:
 def current_device(device: int, subject: str) -> Iterator[None]:
     """Let TensorRT build on a device in the block: it takes the one whose context is current in the thread.
 
-    Device 0 is CUDA's default: where no package can make it current, as without a GPU, nothing is done.
+    Device 0 is CUDA's default: where it cannot be made current, as without a GPU, nothing is done.
     """
     active: AbstractContextManager[None] = nullcontext()
     try:

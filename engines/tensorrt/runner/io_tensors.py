@@ -22,10 +22,8 @@ from ..adapter import Adapter, member_name
 # By name: the module's own nptype() uses numpy names that numpy 2 has dropped (TensorRT 8.5).
 _NUMPY = {
     "FLOAT": "float32", "HALF": "float16", "INT8": "int8", "INT32": "int32", "INT64": "int64",
-    "BOOL": "bool", "UINT8": "uint8",
+    "BOOL": "bool", "UINT8": "uint8", "BF16": "bfloat16", "FP8": "float8_e4m3fn",
 }  # fmt: skip
-_ML_DTYPES = {"BF16": "bfloat16", "FP8": "float8_e4m3fn"}
-"""Types that numpy has from the package ml_dtypes."""
 _INT32 = np.iinfo(np.int32)
 
 
@@ -75,29 +73,18 @@ def model_io(tensors: Sequence[IOTensor]) -> ModelIO:
 
 
 def numpy_dtype(member: Any, name: str, where: str = "") -> np.dtype[Any]:
+    import ml_dtypes
+
     kind = member_name(member)
-    if kind in _NUMPY:
-        return np.dtype(_NUMPY[kind])
-    if kind not in _ML_DTYPES:
+    if kind not in _NUMPY:
         problem = f"{where}tensor {name!r} is {kind}, a type that numpy arrays do not have"
         hint = "build a model whose inputs and outputs are of another type"
         raise ModelError(problem, hint=hint, tensor=name)
-    return extended_dtype(_ML_DTYPES[kind], f"{where}tensor {name!r}", name)
+    return np.dtype(getattr(ml_dtypes, _NUMPY[kind], _NUMPY[kind]))
 
 
 def refused_input(name: str, problem: str, hint: str = "") -> DataError:
     return DataError(f"feeds: input {name!r} {problem}", hint=hint, tensor=name)
-
-
-def extended_dtype(kind: str, subject: str, name: str) -> np.dtype[Any]:
-    """Return a type of the package ml_dtypes, such as "bfloat16"."""
-    try:
-        import ml_dtypes
-    except ImportError as error:
-        problem = f"{subject} is {kind}, which numpy has only from ml_dtypes"
-        raise ModelError(problem, hint="pip install ml_dtypes", tensor=name) from error
-    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, kind))
-    return dtype
 
 
 class WideIntegers:

@@ -22,11 +22,14 @@ from numpy.typing import NDArray
 
 from ....errors import ModelError, first_line
 from ....spec.tensors import format_shape
-from .cuda import Cuda, CudaError, Event, PrimaryContext
-from .io_tensors import extended_dtype, numpy_dtype, refused_input
+from ...libcuda import CudaError
+from .cuda import Cuda, Event, PrimaryContext
+from .io_tensors import numpy_dtype, refused_input
 
 ALIGNMENT_BYTES = 256
 """What CUDA aligns every allocation to."""
+_DEVICE_ORDINAL = 9
+"""CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL of cuda.h."""
 
 
 class DeviceBuffer:
@@ -121,6 +124,8 @@ def read_device_input(name: str, value: Any, context: PrimaryContext) -> DeviceI
     The protocol's version 3 tells the stream that writes. PyTorch has version 2, which tells none: the host
     waits for the device.
     """
+    import ml_dtypes
+
     try:
         interface = value.__cuda_array_interface__
     except AttributeError as error:
@@ -131,8 +136,7 @@ def read_device_input(name: str, value: Any, context: PrimaryContext) -> DeviceI
         raise refused_input(name, problem, "for a torch tensor, give tensor.detach()") from error
     shape = tuple(int(extent) for extent in interface["shape"])
     typestr = interface["typestr"]  # "<V2" is PyTorch's name for bfloat16, _dtype_to_typestr
-    is_bfloat16 = typestr == "<V2"
-    dtype = extended_dtype("bfloat16", f"feeds: input {name!r}", name) if is_bfloat16 else np.dtype(typestr)
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16 if typestr == "<V2" else typestr)
     strides = interface.get("strides")
     if strides is not None:
         _check_dense(name, shape, tuple(stride / dtype.itemsize for stride in strides))
@@ -152,10 +156,9 @@ def read_device_input(name: str, value: Any, context: PrimaryContext) -> DeviceI
 
 
 def _check_place(name: str, address: int, context: PrimaryContext) -> None:
-    at, kinds = f"lies at {address:#x}", context.cuda.driver.CUpointer_attribute
+    at = f"lies at {address:#x}"
     try:
-        of_address = kinds.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        device = int(context.cuda.call("cuPointerGetAttribute", of_address, address))
+        device = context.cuda.call("cuPointerGetAttribute", _DEVICE_ORDINAL, address)
     except CudaError as error:
         raise refused_input(name, f"{at}, outside the memory of CUDA devices ({error})") from error
     if device != context.device:

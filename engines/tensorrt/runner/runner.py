@@ -22,9 +22,10 @@ from ....errors import InvalidOption, ModelError
 from ....spec.tensors import Feeds, ModelIO, check_feeds
 from ...base import InFlight, Runner
 from ...gpu import GpuTimes
+from ...libcuda import OutOfMemory
 from ..adapter import Adapter
 from .bound_context import BoundContext, Values
-from .cuda import OutOfMemory, Stream
+from .cuda import Stream
 from .io_tensors import FeedShapes, Profile, WideIntegers, fitting_profiles, model_io, refused_input
 from .loaded_engine import EngineUse, LoadedEngine
 from .memory import DeviceInput, make_listener, read_device_input

@@ -1,12 +1,12 @@
 """The programs of the deployment pages run, with names that every version of TensorRT and ONNX Runtime has.
 
-TensorRT and CUDA's runtime are stand-ins; the programs of docs/deploy_cpu.md run what `build` writes, with
+TensorRT and PyCUDA are stand-ins; the programs of docs/deploy_cpu.md run what `build` writes, with
 nothing of qcompile.
 """
 
 from __future__ import annotations
 
-import ctypes
+import gc
 import re
 import runpy
 import shlex
@@ -14,16 +14,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import ModuleType
 
-import numpy as np
 import onnxruntime
 import pytest
 from onnx import parser
 from packaging_engines import make_engine
 from recorded_tensorrt import VERSIONS
-from simulated_cuda import SimulatedGpu, install
+from simulated_cuda import install
 from tensorrt_simulation import HEADER, simulate
 
 import qcompile
@@ -91,51 +89,16 @@ TYPED = """typed (float[n,4] x, float16[n,2] half, int32[n] ids, bool[n] kept)
 }"""
 
 
-def runtime(gpu: SimulatedGpu) -> Any:
-    """`cuda.bindings.runtime`, as far as the program uses it: each call returns its status first.
-
-    Source: NVIDIA/cuda-python, cuda_bindings/cuda/bindings/runtime.pyx.in.
-    """
-    module: Any = ModuleType("cuda.bindings.runtime")
-    module.cudaError_t = SimpleNamespace(cudaSuccess=0)
-    module.cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
-
-    def copy(dst: int, src: int, size: int, kind: int, stream: int) -> tuple[int]:
-        def act() -> None:
-            held = gpu.bytes_at(dst if kind == 1 else src, size)
-            host = np.frombuffer((ctypes.c_uint8 * size).from_address(src if kind == 1 else dst), np.uint8)
-            held[:], host[:] = (host, host) if kind == 1 else (held, held)
-
-        gpu.streams[stream].tell(act)
-        return (0,)
-
-    def synchronize(stream: int) -> tuple[int]:
-        gpu.streams[stream].run()
-        return (0,)
-
-    def free(address: int) -> tuple[int]:
-        gpu.release(address, "device memory")
-        return (0,)
-
-    module.cudaMalloc = lambda size: (0, gpu.allocate(size))
-    module.cudaFree, module.cudaMemcpyAsync, module.cudaStreamSynchronize = free, copy, synchronize
-    module.cudaStreamCreate = lambda: (0, gpu.foreign_stream().handle)
-    module.cudaStreamDestroy = lambda stream: (0,) if gpu.streams.pop(stream) else (1,)
-    return module
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_program_runs_with_every_version_and_any_numpy(
     version: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gpu = install(monkeypatch)
-    gpu.stack.append(gpu.primary(0))  # CUDA's runtime makes it current by itself
+    gpu = install(monkeypatch, pycuda=True)
+    # Source: inducer/pycuda pycuda/autoprimaryctx.py.
+    sys.modules["pycuda.driver"].Device(0).retain_primary_context().push()
     simulation = simulate(version, gpu, tmp_path)
     module, engine = simulation.adapter.module, simulation.plan(parser.parse_model(HEADER + TYPED))
-    bindings: Any = ModuleType("cuda.bindings")
-    bindings.runtime = runtime(gpu)
-    modules = {"tensorrt": module, "cuda": ModuleType("cuda"), "cuda.bindings": bindings}
-    for name, stand_in in modules.items():
+    for name, stand_in in {"tensorrt": module, "pycuda.autoprimaryctx": ModuleType("autoprimaryctx")}.items():
         monkeypatch.setitem(sys.modules, name, stand_in)
     monkeypatch.setattr(sys, "argv", ["run_engine.py", str(engine)])
     (tmp_path / "run_engine.py").write_text(program("run_engine.py", "python"))
@@ -143,7 +106,8 @@ def test_the_program_runs_with_every_version_and_any_numpy(
     assert capsys.readouterr().out.splitlines() == [
         "y (2, 4) float32", "h (2, 2) float16", "i (2,) int32", "k (2,) bool"
     ]  # fmt: skip
-    assert gpu.used_bytes == 0
+    gc.collect()  # the program's function and its globals hold each other
+    assert not +gpu.live
     assert "trt.nptype(" not in program("run_engine.py", "python")  # it needs names that numpy 2 has dropped
     assert simulation.told("nvtx_verbosity") == [(module.ProfilingVerbosity.NONE,)]
 

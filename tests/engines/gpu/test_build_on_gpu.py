@@ -1,6 +1,6 @@
 """Builds on a real GPU, with whichever TensorRT is installed there: precisions, calibrators, every option.
 
-Needs numpy, onnx, cuda-bindings or PyCUDA, and TensorRT; quantized graphs and ranges are made without ONNX
+Needs numpy, onnx and TensorRT; quantized graphs and ranges are made without ONNX
 Runtime. The oracle is ONNX's own reference implementation. An option that the version here does not have must
 be refused. On an H200 with TensorRT 8.5.3.1 (2026-11-28) 19 had run when the time was up: 16 passed, of
 int8 all but Q/DQ, whose proof was mended since; fp16 and best failed for a reason that was lost with the end

@@ -1,9 +1,8 @@
 """The runner on a real GPU, with whichever TensorRT is installed there.
 
 These have run against the simulation of tests/support alone; `gpu_day.py` ran the runner on a GPU
-(docs/tensorrt.md). Needs numpy, onnx, TensorRT, and cuda-bindings or PyCUDA; what needs PyTorch is skipped
-without it. The oracle is ONNX's own reference
-implementation.
+(docs/tensorrt.md). Needs numpy, onnx and TensorRT; what needs PyTorch is skipped without it. The oracle is
+ONNX's own reference implementation.
 """
 
 from __future__ import annotations

@@ -14,18 +14,18 @@ from tensorrt_simulation import PYTORCHS, Simulation, make_adapter
 
 
 @contextmanager
-def clean_gpu(monkeypatch: pytest.MonkeyPatch, package: str) -> Iterator[SimulatedGpu]:
+def clean_gpu(monkeypatch: pytest.MonkeyPatch, *, pycuda: bool) -> Iterator[SimulatedGpu]:
     """A GPU with PyTorch's context current, where nothing may be left at the end but that."""
-    found = install(monkeypatch, package)
+    found = install(monkeypatch, pycuda=pycuda)
     found.stack.append(PYTORCHS)
     yield found
     assert found.is_clean, (+found.live, found.complaints, found.retained)
     assert (found.stack, found.pycuda_stack) == ([PYTORCHS], [])
 
 
-@pytest.fixture(params=["pycuda", "cuda-bindings"])
+@pytest.fixture(params=[True, False], ids=["pycuda", "ctypes"])
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGpu]:
-    with clean_gpu(monkeypatch, request.param) as found:
+    with clean_gpu(monkeypatch, pycuda=request.param) as found:
         yield found
 
 
@@ -33,9 +33,9 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 def simulation(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Simulation]:
-    """Each version of TensorRT, and one beside PyCUDA: no version knows which package calls the driver."""
+    """Each version of TensorRT, and one beside PyCUDA: no version knows who calls the driver."""
     version, _, package = request.param.partition("-")
-    with clean_gpu(monkeypatch, package or "cuda-bindings") as found:
+    with clean_gpu(monkeypatch, pycuda=bool(package)) as found:
         yield Simulation(version, found, make_adapter(version, found), tmp_path)
 
 

@@ -239,7 +239,7 @@ def test_nan_or_infinity_fails_the_build(value: float, model: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "the engine was not run: no cuda-bindings"),
+        ({}, "the engine was not run: no GPU"),
         ({"strip_weights": True}, "stored without weights"),
         ({"io_formats": ("x=:chw32",)}, "memory format of their own"),
     ],
@@ -247,7 +247,7 @@ def test_nan_or_infinity_fails_the_build(value: float, model: Path) -> None:
 def test_what_cannot_be_run_leaves_a_reason(options: dict[str, Any], said: str, model: Path) -> None:
     def refuse() -> Runner:
         assert not options, "it was loaded"
-        raise EngineUnavailable("no cuda-bindings", engine="tensorrt")
+        raise EngineUnavailable("no GPU", engine="tensorrt")
 
     found = verified(outcome(model, PROFILE), request(model, **options), refuse)
     assert said in found.warnings[0]

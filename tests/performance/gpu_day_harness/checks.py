@@ -24,7 +24,7 @@ FP32_DB, FP16_DB, INT8_DB = 60.0, 30.0, 15.0
 
 _PACKAGES = (
     "tensorrt", "tensorrt-rtx", "pycuda", "numpy", "onnx", "onnxruntime", "torch", "safetensors", "msgspec",
-    "cuda-bindings", "ml-dtypes", "protobuf", "pytest",
+    "ml-dtypes", "protobuf", "pytest",
 )  # fmt: skip
 _BERT = ",".join(f"{name}:1x32..4x32..8x32" for name in ("tokens", "mask"))
 _IMAGES = "image:1x3x{0}x{0}..4x3x{0}x{0}..8x3x{0}x{0}"

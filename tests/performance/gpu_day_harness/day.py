@@ -66,7 +66,7 @@ class Day:
         start = time.perf_counter()
         try:
             about: dict[str, Any] = {"result": "passed", **action(*arguments)}
-        except EngineUnavailable as error:  # such as cuda-bindings, where the environment's check says why
+        except EngineUnavailable as error:  # such as no driver, where the environment's check says why
             about = {"result": "not run", "reason": error.message}
         except NotRun as reason:
             about = {"result": result_of(reason), "reason": str(reason)}

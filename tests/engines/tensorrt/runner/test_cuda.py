@@ -5,7 +5,6 @@ Inputs that are on the GPU: not copied, not converted, and waited for.
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 import threading
@@ -21,9 +20,12 @@ import torch
 from simulated_cuda import COPY_NS, KERNEL_NS, SimulatedGpu, install
 from tensorrt_simulation import PYTORCHS, InterfaceArray, Simulation, assert_negates, values
 
+from qcompile.engines import libcuda
+from qcompile.engines.gpu import bus_id, find_gpus, why_no_gpu
+from qcompile.engines.libcuda import CudaError
 from qcompile.engines.tensorrt.builder.calibration import Device
 from qcompile.engines.tensorrt.runner import cuda
-from qcompile.engines.tensorrt.runner.cuda import CudaError, Event, PrimaryContext, Stream, current_device
+from qcompile.engines.tensorrt.runner.cuda import Event, PrimaryContext, Stream, current_device
 from qcompile.engines.tensorrt.runner.memory import DeviceBuffer, read_device_input
 from qcompile.errors import DataError, EngineUnavailable, ModelError
 
@@ -45,16 +47,16 @@ def test_a_build_has_its_device_current_whatever_a_caller_has(gpu: SimulatedGpu,
         assert gpu.stack[-1] == gpu.primary(device)
 
 
-def test_without_a_package_device_0_alone_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_device_0_alone_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "load_cuda", missing)
     with current_device(0, "m.onnx"):
         pass
-    with pytest.raises(EngineUnavailable, match="device 1: no package"), current_device(1, "m.onnx"):
+    with pytest.raises(EngineUnavailable, match="device 1: no driver"), current_device(1, "m.onnx"):
         pass
 
 
 def missing() -> None:
-    raise ImportError("no package")
+    raise CudaError("no driver")
 
 
 def test_cudas_errors_become_ours_with_what_was_being_done(gpu: SimulatedGpu) -> None:
@@ -116,33 +118,59 @@ def test_what_is_collected_in_another_thread_is_freed_in_its_context(gpu: Simula
     other.join()
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, AttributeError], ids=["cuda-bindings 13.5", "ctypes"])
-@pytest.mark.usefixtures("gpu")
 def test_a_function_that_an_older_driver_lacks_is_an_error_of_ours(
-    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+    gpu: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing(*_: object) -> None:
-        raise kind("function cuGraphLaunch is not found")
-
+    # Source: ctypes of CPython, CDLL.__getattr__, which raises AttributeError with the message of dlsym.
     context = PrimaryContext(0, "m.engine")
-    monkeypatch.setattr(context.cuda.driver, "cuGraphLaunch", missing)
-    said = r"m\.engine: replaying: CUDA fails: cuGraphLaunch: function cuGraphLaunch is not found"
+    library = context.cuda.library
+
+    class Older:
+        def __getattr__(self, symbol: str) -> Any:
+            if symbol == "cuGraphLaunch":
+                raise AttributeError(f"undefined symbol: {symbol}")
+            return getattr(library, symbol)
+
+    monkeypatch.setattr(context.cuda, "library", Older())
+    said = r"m\.engine: replaying: CUDA fails: cuGraphLaunch: undefined symbol: cuGraphLaunch"
     with pytest.raises(ModelError, match=said), context.active("replaying"):
         context.cuda.call("cuGraphLaunch", 1, 1)
+    assert gpu.stack == [PYTORCHS]
 
 
-def test_pycuda_is_taken_where_both_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, "pycuda")
-    pycuda = {name: sys.modules[name] for name in ("pycuda", "pycuda.driver")}
-    install(monkeypatch, "cuda-bindings")
+def test_pycuda_is_taken_where_it_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
     assert type(cuda.load_cuda()) is cuda.Cuda
-    for name, module in pycuda.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    assert cuda.load_cuda().package is pycuda["pycuda.driver"]
+    install(monkeypatch, pycuda=True)
+    assert cuda.load_cuda().package is sys.modules["pycuda.driver"]
+
+
+def test_gpus_are_found_by_the_driver_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = install(monkeypatch, devices=2)
+    gpu.name = "A GPU of a test"
+    about = {"gpu": gpu.name, "gpus": ["sm86"], "memory_bytes": gpu.memory_bytes, "cuda": "12.4"}
+    assert [found.as_json() for found in find_gpus()] == [about] * 2
+    assert [bus_id(index) for index in range(3)] == ["0000:00:00.0", "0000:01:00.0", ""]
+    assert why_no_gpu() == ""
+    assert not gpu.stack, "no context is made"
+
+
+def test_without_a_gpu_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file: No such file or directory")
+
+    load_library = libcuda.load_library.__wrapped__
+    install(monkeypatch, devices=0)
+    assert why_no_gpu() == "the NVIDIA driver finds no device"
+    assert (find_gpus(), bus_id(0)) == ([], "")
+    monkeypatch.setattr(libcuda, "load_library", load_library)
+    monkeypatch.setattr(libcuda.ctypes, "CDLL", no_library)
+    assert why_no_gpu() == "no NVIDIA driver (libcuda.so.1 is missing)"
+    assert (find_gpus(), bus_id(0)) == ([], "")
 
 
 def test_a_context_that_pycuda_has_current_is_current_again(gpu: SimulatedGpu) -> None:
-    pycuda = pytest.importorskip("pycuda.driver", reason="the other package has no contexts of its own")
+    pycuda = pytest.importorskip("pycuda.driver", reason="without PyCUDA there are no contexts of its own")
     theirs = pycuda.Device(1).retain_primary_context()
     theirs.push()
     with PrimaryContext(0, "test").active("a test"):
@@ -152,36 +180,36 @@ def test_a_context_that_pycuda_has_current_is_current_again(gpu: SimulatedGpu) -
     theirs.pop()
 
 
-def test_every_function_is_one_of_the_real_package() -> None:
-    driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
-    source = inspect.getsource(cuda) + "".join(f'"{name}"' for name in cuda._PARAMETERS)
-    named = set(re.findall(r'"(cu[A-Z]\w+)"', source)) | set(re.findall(r"driver\.(CU\w+)", source))
-    assert len(named) > 25
-    assert {name for name in named if not hasattr(driver, name)} == set()
+def test_the_functions_with_parameters_are_those_that_are_called() -> None:
+    files = [path for path in ENGINES.rglob("*.py") if path.name != "libcuda.py"]
+    named = set(re.findall(r'"(cu[A-Z][a-z]\w+)"', "".join(path.read_text() for path in files)))
+    copies = {f"{name}Async" for name in named if re.fullmatch("cuMemcpy(HtoD|DtoH)", name)}
+    assert named | copies == set(libcuda.PARAMETERS)
 
 
+ENGINES = Path(libcuda.__file__).parent
 HEADER = Path("/usr/local/cuda/include/cuda.h")
 
 
 @pytest.mark.skipif(not HEADER.exists(), reason="CUDA's headers are not installed")
-@pytest.mark.parametrize("name", cuda._PARAMETERS)
+@pytest.mark.parametrize("name", libcuda.PARAMETERS)
 def test_a_function_of_libcuda_is_called_as_cudas_header_declares_it(name: str) -> None:
     text = HEADER.read_text()
     symbol = re.search(rf"#define +{name} +(?:__CUDA_API_PT..\()?(\w+)", text)
     if name != "cuEventElapsedTime":  # whose newer form older drivers lack
-        assert name + cuda._ENDINGS.get(name, "") == (symbol[1] if symbol else name)
+        assert name + libcuda.ENDINGS.get(name, "") == (symbol[1] if symbol else name)
     declared = re.search(rf"CUDAAPI {name}\((.*?)\);", text, re.DOTALL)
     assert declared is not None
     kinds = "".join(_kind(parameter) for parameter in declared[1].split(",") if parameter != "void")
-    assert cuda._PARAMETERS[name] == kinds.replace("pip", "Iip" if "Attribute" in name else "pip")
+    assert libcuda.PARAMETERS[name] == kinds.replace("pip", "Iip" if "Pointer" in name else "pip")
 
 
 def _kind(parameter: str) -> str:
-    """A letter of `cuda._PARAMETERS`; what a `void *` shows is not declared."""
-    if re.search(r"\bvoid \*\w", parameter):
+    """A letter of `libcuda.PARAMETERS`; what a `void *` shows is not declared, and `char *` is filled in."""
+    if re.search(r"\b(void|char) \*\w", parameter):
         return "p"
-    small = re.search(r"(float|char|unsigned int|CUresult|\w+_attribute|CUstreamCaptureMode) ", parameter)
-    kind = {"float": "f", "char": "c"}.get(small[1], "i") if small else "p"
+    small = re.search(r"\b(float|int|CUresult|CUdevice|\w+_attribute|CUstreamCaptureMode) ", parameter)
+    kind = ("f" if small[1] == "float" else "i") if small else "p"
     return kind.upper() if "*" in parameter else kind
 
 
