@@ -19,10 +19,13 @@ import qcompile  # noqa: F401  # isort: skip
 import numpy as np
 import onnx
 import pytest
+from commands import printed, qc
 from hypothesis import HealthCheck, settings
 from written_models import text_model
 
 from qcompile.model.sessions import session
+
+__all__ = ["printed", "qc"]
 
 session._LEAST_S = math.inf  # no artifact is said to be slow here: on another machine it is not
 

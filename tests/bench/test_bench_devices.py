@@ -103,12 +103,6 @@ def test_a_missing_gpu_is_the_failure_of_its_row(tiny_file: MakePath) -> None:
     assert results.settings["devices"] == ["cpu", "cuda"]
 
 
-@without_gpu
-def test_a_baseline_on_a_missing_gpu_is_an_error(torch_model: str) -> None:
-    with pytest.raises(EngineUnavailable, match="cannot run on GPU 0 here: this PyTorch"):
-        qcompile.benchmark([], baseline=torch_model, inputs=["x:1x3x8x8"], devices=["cuda"])
-
-
 def test_a_speedup_between_devices_says_so() -> None:
     ratio = Speedup(20.0, 19.0, 21.0, 20, "faster", launches=5)
     rows = [

@@ -183,17 +183,6 @@ def test_what_dies_hangs_or_runs_out_of_memory_leaves_the_others_their_numbers(
     jsonschema.validate(json.loads((tmp_path / "r.json").read_text()), json.loads(SCHEMA.read_text()))
 
 
-def test_where_the_baseline_dies_the_others_keep_their_latencies(tiny_file: MakePath, tmp_path: Path) -> None:
-    results = qcompile.benchmark(
-        {"good": str(tiny_file("mlp")), "bad": faulty(tmp_path, "aborts")}, baseline="bad", threads=1,
-        max_time_s=0.5,
-    )  # fmt: skip
-    good, bad = results.row("good"), results.row("bad")
-    assert (bad.status, "SIGABRT" in bad.reason) == ("failed", True)
-    assert good.latency is not None
-    assert good.speedup is None
-
-
 ONCE = """
 from pathlib import Path
 import torch

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import pytest
 from mode_models import written
-from onnx import parser
 from simulated_machine import Machine, install
+from written_models import text_model
 
 import qcompile
 from qcompile.building.lower import lower
@@ -37,13 +37,11 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnMachine:
 
 
 def saved(folder: Path, version: int, signature: str, body: str, stored: str = "") -> Path:
-    path = folder / "m.onnx"
-    text = f'<ir_version: 10, opset_import: ["" : {version}]> g {signature} {stored} {{ {body} }}'
-    model = parser.parse_model(text)
+    model = text_model(f"{signature} {stored} {{ {body} }}", opset=version, ir_version=10)
     for index, node in enumerate(model.graph.node):
         node.name = node.name or f"node{index}"
-    onnx.save(model, path)
-    return path
+    onnx.save(model, folder / "m.onnx")
+    return folder / "m.onnx"
 
 
 def lowered(model: Path, target: str = "tensorrt", precision: Any = "fp32", **options: Any) -> LoweredGraph:

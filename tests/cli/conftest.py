@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import MakePath, Qc, Said, printed, qc
-
-__all__ = ["printed", "qc"]
+from commands import MakePath, Qc, Said
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ CASES: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
         lambda model: setattr(batch(model), "dim_value", 0),
         "input 'x' has an axis of extent 0; 1 or more is required",
     ),
-    **{f"cut off at {size}": (lambda _: None, "m.onnx: ") for size in (0, 1, 100, 900)},
+    **{f"cut off at {size}": (lambda _: None, "m.onnx: ") for size in (0, 900)},
 }
 
 

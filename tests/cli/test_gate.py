@@ -5,51 +5,33 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import onnx
 import pytest
 from commands import MakeModel, MakePath, Qc
-from msgspec.structs import replace
-from onnx import helper
+from mode_models import written
 
 import qcompile
-from qcompile.bench.results.results import Results, load_results, save_results
-from qcompile.bench.results.row import Latency, Row
+from qcompile.bench.results.results import Results, load_results
+from qcompile.bench.results.row import Row
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 
 
-def with_work(model: onnx.ModelProto, repeats: int) -> onnx.ModelProto:
-    """A model that also computes many sines, which change nothing: their product with 0 is added."""
-    nodes = [helper.make_node("Expand", ["y", "large"], ["s0"])]
-    nodes += [helper.make_node("Sin", [f"s{i}"], [f"s{i + 1}"]) for i in range(repeats)]
-    nodes += [
-        helper.make_node("ReduceMax", [f"s{repeats}"], ["most"], keepdims=0),
-        helper.make_node("Mul", ["most", "nothing"], ["zero"]),
-        helper.make_node("Add", ["y", "zero"], ["out"]),
-    ]
-    model.graph.node.extend(nodes)
-    model.graph.initializer.extend(
-        [
-            onnx.numpy_helper.from_array(np.array([2000, 1, 1], np.int64), "large"),
-            onnx.numpy_helper.from_array(np.zeros((), np.float32), "nothing"),
-        ]
-    )
-    model.graph.output[0].name = "out"
-    onnx.checker.check_model(model)
-    return model
+PLAIN = "(float[n,16] x) => (float[n,16] y) { y = Relu (x) }"
+SINES = " ".join(f"s{i + 1} = Sin (s{i})" for i in range(12))
+WITH_WORK = f"""(float[n,16] x) => (float[n,16] y) <int64[3] large = {{2000, 1, 1}}, float nothing = {{0}}> {{
+    s0 = Expand (x, large) {SINES} most = ReduceMax <keepdims = 0> (s12) zero = Mul (most, nothing)
+    r = Relu (x) y = Add (r, zero) }}"""
+"""The same outputs, and twelve sines of many values, which change nothing: 0 times their largest is added."""
 
 
 @pytest.fixture
-def versions(tiny: MakeModel, tmp_path: Path) -> tuple[Path, Path]:
+def versions(tmp_path: Path) -> tuple[Path, Path]:
     """A model, and one that takes many times as long for the same outputs."""
-    paths = tmp_path / "old.onnx", tmp_path / "new.onnx"
-    onnx.save(tiny("mlp"), paths[0])
-    onnx.save(with_work(tiny("mlp"), 12), paths[1])
-    return paths
+    return written(tmp_path / "old.onnx", PLAIN), written(tmp_path / "new.onnx", WITH_WORK)
 
 
 def test_a_slower_version_fails_and_every_form_says_so(
@@ -161,23 +143,6 @@ def test_what_cannot_be_measured_or_compared_is_said_in_a_line(
     assert message in said.err
 
 
-def results_file(path: Path, level: float, **environment: Any) -> Path:
-    medians = [level * (1.0 + 0.001 * (i * 7 % 5)) for i in range(20)]
-    row = Row("a", "a.onnx", "onnxruntime", latency=Latency(median_ms=level), round_medians_ms=tuple(medians),
-              launch_rounds=(5,) * 4, size_bytes=10)  # fmt: skip
-    where = {"processor": "some", "architecture": "x86_64", "features": [], "cores_usable": 2, "gpu": None}
-    save_results(
-        Results(
-            baseline="a",
-            rows=[row],
-            environment=where | environment,
-            settings={"threads": 1, "inputs": {"x": "1x4"}},
-        ),
-        path,
-    )
-    return path
-
-
 def test_one_command_writes_every_form_and_says_how_to_repeat_it(
     qc: Qc, tiny_file: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -200,16 +165,10 @@ def test_one_command_writes_every_form_and_says_how_to_repeat_it(
 
 @pytest.mark.parametrize(("status", "code"), [("failed", 1), ("not run", 0), ("measured", 0)])
 def test_a_failed_row_is_the_exit_code_of_a_bench(
-    qc: Qc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, code: int
+    qc: Qc, monkeypatch: pytest.MonkeyPatch, status: str, code: int
 ) -> None:
-    results = load_results(results_file(tmp_path / "r.json", 1.0))
-    results = replace(results, rows=[replace(results.rows[0], status=status, reason="for a test")])
+    row = Row("a", "a.onnx", "onnxruntime", status=status, reason="for a test")
+    here, settings = {"processor": "some", "cores": 2}, {"threads": 1, "inputs": {}}
+    results = Results(baseline="a", rows=[row], environment=here, settings=settings)
     monkeypatch.setattr("qcompile.bench.benchmark.benchmark", lambda *_, **__: results)
     assert qc("bench", "a.onnx", "--baseline", "a.onnx").code == code
-
-
-def test_help_of_bench_shows_what_is_typed(qc: Qc) -> None:
-    code, out, _ = qc("bench", "--help")
-    assert code == 0
-    assert out.startswith("Usage: qcompile bench [OPTIONS] ARTIFACTS...")
-    assert "--precision-target" in out

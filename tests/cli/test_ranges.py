@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from calibrated import interrupt
 from commands import Qc, Said, handmade
 from mode_models import normal, written
 
-from qcompile.calibration import Method, Ranges, load_ranges, observe, parse_method, save_ranges
+from qcompile.calibration import Method, Ranges, load_ranges, parse_method, save_ranges
 from qcompile.calibration.histogram import Histogram
 from qcompile.calibration.tensorrt_cache import format_cache, parse_cache
 from qcompile.calibration.thresholds import METHODS, loss
 from qcompile.compiler.quantize.calibrate import tensors_to_calibrate
-from qcompile.data.batches import Data
 from qcompile.model.graph.onnx_file import read_weightless
 from qcompile.spec.words import METHOD
 
@@ -45,31 +45,15 @@ def test_fewer_targets_observe_fewer_tensors(done: Qc, data: Path, tmp_path: Pat
         done("quantize", path, "-o", tmp_path / "q.onnx", "--ranges", file, "--target", target)
 
 
-def interrupt(model: Path, data: Path, checkpoint: Path, after: int) -> None:
-    """Leave what a calibration leaves that is interrupted after some samples."""
-
-    def progress(_text: str, done: int = 0, _total: int | None = None, /) -> None:
-        if done > after:
-            raise KeyboardInterrupt
-
-    weightless = read_weightless(model)
-    samples = Data(str(data), weightless.io.inputs, batch_size=1)
-    tensors = tensors_to_calibrate(weightless)
-    with pytest.raises(KeyboardInterrupt):
-        observe(
-            weightless, samples, tensors=tensors, threads=1, checkpoint=checkpoint, checkpoint_every_s=0.0,
-            progress=progress,
-        )  # fmt: skip
-    assert checkpoint.is_file()
-
-
 @pytest.mark.parametrize("fresh", [True, False])
 def test_an_interrupted_calibration_goes_on_unless_a_fresh_one_is_asked_for(
     done: Qc, model: Path, data: Path, file: Path, tmp_path: Path, fresh: bool
 ) -> None:
     output = tmp_path / "again.ranges"
     checkpoint = tmp_path / ".again.ranges.checkpoint"
-    interrupt(model, data, checkpoint, after=5)
+    tensors = tensors_to_calibrate(read_weightless(model))
+    interrupt(model, str(data), checkpoint, 5, tensors=tensors, threads=1)
+    assert checkpoint.is_file()
     command = ["calibrate", model, "--data", data, "-o", output, "--method", "entropy", "--threads", 1, "-v"]
     said = done(*command, *(["--fresh"] if fresh else []))
     assert ("continue after" in said.err) is not fresh

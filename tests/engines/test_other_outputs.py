@@ -23,23 +23,6 @@ def pooling(path: Path, pooled: str) -> Path:
     return written(path, POOLED.format(pooled=pooled), w=normal(4, 3, 1, 1))
 
 
-def test_an_output_of_another_shape_fails_the_build_beside_one_that_is_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def transpose(model: onnx.ModelProto) -> None:
-        if len(model.graph.output) < 2:  # a prefix
-            return
-        for node in model.graph.node:
-            node.output[:] = ["plain" if name == "y" else name for name in node.output]
-        model.graph.node.append(helper.make_node("Transpose", ["plain"], ["y"], perm=[0, 1, 3, 2]))
-
-    optimize_wrongly(monkeypatch, transpose)
-    model, data = pooling(tmp_path / "m.onnx", "y = Relu (a)"), tmp_path / "x.npy"
-    np.save(data, normal(16, 3, 5, 8))
-    with pytest.raises(IntentNotReached, match="output 'y' is 8x4x8x5 where its graph gives 8x4x5x8"):
-        qcompile.build(model, tmp_path / "o.onnx", target="onnxruntime", data=str(data))
-
-
 def test_a_window_that_begins_in_the_padding_is_dropped_by_every_runtime(tmp_path: Path) -> None:
     """OpenVINO 2026.4 keeps it, ONNX and PyTorch do not: the pool is written with the pads that it has."""
     pytest.importorskip("openvino")

@@ -36,6 +36,7 @@ def test_a_refusal_has_the_way_out_of_its_cause(
     assert way_out in caught.value.hint
     assert "/tmp" not in caught.value.message
     assert "Load model from" not in caught.value.message
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.onnx"]
 
 
 def test_an_engine_without_a_layer_in_its_precision_says_why(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from openvino_faults import CASES, SEEN, arrays, as_written, cured, gathered
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.reduction import Case, Values, reduce_case, with_plain_names
 from qcompile.engines.reproducer import Reproducer, make_reproducer
-from qcompile.errors import InvalidOption, ModelError
+from qcompile.errors import ModelError
 from qcompile.model.graph.onnx_file import copy_model, read_graph, save_onnx
 from qcompile.spec.artifacts import BuildSpec
 
@@ -194,10 +194,3 @@ def test_a_fault_of_large_values_keeps_them() -> None:
     found = reduce_case(with_plain_names(network()), values_of, shows)
     assert found.nodes == 1
     assert shows(found)
-
-
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "fault").mkdir()
-    (tmp_path / "fault/notes.txt").write_text("mine")
-    with pytest.raises(InvalidOption, match="is there, and no reproducer"):
-        reproduced(hidden(CASES["amax"][1]), tmp_path)

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Qc, Said
+from commands import Qc
 from mode_models import normal, written
 
 import qcompile
-from qcompile.cli import main
 from qcompile.core.artifact import Manifest, int8_isa, read_manifest
 from qcompile.core.files import manifest_path
 from qcompile.core.processes import child
@@ -87,20 +86,6 @@ def workers_too(monkeypatch: pytest.MonkeyPatch) -> None:
         "here._read_cpuinfo = lambda: ({'avx2', 'avx512f'}, 'Some CPU')\n"
     )
     monkeypatch.setattr(child, "_START", child._START.replace("runpy.run_", f"{here}runpy.run_"))
-
-
-@pytest.fixture
-def qc(capsys: pytest.CaptureFixture[str]) -> Qc:
-    """`qc("diff", ...)` runs a command."""
-
-    def call(*arguments: object) -> Said:
-        with pytest.raises(SystemExit) as done:
-            main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return Said(int(done.value.code or 0), out, err)
-
-    return call
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino"])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from int8_graphs import int8_graph
 from mode_models import written
 from onnx import numpy_helper
 from wrong_kernels import Edit, check_of, optimize_wrongly
@@ -28,12 +29,6 @@ WAYS = {
 }
 
 
-def quantized(model: Path, data: Path, folder: Path, target: str) -> Path:
-    ranges = qcompile.calibrate(model, str(data), folder / "r", targets=[target]).path
-    isa = "avx2" if target == "onnxruntime" else "auto"  # weights for AVX2 are right on every processor
-    return qcompile.quantize(model, folder / "q.onnx", ranges=ranges, target=target, isa=isa).path
-
-
 @pytest.fixture(params=TARGETS)
 def target(request: pytest.FixtureRequest) -> str:
     pytest.importorskip(request.param)
@@ -41,8 +36,9 @@ def target(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def int8(target: str, tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> Path:
-    return quantized(tiny_file("residual"), samples("residual"), tmp_path, target)
+def int8(target: str, tiny_file: MakePath, samples: MakePath) -> Path:
+    isa = "avx2" if target == "onnxruntime" else "auto"  # weights for AVX2 are right on every processor
+    return int8_graph(tiny_file("residual"), samples("residual"), target, isa=isa)
 
 
 @pytest.fixture
@@ -295,7 +291,7 @@ def test_without_onnx_runtime_openvino_is_not_compared(
 def test_values_for_another_processor_are_not_checked_where_it_overflows(
     tiny_file: MakePath, samples: MakePath, tmp_path: Path, on_processor: Callable[..., None]
 ) -> None:
-    model = quantized(tiny_file("residual"), samples("residual"), tmp_path, "onnxruntime")
+    model = int8_graph(tiny_file("residual"), samples("residual"), "onnxruntime", isa="avx2")
     on_processor()
     built = qcompile.build(
         model, tmp_path / "b.onnx", target="onnxruntime", precision="int8", isa="avx512-vnni"

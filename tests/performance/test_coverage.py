@@ -46,35 +46,19 @@ def row(records: list[dict], *, end: str = "", name: str = "timm_mlp", kind: str
     return table.finished_row(architecture(name, kind), records, end, ["Aborted"], 1.0)
 
 
-@pytest.mark.parametrize(
-    ("message", "other"),
-    [
-        ("/tmp/a1/model.onnx: 16 of 18 layers reached int8", "/tmp/b/model.onnx: 3 of 4 layers reached int8"),
-        ("'node_linear_3' stays in float", "'node_conv2d', 'val_7' stays in float"),
-        ("input 'x': -0.55 dB", "input 'tokens': 12 dB"),
-        ("shape 2x3x64x64 was found", "shape 1x8 was found"),
-    ],
-)
-def test_causes_are_equal_but_for_names_numbers_and_folders(message: str, other: str) -> None:
-    assert table.cause(message) == table.cause(other)
-
-
-def test_the_last_row_of_a_name_counts_and_a_line_cut_off_counts_for_nothing(tmp_path: Path) -> None:
+def test_tables_count_stages_kinds_and_causes(tmp_path: Path) -> None:
+    """The last row of a name counts, a line cut off does not, and causes are equal but for numbers."""
     file = tmp_path / "results.jsonl"
     table.write_row(file, row([failed("export", "no")]))
     with file.open("a") as stream:
         stream.write('{"name": "timm_ml')
-    table.write_row(file, row(passed()))
-    assert table.latest(table.read_rows(file))["timm_mlp"]["passed"]
-
-
-def test_tables_count_stages_kinds_and_causes() -> None:
-    rows = [
+    for found in (
         row(passed()),
         row([failed("export", "axis 2 cannot be dynamic")], name="timm_a"),
         row([failed("export", "axis 7 cannot be dynamic", defect=True)], name="timm_b", kind="other"),
-    ]
-    text = table.as_markdown(table.latest(rows))
+    ):
+        table.write_row(file, found)
+    text = table.as_markdown(table.latest(table.read_rows(file)))
     assert "| export | 1 | 2 | 0 |" in text
     assert "| openvino diff | 1 | 0 | 2 |" in text
     assert "| **all** | 1 of 2 (50%) | 0 of 1 (0%) | 1 of 3 (33%) |" in text
@@ -96,16 +80,6 @@ def test_unseen_batches_have_other_values_and_extents_in_the_steps_of_the_axis()
     assert all(array.shape[2] % 32 == 0 and 64 <= array.shape[2] <= 192 for array in unseen)
     assert not np.array_equal(seen[0], unseen[0])
     assert list(one.call({"batch.image": seen[0]})) == ["batch"]
-
-
-def test_options_name_classes_and_calls_inside_each_other() -> None:
-    made = architectures._made(
-        {
-            "factory": "collections:OrderedDict.fromkeys",
-            "args": [["a", {"factory": "builtins:int", "args": ["7"]}], {"object": "pathlib:Path"}],
-        }
-    )
-    assert made == {"a": Path, 7: Path}
 
 
 def _work(one: SimpleNamespace, _folder: Path, report) -> None:  # type: ignore[no-untyped-def]

@@ -6,10 +6,8 @@ import importlib.util
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -204,38 +202,6 @@ def test_pytorch_is_measured_against_engines_of_three_precisions(
     assert f"{network}, batch 1, against PyTorch FP32: PyTorch FP16" in done.stdout
 
 
-@pytest.mark.parametrize("fails", ["PyTorch FP16", "PyTorch FP32"])
-def test_a_worker_that_fails_is_a_row_and_the_others_go_on(
-    fails: str, harness: dict[str, ModuleType], kit: Path, tmp_path: Path
-) -> None:
-    from qcompile.errors import WorkerError
-
-    class Worker:
-        def __init__(self, title: str) -> None:
-            self.title, self.blocks = title, 0
-
-        def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-            self.blocks += do == "time" and arguments["discard"] > 0
-            if self.title == fails and self.blocks == 9:
-                raise WorkerError("died")
-            if do == "infer":
-                shutil.copy(kit / "bert_small.outputs.npz", arguments["output"])
-            return {"ns": [2_000_000 if "PyTorch" in self.title else 1_000_000], "compute_ns": [5]}
-
-    day = day_of(harness, kit, tmp_path)
-    workers = {title: Worker(title) for title in ("PyTorch FP32", "PyTorch FP16", "TensorRT fp32")}
-    harness["headline"]._table(day, "bert_small", 32, workers)
-    found = [json.loads(line) for line in (tmp_path / "gpu-day.jsonl").read_text().splitlines()]
-    last = {row["row"]: row for row in found}
-    assert (last[fails]["result"], last[fails]["reason"]) == ("not run", "died")
-    assert [row["rounds"] for row in found if row["row"] == "TensorRT fp32"] == [3, 9, 9]
-    assert list(workers) == [title for title in last if title != fails]
-    if fails == "PyTorch FP32":  # the baseline
-        assert "speedup" not in last["TensorRT fp32"]
-    else:
-        assert last["TensorRT fp32"]["low"] <= last["TensorRT fp32"]["speedup"] == pytest.approx(2)
-
-
 def test_the_limits_of_a_part_fit_into_its_time(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,28 +243,6 @@ def test_the_day_needs_neither_onnx_runtime_nor_pytorch_nor_an_installation(
     recorded = (folder / "recordings" / built["recordings"][0]).read_text()
     assert "Builder.build_serialized_network" in recorded
     assert built["died_in"] == ""
-
-
-def test_a_day_that_is_interrupted_leaves_whole_lines(kit: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorrt_rtx")
-    child = subprocess.Popen(
-        [sys.executable, str(SCRIPT), "run", "--kit", str(kit), "--results", str(tmp_path),
-         "--target", "tensorrt-rtx"],
-        stdout=subprocess.PIPE, text=True, start_new_session=True,
-        # A shell starts its background jobs with SIGINT ignored, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    try:
-        while not list(tmp_path.glob("*/gpu-day.jsonl")) or "environment" not in steps(tmp_path):
-            assert child.poll() is None
-            time.sleep(0.05)
-        child.send_signal(signal.SIGINT)
-        said, _ = child.communicate(timeout=60)
-    finally:
-        child.kill()
-    assert child.returncode == 130
-    assert lines(tmp_path)[-1] == {"interrupted": True}
-    assert "interrupted" in said
 
 
 def test_what_is_missing_is_said_with_the_command_that_brings_it(kit: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Only while it is imported: the scripts beside it have the names of modules of tests/support.
 sys.path.insert(0, str(ROOT / "tests/performance"))
 try:
-    from scoreboard_networks import NETWORKS, base, boxes, page, paired
+    from scoreboard_networks import base, boxes, page, paired
 finally:
     sys.path.remove(str(ROOT / "tests/performance"))
 
@@ -42,22 +42,6 @@ def row(right: Sequence[bool], **more: Any) -> dict[str, Any]:
     return {"metric": 100 * sum(right) / len(right), "right": answers, "db": 20.0, **more}
 
 
-def test_wins_and_losses_are_intervals_without_zero() -> None:
-    few = row([True] * 498 + [False] * 2)
-    assert outcome(row([True] * 500), few) == "tie"
-    many = row([True] * 480 + [False] * 20)
-    assert outcome(few, many) == "win"
-    assert outcome(many, few) == "loss"
-    assert paired.difference(few, {"metric": 1.0, "counts": [[1, 2]]}) is None
-    assert paired.difference({"failed": "why"}, few) is None
-
-
-def outcome(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
-    found = paired.difference(ours, theirs)
-    assert found
-    return found.outcome
-
-
 def test_counts_are_drawn_in_pairs() -> None:
     """What makes a sample hard for both is no doubt of their difference."""
     whole = np.random.default_rng(0).integers(5, 30, 160)
@@ -79,17 +63,6 @@ def test_a_jackknife_of_groups_of_a_mean_is_students() -> None:
     expected = stats.t.interval(0.95, 15, values.mean(), stats.sem(values))
     assert found
     assert (found.low, found.high) == pytest.approx(expected, rel=1e-3)
-
-
-def test_speeds_are_compared_in_rounds_that_both_shared() -> None:
-    ours = {"timed": "a", "launches_ms": [[1.0, 1.1, 1.0, 1.2]] * 4}
-    theirs = {"timed": "a", "launches_ms": [[2.0, 2.2, 2.0, 2.4]] * 4}
-    found = paired.faster(ours, theirs)
-    assert found
-    assert found.value == pytest.approx(2)
-    assert found.verdict == "faster"
-    assert paired.faster(ours, {**theirs, "timed": "b"}) is None
-    assert paired.faster({"speeds": [1.0]}, {"speeds": [1.0]}) is None
 
 
 def test_the_page_of_recorded_rows_counts_them_and_guesses_nothing(
@@ -119,17 +92,6 @@ def test_the_page_of_recorded_rows_counts_them_and_guesses_nothing(
     assert "not recorded (2.00x; not recorded) | 1.0 of 4.0 | 3.0 (5.5); not recorded |" in shown
 
 
-def test_what_is_float_is_no_peer() -> None:
-    rows = {
-        "ort/FP32": {"metric": 95.0, "db": None},
-        "ort/qcompile": {"metric": 93.0, "db": 20.0},
-        "ort/static": {"metric": 95.0, "db": None},
-    }
-    assert page.best_peer(rows, "ort") is None
-    rows["ort/dynamic"] = {"metric": 94.0, "db": 25.0}
-    assert page.best_peer(rows, "ort") == ("dynamic", rows["ort/dynamic"])
-
-
 def test_metrics_are_what_they_say() -> None:
     a, b = np.eye(4)[:3], np.eye(4)[[0, 1, 3]]
     number = np.arange(1)
@@ -141,17 +103,6 @@ def test_metrics_are_what_they_say() -> None:
     assert base.neighbours_kept([rows], [rows[[0, 2, 1, 3]]], number) == 0
     ranks = [np.array([[1.0], [2], [last]]) for last in (3, 9)]
     assert base.rank_kept(ranks[:1], ranks[1:], number) == pytest.approx(100)
-
-
-def test_a_metric_keeps_what_is_right_of_each_sample() -> None:
-    one_each = [np.eye(4)[[i]] for i in (0, 1, 2)]
-    assert base.same_class.record(one_each, [*one_each[:2], np.eye(4)[[3]]]) == {"right": "110"}
-    frames = [np.array([0.4, 0.6]), np.array([0.9])]
-    assert base.same_side.record(frames, [np.array([0.6, 0.7]), frames[1]]) == {"counts": [[1, 2], [1, 1]]}
-    scores = [np.array([[float(i)]]) for i in range(12)]
-    drawn = base.rank_kept.record(scores, [-one for one in scores])["resampled"]
-    assert len(drawn) == base.RESAMPLED
-    assert set(drawn) == {-100.0}
 
 
 def test_average_precision_of_the_same_boxes_is_whole_and_of_shifted_ones_less() -> None:
@@ -170,18 +121,3 @@ def test_average_precision_of_the_same_boxes_is_whole_and_of_shifted_ones_less()
         assert metric.record(truth, others)["resampled"] == pytest.approx(direct, abs=1e-3)
     # The box of 0.8 is no object of FP32's then, and what finds it all the same comes behind the other.
     assert boxes.precision(0.85)([found], [found], np.arange(1)) == pytest.approx(100)
-
-
-def test_of_boxes_that_overlap_the_best_of_a_class_is_kept() -> None:
-    corners = np.array([[0.0, 0, 10, 10], [1, 0, 11, 10], [0, 0, 10, 9], [50, 50, 60, 60]])
-    scores = np.array([[0.9, 0], [0.8, 0], [0, 0.7], [0.01, 0]])
-    kept, best, kinds = boxes._kept(corners, scores)
-    assert best.tolist() == [0.9, 0.7]
-    assert kinds.tolist() == [0, 1]
-    assert kept.tolist() == corners[[0, 2]].tolist()
-
-
-def test_every_network_names_its_file_or_is_exported() -> None:
-    for name, network in NETWORKS.items():
-        assert network.exported or name in base.FILES, name
-        assert network.what

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from commands import Qc
 from executors import Noting
 
 import qcompile
 from qcompile.bench.results.results import Results
 from qcompile.bench.results.row import Accuracy, Latency, Row
 from qcompile.bench.results.statistics import Speedup
-from qcompile.cli import main
 from qcompile.errors import InvalidOption
 from qcompile.pipeline.auto import TUNED, AutoResult, _Auto, worth_tuning
 from qcompile.pipeline.recipe.recipe import read_recipe
@@ -47,7 +47,7 @@ def found(model: Path, *, max_drop: float = 5.0, **options: object) -> AutoResul
 
 
 def test_one_call_ends_with_a_sentence_and_a_second_call_skips_everything(
-    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, qc: Qc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def benchmark(artifacts: dict[str, str], *, baseline: str, **_: object) -> Results:  # of the search
         rows = [Row(name, path, "", latency=Latency(median_ms=1.0)) for name, path in artifacts.items()]
@@ -77,10 +77,8 @@ def test_one_call_ends_with_a_sentence_and_a_second_call_skips_everything(
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
     words = ["auto", model, "--data", model.parent / "data.npz", "-o", folder, "--target", "onnxruntime"]
-    with pytest.raises(SystemExit) as done:
-        main([*map(str, words), "--max-drop", "5", "--max-time", "0.5"])
-    assert done.value.code == (0 if first.artifact else 1)
-    printed = capsys.readouterr().out
+    code, printed, _ = qc(*words, "--max-drop", "5", "--max-time", "0.5")
+    assert code == (0 if first.artifact else 1)
     assert first.recommendation.sentence in printed
     assert "out/report.html" in printed
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Qc
 from executors import Noting
 from recipes import artifact
 
 import qcompile
-from qcompile.cli import main
 from qcompile.core.files import digest_files
 from qcompile.errors import DataError, EngineUnavailable, MissingFile
 from qcompile.pipeline.cluster.resources import Facts, place
@@ -124,16 +124,13 @@ def test_differences_are_named_by_their_path() -> None:
     assert difference(old, old) == ""
 
 
-def test_the_command_prints_stages_and_totals(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as done:
-        main(["run", str(recipe), "--dry-run", "--json"])
-    assert not done.value.code
-    said = json.loads(capsys.readouterr().out)
+def test_the_command_prints_stages_and_totals(recipe: Path, qc: Qc) -> None:
+    code, out, _ = qc("run", recipe, "--dry-run", "--json")
+    assert code == 0
+    said = json.loads(out)
     assert [one["stage"] for one in said["stages"]] == STAGES
     assert said["seconds"] == pytest.approx(sum(one["seconds"] for one in said["stages"]))
-    with pytest.raises(SystemExit):
-        main(["run", str(recipe), "--dry-run"])
-    assert "to do: 6 of 6 stages, about" in capsys.readouterr().out
+    assert "to do: 6 of 6 stages, about" in qc("run", recipe, "--dry-run").out
 
 
 class InParts(Noting):

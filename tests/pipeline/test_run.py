@@ -18,11 +18,11 @@ import numpy as np
 import onnx
 import psutil
 import pytest
+from commands import Qc
 from recipes import artifact
 
 import qcompile
 from qcompile.bench.results.results import load_results
-from qcompile.cli import main
 from qcompile.core.artifact import digest_artifact, read_manifest
 from qcompile.core.files import manifest_path
 from qcompile.errors import CalibrationError, DataError, QCompileError, RecipeError
@@ -197,18 +197,14 @@ def test_ctrl_c_ends_with_130_and_no_process_stays(write_recipe: Callable[..., P
 
 
 def test_a_changed_budget_is_judged_without_measuring_again(
-    finished: Path, write_recipe: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    finished: Path, write_recipe: Callable[..., Path], qc: Qc
 ) -> None:
     """Exit code 1 where nothing keeps it; the page recommends anew."""
-
-    def run(limits: str) -> tuple[object, str, str]:
-        return exit_code("run", write_recipe(*TABLES, limits)), *capsys.readouterr()
-
-    code, out, err = run("max_size_mb = 1\n")
-    assert (code or 0) == 0, err
+    code, out, err = qc("run", write_recipe(*TABLES, "max_size_mb = 1\n"))
+    assert code == 0, err
     assert "within the budget: cpu, original, cpu-int8\n" in out
     assert "bench" not in err
-    code, out, err = run("max_latency_ms = 1e-6\n")
+    code, out, err = qc("run", write_recipe(*TABLES, "max_latency_ms = 1e-6\n"))
     assert code == 1
     assert "within the budget: no artifact\n  not cpu: it exceeds the budget: latency" in out
     assert "bench" not in err
@@ -220,18 +216,11 @@ def bad(name: str, **options: str) -> str:
     return artifact(name, "tensorrt-rtx", "fp16", gpus=["sm86"], min_shapes=["nobody:4x2"], **options)
 
 
-def exit_code(*words: object) -> object:
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    return ended.value.code
-
-
-def test_the_others_go_on_and_the_row_says_why(
-    write_recipe: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_others_go_on_and_the_row_says_why(write_recipe: Callable[..., Path], qc: Qc) -> None:
     recipe = write_recipe(bad("bad"), CPU, BENCH)
-    assert exit_code("run", recipe, "--json") == 1
-    said = json.loads(capsys.readouterr().out)
+    code, out, _ = qc("run", recipe, "--json")
+    assert code == 1
+    said = json.loads(out)
     assert "nobody" in said["failures"]["bad"]["message"]
     assert list(said["artifacts"]) == ["cpu"]
     rows = {row["name"]: row for row in said["results"]["artifacts"]}
@@ -246,8 +235,8 @@ def test_the_others_go_on_and_the_row_says_why(
     assert again.stages.pop("build-bad") == "failed", "it is tried again"
     assert set(again.stages.values()) == {"skipped"}
     assert again.results is not None
-    assert exit_code("run", recipe) == 1
-    assert "bad: failed: " in capsys.readouterr().err
+    code, _, err = qc("run", recipe)
+    assert (code, "bad: failed: " in err) == (1, True)
 
     mended = qcompile.run(write_recipe(artifact("bad"), CPU))
     assert not mended.failures
@@ -255,19 +244,19 @@ def test_the_others_go_on_and_the_row_says_why(
 
 
 def test_the_fallback_of_an_artifact_that_cannot_be_built_is_named(
-    write_recipe: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    write_recipe: Callable[..., Path], qc: Qc
 ) -> None:
     """Through one that cannot be built either; with one of its own kind only the exit code stays 1."""
     first = bad("trt", fallback="worse")
     recipe = write_recipe(first, bad("worse", fallback="cpu"), CPU, BENCH)
-    assert exit_code("run", recipe) == 0
-    assert "use cpu in place of trt\nuse cpu in place of worse\n" in capsys.readouterr().out
+    code, out, _ = qc("run", recipe)
+    assert code == 0
+    assert "use cpu in place of trt\nuse cpu in place of worse\n" in out
     assert "`fallback` worse" in (recipe.parent / "out/report.html").read_text()
-    assert exit_code("run", recipe, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["instead"] == {"trt": "cpu", "worse": "cpu"}
-
-    assert exit_code("run", write_recipe(first, bad("worse"), CPU, BENCH)) == 1
-    assert "in place of" not in capsys.readouterr().out
+    code, out, _ = qc("run", recipe, "--json")
+    assert (code, json.loads(out)["instead"]) == (0, {"trt": "cpu", "worse": "cpu"})
+    code, out, _ = qc("run", write_recipe(first, bad("worse"), CPU, BENCH))
+    assert (code, "in place of" in out) == (1, False)
 
 
 @pytest.mark.parametrize(
@@ -296,27 +285,25 @@ def test_without_anything_that_can_be_built_the_model_is_measured_and_the_rows_s
     assert report.page is not None
 
 
-def test_without_a_benchmark_the_exit_code_says_it(
-    write_recipe: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_benchmark_the_exit_code_says_it(write_recipe: Callable[..., Path], qc: Qc) -> None:
     recipe = write_recipe(bad("bad"), CPU)
-    assert exit_code("run", recipe, "-q") == 1
-    assert "bad: not built: " in capsys.readouterr().err
+    code, _, err = qc("run", recipe, "-q")
+    assert (code, "bad: not built: " in err) == (1, True)
     assert (recipe.parent / "out/cpu.onnx").is_file()
 
 
 def test_an_error_that_ends_the_run_does_not_hide_what_failed_before(
-    write_recipe: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    write_recipe: Callable[..., Path], tmp_path: Path, qc: Qc
 ) -> None:
     (tmp_path / "mine.py").write_text("def metric(outputs, labels):\n    raise ValueError('no such thing')\n")
     recipe = write_recipe(bad("bad"), CPU, BENCH + 'metric = "mine.py:metric"\n')
-    assert exit_code("run", recipe) == 1
-    said = capsys.readouterr().err
+    code, _, said = qc("run", recipe)
+    assert code == 1
     assert "warning: bad: not built: " in said
     assert "nobody" in said
     assert "no such thing" in said
-    assert exit_code("run", recipe, "--json") == 1
-    assert "nobody" in json.loads(capsys.readouterr().out)["data"]["failures"]["bad"]
+    code, out, _ = qc("run", recipe, "--json")
+    assert (code, "nobody" in json.loads(out)["data"]["failures"]["bad"]) == (1, True)
 
 
 def test_artifacts_that_need_no_ranges_outlive_the_calibration(

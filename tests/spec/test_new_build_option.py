@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
-from click.testing import CliRunner
 from commands import MakePath
 
 import qcompile
 from qcompile.building import build as building
-from qcompile.cli.session import Session
-from qcompile.cli.verb import verb
 from qcompile.core.artifact import read_manifest
 from qcompile.core.processor import isa_here
 from qcompile.core.progress import silent
@@ -24,7 +21,7 @@ from qcompile.pipeline.recipe.recipe import Recipe, read_recipe
 from qcompile.pipeline.stages import stages
 from qcompile.pipeline.stages.graph import carry_out, key_of
 from qcompile.pipeline.stages.stage import Key, Made, Stage
-from qcompile.spec.artifacts import ArtifactSection, BuildCommand, BuildSpec
+from qcompile.spec.artifacts import ArtifactSection, BuildSpec
 from qcompile.spec.decode import shared
 
 Colour = Annotated[Literal["red", "blue"], "Colour of the artifact."]
@@ -38,12 +35,6 @@ class ColouredSpec(BuildSpec):
 
 class ColouredSection(ArtifactSection):
     """`[[artifact]]` with it."""
-
-    colour: Colour = "red"
-
-
-class ColouredCommand(BuildCommand):
-    """Build a coloured artifact."""
 
     colour: Colour = "red"
 
@@ -86,19 +77,6 @@ def test_it_reaches_the_engine_and_the_manifest_of_a_build(
     assert (plain.options, blue.options) == ({"isa": isa_here()}, {"isa": isa_here(), "colour": "blue"})
     with pytest.raises(InvalidOption, match="`colour` 'green': one of red, blue is required"):
         qcompile.build(model, tmp_path / "c.onnx", target="onnxruntime", colour="green")
-
-
-def test_it_reaches_the_engine_from_the_command_line(
-    colours: list[str], tiny_file: MakePath, tmp_path: Path
-) -> None:
-    @verb(ColouredCommand, "build")
-    def build(_: Session, given: ColouredCommand) -> None:
-        building.build(given.model, given.output, given)
-
-    typed = [tiny_file("mlp"), "--target", "onnxruntime", "-o", tmp_path / "a.onnx", "--colour", "blue"]
-    done = CliRunner().invoke(build, [str(word) for word in typed])
-    assert done.exit_code == 0, done.output
-    assert colours == ["blue"]
 
 
 def key(kind: str, recipe: Recipe, section: Any, files: dict[str, Made]) -> Key:

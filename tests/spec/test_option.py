@@ -16,7 +16,7 @@ from qcompile.cli.session import Session
 from qcompile.cli.verb import verb
 from qcompile.errors import InvalidOption
 from qcompile.spec.artifacts import BuildSpec, with_floats
-from qcompile.spec.decode import Checked, Refused, decode, key, non_default_options
+from qcompile.spec.decode import Checked, Refused, decode
 from qcompile.spec.option import COMMA, argument, fields_of, option, options_of
 from qcompile.spec.words import Count
 
@@ -69,14 +69,6 @@ def test_a_new_field_is_decoded_checked_and_in_the_schema() -> None:
     schema = msgspec.json.schema(After, schema_hook=lambda _: {"type": "string"})
     assert Draft202012Validator(schema).is_valid(values)
     assert not Draft202012Validator(schema).is_valid({**values, "coats": 10})
-
-
-def test_a_new_field_is_part_of_keys_and_of_the_manifests_options() -> None:
-    default, chosen = After(file=Path("a")), After(file=Path("a"), coats=3)
-    assert "coats" not in key(Before(file=Path("a")))
-    assert (key(default)["coats"], key(chosen)["coats"]) == (2, 3)
-    assert "file" not in key(default, without=("file",))
-    assert non_default_options(chosen) == {"file": Path("a"), "coats": 3}
 
 
 class Frame(Checked):

@@ -98,7 +98,7 @@ def data_of(metric: str, rng: np.random.Generator, count: int) -> tuple[NDArray[
 
 
 @pytest.mark.parametrize("metric", METRICS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 10**6), count=st.integers(11, 30))
 def test_identical_outputs_lose_nothing(metric: str, seed: int, count: int) -> None:
     outputs, labels = data_of(metric, np.random.default_rng(seed), count)

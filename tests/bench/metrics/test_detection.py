@@ -13,12 +13,7 @@ from numpy.typing import NDArray
 from scoring import inputs_of, scored, value
 
 from qcompile.bench.metrics.accuracy import read_metric
-from qcompile.bench.metrics.detection import (
-    MeanAveragePrecision,
-    match,
-    read_detections,
-    suppressed,
-)
+from qcompile.bench.metrics.detection import MeanAveragePrecision, match, read_detections, suppressed
 from qcompile.bench.metrics.metric import Scored
 from qcompile.errors import DataError
 from qcompile.model.sources.preprocessing import ImagePreprocessing

@@ -11,13 +11,7 @@ from typing import Any
 import click
 import numpy as np
 import pytest
-from named_models import (
-    LETTERS,
-    SOUNDS,
-    SPEECH,
-    add_json,
-    make_folder,
-)
+from named_models import LETTERS, SOUNDS, SPEECH, add_json, make_folder
 from numpy.typing import NDArray
 from scoring import inputs_of
 
@@ -157,10 +151,7 @@ def image(task: Task) -> ImagePreprocessing:
     ],
 )
 def test_the_metric_follows_from_task_labels_and_outputs(
-    labels: NDArray[Any] | None,
-    output: tuple[int, ...],
-    preprocessing: Preprocessing | None,
-    expected: str,
+    labels: NDArray[Any] | None, output: tuple[int, ...], preprocessing: Preprocessing | None, expected: str
 ) -> None:
     inputs = inputs_of(preprocessing) if preprocessing else []
     metric = read_metric("auto", inputs=inputs)
@@ -180,7 +171,7 @@ def test_labels_of_no_known_type_are_refused() -> None:
         read_metric("auto").resolved({"y": np.zeros((4, 3))}, Truth(CLASSES * 1j, 4, "data"))
 
 
-SAMPLES = 12
+SAMPLES = 4
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -15,14 +15,7 @@ from rich.console import Console
 from qcompile.bench.report.sections import accuracy_section, results_section
 from qcompile.bench.report.source import ReportedArtifact, Source, read_source
 from qcompile.bench.results import render as rendering
-from qcompile.bench.results.render import (
-    Column,
-    interval_words,
-    markdown,
-    markdown_table,
-    render,
-    save_csv,
-)
+from qcompile.bench.results.render import Column, interval_words, markdown, markdown_table, render, save_csv
 from qcompile.bench.results.results import Results, load_results, save_results
 from qcompile.bench.results.row import Accuracy, CurvePoint, Difference, Energy, Latency, Row
 from qcompile.bench.results.statistics import CONFIDENCE, SMALLEST_DIFFERENCE, Speedup, verdict_of

@@ -206,7 +206,7 @@ def test_a_percentile_is_a_value_that_was_measured(values: list[float], share: f
 
 
 CALL_S = 0.06
-BENCHES = 80
+BENCHES = 40
 
 
 def verdicts(name: str, slower: float, *, seed: int) -> list[str]:

@@ -18,6 +18,7 @@ from types import ModuleType
 
 import onnxruntime
 import pytest
+from commands import Qc
 from onnx import parser
 from packaging_engines import make_engine
 from recorded_tensorrt import VERSIONS
@@ -26,7 +27,6 @@ from tensorrt_simulation import HEADER, simulate
 
 import qcompile
 from qcompile.building.deploy import package_triton
-from qcompile.cli import main
 
 ROOT = Path(__file__).parents[3]
 PAGES = [*sorted((ROOT / "docs").glob("deploy*.md")), ROOT / "docs/tensorrt.md"]
@@ -52,7 +52,7 @@ def test_the_configuration_that_the_guide_shows_is_what_is_written(tmp_path: Pat
 
 
 def test_the_commands_for_onnx_runtime_write_what_the_guide_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_file: Callable[..., Path]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_file: Callable[..., Path], qc: Qc
 ) -> None:
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     section = GUIDE.partition("## ONNX Runtime and Windows ML")[2].partition("\n## ")[0]
@@ -61,9 +61,7 @@ def test_the_commands_for_onnx_runtime_write_what_the_guide_shows(
     tiny_file("residual", file="model.onnx", batch=2)
     monkeypatch.chdir(tmp_path)
     for line in shown.group(1).splitlines():
-        with pytest.raises(SystemExit) as done:
-            main(shlex.split(line)[1:])
-        assert not done.value.code, line
+        assert qc(*shlex.split(line)[1:]).code == 0, line
     files = {f"model_ctx.onnx{ending}" for ending in ("", ".data", ".json")}
     assert files == {path.name for path in tmp_path.glob("model_ctx*")}
     assert "model_ctx.onnx.data" in section

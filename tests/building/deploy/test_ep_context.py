@@ -7,7 +7,6 @@ the provider, which is the last thing that it asks for.
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +15,12 @@ from typing import Any
 import onnx
 import onnxruntime
 import pytest
+from commands import Qc
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 from packaging_engines import make_engine
 
 import qcompile
 from qcompile.building.deploy import ep_context, package_ep_context, package_triton
-from qcompile.cli import main
 from qcompile.core.artifact import load_artifact
 from qcompile.errors import ArtifactError, InvalidOption, MissingFile, ModelError, QCompileError
 from qcompile.model.graph.graph import model_io
@@ -221,21 +220,13 @@ def test_triton_is_not_given_such_a_file(engine: Path, tmp_path: Path) -> None:
         package_triton(path, tmp_path / "repository", name="net")
 
 
-def test_the_command_says_what_was_checked_and_that_nothing_ran(
-    engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(*arguments: object) -> tuple[str, str]:
-        with pytest.raises(SystemExit) as done:
-            main(["package", "ep-context", str(engine), *map(str, arguments)])
-        assert not done.value.code
-        said = capsys.readouterr()
-        return said.out, said.err
-
-    out, err = run("-o", tmp_path / "m.onnx")
+def test_the_command_says_what_was_checked_and_that_nothing_ran(engine: Path, tmp_path: Path, qc: Qc) -> None:
+    code, out, err = qc("package", "ep-context", engine, "-o", tmp_path / "m.onnx")
+    assert code == 0
     assert f"for {RTX}, GPUs 86,120, the engine beside it, in m.onnx.data" in out
     assert "nv_engine_deserialization_enable=1" in out
     assert "not run" in err
-    told = json.loads(run("-o", tmp_path / "n.onnx", "--embed", "--json")[0])
+    told = qc("package", "ep-context", engine, "-o", tmp_path / "n.onnx", "--embed", "--json").json
     assert told["files"] == [str(tmp_path / "n.onnx")]
     assert told["embedded"]
     assert all(check["passed"] for check in told["checks"])

@@ -129,12 +129,6 @@ def test_what_int8_does_here_is_said(flag: str, isa: str, on_processor: OnProces
     assert machine_facts()["int8"] == f"INT8 on {isa}: {cost}"
 
 
-def test_doctor_answers_for_gpus_that_are_not_here() -> None:
-    found = doctor(gpus=["sm86", "8.9"])
-    assert [one.capability for one in found.types] == ["sm86", "sm89"]
-    assert {one.device for one in found.precisions if one.target == "tensorrt-rtx"} == {"sm86", "sm89"}
-
-
 def test_doctor_says_which_interpreter_converts_tensorflow(diagnosis: Diagnosis) -> None:
     assert diagnosis.tensorflow.python
     if find_spec("tensorflow") is None:

@@ -50,28 +50,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield started
 
 
-def test_one_command_builds_an_engine_for_each_kind(
-    cluster: Cluster, tiny_file: Callable[..., Path], tmp_path: Path
-) -> None:
-    tiny_file("residual", batch=1)
-    path = tmp_path / "recipe.toml"
-    path.write_text(RECIPE)
-    with connect(cluster.address) as executor:
-        assert list(executor.kinds) == ["sm86", "sm89"]
-        report = qcompile.run(path, output=tmp_path / "out", executor=executor)
-    assert not report.failures
-    assert sorted(report.artifacts) == ["engine-sm86", "engine-sm89"]
-    for name, engine in report.artifacts.items():
-        manifest = read_manifest(engine)
-        assert manifest is not None
-        assert manifest.device["gpus"] == [name.removeprefix("engine-")]
-        assert report.where[f"build-{name}"] in ("sm86", "sm89")
-    path.write_text(RECIPE.replace('"cluster"', '"sm86"'))
-    alone = qcompile.run(path, output=tmp_path / "alone").artifacts["engine"]
-    assert digest_files([alone]) == digest_files([report.artifacts["engine-sm86"]])
-
-
-def test_each_kind_is_measured_on_its_machine(
+def test_one_command_builds_and_measures_an_engine_for_each_kind(
     cluster: Cluster, tiny_file: Callable[..., Path], tmp_path: Path
 ) -> None:
     """No GPU is here: the engines' rows say so, and the baseline is measured on both."""
@@ -79,20 +58,28 @@ def test_each_kind_is_measured_on_its_machine(
     path = tmp_path / "recipe.toml"
     path.write_text(RECIPE + "[bench]\nthreads = 1\nmax_time_s = 0.2\n")
     with connect(cluster.address) as executor:
+        assert list(executor.kinds) == ["sm86", "sm89"]
         report = qcompile.run(path, output=tmp_path / "out", executor=executor)
         again = qcompile.run(path, output=tmp_path / "out", executor=executor)
+    assert not report.failures
+    assert sorted(report.artifacts) == ["engine-sm86", "engine-sm89"]
+    for name, engine in report.artifacts.items():
+        manifest = read_manifest(engine)
+        assert manifest is not None
+        assert manifest.device["gpus"] == [name.removeprefix("engine-")]
+        assert report.where[f"build-{name}"] in ("sm86", "sm89")
     assert report.results is not None
     assert [(row.name, row.machine, row.status) for row in report.results.rows] == [
-        ("original", "sm86", "measured"),
-        ("engine-sm86", "sm86", "not run"),
-        ("original (sm89)", "sm89", "measured"),
-        ("engine-sm89", "sm89", "not run"),
-    ]
+        ("original", "sm86", "measured"), ("engine-sm86", "sm86", "not run"),
+        ("original (sm89)", "sm89", "measured"), ("engine-sm89", "sm89", "not run"),
+    ]  # fmt: skip
     assert {kind: report.where[f"bench-{kind}"] for kind in ("sm86", "sm89")} == {
-        "sm86": "sm86",
-        "sm89": "sm89",
-    }
+        "sm86": "sm86", "sm89": "sm89",
+    }  # fmt: skip
     assert set(again.stages.values()) == {"skipped"}
+    path.write_text(RECIPE.replace('"cluster"', '"sm86"'))
+    alone = qcompile.run(path, output=tmp_path / "alone").artifacts["engine"]
+    assert digest_files([alone]) == digest_files([report.artifacts["engine-sm86"]])
 
 
 def given_latencies(artifacts: Mapping[str, str], *, baseline: str, **_: Any) -> Results:

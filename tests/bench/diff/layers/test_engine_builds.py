@@ -13,6 +13,7 @@ from typing import Any
 
 import onnx
 import pytest
+from commands import Qc
 from faulty_builder import FaultyBuilder, install
 from layer_faults import scaled
 from simulated_cuda import install as install_gpu
@@ -148,10 +149,8 @@ def test_a_graph_that_cannot_be_made_again_is_refused(
 
 
 def test_the_command_looks_inside_an_engine_or_says_why_not(
-    tiny_file: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_file: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qc: Qc
 ) -> None:
-    from qcompile.cli import main
-
     model = tiny_file("residual")
     gpu = install_gpu(monkeypatch)
     builder = FaultyBuilder(make_adapter("rtx", gpu), lambda graph, _: scaled(graph, "c2", 1.5))
@@ -159,13 +158,9 @@ def test_the_command_looks_inside_an_engine_or_says_why_not(
     install(monkeypatch, builder, tmp_path)
 
     def diff(reference: Path, *options: str) -> tuple[dict[str, Any], str]:
-        arguments = ["diff", str(reference), str(engine), "--layers", "--samples", "2", "--json", *options]
-        with pytest.raises(SystemExit) as done:
-            main(arguments)
-        assert done.value.code == 1
-        said = capsys.readouterr()
-        told: dict[str, Any] = json.loads(said.out)
-        return told, said.err
+        said = qc("diff", reference, engine, "--layers", "--samples", 2, "--json", *options)
+        assert said.code == 1
+        return said.json, said.err
 
     written = tmp_path / "layers.json"
     told, _ = diff(model, "-o", str(written))

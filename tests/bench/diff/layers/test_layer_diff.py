@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from commands import MakeModel, MakePath
+from commands import MakeModel, MakePath, Qc
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from int8_graphs import int8_graph
 from layer_faults import all_at_once, brute_force, perturbed, random_network
 from onnx import TensorProto, helper
 
@@ -23,7 +24,6 @@ import qcompile
 from qcompile.bench.diff.layers import compare, job, taps
 from qcompile.bench.diff.layers.compare import layer_diff
 from qcompile.bench.diff.layers.outcome import LayerDiff
-from qcompile.cli import main
 from qcompile.errors import IntentNotReached, InvalidOption, WorkerError
 from qcompile.model.graph.multiply_adds import known_shapes
 from qcompile.model.outputs.judgement import output_error
@@ -81,16 +81,9 @@ def test_a_perturbed_weight_is_found_and_ratios_are_those_of_all_taps_at_once(
 
 
 @pytest.fixture
-def int8_file(tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> MakePath:
+def int8_file(tiny_file: MakePath, samples: MakePath) -> MakePath:
     """`int8_file("onnxruntime")` is the tiny residual network in INT8."""
-
-    def make(target: Any) -> Path:
-        model, output = tiny_file("residual"), tmp_path / f"{target}.onnx"
-        ranges = qcompile.calibrate(model, str(samples("residual")), tmp_path / f"{target}.ranges")
-        qcompile.quantize(model, output, ranges=ranges.path, target=target)
-        return output
-
-    return make
+    return lambda target: int8_graph(tiny_file("residual"), samples("residual"), target)
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino", "tensorrt"])
@@ -240,10 +233,7 @@ def test_nan_in_the_artifact_is_the_worst_there_is(tiny_file: MakePath) -> None:
 
 @pytest.mark.usefixtures("in_process")
 def test_of_an_engine_the_outputs_that_it_was_built_to_return_are_compared(
-    tiny: MakeModel,
-    tiny_file: MakePath,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    tiny: MakeModel, tiny_file: MakePath, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # What an engine is to the comparison: something that runs, and whose graph cannot be seen.
     artifact = tiny_file("residual", file="engine.onnx")
@@ -274,23 +264,16 @@ def test_the_sizes_of_tensors_are_foreseen(tiny: MakeModel) -> None:
 
 
 def test_the_command_ranks_shows_the_surroundings_and_writes_what_polygraphy_opens(
-    tiny: MakeModel,
-    tiny_file: MakePath,
-    samples: MakePath,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    tiny: MakeModel, tiny_file: MakePath, samples: MakePath, tmp_path: Path, qc: Qc
 ) -> None:
     from polygraphy.comparator import RunResults
 
     artifact = tiny_file("residual", file="bad.onnx")
     onnx.save(perturbed(tiny("residual"), "w2", by=0.5), artifact)
     written, results = tmp_path / "layers.json", tmp_path / "run.json"
-    arguments = ["diff", str(tiny_file("residual")), str(artifact), "--layers", "--samples", "2"]
-    arguments += ["--data", str(samples("residual")), "-o", str(written), "--save-results", str(results)]
-    with pytest.raises(SystemExit) as done:
-        main(arguments)
-    said = capsys.readouterr()
-    assert done.value.code == 1, said.err
+    arguments = ["diff", tiny_file("residual"), artifact, "--layers", "--samples", 2]
+    said = qc(*arguments, "--data", samples("residual"), "-o", written, "--save-results", results)
+    assert said.code == 1, said
     assert "first bad tensor: c2, made by Conv conv2" in said.out
     assert "made of\n  └─ r1  Relu relu1" in said.out
     assert "read by\n  └─ a  Add add" in said.out
@@ -330,13 +313,12 @@ def test_the_command_ranks_shows_the_surroundings_and_writes_what_polygraphy_ope
     ],
 )
 def test_options_that_do_not_fit_are_refused(
-    options: list[str], message: str, tiny_file: MakePath, capsys: pytest.CaptureFixture[str]
+    options: list[str], message: str, tiny_file: MakePath, qc: Qc
 ) -> None:
-    model = str(tiny_file("mlp"))
-    with pytest.raises(SystemExit) as done:
-        main(["diff", model, model, *(model if one == "MODEL" else one for one in options)])
-    assert done.value.code == 2
-    assert message in capsys.readouterr().err
+    model = tiny_file("mlp")
+    said = qc("diff", model, model, *(model if one == "MODEL" else one for one in options))
+    assert said.code == 2
+    assert message in said.err
 
 
 def test_files_that_cannot_be_compared_are_named(
@@ -389,7 +371,7 @@ def test_ctrl_c_leaves_no_process_and_no_folder(
 
 
 def test_an_engine_is_refused_without_a_gpu_before_its_graph_is_made_again(
-    tiny_file: MakePath, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_file: MakePath, tmp_path: Path, qc: Qc
 ) -> None:
     from qcompile.engines.registry import engine
 
@@ -399,10 +381,9 @@ def test_an_engine_is_refused_without_a_gpu_before_its_graph_is_made_again(
         pytest.skip("engines run here")
     model, built = tiny_file("residual", batch=2), tmp_path / "m.engine"
     qcompile.build(model, built, target="tensorrt-rtx", gpus=["sm86"])
-    with pytest.raises(SystemExit) as done:
-        main(["diff", str(model), str(built), "--layers", "--json"])
-    assert done.value.code == 1
-    said = json.loads(capsys.readouterr().out)
+    code, out, _ = qc("diff", model, built, "--layers", "--json")
+    assert code == 1
+    said = json.loads(out)
     assert said["error"] == "EngineUnavailable"
     assert reason in said["message"]
     assert "compare with the ONNX file that the engine was built from" in said["hint"]

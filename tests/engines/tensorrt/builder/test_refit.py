@@ -360,26 +360,3 @@ def test_an_engine_that_tells_no_types_is_built_once_and_its_precision_is_unrepo
     assert (proof["reached_in_precision"], proof["unreported_share"], proof["missed"]) == (0, 1.0, {})
     assert ("no other type is permitted" in proof["evidence"]) == (proof["typing"] == "strong")
     assert len(here.told("build_serialized_network")) == 2
-
-
-def test_a_calibrator_is_fed_once(
-    machine: OnMachine, model: Path, samples: MakeFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fed: list[str] = []
-    memory = SimpleNamespace(copy=lambda name, _: fed.append(name) or 1000, close=lambda: None)
-    monkeypatch.setattr(calibration, "Device", lambda _: memory)
-    made = machine("8.5.3").build(
-        model, "int8", calibrator="native", data=str(samples("residual", 1)), allow_fallback=True,
-        options={"profiling_verbosity": "none"},
-    )  # fmt: skip
-    assert (fed, made.manifest.proof["calibration_batches"]) == (["x"], 1)
-    assert verbosity(made.path) == "NONE"
-
-
-def test_the_real_rtx_keeps_the_verbosity_for_the_run(model: Path, tmp_path: Path) -> None:
-    plans = []
-    for name in ("detailed", "none"):
-        path, options = tmp_path / f"{name}.engine", TensorRTOptions(profiling_verbosity=name)  # type: ignore[arg-type]
-        qcompile.build(model, path, target="tensorrt-rtx", gpus=("sm86",), tensorrt=options)
-        plans.append(path.read_bytes())
-    assert sum(one != other for one, other in zip(*plans, strict=True)) == 1  # of 430,860 bytes, in 1.7.1

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from int8_graphs import int8_graph
 from recorded_tensorrt import recorded_module
 
 import qcompile
-from qcompile.compiler.quantize.calibrate import calibrate
-from qcompile.compiler.quantize.quantize import quantize
 from qcompile.core.artifact import Artifact
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
@@ -87,16 +86,12 @@ def nothing_built(model: Path) -> bool:
 
 
 @pytest.fixture
-def graph(tiny_file: MakeFile, samples: MakeFile, tmp_path: Path) -> Graph:
+def graph(tiny_file: MakeFile, samples: MakeFile) -> Graph:
     """`graph("int8", "tensorrt")` returns the tiny residual model in a precision."""
 
     def make(precision: Precision, target: GraphTarget) -> Path:
         model = tiny_file("residual")
-        if precision == "fp32":
-            return model
-        ranges = calibrate(model, str(samples("residual")), tmp_path / "r.ranges", method="minmax").path
-        output = tmp_path / f"{precision}.{target}.onnx"
-        return quantize(model, output, ranges=ranges, precision=precision, target=target).path
+        return model if precision == "fp32" else int8_graph(model, samples("residual"), target)
 
     return make
 

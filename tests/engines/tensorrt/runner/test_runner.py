@@ -283,8 +283,7 @@ def test_a_64_bit_integer_that_does_not_fit_never_wraps(tokens: Any, said: str) 
 
 
 @pytest.mark.parametrize(
-    ("engine", "model"),
-    [(ENGINE, None), (ENGINE, ENGINE), (ENGINE, integers("float32")), (MODEL, MODEL)],
+    ("engine", "model"), [(ENGINE, None), (ENGINE, ENGINE), (ENGINE, integers("float32")), (MODEL, MODEL)]
 )
 def test_nothing_is_narrowed_that_the_model_has_no_wider(engine: ModelIO, model: ModelIO | None) -> None:
     wide, tokens = WideIntegers(engine, model), np.zeros((1, 4), engine.inputs[0].dtype)
