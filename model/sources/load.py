@@ -66,7 +66,7 @@ def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
     if name in PRESETS:
         return PRESETS[name]
     if _is_model(name):
-        preprocessing = preprocessing_of(describe_named(parse_source(name, base=base)).inputs)
+        preprocessing = preprocessing_of(describe_named(parse_source(name, base=base))[0].inputs)
         if preprocessing is not None:
             return preprocessing
         raise InvalidOption(
@@ -104,11 +104,6 @@ def _is_model(name: str) -> bool:
     return bool(colon) and kind in NAMED
 
 
-def describe_named(source: Source) -> Description:
-    """Return task, inputs, preprocessing and outputs of a model by name, without its weights."""
-    return _described(source)[0]
-
-
 def load_named(source: Source) -> LoadedModel:
     """Load a model by name, in evaluation mode, with an example of its inputs."""
     options = source.options
@@ -118,7 +113,7 @@ def load_named(source: Source) -> LoadedModel:
             "or FILE is required",
             hint="leave classes out",
         )
-    description, warning = _described(source)
+    description, warning = describe_named(source)
     torch, head = import_torch(), tuple[str, ...]()
     with quiet():
         with torch.random.fork_rng(devices=[]):
@@ -149,8 +144,8 @@ def load_named(source: Source) -> LoadedModel:
     )
 
 
-def _described(source: Source) -> tuple[Description, str]:
-    """What a package says of a model, and a warning of what is wrong with the package."""
+def describe_named(source: Source) -> tuple[Description, str]:
+    """Return what a package says of a model by name, without its weights, and a warning about the package."""
     package, apart = _PACKAGES[source.kind], ""
     reason = "" if importlib.util.find_spec(package) else f"{package} is not installed"
     warning = ""
