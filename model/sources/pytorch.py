@@ -20,17 +20,10 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from ...core.files import require_file
-from ...core.installation import install_hint
+from ...core.installation import import_package
 from ...core.memory import require_address_space
 from ...core.progress import quiet
-from ...errors import (
-    EngineUnavailable,
-    ExportError,
-    InvalidOption,
-    ModelError,
-    first_line,
-    translated,
-)
+from ...errors import ExportError, InvalidOption, ModelError, translated
 from ...spec.tensors import TensorInfo
 from . import archives
 from .archives import check_archive, is_archive, require_trust
@@ -45,12 +38,7 @@ _NEEDED_BYTES = 640 << 20
 def import_torch() -> Any:
     if "torch" not in sys.modules:
         require_address_space(_NEEDED_BYTES, "load PyTorch")
-    try:
-        import torch
-    except ImportError as error:
-        message, hint = f"PyTorch cannot be imported ({first_line(error)})", install_hint("torch")
-        raise EngineUnavailable(message, hint=hint, engine="pytorch") from error
-    return torch
+    return import_package("torch", "PyTorch cannot be imported", extra="torch", engine="pytorch")
 
 
 @dataclass(frozen=True)
