@@ -34,6 +34,7 @@ from .. import onnx
 from .graph import (
     ONNX_DOMAINS,
     attribute,
+    declared_shape,
     every_graph,
     tensor_values,
     with_inferred,
@@ -199,8 +200,7 @@ def _write_pads(model: onnx.ModelProto) -> bool:
     for graph in every_graph(model.graph) if changed else ():
         for value in (*graph.value_info, *graph.output):
             before, after = mistaken.get(value.name), shapes.get(value.name)
-            dims = value.type.tensor_type.shape.dim
-            declared = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims]
+            declared = declared_shape(value)
             if before and after and _fit(declared, before) and not _fit(declared, after):
                 value.type.tensor_type.shape.CopyFrom(_shape(after))
     return changed
@@ -223,17 +223,11 @@ def _inferred_shapes(model: onnx.ModelProto) -> dict[str, Extents]:
         del graph.value_info[:]
         for value in graph.output:
             value.type.tensor_type.ClearField("shape")
-    with contextlib.suppress(onnx.shape_inference.InferenceError, RuntimeError):
-        light = with_inferred(light, data_prop=True)
     shapes: dict[str, Extents] = {}
-    for graph in every_graph(light.graph):
+    for graph in every_graph(with_inferred(light, data_prop=True).graph):
         shapes |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-        for value in (*graph.input, *graph.value_info, *graph.output):
-            if value.type.tensor_type.HasField("shape"):
-                dims = value.type.tensor_type.shape.dim
-                shapes[value.name] = tuple(
-                    dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims
-                )
+        values = (*graph.input, *graph.value_info, *graph.output)
+        shapes |= {v.name: declared_shape(v) for v in values if v.type.tensor_type.HasField("shape")}
     return shapes
 
 
@@ -324,9 +318,7 @@ def _declare_outputs(model: onnx.ModelProto) -> bool:
     incomplete = [value for value in model.graph.output if not _is_complete(value)]
     if not incomplete:
         return False
-    light = without_weights(model)
-    with contextlib.suppress(onnx.shape_inference.InferenceError, RuntimeError):
-        light = with_inferred(light, data_prop=True)
+    light = with_inferred(without_weights(model), data_prop=True)
     values = (*light.graph.output, *light.graph.value_info, *light.graph.input)
     types = {value.name: value.type for value in values if value.type.WhichOneof("value")}
     types |= {
