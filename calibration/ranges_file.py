@@ -72,7 +72,15 @@ def load_ranges(path: Path) -> Ranges:
         typed = msgspec.convert(header, _Header)
         for portion in header["data"].values():
             portion["shards"], portion["parts"]  # a file names both, always
-        _require_checksum(path, header, typed, counts)
+        if not typed.checksum:
+            raise ValueError("its header holds no checksum")
+        computed, stored = checksum(header, counts), typed.checksum
+        if computed != stored:
+            raise CalibrationError(
+                f"{path}: its checksum {stored[:19]}… is not that of what it holds ({computed[:19]}…)",
+                hint="the file was changed after it was made; calibrate again",
+                file=path,
+            )
         return _ranges(typed, counts)
     except _DAMAGED as error:
         raise CalibrationError(
@@ -137,21 +145,6 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
     shared: dict[str, Sequence[str]]
     skipped: dict[str, str]
     checksum: str | msgspec.UnsetType = msgspec.UNSET
-
-
-def _require_checksum(
-    path: Path, header: dict[str, Any], typed: _Header, counts: dict[str, NDArray[np.int64]]
-) -> None:
-    """Refuse a file that was changed or has no checksum."""
-    if not typed.checksum:
-        raise ValueError("its header holds no checksum")
-    computed = checksum(header, counts)
-    if computed != typed.checksum:
-        raise CalibrationError(
-            f"{path}: its checksum {typed.checksum[:19]}… is not that of what it holds ({computed[:19]}…)",
-            hint="the file was changed after it was made; calibrate again",
-            file=path,
-        )
 
 
 def _ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ranges:
