@@ -172,7 +172,7 @@ class LayerRuns:
         name = runnable.path.name
         answer = run(job, name, f"{text}: {name}", self.progress)
         for kind in ("errors", "changed"):
-            answer[kind] = {tensor: ErrorSums.from_json(sums) for tensor, sums in answer[kind].items()}
+            answer[kind] = {tensor: ErrorSums(**sums) for tensor, sums in answer[kind].items()}
         memory, kind = self.memory_bytes[side], "plain" if plain else "tapped"
         memory[kind] = max(memory[kind], answer["peak_bytes"])
         return answer
