@@ -24,8 +24,6 @@ _MOST_RATIO = 100
 FREE_BYTES = 64 << 20
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError)
 """What readers of archives raise of damaged ones."""
-PROGRAM = "a program saved by torch.export.save"
-SAVE_PROGRAM = "save it with torch.export.save, with a PyTorch no newer than this one"
 
 
 def is_archive(path: Path) -> bool:

@@ -25,7 +25,6 @@ from ...core.memory import require_address_space
 from ...core.progress import quiet
 from ...errors import ExportError, InvalidOption, ModelError, translated
 from ...spec.tensors import TensorInfo
-from . import archives
 from .archives import check_archive, is_archive, require_trust
 
 if TYPE_CHECKING:
@@ -179,10 +178,11 @@ def evaluated(module: torch.nn.Module) -> torch.nn.Module:
 def load_program(path: Path, device: str) -> torch.nn.Module:
     """Load what `torch.export.save` wrote."""
     torch = import_torch()
-    check_archive(path, what=archives.PROGRAM, hint=archives.SAVE_PROGRAM)
+    what = "a program saved by torch.export.save"
+    hint = "save it with torch.export.save, with a PyTorch no newer than this one"
+    check_archive(path, what=what, hint=hint)
     require_trust(path)
-    message, hint = f"{path}: not {archives.PROGRAM}", archives.SAVE_PROGRAM
-    with translated(message, ModelError, hint=hint, file=path):
+    with translated(f"{path}: not {what}", ModelError, hint=hint, file=path):
         with quiet():  # it logs tracebacks of what it raises as well
             program = torch.export.load(path)
         if device == "cpu":
@@ -223,11 +223,10 @@ def program_inputs(program: Any) -> tuple[TensorInfo, ...]:
 def load_torchscript(path: Path, device: str) -> torch.nn.Module:
     """Load what `torch.jit.save` wrote."""
     torch = import_torch()
+    names = []  # TorchScript archives are zip files with a `code/` folder; checkpoints have none
     if is_archive(path):
         hint = "copy it again, or save it with torch.jit.save; its sums must be on (set_crc32_options)"
         check_archive(path, what="a TorchScript archive", hint=hint)
-    names = []  # TorchScript archives are zip files with a `code/` folder; checkpoints have none
-    if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     if not any("/code/" in name for name in names):
