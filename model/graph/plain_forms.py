@@ -66,15 +66,16 @@ def _tidy(model: onnx.ModelProto) -> bool:
                 names.pop()
                 changed = True
     for graph in graphs_of(model):
-        noted = [value for value in graph.value_info if not _lacks_type(value)]
+        noted = [value for value in graph.value_info if _is_typed(value)]
         if len(noted) < len(graph.value_info):
             refill(graph.value_info, noted)
             changed = True
     return changed
 
 
-def _lacks_type(value: onnx.ValueInfoProto) -> bool:
-    return value.type.WhichOneof("value") in (None, "tensor_type") and not value.type.tensor_type.elem_type
+def _is_typed(value: onnx.ValueInfoProto) -> bool:
+    is_tensor = value.type.WhichOneof("value") in (None, "tensor_type")
+    return bool(value.type.tensor_type.elem_type) or not is_tensor
 
 
 def _import_domains(model: onnx.ModelProto) -> bool:
@@ -111,7 +112,7 @@ def _declare_inputs(model: onnx.ModelProto) -> bool:
     """Give inputs without a shape one of free extents."""
     changed = False
     for index, value in enumerate(model.graph.input):
-        if value.type.WhichOneof("value") != "tensor_type" or value.type.tensor_type.HasField("shape"):
+        if not _lacks_shape(value):
             continue
         light = without_weights(model)
         for rank in _RANKS:
@@ -315,7 +316,8 @@ def _returned_extents_padded(
 
 def _declare_outputs(model: onnx.ModelProto) -> bool:
     """Complete the types of outputs; one of which the rank cannot be inferred has no shape."""
-    incomplete = [value for value in model.graph.output if not _is_complete(value)]
+    outputs = model.graph.output
+    incomplete = [value for value in outputs if not _is_typed(value) or _lacks_shape(value)]
     if not incomplete:
         return False
     light = with_inferred(without_weights(model), data_prop=True)
@@ -331,7 +333,5 @@ def _declare_outputs(model: onnx.ModelProto) -> bool:
     return True
 
 
-def _is_complete(value: onnx.ValueInfoProto) -> bool:
-    kind = value.type.WhichOneof("value")
-    tensor = value.type.tensor_type
-    return bool(tensor.elem_type and tensor.HasField("shape")) if kind in (None, "tensor_type") else True
+def _lacks_shape(value: onnx.ValueInfoProto) -> bool:
+    return value.type.WhichOneof("value") == "tensor_type" and not value.type.tensor_type.HasField("shape")

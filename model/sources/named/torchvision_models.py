@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -140,8 +138,12 @@ def _load(source: Source, entry: Any, weights: Any, task: str) -> Any:
             arguments["init_weights"] = True
         module = _construct(source, entry, {"weights": None, **arguments})
     else:
-        with _local_weights(source, weights):
+        state = read_weights(_own_weights(source, weights))
+        weights.get_state_dict = lambda *_args, **_named: state  # in place of one that unpickles
+        try:
             module = _construct(source, entry, {"weights": weights, **arguments})
+        finally:
+            del weights.get_state_dict
     if task == "object-detection":
         return _OneStage(module)
     return _OutputOf(module, "out") if task == "semantic-segmentation" else module
@@ -210,17 +212,6 @@ def _construct(source: Source, entry: Any, arguments: dict[str, Any]) -> Any:
             f"{source.spec}: torchvision cannot make it: {type(error).__name__}: {first_line(error)}",
             hint="leave `size` or `classes` out, or choose values that the model takes",
         ) from error
-
-
-@contextmanager
-def _local_weights(source: Source, weights: Any) -> Iterator[None]:
-    """Let a builder load its weights from the cache alone, without unpickling."""
-    state = read_weights(_own_weights(source, weights))
-    weights.get_state_dict = lambda *_args, **_named: state  # in place of one that unpickles
-    try:
-        yield
-    finally:
-        del weights.get_state_dict
 
 
 def _own_weights(source: Source, weights: Any) -> Path:
