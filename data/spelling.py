@@ -141,6 +141,7 @@ class Spelling:
 
     def seen_from(self, folder: Path) -> Spelling:
         """Return it as a file in `folder` names it."""
+        folder = folder.resolve()
         if self.kind == FUNCTION:
             source = parse_source(self.path)
             path = os.path.relpath(source.path, folder) if source.path else source.module

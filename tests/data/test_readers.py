@@ -13,7 +13,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from qcompile.data.batches import Data, half_of, located, seen_from, select
+from qcompile.data.batches import Data, half_of, select
 from qcompile.data.readers import AHEAD, Batch, digest_contents, in_order, threads_for_reading
 from qcompile.data.spelling import FUNCTION, KEYS, PARTS, Query, Spelling, parse_spelling, read_query
 from qcompile.errors import InvalidOption
@@ -224,6 +224,14 @@ def test_what_is_printed_is_read_back(kind: str, path: str, values: list[str]) -
     parsed = parse_spelling(str(made))
     assert (parsed.kind, parsed.query) == (made.kind, made.query)
     assert Path(parsed.path) == Path(path)
+
+
+def located(spec: str, base: Path) -> str:
+    return str(parse_spelling(spec).located(base))
+
+
+def seen_from(spec: str, folder: Path) -> str:
+    return str(parse_spelling(spec).seen_from(folder))
 
 
 def test_a_located_spelling_does_not_depend_on_the_working_folder(tmp_path: Path) -> None:
