@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..core.files import require_file
 from ..core.files.temporary import temporary_folder
 from ..errors import DataError, InvalidOption
 from ..model.sources.load import find_preprocessing
@@ -231,8 +230,6 @@ def load_rows(files: Sequence[Path], builder: str) -> Any:
     require_package("datasets", "datasets", "reads tables")
     import datasets
 
-    for file in files:
-        require_file(file, what="data")
     suffix = files[0].suffix.lower()
     builder = builder or FORMATS.get(suffix, ("", "json"))[1]
     options: dict[str, Any] = {"encoding": "utf-8-sig"} if builder in ("csv", "json", "text") else {}
