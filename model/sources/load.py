@@ -108,10 +108,9 @@ def load_named(source: Source) -> LoadedModel:
     """Load a model by name, in evaluation mode, with an example of its inputs."""
     options = source.options
     if options.classes and not options.weights and source.kind != "torchvision":
-        raise InvalidOption(
-            f"model {source.spec}: its own weights are for its own classes; with `classes`, `weights` random "
-            "or FILE is required",
-            hint="leave classes out",
+        raise source.refusal(
+            "its own weights are for its own classes; with `classes`, `weights` random or FILE is required",
+            "leave classes out",
         )
     description, warning = describe_named(source)
     torch, head = import_torch(), tuple[str, ...]()

@@ -166,6 +166,10 @@ class Source:
             return f"{path or self.module}:{self.function}{self.options.query}"
         return path
 
+    def refusal(self, problem: str, hint: str = "") -> InvalidOption:
+        """Return the error for a model that cannot be what its spelling says."""
+        return InvalidOption(f"model {self.spec}: {problem}", hint=hint)
+
     @property
     def file(self) -> Path:
         """The file of a source that is one."""

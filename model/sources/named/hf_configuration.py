@@ -13,7 +13,7 @@ import transformers
 from huggingface_hub import snapshot_download
 
 from ....core.progress import quiet
-from ....errors import InvalidOption, ModelError, translated
+from ....errors import ModelError, translated
 from ...graph.source_paths import path_there
 from ..preprocessing import (
     AudioPreprocessing,
@@ -132,10 +132,7 @@ def choose(source: Source, config: Any) -> Choice:
     task = source.options.task
     named = next(iter(getattr(config, "architectures", None) or ()), "")
     if task and task not in HEADS:
-        raise InvalidOption(
-            f"model {source.spec}: task {task!r} is none of {', '.join(HEADS)}",
-            hint=did_you_mean(task, HEADS),
-        )
+        raise source.refusal(f"task {task!r} is none of {', '.join(HEADS)}", did_you_mean(task, HEADS))
     if task:
         encoder = task == "embedding" and bool(getattr(config, "is_encoder_decoder", False))
         return Choice(task, _of_auto(source, config, task), encoder)
@@ -171,10 +168,8 @@ def _of_auto(source: Source, config: Any, name: str) -> Any:
     try:
         model = mapping[type(config)]
     except KeyError:
-        raise InvalidOption(
-            f"model {source.spec}: transformers has no {HEADS[name].auto} for {type(config).__name__}",
-            hint="choose another task",
-        ) from None
+        problem = f"transformers has no {HEADS[name].auto} for {type(config).__name__}"
+        raise source.refusal(problem, "choose another task") from None
     return model[0] if isinstance(model, tuple | list) else model
 
 

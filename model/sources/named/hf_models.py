@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import nn
 
-from ....errors import InvalidOption, ModelError, first_line, translated
+from ....errors import ModelError, first_line, translated
 from ....spec.tensors import AxisExtents, TensorInfo
 from ...sessions.random_input import Domain
 from ..nested import NestedInputs, Slot
@@ -149,7 +149,7 @@ def describe(source: Source) -> Description:
     choice = hf_configuration.choose(source, config)
     if source.options.classes:
         if not HEADS[choice.name].classifies:
-            raise InvalidOption(f"model {source.spec}: has no classes to choose")
+            raise source.refusal("has no classes to choose")
         config.num_labels = source.options.classes
     tensors, domains, notes = _inputs(source, choice, config, folder)
     names = [tensor.name for tensor in tensors]
