@@ -35,13 +35,12 @@ from .graph import (
     ONNX_DOMAINS,
     attribute,
     declared_shape,
-    every_graph,
     tensor_values,
     with_inferred,
     without_weights,
 )
 from .graph_edits import drop_attributes, refill, set_nodes
-from .onnx_checks import MOST_INPUT_VALUES, every_node, graphs_of
+from .onnx_checks import MOST_INPUT_VALUES, every_graph, every_node, graphs_of
 
 Extents = tuple[int | str, ...]
 
