@@ -16,9 +16,10 @@ from ..errors import DataError, InvalidOption
 from ..model.sources.load import find_preprocessing
 from ..model.sources.named.description import network
 from ..model.sources.preprocessing import PRESETS, Preprocessing, fit_preprocessing, preprocessing_of
+from ..model.sources.source import did_you_mean
 from ..spec.tensors import TensorInfo
 from .readers import FORMATS, require_package
-from .spelling import Spelling, nearest, wrong
+from .spelling import Spelling, wrong
 
 IGNORED = -100
 """Label of a token that has none."""
@@ -157,7 +158,7 @@ class Table:
                 raise wrong(
                     spelling.spec,
                     f"{key}={name}: no such column; found {', '.join(self.columns)}",
-                    hint=nearest(name, self.columns, f"{key}="),
+                    hint=did_you_mean(name, self.columns, f"{key}="),
                 )
         kinds = {"image": "Image", "audio": "Audio"} if names else {
             name: type(feature).__name__ for name, feature in self._features.items()

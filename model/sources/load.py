@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 from dataclasses import replace
@@ -75,10 +74,9 @@ def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
         )
     if name.endswith(".json"):
         return read_preprocessing_file((base or Path.cwd()) / Path(name).expanduser())
-    near = difflib.get_close_matches(name, PRESETS, n=1)
     raise InvalidOption(
         f"preprocessing {name!r}; {', '.join(PRESETS)}, a model by name, or FILE.json is required",
-        hint=f"did you mean {near[0]}?" if near else "",
+        hint=sources.did_you_mean(name, PRESETS),
         option="preprocessing",
     )
 

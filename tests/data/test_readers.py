@@ -186,10 +186,10 @@ def test_a_spelling_is_kind_path_and_query(spec: str, kind: str, path: str, quer
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("image:photos/cats", "unknown kind 'image'; images, text.*did you mean images"),
-        ("image:photos", "unknown kind 'image'.*did you mean images"),
+        ("image:photos/cats", "unknown kind 'image'; images, text.*did you mean 'images'"),
+        ("image:photos", "unknown kind 'image'.*did you mean 'images'"),
         ("C:/photos", "unknown kind 'C'"),
-        ("photos?sample=3", "sample= is no key of data;.*did you mean samples"),
+        ("photos?sample=3", "sample= is no key of data;.*did you mean 'samples'"),
         ("audio:x?masks=y", "masks= is no key of data of kind audio"),
         ("x?labels=y.csv", "labels= is no key of data"),
         ("photos?samples", r"'samples' after the `\?`; key=value is required"),
@@ -207,7 +207,7 @@ def test_a_spelling_is_kind_path_and_query(spec: str, kind: str, path: str, quer
         ("photos?balanced=yes", "balanced=yes; true or false is required"),
         (
             "photos?part=calib",
-            "part=calib; calibration or evaluation is required\n.*did you mean part=calibration",
+            "part=calib; calibration or evaluation is required\n.*did you mean 'part=calibration'",
         ),
     ],
 )
