@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ..core.artifact import Artifact, Manifest, checked_input, commit, tool_versions
 from ..core.files import writing
 from ..core.progress import Progress, silent
-from ..errors import CalibrationError, InvalidOption
+from ..errors import CalibrationError, InvalidOption, translated
 from ..spec.words import METHODS
 from .histogram import BINS, Histogram, why_slow
 from .ranges import Portion, Ranges
@@ -62,7 +62,8 @@ def save_ranges(ranges: Ranges, path: Path) -> None:
 def load_ranges(path: Path) -> Ranges:
     """Read a ranges file."""
     checked_input(path, what="ranges file")
-    try:
+    message, hint = f"{path}: not a ranges file, or cut off", "make it with qcompile calibrate"
+    with translated(message, CalibrationError, errors=_DAMAGED, hint=hint, file=path):
         header, counts = _read(path)
         if header["version"] != FORMAT_VERSION:
             raise CalibrationError(
@@ -82,12 +83,6 @@ def load_ranges(path: Path) -> Ranges:
                 file=path,
             )
         return _ranges(typed, counts)
-    except _DAMAGED as error:
-        raise CalibrationError(
-            f"{path}: not a ranges file, or cut off ({error})",
-            hint="make it with qcompile calibrate",
-            file=path,
-        ) from error
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.int64]]]:

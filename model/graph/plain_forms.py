@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ...errors import ModelError, first_line
+from ...errors import ModelError, translated
 from ...spec.opsets import OLDEST
 from .. import onnx
 from .graph import (
@@ -165,14 +165,10 @@ def inline_functions(model: onnx.ModelProto) -> bool:
     for function in model.functions:
         for item in function.opset_import:  # of another version only where ONNX's checker finds no difference
             item.version = imported.setdefault(_domain(item.domain), item.version)
-    names = {name for _, name, _ in functions}
-    try:
+    names = ", ".join(sorted({name for _, name, _ in functions}))
+    hint = "export the model without functions of its own"
+    with translated(f"functions {names}: ONNX's inliner refuses them:", ModelError, hint=hint):
         inlined = inline_local_functions(without_weights(model))
-    except Exception as error:  # its exceptions share no narrower base
-        raise ModelError(
-            f"functions {', '.join(sorted(names))}: ONNX's inliner refuses them: {first_line(error)}",
-            hint="export the model without functions of its own",
-        ) from error
     del model.functions[:]
     set_nodes(model.graph, inlined.graph.node)
     refill(model.graph.value_info, inlined.graph.value_info)
