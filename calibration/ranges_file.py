@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ..core.artifact import Artifact, Manifest, checked_input, commit, tool_versions
 from ..core.files import writing
 from ..core.progress import Progress, silent
-from ..errors import CalibrationError, InvalidOption
+from ..errors import CalibrationError, InvalidOption, translated
 from ..spec.words import METHODS
 from .histogram import BINS, Histogram, why_slow
 from .ranges import Portion, Ranges
@@ -62,7 +62,8 @@ def save_ranges(ranges: Ranges, path: Path) -> None:
 def load_ranges(path: Path) -> Ranges:
     """Read a ranges file."""
     checked_input(path, what="ranges file")
-    try:
+    message, hint = f"{path}: not a ranges file, or cut off", "make it with qcompile calibrate"
+    with translated(message, CalibrationError, errors=_DAMAGED, hint=hint, file=path):
         header, counts = _read(path)
         if header["version"] != FORMAT_VERSION:
             raise CalibrationError(
@@ -72,14 +73,16 @@ def load_ranges(path: Path) -> Ranges:
         typed = msgspec.convert(header, _Header)
         for portion in header["data"].values():
             portion["shards"], portion["parts"]  # a file names both, always
-        _require_checksum(path, header, typed, counts)
+        if not typed.checksum:
+            raise ValueError("its header holds no checksum")
+        computed, stored = checksum(header, counts), typed.checksum
+        if computed != stored:
+            raise CalibrationError(
+                f"{path}: its checksum {stored[:19]}… is not that of what it holds ({computed[:19]}…)",
+                hint="the file was changed after it was made; calibrate again",
+                file=path,
+            )
         return _ranges(typed, counts)
-    except _DAMAGED as error:
-        raise CalibrationError(
-            f"{path}: not a ranges file, or cut off ({error})",
-            hint="make it with qcompile calibrate",
-            file=path,
-        ) from error
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.int64]]]:
@@ -137,21 +140,6 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
     shared: dict[str, Sequence[str]]
     skipped: dict[str, str]
     checksum: str | msgspec.UnsetType = msgspec.UNSET
-
-
-def _require_checksum(
-    path: Path, header: dict[str, Any], typed: _Header, counts: dict[str, NDArray[np.int64]]
-) -> None:
-    """Refuse a file that was changed or has no checksum."""
-    if not typed.checksum:
-        raise ValueError("its header holds no checksum")
-    computed = checksum(header, counts)
-    if computed != typed.checksum:
-        raise CalibrationError(
-            f"{path}: its checksum {typed.checksum[:19]}… is not that of what it holds ({computed[:19]}…)",
-            hint="the file was changed after it was made; calibrate again",
-            file=path,
-        )
 
 
 def _ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ranges:

@@ -14,7 +14,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..model.graph.graph import captured_names, constant_names, consumers, infer_types, producers
+from ..model.graph.graph import (
+    ONNX_DOMAINS,
+    constant_names,
+    consumers,
+    infer_types,
+    pinned_names,
+    producers,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -70,7 +77,7 @@ def choose_taps(model: onnx.ModelProto, scaled: Collection[str] | None = None) -
 
 
 def _is_one_of(node: onnx.NodeProto, operators: Collection[str]) -> bool:
-    return node.op_type in operators and node.domain in ("", "ai.onnx")
+    return node.op_type in operators and node.domain in ONNX_DOMAINS
 
 
 class _Choice:
@@ -80,8 +87,7 @@ class _Choice:
         self.constants = constant_names(model)
         self.made_by = producers(model.graph)
         self.readers = consumers(model.graph)
-        self.outputs = {value.name for value in model.graph.output}
-        self.captured = {name for node in model.graph.node for name in captured_names(node)}
+        self.pinned = pinned_names(model.graph)
 
     def taps(self, scaled: Collection[str] | None) -> Taps:
         scaled = self._quantizable() if scaled is None else self._in_order(scaled)
@@ -126,7 +132,7 @@ class _Choice:
     def _folded(self, name: str) -> str:
         """What comes out of the activation that is folded into the maker of a tensor; empty if none is."""
         readers, maker = self.readers.get(name, []), self.made_by.get(name)
-        if maker is None or len(readers) != 1 or name in self.outputs | self.captured:
+        if maker is None or len(readers) != 1 or name in self.pinned:
             return ""
         folds = _is_one_of(maker, _FOLDS_INTO) and _is_one_of(readers[0], _FOLDED)
         return str(readers[0].output[0]) if folds else ""

@@ -15,7 +15,7 @@ import struct
 from pathlib import Path
 
 from ..core.files import require_file
-from ..errors import CalibrationError, InvalidOption
+from ..errors import CalibrationError, InvalidOption, translated
 from ..model.graph.onnx_file import read_weightless
 from .qparams import INT8
 from .ranges import Portion, Ranges
@@ -97,10 +97,8 @@ def read_cache(path: Path, model: Path) -> Ranges:
 
 def parse_cache(content: bytes | str, path: Path) -> dict[str, float]:
     """Return tensor name to scale of a file's content."""
-    try:
+    with translated(f"{path}: no TensorRT calibration cache", CalibrationError, file=path):
         text = content if isinstance(content, str) else content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise CalibrationError(f"{path}: no TensorRT calibration cache ({error})", file=path) from error
     lines = text.replace("\r\n", "\n").split("\n")
     if not _HEADER.fullmatch(lines[0].strip()):
         raise CalibrationError(

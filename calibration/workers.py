@@ -274,19 +274,16 @@ class _Counter:
         self._count, self._infinite = count, infinite
 
     def add(self, batch: Batch, observer: Observer) -> None:
+        where = batch.where
         for name, array in batch.feeds.items():
-            if name not in self.histograms and array.dtype.kind not in "fV":
-                continue
-            try:  # of what is no tap, too: a NaN fed in is an error all the same
-                self.histograms.get(name, Histogram()).add(array, self._count)
-            except NonFinite as error:
-                raise DataError(
-                    f"{batch.where}: input {name!r} holds {error}",
-                    hint="clean the sample, or leave it out",
-                    tensor=name,
-                    sample=batch.where,
-                ) from error
-        observed = observer.run(batch.feeds, batch.where)
+            if name in self.histograms or array.dtype.kind in "fV":
+                try:  # of what is no tap, too: a NaN fed in is an error all the same
+                    self.histograms.get(name, Histogram()).add(array, self._count)
+                except NonFinite as error:
+                    message = f"{where}: input {name!r} holds {error}"
+                    hint = "clean the sample, or leave it out"
+                    raise DataError(message, hint=hint, tensor=name, sample=where) from error
+        observed = observer.run(batch.feeds, where)
         self.bytes = sum(array.nbytes for _, array in observed)
         for name, array in observed:
             try:
@@ -295,12 +292,9 @@ class _Counter:
                 if self._infinite and not np.isnan(array).any():
                     self.histograms[name].add(array[np.isfinite(array)], self._count)
                     continue
-                raise CalibrationError(
-                    f"tensor {name!r} holds {error} at {batch.where}, although the input is finite",
-                    hint="the model overflows on this sample; check its preprocessing",
-                    tensor=name,
-                    sample=batch.where,
-                ) from error
+                message = f"tensor {name!r} holds {error} at {where}, although the input is finite"
+                hint = "the model overflows on this sample; check its preprocessing"
+                raise CalibrationError(message, hint=hint, tensor=name, sample=where) from error
 
 
 def _empty(taps: Taps) -> Histograms:

@@ -7,13 +7,15 @@ somebody else's. Hints therefore name third-party packages, and never a distribu
 from __future__ import annotations
 
 import functools
+import importlib
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from configparser import ConfigParser
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ..errors import EngineUnavailable, first_line
 from ..version import __version__, tool_versions
 
 if TYPE_CHECKING:
@@ -137,6 +139,20 @@ def install_hint(extra: str, version_of: Versions = installed_version) -> str:
     if not words:
         return f"install the packages of the extra {extra!r} of qcompile"
     return f"pip install {' '.join(words)}"
+
+
+def import_package(module: str, problem: str, *, extra: str, engine: str) -> Any:
+    """Return an imported module.
+
+    Raises:
+        EngineUnavailable: If it cannot be imported; `problem` says so, the cause follows in parentheses.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        reason = first_line(error)
+        message, hint = f"{problem} ({reason})", install_hint(extra)
+        raise EngineUnavailable(message, hint=hint, engine=engine, reason=reason) from error
 
 
 def other_distribution() -> tuple[str, str]:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import hashlib
 import io
+import itertools
 import json
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -134,7 +135,11 @@ class ArraySet(SampleSet):
 
 
 class _Rows(Reader):
-    """Rows of the arrays of one file. A scalar goes with every row; of scalars in rows, each is a batch."""
+    """Rows of the arrays of one file.
+
+    A 0-d array is repeated for every sample. If the model's input is a scalar, each row is a batch of its
+    own.
+    """
 
     def __init__(self, path: Path, inputs: Sequence[TensorInfo]) -> None:
         self._path, self._inputs, self._is_whole = path, inputs, False
@@ -191,20 +196,15 @@ class _Stored(Reader):
 
     def arrange(self, order: list[int], batch_size: int, *, fixed: bool) -> list[list[int]]:
         """Return stored batches, cut at the end of `order`; drawn samples make batches of one shape each."""
-        is_drawn = order != list(range(len(order)))
+        if order == list(range(len(order))):
+            stored = itertools.groupby(order, lambda index: self._places[index][0])
+            groups = [(self._extents[number], list(rows)) for number, rows in stored]
+            return [rows for extent, rows in groups if len(rows) == extent or not fixed]
         if any(() in rows.values() for rows in self._rows):
             batch_size = 1  # samples that have scalars are not put together
-        groups: list[list[int]] = []
-        before: Shapes | None = None
-        for index in order:
-            number, row = self._places[index]
-            ends = self._rows[number] != before or len(groups[-1]) == batch_size if is_drawn else row == 0
-            if ends:
-                groups.append([])
-            groups[-1].append(index)
-            before = self._rows[number]
-        sizes = [batch_size if is_drawn else self._extents[self._places[group[0]][0]] for group in groups]
-        return [group for group, size in zip(groups, sizes, strict=True) if len(group) == size or not fixed]
+        of_shape = itertools.groupby(order, lambda index: self._rows[self._places[index][0]])
+        runs = (super(_Stored, self).arrange(list(rows), batch_size, fixed=fixed) for _, rows in of_shape)
+        return list(itertools.chain.from_iterable(runs))
 
     def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
         for group in groups:

@@ -332,13 +332,3 @@ def _shuffled(names: Sequence[str], indices: Sequence[int], seed: int) -> list[i
 
 def _hash(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
-
-
-def located(spec: str, base: Path) -> str:
-    """Return a spelling that does not depend on the working folder."""
-    return str(parse_spelling(spec).located(base))
-
-
-def seen_from(spec: str, folder: Path) -> str:
-    """Return a spelling of the working folder as a file in another folder names it."""
-    return str(parse_spelling(spec).seen_from(folder.resolve()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib
 import itertools
 import logging
 import os
@@ -20,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.artifact import known_digest
-from ..core.installation import install_hint
-from ..errors import DataError, EngineUnavailable, QCompileError, first_line, translated
+from ..core.installation import import_package
+from ..errors import DataError, QCompileError, translated
 from ..model.sessions.session import granted_cores
 from ..model.sources.source import Source
 from ..model.sources.user_code import beside, call, load_function, where_raised
@@ -215,15 +214,7 @@ def digest_contents(paths: Sequence[Path]) -> str:
 
 def require_package(module: str, package: str, use: str, *, extra: str = "data") -> None:
     """Make sure that a package can be imported."""
-    try:
-        importlib.import_module(module)
-    except ImportError as error:
-        raise EngineUnavailable(
-            f"{package} {use}, and cannot be imported ({first_line(error)})",
-            hint=install_hint(extra),
-            engine=package,
-            reason=first_line(error),
-        ) from error
+    import_package(module, f"{package} {use}, and cannot be imported", extra=extra, engine=package)
 
 
 MANY = 10_000

@@ -7,18 +7,17 @@ with `./` in front of it. Without a kind, it is found from what lies at the path
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..core.files import absolute_path, digest_files
 from ..errors import InvalidOption
 from ..model.sources.load import digest_preprocessing
-from ..model.sources.source import parse_source
+from ..model.sources.source import did_you_mean, parse_source
 
 FUNCTION = "function"
 PARTS = ("calibration", "evaluation")
@@ -57,9 +56,8 @@ def read_query(values: Mapping[str, str], spec: str) -> Query:
     """Read the keys `samples`, `seed`, `balanced` and `part`; others are left to the kinds."""
     for key, words in (("balanced", ("true", "false")), ("part", PARTS)):
         if (word := values.get(key, words[0])) not in words:
-            raise wrong(
-                spec, f"{key}={word}; {' or '.join(words)} is required", nearest(word, words, f"{key}=")
-            )
+            hint = did_you_mean(word, words, f"{key}=")
+            raise wrong(spec, f"{key}={word}; {' or '.join(words)} is required", hint)
     return Query(
         samples=whole(values["samples"], "samples", spec, least=1) if "samples" in values else None,
         seed=whole(values.get("seed", "0"), "seed", spec, least=0),
@@ -79,12 +77,6 @@ def whole(text: str, key: str, spec: str, *, least: int) -> int:
     if number < least:
         raise wrong(spec, f"{key}={text}; a whole number of at least {least} is required")
     return number
-
-
-def nearest(word: str, words: Iterable[str], prefix: str = "") -> str:
-    """Return "did you mean ...?" with the word nearest to a wrong one; empty where none is near."""
-    near = difflib.get_close_matches(word, list(words), n=1)
-    return f"did you mean {prefix}{near[0]}?" if near else ""
 
 
 @dataclass(frozen=True)
@@ -119,7 +111,7 @@ class Spelling:
             if kind == FUNCTION:
                 raise wrong(self.spec, f"a function takes no keys; {key}= was given")
             what = f"data of kind {kind}" if kind else "data"
-            near = "" if key in _ALL_KEYS else nearest(key, keys)
+            near = "" if key in _ALL_KEYS else did_you_mean(key, keys)
             raise wrong(
                 self.spec, f"{key}= is no key of {what}; {', '.join(keys)} are", near or _ESCAPED_MARK
             )
@@ -141,6 +133,7 @@ class Spelling:
 
     def seen_from(self, folder: Path) -> Spelling:
         """Return it as a file in `folder` names it."""
+        folder = folder.resolve()
         if self.kind == FUNCTION:
             source = parse_source(self.path)
             path = os.path.relpath(source.path, folder) if source.path else source.module
@@ -187,7 +180,7 @@ def _kind_and_path(spec: str, head: str) -> tuple[str, str]:
         return word, _unescape(path)
     is_function = _is_function(head)
     if colon and _WORD.fullmatch(word):
-        near = nearest(word, KEYS)
+        near = did_you_mean(word, KEYS)
         if not is_function or (near and importlib.util.find_spec(word) is None):
             raise wrong(
                 spec,

@@ -11,15 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..core.files import require_file
 from ..core.files.temporary import temporary_folder
 from ..errors import DataError, InvalidOption
 from ..model.sources.load import find_preprocessing
 from ..model.sources.named.description import network
 from ..model.sources.preprocessing import PRESETS, Preprocessing, fit_preprocessing, preprocessing_of
+from ..model.sources.source import did_you_mean
 from ..spec.tensors import TensorInfo
 from .readers import FORMATS, require_package
-from .spelling import Spelling, nearest, wrong
+from .spelling import Spelling, wrong
 
 IGNORED = -100
 """Label of a token that has none."""
@@ -158,7 +158,7 @@ class Table:
                 raise wrong(
                     spelling.spec,
                     f"{key}={name}: no such column; found {', '.join(self.columns)}",
-                    hint=nearest(name, self.columns, f"{key}="),
+                    hint=did_you_mean(name, self.columns, f"{key}="),
                 )
         kinds = {"image": "Image", "audio": "Audio"} if names else {
             name: type(feature).__name__ for name, feature in self._features.items()
@@ -231,8 +231,6 @@ def load_rows(files: Sequence[Path], builder: str) -> Any:
     require_package("datasets", "datasets", "reads tables")
     import datasets
 
-    for file in files:
-        require_file(file, what="data")
     suffix = files[0].suffix.lower()
     builder = builder or FORMATS.get(suffix, ("", "json"))[1]
     options: dict[str, Any] = {"encoding": "utf-8-sig"} if builder in ("csv", "json", "text") else {}

@@ -22,7 +22,7 @@ import msgspec
 
 from ..core.files import read_json
 from ..core.progress import Progress, silent
-from ..data.batches import located
+from ..data.spelling import parse_spelling
 from ..errors import EngineUnavailable, QCompileError, UsageError
 from ..model.sources.archives import trusting
 from ..model.sources.source import digest_source, parse_source
@@ -403,7 +403,7 @@ def setting_recipe(setting: TrialSetting, folder: Path) -> Recipe:
         "version": 1,
         "name": "trials",
         "model": {"source": str(setting.model.resolve()), "simplify": False},
-        "data": {"evaluation": located(setting.data, Path.cwd())},
+        "data": {"evaluation": str(parse_spelling(setting.data).located(Path.cwd()))},
         "calibrate": {"ranges": str(setting.ranges.resolve())},
         "artifact": [{"name": "float", "target": "onnxruntime"}],
         "bench": {"metric": metric},

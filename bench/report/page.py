@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.figures import words
 from ...core.files import check_output, write_text
-from ...core.installation import install_hint
-from ...errors import EngineUnavailable, InvalidOption
+from ...core.installation import import_package
+from ...errors import InvalidOption
 from ...spec.decode import spec_from_call
 from ...spec.looking import ReportSpec
 from ...spec.measure import Budget
@@ -105,12 +105,9 @@ def sections(source: Source, recommended: ReportedArtifact | None) -> list[Secti
 
 
 def template(name: str) -> Template:
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError as error:
-        raise EngineUnavailable(
-            f"jinja2 cannot be imported ({error})", hint=install_hint("report"), engine="report"
-        ) from error
+    import_package("jinja2", "jinja2 cannot be imported", extra="report", engine="report")
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent, encoding="utf-8"),
         autoescape=True,  # everything in a results file is somebody's text

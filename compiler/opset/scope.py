@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -273,10 +272,7 @@ def replace_nodes(model: onnx.ModelProto, target: int, replace: Replace) -> list
 
 def every_scope(model: onnx.ModelProto, target: int) -> Iterator[Scope]:
     """Yield the scope of the model's graph and those of the graphs inside its nodes."""
-    typed = without_weights(model)
-    with suppress(onnx.shape_inference.InferenceError, RuntimeError):
-        typed = with_inferred(typed, data_prop=True)
-    # Otherwise what is declared remains; a rewrite that needs more refuses.
+    typed = with_inferred(without_weights(model), data_prop=True)  # a rewrite that needs more refuses
     waiting = [Scope(model.graph, typed.graph, target)]
     while waiting:
         scope = waiting.pop()

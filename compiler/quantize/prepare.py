@@ -48,10 +48,7 @@ def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     store_constants(copy.graph)
     _plain_gemms(copy.graph)
     _copy_shared_biases(copy.graph)
-    try:
-        inferred = with_inferred(without_weights(copy))
-    except (onnx.shape_inference.InferenceError, RuntimeError):
-        return copy  # what is declared remains; a node that needs more is refused where it is used
+    inferred = with_inferred(without_weights(copy))  # a node that needs more is refused where it is used
     known = {value.name for value in copy.graph.value_info}
     copy.graph.value_info.extend(value for value in inferred.graph.value_info if value.name not in known)
     return copy

@@ -18,7 +18,7 @@ import onnx
 from ...core.artifact import Artifact, Check, carried_isa, commit
 from ...core.files import held_folder, writing
 from ...core.files.storage import hidden_storage_error
-from ...core.installation import install_hint
+from ...core.installation import import_package
 from ...core.memory import out_of_memory
 from ...core.progress import Progress, quiet, silent
 from ...errors import EngineUnavailable, first_line
@@ -146,14 +146,8 @@ def _attempt(
 
 def _run_onnxsim(model: onnx.ModelProto, file: Path, folder: Path) -> onnx.ModelProto:
     """Over 2 GB onnxsim works from file to file, and leaves files of its own behind."""
-    try:
-        import onnxsim
-    except ImportError as error:
-        raise EngineUnavailable(
-            f"simplify needs onnxsim, which cannot be imported ({error})",
-            hint=install_hint("cpu"),
-            engine="onnxsim",
-        ) from error
+    problem = "simplify needs onnxsim, which cannot be imported"
+    onnxsim = import_package("onnxsim", problem, extra="cpu", engine="onnxsim")
     if not is_large(model):
         if any(node.op_type == "Einsum" for node in model.graph.node):
             model = copy_model(model)

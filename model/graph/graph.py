@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -85,30 +84,37 @@ def infer_types(model: onnx.ModelProto) -> dict[str, str]:
 def infer_shapes(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
     """Return tensor name to shape, for every tensor whose shape can be inferred; "" for an unknown extent."""
     values = _inferred(model, data_prop=True)
-    shapes = {v.name: v.type.tensor_type.shape for v in values if v.type.tensor_type.HasField("shape")}
-    return {
-        name: tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in shape.dim)
-        for name, shape in shapes.items()
-    }
+    return {value.name: declared_shape(value) for value in values if value.type.tensor_type.HasField("shape")}
+
+
+def declared_shape(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
+    """Return the extents that a tensor declares; "" for an unknown one."""
+    dims = value.type.tensor_type.shape.dim
+    return tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims)
 
 
 def _inferred(model: onnx.ModelProto, *, data_prop: bool) -> list[onnx.ValueInfoProto]:
     """Inputs, outputs and what lies between, with what ONNX infers of them."""
-    light = without_weights(model)
-    # Where it fails, what is declared in the file remains; the rest is reported as "cannot be inferred".
-    with contextlib.suppress(onnx.shape_inference.InferenceError, RuntimeError):
-        light = with_inferred(light, data_prop=data_prop)
+    light = with_inferred(without_weights(model), data_prop=data_prop)
     return [*light.graph.input, *light.graph.value_info, *light.graph.output]
 
 
 def with_inferred(
     light: onnx.ModelProto, *, data_prop: bool = False, strict: bool = False
 ) -> onnx.ModelProto:
-    """Return a copy that was made for this, with what ONNX infers; `strict` fails for a contradiction."""
+    """Return a copy that was made for this, with what ONNX infers.
+
+    Where inference fails, what is declared remains; `strict` raises the failure, also for a contradiction.
+    """
     hide_group_normalizations(light)
-    return onnx.shape_inference.infer_shapes(
-        light, check_type=strict, strict_mode=strict, data_prop=data_prop
-    )
+    try:
+        return onnx.shape_inference.infer_shapes(
+            light, check_type=strict, strict_mode=strict, data_prop=data_prop
+        )
+    except (onnx.shape_inference.InferenceError, RuntimeError):
+        if strict:
+            raise
+        return light
 
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -381,15 +387,14 @@ def model_io(model: onnx.ModelProto) -> ModelIO:
 
 
 def _tensor(value: onnx.ValueInfoProto, note: InputNote | None = None) -> TensorInfo:
-    tensor = value.type.tensor_type
-    dims = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim)
-    preprocessing = note.preprocessing if note else None
-    return TensorInfo(value.name, dtype_name(tensor.elem_type), tuple(dims), preprocessing=preprocessing)
+    dtype = dtype_name(value.type.tensor_type.elem_type)
+    shape = tuple("?" if extent == "" else extent for extent in declared_shape(value))
+    return TensorInfo(value.name, dtype, shape, preprocessing=note.preprocessing if note else None)
 
 
 def opset(model: onnx.ModelProto, domain: str = "") -> int:
     """Return the opset of a domain, 0 when the model does not import it."""
-    names = ("", "ai.onnx") if domain in ("", "ai.onnx") else (domain,)
+    names = ONNX_DOMAINS if domain in ONNX_DOMAINS else (domain,)
     return max((item.version for item in model.opset_import if item.domain in names), default=0)
 
 

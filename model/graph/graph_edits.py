@@ -17,12 +17,12 @@ from .graph import (
     ONNX_DOMAINS,
     captured_names,
     constant_tensor,
-    every_graph,
     infer_shapes,
     infer_types,
     producers,
 )
 from .graph_names import Names, rename_inputs
+from .onnx_checks import every_graph
 
 
 def refill(values: Any, items: Iterable[Any]) -> None:

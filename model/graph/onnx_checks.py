@@ -106,7 +106,7 @@ def check_tensor(tensor: onnx.TensorProto, folder: Path) -> None:
     if tensor.HasField("segment"):
         raise Refused(f"{subject} is stored in segments, which no runtime reads")
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        _check_external(tensor, folder)
+        _external_place(tensor, folder)
     elif kind == onnx.TensorProto.STRING:
         if len(tensor.string_data) != math.prod(tensor.dims):
             raise Refused(f"{subject} of shape {shape} holds {len(tensor.string_data)} strings")
@@ -129,7 +129,8 @@ def stored_bytes(tensor: onnx.TensorProto) -> int:
     return -(-bits // 8)
 
 
-def _check_external(tensor: onnx.TensorProto, folder: Path) -> None:
+def _external_place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
+    """The file that holds a tensor's external data, where they begin, and how many bytes they take."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if len(entries) < len(tensor.external_data):
         raise Refused(f"tensor {tensor.name!r} says twice where its data lie")
@@ -146,11 +147,13 @@ def _check_external(tensor: onnx.TensorProto, folder: Path) -> None:
     required = stored_bytes(tensor)
     if int(entries["length"]) not in (0, required):
         raise Refused(f"{subject}: its length is {entries['length']} bytes; {required} are required")
-    if target.exists() and int(entries["offset"]) + required > (size := target.stat().st_size):
+    offset = int(entries["offset"])
+    if target.exists() and offset + required > (size := target.stat().st_size):
         raise Refused(
-            f"{subject}: {required} bytes at {entries['offset']} of a file of {size} bytes",
+            f"{subject}: {required} bytes at {offset} of a file of {size} bytes",
             "copy the data file again: it is cut off, or of another model",
         )  # one that is not there is missed by who needs the values
+    return target, offset, required
 
 
 def external_path(location: str, folder: Path) -> Path | str:
@@ -198,14 +201,10 @@ def location(tensor: onnx.TensorProto) -> str:
 
 
 def read_external(tensor: onnx.TensorProto, folder: Path) -> bytes:
-    """Return the raw data of a tensor that lie outside of its file, after `check_tensor` found nothing."""
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    target = external_path(entries.get("location", ""), folder)
-    if isinstance(target, str):
-        raise ModelError(f"external data of tensor {tensor.name!r}: {target}", hint=_BESIDE)
-    required = stored_bytes(tensor)
+    """Return the raw data of a tensor that lie outside of its file, as they are now."""
+    target, offset, required = _external_place(tensor, folder)
     with target.open("rb") as file:
-        file.seek(int(entries.get("offset", "0")))
+        file.seek(offset)
         content = file.read(required)
     if len(content) != required:
         raise OSError(f"{target}: {len(content)} bytes of tensor {tensor.name!r}; {required} are required")

@@ -28,19 +28,19 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ...errors import ModelError, first_line
+from ...errors import ModelError, translated
 from ...spec.opsets import OLDEST
 from .. import onnx
 from .graph import (
     ONNX_DOMAINS,
     attribute,
-    every_graph,
+    declared_shape,
     tensor_values,
     with_inferred,
     without_weights,
 )
 from .graph_edits import drop_attributes, refill, set_nodes
-from .onnx_checks import MOST_INPUT_VALUES, every_node, graphs_of
+from .onnx_checks import MOST_INPUT_VALUES, every_graph, every_node, graphs_of
 
 Extents = tuple[int | str, ...]
 
@@ -65,15 +65,16 @@ def _tidy(model: onnx.ModelProto) -> bool:
                 names.pop()
                 changed = True
     for graph in graphs_of(model):
-        noted = [value for value in graph.value_info if not _lacks_type(value)]
+        noted = [value for value in graph.value_info if _is_typed(value)]
         if len(noted) < len(graph.value_info):
             refill(graph.value_info, noted)
             changed = True
     return changed
 
 
-def _lacks_type(value: onnx.ValueInfoProto) -> bool:
-    return value.type.WhichOneof("value") in (None, "tensor_type") and not value.type.tensor_type.elem_type
+def _is_typed(value: onnx.ValueInfoProto) -> bool:
+    is_tensor = value.type.WhichOneof("value") in (None, "tensor_type")
+    return bool(value.type.tensor_type.elem_type) or not is_tensor
 
 
 def _import_domains(model: onnx.ModelProto) -> bool:
@@ -110,7 +111,7 @@ def _declare_inputs(model: onnx.ModelProto) -> bool:
     """Give inputs without a shape one of free extents."""
     changed = False
     for index, value in enumerate(model.graph.input):
-        if value.type.WhichOneof("value") != "tensor_type" or value.type.tensor_type.HasField("shape"):
+        if not _lacks_shape(value):
             continue
         light = without_weights(model)
         for rank in _RANKS:
@@ -164,14 +165,10 @@ def inline_functions(model: onnx.ModelProto) -> bool:
     for function in model.functions:
         for item in function.opset_import:  # of another version only where ONNX's checker finds no difference
             item.version = imported.setdefault(_domain(item.domain), item.version)
-    names = {name for _, name, _ in functions}
-    try:
+    names = ", ".join(sorted({name for _, name, _ in functions}))
+    hint = "export the model without functions of its own"
+    with translated(f"functions {names}: ONNX's inliner refuses them:", ModelError, hint=hint):
         inlined = inline_local_functions(without_weights(model))
-    except Exception as error:  # its exceptions share no narrower base
-        raise ModelError(
-            f"functions {', '.join(sorted(names))}: ONNX's inliner refuses them: {first_line(error)}",
-            hint="export the model without functions of its own",
-        ) from error
     del model.functions[:]
     set_nodes(model.graph, inlined.graph.node)
     refill(model.graph.value_info, inlined.graph.value_info)
@@ -199,8 +196,7 @@ def _write_pads(model: onnx.ModelProto) -> bool:
     for graph in every_graph(model.graph) if changed else ():
         for value in (*graph.value_info, *graph.output):
             before, after = mistaken.get(value.name), shapes.get(value.name)
-            dims = value.type.tensor_type.shape.dim
-            declared = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims]
+            declared = declared_shape(value)
             if before and after and _fit(declared, before) and not _fit(declared, after):
                 value.type.tensor_type.shape.CopyFrom(_shape(after))
     return changed
@@ -223,17 +219,11 @@ def _inferred_shapes(model: onnx.ModelProto) -> dict[str, Extents]:
         del graph.value_info[:]
         for value in graph.output:
             value.type.tensor_type.ClearField("shape")
-    with contextlib.suppress(onnx.shape_inference.InferenceError, RuntimeError):
-        light = with_inferred(light, data_prop=True)
     shapes: dict[str, Extents] = {}
-    for graph in every_graph(light.graph):
+    for graph in every_graph(with_inferred(light, data_prop=True).graph):
         shapes |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-        for value in (*graph.input, *graph.value_info, *graph.output):
-            if value.type.tensor_type.HasField("shape"):
-                dims = value.type.tensor_type.shape.dim
-                shapes[value.name] = tuple(
-                    dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims
-                )
+        values = (*graph.input, *graph.value_info, *graph.output)
+        shapes |= {v.name: declared_shape(v) for v in values if v.type.tensor_type.HasField("shape")}
     return shapes
 
 
@@ -321,12 +311,11 @@ def _returned_extents_padded(
 
 def _declare_outputs(model: onnx.ModelProto) -> bool:
     """Complete the types of outputs; one of which the rank cannot be inferred has no shape."""
-    incomplete = [value for value in model.graph.output if not _is_complete(value)]
+    outputs = model.graph.output
+    incomplete = [value for value in outputs if not _is_typed(value) or _lacks_shape(value)]
     if not incomplete:
         return False
-    light = without_weights(model)
-    with contextlib.suppress(onnx.shape_inference.InferenceError, RuntimeError):
-        light = with_inferred(light, data_prop=True)
+    light = with_inferred(without_weights(model), data_prop=True)
     values = (*light.graph.output, *light.graph.value_info, *light.graph.input)
     types = {value.name: value.type for value in values if value.type.WhichOneof("value")}
     types |= {
@@ -339,7 +328,5 @@ def _declare_outputs(model: onnx.ModelProto) -> bool:
     return True
 
 
-def _is_complete(value: onnx.ValueInfoProto) -> bool:
-    kind = value.type.WhichOneof("value")
-    tensor = value.type.tensor_type
-    return bool(tensor.elem_type and tensor.HasField("shape")) if kind in (None, "tensor_type") else True
+def _lacks_shape(value: onnx.ValueInfoProto) -> bool:
+    return value.type.WhichOneof("value") == "tensor_type" and not value.type.tensor_type.HasField("shape")

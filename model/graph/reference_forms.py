@@ -52,14 +52,6 @@ from .onnx_file import copy_model
 
 _CAST_TO_BFLOAT16 = 13  # the first opset that has it
 _ABSENT = 1 << 30  # a place that no node has
-_SATURATING = {
-    "MatMulInteger": ((1, 3),),
-    "ConvInteger": ((1, 3),),
-    "DynamicQuantizeMatMul": ((1, 3),),
-    "QAttention": ((1, 7),),
-    "DynamicQuantizeLSTM": ((1, 9), (2, 11)),
-}
-"""Operator to the places of its weights and of their zero points."""
 _LSTM = "DynamicQuantizeLSTM"
 _FLOAT_FORMS: Mapping[str, tuple[str, Mapping[int, tuple[int, int]], Sequence[int]]] = {
     "MatMulInteger": ("MatMul", {1: (_ABSENT, 3)}, (0, 1)),
@@ -68,6 +60,11 @@ _FLOAT_FORMS: Mapping[str, tuple[str, Mapping[int, tuple[int, int]], Sequence[in
     _LSTM: ("LSTM", {1: (8, 9), 2: (10, 11)}, range(8)),
 }
 """Operator to its float one, the places of its weights with those of scale and zero point, its operands."""
+_SATURATING = {
+    operator: [(weight, zero_point) for weight, (_, zero_point) in weights.items()]
+    for operator, (_, weights, _) in _FLOAT_FORMS.items()
+} | {"DynamicQuantizeMatMul": [(1, 3)]}
+"""Operator to the places of its weights and of their zero points."""
 _RANDOM = frozenset(["Multinomial", "Bernoulli"])
 
 _HALVES = {"fp16": 10, "bf16": 16}

@@ -15,7 +15,7 @@ processor's, the answers are recordings of the same probe.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from ...spec.engines import rows
 from ...spec.words import GraphTarget, Isa
 from .. import onnx
 from .graph import attribute, producers, tensor_values
+from .graph_edits import store
 from .graph_rules import NONE, Order, SaturatingKernels, graph_rules
 
 _Feeds = Mapping[str, NDArray[Any]]
@@ -79,47 +80,45 @@ def _weights() -> NDArray[np.int8]:
     return weights
 
 
+_LAYER = """
+    {name}_xq = QuantizeLinear ({name}_x, one, zero)
+    {name}_xd = DequantizeLinear ({name}_xq, one, zero)
+    {name}_wd = DequantizeLinear <axis = {axis}> ({name}_w8, {name}_scale, {name}_none)
+    {name}_y = {operator} ({name}_xd, {name}_wd)
+    {name}_yq = QuantizeLinear ({name}_y, step, zero)
+    {name} = DequantizeLinear ({name}_yq, step, zero)"""
+_TWO_ACTIVATIONS = """
+    activations_w8 = QuantizeLinear (activations_w, activations_scale, activations_none)"""
+_DYNAMIC = """
+    sums = MatMulInteger (x, weights, zero)
+    dynamic = Cast <to = 1> (sums)
+    , recurrent = com.microsoft.DynamicQuantizeLSTM <hidden_size = 4>
+        (sequence, W, R, , , , , , W_scale, none, R_scale, none)"""
+
+
 def _static_layers() -> tuple[onnx.ModelProto, _Feeds]:
     """A layer of each kind between Q/DQ of scale 1; what they read is 255 everywhere."""
     flat = _weights()
     dense = flat.reshape(4, 2, 3).transpose(0, 2, 1)  # [out, channel, position]
-    layers: dict[str, tuple[str, NDArray[Any], tuple[int, ...], dict[str, int]]] = {
-        "dense": ("Conv", dense, (1, 3, 2), {}),
-        "grouped": ("Conv", np.concatenate([dense, dense]), (1, 6, 2), {"group": 2}),
-        "depthwise": ("Conv", flat[:, None], (1, 4, 6), {"group": 4}),
-        "products": ("MatMul", flat.T, (1, 6), {}),
-        "activations": ("MatMul", flat.T, (1, 6), {}),
+    layers: dict[str, tuple[str, NDArray[Any], tuple[int, ...]]] = {
+        "dense": ("Conv", dense, (1, 3, 2)),
+        "grouped": ("Conv <group = 2>", np.concatenate([dense, dense]), (1, 6, 2)),
+        "depthwise": ("Conv <group = 4>", flat[:, None], (1, 4, 6)),
+        "products": ("MatMul", flat.T, (1, 6)),
+        "activations": ("MatMul", flat.T, (1, 6)),
     }
-    nodes: list[onnx.NodeProto] = []
-    feeds: dict[str, NDArray[Any]] = {}
-    stored: dict[str, Any] = {
-        "one": np.float32(1), "step": np.float32(512), "zero": np.uint8(0), "none": np.int8(0),
-    }  # fmt: skip
-
-    def rounded(name: str, scale: str, zero_point: str) -> str:
-        operands = [scale, zero_point]
-        nodes.append(onnx.helper.make_node("QuantizeLinear", [name, *operands], [f"{name}/q"]))
-        nodes.append(onnx.helper.make_node("DequantizeLinear", [f"{name}/q", *operands], [f"{name}/dq"]))
-        return f"{name}/dq"
-
-    for name, (operator, weights, shape, options) in layers.items():
-        x, w = f"{name}/x", f"{name}/w"
-        feeds[x] = np.full(shape, 255, np.float32)
-        operands = [rounded(x, "one", "zero")]
-        if name == "activations":
-            feeds[w] = weights.astype(np.float32)
-            operands.append(rounded(w, "one", "none"))
-        else:
-            axis = 1 if operator == "MatMul" else 0
-            channels = weights.shape[axis]
-            parts = [w, f"{w}/scale", f"{w}/zero"]
-            arrays = np.ascontiguousarray(weights), np.ones(channels, np.float32), np.zeros(channels, np.int8)
-            stored |= zip(parts, arrays, strict=True)
-            nodes.append(onnx.helper.make_node("DequantizeLinear", parts, [f"{w}/dq"], axis=axis))
-            operands.append(f"{w}/dq")
-        nodes.append(onnx.helper.make_node(operator, operands, [f"{name}/y"], f"{name}/layer", **options))
-        rounded(f"{name}/y", "step", "zero")
-    return _model(nodes, stored, feeds, {name: f"{name}/y/dq" for name in layers}), feeds
+    body, feeds = _TWO_ACTIVATIONS, dict[str, NDArray[Any]]()
+    stored: dict[str, Any] = {"one": np.float32(1), "step": np.float32(512), "zero": np.uint8(0)}
+    for name, (operator, weights, shape) in layers.items():
+        axis = 1 if operator == "MatMul" else 0
+        body += _LAYER.format(name=name, axis=axis, operator=operator)
+        feeds[f"{name}_x"] = np.full(shape, 255, np.float32)
+        channels = () if name == "activations" else weights.shape[axis]
+        stored[f"{name}_scale"] = np.ones(channels, np.float32)
+        stored[f"{name}_none"] = np.zeros(channels, np.int8)
+        stored[f"{name}_w8"] = weights
+    feeds["activations_w"] = stored.pop("activations_w8").astype(np.float32)
+    return _model(body, stored, feeds, layers), feeds
 
 
 def _dynamic_layers() -> tuple[onnx.ModelProto, _Feeds]:
@@ -128,38 +127,24 @@ def _dynamic_layers() -> tuple[onnx.ModelProto, _Feeds]:
     gates = np.zeros((1, 6, 4, 4), np.int8)
     gates[0, :, 3] = flat.T  # ONNX's order of gates: input, output, forget, cell
     stored = {
-        "weights": np.ascontiguousarray(flat.T), "zero": np.uint8(0), "none": np.zeros(1, np.int8),
+        "weights": flat.T, "zero": np.uint8(0), "none": np.zeros(1, np.int8),
         "W": gates.reshape(1, 6, 16), "R": np.zeros((1, 4, 16), np.int8),
-        "W/scale": np.full(1, 1e-6, np.float32), "R/scale": np.ones(1, np.float32),
+        "W_scale": np.full(1, 1e-6, np.float32), "R_scale": np.ones(1, np.float32),
     }  # fmt: skip
-    operands = ["sequence", "W", "R", "", "", "", "", "", "W/scale", "none", "R/scale", "none"]
-    lstm = onnx.helper.make_node("DynamicQuantizeLSTM", operands, ["", "recurrent/y"], domain="com.microsoft")
-    lstm.attribute.append(onnx.helper.make_attribute("hidden_size", 4))
-    nodes = [
-        onnx.helper.make_node("MatMulInteger", ["x", "weights", "zero"], ["sums"]),
-        onnx.helper.make_node("Cast", ["sums"], ["dynamic/y"], to=1),
-        lstm,
-    ]
     feeds: _Feeds = {"x": np.full((1, 6), 255, np.uint8), "sequence": np.ones((1, 1, 6), np.float32)}
-    return _model(nodes, stored, feeds, {"dynamic": "dynamic/y", "recurrent": "recurrent/y"}), feeds
+    return _model(_DYNAMIC, stored, feeds, ("dynamic", "recurrent")), feeds
 
 
-def _model(
-    nodes: list[onnx.NodeProto], stored: Mapping[str, Any], feeds: _Feeds, outputs: Mapping[str, str]
-) -> onnx.ModelProto:
-    """A model whose outputs are named after the kinds of layers."""
-    made = [onnx.helper.make_node("Identity", [tensor], [name]) for name, tensor in outputs.items()]
-    inputs = [
-        onnx.helper.make_tensor_value_info(
-            name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
-        )
-        for name, array in feeds.items()
-    ]
-    results = [onnx.helper.make_tensor_value_info(name, 1, None) for name in outputs]
-    weights = [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in stored.items()]
-    graph = onnx.helper.make_graph([*nodes, *made], "probe", inputs, results, weights)
-    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]
-    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+def _model(body: str, stored: Mapping[str, Any], feeds: _Feeds, outputs: Iterable[str]) -> onnx.ModelProto:
+    """A model in ONNX's text form, whose outputs are named after the kinds of layers."""
+    kinds = {"float32": "float", "uint8": "uint8"}
+    inputs = ", ".join(f"{kinds[a.dtype.name]}{list(a.shape)} {name}" for name, a in feeds.items())
+    results = ", ".join(f"float[] {name}" for name in outputs)
+    head = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> probe'
+    model = onnx.parser.parse_model(f"{head} ({inputs}) => ({results}) {{{body}\n}}")
+    for name, values in stored.items():
+        store(model.graph, name, values)
+    return model
 
 
 def overflows(graph: onnx.ModelProto, node: onnx.NodeProto) -> bool:

@@ -143,9 +143,5 @@ def _folders() -> tuple[str, str]:
 
 
 def _swapped(path: str, old: str, new: str) -> str:
-    if not old:
-        return path
-    if path == old:
-        return new
-    inside = path.removeprefix(old.rstrip("/") + "/")
-    return path if inside == path else f"{new.rstrip('/')}/{inside}"
+    is_inside = old and Path(path).is_relative_to(old)
+    return str(Path(new, Path(path).relative_to(old))) if is_inside else path

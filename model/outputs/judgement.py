@@ -269,6 +269,8 @@ class ErrorSums:
 
         Where the reference is not finite, or masked, its value is 0.
         """
+        if reference.shape != output.shape:
+            raise ValueError(f"shapes differ: {reference.shape} and {output.shape}")
         reference, output, masked, unmasked = without_masks(reference, output)
         self.masked, self.unmasked = self.masked + masked, self.unmasked + unmasked
         values, error = _values_and_errors(reference, output)
@@ -314,16 +316,6 @@ class ErrorSums:
         """Whether the difference is what float32 rounding explains."""
         return self.max_abs_error <= FLOAT_RTOL * self.max_abs + 1e-6
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the form in which a worker answers; infinities are spelled as JSON cannot, by name."""
-        return {name: value if math.isfinite(value) else "inf" for name, value in vars(self).items()}
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> ErrorSums:
-        """Read the form written by `as_json`."""
-        numbers: dict[str, Any] = {n: math.inf if number == "inf" else number for n, number in value.items()}
-        return ErrorSums(**numbers)
-
 
 class OutputSums:
     """What is kept of one output of all batches so far; `form` is what is known of it beforehand.
@@ -339,8 +331,6 @@ class OutputSums:
 
     def add(self, expected: NDArray[Any], actual: NDArray[Any]) -> None:
         """Add a batch; both of one shape."""
-        if expected.shape != actual.shape:
-            raise ValueError(f"shapes differ: {expected.shape} and {actual.shape}")
         values, error = self.sums.add(expected, actual)
         if self.precision not in BY_SIGNAL:
             # As Polygraphy has it, an element fails only beyond both tolerances, not beyond their sum.
@@ -404,8 +394,6 @@ class OutputSums:
 
 def output_error(reference: NDArray[Any], output: NDArray[Any]) -> ErrorSums:
     """Compare one output with its reference of the same shape."""
-    if reference.shape != output.shape:
-        raise ValueError(f"shapes differ: {reference.shape} and {output.shape}")
     sums = ErrorSums()
     sums.add(reference, output)
     return sums

@@ -41,10 +41,10 @@ from typing import Any
 
 import numpy as np
 
-from ...core.installation import install_hint
+from ...core.installation import import_package
 from ...core.plain_text import NOT_UTF8
 from ...core.processor import is_arm
-from ...errors import EngineUnavailable, ModelError, QCompileError, first_line
+from ...errors import ModelError, QCompileError
 from ...spec.tensors import Feeds, format_shape
 from .. import onnx
 from ..graph.graph import (
@@ -271,12 +271,8 @@ def failed_on(feeds: Feeds, error: Exception, subject: str) -> ModelError:
 
 
 def import_onnxruntime() -> Any:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        message, hint = f"ONNX Runtime cannot be imported ({first_line(error)})", install_hint("cpu")
-        raise EngineUnavailable(message, hint=hint, engine="onnxruntime") from error
-    return onnxruntime
+    problem = "ONNX Runtime cannot be imported"
+    return import_package("onnxruntime", problem, extra="cpu", engine="onnxruntime")
 
 
 WEIGHT_BIAS_QUANTIZATION, PAD_FUSION, ADD_FUSION = "WeightBiasQuantization", "Pad_Fusion", "MatMulAddFusion"

@@ -13,10 +13,9 @@ import contextlib
 import struct
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from ...errors import ModelError, first_line
 
@@ -25,8 +24,6 @@ _MOST_RATIO = 100
 FREE_BYTES = 64 << 20
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError)
 """What readers of archives raise of damaged ones."""
-PROGRAM = "a program saved by torch.export.save"
-SAVE_PROGRAM = "save it with torch.export.save, with a PyTorch no newer than this one"
 
 
 def is_archive(path: Path) -> bool:
@@ -40,7 +37,10 @@ def check_archive(path: Path, *, what: str, hint: str) -> None:
     member, problem = "", "its directory is damaged"
     try:
         with zipfile.ZipFile(path) as archive:
-            _check_names(archive, path, hint)
+            size, unpacked = path.stat().st_size, sum(info.file_size for info in archive.infolist())
+            if unpacked > max(_MOST_RATIO * size, FREE_BYTES):
+                problem = f"its {size} bytes unpack to {unpacked}"
+                raise ValueError(f"at most {_MOST_RATIO} times that is supported")
             for info in archive.infolist():
                 member, problem = info.filename, f"member {info.filename!r} is damaged"
                 with archive.open(info) as file:
@@ -55,36 +55,15 @@ def check_archive(path: Path, *, what: str, hint: str) -> None:
         ) from error
 
 
-def _check_names(archive: zipfile.ZipFile, path: Path, hint: str) -> None:
-    """Refuse members outside of the archive, that come twice, or that unpack to too much."""
-    members, problems = archive.infolist(), []
-    for name, count in Counter(member.orig_filename for member in members).items():
-        parts = PurePosixPath(name.replace("\\", "/")).parts
-        if ".." in parts or name.startswith(("/", "\\")) or "\0" in name:
-            problems.append(f"member {name!r} lies outside of the archive")
-        elif count > 1:
-            problems.append(f"holds member {name!r} more than once")
-    size, unpacked = path.stat().st_size, sum(member.file_size for member in members)
-    if unpacked > max(_MOST_RATIO * size, FREE_BYTES):
-        problems.append(
-            f"its {size} bytes unpack to {unpacked}; at most {_MOST_RATIO} times that is supported"
-        )
-    if problems:
-        raise ModelError(f"{path}: {problems[0]}", hint=hint, file=path)
-
-
-_trusted: ContextVar[bool | frozenset[Path]] = ContextVar("qcompile_trusted", default=frozenset())
+_trusted: ContextVar[frozenset[Path] | None] = ContextVar("qcompile_trusted", default=frozenset())
+"""The files that are trusted; None for all."""
 
 
 @contextlib.contextmanager
 def trusting(trust: bool | Iterable[Path] = True) -> Iterator[None]:
     """Load programs inside the block: all of them, or these files; False and an empty list change nothing."""
-    before = _trusted.get()
-    more = trust if isinstance(trust, bool) else frozenset(path.resolve() for path in trust)
-    if isinstance(before, bool) or more is False:
-        more = before
-    elif not isinstance(more, bool):
-        more |= before
+    before, files = _trusted.get(), () if isinstance(trust, bool) else trust
+    more = None if before is None or trust is True else before | {path.resolve() for path in files}
     token = _trusted.set(more)
     try:
         yield
@@ -99,7 +78,7 @@ def require_trust(path: Path) -> None:
         ModelError: If the file is not trusted. Nothing of it has been read.
     """
     trusted = _trusted.get()
-    if not (trusted if isinstance(trusted, bool) else path.resolve() in trusted):
+    if trusted is not None and path.resolve() not in trusted:
         raise ModelError(
             f"{path}: PyTorch may run code of this file when it loads it; `trust` is required",
             hint="give `trust` if you know where the file comes from",

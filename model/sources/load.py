@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 from dataclasses import replace
@@ -66,7 +65,7 @@ def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
     if name in PRESETS:
         return PRESETS[name]
     if _is_model(name):
-        preprocessing = preprocessing_of(describe_named(parse_source(name, base=base)).inputs)
+        preprocessing = preprocessing_of(describe_named(parse_source(name, base=base))[0].inputs)
         if preprocessing is not None:
             return preprocessing
         raise InvalidOption(
@@ -75,10 +74,9 @@ def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
         )
     if name.endswith(".json"):
         return read_preprocessing_file((base or Path.cwd()) / Path(name).expanduser())
-    near = difflib.get_close_matches(name, PRESETS, n=1)
     raise InvalidOption(
         f"preprocessing {name!r}; {', '.join(PRESETS)}, a model by name, or FILE.json is required",
-        hint=f"did you mean {near[0]}?" if near else "",
+        hint=sources.did_you_mean(name, PRESETS),
         option="preprocessing",
     )
 
@@ -104,21 +102,15 @@ def _is_model(name: str) -> bool:
     return bool(colon) and kind in NAMED
 
 
-def describe_named(source: Source) -> Description:
-    """Return task, inputs, preprocessing and outputs of a model by name, without its weights."""
-    return _described(source)[0]
-
-
 def load_named(source: Source) -> LoadedModel:
     """Load a model by name, in evaluation mode, with an example of its inputs."""
     options = source.options
     if options.classes and not options.weights and source.kind != "torchvision":
-        raise InvalidOption(
-            f"model {source.spec}: its own weights are for its own classes; with `classes`, `weights` random "
-            "or FILE is required",
-            hint="leave classes out",
+        raise source.refusal(
+            "its own weights are for its own classes; with `classes`, `weights` random or FILE is required",
+            "leave classes out",
         )
-    description, warning = _described(source)
+    description, warning = describe_named(source)
     torch, head = import_torch(), tuple[str, ...]()
     with quiet():
         with torch.random.fork_rng(devices=[]):
@@ -149,8 +141,8 @@ def load_named(source: Source) -> LoadedModel:
     )
 
 
-def _described(source: Source) -> tuple[Description, str]:
-    """What a package says of a model, and a warning of what is wrong with the package."""
+def describe_named(source: Source) -> tuple[Description, str]:
+    """Return what a package says of a model by name, without its weights, and a warning about the package."""
     package, apart = _PACKAGES[source.kind], ""
     reason = "" if importlib.util.find_spec(package) else f"{package} is not installed"
     warning = ""

@@ -20,19 +20,11 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from ...core.files import require_file
-from ...core.installation import install_hint
+from ...core.installation import import_package
 from ...core.memory import require_address_space
 from ...core.progress import quiet
-from ...errors import (
-    EngineUnavailable,
-    ExportError,
-    InvalidOption,
-    ModelError,
-    first_line,
-    translated,
-)
+from ...errors import ExportError, InvalidOption, ModelError, translated
 from ...spec.tensors import TensorInfo
-from . import archives
 from .archives import check_archive, is_archive, require_trust
 
 if TYPE_CHECKING:
@@ -45,12 +37,7 @@ _NEEDED_BYTES = 640 << 20
 def import_torch() -> Any:
     if "torch" not in sys.modules:
         require_address_space(_NEEDED_BYTES, "load PyTorch")
-    try:
-        import torch
-    except ImportError as error:
-        message, hint = f"PyTorch cannot be imported ({first_line(error)})", install_hint("torch")
-        raise EngineUnavailable(message, hint=hint, engine="pytorch") from error
-    return torch
+    return import_package("torch", "PyTorch cannot be imported", extra="torch", engine="pytorch")
 
 
 @dataclass(frozen=True)
@@ -191,10 +178,11 @@ def evaluated(module: torch.nn.Module) -> torch.nn.Module:
 def load_program(path: Path, device: str) -> torch.nn.Module:
     """Load what `torch.export.save` wrote."""
     torch = import_torch()
-    check_archive(path, what=archives.PROGRAM, hint=archives.SAVE_PROGRAM)
+    what = "a program saved by torch.export.save"
+    hint = "save it with torch.export.save, with a PyTorch no newer than this one"
+    check_archive(path, what=what, hint=hint)
     require_trust(path)
-    message, hint = f"{path}: not {archives.PROGRAM}", archives.SAVE_PROGRAM
-    with translated(message, ModelError, hint=hint, file=path):
+    with translated(f"{path}: not {what}", ModelError, hint=hint, file=path):
         with quiet():  # it logs tracebacks of what it raises as well
             program = torch.export.load(path)
         if device == "cpu":
@@ -235,11 +223,10 @@ def program_inputs(program: Any) -> tuple[TensorInfo, ...]:
 def load_torchscript(path: Path, device: str) -> torch.nn.Module:
     """Load what `torch.jit.save` wrote."""
     torch = import_torch()
+    names = []  # TorchScript archives are zip files with a `code/` folder; checkpoints have none
     if is_archive(path):
         hint = "copy it again, or save it with torch.jit.save; its sums must be on (set_crc32_options)"
         check_archive(path, what="a TorchScript archive", hint=hint)
-    names = []  # TorchScript archives are zip files with a `code/` folder; checkpoints have none
-    if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     if not any("/code/" in name for name in names):

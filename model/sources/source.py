@@ -80,10 +80,10 @@ def parse_query(query: str, spec: str, keys: Iterable[str] = ()) -> SourceOption
     return SourceOptions(**values)
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return "did you mean ...?" with the nearest of the names; empty where none is near."""
+def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
+    """Return "did you mean ...?" with the nearest of the names behind a prefix; empty where none is near."""
     near = difflib.get_close_matches(name, list(names), n=1)
-    return f"did you mean {near[0]!r}?" if near else ""
+    return f"did you mean {prefix + near[0]!r}?" if near else ""
 
 
 def _written(value: object) -> str:
@@ -165,6 +165,10 @@ class Source:
         if self.function:
             return f"{path or self.module}:{self.function}{self.options.query}"
         return path
+
+    def refusal(self, problem: str, hint: str = "") -> InvalidOption:
+        """Return the error for a model that cannot be what its spelling says."""
+        return InvalidOption(f"model {self.spec}: {problem}", hint=hint)
 
     @property
     def file(self) -> Path:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.files.temporary import temporary_folder
-from ...core.installation import install_hint
+from ...core.installation import import_package
 from ...core.memory import machine_bytes
-from ...errors import EngineUnavailable, InvalidOption, QCompileError, first_line
+from ...errors import InvalidOption, QCompileError, first_line
 from ...model.sessions.session import usable_cores
 from ...spec.decode import spec_from_call
 from ...spec.recipes import LOCAL, ConnectionOptions, WorkerCommand
@@ -182,16 +182,10 @@ def _client_of(scheduler: Any) -> Iterator[Any]:
 
 def require_dask() -> None:
     """Import Dask, with defaults of our own."""
-    try:
-        import dask
-        import distributed  # noqa: F401  # which declares its defaults
-    except ImportError as error:
-        raise EngineUnavailable(
-            f"a cluster needs Dask's distributed, which cannot be imported ({first_line(error)})",
-            hint=install_hint("cluster"),
-            engine="cluster",
-            reason="distributed is not installed",
-        ) from error
+    problem = "a cluster needs Dask's distributed, which cannot be imported"
+    import_package("distributed", problem, extra="cluster", engine="cluster")  # which declares its defaults
+    import dask
+
     dask.config.update_defaults(_DEFAULTS)
 
 

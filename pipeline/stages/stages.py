@@ -15,7 +15,7 @@ from ...core.artifact import accepting, checked_input, known_digest, tool_versio
 from ...core.processor import isa_here, processor
 from ...data.batches import Data
 from ...data.kinds import ARRAYS
-from ...data.spelling import FUNCTION
+from ...data.spelling import FUNCTION, parse_spelling
 from ...engines.gpu import find_gpu
 from ...engines.registry import capabilities, engine, packages_of
 from ...errors import QCompileError
@@ -374,6 +374,4 @@ def located(recipe: Recipe, spec: str) -> str | None:
     """Return a data spelling that does not depend on the working folder; None for no data."""
     if not spec:
         return None
-    from ...data.batches import located as located_data
-
-    return located_data(spec, recipe.folder.resolve())
+    return str(parse_spelling(spec).located(recipe.folder.resolve()))

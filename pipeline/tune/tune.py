@@ -22,7 +22,7 @@ from ...core.installation import install_hint
 from ...core.plain_text import toml_table
 from ...core.processor import isa_here
 from ...core.progress import Progress, silent
-from ...data.batches import seen_from
+from ...data.spelling import parse_spelling
 from ...engines.build import require_builder
 from ...engines.registry import engine
 from ...errors import (
@@ -376,8 +376,8 @@ def recipe_text(
         *toml_table(
             "[data]",
             [
-                ("calibration", seen_from(calibration, folder), ""),
-                ("evaluation", seen_from(evaluation, folder), ""),
+                ("calibration", str(parse_spelling(calibration).seen_from(folder)), ""),
+                ("evaluation", str(parse_spelling(evaluation).seen_from(folder)), ""),
             ],
         ),
         *toml_table("[calibrate]", [("method", method or "auto", "")]),

@@ -184,7 +184,7 @@ def test_without_a_preprocessing_the_way_to_give_it_is_said(pets: Path) -> None:
     assert batch.feeds["x"].shape == (6, 3, 8, 8)
     for query, input_, message in (
         ("", plain, r"is not known\n  hint: add \?preprocessing=imagenet"),
-        ("?preprocessing=imagnet", plain, r"preprocessing 'imagnet'.*\n  hint: did you mean imagenet"),
+        ("?preprocessing=imagnet", plain, r"preprocessing 'imagnet'.*\n  hint: did you mean 'imagenet'"),
         ("?preprocessing=imagenet", replace(plain, shape=("n", 3)), "one input of four axes is required"),
     ):
         with pytest.raises(InvalidOption, match=message):

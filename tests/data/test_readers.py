@@ -13,7 +13,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from qcompile.data.batches import Data, half_of, located, seen_from, select
+from qcompile.data.batches import Data, half_of, select
 from qcompile.data.readers import AHEAD, Batch, digest_contents, in_order, threads_for_reading
 from qcompile.data.spelling import FUNCTION, KEYS, PARTS, Query, Spelling, parse_spelling, read_query
 from qcompile.errors import InvalidOption
@@ -186,10 +186,10 @@ def test_a_spelling_is_kind_path_and_query(spec: str, kind: str, path: str, quer
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("image:photos/cats", "unknown kind 'image'; images, text.*did you mean images"),
-        ("image:photos", "unknown kind 'image'.*did you mean images"),
+        ("image:photos/cats", "unknown kind 'image'; images, text.*did you mean 'images'"),
+        ("image:photos", "unknown kind 'image'.*did you mean 'images'"),
         ("C:/photos", "unknown kind 'C'"),
-        ("photos?sample=3", "sample= is no key of data;.*did you mean samples"),
+        ("photos?sample=3", "sample= is no key of data;.*did you mean 'samples'"),
         ("audio:x?masks=y", "masks= is no key of data of kind audio"),
         ("x?labels=y.csv", "labels= is no key of data"),
         ("photos?samples", r"'samples' after the `\?`; key=value is required"),
@@ -207,7 +207,7 @@ def test_a_spelling_is_kind_path_and_query(spec: str, kind: str, path: str, quer
         ("photos?balanced=yes", "balanced=yes; true or false is required"),
         (
             "photos?part=calib",
-            "part=calib; calibration or evaluation is required\n.*did you mean part=calibration",
+            "part=calib; calibration or evaluation is required\n.*did you mean 'part=calibration'",
         ),
     ],
 )
@@ -224,6 +224,14 @@ def test_what_is_printed_is_read_back(kind: str, path: str, values: list[str]) -
     parsed = parse_spelling(str(made))
     assert (parsed.kind, parsed.query) == (made.kind, made.query)
     assert Path(parsed.path) == Path(path)
+
+
+def located(spec: str, base: Path) -> str:
+    return str(parse_spelling(spec).located(base))
+
+
+def seen_from(spec: str, folder: Path) -> str:
+    return str(parse_spelling(spec).seen_from(folder))
 
 
 def test_a_located_spelling_does_not_depend_on_the_working_folder(tmp_path: Path) -> None:

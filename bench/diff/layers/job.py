@@ -120,8 +120,8 @@ class _Work:
 
     def answer(self) -> dict[str, Any]:
         return {
-            "errors": {name: sums.as_json() for name, sums in self.errors.items()},
-            "changed": {name: sums.as_json() for name, sums in self.changed.items()},
+            "errors": {name: vars(sums) for name, sums in self.errors.items()},
+            "changed": {name: vars(sums) for name, sums in self.changed.items()},
             "refused": self.refused,
         }
 

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....core.files import held_folder, writing
-from ....core.installation import install_hint
+from ....core.installation import import_package
 from ....core.processes.arrays import load_array, save_arrays
 from ....core.processes.worker import Worker
 from ....core.progress import Progress, quiet
 from ....data.batches import Data
-from ....errors import DataError, EngineUnavailable
+from ....errors import DataError
 from ....model.graph.graph import infer_types
 from ....model.graph.multiply_adds import known_shapes
 from ....model.graph.onnx_file import Graph
@@ -172,7 +172,7 @@ class LayerRuns:
         name = runnable.path.name
         answer = run(job, name, f"{text}: {name}", self.progress)
         for kind in ("errors", "changed"):
-            answer[kind] = {tensor: ErrorSums.from_json(sums) for tensor, sums in answer[kind].items()}
+            answer[kind] = {tensor: ErrorSums(**sums) for tensor, sums in answer[kind].items()}
         memory, kind = self.memory_bytes[side], "plain" if plain else "tapped"
         memory[kind] = max(memory[kind], answer["peak_bytes"])
         return answer
@@ -260,14 +260,8 @@ def _batches(reference: Graph, data: str | None, limit: int, is_spread: bool) ->
 
 def require_polygraphy() -> None:
     """Find out early whether results can be saved."""
-    try:
-        import polygraphy.comparator  # noqa: F401
-    except ImportError as error:
-        raise EngineUnavailable(
-            f"`save_results`: Polygraphy cannot be imported ({error})",
-            hint=install_hint("cpu"),
-            engine="polygraphy",
-        ) from error
+    problem = "`save_results`: Polygraphy cannot be imported"
+    import_package("polygraphy.comparator", problem, extra="cpu", engine="polygraphy")
 
 
 def save_results(runs: LayerRuns, indexes: Sequence[int], path: Path) -> None:

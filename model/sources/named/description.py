@@ -54,11 +54,8 @@ def network(allowed: bool) -> Iterator[None]:
 def unknown_name(source: Source, names: Sequence[str]) -> InvalidOption:
     """Return the error for a name that a package does not know, with the nearest of its names."""
     near = difflib.get_close_matches(source.name.split(".")[0], names, n=3)
-    return InvalidOption(
-        f"model {source.spec}: {source.kind} has no model {source.name!r}; one of its {len(names)} is "
-        "required",
-        hint=f"did you mean {' or '.join(near)}?" if near else "",
-    )
+    problem = f"{source.kind} has no model {source.name!r}; one of its {len(names)} is required"
+    return source.refusal(problem, f"did you mean {' or '.join(near)}?" if near else "")
 
 
 _PILLOW: tuple[Interpolation, ...] = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")

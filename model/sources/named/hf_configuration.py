@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
@@ -14,7 +13,7 @@ import transformers
 from huggingface_hub import snapshot_download
 
 from ....core.progress import quiet
-from ....errors import InvalidOption, ModelError, translated
+from ....errors import ModelError, translated
 from ...graph.source_paths import path_there
 from ..preprocessing import (
     AudioPreprocessing,
@@ -100,7 +99,7 @@ class Head(NamedTuple):
     classifies: bool = False
 
 
-_HEADS: dict[str, Head] = {
+HEADS: dict[str, Head] = {
     "text-classification": Head("AutoModelForSequenceClassification", ("ForSequenceClassification",), True),
     "token-classification": Head("AutoModelForTokenClassification", ("ForTokenClassification",), True),
     "question-answering": Head("AutoModelForQuestionAnswering", ("ForQuestionAnswering",)),
@@ -120,28 +119,20 @@ _HEADS: dict[str, Head] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A key of `_HEADS`, the class, and whether its encoder alone is taken: it generates with a decoder."""
+class Choice(NamedTuple):
+    """A key of `HEADS`, the class, and whether its encoder alone is taken: it generates with a decoder."""
 
     name: str
     model: Any
     encoder: bool = False
-
-    @property
-    def head(self) -> Head:
-        return _HEADS[self.name]
 
 
 def choose(source: Source, config: Any) -> Choice:
     """Return class and task for a configuration."""
     task = source.options.task
     named = next(iter(getattr(config, "architectures", None) or ()), "")
-    if task and task not in _HEADS:
-        raise InvalidOption(
-            f"model {source.spec}: task {task!r} is none of {', '.join(_HEADS)}",
-            hint=did_you_mean(task, _HEADS),
-        )
+    if task and task not in HEADS:
+        raise source.refusal(f"task {task!r} is none of {', '.join(HEADS)}", did_you_mean(task, HEADS))
     if task:
         encoder = task == "embedding" and bool(getattr(config, "is_encoder_decoder", False))
         return Choice(task, _of_auto(source, config, task), encoder)
@@ -154,7 +145,7 @@ def choose(source: Source, config: Any) -> Choice:
         )
     name: str | None = "embedding"
     if model is not None:  # the longest ending wins: `ForCausalLM` before `Model`
-        endings = ((ending, key) for key, head in _HEADS.items() for ending in head.endings)
+        endings = ((ending, key) for key, head in HEADS.items() for ending in head.endings)
         fitting = [(ending, key) for ending, key in endings if named.endswith(ending)]
         name = max(fitting, key=lambda pair: len(pair[0]), default=("", None))[1]
     if name == "text-classification" and getattr(model, "main_input_name", "") in AUDIO_INPUTS:
@@ -165,7 +156,7 @@ def choose(source: Source, config: Any) -> Choice:
     if name is None or (decodes and name != "text-classification"):
         what = "generates with a decoder" if decodes else f"is a {named}"
         raise ModelError(
-            f"{source.spec}: {what}; one of these is required: {', '.join(_HEADS)}",
+            f"{source.spec}: {what}; one of these is required: {', '.join(HEADS)}",
             hint="give ?task=embedding for its encoder alone, or write a function: file.py:function",
         )
     return Choice(name, model or _of_auto(source, config, name))
@@ -173,14 +164,12 @@ def choose(source: Source, config: Any) -> Choice:
 
 def _of_auto(source: Source, config: Any, name: str) -> Any:
     """The class that an Auto class would make for a configuration."""
-    mapping = getattr(transformers, _HEADS[name].auto)._model_mapping
+    mapping = getattr(transformers, HEADS[name].auto)._model_mapping
     try:
         model = mapping[type(config)]
     except KeyError:
-        raise InvalidOption(
-            f"model {source.spec}: transformers has no {_HEADS[name].auto} for {type(config).__name__}",
-            hint="choose another task",
-        ) from None
+        problem = f"transformers has no {HEADS[name].auto} for {type(config).__name__}"
+        raise source.refusal(problem, "choose another task") from None
     return model[0] if isinstance(model, tuple | list) else model
 
 
@@ -312,7 +301,7 @@ def audio_preprocessing(
     waveform = usual in str(extractor.get("feature_extractor_type", usual))
     vocabulary, blank = _vocabulary(folder, config) if choice.name == "speech-recognition" else ((), 0)
     return AudioPreprocessing(
-        **{**fields, **({} if choice.head.classifies else {"classes": ()})},
+        **{**fields, **({} if HEADS[choice.name].classifies else {"classes": ()})},
         inputs=(main,),
         extractor="" if waveform else path_there(folder.resolve()),
         rate_hz=int(extractor.get("sampling_rate", 16000)),

@@ -12,14 +12,14 @@ import torch
 import transformers
 from torch import nn
 
-from ....errors import InvalidOption, ModelError, first_line, translated
+from ....errors import ModelError, first_line, translated
 from ....spec.tensors import AxisExtents, TensorInfo
 from ...sessions.random_input import Domain
 from ..nested import NestedInputs, Slot
 from ..source import RANDOM, Source
 from . import hf_configuration
 from .description import Description, image_input, network, with_preprocessing
-from .hf_configuration import AUDIO_INPUTS, Choice, find_folder
+from .hf_configuration import AUDIO_INPUTS, HEADS, Choice, find_folder
 
 _NOT_RETURNED = ("loss", "encoder_last_hidden_state")
 _ANSWERS = ("logits", "boxes", "embeds", "predicted_depth")
@@ -148,8 +148,8 @@ def describe(source: Source) -> Description:
     config = _config(source, folder)
     choice = hf_configuration.choose(source, config)
     if source.options.classes:
-        if not choice.head.classifies:
-            raise InvalidOption(f"model {source.spec}: has no classes to choose")
+        if not HEADS[choice.name].classifies:
+            raise source.refusal("has no classes to choose")
         config.num_labels = source.options.classes
     tensors, domains, notes = _inputs(source, choice, config, folder)
     names = [tensor.name for tensor in tensors]

@@ -10,7 +10,7 @@ import timm
 from huggingface_hub import try_to_load_from_cache
 from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_data_config
 
-from ....errors import InvalidOption, ModelError, translated
+from ....errors import ModelError, translated
 from ..preprocessing import ImagePreprocessing, Task
 from ..pytorch import read_weights
 from ..source import Source, hub_cache
@@ -32,9 +32,7 @@ def describe(source: Source) -> Description:
     height, width = options.size or (height, width)
     task = options.task or "image-classification"
     if task not in ("embedding", "image-classification"):
-        raise InvalidOption(
-            f"model {source.spec}: task {task!r}; image-classification or embedding is required"
-        )
+        raise source.refusal(f"task {task!r}; image-classification or embedding is required")
     if not config.get("num_classes", 1) and not options.classes:
         task = "embedding"
     preprocessing = None

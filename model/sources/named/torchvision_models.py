@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 from torchvision import models
 from torchvision.models.detection.image_list import ImageList
 
-from ....errors import InvalidOption, ModelError, first_line, translated
+from ....errors import ModelError, first_line, translated
 from ....spec.tensors import TensorInfo
 from ..preprocessing import PRESETS, ImagePreprocessing, Task, scaled_resize
 from ..pytorch import read_weights
@@ -93,10 +91,8 @@ def describe(source: Source) -> Description:
     if source.name not in names:
         raise description.unknown_name(source, names)
     if source.name.startswith("quantized_"):
-        raise InvalidOption(
-            f"model {source.spec}: is quantized by torchvision, which ONNX has no form for",
-            hint=f"give torchvision:{source.name.removeprefix('quantized_')}, and quantize it here",
-        )
+        hint = f"give torchvision:{source.name.removeprefix('quantized_')}, and quantize it here"
+        raise source.refusal("is quantized by torchvision, which ONNX has no form for", hint)
     entry, entries = models.get_model_builder(source.name), models.get_model_weights(source.name)
     weights = getattr(entries, "DEFAULT", None) or next(iter(entries), None)
     preset = weights.transforms() if weights is not None else None
@@ -104,10 +100,9 @@ def describe(source: Source) -> Description:
     task = next(modules, "image-classification")
     classes = tuple(weights.meta.get("categories", ())) if weights is not None else ()
     if task == "optical-flow":
-        raise InvalidOption(
-            f"model {source.spec}: takes two images and returns a list of flows; "
-            "a model with one image is required",
-            hint="write a function that returns the model and an example: file.py:function",
+        raise source.refusal(
+            "takes two images and returns a list of flows; a model with one image is required",
+            "write a function that returns the model and an example: file.py:function",
         )
     if source.options.classes or len(classes) < 2:
         classes = ()
@@ -140,8 +135,12 @@ def _load(source: Source, entry: Any, weights: Any, task: str) -> Any:
             arguments["init_weights"] = True
         module = _construct(source, entry, {"weights": None, **arguments})
     else:
-        with _local_weights(source, weights):
+        state = read_weights(_own_weights(source, weights))
+        weights.get_state_dict = lambda *_args, **_named: state  # in place of one that unpickles
+        try:
             module = _construct(source, entry, {"weights": weights, **arguments})
+        finally:
+            del weights.get_state_dict
     if task == "object-detection":
         return _OneStage(module)
     return _OutputOf(module, "out") if task == "semantic-segmentation" else module
@@ -171,11 +170,9 @@ def _detector_input(source: Source, entry: Any, classes: tuple[str, ...]) -> Ten
     if entry.__module__.rpartition(".")[2] not in _ONE_STAGE:
         detectors = models.list_models(module=models.detection)
         one_stage = ", ".join(name for name in detectors if name.startswith(_ONE_STAGE))
-        raise InvalidOption(
-            f"model {source.spec}: chooses regions by their scores between two stages; a detector of "
-            f"one stage is required: {one_stage}",
-            hint="write a function that returns the part to export: file.py:function",
-        )
+        problem = "chooses regions by their scores between two stages; a detector of one stage is required"
+        hint = "write a function that returns the part to export: file.py:function"
+        raise source.refusal(f"{problem}: {one_stage}", hint)
     side = _DETECTOR_SIZES.get(source.name, 800)
     height, width = source.options.size or (side, side)
     mean, std = _MEANS.get(source.name, (_IMAGENET.mean, _IMAGENET.std))
@@ -191,12 +188,12 @@ def _arguments(source: Source, entry: Any, task: str) -> dict[str, Any]:
     arguments: dict[str, Any] = {"num_classes": options.classes} if options.classes else {}
     if options.size and "image_size" in _parameters(_class(entry)):
         if options.size[0] != options.size[1]:
-            raise InvalidOption(f"model {source.spec}: takes square images; one extent is required")
+            raise source.refusal("takes square images; one extent is required")
         arguments["image_size"] = options.size[0]
     if options.size and source.name.startswith("maxvit"):
         arguments["input_size"] = options.size
     if options.task:
-        raise InvalidOption(f"model {source.spec}: `task` is for transformers; torchvision's model is {task}")
+        raise source.refusal(f"`task` is for transformers; torchvision's model is {task}")
     return arguments
 
 
@@ -210,17 +207,6 @@ def _construct(source: Source, entry: Any, arguments: dict[str, Any]) -> Any:
             f"{source.spec}: torchvision cannot make it: {type(error).__name__}: {first_line(error)}",
             hint="leave `size` or `classes` out, or choose values that the model takes",
         ) from error
-
-
-@contextmanager
-def _local_weights(source: Source, weights: Any) -> Iterator[None]:
-    """Let a builder load its weights from the cache alone, without unpickling."""
-    state = read_weights(_own_weights(source, weights))
-    weights.get_state_dict = lambda *_args, **_named: state  # in place of one that unpickles
-    try:
-        yield
-    finally:
-        del weights.get_state_dict
 
 
 def _own_weights(source: Source, weights: Any) -> Path:

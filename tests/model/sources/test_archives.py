@@ -93,23 +93,14 @@ def test_no_byte_of_the_directory_makes_another_exception(traced: Path, tmp_path
             check_archive(path, what="a TorchScript archive", hint="copy it again")
 
 
-@pytest.mark.parametrize(
-    ("names", "problem"),
-    [
-        *((name, "lies outside") for name in ("../evil", "/etc/passwd", "a/../../b", "..\\evil", "\\evil")),
-        ("a a", "'a' more than once"),
-        ("zeros", r"m\.pt: its \d+ bytes unpack to 8388608; at most 100 times"),
-    ],
-)
-def test_members_that_no_archive_should_have_are_refused_unread(
-    names: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_archive_that_unpacks_to_too_much_is_refused_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archives, "FREE_BYTES", 1 << 20)
     path = tmp_path / "m.pt"
-    with quiet(), zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in names.split():
-            archive.writestr(name, bytes(8 << 20) if name == "zeros" else TEN)
-    with pytest.raises(ModelError, match=problem):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zeros", bytes(8 << 20))
+    with pytest.raises(ModelError, match=r"m\.pt: .* unpack to 8388608 \(at most 100 times"):
         check_archive(path, what="a state dict", hint="no")
 
 

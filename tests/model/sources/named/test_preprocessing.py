@@ -50,7 +50,7 @@ def picture(width: int, height: int) -> Image.Image:
 
 
 def said_of(spec: str, name: str = "") -> Any:
-    inputs = describe_named(parse_source(spec)).inputs
+    inputs = describe_named(parse_source(spec))[0].inputs
     return preprocessing_of([one for one in inputs if name in (one.name, "")])
 
 
@@ -125,7 +125,7 @@ def test_what_cannot_be_told_is_a_note(tmp_path: Path) -> None:
     config.architectures = ["MobileViTForImageClassification"]
     config.save_pretrained(tmp_path)
     transformers.MobileViTImageProcessor().save_pretrained(tmp_path)
-    described = describe_named(parse_source(f"hf:{tmp_path}"))
+    described, _ = describe_named(parse_source(f"hf:{tmp_path}"))
     assert preprocessing_of(described.inputs) is None
     assert "do_flip_channel_order" in described.notes[0]
 
@@ -142,7 +142,7 @@ def test_texts_and_sounds(folder_of: Any) -> None:
 
 
 def test_ranges_and_values_suit_the_model(folder_of: Any) -> None:
-    described = describe_named(parse_source(f"hf:{folder_of('roberta')}"))
+    described, _ = describe_named(parse_source(f"hf:{folder_of('roberta')}"))
     ids = described.inputs[0]
     [extents] = ids.extents
     assert (extents.axis, extents.minimum, extents.maximum) == (1, 1, 38), "40 less padding's 2"
