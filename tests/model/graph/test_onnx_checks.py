@@ -13,19 +13,17 @@ import pytest
 from damaged_onnx import net, refused
 from google.protobuf.internal.encoder import _VarintBytes
 from onnx import TensorProto, helper, numpy_helper
-from written_models import model_of
 
 import qcompile
-from qcompile.errors import MissingFile, ModelError
+from qcompile.errors import ModelError
 from qcompile.model.graph import onnx_file
-from qcompile.model.graph.graph import count_operators, dtype_name, holds_half, model_io, opset
+from qcompile.model.graph.graph import count_operators, dtype_name, holds_half, opset
 from qcompile.model.graph.graph_names import name_nodes
 from qcompile.model.graph.onnx_checks import external_files, external_path
 from qcompile.model.graph.onnx_file import read_graph, read_weightless, save_onnx
 from qcompile.model.graph.plain_forms import to_plain_forms
 from qcompile.spec.tensors import TensorInfo
 
-MakePath = Callable[..., Path]
 Tiny = Callable[..., onnx.ModelProto]
 
 
@@ -65,14 +63,6 @@ def test_weights_too_large_for_one_file_lie_beside_it(
         np.testing.assert_array_equal(weights[tensor.name], numpy_helper.to_array(tensor))
 
 
-def test_a_missing_file_is_named_with_the_nearest(tiny_file: MakePath) -> None:
-    path = tiny_file("residual")
-    for read in (read_graph, read_weightless):
-        with pytest.raises(MissingFile) as caught:
-            read(path.with_name("residuall.onnx"))
-        assert caught.value.hint == f"did you mean {path}?"
-
-
 @pytest.mark.parametrize("read", [read_graph, read_weightless])
 @pytest.mark.parametrize(
     "content",
@@ -102,11 +92,6 @@ def test_without_external_data_inputs_and_outputs_are_read_and_values_are_not(ex
     with pytest.raises(ModelError, match=r"external\.onnx: its external data cannot be read") as caught:
         _load(external)
     assert caught.value.hint == "keep the data file beside the model"
-
-
-def test_axes_are_numbers_names_or_unknown() -> None:
-    io = model_io(model_of("(float16[n, 3, ?] x, int64 s) => (float16[n, 3, ?] y) { y = Neg(x) }"))
-    assert io.inputs == (TensorInfo("x", "float16", ("n", 3, "?")), TensorInfo("s", "int64", ()))
 
 
 def test_an_extent_of_minus_one_is_any_extent_on_the_whole_road(tiny: Tiny, tmp_path: Path) -> None:

@@ -98,11 +98,6 @@ def test_a_folder_is_kept_absolute_and_a_name_is_kept(spec: str, absolute: str, 
     assert parse_source(source.absolute).options == source.options
 
 
-def test_relative_paths_start_from_the_working_folder(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(files.parent)
-    assert parse_source(f"{files.name}/net.py:build").absolute == f"{files}/net.py:build"
-
-
 @pytest.mark.parametrize(
     ("spec", "message", "hint"),
     [
