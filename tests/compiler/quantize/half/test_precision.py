@@ -21,7 +21,6 @@ from qcompile.compiler.quantize.half.casts import Half
 from qcompile.compiler.quantize.half.precision import nodes_to_protect, to_half
 from qcompile.engines.tensorrt.log import make_log
 from qcompile.model.graph.graph import model_io
-from qcompile.model.graph.graph_names import name_nodes
 from qcompile.model.outputs.judgement import output_error
 from qcompile.model.sessions.random_input import random_feeds
 
@@ -279,15 +278,6 @@ def test_large_weights_and_names_survive_a_raised_opset() -> None:
     np.testing.assert_array_equal(
         numpy_helper.to_array(stored).astype(np.float32), expected.astype(np.float32)
     )
-
-
-def test_a_blocked_node_stays_in_float32_between_casts() -> None:
-    model = graph_of(LINEAR)
-    name_nodes(model.graph)
-    half, kept = to_half(model, block={model.graph.node[0].name: "excluded"})
-    assert kept == {model.graph.node[0].name: "excluded"}
-    assert set(operands(half, "MatMul")) == {TensorProto.FLOAT}
-    assert set(operands(half, "Relu")) == {TensorProto.FLOAT16}
 
 
 @pytest.mark.parametrize(
