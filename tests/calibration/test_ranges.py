@@ -97,19 +97,6 @@ def test_the_method_of_the_file_holds_unless_another_is_asked_for() -> None:
         ranges.amax("x", Method("percentile", 0.0))
 
 
-def test_symmetric_limits_are_equal_on_both_sides_and_others_lie_within_the_values() -> None:
-    ranges = make(
-        {"x": np.array([-10, *[0.5] * 9999, 4], np.float32), "relu": np.arange(3, dtype=np.float32)}
-    )
-    assert ranges.limits("x", Method("minmax")) == (-10.0, 10.0)
-    assert ranges.limits("x", Method("minmax"), symmetric=False) == (-10.0, 4.0)
-    low = ranges.amax("x", Method("percentile", 99.0))
-    assert low < 4
-    assert ranges.limits("x", Method("percentile", 99.0), symmetric=False) == (-low, low)
-    assert ranges.limits("relu", Method("minmax"), symmetric=False) == (0.0, 2.0)
-    assert ranges.limits("relu", Method("minmax")) == (-2.0, 2.0)
-
-
 # Merging.
 
 

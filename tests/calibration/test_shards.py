@@ -34,11 +34,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qcompile.calibration import Ranges, load_ranges, observe
-from qcompile.calibration.calibrate import Shard, numbered_units, one_by_one, parse_shard
+from qcompile.calibration.calibrate import Shard, parse_shard
 from qcompile.calibration.ranges_file import merge_files
 from qcompile.compiler.quantize.calibrate import calibrate, tensors_to_calibrate
 from qcompile.data.batches import Data
-from qcompile.data.readers import Batch
 from qcompile.errors import DataError, InvalidOption
 from qcompile.model.graph.onnx_file import read_weightless
 
@@ -129,39 +128,6 @@ def test_shards_are_the_whole(
         merged.merge(other)
     assert_equal(merged, whole)
     assert merged.portions == whole.portions
-
-
-class Rows:
-    """Runs a batch as a model does whose rows are apart, or mixed; says which batches it was given."""
-
-    def __init__(self, *, mixed: bool) -> None:
-        self.mixed, self.given = mixed, list[str]()
-
-    def __call__(self, batch: Batch) -> list[np.ndarray[Any, Any]]:
-        self.given.append(batch.where)
-        x = batch.feeds["x"]
-        return [x - x.mean(axis=0) if self.mixed else x * 2]
-
-
-@pytest.mark.parametrize("mixed", [False, True])
-def test_every_part_splits_by_the_first_batch_of_the_data(tmp_path: Path, *, mixed: bool) -> None:
-    inputs = read_weightless(model(tmp_path, "rows apart")).io.inputs
-    data = Data(data_of(tmp_path, "folder", [1, 2, 3, 2]), inputs)
-    whole = [batch.where for batch in one_by_one(data, Rows(mixed=mixed))]
-    assert len(whole) == (4 if mixed else 8)
-    for part in range(3):
-        rows = Rows(mixed=mixed)
-        units = list(numbered_units(data, rows, lambda unit, part=part: unit % 3 == part))
-        assert [number for number, _ in units] == list(range(part, len(whole), 3))
-        assert [batch.where for _, batch in units] == whole[part::3]
-        assert rows.given[-1] == "a/1.npy"  # the first that can be split, in every part
-
-
-def test_an_interrupted_shard_goes_on_without_what_is_done(tmp_path: Path) -> None:
-    inputs = read_weightless(model(tmp_path, "rows apart")).io.inputs
-    data = Data(data_of(tmp_path, "npz", [12]), inputs, batch_size=1)
-    units = numbered_units(data, Rows(mixed=False), lambda unit: unit > 4 and unit % 2 == 1)
-    assert [unit for unit, _ in units] == [5, 7, 9, 11]
 
 
 @property_test

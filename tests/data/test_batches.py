@@ -103,13 +103,6 @@ return DataLoader(TensorDataset(x, torch.arange(5)), batch_size=2)
     assert all(isinstance(batch.feeds["x"], np.ndarray) for batch in batches)
 
 
-def test_a_tuple_feeds_several_inputs_in_the_models_order(script: Script) -> None:
-    spec = script("yield np.ones((2, 3), np.float32), np.array([True, False]), [1, 0]")
-    (batch,) = Data(spec, [X, MASK])
-    assert batch.feeds["mask"].tolist() == [True, False]
-    assert labels_of([batch]) == [1, 0]
-
-
 def test_nothing_is_read_past_the_limit(script: Script) -> None:
     spec = script("yield np.zeros((4, 3), np.float32)\nraise RuntimeError('read too far')")
     assert [batch.samples for batch in Data(spec, [X], limit=4)] == [4]
@@ -208,13 +201,6 @@ def test_the_digest_changes_with_the_data(tmp_path: Path, script: Script) -> Non
     (tmp_path / "data.py").write_text("def samples(): return [1]\n")
     assert [new == old for new, old in zip(digests(), first, strict=True)] == [True, False, False]
     assert Data(npz(path, x=rows(4)), [X]).digest() != first[0]
-
-
-def test_an_npz_need_not_hold_the_inputs_in_the_models_order(tmp_path: Path) -> None:
-    mask = np.arange(5) % 2 == 0
-    batches = list(Data(npz(tmp_path / "data.npz", mask=mask, x=rows(5)), [X, MASK], batch_size=2))
-    assert samples_of(batches) == list(range(5))
-    assert [bool(value) for batch in batches for value in batch.feeds["mask"]] == mask.tolist()
 
 
 def test_the_total_of_a_function_is_the_limit_or_unknown(script: Script) -> None:

@@ -200,13 +200,3 @@ def test_verbs_measure_the_same_on_a_loader_that_uses_its_memory_again(tmp_path:
         found.append((counts, compared.as_json()["accuracy"], tuned.float_value))
     assert found[0] == found[1]
     assert found[0][2] == 1.0
-
-
-def test_an_input_called_labels_is_calibrated(tmp_path: Path) -> None:
-    text = "(float[b,16] x, float[b,16] labels) => (float[b,16] y) { h = MatMul(x, w) y = Sub(h, labels) }"
-    onnx.save(model_of(text, w=RNG.standard_normal((16, 16)).astype(np.float32)), tmp_path / "m.onnx")
-    arrays = {name: RNG.standard_normal((40, 16)).astype(np.float32) for name in ("x", "labels")}
-    np.savez(tmp_path / "data.npz", **arrays)  # type: ignore[arg-type]
-    output = tmp_path / "m.ranges"
-    qcompile.calibrate(str(tmp_path / "m.onnx"), str(tmp_path / "data.npz"), output)
-    assert output.is_file()
