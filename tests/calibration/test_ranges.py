@@ -40,16 +40,6 @@ def assert_same(found: Ranges, expected: Ranges) -> None:
 # Names and what they hold.
 
 
-def test_the_tensors_with_a_range_are_those_that_had_values_and_those_that_share_them() -> None:
-    none = np.zeros(0, np.float32)
-    ranges = make(
-        tensors() | {"empty": none}, shared={"concat": ("empty", "x"), "flat": ("x",), "nothing": ("empty",)}
-    )
-    assert sorted(ranges.names()) == ["concat", "conv1/out:0", "flat", "x"]
-    assert ranges.sources("concat") == ("empty", "x")
-    assert ranges.sources("x") == ("x",)
-
-
 def test_a_shared_tensor_holds_the_values_of_all_its_sources() -> None:
     values = tensors()
     ranges = make(

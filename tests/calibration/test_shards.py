@@ -27,7 +27,6 @@ from calibrated import (
     npz,
     observed,
     property_test,
-    ranges_of,
     save,
 )
 from hypothesis import given, settings
@@ -36,7 +35,7 @@ from hypothesis import strategies as st
 from qcompile.calibration import Ranges, load_ranges, observe
 from qcompile.calibration.calibrate import Shard, parse_shard
 from qcompile.calibration.ranges_file import merge_files
-from qcompile.compiler.quantize.calibrate import calibrate, tensors_to_calibrate
+from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.data.batches import Data
 from qcompile.errors import DataError, InvalidOption
 from qcompile.model.graph.onnx_file import read_weightless
@@ -252,15 +251,3 @@ def test_a_checkpoint_of_something_else_is_not_gone_on_from(network: Path, data:
         found = observed(model, spec, checkpoint=checkpoint, progress=heard, **options)
         assert heard.continued() == []
         assert_equal(found, observed(model, spec, **options))
-
-
-def test_the_checkpoint_is_used_and_removed_at_the_end(network: Path, data: str, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "elsewhere" / "checkpoint"
-    tensors = tensors_to_calibrate(read_weightless(network))
-    interrupt(network, data, checkpoint, 6, tensors=tensors)
-    heard = Listener()
-    found = ranges_of(network, data, tmp_path / "r", checkpoint=checkpoint, progress=heard)
-    assert heard.continued() == [6]
-    assert_equal(found, observed(network, data, tensors=tensors))
-    assert not checkpoint.exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "r", "r.json"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -12,28 +12,6 @@ from observed_models import Array, model, normal
 from onnx import TensorProto, helper
 
 from qcompile.calibration.taps import QUANTIZABLE, Taps, choose_taps
-
-Tiny = Callable[..., onnx.ModelProto]
-
-
-def test_activations_are_observed_in_the_models_order_and_weights_are_not(tiny: Tiny) -> None:
-    taps = choose_taps(tiny("residual"))
-    assert taps.names == ("x", "r1", "c2", "r2", "p", "y")
-    assert taps.shared == {"c1": ("r1",), "a": ("r2",), "f": ("p",)}
-    assert taps.skipped == {}
-    assert taps.types == dict.fromkeys(taps.names, "float32")
-
-
-def test_constants_computed_inside_the_graph_are_not_observed() -> None:
-    made = model(
-        """
-        one = Constant <value = float[1] {1.0}> ()
-        two = Add(one, one)
-        y = Add(x, two)
-        """
-    )
-    assert choose_taps(made).names == ("x", "y")
-    assert choose_taps(made, {"x", "one", "two", "y"}).names == ("x", "y")
 
 
 def test_a_tensor_of_unknown_type_is_skipped_naming_the_node() -> None:
@@ -65,15 +43,6 @@ def test_an_operator_of_another_domain_neither_moves_values_nor_is_folded(operat
     taps = choose_taps(made)
     assert taps.names == ("x", "a", "b", "y")
     assert taps.shared == {}
-
-
-def test_only_wanted_tensors_are_observed_in_the_models_order(tiny: Tiny) -> None:
-    """With those whose values they hold; they may lie at any operator."""
-    taps = choose_taps(tiny("residual"), ["y", "c2", "x"])
-    assert (taps.names, taps.shared) == (("x", "c2", "y"), {})
-    taps = choose_taps(tiny("residual"), {"f", "c1"})
-    assert (taps.names, taps.shared) == (("r1", "p"), {"c1": ("r1",), "f": ("p",)})
-    assert choose_taps(model("a = Exp(x) b = Log(a) y = Relu(b)"), {"a"}).names == ("a",)
 
 
 def test_every_quantizable_operator_is_one_of_onnxs() -> None:

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
-from tensorrt_caches import CACHE, HEADER, float_of
 
 from qcompile.calibration import Method, Ranges, load_ranges
 from qcompile.calibration.histogram import Histogram
@@ -34,6 +33,13 @@ from qcompile.compiler.quantize.quantize import quantize
 from qcompile.core.files import write_text
 from qcompile.errors import CalibrationError, InvalidOption, MissingFile, ModelError, QCompileError
 from qcompile.model.graph.onnx_file import read_graph
+
+CACHE, HEADER = Path("model.cache"), "TRT-8503-EntropyCalibration2"
+
+
+def float_of(digits: str) -> float:
+    """The float32 that hexadecimal digits spell, most significant first."""
+    return float(np.array([int(digits, 16)], np.uint32).view(np.float32)[0])
 
 
 def of_amax(values: Mapping[str, float]) -> Ranges:

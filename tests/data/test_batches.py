@@ -20,7 +20,7 @@ from qcompile.data import arrays
 from qcompile.data.batches import Data
 from qcompile.data.processors import TextReader
 from qcompile.data.readers import Batch
-from qcompile.errors import DataError, InvalidOption, MissingFile, ModelError
+from qcompile.errors import DataError, InvalidOption, MissingFile
 from qcompile.model.sources.preprocessing import TextPreprocessing, as_json
 from qcompile.spec.tensors import TensorInfo
 
@@ -89,18 +89,6 @@ def test_a_function_may_give_arrays_tuples_dicts_and_labels(
     assert samples_of(batches) == [0, 1, 2]
     assert [batch.where for batch in batches] == ["samples batch 0", "samples batch 1"]
     assert labels_of(batches) == labels
-
-
-def test_a_torch_dataloader_is_read_with_its_labels(script: Script) -> None:
-    head = "import torch\nfrom torch.utils.data import DataLoader, TensorDataset"
-    body = """
-x = torch.arange(5.0)[:, None].repeat(1, 3).requires_grad_()
-return DataLoader(TensorDataset(x, torch.arange(5)), batch_size=2)
-"""
-    batches = list(Data(script(body, head=head), [X]))
-    assert [batch.samples for batch in batches] == [2, 2, 1]
-    assert samples_of(batches) == labels_of(batches) == list(range(5))
-    assert all(isinstance(batch.feeds["x"], np.ndarray) for batch in batches)
 
 
 def test_nothing_is_read_past_the_limit(script: Script) -> None:
@@ -178,12 +166,6 @@ def test_a_generator_that_raises_is_an_error_naming_batch_and_line(script: Scrip
 def test_what_a_function_may_not_give_is_named(script: Script, body: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         list(Data(script(body), [X]))
-
-
-def test_a_function_that_is_not_there_is_named_with_the_nearest(script: Script) -> None:
-    spec = script("return []").replace(":samples", ":sample")
-    with pytest.raises(ModelError, match=r"no function 'sample' in it\n  hint: did you mean 'samples'\?"):
-        list(Data(spec, [X]))
 
 
 def test_the_digest_changes_with_the_data(tmp_path: Path, script: Script) -> None:

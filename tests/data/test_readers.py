@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from batches_to_read import image_input
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -29,6 +29,7 @@ def test_the_halves_are_disjoint_and_complete(names: list[str], seed: int) -> No
     assert len(names) < 2 or (first and second)
 
 
+@settings(max_examples=40)
 @given(MANY, NAMES, st.integers(0, 5))
 def test_a_sample_stays_in_its_half_when_others_are_added(
     names: list[str], more: list[str], seed: int

@@ -129,13 +129,6 @@ def test_inputs_given_in_another_order_than_forward_has_keep_their_meaning(
     np.testing.assert_array_equal(run_file(artifact.path, left=left, right=right)["output"], left - right)
 
 
-def test_an_onnx_file_is_taken_as_it_is(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
-    model = tiny_file("residual", opset=15)
-    artifact = export(str(model), tmp_path / "copy.onnx")
-    assert artifact.path.read_bytes() == model.read_bytes()
-    assert artifact.manifest.options["opset"] == 15
-
-
 def test_an_opset_out_of_range_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
     for version in (OLDEST - 1, NEWEST_EXPORTED + 1):
         with pytest.raises(InvalidOption, match=f"opset {version}: {OLDEST} to {NEWEST_EXPORTED}"):
@@ -154,13 +147,6 @@ def test_a_random_model_and_a_fixed_axis_are_errors_and_leave_nothing(
         export(module, tmp_path / "m.onnx", inputs=[f"x:{shape}"])
     assert hint in caught.value.hint
     assert list(tmp_path.iterdir()) == []
-
-
-def test_unknown_inputs_are_asked_for_with_an_example(torch_model: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match="inputs are not known") as caught:
-        export(torch_model, tmp_path / "m.onnx")
-    assert "`inputs` NAME:SHAPE, such as x:1x3x224x224" in caught.value.hint
-    assert caught.value.data["option"] == "inputs"
 
 
 def save(path: Path, module: Any, make: str, *arguments: torch.Tensor) -> Path:

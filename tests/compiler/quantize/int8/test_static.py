@@ -69,21 +69,6 @@ def residual(tiny: Callable[..., onnx.ModelProto]) -> onnx.ModelProto:
     return tiny("residual")
 
 
-def test_tensorrt_gets_symmetric_int8_float_bias_and_a_pair_on_the_residual_branch_of_the_add(
-    residual: onnx.ModelProto,
-) -> None:
-    graph = quantized(residual, "tensorrt")
-    pairs = [n for n in graph.nodes.values() if n.op_type in ("QuantizeLinear", "DequantizeLinear")]
-    points = [graph.stored[node.input[2]] for node in pairs]
-    assert {point.dtype.name for point in points} == {"int8"}
-    assert not any(point.any() for point in points)
-    assert graph.operands("add") == ["Conv", "DequantizeLinear"]
-    for name in ("conv1", "conv2", "gemm"):
-        assert graph.operands(name) == ["DequantizeLinear", "DequantizeLinear", ""]
-        assert graph.stored[graph.nodes[name].input[2]].dtype == np.float32
-    assert graph.made_by["y"].op_type == "Gemm"
-
-
 @pytest.mark.parametrize("target", GRAPH_TARGETS)
 def test_an_input_that_is_an_output_too_is_returned_as_it_is(
     target: GraphTarget, residual: onnx.ModelProto
