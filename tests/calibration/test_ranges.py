@@ -274,7 +274,7 @@ def test_what_cannot_be_merged_is_named_by_its_file(tmp_path: Path) -> None:
         assert caught.value.message.startswith(f"{two}: ")
         assert not output.exists()
     two.write_bytes(two.read_bytes()[:-1])
-    with pytest.raises(CalibrationError, match=r"2\.ranges: not a ranges file"):
+    with pytest.raises(CalibrationError, match=r"2\.ranges: not a ranges file, or cut off"):
         merge_files([one, two], output)
     with pytest.raises(MissingFile):
         merge_files([one, tmp_path / "3.ranges"], output)

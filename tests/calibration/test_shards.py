@@ -33,10 +33,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qcompile.calibration import Ranges, load_ranges, observe
-from qcompile.calibration.calibrate import Shard, parse_shard
+from qcompile.calibration.calibrate import Shard, numbered_units, one_by_one, parse_shard
 from qcompile.calibration.ranges_file import merge_files
 from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.data.batches import Data
+from qcompile.data.readers import Batch
 from qcompile.errors import DataError, InvalidOption
 from qcompile.model.graph.onnx_file import read_weightless
 
@@ -129,6 +130,32 @@ def test_shards_are_the_whole(
     assert merged.portions == whole.portions
 
 
+class Rows:
+    """Runs a batch as a model does whose rows are apart, or mixed; says which batches it was given."""
+
+    def __init__(self, *, mixed: bool) -> None:
+        self.mixed, self.given = mixed, list[str]()
+
+    def __call__(self, batch: Batch) -> list[np.ndarray[Any, Any]]:
+        self.given.append(batch.where)
+        x = batch.feeds["x"]
+        return [x - x.mean(axis=0) if self.mixed else x * 2]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_every_part_splits_by_the_first_batch_of_the_data(tmp_path: Path, *, mixed: bool) -> None:
+    inputs = read_weightless(model(tmp_path, "rows apart")).io.inputs
+    data = Data(data_of(tmp_path, "folder", [1, 2, 3, 2]), inputs)
+    whole = [batch.where for batch in one_by_one(data, Rows(mixed=mixed))]
+    assert len(whole) == (4 if mixed else 8)
+    for part in range(3):
+        rows = Rows(mixed=mixed)
+        units = list(numbered_units(data, rows, lambda unit, part=part: unit % 3 == part))
+        assert [number for number, _ in units] == list(range(part, len(whole), 3))
+        assert [batch.where for _, batch in units] == whole[part::3]
+        assert rows.given[-1] == "a/1.npy"  # the first that can be split, in every part
+
+
 @property_test
 @given(
     st.lists(st.integers(0, COUNT), min_size=1, max_size=4),
@@ -189,6 +216,7 @@ import sys
 from pathlib import Path
 from qcompile.calibration import observe
 from qcompile.data.batches import Data
+from qcompile.data.readers import Batch
 from qcompile.model.graph.onnx_file import read_weightless
 
 weightless = read_weightless(Path(sys.argv[1]))

@@ -149,6 +149,13 @@ def test_a_random_model_and_a_fixed_axis_are_errors_and_leave_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_unknown_inputs_are_asked_for_with_an_example(torch_model: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="inputs are not known") as caught:
+        export(torch_model, tmp_path / "m.onnx")
+    assert "`inputs` NAME:SHAPE, such as x:1x3x224x224" in caught.value.hint
+    assert caught.value.data["option"] == "inputs"
+
+
 def save(path: Path, module: Any, make: str, *arguments: torch.Tensor) -> Path:
     """Write an archive as its users do: "trace", "script", or either frozen."""
     module = module.eval()
