@@ -22,6 +22,7 @@ import qcompile
 from qcompile.model.graph.graph import (
     WeightsHeld,
     constant_names,
+    constant_tensor,
     count_weighted,
     every_graph,
     graph_precision,
@@ -183,6 +184,19 @@ def test_a_constant_keeps_its_type_its_place_and_is_not_decoded() -> None:
     assert graph.initializer[0].data_type == TensorProto.BFLOAT16
     assert graph.initializer[0].raw_data == b"\x80\x3f"
     assert graph.initializer[1].external_data[0].value == "nowhere.data"
+
+
+def test_excluded_constants_and_strings_stay() -> None:
+    nodes = [
+        helper.make_node("Constant", [], ["a"], "kept", value_float=1.0),
+        helper.make_node("Constant", [], ["b"], "text", value_string="x"),
+        helper.make_node("Constant", [], ["c"], "taken", value_float=1.0),
+    ]
+    graph = helper.make_graph(nodes, "g", [], [])
+    store_constants(graph, {"kept"})
+    assert [node.name for node in graph.node] == ["kept", "text"]
+    assert [tensor.name for tensor in graph.initializer] == ["c"]
+    assert constant_tensor(helper.make_node("Neg", ["x"], ["y"])) is None
 
 
 RESIDUAL = 4 * 4 * 9 + 4 + 4 * 4 * 9 + 4 + 3 * 4 + 3  # two 3x3 convolutions and a Gemm, with biases

@@ -14,11 +14,25 @@ from mode_models import normal, run, snr_db, static, written
 from written_models import model_of, outputs_of
 
 import qcompile
-from qcompile.compiler.quantize.int8.rewrites import (
-    gather_by_vectors,
-    quantize_tables,
-)
+from qcompile.compiler.quantize.int8.rewrites import gather_by_vectors, quantize_tables, read_floats
 from qcompile.core.artifact import Artifact
+
+
+def test_a_model_output_is_the_float_value_again_where_a_float_node_makes_it() -> None:
+    model = model_of(
+        """(float[2,2] x) => (float[2,2] d, float[2,2] y) <float s = {0.1}, uint8 z = {3}> {
+        n = Tanh(x)  q = QuantizeLinear(n, s, z)  d = DequantizeLinear(q, s, z)
+        [product] p = MatMul(d, w)  [residual] y = Add(p, d) }""",
+        w=np.array([[1, 2], [3, 4]], np.float32),
+    )
+    x = np.array([[0.33, -0.2], [0.111, 0.9]], np.float32)
+    before = outputs_of(model, x)
+    read_floats(model.graph, {"product", "residual"})
+    onnx.checker.check_model(model, full_check=True)
+    after = outputs_of(model, x)
+    np.testing.assert_allclose(after[0], np.tanh(x), rtol=1e-6)
+    assert np.abs(before[0] - after[0]).max() > 0.01
+    np.testing.assert_array_equal(after[1], before[1])
 
 
 @pytest.mark.parametrize("product", ["MatMul(x, u)", "Gemm(x, u)"])
