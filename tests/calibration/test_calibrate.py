@@ -150,23 +150,6 @@ def test_wrong_options_are_refused_before_any_work(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_function_may_fill_one_buffer_again_and_again(tmp_path: Path, threads: int) -> None:
-    model = save(
-        tmp_path / "m.onnx", "a = Exp(x) b = Add(a, x) y = Relu(b)", "(float[n, w] x) => (float[n, w] y)"
-    )
-    spec = function_from(
-        tmp_path / "d",
-        "buffer = np.empty((1, 20000), np.float32)\nfor i in range(60):\n"
-        "    buffer[:] = i / 10\n    yield buffer",
-    )
-    again = function_from(
-        tmp_path / "e", "for i in range(60):\n    yield np.full((1, 20000), i / 10, np.float32)"
-    )
-    found, expected = (observed(model, s, threads=threads).histograms["x"].counts for s in (spec, again))
-    np.testing.assert_array_equal(found, expected)
-
-
 @pytest.mark.parametrize(("bad", "what"), [(np.nan, "NaN"), (np.inf, "infinity"), (-np.inf, "infinity")])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_nan_in_the_data_is_an_error_naming_input_and_sample(
@@ -239,12 +222,6 @@ def test_a_model_that_fails_on_the_first_sample_names_it(tmp_path: Path, size: i
     spec = function_of(tmp_path / "d", [normal(size, 4 if size != 4 else 5)])
     with pytest.raises(DataError, match="samples batch 0: the model failed on it"):
         observed(model, spec)
-
-
-def test_data_of_another_shape_midway_is_an_error_naming_it(network: Path, tmp_path: Path) -> None:
-    spec = function_of(tmp_path / "d", [SAMPLES[:3], SAMPLES[3:5, :2]])
-    with pytest.raises(DataError, match="samples batch 1: input 'x' has shape 2x2x6x6"):
-        observed(network, spec)
 
 
 ROWS_MEET = {

@@ -105,19 +105,6 @@ def test_tiny_beside_huge_and_both_signs_of_zero(values: list[float]) -> None:
         assert_counted_exactly(padded[::-1])
 
 
-@pytest.mark.parametrize("exponent", [*range(-149, 128, 12), 126, 127])
-def test_powers_of_two_and_their_neighbours_are_on_their_side_of_the_border(exponent: int) -> None:
-    power = np.array([2.0**exponent], np.float32)
-    around = [power, np.nextafter(power, np.float32(0))]
-    if exponent < 127:
-        around.append(np.nextafter(power, np.float32(np.inf)))
-    near = np.concatenate([*around, *(-values for values in around)])
-    assert_counted_exactly(near)
-    assert_counted_exactly(near, np.array([LARGEST], np.float32))
-    borders = (np.arange(-BINS, BINS) * 2.0 ** (exponent - 11)).astype(np.float32)
-    assert_counted_exactly(borders)
-
-
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=str)
 def test_every_finite_value_of_16_bits_is_widened_exactly(dtype: type) -> None:
     every = np.arange(1 << 16, dtype=np.uint16).view(dtype)

@@ -23,7 +23,7 @@ from onnx import TensorProto
 
 from qcompile.calibration.taps import choose_taps
 from qcompile.calibration.workers import open_observer
-from qcompile.errors import DataError, ModelError
+from qcompile.errors import ModelError
 from qcompile.model.graph.onnx_file import read_weightless
 
 
@@ -179,17 +179,6 @@ def test_models_with_external_data_are_observed(tmp_path: Path, channels: int, l
 
 
 # What is not right, and what is left behind.
-
-
-def test_a_sample_on_which_the_model_fails_is_named(tmp_path: Path) -> None:
-    made = model("g = Gather (x, ids) y = Sigmoid (g)", "(float[n, 4] x, int64[m] ids) => (float[m, 4] y)")
-    weightless = read_weightless(saved(made, tmp_path / "m.onnx"))
-    with open_observer(weightless, choose_taps(weightless.model, ["y"]), 1) as observer:
-        good, bad = ({"x": normal(3, 4), "ids": np.array([index])} for index in (2, 7))
-        with pytest.raises(DataError, match="sample 5: the model failed on it") as caught:
-            observer.run(bad, "sample 5")
-        assert caught.value.data["sample"] == "sample 5"
-        assert [(name, array.shape) for name, array in observer.run(good, "sample 6")] == [("y", (1, 4))]
 
 
 def test_a_model_that_onnx_runtime_refuses_is_named(tmp_path: Path) -> None:

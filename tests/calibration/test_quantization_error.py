@@ -234,11 +234,6 @@ def test_mse_of_one_value_seen_very_often_still_has_a_candidate(
     assert 0 < amax_mse(made, symmetric=symmetric) <= made.max
 
 
-@BOTH_WAYS
-def test_a_tensor_of_zeros_loses_nothing(symmetric: bool) -> None:
-    assert loss(histogram(np.zeros(9, np.float32)), 0.0, symmetric=symmetric) == (np.inf, 0.0)
-
-
 Values = np.ndarray
 
 

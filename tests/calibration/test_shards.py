@@ -27,7 +27,6 @@ from calibrated import (
     npz,
     observed,
     property_test,
-    ranges_of,
     save,
 )
 from hypothesis import given, settings
@@ -36,7 +35,7 @@ from hypothesis import strategies as st
 from qcompile.calibration import Ranges, load_ranges, observe
 from qcompile.calibration.calibrate import Shard, numbered_units, one_by_one, parse_shard
 from qcompile.calibration.ranges_file import merge_files
-from qcompile.compiler.quantize.calibrate import calibrate, tensors_to_calibrate
+from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.data.batches import Data
 from qcompile.data.readers import Batch
 from qcompile.errors import DataError, InvalidOption
@@ -157,13 +156,6 @@ def test_every_part_splits_by_the_first_batch_of_the_data(tmp_path: Path, *, mix
         assert rows.given[-1] == "a/1.npy"  # the first that can be split, in every part
 
 
-def test_an_interrupted_shard_goes_on_without_what_is_done(tmp_path: Path) -> None:
-    inputs = read_weightless(model(tmp_path, "rows apart")).io.inputs
-    data = Data(data_of(tmp_path, "npz", [12]), inputs, batch_size=1)
-    units = numbered_units(data, Rows(mixed=False), lambda unit: unit > 4 and unit % 2 == 1)
-    assert [unit for unit, _ in units] == [5, 7, 9, 11]
-
-
 @property_test
 @given(
     st.lists(st.integers(0, COUNT), min_size=1, max_size=4),
@@ -224,6 +216,7 @@ import sys
 from pathlib import Path
 from qcompile.calibration import observe
 from qcompile.data.batches import Data
+from qcompile.data.readers import Batch
 from qcompile.model.graph.onnx_file import read_weightless
 
 weightless = read_weightless(Path(sys.argv[1]))
@@ -286,15 +279,3 @@ def test_a_checkpoint_of_something_else_is_not_gone_on_from(network: Path, data:
         found = observed(model, spec, checkpoint=checkpoint, progress=heard, **options)
         assert heard.continued() == []
         assert_equal(found, observed(model, spec, **options))
-
-
-def test_the_checkpoint_is_used_and_removed_at_the_end(network: Path, data: str, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "elsewhere" / "checkpoint"
-    tensors = tensors_to_calibrate(read_weightless(network))
-    interrupt(network, data, checkpoint, 6, tensors=tensors)
-    heard = Listener()
-    found = ranges_of(network, data, tmp_path / "r", checkpoint=checkpoint, progress=heard)
-    assert heard.continued() == [6]
-    assert_equal(found, observed(network, data, tensors=tensors))
-    assert not checkpoint.exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "r", "r.json"]

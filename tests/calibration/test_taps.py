@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -12,36 +12,6 @@ from observed_models import Array, model, normal
 from onnx import TensorProto, helper
 
 from qcompile.calibration.taps import QUANTIZABLE, Taps, choose_taps
-
-Tiny = Callable[..., onnx.ModelProto]
-
-
-def test_activations_are_observed_in_the_models_order_and_weights_are_not(tiny: Tiny) -> None:
-    taps = choose_taps(tiny("residual"))
-    assert taps.names == ("x", "r1", "c2", "r2", "p", "y")
-    assert taps.shared == {"c1": ("r1",), "a": ("r2",), "f": ("p",)}
-    assert taps.skipped == {}
-    assert taps.types == dict.fromkeys(taps.names, "float32")
-
-
-def test_constants_computed_inside_the_graph_are_not_observed() -> None:
-    made = model(
-        """
-        one = Constant <value = float[1] {1.0}> ()
-        two = Add(one, one)
-        y = Add(x, two)
-        """
-    )
-    assert choose_taps(made).names == ("x", "y")
-    assert choose_taps(made, {"x", "one", "two", "y"}).names == ("x", "y")
-
-
-def test_an_integer_tensor_is_skipped_with_its_reason() -> None:
-    made = model("e = Exp(x) y = Gather(e, ids)", "(float[n, 4] x, int64[m] ids) => (float[m, 4] y)")
-    taps = choose_taps(made)
-    assert taps.names == ("e",)
-    assert taps.skipped == {"ids": "it is int64, not a float"}
-    assert choose_taps(made, {"ids"}).skipped == taps.skipped
 
 
 def test_a_tensor_of_unknown_type_is_skipped_naming_the_node() -> None:
@@ -73,34 +43,6 @@ def test_an_operator_of_another_domain_neither_moves_values_nor_is_folded(operat
     taps = choose_taps(made)
     assert taps.names == ("x", "a", "b", "y")
     assert taps.shared == {}
-
-
-def test_optional_inputs_left_out_are_no_tensors() -> None:
-    made = model(
-        'y = Resize <mode = "nearest"> (x, , scales)',
-        "(float[1, 1, n, n] x, float[4] scales) => (float[1, 1, m, m] y)",
-    )
-    assert "" not in choose_taps(made).names
-    assert choose_taps(made).skipped == {}
-
-
-@pytest.mark.parametrize(
-    ("written", "dtype"),
-    [("float", "float32"), ("float16", "float16"), ("bfloat16", "bfloat16"), ("double", "float64")],
-)
-def test_the_type_of_every_observed_tensor_is_told(written: str, dtype: str) -> None:
-    taps = choose_taps(model("a = Sigmoid(x) y = Neg(a)", f"({written}[n] x) => ({written}[n] y)"))
-    assert taps.types == {"x": dtype, "a": dtype}
-    assert taps.names == ("x", "a")
-
-
-def test_only_wanted_tensors_are_observed_in_the_models_order(tiny: Tiny) -> None:
-    """With those whose values they hold; they may lie at any operator."""
-    taps = choose_taps(tiny("residual"), ["y", "c2", "x"])
-    assert (taps.names, taps.shared) == (("x", "c2", "y"), {})
-    taps = choose_taps(tiny("residual"), {"f", "c1"})
-    assert (taps.names, taps.shared) == (("r1", "p"), {"c1": ("r1",), "f": ("p",)})
-    assert choose_taps(model("a = Exp(x) b = Log(a) y = Relu(b)"), {"a"}).names == ("a",)
 
 
 def test_every_quantizable_operator_is_one_of_onnxs() -> None:
@@ -253,36 +195,3 @@ def test_the_values_of_a_concat_are_those_of_all_its_inputs() -> None:
     found = values_of(made, feeds)
     inputs = np.concatenate([found[source].reshape(-1) for source in taps.shared["c"]])
     np.testing.assert_array_equal(np.sort(found["c"], axis=None), np.sort(inputs))
-
-
-def test_chains_lead_to_where_the_values_come_from() -> None:
-    made = model(
-        """
-        a = Conv <pads = [1, 1, 1, 1]> (x, w)
-        b = Relu(a)
-        c = MaxPool <kernel_shape = [2, 2]> (b)
-        d = Sigmoid(x)
-        e = MaxPool <kernel_shape = [2, 2]> (d)
-        f = Concat <axis = 1> (c, e)
-        g = Reshape(f, s)
-        h = Transpose <perm = [1, 0]> (g)
-        y = Tanh(h)
-        """,
-        "(float[n, 4, 8, 8] x) => (float[p, q] y)",
-        w=normal(4, 4, 3, 3),
-        s=ints(-1, 49),
-    )
-    taps = choose_taps(made)
-    assert taps.names == ("x", "b", "d", "y")
-    assert taps.shared == {
-        "a": ("b",),
-        "c": ("b",),
-        "e": ("d",),
-        "f": ("b", "d"),
-        "g": ("b", "d"),
-        "h": ("b", "d"),
-    }
-    shared_by_movement = {name: sources for name, sources in taps.shared.items() if name != "a"}
-    assert_sources_hold_what_is_shared(
-        made, Taps(taps.names, taps.types, shared_by_movement, {}), {"x": normal(2, 4, 8, 8)}
-    )

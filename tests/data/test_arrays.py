@@ -163,18 +163,6 @@ def test_pickled_objects_are_refused_before_any_row(tmp_path: Path, save: Save) 
             reader(tmp_path / "data.npz")
 
 
-def test_an_npy_is_read_by_rows(tmp_path: Path) -> None:
-    path = tmp_path / "a.npy"
-    np.save(path, rows(7))
-    data = Data(str(path), [X], batch_size=3)
-    assert [batch.samples for batch in data] == [3, 3, 1]
-    assert samples_of(list(data)) == list(range(data.total or 0)) == list(range(7))
-    assert samples_of(list(Data(str(path), [X], limit=4))) == [0, 1, 2, 3]
-    np.save(path, np.float32(1))
-    with pytest.raises(DataError, match="is a scalar; a first axis of samples is required"):
-        list(Data(str(path), [X]))
-
-
 def test_samples_that_are_drawn_make_batches_of_one_shape(tmp_path: Path) -> None:
     for width in (3, 5):
         np.save(tmp_path / f"{width}.npy", np.zeros((2, width), np.float32))

@@ -20,7 +20,7 @@ from qcompile.data import arrays
 from qcompile.data.batches import Data
 from qcompile.data.processors import TextReader
 from qcompile.data.readers import Batch
-from qcompile.errors import DataError, InvalidOption, MissingFile, ModelError
+from qcompile.errors import DataError, InvalidOption, MissingFile
 from qcompile.model.sources.preprocessing import TextPreprocessing, as_json
 from qcompile.spec.tensors import TensorInfo
 
@@ -89,25 +89,6 @@ def test_a_function_may_give_arrays_tuples_dicts_and_labels(
     assert samples_of(batches) == [0, 1, 2]
     assert [batch.where for batch in batches] == ["samples batch 0", "samples batch 1"]
     assert labels_of(batches) == labels
-
-
-def test_a_torch_dataloader_is_read_with_its_labels(script: Script) -> None:
-    head = "import torch\nfrom torch.utils.data import DataLoader, TensorDataset"
-    body = """
-x = torch.arange(5.0)[:, None].repeat(1, 3).requires_grad_()
-return DataLoader(TensorDataset(x, torch.arange(5)), batch_size=2)
-"""
-    batches = list(Data(script(body, head=head), [X]))
-    assert [batch.samples for batch in batches] == [2, 2, 1]
-    assert samples_of(batches) == labels_of(batches) == list(range(5))
-    assert all(isinstance(batch.feeds["x"], np.ndarray) for batch in batches)
-
-
-def test_a_tuple_feeds_several_inputs_in_the_models_order(script: Script) -> None:
-    spec = script("yield np.ones((2, 3), np.float32), np.array([True, False]), [1, 0]")
-    (batch,) = Data(spec, [X, MASK])
-    assert batch.feeds["mask"].tolist() == [True, False]
-    assert labels_of([batch]) == [1, 0]
 
 
 def test_nothing_is_read_past_the_limit(script: Script) -> None:
@@ -187,12 +168,6 @@ def test_what_a_function_may_not_give_is_named(script: Script, body: str, messag
         list(Data(script(body), [X]))
 
 
-def test_a_function_that_is_not_there_is_named_with_the_nearest(script: Script) -> None:
-    spec = script("return []").replace(":samples", ":sample")
-    with pytest.raises(ModelError, match=r"no function 'sample' in it\n  hint: did you mean 'samples'\?"):
-        list(Data(spec, [X]))
-
-
 def test_the_digest_changes_with_the_data(tmp_path: Path, script: Script) -> None:
     path, folder = tmp_path / "data.npz", tmp_path / "folder"
     folder.mkdir()
@@ -208,13 +183,6 @@ def test_the_digest_changes_with_the_data(tmp_path: Path, script: Script) -> Non
     (tmp_path / "data.py").write_text("def samples(): return [1]\n")
     assert [new == old for new, old in zip(digests(), first, strict=True)] == [True, False, False]
     assert Data(npz(path, x=rows(4)), [X]).digest() != first[0]
-
-
-def test_an_npz_need_not_hold_the_inputs_in_the_models_order(tmp_path: Path) -> None:
-    mask = np.arange(5) % 2 == 0
-    batches = list(Data(npz(tmp_path / "data.npz", mask=mask, x=rows(5)), [X, MASK], batch_size=2))
-    assert samples_of(batches) == list(range(5))
-    assert [bool(value) for batch in batches for value in batch.feeds["mask"]] == mask.tolist()
 
 
 def test_the_total_of_a_function_is_the_limit_or_unknown(script: Script) -> None:

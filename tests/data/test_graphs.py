@@ -11,8 +11,6 @@ from batches_to_read import Script, npz, rows
 from qcompile.data.batches import Data
 from qcompile.spec.tensors import TensorInfo
 
-X = TensorInfo("x", "float32", ("batch", 3))
-
 EDGES = {"free": TensorInfo("edges", "int64", ("m",)), "pairs": TensorInfo("edges", "int64", (2, "m"))}
 
 
@@ -47,9 +45,3 @@ def test_a_graph_is_read_whole_whatever_the_limit(
         np.testing.assert_array_equal(batch.feeds["edges"], feeds["edges"])
     [first] = data.spread(1).batches
     assert first["x"].shape == (40, 3)
-
-
-def test_a_batch_that_can_be_split_is_cut_by_a_limit_and_a_fixed_one_is_whole(script: Script) -> None:
-    spec = script("yield np.zeros((40, 3), np.float32)")
-    assert [batch.samples for batch in Data(spec, [X], limit=16)] == [16]
-    assert [batch.samples for batch in Data(spec, [TensorInfo("x", "float32", (40, 3))], limit=16)] == [40]

@@ -14,7 +14,6 @@ from tokenizer_files import save_tokenizer
 from written_models import model_of
 
 import qcompile
-from qcompile.calibration import load_ranges
 from qcompile.core.artifact import read_manifest
 from qcompile.data.batches import Data
 from qcompile.model.graph.input_notes import InputNote, write_notes
@@ -168,45 +167,3 @@ def test_export_reads_images_as_the_preprocessing_says_that_it_notes(tmp_path: P
         [batch] = Data(photos, read_weightless(one.path).io.inputs, batch_size=12)
         assert batch.feeds["x"].shape == (12, 3, 8, 8)
         assert batch.feeds["x"].min() < -1.5  # normalized
-
-
-IDENTITY = "(float[batch,10] x) => (float[batch,10] y) { y = MatMul(x, w) }"
-LOADER = """
-import numpy as np
-def samples(copy):
-    random, memory = np.random.default_rng(0), np.empty((8, 10), np.float32)
-    for _ in range(20):
-        memory[:] = random.standard_normal((8, 10))
-        yield {"x": memory.copy() if copy else memory, "labels": memory.argmax(1)}
-def fresh(): return samples(True)
-def reused(): return samples(False)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("short_blocks")
-def test_verbs_measure_the_same_on_a_loader_that_uses_its_memory_again(tmp_path: Path) -> None:
-    onnx.save(model_of(IDENTITY, w=np.eye(10, dtype=np.float32)), model := tmp_path / "m.onnx")
-    (tmp_path / "loader.py").write_text(LOADER)
-    found = []
-    for name in ("fresh", "reused"):
-        data = f"{tmp_path / 'loader.py'}:{name}"
-        ranges = qcompile.calibrate(str(model), data, tmp_path / f"{name}.ranges").path
-        compared = qcompile.diff(str(model), str(model), data=data, metric="top1", samples=160)
-        tuned = qcompile.tune(
-            str(model), data, tmp_path / name, max_drop=1, max_time_s=0.1, targets=["onnxruntime"]
-        )
-        counts = {name: one.counts.tolist() for name, one in load_ranges(ranges).histograms.items()}
-        found.append((counts, compared.as_json()["accuracy"], tuned.float_value))
-    assert found[0] == found[1]
-    assert found[0][2] == 1.0
-
-
-def test_an_input_called_labels_is_calibrated(tmp_path: Path) -> None:
-    text = "(float[b,16] x, float[b,16] labels) => (float[b,16] y) { h = MatMul(x, w) y = Sub(h, labels) }"
-    onnx.save(model_of(text, w=RNG.standard_normal((16, 16)).astype(np.float32)), tmp_path / "m.onnx")
-    arrays = {name: RNG.standard_normal((40, 16)).astype(np.float32) for name in ("x", "labels")}
-    np.savez(tmp_path / "data.npz", **arrays)  # type: ignore[arg-type]
-    output = tmp_path / "m.ranges"
-    qcompile.calibrate(str(tmp_path / "m.onnx"), str(tmp_path / "data.npz"), output)
-    assert output.is_file()

@@ -12,16 +12,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import sympy
 import torch
 from exported_models import export_alike
 from torch import Tensor, nn
-from torch.utils._sympy.functions import FloorDiv, Mod
 from written_models import normal
 
 import qcompile
 from qcompile.compiler.export import export
-from qcompile.compiler.export.axes import allowed_extents, read_guards
 from qcompile.compiler.export.captured_forms import captured_forms
 from qcompile.core.artifact import Artifact
 from qcompile.errors import ExportError, InvalidOption, ModelError
@@ -291,50 +288,6 @@ def test_a_made_up_length_that_leaves_one_frame_is_made_larger(tmp_path: Path) -
     artifact = export(Frames(), tmp_path / "m.onnx", inputs=["x:[batch,1,time]"])
     assert axes_of(artifact)["time"] == {"min": 100, "max": None, "multiple": 1, "traced": 128}
     assert any("below 100" in text for text in artifact.manifest.warnings)
-
-
-BATCH, HEIGHT, OTHER = sympy.symbols("s0 s1 u0", integer=True, positive=True)
-TRACED = {"s0": 2, "s1": 64}
-
-
-WINDOWS = sympy.Eq(BATCH * HEIGHT, 8 * BATCH * FloorDiv(HEIGHT, 8), evaluate=False)
-
-
-@pytest.mark.parametrize(
-    ("guards", "symbol", "lowest", "highest", "expected"),
-    [
-        ([], "s1", 1, None, AxisRange()),
-        ([], "s1", 20, 512, AxisRange(20, 512)),
-        ([FloorDiv(HEIGHT, 10) > 3, FloorDiv(HEIGHT, 3) < 100], "s1", 1, None, AxisRange(40, 299)),
-        ([WINDOWS], "s1", 1, None, AxisRange(8, None, 8)),  # limits the axis that cannot be otherwise
-        ([WINDOWS], "s0", 1, None, AxisRange()),
-        ([sympy.Max(1, FloorDiv(HEIGHT, 4) - 8) + sympy.Min(3, HEIGHT) > 4], "s1", 1, None, AxisRange(40)),
-        # The remainder is that of the whole product.
-        ([sympy.Ne(Mod(BATCH, BATCH * FloorDiv(HEIGHT, 4)), 0)], "s0", 1, None, AxisRange()),
-    ],
-)
-def test_guards_limit_an_extent(
-    guards: list[object], symbol: str, lowest: int, highest: int | None, expected: AxisRange
-) -> None:
-    assert allowed_extents(symbol, TRACED, read_guards(guards, TRACED), lowest, highest) == expected
-
-
-@pytest.mark.parametrize("step", [2, 7 * 8, 32])
-def test_a_multiple_is_found_with_the_least_one(step: int) -> None:
-    traced = {"s1": 4 * step}
-    guards = read_guards([sympy.Eq(HEIGHT, step * FloorDiv(HEIGHT, step))], traced)
-    assert allowed_extents("s1", traced, guards, 20, None) == AxisRange(-(-20 // step) * step, None, step)
-
-
-def test_two_axes_that_differ_and_a_division_by_nothing() -> None:
-    differ = read_guards([sympy.Ne(BATCH, HEIGHT)], TRACED)
-    assert allowed_extents("s0", TRACED, differ, 1, None).maximum is None
-    nothing = read_guards([sympy.Eq(Mod(HEIGHT, FloorDiv(HEIGHT, 8)), 0, evaluate=False)], TRACED)
-    assert allowed_extents("s1", TRACED, nothing, 1, None).minimum == 8
-
-
-def test_guards_on_other_symbols_are_left_out() -> None:
-    assert read_guards([OTHER > 3, HEIGHT > OTHER], TRACED) == []
 
 
 @pytest.mark.parametrize(("mode", "reduction"), [("mean", "ReduceMean"), ("sum", "ReduceSum")])

@@ -51,13 +51,6 @@ class Pooled(nn.Module):
         return self.head(self.conv(x).relu().mean((2, 3)))
 
 
-class Graph(nn.Module):
-    """Sums of features over the edges of a graph, which is no batch."""
-
-    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        return torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
-
-
 class Positions(nn.Module):
     """A length that the weights fix."""
 
@@ -91,10 +84,6 @@ def labelled() -> Any:
 
 def sizes() -> Iterator[tuple[Tensor, Tensor]]:
     return ((torch.rand(2, 3, height, height + 8), torch.zeros(2)) for height in (16, 24, 40))
-
-
-def graphs() -> Iterator[tuple[Tensor, Tensor]]:
-    return ((torch.rand(n, 4), torch.randint(0, n, (2, 3 * n))) for n in (5, 8, 13))
 
 
 def too_short() -> Iterator[Tensor]:
@@ -144,18 +133,6 @@ def test_images_with_labels(samples: str, expected: list[Any], spelled: Any, tmp
             exported(Pooled(), samples, tmp_path, inputs=spelled)
     else:
         assert shapes(exported(Pooled(), samples, tmp_path)) == {"x": expected}
-
-
-def test_axes_of_a_graph_are_no_batch(tmp_path: Path) -> None:
-    artifact = exported(Graph(), "graphs", tmp_path)
-    assert shapes(artifact) == {"x": ["x_0", 4], "edges": [2, "edges_1"]}
-
-
-def test_rows_of_arrays_make_a_batch_of_any_size(tmp_path: Path) -> None:
-    data = tmp_path / "data.npz"
-    np.savez(data, x=np.ones((12, 3, 8, 8), np.float32))
-    artifact = export(Pooled(), tmp_path / "model.onnx", data=str(data))
-    assert shapes(artifact) == {"x": ["batch", 3, 8, 8]}
 
 
 def test_an_axis_that_the_model_fixes_is_refused_with_what_the_data_has(tmp_path: Path) -> None:

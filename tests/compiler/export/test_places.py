@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import linecache
 from pathlib import Path
 
 import pytest
 
 from qcompile import export
-from qcompile.compiler.export.write import _line
 from qcompile.errors import ModelError
-from qcompile.model.sources.user_code import deepest_line
 
 pytest.importorskip("torch")
 
@@ -48,22 +45,3 @@ def test_a_model_of_a_library_names_the_line_of_the_library(
     (tmp_path / "mine.py").write_text("from some_models import net\n")
     with pytest.raises(ModelError, match=r"cannot be multiplied.* \(some_models\.py, line 9\)"):
         export(f"{tmp_path}/mine.py:net", tmp_path / "o.onnx")
-
-
-def test_lines_of_pytorch_python_and_ours_are_no_place() -> None:
-    import torch
-
-    import qcompile
-
-    machinery = [
-        (str(torch.nn.modules.linear.__file__), 2),
-        (linecache.__file__, 3),
-        (f"{Path(qcompile.__file__).parent}/model/pytorch.py", 4),
-        ("<eval_with_key>.0", 5),
-    ]
-    assert deepest_line(machinery) is None
-    timm = ("/v/lib/python3/site-packages/timm/vit.py", 6)
-    assert deepest_line([timm, *machinery]) == timm
-    assert deepest_line([("/home/net.py", 7), timm, *machinery]) == ("/home/net.py", 7)
-    frames = "".join(f'File "{file}", line {line}, in forward\n' for file, line in (timm, *machinery))
-    assert _line(frames, ()) == " (vit.py, line 6, in forward)"

@@ -129,13 +129,6 @@ def test_inputs_given_in_another_order_than_forward_has_keep_their_meaning(
     np.testing.assert_array_equal(run_file(artifact.path, left=left, right=right)["output"], left - right)
 
 
-def test_an_onnx_file_is_taken_as_it_is(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
-    model = tiny_file("residual", opset=15)
-    artifact = export(str(model), tmp_path / "copy.onnx")
-    assert artifact.path.read_bytes() == model.read_bytes()
-    assert artifact.manifest.options["opset"] == 15
-
-
 def test_an_opset_out_of_range_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
     for version in (OLDEST - 1, NEWEST_EXPORTED + 1):
         with pytest.raises(InvalidOption, match=f"opset {version}: {OLDEST} to {NEWEST_EXPORTED}"):

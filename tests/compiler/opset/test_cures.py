@@ -237,7 +237,6 @@ SCALED = """
     r = Sub (high, low)  d = Sub (x, low)  n = Div (d, r)  z = Relu (n)
 """
 SCALED_IO = "(float[B, 1, 4, 4] x) => (float[B, 1, 4, 4] y)"
-GROUPS = "(float[2, 4, 3, 3] x, float[4] s, float[4] b) => (float[2, 4, 3, 3] y)"
 
 
 def keys_io(batch: str) -> str:

@@ -20,9 +20,8 @@ from qcompile.compiler.opset.lower import require_operators, without_missing
 from qcompile.engines.registry import engine
 from qcompile.engines.tensorrt.parser_operators import parser_of
 from qcompile.errors import ExportError, ModelError, UnsupportedOperator
-from qcompile.model.graph.graph import count_operators, model_io, opset
+from qcompile.model.graph.graph import count_operators, opset
 from qcompile.model.graph.onnx_file import copy_model, read_graph
-from qcompile.model.sessions.random_input import random_feeds
 
 STAGE = import_module("qcompile.compiler.opset.fit")
 
@@ -134,48 +133,6 @@ def reads(version: str) -> frozenset[str]:
     return parser.operators
 
 
-CASES = {
-    "IsInf": ("8.5.3", 16, "(float[6] x) => (bool[6] y)", "y = IsInf(x)"),
-    "IsInf of one sign": ("8.5.3", 16, "(float[6] x) => (bool[6] y)", "y = IsInf <detect_positive=0> (x)"),
-    "CastLike": ("8.6.1", 15, "(float[6] x, int32[1] t) => (int32[6] y)", "y = CastLike(x, t)"),
-    "Mish": ("8.6.1", 18, "(float[6] x) => (float[6] y)", "y = Mish(x)"),
-    "Gelu": ("8.6.1", 20, "(float[6] x) => (float[6] y)", "y = Gelu(x)"),
-    "LayerNormalization": (
-        "8.5.3", 17, "(float[2,6] x, float[6] s) => (float[2,6] y)", "y = LayerNormalization<axis=-1>(x, s)",
-    ),
-    "RMSNormalization": (
-        "10.14.1", 23, "(float[2,6] x, float[6] s) => (float[2,6] y)", "y = RMSNormalization<axis=-1>(x, s)",
-    ),
-    "RotaryEmbedding": (
-        "10.14.1", 23, "(float[2,4,3,8] x, float[2,3,4] c, float[2,3,4] s) => (float[2,4,3,8] y)",
-        "y = RotaryEmbedding (x, c, s)",
-    ),
-    "Attention": (
-        "10.13.0", 23, "(float[2,4,3,8] q, float[2,4,3,8] k, float[2,4,3,8] v) => (float[2,4,3,8] y)",
-        "y = Attention (q, k, v)",
-    ),
-    "HannWindow": ("10.3.0", 17, "() => (float[n] y)", "n = Constant <value_int=8> () y = HannWindow(n)"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_what_a_version_lacks_is_written_in_what_it_has(case: str) -> None:
-    version, number, signature, body = CASES[case]
-    before, lacking = model(number, signature, body), case.split()[0]
-    assert lacking not in reads(version)
-    after = copy_model(before)
-    assert without_missing(after, reads(version))
-    assert opset(after) == opset(before)
-    onnx.checker.check_model(after, full_check=True)
-    assert lacking not in operators(after)
-    require_operators(after, reads(version), "tensorrt", "m.onnx")
-    feeds = random_feeds(model_io(before).inputs)
-    if "IsInf" in case:
-        feeds = {"x": np.array([1, np.inf, -np.inf, np.nan, 0, -3], np.float32)}
-    for expected, found in zip(run(before, feeds), run(after, feeds), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
-
-
 @pytest.mark.parametrize(
     ("version", "proto"),
     [
@@ -221,15 +178,3 @@ def test_each_operator_that_a_reader_lacks_has_the_way_out_of_its_cause(operator
     with pytest.raises(UnsupportedOperator) as refused:
         require_operators(proto, lacks_all, "trt", "m.onnx", engine("tensorrt-rtx").read_by)
     assert LACKED[operator] in refused.value.hint
-
-
-def test_what_has_no_other_form_is_refused_with_operator_node_and_version() -> None:
-    proto = model(16, "(float[2, 2] x) => (float y)", "y = Det(x)")
-    proto.graph.node[0].name = "determinant"
-    assert without_missing(proto, reads("8.5.3")) == []
-    with pytest.raises(
-        UnsupportedOperator, match=r"m\.onnx: tensorrt 8\.5\.3 has no Det: node 'determinant'"
-    ) as found:
-        require_operators(proto, reads("8.5.3"), "tensorrt 8.5.3", "m.onnx")
-    assert found.value.data["operator"] == "Det"
-    assert "`plugins`" in found.value.hint

@@ -269,15 +269,6 @@ def test_operators_of_other_domains_stay_as_they_are() -> None:
     assert operators(after)[0] == "QuickGelu"
 
 
-def test_names_of_inputs_and_outputs_stay_and_nothing_unread_is_left() -> None:
-    after = assert_the_same(
-        model(18, "(float[2,3] x) => (float[2,1] y)", "y = ReduceMean(x,a)", "<int64[1] a={1}>")
-    )
-    assert [value.name for value in (*after.graph.input, *after.graph.output)] == ["x", "y"]
-    assert not after.graph.initializer
-    assert after.ir_version == 8
-
-
 def test_new_tensors_and_nodes_have_names_that_no_other_has() -> None:
     before = model(20, "(float[2] x) => (float[2] y)", "z = Relu(x) y = Gelu(z)")
     before.graph.node[0].name = "y/Erf"

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from written_models import model_of, normal, outputs_of
 
-from qcompile.compiler.opset.dft import dft_table, dft_to_products
+from qcompile.compiler.opset.dft import dft_to_products
 from qcompile.compiler.opset.stft import stft_to_convolutions
 
 OPSET_17 = "[dft] f = DFT<axis = 1, onesided = 1>(x, length) y = ReduceSumSquare<axes = [2]>(f)"
@@ -18,26 +18,6 @@ OPSET_17 = "[dft] f = DFT<axis = 1, onesided = 1>(x, length) y = ReduceSumSquare
 
 def pairs(values: NDArray[np.complex128]) -> NDArray[np.float64]:
     return np.stack([values.real, values.imag], -1).reshape(-1)
-
-
-def of_pairs(values: NDArray[np.float64]) -> NDArray[np.complex128]:
-    found: NDArray[np.complex128] = values.reshape(-1, 2) @ np.array([1, 1j])
-    return found
-
-
-@pytest.mark.parametrize("length", [7, 8])
-@pytest.mark.parametrize("count", [5, 8, 11])
-def test_the_table_is_numpys_transform(count: int, length: int) -> None:
-    generator = np.random.default_rng([count, length])
-    x = generator.standard_normal(count) + 1j * generator.standard_normal(count)
-    forward = of_pairs(pairs(x) @ dft_table(count, 2, length))
-    np.testing.assert_allclose(forward, np.fft.fft(x, length), atol=1e-12)
-    backward = of_pairs(pairs(x) @ dft_table(count, 2, length, inverse=True))
-    np.testing.assert_allclose(backward, np.fft.ifft(x, length), atol=1e-12)
-    real = of_pairs(x.real @ dft_table(count, 1, length, onesided=True))
-    np.testing.assert_allclose(real, np.fft.rfft(x.real, length), atol=1e-12)
-    back = pairs(x) @ dft_table(count, 2, length, onesided=True, inverse=True)
-    np.testing.assert_allclose(back, np.fft.irfft(x, length), atol=1e-12)
 
 
 def transformed(body: str, shape: str, opset: int, **stored: NDArray[Any]) -> onnx.ModelProto:

@@ -14,8 +14,7 @@ import pytest
 from mode_models import PRODUCTS, WIDTH, normal, run, snr_db, static, written
 from numpy.typing import NDArray
 from onnx import parser
-from rtx_builds import rtx_build
-from written_models import model_of, outputs_of, stored
+from written_models import model_of, outputs_of
 
 import qcompile
 from qcompile.compiler.check import OnnxReference
@@ -130,13 +129,6 @@ def test_a_layer_that_cannot_have_its_type_is_said_or_refused(residual: Path, tm
             static(residual, tmp_path, **options)
 
 
-def test_a_mixed_graph_is_built_by_tensorrt_rtx(residual: Path, tmp_path: Path) -> None:
-    for options, precision in (({"layers": {"gemm": "fp32"}}, "fp32"), ({"exclude": ["gemm"]}, "fp16")):
-        path = static(residual, tmp_path, target="tensorrt", float_precision="fp16", **options).path
-        layers, _ = rtx_build(onnx.load(path), "SM86")
-        assert layers == {"int8": {"CONVOLUTION": 2}, precision: {"MATRIX_MULTIPLY": 1}}
-
-
 def test_bfloat16_is_measured_by_emulation(residual: Path, tmp_path: Path) -> None:
     artifact = quantize(residual, tmp_path / "b.onnx", precision="bf16", data=str(tmp_path / "x.npz"))
     assert artifact.manifest.proof["nodes_by_precision"]["bf16"] == {"Conv": 2, "Gemm": 1}  # type: ignore[index]
@@ -207,27 +199,6 @@ def test_a_sum_of_two_becomes_an_add_and_a_sum_of_three_stays() -> None:
     ready = prepare_graph(model)
     assert [node.op_type for node in ready.graph.node] == ["Relu", "Add", "Sum"]
     np.testing.assert_array_equal(outputs_of(ready, normal(2, 3))[0], outputs_of(model, normal(2, 3))[0])
-
-
-def test_a_bias_read_by_several_nodes_is_copied_for_each() -> None:
-    model = model_of(
-        """(float[1,2,4,4] x) => (float[1,2,4,4] z) <float[2] b = {0.5,-1}, float[2,2,1,1] w = {1,2,3,4}>
-        { a = Conv(x, w, b) c = Conv(a, w, b) y = Conv(c, w, b) z = Relu(y) }"""
-    )
-    ready = prepare_graph(model)
-    biases = [node.input[2] for node in ready.graph.node if node.op_type == "Conv"]
-    assert len(set(biases)) == 3
-    values = stored(ready)
-    for name in biases:
-        np.testing.assert_array_equal(values[name], [0.5, -1])
-    x = normal(1, 2, 4, 4)
-    np.testing.assert_array_equal(outputs_of(ready, x)[0], outputs_of(model, x)[0])
-
-
-def test_inferred_types_and_shapes_are_written_in(tiny: Callable[..., onnx.ModelProto]) -> None:
-    known = {value.name: value.type.tensor_type for value in prepare_graph(tiny("residual")).graph.value_info}
-    assert set(known) >= {"c1", "r1", "c2", "a", "r2", "p", "f"}
-    assert [dim.dim_param or dim.dim_value for dim in known["c1"].shape.dim] == ["batch", 4, 8, 8]
 
 
 def test_hessians_beyond_the_budget_take_several_passes_and_are_the_same(

@@ -17,8 +17,6 @@ from written_models import normal, text_model
 
 import qcompile
 from qcompile.compiler.opset.fit import upgrade_opset
-from qcompile.compiler.quantize.int8.dynamic import quantize_dynamic
-from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.model.graph.graph import every_graph
 from qcompile.model.graph.graph_names import rename_inputs
 
@@ -135,27 +133,6 @@ def snr_db(folder: Path, x: Any) -> float:
     """Signal-to-noise ratio of the first output of q.onnx, as it is written, against m.onnx."""
     exact, found = (outputs(onnx.load(folder / name), {"x": x})[0] for name in ("m.onnx", "q.onnx"))
     return float(10 * np.log10(np.square(exact).sum() / np.square(found - exact).sum()))
-
-
-@pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
-@pytest.mark.parametrize("factor", ["w_scale", "w_zero_point", "x_scale", "w_quantized", "h_QuantizeLinear"])
-def test_a_factor_may_be_named_as_what_the_quantizer_makes(factor: str, target: str, tmp_path: Path) -> None:
-    text = f"(float[b,16] x) => (float[b,16] y) {{ h = MatMul(x, w) y = Mul(h, {factor}) }}"
-    model = text_model(text, w=normal(16, 16), **{factor: np.abs(normal(16)) + np.float32(0.1)})
-    options = calibrated(tmp_path, model, normal(64, 16))
-    qcompile.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", target=target, **options)
-    assert snr_db(tmp_path, normal(64, 16)) > 30
-
-
-def test_a_planned_product_may_be_named_as_a_gemm_that_stays_in_float_becomes() -> None:
-    model = text_model(
-        "(float[b,16] x) => (float[b,16] y) { h = Gemm(x, w, c) y = MatMul(h, w2) }",
-        w=normal(16, 16), c=normal(16), w2=normal(16, 16, seed=1),
-    )  # fmt: skip
-    model.graph.node[0].name, model.graph.node[1].name = "gemm", "gemm_MatMul"
-    _, planned, reached = quantize_dynamic(prepare_graph(model), excluded=["gemm"])
-    assert planned == {"MatMul": 1}
-    assert reached == {"MatMulInteger": 1}
 
 
 def test_a_raised_opset_meets_no_name_of_the_model() -> None:

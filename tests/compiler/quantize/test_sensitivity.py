@@ -223,6 +223,7 @@ def products() -> onnx.ModelProto:
     )
 
 
+@pytest.mark.parametrize("pieces", [9], indirect=True)
 @pytest.mark.parametrize(
     ("target", "isa"),
     [*((target, isa) for target in CPU_TARGETS for isa in ("avx512-vnni", "avx2")), ("tensorrt", "auto")],
@@ -313,6 +314,7 @@ def test_products_of_two_activations_are_ranked_too(tmp_path: Path) -> None:
     assert {one.layer for one in bench.rank("openvino", isa="avx2")} == {"matmul0", "matmul1"}
 
 
+@pytest.mark.parametrize("pieces", [9], indirect=True)
 @pytest.mark.parametrize(("hostile", "scale"), [(32, 22), (2, 90)])
 def test_layers_that_lose_alike_are_not_tried_in_float(tmp_path: Path, hostile: int, scale: int) -> None:
     """Each is 3% of the arithmetic, and of the noise, unless a channel takes the levels of two alone."""

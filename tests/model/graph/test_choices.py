@@ -29,21 +29,6 @@ def test_boxes_and_scores_in_front_of_a_suppression() -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-def test_a_quantized_graph_is_cut_at_the_same_places() -> None:
-    model = detector()
-    rounded = copy_model(model)
-    [suppression] = [node for node in rounded.graph.node if node.op_type == "NonMaxSuppression"]
-    at = list(rounded.graph.node).index(suppression)
-    rounded.graph.node.insert(at, onnx.helper.make_node("Floor", ["all_boxes"], ["floored"]))
-    rounded.graph.node[at + 1].input[0] = "floored"
-    places = before_choices(model)
-    x = images(1)
-    before, after = (outputs_of(part_before(one, places), x) for one in (model, rounded))
-    by_tensor = dict(zip([place.tensor for place in places], zip(before, after, strict=True), strict=True))
-    np.testing.assert_array_equal(by_tensor["all_boxes"][1], np.floor(by_tensor["all_boxes"][0]))
-    np.testing.assert_array_equal(by_tensor["all_scores"][1], by_tensor["all_scores"][0])
-
-
 @pytest.mark.parametrize(
     ("text", "tensors"),
     [

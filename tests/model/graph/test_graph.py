@@ -15,78 +15,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import TensorProto, helper
 from written_models import model_of
 
 import qcompile
 from qcompile.model.graph.graph import (
     WeightsHeld,
-    attribute,
-    captured_names,
     constant_names,
     constant_tensor,
-    consumers,
     count_weighted,
     every_graph,
     graph_precision,
     infer_types,
     places,
-    producers,
-    subgraphs,
     weighted_nodes,
     weights_of_graph,
-    without_weights,
 )
-from qcompile.model.graph.graph_edits import (
-    drop_attributes,
-    drop_unread,
-    drop_unused_initializers,
-    set_nodes,
-    sort_nodes,
-    store,
-    store_constants,
-)
-
-Tiny = Callable[..., onnx.ModelProto]
-
-BRANCHES = """(float[n] x, bool c, bool inner, float[n] outer) => (float[n] y) {
-    s = Sigmoid(x)
-    y = If (c) <
-        then_branch = yes () => (float[n] t) { a = Neg(x) t = Add(a, s) },
-        else_branch = no () => (float[n] e) {
-            b = Abs(outer)
-            e = If (inner) <
-                then_branch = deep () => (float[n] d) { d = Add(b, w) },
-                else_branch = flat () => (float[n] f) { f = Identity(s) }
-            >
-        }
-    > }"""
+from qcompile.model.graph.graph_edits import drop_unread, sort_nodes, store_constants
 
 
 def ones(*shape: int, dtype: Any = np.float32) -> NDArray[Any]:
     return np.ones(shape, dtype)
-
-
-def branched() -> onnx.GraphProto:
-    return model_of(BRANCHES, w=ones(1)).graph
-
-
-def test_types_are_inferred_for_every_tensor() -> None:
-    made = model_of(
-        "(float[n, 4] x) => (int64[m, 4] i, bool[n, 4] b)"
-        "{ h = Cast <to = 10> (x) i = ArgMax <axis = 0> (h) b = Greater(x, x) }"
-    )
-    assert infer_types(made) == {"x": "float32", "h": "float16", "i": "int64", "b": "bool"}
-
-
-def test_types_are_inferred_past_large_weights(tiny: Tiny) -> None:
-    made = tiny("residual")
-    store(made.graph, "huge", ones(4, 4, 40, 40))
-    types = infer_types(made)
-    assert {types[name] for name in ("x", "c1", "r1", "a", "p", "f", "y")} == {"float32"}
-    assert "huge" not in [tensor.name for tensor in without_weights(made).graph.initializer]
-    assert "huge" in [value.name for value in without_weights(made).graph.input]
-    assert len(made.graph.initializer) == 7
 
 
 @pytest.mark.parametrize(
@@ -99,14 +48,6 @@ def test_types_are_inferred_past_a_normalization(norm: str) -> None:
     )
     made = model_of(text, opset=21, **({"s": ones(4)} if "s, s" in norm else {}))
     assert {infer_types(made)[name] for name in "abc"} == {"float32"}
-
-
-def test_what_cannot_be_inferred_has_no_type() -> None:
-    made = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17, "custom" : 1]>'
-        "g (float[n] x) => (float[n] y) { m = custom.Mystery(x) y = Identity(x) }"
-    )
-    assert infer_types(made) == {"x": "float32", "y": "float32"}
 
 
 def test_constants_are_what_depends_on_no_input() -> None:
@@ -125,32 +66,6 @@ def test_constants_are_what_depends_on_no_input() -> None:
         w=ones(1),
     )
     assert constant_names(made) == {"w", "k", "flag", "sum"}
-
-
-def test_producers_and_consumers_are_by_tensor(tiny: Tiny) -> None:
-    graph = tiny("residual").graph
-    assert producers(graph)["r1"].name == "relu1"
-    assert "x" not in producers(graph)
-    assert [node.name for node in consumers(graph)["r1"]] == ["conv2", "add"]
-    assert "y" not in consumers(graph)
-    twice = model_of("(float[n] x) => (float[n] y) { y = Mul(x, x) }").graph
-    assert len(consumers(twice)["x"]) == 1
-
-
-def test_captured_names_are_those_from_outside_only() -> None:
-    branch = branched().node[1]
-    assert [graph.name for graph in subgraphs(branch)] == ["yes", "no"]
-    assert captured_names(branch) == {"x", "s", "outer", "inner", "w"}
-    assert captured_names(branched().node[0]) == set()
-
-
-def test_initializers_that_a_subgraph_reads_or_that_are_outputs_are_kept() -> None:
-    graph = branched()
-    store(graph, "unused", ones(5))
-    store(graph, "returned", ones(1))
-    graph.output.add(name="returned")
-    drop_unused_initializers(graph)
-    assert [tensor.name for tensor in graph.initializer] == ["w", "returned"]
 
 
 FLOATS = "(float[n, 4] x) => (float[n, 4] y)"
@@ -185,23 +100,6 @@ def test_weighted_nodes_are_sorted_by_the_precision_they_compute_in(
     assert graph_precision(made) == next(iter(expected), "fp32")
 
 
-@pytest.mark.parametrize("elem_type", [10, 16])
-def test_a_product_behind_half_dequantizers_is_int8_and_carried_out_in_half(elem_type: int) -> None:
-    text = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) e = DequantizeLinear(w8, s, z) "
-    name = {10: "float16", 16: "bfloat16"}[elem_type]
-    made = parser.parse_model(
-        f'<ir_version: 9, opset_import: ["" : 19]> g ({name}[n, 4] x) => ({name}[n, 4] y) '
-        f"{{ {text} y = MatMul(d, e) }}"
-    )
-    scale = onnx.helper.make_tensor("s", elem_type, [], [0.1])
-    zero = numpy_helper.from_array(np.int8(0), "z")
-    made.graph.initializer.extend([scale, zero, numpy_helper.from_array(WEIGHTS["w8"], "w8")])
-    onnx.checker.check_model(made, full_check=True)
-    assert graph_precision(made) == "int8"
-    executed = {10: "fp16", 16: "bf16"}[elem_type]
-    assert count_weighted(made, as_executed=True)[executed] == {"MatMul": 1}
-
-
 @pytest.mark.parametrize(("operator", "gates"), [("GRU", 3), ("LSTM", 4), ("RNN", 1)])
 def test_a_recurrent_layer_behind_dequantizers_computes_in_float(operator: str, gates: int) -> None:
     weights = {"w8": ones(1, gates * 2, 4, dtype=np.int8), "r8": ones(1, gates * 2, 2, dtype=np.int8)}
@@ -212,19 +110,6 @@ def test_a_recurrent_layer_behind_dequantizers_computes_in_float(operator: str, 
         **weights, scale=WEIGHTS["scale"], zero=WEIGHTS["zero"],
     )  # fmt: skip
     assert count_weighted(made) == {"int8": {}, "fp16": {}, "bf16": {}, "fp32": {operator: 1}}
-
-
-def test_nodes_are_sorted_by_what_they_and_their_subgraphs_read() -> None:
-    text = """<ir_version: 8, opset_import: ["" : 18]> g (float[2] x, bool c) => (float[2] y) {
-        y = If (c) <then_branch = one () => (float[2] a) { a = Neg(late) },
-                    else_branch = two () => (float[2] b) { b = Identity(x) }>
-        late = Relu(early)
-        early = Abs(x)
-    }"""
-    model = onnx.parser.parse_model(text)
-    sort_nodes(model.graph)
-    assert [node.op_type for node in model.graph.node] == ["Abs", "Relu", "If"]
-    onnx.checker.check_model(model)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 25))
@@ -273,15 +158,6 @@ def test_what_only_a_subgraph_reads_stays(types: tuple[str, ...] | None) -> None
     assert operators(model.graph) == [op for op in kept if types or op != "Abs"]
 
 
-def test_a_chain_that_ends_unread_goes_and_an_output_stays() -> None:
-    model = model_of(
-        "(float[2] x) => (float[2] y, float[2] b) <int64[1] k = {1}>"
-        "{ a = Neg(x) b = Abs(a) u = Exp(b) v, w = TopK(u, k) y = Neg(x) }"
-    )
-    drop_unread(model.graph)
-    assert operators(model.graph) == ["Neg", "Abs", "Neg"]
-
-
 @pytest.mark.parametrize(
     ("domain", "types", "left"), [("", ("Exp",), "Neg Neg"), ("own", None, "Neg Exp Neg")]
 )
@@ -292,42 +168,6 @@ def test_only_the_named_operators_go_and_other_domains_stay(
     model.graph.node[1].domain = domain
     drop_unread(model.graph, types)
     assert operators(model.graph) == left.split()
-
-
-def test_an_output_that_is_left_out_counts_as_no_reading() -> None:
-    model = model_of(
-        "(float[1, 1, 2] x) => (float[1, 1, 2] y) <float m = {1}>"
-        '{ a, b = MaxPool <kernel_shape = [1]> (x) y = Clip(x, "", m) }'
-    )
-    model.graph.node[0].output[1] = ""
-    drop_unread(model.graph)
-    assert operators(model.graph) == ["Clip"]
-
-
-CONSTANTS: dict[str, tuple[dict[str, Any], NDArray[Any]]] = {
-    "a float": ({"value_float": 1.5}, np.array(1.5, np.float32)),
-    "floats": ({"value_floats": [1.5, 2.0]}, np.array([1.5, 2.0], np.float32)),
-    "an integer": ({"value_int": 3}, np.array(3)),
-    "integers": ({"value_ints": [3, 4]}, np.array([3, 4])),
-    "a tensor": ({"value": numpy_helper.from_array(np.array([[True]]), "anything")}, np.array([[True]])),
-}
-
-
-@pytest.mark.parametrize("name", CONSTANTS)
-def test_a_constant_node_becomes_an_initializer(name: str) -> None:
-    settings, expected = CONSTANTS[name]
-    kind = helper.np_dtype_to_tensor_dtype(expected.dtype)
-    outputs = [helper.make_tensor_value_info("y", kind, expected.shape)]
-    nodes = [helper.make_node("Constant", [], ["k"], **settings), helper.make_node("Identity", ["k"], ["y"])]
-    opsets = [helper.make_opsetid("", 17)]
-    model = helper.make_model(helper.make_graph(nodes, "g", [], outputs), ir_version=8, opset_imports=opsets)
-    (before,) = run(model)
-    store_constants(model.graph)
-    (after,) = run(model)
-    assert operators(model.graph) == ["Identity"]
-    np.testing.assert_array_equal(after, expected)
-    np.testing.assert_array_equal(before, after)
-    assert after.dtype == before.dtype
 
 
 def test_a_constant_keeps_its_type_its_place_and_is_not_decoded() -> None:
@@ -357,28 +197,6 @@ def test_excluded_constants_and_strings_stay() -> None:
     assert [node.name for node in graph.node] == ["kept", "text"]
     assert [tensor.name for tensor in graph.initializer] == ["c"]
     assert constant_tensor(helper.make_node("Neg", ["x"], ["y"])) is None
-
-
-def test_attributes_are_read_with_their_defaults_and_dropped() -> None:
-    node = helper.make_node(
-        "Any", ["x"], ["y"], whole=3, real=0.5, text="ß", numbers=[1, 2], reals=[0.5], zero=0
-    )
-    assert {name: attribute(node, name) for name in ("whole", "real", "text", "numbers", "reals")} == {
-        "whole": 3, "real": 0.5, "text": "ß", "numbers": [1, 2], "reals": [0.5],
-    }  # fmt: skip
-    assert (attribute(node, "none"), attribute(node, "none", 7), attribute(node, "zero", 7)) == (None, 7, 0)
-    drop_attributes(node, "whole", "reals", "none")
-    assert sorted(item.name for item in node.attribute) == ["numbers", "real", "text", "zero"]
-
-
-def test_nodes_and_values_are_stored() -> None:
-    model = model_of("(float[2] x) => (float[1, 2] y) { a = Neg(x) y = Add(a, x) }")
-    factors = store(model.graph, "w", np.asfortranarray([[2.0, 3.0]]).astype(np.float32))
-    product = helper.make_node("Mul", ["a", factors], ["b"])
-    last = model.graph.node[1]
-    last.input[:] = ["b", "x"]
-    set_nodes(model.graph, [model.graph.node[0], product, last])
-    np.testing.assert_allclose(run(model)[0], [[-0.33, 14.0]])
 
 
 RESIDUAL = 4 * 4 * 9 + 4 + 4 * 4 * 9 + 4 + 3 * 4 + 3  # two 3x3 convolutions and a Gemm, with biases

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from onnx import helper
 from written_models import model_of, text_model
 
-from qcompile.model.graph.graph import captured_names, every_graph
-from qcompile.model.graph.graph_names import Aliases, Names, name_nodes, rename_inputs
+from qcompile.model.graph.graph import every_graph
+from qcompile.model.graph.graph_names import Aliases, rename_inputs
 from qcompile.model.graph.onnx_file import read_graph
 
 BRANCHES = """(float[n] x, bool c) => (float[n] y) {
@@ -30,22 +30,6 @@ def branches() -> onnx.ModelProto:
 def names_of(model: onnx.ModelProto) -> list[str]:
     nodes = [node for graph in every_graph(model.graph) for node in graph.node]
     return [name for node in nodes for name in (*node.input, *node.output)]
-
-
-def test_a_fresh_name_is_no_name_of_any_graph_inside() -> None:
-    model = branches()
-    model.graph.value_info.add(name="noted")
-    names = Names(model.graph)
-    assert [names.fresh(name) for name in ("x", "x_scale", "noted", "z", "z")] == [
-        "x_2", "x_scale_2", "noted_2", "z", "z_2",
-    ]  # fmt: skip
-
-
-def test_no_name_begins_with_a_stem_and_a_slash() -> None:
-    model = branches()
-    model.graph.value_info.extend(onnx.ValueInfoProto(name=name) for name in ("x/scale", "x_2/a/b"))
-    names = Names(model.graph)
-    assert [names.stem(base) for base in ("x", "x", "x_2/a", "y")] == ["x_3", "x_4", "x_2/a_2", "y"]
 
 
 @settings(deadline=None, max_examples=50)
@@ -77,25 +61,6 @@ def test_names_that_a_library_makes_of_aliases_meet_no_name_of_the_model(names: 
     assert not results & {*names_of(model), model.graph.input[1].name}
 
 
-def test_every_node_gets_a_name_of_its_own() -> None:
-    graph = model_of("(float[n] x) => (float[n] y) { a = Neg(x) b = Neg(a) d = Neg(b) y = Neg(d) }").graph
-    graph.node[0].name = graph.node[2].name = "neg"
-    graph.node[1].name = "Neg_y"
-    name_nodes(graph)
-    names = [node.name for node in graph.node]
-    assert names == ["neg", "Neg_y", "neg_2", "Neg_y_2"]
-    name_nodes(graph)
-    assert [node.name for node in graph.node] == names
-
-
-def test_a_node_keeps_its_name_where_one_without_a_name_is_in_front_of_it() -> None:
-    graph = model_of("(float[n] x) => (float[n] y) { a = Neg(x) y = Neg(a) }").graph
-    graph.node[1].name = "Neg_a"
-    assert name_nodes(graph)
-    assert [node.name for node in graph.node] == ["Neg_a_2", "Neg_a"]
-    assert not name_nodes(graph)
-
-
 @pytest.mark.parametrize("name", ["", "layer"])
 def test_nodes_that_are_read_have_names_of_their_own(name: str, tmp_path: Path) -> None:
     model = text_model("(float[n] x) => (float[n] y) { a = Neg(x) b = Abs(a) y = Neg(b) }")
@@ -105,11 +70,3 @@ def test_nodes_that_are_read_have_names_of_their_own(name: str, tmp_path: Path) 
     graph = read_graph(tmp_path / "m.onnx")
     assert len({node.name for node in graph.model.graph.node} - {""}) == 3
     assert not graph.is_file
-
-
-def test_inputs_are_renamed_in_subgraphs_too() -> None:
-    graph = branches().graph
-    rename_inputs(graph, {"x_s": "s2"})
-    assert captured_names(graph.node[1]) == {"x", "s2"}
-    assert [list(node.input) for node in graph.node] == [["x"], ["c"]]
-    assert list(graph.node[0].output) == ["x_s"]

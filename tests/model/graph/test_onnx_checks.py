@@ -13,12 +13,10 @@ import pytest
 from damaged_onnx import net, refused
 from google.protobuf.internal.encoder import _VarintBytes
 from onnx import TensorProto, helper, numpy_helper
-from written_models import model_of
 
-import qcompile
 from qcompile.errors import MissingFile, ModelError
 from qcompile.model.graph import onnx_file
-from qcompile.model.graph.graph import count_operators, dtype_name, holds_half, model_io, opset
+from qcompile.model.graph.graph import count_operators, dtype_name, holds_half, opset
 from qcompile.model.graph.graph_names import name_nodes
 from qcompile.model.graph.onnx_checks import external_files, external_path
 from qcompile.model.graph.onnx_file import read_graph, read_weightless, save_onnx
@@ -102,31 +100,6 @@ def test_without_external_data_inputs_and_outputs_are_read_and_values_are_not(ex
     with pytest.raises(ModelError, match=r"external\.onnx: its external data cannot be read") as caught:
         _load(external)
     assert caught.value.hint == "keep the data file beside the model"
-
-
-def test_axes_are_numbers_names_or_unknown() -> None:
-    io = model_io(model_of("(float16[n, 3, ?] x, int64 s) => (float16[n, 3, ?] y) { y = Neg(x) }"))
-    assert io.inputs == (TensorInfo("x", "float16", ("n", 3, "?")), TensorInfo("s", "int64", ()))
-
-
-def test_an_extent_of_minus_one_is_any_extent_on_the_whole_road(tiny: Tiny, tmp_path: Path) -> None:
-    """paddle2onnx writes it; ONNX Runtime reads it so."""
-    model = tiny("mlp")
-    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        value.type.tensor_type.shape.dim[0].dim_value = -1
-    path, data = tmp_path / "m.onnx", tmp_path / "x.npz"
-    onnx.save(model, path)
-    [io] = read_graph(path).io.inputs
-    assert io.dynamic_axes == {0: "?"}
-    rng = np.random.default_rng(0)
-    np.savez(data, **{io.name: rng.standard_normal((16, *io.shape[1:])).astype(np.float32)})
-    qcompile.simplify(str(path), tmp_path / "s.onnx")
-    ranges = qcompile.calibrate(str(path), str(data), tmp_path / "m.ranges").path
-    quantized = qcompile.quantize(str(path), tmp_path / "q.onnx", ranges=ranges, data=str(data)).path
-    assert qcompile.diff(str(path), str(quantized), data=str(data))
-    for target in ("onnxruntime", "openvino"):
-        built = qcompile.build(path, tmp_path / f"{target}.onnx", target=target)
-        assert qcompile.diff(str(path), str(built.path), data=str(data))
 
 
 def test_the_checker_names_the_file_and_its_finding(tiny: Tiny, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from google.protobuf.internal.encoder import _VarintBytes as varint
 from google.protobuf.message import DecodeError
@@ -33,7 +32,6 @@ from qcompile.model.graph.onnx_file import (
 from qcompile.model.graph.plain_forms import to_plain_forms
 from qcompile.model.sessions.session import make_session, session_options
 
-MakePath = Callable[..., Path]
 WIDTHS = {
     "FLOAT": 4, "DOUBLE": 8, "FLOAT16": 2, "BFLOAT16": 2, "INT64": 8, "INT8": 1, "BOOL": 1, "FLOAT8E4M3FN": 1,
     "INT4": 0.5,
@@ -208,22 +206,6 @@ def test_a_file_beyond_protobufs_limit_is_read(tmp_path: Path) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize("name", ["m.onnx", "ein Modell (2).onnx", "modèle"])
-def test_onnx_runtime_computes_the_same_from_an_weightless(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(large(rows=200).SerializeToString())
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(tmp_path))
-    content = read_weightless(path).model.SerializeToString()
-    assert len(content) < KEPT_BYTES
-    providers = ["CPUExecutionProvider"]
-    outlined = onnxruntime.InferenceSession(content, options, providers=providers)
-    whole = onnxruntime.InferenceSession(path.read_bytes(), providers=providers)
-    x = np.random.default_rng(1).standard_normal((5, 200)).astype(np.float32)
-    np.testing.assert_allclose(outlined.run(None, {"x": x})[0], whole.run(None, {"x": x})[0], rtol=1e-6)
-
-
 def test_a_link_to_a_model_is_outlined_as_the_model(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     path, link = tmp_path / "there/model.onnx", tmp_path / "link.onnx"
@@ -385,18 +367,6 @@ def test_a_graph_is_read_without_its_weights_and_written_with_them(tmp_path: Pat
     same = make_session(tmp_path / "edited.onnx", session_options()).run(None, {"x": x})[0]
     np.testing.assert_array_equal(outputs, same)
     np.testing.assert_allclose(outputs, x * random_values(2000), rtol=1e-5, atol=1e-6)
-
-
-def test_a_file_that_is_unchanged_is_handed_over_as_it_is(tmp_path: Path) -> None:
-    onnx.save(model_of(CHAIN, named=True, w=random_values(2000)), tmp_path / "m.onnx")
-    graph = read_graph(tmp_path / "m.onnx")
-    with graph.file() as path:
-        assert path == tmp_path / "m.onnx"
-    graph.remove(graph.model.graph.node[-1])
-    with graph.file() as path:
-        assert path != tmp_path / "m.onnx"
-        assert len(onnx.load(path).graph.node) == 4
-    assert not path.exists()
 
 
 def random_values(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

@@ -72,6 +72,12 @@ def _shapeless(value: onnx.ValueInfoProto) -> None:
     value.type.tensor_type.ClearField("shape")
 
 
+def _of_any_batch(model: onnx.ModelProto) -> None:
+    """As paddle2onnx writes a dynamic axis; ONNX Runtime reads it so."""
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = -1
+
+
 LEGAL: dict[str, Callable[[], onnx.ModelProto]] = {
     "functions": functions,
     "an output without a shape": lambda: _edited(lambda model: _shapeless(model.graph.output[0])),
@@ -94,6 +100,7 @@ LEGAL: dict[str, Callable[[], onnx.ModelProto]] = {
     "a result left out": lambda: _edited(
         lambda model: model.graph.node[1].output.append(""), "r = Dropout(c)"
     ),
+    "an extent of -1": lambda: _edited(_of_any_batch),
     "no name": lambda: _edited(lambda model: model.graph.ClearField("name")),
     "a note without a type": lambda: _edited(lambda model: model.graph.value_info.add(name="c")),
 }  # fmt: skip
@@ -116,6 +123,7 @@ def test_a_plain_form_computes_the_same_and_the_checker_takes_it(name: str, tmp_
     assert not graph.model.functions
     [output] = graph.io.outputs
     assert (output.dtype, len(output.shape), output.shape[1]) == ("float32", 2, 5)
+    assert name != "an extent of -1" or graph.io.inputs[0].dynamic_axes == {0: "?"}
     np.testing.assert_allclose(_run(graph.load(), x), _run(model, x), rtol=1e-5, atol=1e-6)
 
 
@@ -123,7 +131,7 @@ def test_a_plain_form_computes_the_same_and_the_checker_takes_it(name: str, tmp_
     "name",
     [
         "functions", "an output without a shape", "an input without a shape", "groups of opset 18",
-        "a window behind the image", "sparse weights", "a domain imported twice",
+        "a window behind the image", "sparse weights", "a domain imported twice", "an extent of -1",
     ],
 )  # fmt: skip
 def test_each_verb_takes_a_legal_file(name: str, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from written_models import model_of
 
 from qcompile.errors import DataError, InvalidOption, ModelError
-from qcompile.model.graph.input_notes import KEY, AxisRange, InputNote, read_notes, write_notes
+from qcompile.model.graph.input_notes import AxisRange, InputNote, read_notes, write_notes
 from qcompile.model.graph.multiply_adds import ALIGNMENT, multiply_adds, named, shares, tensor_core_advice
 from qcompile.model.sessions.random_input import Domain, RandomInput, random_feeds, read_domains
 from qcompile.model.sources.load import find_preprocessing
@@ -166,17 +166,6 @@ def test_notes_come_back_as_they_were_written() -> None:
     write_notes(model, notes)
     assert read_notes(model) == notes
     assert len(model.metadata_props) == 1
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", "{", '{"x": 3}', '{"x": {"example": [true], "axes": {}}}', "[" * 100_000,
-     '{"x": {"example": [-1], "axes": {}}}', '{"x": {"example": [2], "axes": {"a": {}}}}'],
-)  # fmt: skip
-def test_a_damaged_note_is_none(text: str) -> None:
-    model = onnx.ModelProto()
-    model.metadata_props.add(key=KEY, value=text)
-    assert read_notes(model) == {}
 
 
 @given(st.integers(1, 40), st.integers(0, 80), st.integers(1, 9), st.integers(0, 200))

@@ -38,13 +38,6 @@ from qcompile.model.sessions.session import (
 )
 from qcompile.spec.words import ISAS
 
-
-def test_an_order_is_read_from_four_sums() -> None:
-    assert home._order(np.float32([126, 126, 126, 126])) == ""
-    assert home._order(np.float32([64, 64, 126, 126])) == "flat"
-    assert home._order(np.float32([64, 126, 64, 126])) == "taps"
-
-
 LARGE = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
 
 
@@ -76,16 +69,6 @@ def test_a_session_computes_with_weights_in_memory(text: str, expected: str) -> 
         found, {"x @ w": x @ LARGE, "w": LARGE, "x": x}[expected], rtol=1e-5, atol=1e-5
     )
     assert len(others) == 64
-
-
-def test_a_session_returns_other_outputs_than_the_graph() -> None:
-    text = "(float[N, 256] x) => (float[N, 256] y) { h = MatMul(x, w) y = Relu(h) }"
-    graph = Graph(model_of(text, w=LARGE), Path("m.onnx"))
-    outputs = [helper.make_tensor_value_info("h", onnx.TensorProto.FLOAT, None)]
-    x = np.ones((2, 256), np.float32)
-    (found,) = make_session(graph, session_options(), outputs=outputs).run(None, {"x": x})
-    np.testing.assert_allclose(found, x @ LARGE, rtol=1e-5, atol=1e-5)
-    assert [value.name for value in graph.model.graph.output] == ["y"]
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino"])

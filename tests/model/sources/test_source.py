@@ -98,11 +98,6 @@ def test_a_folder_is_kept_absolute_and_a_name_is_kept(spec: str, absolute: str, 
     assert parse_source(source.absolute).options == source.options
 
 
-def test_relative_paths_start_from_the_working_folder(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(files.parent)
-    assert parse_source(f"{files.name}/net.py:build").absolute == f"{files}/net.py:build"
-
-
 @pytest.mark.parametrize(
     ("spec", "message", "hint"),
     [
@@ -215,24 +210,6 @@ RAISES = "def build():\n    return one()\n\ndef one():\n    return int('five')\n
 def test_what_is_wrong_with_a_function_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         load(write(tmp_path / "net.py", text))
-
-
-def test_files_of_one_name_in_two_folders_do_not_meet(tmp_path: Path) -> None:
-    widths = []
-    for folder, width in (("a", 5), ("b", 6)):
-        write(tmp_path / folder / "sizes_of_two_folders.py", f"WIDTH = {width}\n")
-        text = "from sizes_of_two_folders import WIDTH\n" + LINEAR.replace("3", "WIDTH")
-        widths.append(load(write(tmp_path / folder / "net.py", text)).module.out_features)
-    assert widths == [5, 6]
-    assert not {str(tmp_path / folder) for folder in "ab"} & {*sys.path}
-
-
-def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
-    spec = write(tmp_path / "net.py", LINEAR)
-    before, width = digest(spec), load(spec).module.out_features
-    write(tmp_path / "net.py", LINEAR.replace("(2, 3)", "(2, 400)"))
-    assert digest(spec) != before  # a store asks for the stage again, and must not get the old model
-    assert (width, load(spec).module.out_features) == (3, 400)
 
 
 @pytest.mark.parametrize("name", ["net.py", "layers.py", "net.safetensors", "config.json", "net.bin"])

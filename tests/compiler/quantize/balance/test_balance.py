@@ -90,21 +90,6 @@ def test_quantize_balances_a_hostile_network_by_itself(target: GraphTarget, tmp_
     assert proof["equalized_pairs"] == 2
 
 
-def test_outliers_of_a_norm_move_into_the_weights(tmp_path: Path) -> None:
-    outlier = np.array([1, 1, 200, 1, 1, 1, 1, 1], np.float32)
-    model = written(
-        tmp_path / "m.onnx",
-        """(float[N,3,8] x) => (float[N,3,4] y) {
-        n = LayerNormalization(x, gain, bias) m = MatMul(n, w) y = Tanh(m) }""",
-        gain=normal(8) * outlier, bias=normal(8, 1)[:, 0] * outlier, w=normal(8, 4) / outlier[:, None],
-    )  # fmt: skip
-    spec = data(tmp_path / "d.npz", 16, 3, 8)
-    plain_db, _ = snr_of_int8(model, spec, "onnxruntime", balance=False)
-    even_db, proof = snr_of_int8(model, spec, "onnxruntime", balance=True)
-    assert even_db > plain_db + 10
-    assert "into 'gain', 'bias'" in proof["smoothed"]["n"]
-
-
 X = "float[N,C,H,W]"
 
 

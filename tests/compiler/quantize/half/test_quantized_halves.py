@@ -215,18 +215,6 @@ def test_weights_of_a_subnormal_scale_lose_no_more_than_half_a_step(scale: float
     assert np.abs(integers * scales - small).max() <= scales.max() / 2 * (1 + 1e-5)
 
 
-def test_a_blocked_layer_is_int8_with_float32_around() -> None:
-    model = onnx.load_model_from_string(simple())
-    mixed, kept = to_half(model, block={"MatMul_h": "excluded"})
-    from_float32 = "it quantizes 'h', which is float32"
-    assert set(kept.values()) == {"excluded", INPUT, from_float32}
-    onnx.checker.check_model(mixed, full_check=True)
-    assert behind_dequantizers(mixed)
-    read = {name for node in mixed.graph.node for name in node.input} | {"y"}
-    assert all(set(node.output) & read for node in mixed.graph.node)
-    assert rtx_build(mixed, "SM86")[0] == {"int8": {"MATRIX_MULTIPLY": 2}}
-
-
 @pytest.mark.parametrize("version", [19, 21, 23])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_types_of_q_and_dq_follow_every_opset(version: int, dtype: Half) -> None:

@@ -232,13 +232,6 @@ def test_no_session_optimizes_fp8_to_something_else(integers: bool, network: Pat
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_an_fp8_graph_runs_where_any_onnx_file_runs(network: Path) -> None:
-    x = normal(4, 3, 8, 8, seed=2, scale=1.0)
-    with qcompile.load(network) as plain, qcompile.load(fp8(network).path) as runner:
-        expected, found = plain.infer({"x": x})["y"], runner.infer({"x": x})["y"]
-    assert 0 < np.abs(found - expected).max() < 0.2 * np.abs(expected).max()
-
-
 HIDDEN = 4
 TYPES: tuple[WeightType, ...] = ("int8", "uint8")
 ONNX_TYPES = {"int8": onnx.TensorProto.INT8, "uint8": onnx.TensorProto.UINT8}

@@ -18,13 +18,13 @@ from written_models import model_of, normal, outputs_of
 
 import qcompile
 from qcompile.calibration import load_ranges
-from qcompile.compiler.quantize.int8.pair_limits import PairLimits, limits_of, pair_limits, product_limits
+from qcompile.compiler.quantize.int8.pair_limits import PairLimits, pair_limits, product_limits
 from qcompile.compiler.quantize.int8.placement import plan
 from qcompile.compiler.quantize.int8.static import activation_limits, quantize_static
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.compiler.quantize.weights.rounding import gptq
 from qcompile.errors import CalibrationError, QuantizationError
-from qcompile.model.graph.graph_rules import NONE, SaturatingKernels, graph_rules
+from qcompile.model.graph.graph_rules import SaturatingKernels, graph_rules
 from qcompile.spec.words import GRAPH_TARGETS, GraphTarget
 
 Limits = Mapping[str, tuple[float, float]]
@@ -67,33 +67,6 @@ def quantized(model: onnx.ModelProto, target: GraphTarget, ranges: Limits = RANG
 @pytest.fixture
 def residual(tiny: Callable[..., onnx.ModelProto]) -> onnx.ModelProto:
     return tiny("residual")
-
-
-def test_tensorrt_gets_symmetric_int8_float_bias_and_a_pair_on_the_residual_branch_of_the_add(
-    residual: onnx.ModelProto,
-) -> None:
-    graph = quantized(residual, "tensorrt")
-    pairs = [n for n in graph.nodes.values() if n.op_type in ("QuantizeLinear", "DequantizeLinear")]
-    points = [graph.stored[node.input[2]] for node in pairs]
-    assert {point.dtype.name for point in points} == {"int8"}
-    assert not any(point.any() for point in points)
-    assert graph.operands("add") == ["Conv", "DequantizeLinear"]
-    for name in ("conv1", "conv2", "gemm"):
-        assert graph.operands(name) == ["DequantizeLinear", "DequantizeLinear", ""]
-        assert graph.stored[graph.nodes[name].input[2]].dtype == np.float32
-    assert graph.made_by["y"].op_type == "Gemm"
-
-
-def test_onnxruntime_gets_uint8_activations_int8_weights_int32_bias_and_float_from_the_last_gemm(
-    residual: onnx.ModelProto,
-) -> None:
-    graph = quantized(residual, "onnxruntime")
-    for name in ("conv1", "conv2", "gemm"):
-        assert graph.quantizer(name, 0)[1].dtype == np.uint8
-        assert graph.quantizer(name, 1)[1].dtype == np.int8
-        bias = graph.made_by[graph.nodes[name].input[2]]
-        assert graph.stored[bias.input[0]].dtype == np.int32
-    assert graph.made_by["y"].op_type == "Gemm"  # it writes float itself
 
 
 @pytest.mark.parametrize("target", GRAPH_TARGETS)
@@ -260,42 +233,6 @@ def test_the_sum_of_any_activations_is_exact(depth: int, channels: int, seed: in
     eight = np.abs(weight).max(axis=0) / 127
     assert np.all(scales <= eight * 2 * (127 / 128) * (1 + 1e-6))
     assert np.all(np.abs(integers * scales - weight) <= scales * 1.5 * (1 + 1e-5))
-
-
-def test_opposite_signs_and_odd_ends_keep_eight_bits_and_zeros_have_scale_one() -> None:
-    columns = np.float32([[1, 1, 0], [-1, 0.5, 0], [1, 0.5, 0]])  # depth 3, channels 3
-    scales, integers = product_limits(3).fitted(columns)
-    np.testing.assert_allclose(scales[[0, 2]], [1 / 127, 1], rtol=1e-6)
-    assert integers[:, 0].tolist() == [127, -127, 127]
-    assert scales[1] > 1 / 127  # 1 + 0.5 must fit in 128 steps
-    assert integers[:2, 1].sum() <= 128
-    assert not integers[:, 2].any()
-
-
-def test_kernels_that_add_in_32_bits_limit_nothing() -> None:
-    conv, product = helper.make_node("Conv", [], [], group=4), helper.make_node("MatMul", [], [])
-    assert pair_limits(conv, (4, 1, 3, 3), FLAT) is None  # depthwise
-    assert pair_limits(conv, (8, 1, 3, 3), FLAT) is not None  # two outputs of each channel
-    assert pair_limits(conv, (8, 3, 3, 3), NONE) is None
-    assert pair_limits(product, (8, 3), NONE) is None
-    assert pair_limits(product, (2, 8, 3), FLAT) is None  # a batch of weights is not quantized
-    nodes = [helper.make_node("MatMul", ["a", name], ["y"]) for name in ("w", "b")]
-    assert list(limits_of(nodes, {"w": (2, 3)}, FLAT)) == ["w"]  # b is not stored
-    assert limits_of(nodes, {"w": (2, 3)}, NONE) == {}
-
-
-def test_transposed_weights_are_read_along_their_depth() -> None:
-    weight = normal(6, 4)
-    plain = pair_limits(helper.make_node("MatMul", [], []), (6, 4), FLAT)
-    turned = pair_limits(helper.make_node("Gemm", [], [], transB=1), (4, 6), FLAT)
-    assert plain is not None
-    assert turned is not None
-    np.testing.assert_array_equal(plain.fitted(weight)[1], turned.fitted(weight.T)[1].T)
-    conv = helper.make_node("ConvTranspose", [], [], group=2)
-    limits = pair_limits(conv, (6, 5, 2, 2), SaturatingKernels(grouped="taps"))
-    assert limits is not None  # six channels in, two groups of three: (0, 1) of each group at each position
-    assert limits.pairs[:3].tolist() == [[0, 1], [3, 4], [6, 7]]
-    assert limits.fits(limits.fitted(normal(6, 5, 2, 2))[1])
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,7 @@ import qcompile
 from qcompile import qat
 from qcompile.compiler.quantize.qat.finish_qdq import finish_qdq
 from qcompile.core.artifact import Artifact, load_artifact
-from qcompile.core.progress import quiet
 from qcompile.errors import ExportError, InvalidOption, QuantizationError
-from qcompile.model.graph.graph import weighted_nodes
 
 INPUT = "x:[batch,3,8,8]"
 
@@ -156,16 +154,6 @@ def test_a_model_that_is_still_in_training_is_sent_to_convert(tmp_path: Path) ->
     assert not (tmp_path / "m.onnx").exists()
 
 
-def to_onnx(model: nn.Module, x: torch.Tensor) -> onnx.ModelProto:
-    with quiet():
-        exported = torch.onnx.export(
-            torch.export.export(model, (x,)), dynamo=True, verbose=False, input_names=["x"],
-            output_names=["y"], opset_version=20,
-        )  # fmt: skip
-    proto: onnx.ModelProto = exported.model_proto
-    return proto
-
-
 def quantized_weight(bias: float) -> onnx.ModelProto:
     """x [2,4], a stored weight behind DequantizeLinear and Transpose, then a Gemm, as exported."""
     generator = np.random.default_rng(0)
@@ -200,40 +188,3 @@ def test_tensorrt_is_given_no_zero_point_and_finishing_twice_changes_nothing_mor
         finish_qdq(quantized_weight(0.5), "cpu")  # type: ignore[arg-type]
     once = finish_qdq(quantized_weight(0.5), "onnxruntime")
     assert finish_qdq(once, "onnxruntime") == once
-
-
-@pytest.mark.slow
-def test_a_model_trained_with_torchao_keeps_its_scales() -> None:
-    with quiet():
-        pytest.importorskip("torchao")
-        from torchao.quantization.pt2e import move_exported_model_to_eval
-        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
-        from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
-
-        torch.manual_seed(0)
-        model = nn.Sequential(
-            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)
-        )
-        shapes = ({0: torch.export.Dim.AUTO},)
-        x = torch.randn(2, 3, 6, 6)
-        captured = torch.export.export(model.train(), (x,), dynamic_shapes=shapes).module()
-        quantizer = x86.X86InductorQuantizer()
-        quantizer.set_global(x86.get_default_x86_inductor_quantization_config(is_qat=True))
-        prepared = prepare_qat_pt2e(captured, quantizer)
-        for _ in range(3):
-            prepared(x)
-        move_exported_model_to_eval(prepared)
-        converted = convert_pt2e(prepared)
-    graph = finish_qdq(to_onnx(converted, x), "onnxruntime")
-    trained_scales = {
-        np.float32(node.args[1])
-        for node in converted.graph.nodes
-        if "quantize_per_tensor" in str(node.target)
-    }
-    values = stored(graph)
-    scales = {values[n.input[1]].item() for n in graph.graph.node if n.op_type == "QuantizeLinear"}
-    assert scales == trained_scales
-    assert not weighted_nodes(graph)["fp32"]
-    expected = converted(x).detach().numpy()
-    noise = expected - outputs_of(graph, x.numpy(), optimize=True)[0]
-    assert np.square(noise).sum() < np.square(expected).sum() / 1000  # 30 dB

@@ -11,8 +11,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from onnx import helper
 from rtx_builds import rtx_build
 from torch import nn
@@ -146,11 +144,10 @@ def test_the_file_holds_exactly_the_trained_scales(
         assert np.abs(values[dequantize.input[0]] - signed).max() == 0
 
 
-@settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 2**31), transposed=st.booleans(), dead=st.booleans())
-def test_folding_batch_normalization_changes_nothing(seed: int, transposed: bool, dead: bool) -> None:
-    torch.manual_seed(seed)
-    kind = nn.ConvTranspose2d if transposed else nn.Conv2d
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+@pytest.mark.parametrize("dead", [False, True])
+def test_folding_batch_normalization_changes_nothing(kind: type[nn.Module], dead: bool) -> None:
+    torch.manual_seed(0)
     model = nn.Sequential(kind(3, 4, 3), nn.BatchNorm2d(4))
     norm: Any = model[1]
     with torch.no_grad():

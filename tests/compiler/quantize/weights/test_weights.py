@@ -20,7 +20,7 @@ from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.compiler.quantize.weights.hessians import collect_hessians, hessian_key
 from qcompile.compiler.quantize.weights.rewrite import quantize_weights
-from qcompile.compiler.quantize.weights.rounding import Rounded, gptq, packed, round_to_nearest
+from qcompile.compiler.quantize.weights.rounding import Rounded, gptq, round_to_nearest
 from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError, InvalidOption, QuantizationError
 from qcompile.model.graph.graph import model_io
@@ -188,12 +188,6 @@ def test_clipping_an_outlier_pays() -> None:
         for search in (True, False)
     ]
     assert errors[0] < 0.85 * errors[1]
-
-
-def test_two_codes_share_a_byte_the_first_one_low() -> None:
-    codes = np.array([[1, 2, 3], [15, 0, 9]], np.uint8)
-    assert packed(codes, 4).tolist() == [[0x21, 0x03], [0x0F, 0x09]]
-    assert packed(codes, 8) is codes
 
 
 FORMS = ["nbits", "qdq"]
