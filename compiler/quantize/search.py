@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ...calibration import Method, parse_method
@@ -62,55 +62,57 @@ class _Candidate:
     judged: Judged
 
     @property
+    def rank_db(self) -> float:
+        return self.judged.rank_db
+
+    @property
     def integers(self) -> int:
         nodes = self.outcome.proof["nodes_by_precision"]
         assert isinstance(nodes, Mapping), "the proof of static quantization"
         return sum(nodes["int8"].values())
 
+    def without(self, names: Sequence[str]) -> QuantizeRequest:
+        """Return its request with layers left in float, beside those that it excludes."""
+        return self.request.asking(exclude=(*self.request.spec.exclude, *map(exactly, names)))
 
-@dataclass
+
 class _Search:
-    """The best candidate for a model so far, and all that was tried."""
+    """Makes candidates of one model; `tried` has a row of each for the manifest."""
 
-    judge: Judge
-    once: Once
-    best: _Candidate
-    tried: list[dict[str, object]] = field(default_factory=list)
-    by_count: dict[int, float] = field(default_factory=dict)  # layers in float to decibels
-    refusal: str = ""  # why layers in float do not help
+    def __init__(self, once: Once, judge: Judge) -> None:
+        self._once, self._judge = once, judge
+        self.tried: list[dict[str, object]] = []
 
-    @property
-    def request(self) -> QuantizeRequest:
-        return self.best.request
+    def first(self, what: str, request: QuantizeRequest) -> _Candidate:
+        """Quantize as the request says, and judge the outcome."""
+        outcome = self._once(request)
+        judged = self._judge(outcome)
+        row: dict[str, object] = {"tried": what, "snr_db": round(judged.snr_db, 2)}
+        row |= {"varying_db": round(judged.varying_db, 2)} if judged.varying_db < judged.snr_db else {}
+        row |= {"choice_db": round(judged.choice_db, 2)} if judged.choice_db != judged.rank_db else {}
+        self.tried.append(row)
+        return _Candidate(request, replace(outcome, run=None), judged)
 
-    def offer(self, what: str, request: QuantizeRequest, *, least_db: float = LEAST_GAIN_DB) -> bool:
-        """Quantize another way; keep it where it gains. Return whether it did.
-
-        What the target does not execute as planned is no candidate; the proof says so.
-        """
+    def try_(self, what: str, request: QuantizeRequest) -> _Candidate | None:
+        """Return another candidate; None where the target does not execute it as planned."""
         give_back()
         try:
-            outcome = self.once(request)
-            judged = self.judge(outcome)
+            return self.first(what, request)
         except QuantizationError as error:
             self.tried.append({"tried": what, "refused": str(error)})
-            return False
-        self.tried.append(_told(what, judged))
-        candidate = _Candidate(request, replace(outcome, run=None), judged)
-        if judged.choice_db < self.best.judged.choice_db + least_db:
-            return False
-        if least_db >= 0.0 and candidate.integers < self.best.integers:
+            return None
+
+    def better(
+        self, best: _Candidate, what: str, request: QuantizeRequest, *, gain_db: float = LEAST_GAIN_DB
+    ) -> _Candidate:
+        """Return another candidate if it gains `gain_db` and computes as much in integers, else `best`."""
+        candidate = self.try_(what, request)
+        if candidate is None or candidate.judged.choice_db < best.judged.choice_db + gain_db:
+            return best
+        if candidate.integers < best.integers:
             self.tried[-1]["refused"] = "fewer layers are computed in integers"
-            return False
-        self.best = candidate
-        return True
-
-
-def _told(what: str, judged: Judged) -> dict[str, object]:
-    """What the manifest says of a candidate."""
-    told: dict[str, object] = {"tried": what, "snr_db": round(judged.snr_db, 2)}
-    told |= {"varying_db": round(judged.varying_db, 2)} if judged.varying_db < judged.snr_db else {}
-    return told | ({"choice_db": round(judged.choice_db, 2)} if judged.choice_db != judged.rank_db else {})
+            return best
+        return candidate
 
 
 def best_static(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
@@ -131,101 +133,132 @@ def best_static(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
 
 def _searched(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
     request.progress("quantize, and compare")
+    search, chosen, spec = _Search(once, judge), _method(request), request.spec
     plain = replace(request.asking(correct_bias=False), corrected_on=_CORRECTED_ON)
-    outcome = once(plain)
-    judged = judge(outcome)
-    search = _Search(judge, once, _Candidate(plain, replace(outcome, run=None), judged))
-    chosen = _method(request)
-    search.tried.append(_told(str(chosen), judged))
-    balancing = _balance(search) if request.spec.balance else {}
-    if request.spec.correct_bias:
-        search.offer("corrected biases", search.request.asking(correct_bias=True), least_db=0.0)
+    best = search.first(str(chosen), plain)
+    best, balancing = _balanced(search, best) if spec.balance else (best, {})
+    if spec.correct_bias:
+        best = search.better(best, "corrected biases", best.request.asking(correct_bias=True), gain_db=0.0)
     others = (Method("minmax"), Method("percentile", chosen.percentile), Method("entropy"))
     # Above that the samples that judge tell no methods apart, and one that clips more may lose on others.
-    tells = search.best.judged.rank_db < _TELLING_DB or request.spec.max_damage is not None
+    tells = best.rank_db < _TELLING_DB or spec.max_damage is not None
     for method in others if chosen.name == "auto" and tells else ():
-        search.offer(str(method), search.request.asking(method=str(method)))
-    judged_before = search.best.judged
-    kept = _kept_in_float(search)
-    _correct_on(search, request.corrected_on)
-    _lstms_at_run_time(search)
-    outcome = search.best.outcome
-    refused = {"search_refusal": search.refusal} if search.refusal else {}
-    proof = {**outcome.proof, "search": search.tried, **balancing, **refused}
-    if isinstance(left := outcome.proof.get("left_in_float"), dict):
-        proof["left_in_float"] = {name: kept.get(name, reason) for name, reason in left.items()}
-    proof["method"] = str(_method(search.request))
-    warnings = list(outcome.warnings)
-    if kept and request.spec.max_damage is None:  # nobody named these layers
-        more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
-        layers = f"{', '.join(list(kept)[:_NAMED])}{more}"
+        best = search.better(best, str(method), best.request.asking(method=str(method)))
+    quantized = best.judged
+    best, in_float, refusal = _partly_in_float(search, best)
+    best = _corrected_on(search, best, request.corrected_on)
+    best = _lstms_at_run_time(search, best)
+    proof = {**best.outcome.proof, "search": search.tried, **balancing}
+    if refusal:
+        proof["search_refusal"] = refusal
+    if isinstance(left := best.outcome.proof.get("left_in_float"), dict):
+        proof["left_in_float"] = {name: in_float.get(name, reason) for name, reason in left.items()}
+    proof["method"] = str(_method(best.request))
+    warnings = list(best.outcome.warnings)
+    if in_float and spec.max_damage is None:  # nobody named these layers
+        more = f" and {len(in_float) - _NAMED} more" if len(in_float) > _NAMED else ""
+        layers = f"{', '.join(list(in_float)[:_NAMED])}{more}"
         why = "because `diff` would not let the outputs pass otherwise"
-        if judged_before.snr_db >= _ENOUGH_DB and not judged_before.failed:
-            why = f"which gains {search.best.judged.rank_db - judged_before.rank_db:.1f} dB"
+        if _is_enough(quantized):
+            why = f"which gains {best.rank_db - quantized.rank_db:.1f} dB"
         warnings.append(f"left in float, {why}: {layers}")
-    return Outcome(outcome.model, proof, warnings, search.best.judged)
+    return Outcome(best.outcome.model, proof, warnings, best.judged)
 
 
-def _correct_on(search: _Search, samples: int) -> None:
+def _is_enough(judged: Judged) -> bool:
+    return judged.snr_db >= _ENOUGH_DB and not judged.failed
+
+
+def _is_good(judged: Judged) -> bool:
+    return judged.rank_db >= GOOD_DB and not judged.failed
+
+
+def _balanced(search: _Search, best: _Candidate) -> tuple[_Candidate, dict[str, object]]:
+    """Try the equalized and the smoothed model; return the best, and what the proof says of it."""
+    entries, request = dict[str, object](), best.request
+    assert request.ranges is not None, "best_static asks"
+    data = request.samples(max(request.ranges.samples, 1))  # as many as were observed
+    request.progress("equalize channels")
+    rows = look_at_channels(request, data)
+    request, pairs, rescaled = equalized(request, data, rows)
+    if pairs:
+        before, best = best, search.better(best, "equalized", request)
+        is_equalized = best is not before
+        entries["equalized_pairs"] = pairs if is_equalized else 0
+        rows = {name: seen for name, seen in rows.items() if not is_equalized or name not in rescaled}
+    best.request.progress("smooth channels")
+    request, done = smoothed(best.request, data, rows)
+    if done.rescaled:
+        before, best = best, search.better(best, "smoothed", request)
+        gained = "the outputs gain by it" if best is not before else "the outputs do not gain by it"
+        entries["smoothed"] = done.places if best is not before else {}
+        entries["smoothing"] = f"{len(done.places)} places: {gained}"
+    entries["left_alone"] = done.left_alone
+    return best, entries
+
+
+def _corrected_on(search: _Search, best: _Candidate, samples: int) -> _Candidate:
     """Correct the biases of the best on as many samples, where there are more than the candidates had."""
-    before, spec = search.best, search.request.spec
-    there = search.request.samples(samples).total
-    if not before.outcome.proof["corrected_biases"] or (there is not None and there <= _CORRECTED_ON):
-        return
-    request = replace(search.request, corrected_on=samples)
-    search.offer(f"biases corrected on {samples} samples", request, least_db=0.0)
-    if spec.max_damage is not None and search.best.judged.snr_db < spec.max_damage:
-        search.best = before
+    most_db, total = best.request.spec.max_damage, best.request.samples(samples).total
+    if not best.outcome.proof["corrected_biases"] or (total is not None and total <= _CORRECTED_ON):
+        return best
+    request = replace(best.request, corrected_on=samples)
+    corrected = search.better(best, f"biases corrected on {samples} samples", request, gain_db=0.0)
+    return best if most_db is not None and corrected.judged.snr_db < most_db else corrected
 
 
-def _lstms_at_run_time(search: _Search) -> None:
+def _lstms_at_run_time(search: _Search, best: _Candidate) -> _Candidate:
     """Quantize LSTMs with scales that ONNX Runtime finds in every run, where they cost next to nothing.
 
     That is 1 dB, and 3 dB down to 30. A recognizer of texts is 2.7 times as fast as FP32, in place of 1.7.
     """
-    before, spec = search.best, search.request.spec
+    request, spec = best.request, best.request.spec
     if not graph_rules(spec.target).by_onnxruntime or spec.max_damage is not None:
-        return
-    if any(node.op_type == "LSTM" for node in search.request.model.graph.node):
-        now_db, request = before.judged.rank_db, replace(search.request, dynamic_lstms=True)
-        most_db = max(_NEXT_TO_NOTHING_DB, min(_LITTLE_DB, now_db - _MUCH_DB))
-        search.offer("LSTMs with scales found at run time", request, least_db=-most_db)
-        if search.best.judged.failed and not before.judged.failed:
-            search.best = before
+        return best
+    if not any(node.op_type == "LSTM" for node in request.model.graph.node):
+        return best
+    most_db = max(_NEXT_TO_NOTHING_DB, min(_LITTLE_DB, best.rank_db - _MUCH_DB))
+    dynamic = search.try_("LSTMs with scales found at run time", replace(request, dynamic_lstms=True))
+    if dynamic is None or dynamic.judged.choice_db < best.judged.choice_db - most_db:
+        return best
+    return best if dynamic.judged.failed and not best.judged.failed else dynamic
 
 
-def _kept_in_float(search: _Search) -> dict[str, str]:
+def _partly_in_float(search: _Search, whole: _Candidate) -> tuple[_Candidate, dict[str, str], str]:
     """Leave layers in float as `max_damage` asks, else where `diff` would refuse outputs, and to the knee.
 
-    Return why each is. Without `max_damage` half of them at most: beyond it the caller refuses the model.
+    Return the best candidate, why each layer is in float, and why layers in float do not help. Without
+    `max_damage` half of them at most: beyond it the caller refuses the model.
     """
-    spec, whole = search.request.spec, search.best
-    least_db = spec.max_damage
+    spec, least_db = whole.request.spec, whole.request.spec.max_damage
     if least_db is not None:
         if whole.judged.snr_db >= least_db:
-            return {}
-        return _take_back(
-            search, _ranked(search.request), lambda judged: judged.snr_db >= least_db, f"{least_db:g} dB"
+            return whole, {}, ""
+        ranked = _ranked(whole.request)
+        best, in_float, _ = _fewest_in_float(
+            search, whole, ranked, lambda judged: judged.snr_db >= least_db, f"{least_db:g} dB"
         )
-    if spec.allow_loss or (whole.judged.rank_db >= GOOD_DB and not whole.judged.failed):
-        return {}
-
-    def enough(judged: Judged) -> bool:
-        return judged.snr_db >= _ENOUGH_DB and not judged.failed
-
-    recurrent = {} if enough(whole.judged) else _recurrences_in_float(search)
-    if search.best.judged.rank_db >= GOOD_DB and not search.best.judged.failed:
-        return recurrent
-    ranked, kept = _ranked(search.request), dict[str, str]()
-    most = _half(search.request, [damage.layer for damage in ranked])
+        return best, in_float, ""
+    if spec.allow_loss or _is_good(whole.judged):
+        return whole, {}, ""
+    best, recurrent = whole, dict[str, str]()
+    if not _is_enough(whole.judged):
+        best, recurrent = _recurrences_in_float(search, whole)
+    if _is_good(best.judged):
+        return best, recurrent, ""
+    ranked, worst, tried_db = _ranked(best.request), dict[str, str](), dict[int, float]()
+    most = _half(best.request, [damage.layer for damage in ranked])
     try:
-        if not enough(search.best.judged):
-            kept = _take_back(search, ranked, enough, f"{_ENOUGH_DB:g} dB", most=most)
+        if not _is_enough(best.judged):
+            best, worst, tried_db = _fewest_in_float(
+                search, best, ranked, _is_enough, f"{_ENOUGH_DB:g} dB", most=most
+            )
     except QuantizationError as error:
-        search.best, search.refusal = whole, error.message.partition(": ")[2]
-        search.refusal += f"; most is lost in {', '.join(damage.layer for damage in ranked[:_NAMED])}"
-        return {}
-    return recurrent | kept | _to_the_knee(search, ranked, len(kept), most=most)
+        refusal = error.message.partition(": ")[2]
+        lost = f"most is lost in {', '.join(damage.layer for damage in ranked[:_NAMED])}"
+        return whole, {}, f"{refusal}; {lost}"
+    best, further = _to_the_knee(search, best, ranked, len(worst), tried_db, most=most)
+    return best, recurrent | worst | further, ""
 
 
 def _half(request: QuantizeRequest, names: Sequence[str]) -> int:
@@ -234,77 +267,86 @@ def _half(request: QuantizeRequest, names: Sequence[str]) -> int:
     return max(len(names) // 2, sum(total <= 0.5 for total in accumulate(share[name] for name in names)))
 
 
-def _recurrences_in_float(search: _Search) -> dict[str, str]:
+def _recurrences_in_float(search: _Search, best: _Candidate) -> tuple[_Candidate, dict[str, str]]:
     """Leave LSTMs and GRUs as they are, where their products cost so much; return why they are in float."""
-    before, told = search.best, search.best.outcome.proof["lstms"]
-    assert isinstance(told, Mapping), "the proof of static quantization"
-    if not (opened := told["opened"]):
-        return {}
-    made = search.offer("recurrences in float", _without(search.request, opened), least_db=-math.inf)
-    if made and search.best.judged.rank_db >= before.judged.rank_db + _KNEE_DB:
-        return dict.fromkeys(opened, f"in INT8 they leave {before.judged.snr_db:.1f} dB")
-    search.best = before
-    return {}
+    lstms = best.outcome.proof["lstms"]
+    assert isinstance(lstms, Mapping), "the proof of static quantization"
+    if not (opened := lstms["opened"]):
+        return best, {}
+    candidate = search.try_("recurrences in float", best.without(opened))
+    if candidate is not None and candidate.rank_db >= best.rank_db + _KNEE_DB:
+        return candidate, dict.fromkeys(opened, f"in INT8 they leave {best.judged.snr_db:.1f} dB")
+    return best, {}
+
+
+def _fewest_in_float(
+    search: _Search, best: _Candidate, ranked: Sequence[LayerSensitivity],
+    enough: Callable[[Judged], bool], required: str, *, most: int | None = None,
+) -> tuple[_Candidate, dict[str, str], dict[int, float]]:  # fmt: skip
+    """Leave the worst layers in float, `most` of them, until the outputs are near enough.
+
+    Return the candidate, why each layer is in float, and decibels by each number of layers tried.
+    """
+    names = [damage.layer for damage in ranked]
+    high = len(names) if most is None else min(most + 1, len(names))  # never tried, or enough
+    low, most_db, fewest = 0, best.judged.snr_db, None  # so many are too few
+    tried_db = dict[int, float]()
+    while high - low > 1:
+        middle = (low + high) // 2
+        candidate = search.try_(f"{middle} layers in float", best.without(names[:middle]))
+        tried_db[middle] = candidate.rank_db if candidate else -math.inf
+        if candidate is not None:
+            most_db = max(most_db, candidate.judged.snr_db)
+        if candidate is not None and enough(candidate.judged):
+            high, fewest = middle, candidate
+        else:
+            low = middle
+    if fewest is None:
+        raise QuantizationError(
+            f"{best.request.path}: {most_db:.1f} dB with {low} of {len(names)} layers in float; "
+            f"{required} is required",
+            hint="lower `max_damage`, or keep the model in float",
+        )
+    why = f"for {required}: alone in INT8 it leaves"
+    return fewest, {damage.layer: f"{why} {damage.snr_db:.1f} dB" for damage in ranked[:high]}, tried_db
 
 
 def _to_the_knee(
-    search: _Search, ranked: Sequence[LayerSensitivity], count: int, *, most: int
-) -> dict[str, str]:
-    """Leave layers behind the first `count` in float, while it is worth it; return why they are."""
-    names, begun, noise = [damage.layer for damage in ranked], count, [damage.noise for damage in ranked]
-    share, _ = shares(names, multiply_adds(search.request.model))
-    request, step = search.request, 1
+    search: _Search, best: _Candidate, ranked: Sequence[LayerSensitivity], count: int,
+    tried_db: Mapping[int, float], *, most: int,
+) -> tuple[_Candidate, dict[str, str]]:  # fmt: skip
+    """Leave layers behind the first `count` in float, while it is worth it; return why they are.
+
+    `tried_db` has the decibels of numbers of layers that were tried before.
+    """
+    names, first, noise = [damage.layer for damage in ranked], count, [damage.noise for damage in ranked]
+    share, _ = shares(names, multiply_adds(best.request.model))
+    begin, step = best, 1  # `begin` excludes the first layers already
     for _ in range(_KNEE_TRIALS):
-        more, before = names[count : count + step], search.best
-        cost = sum(share[name] for name in more)
+        cost = sum(share[name] for name in names[count : count + step])
         if step > _KNEE_STEP or count + step > most or cost > _KNEE_SHARE:
             break
-        tried = _without(request, names[begun : count + step])  # it excludes the first ones already
         gain_db = max(_KNEE_DB * cost / _KNEE_SHARE, _KNEE_LEAST_DB)
-        needed_db = before.judged.rank_db + gain_db
+        needed_db = best.rank_db + gain_db
         # Were the noises of layers independent, they would gain so much.
         promised_db = decibels(sum(noise[count:]), sum(noise[count + step :]))
-        made = (
-            promised_db >= _KNEE_HOPE * gain_db
-            and search.by_count.get(count + step, needed_db) >= needed_db
-            and search.offer(f"{count + step} layers in float", tried, least_db=-math.inf)
-        )
-        if made and search.best.judged.rank_db >= needed_db:
-            count, step = count + step, 1
+        candidate = None
+        if promised_db >= _KNEE_HOPE * gain_db and tried_db.get(count + step, needed_db) >= needed_db:
+            without = begin.without(names[first : count + step])
+            candidate = search.try_(f"{count + step} layers in float", without)
+        if candidate is not None and candidate.rank_db >= needed_db:
+            best, count, step = candidate, count + step, 1
         else:
-            search.best, step = before, 2 * step
-    return {
+            step *= 2
+    return best, {
         damage.layer: f"worth its time with others: alone in INT8 it leaves {damage.snr_db:.1f} dB"
-        for damage in ranked[begun:count]
+        for damage in ranked[first:count]
     }
 
 
 def _method(request: QuantizeRequest) -> Method:
     assert request.ranges is not None, "best_static asks"
     return parse_method(request.spec.method) if request.spec.method else request.ranges.method
-
-
-def _balance(search: _Search) -> dict[str, object]:
-    """Offer the equalized and the smoothed model; return what the proof tells of it."""
-    told = dict[str, object]()
-    assert search.request.ranges is not None, "best_static asks"
-    data = search.request.samples(max(search.request.ranges.samples, 1))  # as many as were observed
-    search.request.progress("equalize channels")
-    rows = look_at_channels(search.request, data)
-    request, pairs, rescaled = equalized(search.request, data, rows)
-    if pairs:
-        is_kept = search.offer("equalized", request)
-        told["equalized_pairs"] = pairs if is_kept else 0
-        rows = {name: seen for name, seen in rows.items() if not is_kept or name not in rescaled}
-    search.request.progress("smooth channels")
-    request, done = smoothed(search.request, data, rows)
-    if done.rescaled:
-        kept = search.offer("smoothed", request)
-        gained = "the outputs gain by it" if kept else "the outputs do not gain by it"
-        told["smoothed"] = done.places if kept else {}
-        told["smoothing"] = f"{len(done.places)} places: {gained}"
-    told["left_alone"] = done.left_alone
-    return told
 
 
 def _ranked(request: QuantizeRequest) -> list[LayerSensitivity]:
@@ -318,39 +360,3 @@ def _ranked(request: QuantizeRequest) -> list[LayerSensitivity]:
         isa=request.spec.isa, method=_method(request),
         exclude=[*request.spec.exclude, *floats], only=request.spec.only,
     )  # fmt: skip
-
-
-def _without(request: QuantizeRequest, names: Sequence[str]) -> QuantizeRequest:
-    """The request with layers left in float, beside those that it excludes."""
-    return request.asking(exclude=(*request.spec.exclude, *map(exactly, names)))
-
-
-def _take_back(
-    search: _Search, ranked: Sequence[LayerSensitivity], enough: Callable[[Judged], bool], required: str, *,
-    most: int | None = None,
-) -> dict[str, str]:  # fmt: skip
-    """Leave the worst layers in float, `most` of them, until the outputs are near enough; return why."""
-    request, names = search.request, [damage.layer for damage in ranked]
-    high = len(names) if most is None else min(most + 1, len(names))  # never tried, or enough
-    low, most_db, kept = 0, search.best.judged.snr_db, None  # so many are too few
-    while high - low > 1:
-        middle = (low + high) // 2
-        tried = _without(request, names[:middle])
-        made = search.offer(f"{middle} layers in float", tried, least_db=-math.inf)
-        most_db = max(most_db, search.best.judged.snr_db)
-        search.by_count[middle] = search.best.judged.rank_db if made else -math.inf
-        if made and enough(search.best.judged):
-            high, kept = middle, search.best
-        else:
-            low = middle
-    if kept is None:
-        raise QuantizationError(
-            f"{request.path}: {most_db:.1f} dB with {low} of {len(names)} layers in float; "
-            f"{required} is required",
-            hint="lower `max_damage`, or keep the model in float",
-        )
-    search.best = kept
-    return {
-        damage.layer: f"for {required}: alone in INT8 it leaves {damage.snr_db:.1f} dB"
-        for damage in ranked[:high]
-    }
