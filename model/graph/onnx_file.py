@@ -101,8 +101,9 @@ class Graph:
         return graph.infer_shapes(self.model)
 
     def is_private(self, name: str) -> bool:
-        """Return whether one node alone reads a tensor."""
-        return name not in self.pinned and len(self.consumers.get(name, ())) == 1
+        """Return whether one node alone reads a tensor, and once."""
+        reads = sum([*node.input].count(name) for node in self.consumers.get(name, ()))
+        return name not in self.pinned and reads == 1
 
     def replace_uses(self, name: str, by: str) -> None:
         """Let the nodes that read a tensor read another; the index stays true."""

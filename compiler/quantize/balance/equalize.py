@@ -14,7 +14,6 @@ The few that it rescales, or adds, are observed again on the samples, in memory 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 
 from ....calibration import observe
 from ....data.batches import Data
-from ....model.graph.graph import attribute, consumers, pinned_names, producers, tensor_values
+from ....model.graph.graph import attribute, tensor_values
 from ....model.graph.graph_edits import set_values, store_constants
 from ....model.graph.onnx_file import Graph
 from ..activations import Rows, runs_without_layouts
@@ -45,7 +44,7 @@ LOOKED_AT = 32
 Floats = NDArray[np.float64]
 
 
-def equalize(model: onnx.ModelProto, channel_amax: Mapping[str, NDArray[Any]]) -> int:
+def equalize(graph: Graph, channel_amax: Mapping[str, NDArray[Any]]) -> int:
     """Equalize every chain of two layers in place; return how many pairs got other weights.
 
     A layer is a Conv, a Gemm, or a MatMul with its bias, whose weights are stored and read by it alone. With
@@ -59,8 +58,7 @@ def equalize(model: onnx.ModelProto, channel_amax: Mapping[str, NDArray[Any]]) -
     `channel_amax` has r1 for each tensor of `equalizable`. The model's function is kept to the last bit, but
     for subnormal numbers.
     """
-    store_constants(model.graph)
-    pairs = _Chains(model.graph).pairs()
+    pairs = _Chains(graph).pairs()
     for pair in pairs:
         if pair.between not in channel_amax:
             continue
@@ -83,10 +81,9 @@ def equalize(model: onnx.ModelProto, channel_amax: Mapping[str, NDArray[Any]]) -
     return changed
 
 
-def equalizable(model: onnx.ModelProto) -> dict[str, int]:
+def equalizable(graph: Graph) -> dict[str, int]:
     """Return the tensors that `equalize` scales, and the axis of their channels."""
-    store_constants(model.graph)
-    return {pair.between: pair.axis for pair in _Chains(model.graph).pairs()}
+    return {pair.between: pair.axis for pair in _Chains(graph).pairs()}
 
 
 def equalized(
@@ -97,9 +94,8 @@ def equalized(
     `rows` are those of `equalizable`.
     """
     graph = request.graph.copy()
-    model = graph.model
-    rescaled = {name for pair in _Chains(model.graph).pairs() for name in pair.path}
-    pairs = equalize(model, {name: rows[name].amax for name in equalizable(model) if name in rows})
+    rescaled = {name for pair in _Chains(graph).pairs() for name in pair.path}
+    pairs = equalize(graph, {name: rows[name].amax for name in equalizable(graph) if name in rows})
     return (balanced(request, graph, rescaled, data) if pairs else request), pairs, rescaled
 
 
@@ -118,21 +114,12 @@ def balanced(
     return replace(request, graph=graph, ranges=ranges)
 
 
-class Uses:
-    """Who makes and reads the tensors of a graph, and its stored ones of some types that are no inputs."""
-
-    def __init__(self, graph: onnx.GraphProto, *types: int) -> None:
-        self.graph, self.inputs = graph, {value.name for value in graph.input}
-        self.stored = {
-            t.name: t for t in graph.initializer if t.name not in self.inputs and t.data_type in types
-        }
-        self.made_by, self.readers = producers(graph), consumers(graph)
-        self.reads = Counter(name for node in graph.node for name in node.input)
-        self.kept = pinned_names(graph)
-
-    def own(self, name: str) -> onnx.TensorProto | None:
-        """Return a stored tensor that nothing else reads."""
-        return self.stored.get(name) if self.reads[name] == 1 and name not in self.kept else None
+def fixed_tensors(graph: Graph, *types: int) -> dict[str, onnx.TensorProto]:
+    """Store the constants of a graph; return its stored tensors of these types that are no inputs."""
+    store_constants(graph.model.graph)
+    graph.edited()
+    inputs = {value.name for value in graph.model.graph.input}
+    return {n: tensor for n, tensor in graph.stored.items() if n not in inputs and tensor.data_type in types}
 
 
 class _Layer:
@@ -186,14 +173,15 @@ class _Pair:
     path: tuple[str, ...]
 
 
-class _Chains(Uses):
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        super().__init__(graph, 1, 11)  # float32 and float64
-        self.layers = {node.output[0]: self._layer(node) for node in graph.node if node.output}
+class _Chains:
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.nodes = graph, graph.model.graph.node
+        self.stored = fixed_tensors(graph, 1, 11)  # float32 and float64
+        self.layers = {node.output[0]: self._layer(node) for node in self.nodes if node.output}
 
     def pairs(self) -> list[_Pair]:
         pairs = []
-        for node in self.graph.node:
+        for node in self.nodes:
             first = self.layers.get(node.output[0]) if node.output else None
             if first is None:
                 continue
@@ -216,7 +204,7 @@ class _Chains(Uses):
     def _layer(self, node: onnx.NodeProto) -> _Layer | None:
         if node.op_type not in ("Conv", "Gemm", "MatMul") or node.domain not in ("", "ai.onnx"):
             return None
-        weight = self.own(node.input[1])
+        weight = self._own(node.input[1])
         if weight is None or attribute(node, "transA", 0):
             return None
         if node.op_type != "Conv" and len(weight.dims) != 2:
@@ -225,11 +213,14 @@ class _Chains(Uses):
         add = self._bias_add(node)
         bias = next((name for name in add.input if name != node.output[0]), "") if add is not None else ""
         bias = str(node.input[2]) if len(node.input) > 2 else bias
-        own = self.own(bias) if bias else None
+        own = self._own(bias)
         channels = weight.dims[axis]
         if bias and (own is None or own.dims[-1:] != [channels] or np.prod(own.dims) != channels):
             return None
         return _Layer(weight, own, axis, attribute(node, "group", 1))
+
+    def _own(self, name: str) -> onnx.TensorProto | None:
+        return self.stored.get(name) if self.graph.is_private(name) else None
 
     def _bias_add(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
         """The Add of a stored vector behind a MatMul."""
@@ -239,7 +230,7 @@ class _Chains(Uses):
         return reader
 
     def _only_reader(self, tensor: str) -> onnx.NodeProto | None:
-        if tensor in self.kept or self.reads[tensor] != 1:
+        if not self.graph.is_private(tensor):
             return None
-        reader = self.readers[tensor][0]
+        reader = self.graph.consumers[tensor][0]
         return reader if reader.domain in ("", "ai.onnx") and len(reader.output) == 1 else None

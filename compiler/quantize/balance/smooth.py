@@ -45,13 +45,14 @@ from ....calibration.qparams import (
     quantize,
 )
 from ....data.batches import Data
-from ....model.graph.graph import attribute, infer_shapes, producers, tensor_values
-from ....model.graph.graph_edits import set_values, store, store_constants
+from ....model.graph.graph import attribute, tensor_values
+from ....model.graph.graph_edits import set_values, store
 from ....model.graph.graph_names import Names, name_nodes
 from ....model.graph.graph_rules import graph_rules
+from ....model.graph.onnx_file import Graph
 from ..activations import Rows, observe_rows
 from ..request import QuantizeRequest
-from .equalize import LARGEST_FACTOR, LOOKED_AT, Floats, Uses, balanced, equalizable
+from .equalize import LARGEST_FACTOR, LOOKED_AT, Floats, balanced, equalizable, fixed_tensors
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Strengths that are tried, beside none at all: how much of the difficulty moves into the weights."""
@@ -75,25 +76,23 @@ class Smoothed:
     rescaled: list[str] = field(default_factory=list)
 
 
-def smooth(model: onnx.ModelProto, observed: Mapping[str, Rows], *, symmetric: bool = False) -> Smoothed:
+def smooth(graph: Graph, observed: Mapping[str, Rows], *, symmetric: bool = False) -> Smoothed:
     """Smooth every place that gains by it, in place.
 
     `s_j = max|X_j|^alpha / max|W_j|^(1-alpha)` (equation 4 of the paper), X the activations and W_j all
     weights that read channel j. A place is left as it is where no strength lowers the error of its products
     by `LEAST_GAIN_DB`. The model's function is kept to the last bit, but for subnormal numbers.
     """
-    store_constants(model.graph)
-    name_nodes(model.graph)
-    places, left = _Finder(model).find()
-    result, made = Smoothed(left_alone=left), producers(model.graph)
-    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    places, left = _Finder(graph).find()
+    result = Smoothed(left_alone=left)
     for place in places:
         rows = observed.get(place.tensor)
         if rows is None:
-            reason = "it was not observed" if place.tensor in made else "it reads an input of the model"
+            is_made = place.tensor in graph.producers
+            reason = "it was not observed" if is_made else "it reads an input of the model"
             result.left_alone |= dict.fromkeys(place.products, reason)
             continue
-        arrays = [(tensor_values(stored[name]), axis) for name, axis in place.weights]
+        arrays = [(tensor_values(graph.stored[name]), axis) for name, axis in place.weights]
         matrices = [array.T if axis else array for array, axis in arrays]
         alpha, factors, gain_db = best_factors(rows, matrices, symmetric=symmetric)
         least = LEAST_GAIN_DB[bool(place.vectors or place.columns)]
@@ -101,23 +100,22 @@ def smooth(model: onnx.ModelProto, observed: Mapping[str, Rows], *, symmetric: b
             reason = f"smoothing gains {max(gain_db, 0):.1f} dB there; {least} dB is required"
             result.left_alone |= dict.fromkeys(place.products, reason)
             continue
-        taker, rescaled = _move(model, place, factors, stored)
+        taker, rescaled = _move(graph, place, factors)
         result.places[place.tensor] = f"alpha {alpha}, {taker}, {gain_db:.1f} dB"
         result.rescaled += rescaled
+    graph.edited()
     return result
 
 
-def smoothable(model: onnx.ModelProto) -> set[str]:
+def smoothable(graph: Graph) -> set[str]:
     """Return the names of the tensors that `smooth` may rescale."""
-    store_constants(model.graph)
-    name_nodes(model.graph)
-    return {place.tensor for place in _Finder(model).find()[0]} & producers(model.graph).keys()
+    return {place.tensor for place in _Finder(graph).find()[0]} & graph.producers.keys()
 
 
 def look_at_channels(request: QuantizeRequest, data: Data) -> dict[str, Rows]:
     """Return what the tensors hold that `equalized` and `smoothed` ask for, in one pass over samples."""
     graph = request.graph.copy()
-    axes = dict.fromkeys(smoothable(graph.model), -1) | equalizable(graph.model)
+    axes = dict.fromkeys(smoothable(graph), -1) | equalizable(graph)
     return observe_rows(graph, axes, data, LOOKED_AT)
 
 
@@ -129,10 +127,9 @@ def smoothed(
     `rows` are those of `smoothable`; what they lack is looked at.
     """
     graph = request.graph.copy()
-    model = graph.model
-    lacking = dict.fromkeys(smoothable(model) - rows.keys(), -1)
+    lacking = dict.fromkeys(smoothable(graph) - rows.keys(), -1)
     observed = {**rows, **observe_rows(graph, lacking, data, LOOKED_AT)}
-    done = smooth(model, observed, symmetric=graph_rules(request.spec.target).symmetric)
+    done = smooth(graph, observed, symmetric=graph_rules(request.spec.target).symmetric)
     return (balanced(request, graph, done.rescaled, data) if done.rescaled else request), done
 
 
@@ -190,34 +187,32 @@ def smoothing_factors(amax: Floats, peaks: Floats, alpha: float) -> Floats:
     return np.clip(np.exp2(np.round(logs)), 1 / LARGEST_FACTOR, LARGEST_FACTOR)
 
 
-def _move(
-    model: onnx.ModelProto, place: Place, factors: Floats, stored: dict[str, onnx.TensorProto]
-) -> tuple[str, list[str]]:
+def _move(graph: Graph, place: Place, factors: Floats) -> tuple[str, list[str]]:
     """Multiply the weights by the factors, divide what they read; return what did that, and what changed.
 
     A Mul stands behind a Reshape, not in front of it, so that QuantizeLinear follows at once: OpenVINO fuses
     the two then (MulFakeQuantizeFusion), and the Mul costs nothing.
     """
     for name, axis in place.weights:
-        _scale(stored[name], factors, axis)
+        _scale(graph.stored[name], factors, axis)
     for name in place.vectors:
-        _scale(stored[name], 1 / factors, 0)
+        _scale(graph.stored[name], 1 / factors, 0)
     if place.columns is not None:
-        _scale(stored[place.columns[0]], 1 / factors, place.columns[1])
+        _scale(graph.stored[place.columns[0]], 1 / factors, place.columns[1])
         return f"into the columns of {place.columns[0]!r}", list(place.rescaled)
     if place.vectors:
         return f"into {', '.join(map(repr, place.vectors))}", list(place.rescaled)
-    graph, names = model.graph, Names(model.graph)
-    factors_name = store(graph, names.fresh(f"{place.tensor}/factors"), (1 / factors).astype(np.float32))
-    nodes = {node.name: node for node in graph.node}
+    proto, names = graph.model.graph, Names(graph.model.graph)
+    factors_name = store(proto, names.fresh(f"{place.tensor}/factors"), (1 / factors).astype(np.float32))
+    nodes = {node.name: node for node in proto.node}
     smoothed: dict[str, str] = {}
     for product in (nodes[name] for name in place.products):
         read = str(product.input[0])
         if read not in smoothed:
             smoothed[read], name = names.fresh(f"{read}/smoothed"), names.fresh(f"{read}/smooth")
             node = helper.make_node("Mul", [read, factors_name], [smoothed[read]], name)
-            position = next(i for i, n in enumerate(graph.node) if read in n.output)
-            graph.node.insert(position + 1, node)
+            position = next(i for i, n in enumerate(proto.node) if read in n.output)
+            proto.node.insert(position + 1, node)
         product.input[0] = smoothed[read]
     return "by a multiplication", list(smoothed.values())
 
@@ -246,16 +241,16 @@ class Place:
     rescaled: tuple[str, ...] = ()
 
 
-class _Finder(Uses):
-    def __init__(self, model: onnx.ModelProto) -> None:
-        super().__init__(model.graph, 1)
-        self.shapes = infer_shapes(model)
+class _Finder:
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.stored = graph, fixed_tensors(graph, 1)
+        name_nodes(graph.model.graph)
 
     def find(self) -> tuple[list[Place], dict[str, str]]:
         """Return the places in the order of execution, and node to why another product is left alone."""
         groups: dict[str, list[onnx.NodeProto]] = {}
         left: dict[str, str] = {}
-        for node in self.graph.node:
+        for node in self.graph.model.graph.node:
             if node.op_type not in ("MatMul", "Gemm") or node.domain not in ("", "ai.onnx"):
                 continue
             reason = self._unfit(node)
@@ -276,7 +271,7 @@ class _Finder(Uses):
         weight = self.stored[node.input[1]]
         if len(weight.dims) != 2:
             return f"its weight has {len(weight.dims)} axes; 2 are required"
-        if self.own(weight.name) is None:
+        if not self.graph.is_private(weight.name):
             return "its weight is read elsewhere too"
         if attribute(node, "transA", 0):
             return "it reads its activations transposed"
@@ -291,10 +286,10 @@ class _Finder(Uses):
     def _root(self, node: onnx.NodeProto) -> str:
         """The tensor in front of Reshapes that keep the last axis and that products alone read."""
         name = str(node.input[0])
-        while (maker := self.made_by.get(name)) is not None and maker.op_type == "Reshape":
-            before = self.shapes.get(maker.input[0], ())
-            behind = {reader.op_type for reader in self.readers.get(name, ())}
-            if not before or before[-1] != self._channels(node) or name in self.kept:
+        while (maker := self.graph.producers.get(name)) is not None and maker.op_type == "Reshape":
+            before = self.graph.shapes.get(maker.input[0], ())
+            behind = {reader.op_type for reader in self.graph.consumers.get(name, ())}
+            if not before or before[-1] != self._channels(node) or name in self.graph.pinned:
                 break
             if behind - {"MatMul", "Gemm", "Reshape", "Shape"}:
                 break
@@ -306,7 +301,7 @@ class _Finder(Uses):
         names = tuple(node.name for node in nodes)
         plain = Place(tensor, names, weights, self._channels(nodes[0]))
         rescaled = self._only_for(tensor, set(names))
-        maker = self.made_by.get(tensor)
+        maker = self.graph.producers.get(tensor)
         if rescaled is None or maker is None:
             return plain
         if (found := self._vectors(maker, plain.channels)) is not None:
@@ -318,10 +313,10 @@ class _Finder(Uses):
 
     def _only_for(self, tensor: str, products: set[str]) -> tuple[str, ...] | None:
         """The tensor and its reshaped forms, where nothing but the products reads their values."""
-        if tensor in self.kept:
+        if tensor in self.graph.pinned:
             return None
         names = [tensor]
-        for node in self.readers.get(tensor, ()):
+        for node in self.graph.consumers.get(tensor, ()):
             if node.name in products or node.op_type == "Shape":
                 continue
             inner = self._only_for(node.output[0], products) if node.op_type == "Reshape" else None
@@ -331,7 +326,7 @@ class _Finder(Uses):
         return tuple(names)
 
     def _own_vector(self, name: str, channels: int) -> bool:
-        tensor = self.own(name)
+        tensor = self.stored.get(name) if self.graph.is_private(name) else None
         return tensor is not None and list(tensor.dims) == [channels]
 
     def _vectors(
@@ -351,8 +346,8 @@ class _Finder(Uses):
         if maker.op_type == "Mul":
             return (vector,), ()
         inside = next(str(name) for name in maker.input if name != vector)
-        gain = self.made_by.get(inside)
-        if gain is None or gain.op_type != "Mul" or self.reads[inside] != 1 or inside in self.kept:
+        gain = self.graph.producers.get(inside)
+        if gain is None or gain.op_type != "Mul" or not self.graph.is_private(inside):
             return None
         gain_vectors = self._vectors(gain, channels)
         return ((vector, *gain_vectors[0]), (inside, *gain_vectors[1])) if gain_vectors is not None else None
@@ -364,7 +359,7 @@ class _Finder(Uses):
         path: list[str] = []
         name = tensor
         for step in ("Reshape", "Transpose", "MatMul", "Transpose", "Reshape"):
-            node = self.made_by.get(name)
+            node = self.graph.producers.get(name)
             if node is None or node.op_type != step or (path and not self._read_once(name)):
                 return None
             if step == "Transpose" and attribute(node, "perm") != _HEADS:
@@ -373,7 +368,7 @@ class _Finder(Uses):
             path.append(name)
         bias: tuple[str, ...] = ()
         for _ in range(4):  # Reshape and Add in any order, and then the product
-            node = self.made_by.get(name)
+            node = self.graph.producers.get(name)
             if node is None or not self._read_once(name):
                 return None
             if node.op_type in ("MatMul", "Gemm"):
@@ -395,5 +390,5 @@ class _Finder(Uses):
 
     def _read_once(self, name: str) -> bool:
         """Whether one node reads a tensor's values; its shape may be asked for."""
-        values = [node for node in self.readers.get(name, ()) if node.op_type != "Shape"]
-        return name not in self.kept and len(values) == 1
+        values = [node for node in self.graph.consumers.get(name, ()) if node.op_type != "Shape"]
+        return name not in self.graph.pinned and len(values) == 1

@@ -29,16 +29,7 @@ from onnx import TensorProto, helper
 from ....calibration.qparams import per_channel
 from ....core.progress import Progress, silent
 from ....data.batches import Data
-from ....model.graph.graph import (
-    attribute,
-    consumers,
-    infer_shapes,
-    opset,
-    pinned_names,
-    producers,
-    tensor_values,
-    weighted_nodes,
-)
+from ....model.graph.graph import attribute, consumers, opset, producers, tensor_values, weighted_nodes
 from ....model.graph.graph_edits import set_values, store
 from ....model.graph.graph_names import Names
 from ....model.graph.onnx_file import Graph, copy_model
@@ -135,17 +126,18 @@ def correct_biases(
     Biases of `quantize_static` are int32 behind DequantizeLinear, or float, or the vector that an Add behind
     a MatMul adds. Layers without one are left as they are.
     """
-    corrected = copy_model(quantized)
+    corrected = Graph(copy_model(quantized), model.path)
     reference = prepare_graph(model.model)
     gemms = {node.name for node in quantized.graph.node if node.op_type == "Gemm"}
     others = {node.name for node in reference.graph.node if node.op_type != "Add"}
     join_biases(reference, exclude=others - gemms)
     upgrade_in_place(reference, opset(quantized))  # the layers of both stand in one graph
-    layers = list(_layers(corrected, reference))
-    errors = _measure(Graph(reference, model.path), corrected, layers, data, progress)
+    float_graph = Graph(reference, model.path)
+    layers = list(_layers(corrected, float_graph))
+    errors = _measure(float_graph, corrected, layers, data, progress)
     for layer, error in zip(layers, errors, strict=True):
         layer.correct(error)
-    return corrected, len(layers)
+    return corrected.model, len(layers)
 
 
 @dataclass
@@ -191,17 +183,17 @@ class _Quantized:
         set_values(self.bias, total)
 
 
-def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[_Quantized]:
+def _layers(quantized: Graph, reference: Graph) -> Iterator[_Quantized]:
     """The layers that have a bias of their own, and whose input and output exist in the float model."""
-    graph = quantized.graph
-    known = {name for node in reference.graph.node for name in node.output}
-    counterparts = {node.name: node for node in reference.graph.node if node.op_type in _LAYERS}
-    known |= {value.name for value in reference.graph.input}
-    weights = {tensor.name: tensor for tensor in reference.graph.initializer}
-    made_by, readers = producers(graph), consumers(graph)
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    kept = pinned_names(graph)
-    nodes, shapes = weighted_nodes(quantized), infer_shapes(reference)
+    graph, made_by, stored, weights = (
+        reference.model.graph,
+        quantized.producers,
+        quantized.stored,
+        reference.stored,
+    )
+    known = reference.producers.keys() | {value.name for value in graph.input}
+    counterparts = {node.name: node for node in graph.node if node.op_type in _LAYERS}
+    nodes = weighted_nodes(quantized.model)
     for node in (*nodes["int8"], *nodes.get("fp8", ())):
         counterpart = counterparts.get(node.name)
         if counterpart is None or counterpart.op_type != node.op_type or attribute(node, "transA", 0):
@@ -212,12 +204,13 @@ def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[
         weight = weights.get(counterpart.input[1])
         if weight is None or (node.op_type != "Conv" and len(weight.dims) != 2):
             continue  # a product of two activations, or of many matrices
-        pads = conv_pads(node, weight.dims[2:], shapes.get(quantize.input[0], ())[2:])
-        name = _bias_name(node, made_by, readers, kept)
-        if name not in stored or not _has_one_reader(name, readers, kept):
+        pads = conv_pads(node, weight.dims[2:], reference.shapes.get(quantize.input[0], ())[2:])
+        name = _bias_name(node, quantized)
+        if name not in stored or not quantized.is_private(name):
             continue
-        dequantize = readers[name][0] if readers[name][0].op_type == "DequantizeLinear" else None
-        if dequantize is not None and not _has_one_reader(dequantize.output[0], readers, kept):
+        (reader,) = quantized.consumers[name]
+        dequantize = reader if reader.op_type == "DequantizeLinear" else None
+        if dequantize is not None and not quantized.is_private(dequantize.output[0]):
             continue
         scale = tensor_values(stored[dequantize.input[1]]) if dequantize is not None else None
         exact = (
@@ -230,24 +223,21 @@ def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[
             yield layer
 
 
-def _has_one_reader(name: str, readers: Any, kept: set[str]) -> bool:
-    return name not in kept and sum([*node.input].count(name) for node in readers[name]) == 1
-
-
-def _bias_name(node: onnx.NodeProto, made_by: Any, readers: Any, kept: set[str]) -> str:
+def _bias_name(node: onnx.NodeProto, graph: Graph) -> str:
     if len(node.input) > 2 and node.input[2]:
-        maker = made_by.get(node.input[2])
-        dequantized = maker is not None and maker.op_type == "DequantizeLinear"
-        return str(maker.input[0] if dequantized else node.input[2])
-    behind = readers.get(node.output[0], ())
-    if node.op_type != "MatMul" or len(behind) != 1 or behind[0].op_type != "Add" or node.output[0] in kept:
+        maker = graph.producers.get(node.input[2])
+        if maker is not None and maker.op_type == "DequantizeLinear":
+            return str(maker.input[0])
+        return str(node.input[2])
+    behind, pinned = graph.consumers.get(node.output[0], ()), node.output[0] in graph.pinned
+    if node.op_type != "MatMul" or len(behind) != 1 or behind[0].op_type != "Add" or pinned:
         return ""
     return next((str(name) for name in behind[0].input if name != node.output[0]), "")
 
 
 def _measure(
     reference: Graph,
-    quantized: onnx.ModelProto,
+    quantized: Graph,
     layers: list[_Quantized],
     data: Data,
     progress: Progress,
@@ -287,9 +277,8 @@ class _Sums:
     padding unknown, the runtime convolves both.
     """
 
-    def __init__(self, graph: onnx.GraphProto, quantized: onnx.ModelProto) -> None:
-        self.graph, self.made_by = graph, producers(quantized.graph)
-        self.stored = {tensor.name: tensor for tensor in quantized.graph.initializer}
+    def __init__(self, graph: onnx.GraphProto, quantized: Graph) -> None:
+        self.graph, self.made_by, self.stored = graph, quantized.producers, quantized.stored
         self.made: set[str] = set()
         self.new = Names(graph).stem("quantized")  # how the names of what is added begin
 
@@ -388,10 +377,7 @@ class _Sums:
         return self.node("Cast", [is_seen], name, to=1)
 
     def scalar(self, value: int) -> str:
-        if (name := f"{self.new}/scalar/{value}") not in self.made:
-            self.made.add(name)
-            store(self.graph, name, np.array(value, np.int64))
-        return name
+        return self._stored(f"{self.new}/scalar/{value}", np.array(value, np.int64))
 
     def node(self, kind: str, inputs: list[str], output: str, **attributes: int) -> str:
         """Add a node, if it is not there."""
@@ -401,10 +387,12 @@ class _Sums:
         return output
 
     def constant(self, *values: int) -> str:
-        name = f"{self.new}/constant/{values}"
+        return self._stored(f"{self.new}/constant/{values}", np.array(values, np.int64))
+
+    def _stored(self, name: str, values: NDArray[Any]) -> str:
         if name not in self.made:
             self.made.add(name)
-            store(self.graph, name, np.array(values, np.int64))
+            store(self.graph, name, values)
         return name
 
     def dequantized(self, name: str) -> NDArray[Any]:

@@ -21,7 +21,7 @@ from functools import cached_property
 import onnx
 
 from ....model.graph.graph import WEIGHTED, constant_names, consumers, dtype_name
-from ....model.graph.graph_rules import graph_rules
+from ....model.graph.graph_rules import GraphRules, graph_rules
 from ....spec.words import GraphTarget
 from ..prepare import products_of_places
 from ..request import match_nodes
@@ -51,7 +51,7 @@ WRITES_FLOAT = frozenset(["MatMul", "Gemm"])
 class Placement:
     """The plan of one quantization."""
 
-    target: GraphTarget
+    rules: GraphRules
     nodes: tuple[str, ...]  # names of those to quantize
     # name to reason, for nodes of weighted operators that are not quantized
     left_in_float: Mapping[str, str] = field(default_factory=dict)
@@ -81,11 +81,9 @@ def plan(
         float8: Whether it is for FP8, for which there are fewer kernels.
         multiplies_activations: Whether its kernels multiply two activations rightly.
     """
-    rules = graph_rules(target)
-    excluded = match_nodes(model.graph, exclude)
-    weighted_excluded = match_nodes(model.graph, (), only=only) | excluded
-    planner = _Planner(model, target, excluded, weighted_excluded, float8, multiplies_activations)
-    if rules.quantizes_chains:
+    planner = _Planner(model, target, exclude, only)
+    planner.float8, planner.multiplies_activations = float8, multiplies_activations
+    if planner.rules.quantizes_chains:
         return planner.run()
     planner.chosen = set(match_nodes(model.graph, (*chosen, *only)))
     placement = planner.run()
@@ -106,16 +104,14 @@ class _Planner:
         self,
         model: onnx.ModelProto,
         target: GraphTarget,
-        excluded: Mapping[str, str],
-        weighted_excluded: Mapping[str, str],
-        float8: bool,
-        multiplies_activations: bool,
+        exclude: Iterable[str],
+        only: Iterable[str],
     ) -> None:
-        self.model, self.graph, self.target, self.float8 = model, model.graph, target, float8
-        self.rules = graph_rules(target)
-        self.excluded, self.weighted_excluded = excluded, weighted_excluded
-        self.multiplies_activations = multiplies_activations
+        self.model, self.graph, self.target, self.rules = model, model.graph, target, graph_rules(target)
+        self.excluded = match_nodes(model.graph, exclude)
+        self.weighted_excluded = match_nodes(model.graph, (), only=only) | self.excluded
         self.chosen: set[str] = set()
+        self.float8, self.multiplies_activations = False, True
         self.constants = constant_names(model)
         self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
         values = (*model.graph.input, *model.graph.value_info)
@@ -167,7 +163,7 @@ class _Planner:
                 if node.op_type not in WEIGHTED and not behind & self.planned:
                     self.planned.discard(node.name)
             nodes = [name for name in nodes if name in self.planned]
-        return Placement(self.target, tuple(nodes), left, tuple(tables), fused)
+        return Placement(self.rules, tuple(nodes), left, tuple(tables), fused)
 
     def _goes_along(self, node: onnx.NodeProto) -> bool:
         """Whether an operator without weights is quantized with those around it."""
@@ -225,7 +221,7 @@ def scaled_tensors(model: onnx.ModelProto, placement: Placement) -> set[str]:
     nodes = [node for node in model.graph.node if node.name in planned]
     read = {name for node in nodes for name in node.input}
     # TensorRT's Q/DQ graph needs no scale of what an operator makes; its calibration cache does.
-    without = WRITES_FLOAT if graph_rules(placement.target).quantizes_chains else frozenset[str]()
+    without = WRITES_FLOAT if placement.rules.quantizes_chains else frozenset[str]()
     made = {name for node in nodes if node.op_type not in without for name in node.output}
     return (read | made) - {""}
 

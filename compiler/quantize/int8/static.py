@@ -20,7 +20,7 @@ from ....errors import QuantizationError, first_line
 from ....model.graph.graph import attribute, count_weighted, producers, weighted_nodes
 from ....model.graph.graph_edits import drop_unused_initializers, refill, sort_nodes
 from ....model.graph.graph_names import Aliases
-from ....model.graph.graph_rules import GraphRules, graph_rules
+from ....model.graph.graph_rules import GraphRules
 from ....model.graph.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
 from ....model.graph.onnx_file import Graph, read_graph
 from ....model.sessions.session import missed_nodes
@@ -60,7 +60,7 @@ def quantize_static(
                 hint="calibrate again",
                 tensor=name,
             )
-    rules = graph_rules(placement.target)
+    rules = placement.rules
     planned = set(placement.nodes)
     operators = sorted({node.op_type for node in model.graph.node if node.name in planned})
     outputs, given = list(model.graph.output), {value.name for value in model.graph.input}
@@ -153,7 +153,7 @@ def activation_limits(
     model: onnx.ModelProto, placement: Placement, ranges: Ranges, method: Method | None
 ) -> dict[str, tuple[float, float]]:
     """Return tensor name to (low, high) by the method, for the observed tensors that the plan may scale."""
-    rules, scaled = graph_rules(placement.target), scaled_tensors(model, placement)
+    rules, scaled = placement.rules, scaled_tensors(model, placement)
     sources = {name: ranges.sources(name) for name in ranges.names() if name in scaled}
     one_of = {source: name for name, source in sources.items()}
     if rules.zero_points != "where free":

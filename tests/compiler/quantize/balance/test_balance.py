@@ -36,6 +36,8 @@ from qcompile.model.graph.onnx_file import Graph
 from qcompile.model.outputs.judgement import output_error
 from qcompile.spec.words import GraphTarget
 
+MODEL = Path("model.onnx")
+
 Floats = NDArray[np.float32]
 
 
@@ -135,7 +137,7 @@ def test_layers_compute_the_same_numbers_to_the_last_bit(seed: int, kind: str) -
     x = generator.standard_normal(shape).astype(np.float32)
     amax = {name: generator.uniform(0, 9, width).astype(np.float32) for name, width in widths.items()}
     (before,) = outputs_of(model, x)
-    assert 1 <= equalize(model, amax) <= 2, "a place whose factors are all 1 stays as it is"
+    assert 1 <= equalize(Graph(model, MODEL), amax) <= 2, "a place whose factors are all 1 stays as it is"
     np.testing.assert_array_equal(outputs_of(model, x)[0], before)
 
 
@@ -162,8 +164,8 @@ def test_the_factor_is_the_root_of_activations_by_weights(
     weights: tuple[list[float], ...], largest: list[float], expected: tuple[list[float], ...]
 ) -> None:
     model = pointwise(*weights)
-    assert equalizable(model) == {"r": 1}
-    equalize(model, {"r": np.array(largest, np.float32)})
+    assert equalizable(Graph(model, MODEL)) == {"r": 1}
+    equalize(Graph(model, MODEL), {"r": np.array(largest, np.float32)})
     assert tuple(stored(model)[name].ravel().tolist() for name in ("w1", "w2")) == expected
 
 
@@ -174,7 +176,7 @@ def test_a_depthwise_convolution_takes_all_that_activations_differ() -> None:
     amax = outputs_of(model, x, "r1")[0].max(axis=(0, 2, 3))
     assert amax.max() / amax[amax > 0].min() > 30
     # r1 feeds a convolution of two outputs per input: each has a scale of its own.
-    assert equalize(model, {"r1": amax}) == 1
+    assert equalize(Graph(model, MODEL), {"r1": amax}) == 1
     after = outputs_of(model, x, "r1")[0].max(axis=(0, 2, 3))
     np.testing.assert_array_less(after[amax > 0], 1.42)
     np.testing.assert_array_less(0.70, after[amax > 0])
@@ -193,7 +195,7 @@ def test_what_does_not_commute_with_factors_keeps_layers_apart(between: str) -> 
     model = pointwise([8.0, 0.5], [0.5, 8.0], between)
     store_constants(model.graph)  # which alone changes the file
     before = model.SerializeToString()
-    assert not equalizable(model)
+    assert not equalizable(Graph(model, MODEL))
     assert model.SerializeToString() == before
 
 
@@ -211,7 +213,7 @@ def test_values_that_are_read_elsewhere_keep_layers_apart(text: str) -> None:
     kernel, w = uneven(np.random.default_rng(0), 2, 2, 1, 1), np.diag([8.0, 0.5, 1.0]).astype(np.float32)
     weights = {"k": kernel, "v": kernel[::-1].copy(), "w": w, "u": w[::-1].copy()}
     named = {name: array for name, array in weights.items() if f" {name})" in text}
-    assert not equalizable(model_of(text, **named))
+    assert not equalizable(Graph(model_of(text, **named), MODEL))
 
 
 OUTLIER = np.array([1, 1, 300, 1, 1, 40, 1, 1], np.float32)
@@ -219,7 +221,7 @@ OUTLIER = np.array([1, 1, 300, 1, 1, 40, 1, 1], np.float32)
 
 def rows_of(model: onnx.ModelProto, x: Floats) -> dict[str, Rows]:
     """What the smoothable tensors hold on one input."""
-    names = sorted(smoothable(model))
+    names = sorted(smoothable(Graph(model, MODEL)))
     found = [array.reshape(-1, array.shape[-1]) for array in outputs_of(model, x, *names)] if names else []
     return {n: Rows(a.min(axis=0), a.max(axis=0), a) for n, a in zip(names, found, strict=True)}
 
@@ -284,7 +286,7 @@ def test_every_form_computes_the_same_and_its_channels_come_closer(name: str, se
     before, count = outputs_of(model, x), len(model.graph.node)
     names = [node.output[0] for node in model.graph.node if node.op_type not in ("Shape", "Cast")]
     inside = outputs_of(model, x, *names)
-    done = smooth(model, rows_of(model, x))
+    done = smooth(Graph(model, MODEL), rows_of(model, x))
     assert len(done.places) >= places, done
     assert len(model.graph.node) == count + multiplications
     onnx.checker.check_model(model)
@@ -298,7 +300,7 @@ def test_every_form_computes_the_same_and_its_channels_come_closer(name: str, se
 def test_a_multiplication_stands_between_the_reshape_and_its_products() -> None:
     # Where QuantizeLinear follows at once, OpenVINO fuses both; a Mul in front of the Reshape is executed.
     model = form("Gemm after Reshape with a residual", 0)
-    smooth(model, rows_of(model, normal(2, 5, 8)))
+    smooth(Graph(model, MODEL), rows_of(model, normal(2, 5, 8)))
     (mul,) = [node for node in model.graph.node if node.name.endswith("/smooth")]
     assert mul.input[0] == "f"
     assert [node.op_type for node in model.graph.node if mul.output[0] in node.input] == ["Gemm", "Gemm"]
@@ -353,7 +355,7 @@ def test_even_channels_are_left_alone_and_the_reason_is_told() -> None:
         tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
     x = np.random.default_rng(0).standard_normal((2, 5, 8)).astype(np.float32)
     before = model.SerializeToString()
-    done = smooth(model, rows_of(model, x))
+    done = smooth(Graph(model, MODEL), rows_of(model, x))
     assert not done.places
     assert not done.rescaled
     assert set(done.left_alone) == {"matmul1", "matmul3"}
@@ -376,8 +378,8 @@ def test_what_cannot_be_smoothed_says_why(readers: str, reason: str) -> None:
         named=True, gain=np.ones(8, np.float32), w=np.ones((8, 8), np.float32),
     )  # fmt: skip
     before = model.SerializeToString()
-    assert smoothable(model) == set()
-    left = smooth(model, {}).left_alone
+    assert smoothable(Graph(model, MODEL)) == set()
+    left = smooth(Graph(model, MODEL), {}).left_alone
     assert left
     assert all(reason in told for told in left.values())
     assert model.SerializeToString() == before
@@ -391,7 +393,7 @@ def test_a_normalized_output_of_the_model_stays_as_it_is() -> None:
     )  # fmt: skip
     x = np.random.default_rng(0).standard_normal((9, 8)).astype(np.float32)
     before = outputs_of(model, x)
-    done = smooth(model, rows_of(model, x))
+    done = smooth(Graph(model, MODEL), rows_of(model, x))
     assert "n" not in done.rescaled
     np.testing.assert_array_equal(stored(model)["g"], outlier)
     np.testing.assert_array_equal(outputs_of(model, x)[0], before[0])
