@@ -193,7 +193,7 @@ def _static(request: QuantizeRequest) -> Outcome:
     others = match_nodes(ready.graph, (), only=request.spec.only)  # by the names that users know
     rules = graph_rules(request.spec.target)
     if rules.by_onnxruntime:
-        join_biases(ready, exclude=left)
+        join_biases(Graph(ready, request.path), exclude=left)
     opens = rules.opens_recurrences and request.spec.precision == "int8"
     opened = open_recurrences(ready, exclude=left | others) if opens else []
     # What lies between layers goes along with them, whether `only` names it or not.
@@ -227,7 +227,6 @@ def _static(request: QuantizeRequest) -> Outcome:
         to_float8(
             result, half_scales="fp16" in (request.spec.floats, *request.spec.layer_precisions.values())
         )
-    require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
     rounded = 0
     if request.spec.rounding == "gptq":
         samples = request.samples(_LEARNT_ON)

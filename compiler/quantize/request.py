@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...calibration import Ranges
 from ...core.progress import Progress, silent
 from ...data.batches import Data
-from ...errors import CalibrationError, InvalidOption, QuantizationError
+from ...errors import InvalidOption, QuantizationError
 from ...model.graph.graph_rules import graph_rules, targets_where
 from ...model.graph.onnx_file import Graph
 from ...model.outputs.judgement import Judgement
@@ -210,15 +210,6 @@ def instead_of_static(operators: AbstractSet[str], *, by_onnxruntime: bool) -> s
             "products inside Loop, Scan and If stay in float: write a recurrence as LSTM, or keep it in float"
         )
     return "choose another target, or keep it in float"
-
-
-def no_range(tensor: str) -> CalibrationError:
-    """Return the refusal of ranges that lack a tensor."""
-    return CalibrationError(
-        f"tensor {tensor!r} needs a scale and has no range",
-        hint="ranges cover the tensors that their targets scale: calibrate for this `target`",
-        tensor=tensor,
-    )
 
 
 def require_reached(planned: Collection[str], reached: Collection[str]) -> None:

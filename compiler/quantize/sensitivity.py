@@ -29,7 +29,6 @@ from ...data.readers import Batch
 from ...model.graph.choices import before_choices, part_before
 from ...model.graph.graph import (
     WEIGHTED,
-    attribute,
     captured_names,
     consumers,
     infer_types,
@@ -49,7 +48,7 @@ from ...spec.words import GraphTarget, Isa
 from .int8.pair_limits import pair_limits
 from .int8.placement import WRITES_FLOAT, plan
 from .int8.static import activation_limits
-from .prepare import prepare_graph
+from .prepare import by_output, prepare_graph
 from .request import exactly, match_nodes
 
 Limits = Mapping[str, tuple[float, float]]
@@ -326,8 +325,7 @@ class _Twins:
         name = str(layer.input[index])
         if name not in self.stored:
             return self.rounded(name, name)
-        by_output = layer.op_type == "Conv" or (layer.op_type == "Gemm" and attribute(layer, "transB", 0))
-        axis = 0 if by_output else 1
+        axis = 0 if by_output(layer) else 1
         result = f"{self.piece.new}/{name}/rounded{axis}"
         if result not in self.made:
             self.made.add(result)

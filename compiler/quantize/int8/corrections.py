@@ -29,7 +29,7 @@ from onnx import TensorProto, helper
 from ....calibration.qparams import per_channel
 from ....core.progress import Progress, silent
 from ....data.batches import Data
-from ....model.graph.graph import attribute, consumers, opset, producers, tensor_values, weighted_nodes
+from ....model.graph.graph import attribute, opset, producers, tensor_values, weighted_nodes
 from ....model.graph.graph_edits import set_values, store
 from ....model.graph.graph_names import Names
 from ....model.graph.onnx_file import Graph, copy_model
@@ -61,17 +61,16 @@ def round_weights(
 
     `pairs` has the limits of float weights of which two products are added in 16 bits.
     """
-    reference = prepare_graph(model.model)
-    float_nodes = {node.name: node for node in reference.graph.node if node.op_type in _LAYERS}
-    weights = {t.name: t for t in reference.graph.initializer}
-    readers = consumers(reference.graph)
+    reference = Graph(prepare_graph(model.model), model.path)
+    float_nodes = {node.name: node for node in reference.model.graph.node if node.op_type in _LAYERS}
+    weights = reference.stored
     plan = {
         node.name: node
         for node in weighted_nodes(quantized)["int8"]
         if (float_node := float_nodes.get(node.name)) is not None
         and hessian_key(float_node)
         and float_node.input[1] in weights
-        and len(readers[float_node.input[1]]) == 1
+        and len(reference.consumers[float_node.input[1]]) == 1
     }
     keys = {hessian_key(float_nodes[name]) for name in plan}
     hessians = collect_hessians(model, keys, data, limit, progress)
@@ -90,8 +89,8 @@ def round_weights(
         if tensor is None or scales is None or list(scales.dims) in ([], [1]) or tensor.name in done:
             continue
         values = tensor_values(weights[float_node.input[1]])
-        by_output = float_node.op_type == "Conv" or attribute(float_node, "transB", 0)
-        rows = values.reshape(len(values), -1) if by_output else values.T  # one per output channel
+        rows_first = by_output(float_node)
+        rows = values.reshape(len(values), -1) if rows_first else values.T  # one per output channel
         hessian = hessian_of([float_node], hessians)
         if hessian is None or tensor_values(scales).shape != (len(rows),):
             continue
@@ -109,7 +108,7 @@ def round_weights(
         steps: NDArray[Any] = np.clip(rounded.codes.astype(np.int16) - _MIDDLE, -127, 127)
         if tensor.data_type != TensorProto.INT8:
             steps = steps * tensor_values(scales).astype(np.float32)[:, None]
-        set_values(tensor, steps.reshape(tensor.dims) if by_output else steps.T)
+        set_values(tensor, steps.reshape(tensor.dims) if rows_first else steps.T)
         done.add(tensor.name)
     return len(done)
 
@@ -127,14 +126,14 @@ def correct_biases(
     a MatMul adds. Layers without one are left as they are.
     """
     corrected = Graph(copy_model(quantized), model.path)
-    reference = prepare_graph(model.model)
+    reference = Graph(prepare_graph(model.model), model.path)
     gemms = {node.name for node in quantized.graph.node if node.op_type == "Gemm"}
-    others = {node.name for node in reference.graph.node if node.op_type != "Add"}
+    others = {node.name for node in reference.model.graph.node if node.op_type != "Add"}
     join_biases(reference, exclude=others - gemms)
-    upgrade_in_place(reference, opset(quantized))  # the layers of both stand in one graph
-    float_graph = Graph(reference, model.path)
-    layers = list(_layers(corrected, float_graph))
-    errors = _measure(float_graph, corrected, layers, data, progress)
+    upgrade_in_place(reference.model, opset(quantized))  # the layers of both stand in one graph
+    reference.edited()
+    layers = list(_layers(corrected, reference))
+    errors = _measure(reference, corrected, layers, data, progress)
     for layer, error in zip(layers, errors, strict=True):
         layer.correct(error)
     return corrected.model, len(layers)

@@ -35,19 +35,13 @@ from ....calibration.qparams import (
     quantize,
     scale_and_zero_point,
 )
-from ....model.graph.graph import (
-    attribute,
-    consumers,
-    infer_shapes,
-    pinned_names,
-    producers,
-    tensor_values,
-)
+from ....model.graph.graph import attribute, consumers, infer_shapes, producers, tensor_values
 from ....model.graph.graph_edits import drop_unread, drop_unused_initializers, set_nodes, store
 from ....model.graph.graph_names import Names
+from ....model.graph.onnx_file import Graph
 
 
-def join_biases(model: onnx.ModelProto, *, exclude: Collection[str] = ()) -> list[str]:
+def join_biases(graph: Graph, *, exclude: Collection[str] = ()) -> list[str]:
     """Make the bias of a product with two axes its own; return the names of the nodes that became a Gemm.
 
         x ─ MatMul(w) ─ Add(b) ─ y      becomes      x ─ Gemm(w, b) ─ y
@@ -56,17 +50,14 @@ def join_biases(model: onnx.ModelProto, *, exclude: Collection[str] = ()) -> lis
     activation: its Gemm then has a float bias, for which there is no integer kernel, and the product runs in
     float (1.31.1). `keep_adds_apart` writes such an Add as Sum, which computes the same.
     """
-    graph = model.graph
-    readers, shapes, names = consumers(graph), infer_shapes(model), Names(graph)
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    pinned = pinned_names(graph)
-    joined = []
-    for node in list(graph.node):
-        behind = readers.get(node.output[0], []) if node.op_type == "MatMul" else []
+    proto, stored, joined = graph.model.graph, graph.stored, list[str]()
+    names = Names(proto)
+    for node in list(proto.node):
+        behind = graph.consumers.get(node.output[0], []) if node.op_type == "MatMul" else []
         weight = stored.get(node.input[1]) if behind else None
-        if weight is None or len(weight.dims) != 2 or len(shapes.get(node.input[0], ())) != 2:
+        if weight is None or len(weight.dims) != 2 or len(graph.shapes.get(node.input[0], ())) != 2:
             continue
-        if len(behind) != 1 or behind[0].op_type != "Add" or node.output[0] in pinned:
+        if len(behind) != 1 or behind[0].op_type != "Add" or node.output[0] in graph.pinned:
             continue
         add = behind[0]
         name = next((name for name in add.input if name != node.output[0]), "")
@@ -75,15 +66,16 @@ def join_biases(model: onnx.ModelProto, *, exclude: Collection[str] = ()) -> lis
         fits = bias is not None and list(bias.dims) in ([channels], [1, channels], [1], [])
         if bias is None or not fits or {node.name, add.name} & set(exclude):
             continue
-        shared = len(readers[name]) > 1 or name in pinned  # it gets a scale of its own
+        shared = len(graph.consumers[name]) > 1 or name in graph.pinned  # it gets a scale of its own
         if shared or list(bias.dims) != [channels]:
             plain = np.broadcast_to(numpy_helper.to_array(bias).reshape(-1), (channels,)).copy()
-            name = store(graph, names.fresh(f"{name}/{node.name}"), plain)
+            name = store(proto, names.fresh(f"{name}/{node.name}"), plain)
         node.op_type = "Gemm"
         node.input.append(name)
         node.output[0] = add.output[0]
-        graph.node.remove(add)
+        proto.node.remove(add)
         joined.append(node.name)
+    graph.edited()
     return joined
 
 

@@ -16,7 +16,7 @@ from ....calibration import Method, Ranges
 from ....calibration.qparams import choose_weight_qparams
 from ....core.files import temporary_folder
 from ....core.progress import quiet
-from ....errors import QuantizationError, first_line
+from ....errors import CalibrationError, QuantizationError, first_line
 from ....model.graph.graph import attribute, count_weighted, producers, weighted_nodes
 from ....model.graph.graph_edits import drop_unused_initializers, refill, sort_nodes
 from ....model.graph.graph_names import Aliases
@@ -27,7 +27,6 @@ from ....model.sessions.session import missed_nodes
 from ....spec.words import Isa
 from ...check import OnnxReference
 from ...qdq import store_integers
-from ..request import no_range
 from .pair_limits import PairLimits
 from .placement import SAME_SCALE, WRITES_FLOAT, Placement, scaled_tensors
 from .rewrites import gather_by_vectors, keep_adds_apart, keep_norms_apart, quantize_tables, read_floats
@@ -105,7 +104,12 @@ def quantize_static(
     except ValueError as error:
         match = re.search(r"not specified for param (<\d+>)\. In static mode", str(error))
         if match and match.group(1) not in ranges:
-            raise no_range(aliases.text(match.group(1))) from error
+            tensor = aliases.text(match.group(1))
+            raise CalibrationError(
+                f"tensor {tensor!r} needs a scale and has no range",
+                hint="ranges cover the tensors that their targets scale: calibrate for this `target`",
+                tensor=tensor,
+            ) from error
         words = aliases.text(first_line(error))
         raise QuantizationError(f"ONNX Runtime's quantizer failed: {words}") from error
     quantized: onnx.ModelProto = quantizer.model.model

@@ -26,6 +26,7 @@ from ....model.graph.graph import attribute, producers
 from ....model.graph.graph_edits import fix_initializers, store_constants
 from ....model.graph.onnx_file import Graph
 from ..activations import run_samples
+from ..prepare import by_output
 
 Hessian = NDArray[np.float32]
 
@@ -106,8 +107,7 @@ def collect_hessians(
 
 def _features(node: onnx.NodeProto, weight: tuple[int, ...]) -> int:
     """K of a product's weight: [K, N], or [N, K, ...] of a transposed one and of a Conv."""
-    by_output = node.op_type == "Conv" or attribute(node, "transB", 0)
-    return math.prod(weight[1:]) if by_output else weight[-2]
+    return math.prod(weight[1:]) if by_output(node) else weight[-2]
 
 
 def _patches(

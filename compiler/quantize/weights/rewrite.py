@@ -40,6 +40,7 @@ from ....model.graph.graph_edits import drop_unused_initializers, set_nodes
 from ....model.graph.graph_names import Names
 from ....spec.opsets import INT4
 from ...opset.fit import upgrade_in_place
+from ..prepare import by_output
 from ..request import nothing_to_quantize, require_reached
 from .hessians import hessian_key, hessian_of
 from .rounding import (
@@ -157,7 +158,7 @@ def _plan(
             continue  # it picks from a shape or an activation
         reason = excluded.get(node.name) or _unfit(node, stored, form)
         if not reason:
-            rows_first = node.op_type in ("Gather", "Conv") or bool(attribute(node, "transB", 0))
+            rows_first = node.op_type == "Gather" or by_output(node)
             weight = _Weight(node.input[0 if node.op_type == "Gather" else 1], int(rows_first))
             reason = _wasteful(stored[weight.name], weight, form=form, bits=bits, block_size=block_size)
             if node.op_type == "Gather" and form == "nbits" and bits == 4 and stored[weight.name].dims[1] % 2:
