@@ -23,7 +23,7 @@ from ..compiler.opset.exact_forms import MODES_RENAMED, find_cubic_modes
 from ..compiler.opset.fit import in_older_opset, rewritten_outputs
 from ..compiler.opset.lower import require_operators, without_missing
 from ..compiler.opset.scatter_forms import scatters_to_masks
-from ..compiler.opset.scope import Finder
+from ..compiler.opset.scope import ModelRewrite
 from ..compiler.opset.stft import stft_to_convolutions
 from ..compiler.opset.tensorrt_forms import (
     ceilings_to_integers,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 _OPSETS_OF_TYPES = {"bf16": BFLOAT16_LAYERS, "int4": INT4}
 """Opsets from which ONNX has a type for the operators that need it; parsers that list the type read it."""
-_FORMS: Mapping[str, Finder] = {
+_FORMS: Mapping[str, ModelRewrite] = {
     "STFT": stft_to_convolutions,  # then the shapes that a DFT reads are known
     "Ceil": ceilings_to_integers, "Col2Im": folds_to_transposes, "DFT": dft_to_products,
     "Dropout": dropouts_to_identities, "Einsum": einsums_in_lower_case, "Elu": elus_to_exponents,
@@ -191,7 +191,7 @@ def fitting_passes(
     return passes
 
 
-def _form_pass(name: str, rewrite: Finder) -> Pass:
+def _form_pass(name: str, rewrite: ModelRewrite) -> Pass:
     return Pass(
         f"{name} in other operators",
         lambda graph: rewrite(graph.model),

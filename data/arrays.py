@@ -134,7 +134,11 @@ class ArraySet(SampleSet):
 
 
 class _Rows(Reader):
-    """Rows of the arrays of one file. A scalar goes with every row; of scalars in rows, each is a batch."""
+    """Rows of the arrays of one file.
+
+    A 0-d array is repeated for every sample. If the model's input is a scalar, each row is a batch of its
+    own.
+    """
 
     def __init__(self, path: Path, inputs: Sequence[TensorInfo]) -> None:
         self._path, self._inputs, self._is_whole = path, inputs, False
@@ -190,21 +194,33 @@ class _Stored(Reader):
         self.count = len(self._places)
 
     def arrange(self, order: list[int], batch_size: int, *, fixed: bool) -> list[list[int]]:
-        """Return stored batches, cut at the end of `order`; drawn samples make batches of one shape each."""
-        is_drawn = order != list(range(len(order)))
-        if any(() in rows.values() for rows in self._rows):
-            batch_size = 1  # samples that have scalars are not put together
+        """Return the stored batches where `order` is theirs, else batches of the samples that it draws."""
+        if order == list(range(len(order))):
+            return self._as_stored(len(order), fixed=fixed)
+        has_scalars = any(() in rows.values() for rows in self._rows)
+        return self._drawn(order, 1 if has_scalars else batch_size, fixed=fixed)
+
+    def _as_stored(self, samples: int, *, fixed: bool) -> list[list[int]]:
+        """The stored batches of the first samples; where the size is fixed, without one that is cut."""
+        groups: list[list[int]] = []
+        for index in range(samples):
+            if self._places[index][1] == 0:
+                groups.append([])
+            groups[-1].append(index)
+        extents = [self._extents[self._places[group[0]][0]] for group in groups]
+        return [group for group, size in zip(groups, extents, strict=True) if len(group) == size or not fixed]
+
+    def _drawn(self, order: list[int], batch_size: int, *, fixed: bool) -> list[list[int]]:
+        """Batches of samples of one shape; where the size is fixed, full ones alone."""
         groups: list[list[int]] = []
         before: Shapes | None = None
         for index in order:
-            number, row = self._places[index]
-            ends = self._rows[number] != before or len(groups[-1]) == batch_size if is_drawn else row == 0
-            if ends:
+            shapes = self._rows[self._places[index][0]]
+            if shapes != before or len(groups[-1]) == batch_size:
                 groups.append([])
             groups[-1].append(index)
-            before = self._rows[number]
-        sizes = [batch_size if is_drawn else self._extents[self._places[group[0]][0]] for group in groups]
-        return [group for group, size in zip(groups, sizes, strict=True) if len(group) == size or not fixed]
+            before = shapes
+        return [group for group in groups if len(group) == batch_size or not fixed]
 
     def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
         for group in groups:
