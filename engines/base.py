@@ -43,11 +43,13 @@ class BuildRequest:
 
     Attributes:
         model: The file to build from (ONNX), or a MODEL spelling where the engine takes PyTorch.
-        spec: What was asked for; its precision is never "best".
+        spec: What was asked for; its precision is never "best", its `isa` never "auto" for a processor.
         source: What the user gave, where `model` was made from it; for messages and the manifest.
+        source_digest: Digest of it; empty where `model` is what the user gave.
         tf32: Whether products of float32 may round to 10 bits of mantissa, whatever the precision.
         samples: Real input to check the artifact on, batch by batch; without any it is random.
         spread: How many samples of how many these are, in words.
+        reasons: Name of each layer that is not quantized to the reason.
         graph: The file in memory, where it is ONNX.
         debug_tensors: What an engine of TensorRT can show while it runs; None for all that is not fused.
         is_trial: Whether its speed is measured by who asks, and not said here.
@@ -57,10 +59,12 @@ class BuildRequest:
     output: Path
     spec: BuildSpec
     source: str = ""
+    source_digest: str = ""
     layers: Mapping[str, str] = field(default_factory=dict)
     tf32: bool = False
     planned: Sequence[str] = ()
     left_in_float: Mapping[str, str] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
     worked_around: Mapping[str, Sequence[str]] = field(default_factory=dict)
     samples: Sequence[Feeds] = ()
     spread: str = ""
@@ -284,6 +288,12 @@ class Engine(ABC):
             except ImportError as error:
                 return f"{module} cannot be imported ({error})"
         return ""
+
+    def require_builder(self) -> None:
+        """Refuse where it cannot build here."""
+        if reason := self.why_not_build():
+            problem = f"target {self.name} cannot build here: {reason}"
+            raise EngineUnavailable(problem, hint=self.fix(), engine=self.name, reason=reason)
 
     def why_not_run(self) -> str:
         """Return why it cannot run here; empty when it can."""

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.artifact import Artifact, Manifest, commit, read_manifest, tool_versions
+from ..core.artifact import Artifact, Manifest, commit, tool_versions
 from ..core.files import write_text, writing
 from ..core.processor import why_unchecked
-from ..errors import BuildError, EngineUnavailable, IntentNotReached, QCompileError
+from ..errors import BuildError, IntentNotReached, QCompileError
 from ..model import onnx
 from ..model.graph.graph import constant_names, graph_precision, weighted_nodes
 from ..model.graph.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
@@ -37,35 +37,38 @@ from ..model.sessions.session import slower_note
 from ..model.sources.source import digest_source, parse_source
 from ..spec.decode import non_default_options
 from .base import BuildOutcome, BuildRequest, Engine, Planned
-from .registry import engine
 
 _OWN_FIELDS = ("target", "precision")
 """Options that a manifest has fields of its own for."""
 _UNREPORTED_SHARE = 0.5
 _LITTLE = 0.5  # share of the multiply-adds below which an artifact is hardly of its precision
 _TRIALS = 48
+WeightedNodes = Mapping[str, Sequence["onnx.NodeProto"]]
+"""Precision to the nodes with weights that are in it."""
 
 
-def build_engine(request: BuildRequest) -> Artifact:
+def build_engine(engine: Engine, request: BuildRequest) -> Artifact:
     """Build from a graph that has the right precision already."""
     spec, final = request.spec, Path(request.output)
-    chosen = require_builder(spec.target)
-    chosen.check(spec)
+    engine.require_builder()
+    engine.check(spec)
     with writing(final) as path:
-        outcome = _build(chosen, request, path)
-        counts = multiply_adds(request.onnx.model) if chosen.takes == "onnx" else {}
+        outcome = _build(engine, request, path)
+        model = request.onnx.model if engine.takes == "onnx" else None
+        counts, nodes = (multiply_adds(model), weighted_nodes(model)) if model else ({}, {})
         weighed = weigh(request.precision, outcome, counts, strict=spec.strict)
         failure = weighed.failure or outcome.failure
-        if weighed.failure and not outcome.planned and chosen.takes == "onnx":
-            failure += _why_none(request)
+        if weighed.failure and not outcome.planned:
+            failure += _why_none(request, nodes)
         if not failure and not request.is_trial:
-            slower = _slower_than_float(chosen, request, path)
+            slower = _slower_than_float(engine, request, path)
             outcome = replace(outcome, warnings=[*outcome.warnings, *slower])
-        manifest = _manifest(chosen, request, outcome, weighed, counts)
+        computing = _computing(request, outcome, nodes, counts)
+        manifest = _manifest(engine, request, outcome, weighed, counts, computing)
         if spec.calibration_cache is not None:
             write_text(spec.calibration_cache, outcome.calibration_cache.decode())
         if failure and not spec.allow_fallback:
-            kept = keep_rejected(path, final, manifest) if chosen.keeps_rejected else ""
+            kept = keep_rejected(path, final, manifest) if engine.keeps_rejected else ""
             raise IntentNotReached(
                 f"{request.source or request.model} for {spec.target}: {failure}",
                 hint=_way_out(weighed, outcome) + kept,
@@ -76,23 +79,17 @@ def build_engine(request: BuildRequest) -> Artifact:
     return Artifact(final, manifest)
 
 
-def _why_none(request: BuildRequest) -> str:
+def _why_none(request: BuildRequest, by_precision: WeightedNodes) -> str:
     """Why a graph has no layer in the precision at all, where its manifest says so."""
-    layers = [node.name for nodes in weighted_nodes(request.onnx.model).values() for node in nodes]
-    reasons = {name: why for name, why in _left_in_float(request).items() if name in layers}
+    layers = [node.name for nodes in by_precision.values() for node in nodes]
+    reasons = {name: why for name, why in request.reasons.items() if name in layers}
     return f": {named(reasons, shares([*reasons], {})[0])}" if reasons else ""
 
 
-def _left_in_float(request: BuildRequest) -> Mapping[str, str]:
-    manifest = read_manifest(Path(request.model))
-    kept: Mapping[str, str] = manifest.proof.get("left_in_float", {}) if manifest else {}
-    return {**kept, **request.left_in_float}
-
-
-def _slower_than_float(chosen: Engine, request: BuildRequest, path: Path) -> list[str]:
+def _slower_than_float(engine: Engine, request: BuildRequest, path: Path) -> list[str]:
     """What a user should know of the speed of INT8 that runs here, beside its float model."""
     source = Path(request.source or request.model)
-    runs = chosen.takes == "onnx" and chosen.suffix == source.suffix and not request.worked_around
+    runs = engine.takes == "onnx" and engine.suffix == source.suffix and not request.worked_around
     if request.precision != "int8" or not runs or why_unchecked(request.spec.isa):
         return []
     model = read_graph(source).model
@@ -102,8 +99,8 @@ def _slower_than_float(chosen: Engine, request: BuildRequest, path: Path) -> lis
     request.progress("compare speed with the float model")
     try:
         with (
-            chosen.open(str(source), threads=threads) as plain,
-            chosen.open(str(path), threads=threads) as made,
+            engine.open(str(source), threads=threads) as plain,
+            engine.open(str(path), threads=threads) as made,
         ):
             feeds, _ = run_on(model, request.sample, plain.infer, inputs=plain.io.inputs)
             return slower_note(plain.prepare(feeds), made.prepare(feeds))
@@ -111,12 +108,12 @@ def _slower_than_float(chosen: Engine, request: BuildRequest, path: Path) -> lis
         return []
 
 
-def _build(chosen: Engine, request: BuildRequest, path: Path) -> BuildOutcome:
+def _build(engine: Engine, request: BuildRequest, path: Path) -> BuildOutcome:
     """What the engine makes; where it fails after it has written, that is kept, if it keeps such."""
     try:
-        return chosen.build(replace(request, output=path))
+        return engine.build(replace(request, output=path))
     except BuildError as error:
-        if chosen.keeps_rejected and path.is_file():
+        if engine.keeps_rejected and path.is_file():
             kept = keep_rejected(path, Path(request.output), None)
             error.hint = error.hint + kept if error.hint else kept.removeprefix("; ")
         raise
@@ -136,18 +133,22 @@ def keep_rejected(path: Path, final: Path, manifest: Manifest | None) -> str:
 
 
 def _manifest(
-    chosen: Engine, request: BuildRequest, outcome: BuildOutcome, weighed: Weighed, counts: Mapping[str, int]
+    engine: Engine,
+    request: BuildRequest,
+    outcome: BuildOutcome,
+    weighed: Weighed,
+    counts: Mapping[str, int],
+    computing: Mapping[str, Any],
 ) -> Manifest:
-    spec, of_onnx = request.spec, ("onnx",) if chosen.takes == "onnx" else ()
-    computing = _computing(request, outcome, counts)
+    spec, of_onnx = request.spec, ("onnx",) if engine.takes == "onnx" else ()
     return Manifest(
         kind=outcome.kind,
         stage="build",
         target=spec.target,
         precision=request.precision,
         io=outcome.io,
-        sources={"model": _digest(request.source or request.model), "graph": _digest(request.model)},
-        tools={**tool_versions(*chosen.packages, *of_onnx), **outcome.versions},
+        sources=_sources(engine, request),
+        tools={**tool_versions(*engine.packages, *of_onnx), **outcome.versions},
         device=outcome.device,
         options=non_default_options(spec, without=_OWN_FIELDS) | ({"tf32": True} if request.tf32 else {}),
         proof={
@@ -155,7 +156,7 @@ def _manifest(
             **weighed.proof,
             "left_in_float": dict(request.left_in_float),
             **({"worked_around": dict(request.worked_around)} if request.worked_around else {}),
-            **({"computing_layers": computing} if computing else {}),
+            **({"computing_layers": dict(computing)} if computing else {}),
             "planned_in_precision": outcome.planned,
             "reached_in_precision": outcome.reached,
         },
@@ -171,7 +172,9 @@ def _manifest(
     )
 
 
-def _computing(request: BuildRequest, outcome: BuildOutcome, counts: Mapping[str, int]) -> dict[str, object]:
+def _computing(
+    request: BuildRequest, outcome: BuildOutcome, by_precision: WeightedNodes, counts: Mapping[str, int]
+) -> dict[str, object]:
     """Of all layers that multiply, planned or not: how many reached the precision, their share, the others.
 
     Empty where the graph does not say the precision: of floats, and where the runtime finds the scales.
@@ -179,11 +182,10 @@ def _computing(request: BuildRequest, outcome: BuildOutcome, counts: Mapping[str
     precision = request.precision
     if precision not in BY_SIGNAL or not counts or request.spec.calibrator:
         return {}
-    by_precision = weighted_nodes(request.onnx.model)
     named_layers = outcome.layers or Planned(())
     lost = {**named_layers.missed, **named_layers.unreported}
     inside = [node.name for node in by_precision.get(precision, ()) if node.name not in lost]
-    reasons = {**_left_in_float(request), **lost}
+    reasons = {**request.reasons, **lost}
     floats = {
         node.name: str(reasons.get(node.name, f"{node.op_type} is not quantized"))
         for kind, nodes in by_precision.items()
@@ -211,15 +213,6 @@ def _mostly_float(precision: str, computing: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def require_builder(target: str) -> Engine:
-    chosen = engine(target)
-    reason = chosen.why_not_build()
-    if reason:
-        problem = f"target {target} cannot build here: {reason}"
-        raise EngineUnavailable(problem, hint=chosen.fix(), engine=target, reason=reason)
-    return chosen
-
-
 def _left_out(request: BuildRequest, counts: Mapping[str, int]) -> list[str]:
     """What was taken out of the plan, because the runtime was asked and computes it in float."""
     left = request.left_in_float
@@ -243,9 +236,11 @@ def _way_out(weighed: Weighed, outcome: BuildOutcome) -> str:
     return way_out
 
 
-def _digest(model: str) -> str:
-    source = parse_source(model)
-    return read_graph(source.file).digest() if source.kind == "onnx" else digest_source(source)
+def _sources(engine: Engine, request: BuildRequest) -> dict[str, str]:
+    """The digests of the model and of the graph that was made from it."""
+    onnx_file = engine.takes == "onnx"
+    graph = request.onnx.digest() if onnx_file else digest_source(parse_source(request.model))
+    return {"model": request.source_digest or graph, "graph": graph}
 
 
 @dataclass(frozen=True)
