@@ -21,7 +21,7 @@ from ..core.installation import install_hint
 from ..core.progress import Progress, silent
 from ..errors import EngineUnavailable, InvalidOption
 from ..model import onnx
-from ..model.graph.graph import WeightsHeld
+from ..model.graph.graph import WeightsHeld, weighted_nodes
 from ..model.graph.graph_rules import GraphRules
 from ..model.graph.onnx_file import Graph, read_graph
 from ..spec.artifacts import BuildSpec
@@ -32,6 +32,7 @@ from .taps import run_from_file
 from .words import KnownFault, Proposal, TritonBackend, Verdict
 
 if TYPE_CHECKING:
+    from onnx import NodeProto
     from typing_extensions import Self
 
 Place = Literal["cpu", "cuda"]
@@ -78,6 +79,11 @@ class BuildRequest:
     def onnx(self) -> Graph:
         """The graph, of an engine that takes ONNX files: read here where it was made earlier."""
         return self.graph or read_graph(Path(self.model))
+
+    @cached_property
+    def nodes(self) -> Mapping[str, Sequence[NodeProto]]:
+        """Precision to the nodes of the graph that compute in it."""
+        return weighted_nodes(self.onnx.model)
 
     @property
     def precision(self) -> Precision:

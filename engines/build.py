@@ -28,7 +28,7 @@ from ..core.files import write_text, writing
 from ..core.processor import why_unchecked
 from ..errors import BuildError, IntentNotReached, QCompileError
 from ..model import onnx
-from ..model.graph.graph import constant_names, graph_precision, weighted_nodes
+from ..model.graph.graph import constant_names, graph_precision
 from ..model.graph.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
 from ..model.graph.onnx_file import Graph, is_large, read_graph
 from ..model.outputs.judgement import BY_SIGNAL
@@ -43,8 +43,6 @@ _OWN_FIELDS = ("target", "precision")
 _UNREPORTED_SHARE = 0.5
 _LITTLE = 0.5  # share of the multiply-adds below which an artifact is hardly of its precision
 _TRIALS = 48
-WeightedNodes = Mapping[str, Sequence["onnx.NodeProto"]]
-"""Precision to the nodes with weights that are in it."""
 
 
 def build_engine(engine: Engine, request: BuildRequest) -> Artifact:
@@ -54,17 +52,15 @@ def build_engine(engine: Engine, request: BuildRequest) -> Artifact:
     engine.check(spec)
     with writing(final) as path:
         outcome = _build(engine, request, path)
-        model = request.onnx.model if engine.takes == "onnx" else None
-        counts, nodes = (multiply_adds(model), weighted_nodes(model)) if model else ({}, {})
+        counts = multiply_adds(request.onnx.model) if engine.takes == "onnx" else {}
         weighed = weigh(request.precision, outcome, counts, strict=spec.strict)
         failure = weighed.failure or outcome.failure
-        if weighed.failure and not outcome.planned:
-            failure += _why_none(request, nodes)
+        if weighed.failure and not outcome.planned and engine.takes == "onnx":
+            failure += _why_none(request)
         if not failure and not request.is_trial:
             slower = _slower_than_float(engine, request, path)
             outcome = replace(outcome, warnings=[*outcome.warnings, *slower])
-        computing = _computing(request, outcome, nodes, counts)
-        manifest = _manifest(engine, request, outcome, weighed, counts, computing)
+        manifest = _manifest(engine, request, outcome, weighed, counts)
         if spec.calibration_cache is not None:
             write_text(spec.calibration_cache, outcome.calibration_cache.decode())
         if failure and not spec.allow_fallback:
@@ -79,9 +75,9 @@ def build_engine(engine: Engine, request: BuildRequest) -> Artifact:
     return Artifact(final, manifest)
 
 
-def _why_none(request: BuildRequest, by_precision: WeightedNodes) -> str:
+def _why_none(request: BuildRequest) -> str:
     """Why a graph has no layer in the precision at all, where its manifest says so."""
-    layers = [node.name for nodes in by_precision.values() for node in nodes]
+    layers = [node.name for nodes in request.nodes.values() for node in nodes]
     reasons = {name: why for name, why in request.reasons.items() if name in layers}
     return f": {named(reasons, shares([*reasons], {})[0])}" if reasons else ""
 
@@ -133,14 +129,10 @@ def keep_rejected(path: Path, final: Path, manifest: Manifest | None) -> str:
 
 
 def _manifest(
-    engine: Engine,
-    request: BuildRequest,
-    outcome: BuildOutcome,
-    weighed: Weighed,
-    counts: Mapping[str, int],
-    computing: Mapping[str, Any],
+    engine: Engine, request: BuildRequest, outcome: BuildOutcome, weighed: Weighed, counts: Mapping[str, int]
 ) -> Manifest:
     spec, of_onnx = request.spec, ("onnx",) if engine.takes == "onnx" else ()
+    computing = _computing(request, outcome, counts)
     return Manifest(
         kind=outcome.kind,
         stage="build",
@@ -156,7 +148,7 @@ def _manifest(
             **weighed.proof,
             "left_in_float": dict(request.left_in_float),
             **({"worked_around": dict(request.worked_around)} if request.worked_around else {}),
-            **({"computing_layers": dict(computing)} if computing else {}),
+            **({"computing_layers": computing} if computing else {}),
             "planned_in_precision": outcome.planned,
             "reached_in_precision": outcome.reached,
         },
@@ -172,9 +164,7 @@ def _manifest(
     )
 
 
-def _computing(
-    request: BuildRequest, outcome: BuildOutcome, by_precision: WeightedNodes, counts: Mapping[str, int]
-) -> dict[str, object]:
+def _computing(request: BuildRequest, outcome: BuildOutcome, counts: Mapping[str, int]) -> dict[str, object]:
     """Of all layers that multiply, planned or not: how many reached the precision, their share, the others.
 
     Empty where the graph does not say the precision: of floats, and where the runtime finds the scales.
@@ -184,11 +174,11 @@ def _computing(
         return {}
     named_layers = outcome.layers or Planned(())
     lost = {**named_layers.missed, **named_layers.unreported}
-    inside = [node.name for node in by_precision.get(precision, ()) if node.name not in lost]
+    inside = [node.name for node in request.nodes.get(precision, ()) if node.name not in lost]
     reasons = {**request.reasons, **lost}
     floats = {
         node.name: str(reasons.get(node.name, f"{node.op_type} is not quantized"))
-        for kind, nodes in by_precision.items()
+        for kind, nodes in request.nodes.items()
         for node in nodes
         if kind != precision or node.name in lost
     }
