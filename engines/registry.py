@@ -6,7 +6,6 @@ engine it belongs to.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from ..core.artifact import accept, checked_input, read_manifest, require_exact
 from ..core.files import manifest_path, require_file
 from ..errors import ArtifactError, EngineUnavailable, InvalidOption
 from ..model.sources.archives import trusting
-from ..model.sources.source import parse_source
+from ..model.sources.source import did_you_mean, parse_source
 from ..spec.decode import spec_from_call
 from ..spec.engines import rows
 from ..spec.looking import LoadSpec
@@ -49,10 +48,8 @@ def engine(name: str) -> Engine:
         EngineUnavailable: If its class cannot be imported, or is not what its row says.
     """
     if name not in rows():
-        near = difflib.get_close_matches(name, names(), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else ""
         problem = f"target {name!r} is unknown; known are {', '.join(names())}"
-        raise InvalidOption(problem, hint=hint, option="target")
+        raise InvalidOption(problem, hint=did_you_mean(name, names()), option="target")
     home = rows()[name].load()
     problem = ""
     if not (isinstance(home, type) and issubclass(home, Engine)):

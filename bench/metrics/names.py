@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from ...errors import DataError, InvalidOption
 from ...model.outputs.judgement import RowAgreement
 from ...model.sources.preprocessing import preprocessing_of
+from ...model.sources.source import did_you_mean
 from ...spec.tensors import TensorInfo
 from ...spec.words import AUTO, METRIC, METRIC_PARAMETERS, METRICS
 from .classes import F1, EntityF1, MeanIoU, TopK, is_iob2
@@ -53,22 +53,17 @@ def read_metric(text: str, *, base: Path | None = None, inputs: Sequence[TensorI
                 raise InvalidOption(f"metric {text!r}: {name}:K with K from 1 is required", option="metric")
             raise InvalidOption(
                 f"metric {text!r}: {name} or {name}: followed by {', '.join(kinds)} is required",
-                hint=_nearest(parameter, kinds, f"{name}:"),
+                hint=did_you_mean(parameter, kinds, f"{name}:"),
                 option="metric",
             )
         return _MAKERS[name](text, parameter).for_inputs(inputs)
     if not colon:
         raise InvalidOption(
             f"metric {text!r} is unknown; {METRIC} is required",
-            hint=_nearest(text, (AUTO, *METRICS)),
+            hint=did_you_mean(text, (AUTO, *METRICS)),
             option="metric",
         )
     return OwnMetric(text, base=base)
-
-
-def _nearest(text: str, names: Sequence[str], prefix: str = "") -> str:
-    near = difflib.get_close_matches(text, names, n=1)
-    return f"did you mean {prefix + near[0]!r}?" if near else ""
 
 
 class Automatic(Metric):

@@ -80,10 +80,10 @@ def parse_query(query: str, spec: str, keys: Iterable[str] = ()) -> SourceOption
     return SourceOptions(**values)
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
     """Return "did you mean ...?" with the nearest of the names; empty where none is near."""
     near = difflib.get_close_matches(name, list(names), n=1)
-    return f"did you mean {near[0]!r}?" if near else ""
+    return f"did you mean {prefix + near[0]!r}?" if near else ""
 
 
 def _written(value: object) -> str:
