@@ -6,15 +6,15 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..core.artifact import Artifact, Manifest, load_artifact, read_manifest
 from ..core.files import temporary_folder
 from ..core.processor import resolve_isa
 from ..core.progress import Progress, silent
-from ..engines.base import BuildRequest
-from ..engines.build import build_engine, require_builder
-from ..engines.registry import capabilities, engine
+from ..engines.base import BuildRequest, Engine
+from ..engines.build import build_engine
+from ..engines.registry import engine as find_engine
 from ..engines.tensorrt.adapter import MODULES, load_adapter
 from ..errors import ArtifactError, IntentNotReached, InvalidOption, QCompileError
 from ..model.graph.onnx_file import read_graph
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..spec.keywords import BuildKeywords, ReproduceKeywords
 
 _MOST_WRONG = 3
+_Spec = TypeVar("_Spec", bound=BuildSpec)
 _ENDINGS = {".engine": (".engine", ".plan"), ".pt": (".pt", ".pth", ".ts", ".jit", ".torchscript")}
 
 
@@ -64,31 +65,34 @@ def build(
         IntentNotReached: If too many layers do not have the precision that was asked for.
         ModelError: If the graph makes a tensor that no memory holds.
     """
-    return build_right(model, output, spec_from_call(BuildSpec, spec, options), progress=progress)
+    checked = _for_here(spec_from_call(BuildSpec, spec, options))
+    return build_with_fallback(model, output, checked, progress=progress)
 
 
-def build_right(
+def build_with_fallback(
     model: str | Path,
     output: str | Path,
     checked: BuildSpec,
-    first: LoweredGraph | None = None,
+    lowered: LoweredGraph | None = None,
     *,
     progress: Progress = silent,
 ) -> Artifact:
-    """As `build`: layers that the runtime computes wrongly in INT8 stay in float, each after another attempt.
+    """Retry up to three times, leaving the first wrong layer in float each time.
 
-    The first attempt builds from `first`, where the graph was lowered before.
+    The first attempt builds from `lowered`, where the graph was lowered before.
     """
-    _check_ending(checked.target, Path(output))
+    runtime = find_engine(checked.target)
+    _check_ending(runtime, Path(output))
     refusal: IntentNotReached | None = None
     warnings: list[str] = []
     for _ in range(_MOST_WRONG + 1):
         try:
             with trusting(checked.trust), ExitStack() as stack:
-                lowered = first or stack.enter_context(_lowered(model, checked, progress))
-                first = None
-                lowered = replace(lowered, warnings=[*lowered.warnings, *warnings])
-                return build_engine(request_for(model, checked, lowered, Path(output), progress))
+                graph = lowered or stack.enter_context(_lowered(runtime, model, checked, progress))
+                lowered = None
+                graph = replace(graph, warnings=[*graph.warnings, *warnings])
+                request = request_for(runtime, model, checked, graph, Path(output), progress)
+                return build_engine(runtime, request)
         except IntentNotReached as error:
             refusal, layer = refusal or error, error.data.get("wrong_layer")
             if not layer or checked.precision != "int8" or layer in checked.layer_precisions:
@@ -106,11 +110,16 @@ def build_right(
     raise refusal
 
 
-def _check_ending(target: str, output: Path) -> None:
+def _for_here(spec: _Spec) -> _Spec:
+    """Return a spec whose `isa` is what "auto" stands for on this processor."""
+    return replace(spec, isa=resolve_isa(spec.isa, spec.target))
+
+
+def _check_ending(engine: Engine, output: Path) -> None:
     """Refuse a name by which no other verb would know what is built, such as one of OpenVINO's own files."""
-    endings = _ENDINGS.get(engine(target).suffix, (engine(target).suffix,))
+    endings = _ENDINGS.get(engine.suffix, (engine.suffix,))
     if output.suffix not in ("", *endings):
-        problem = f"output {output}: what {target} runs ends in {' or '.join(endings)}"
+        problem = f"output {output}: what {engine.name} runs ends in {' or '.join(endings)}"
         raise InvalidOption(problem, hint=f"name it {output.with_suffix(endings[0]).name}", option="output")
 
 
@@ -123,10 +132,11 @@ def plan(
     **options: Unpack[BuildKeywords],
 ) -> dict[str, object]:
     """Prepare, parse and check everything that `build` would, and return what would be built."""
-    checked = spec_from_call(BuildSpec, spec, options)
-    with trusting(checked.trust), _lowered(model, checked, progress) as lowered:
-        request = request_for(model, checked, lowered, Path("dry-run"), progress)
-        planned = engine(checked.target).plan(request)
+    checked = _for_here(spec_from_call(BuildSpec, spec, options))
+    runtime = find_engine(checked.target)
+    with trusting(checked.trust), _lowered(runtime, model, checked, progress) as lowered:
+        request = request_for(runtime, model, checked, lowered, Path("dry-run"), progress)
+        planned = runtime.plan(request)
         passes = {"passes": dict(lowered.passes)}
         return {"target": checked.target, "precision": request.precision, **planned, **passes}
 
@@ -155,14 +165,20 @@ def reproduce(
     """
     from ..engines.reproducer import make_reproducer
 
-    checked = spec_from_call(ReproduceSpec, spec, options)
-    with trusting(checked.trust), _lowered(model, checked, progress) as lowered:
-        request = request_for(model, checked, lowered, Path(output), progress)
-        return make_reproducer(request, Path(output), checked.max_time_s)
+    checked = _for_here(spec_from_call(ReproduceSpec, spec, options))
+    runtime = find_engine(checked.target)
+    with trusting(checked.trust), _lowered(runtime, model, checked, progress) as lowered:
+        request = request_for(runtime, model, checked, lowered, Path(output), progress)
+        return make_reproducer(runtime, request, Path(output), checked.max_time_s)
 
 
 def request_for(
-    model: str | Path, spec: BuildSpec, lowered: LoweredGraph, output: Path, progress: Progress
+    engine: Engine,
+    model: str | Path,
+    spec: BuildSpec,
+    lowered: LoweredGraph,
+    output: Path,
+    progress: Progress,
 ) -> BuildRequest:
     """Return what a builder is asked for: a graph that is lowered, and what the spec says beside it."""
     same_floats = spec.floats == lowered.float_precision
@@ -171,18 +187,19 @@ def request_for(
         precision=lowered.precision,
         float_precision=spec.float_precision if same_floats else lowered.float_precision,
         gpus=tuple(dict.fromkeys(gpu.lower() for gpu in spec.gpus)),
-        isa=resolve_isa(spec.isa, spec.target),
     )
-    spread = spread_samples(model, spec) if engine(spec.target).takes == "onnx" else None
+    spread = spread_samples(spec.data, lowered.inputs) if engine.takes == "onnx" else None
     return BuildRequest(
         lowered.path,
         output,
         lowered_spec,
         source=str(model),
+        source_digest=lowered.source_digest,
         layers=lowered.layers,
         tf32=spec.precision == "best",
         planned=lowered.planned,
         left_in_float=lowered.left_in_float,
+        reasons={**lowered.reasons, **lowered.left_in_float},
         worked_around=lowered.worked_around,
         samples=spread.batches if spread else (),
         spread=str(spread or ""),
@@ -221,7 +238,7 @@ def refit(
     # Where the layers' types are in the quantized graph, the model has them already.
     names = ("layers", "exclude", "only") if manifest.precision in ("fp16", "bf16") else ()
     spec = _spec_of(manifest, only=(*names, "float_precision", "io_formats", "typing", "ignore_faults"))
-    with _lowered(model, spec, progress) as lowered:
+    with _lowered(find_engine(spec.target), model, spec, progress) as lowered:
         return refit_plan(
             load_adapter(manifest.target), path, Path(lowered.path), Path(output),
             source=str(model), progress=progress,
@@ -254,7 +271,7 @@ def engine_graph(
     with ExitStack() as stack:
         try:
             spec = _spec_of(manifest)
-            lowered = stack.enter_context(_lowered(model, spec, progress))
+            lowered = stack.enter_context(_lowered(find_engine(spec.target), model, spec, progress))
             if read_graph(Path(lowered.path)).digest() != parsed:
                 raise InvalidOption("another graph comes out than the engine was built from")
         except InvalidOption as error:
@@ -277,9 +294,11 @@ def _spec_of(manifest: Manifest, *, only: Collection[str] = ()) -> BuildSpec:
 
 
 @contextmanager
-def _lowered(model: str | Path, spec: BuildSpec, progress: Progress) -> Iterator[LoweredGraph]:
+def _lowered(
+    engine: Engine, model: str | Path, spec: BuildSpec, progress: Progress
+) -> Iterator[LoweredGraph]:
     """A graph that the engine can build from, which lives as long as this."""
-    runtime = require_builder(spec.target)
+    engine.require_builder()
     with temporary_folder("build", model) as folder:
         graph = folder / Path(model).name
-        yield lower(model, spec, capabilities(runtime), graph, progress=progress)
+        yield lower(model, spec, engine, graph, progress=progress)

@@ -30,22 +30,24 @@ from ..core.artifact import (
     read_manifest,
     require_exact,
 )
-from ..core.files import writing
+from ..core.files import side_files, writing
 from ..core.processor import resolve_isa
 from ..core.progress import Progress, silent
 from ..data.batches import Data, Spread
 from ..errors import InvalidOption
 from ..model.graph.graph import graph_precision, weighted_nodes
-from ..model.graph.onnx_file import Graph, check_written, copy_model, read_graph, read_weightless
+from ..model.graph.onnx_file import Graph, check_written, copy_model, read_graph
 from ..spec.artifacts import with_floats
 from ..spec.words import BLOCK_FORMATS, CALIBRATED, HALVES, WAY_OUT
-from .lowered import RECORD, LoweredGraph, half_left_to_engine
+from .lowered import RECORD, LoweredGraph, half_left_to_engine, reasons_in
 from .passes import fitting_passes, run_passes, without_faults
 
 if TYPE_CHECKING:
     from ..calibration import Ranges
+    from ..engines.base import Engine
     from ..engines.registry import Capabilities
     from ..spec.artifacts import BuildSpec
+    from ..spec.tensors import TensorInfo
 
 _FLOATS = ("fp32", "tf32")
 _ROUNDS = 2
@@ -56,7 +58,7 @@ _BLIND = "no data was given: values beyond float16's 65504 were not looked for"
 def lower(
     model: str | Path,
     spec: BuildSpec,
-    capabilities: Capabilities,
+    engine: Engine,
     output: Path,
     *,
     ranges: Ranges | None = None,
@@ -66,30 +68,29 @@ def lower(
     """Make the graph that an engine needs of an ONNX file, or of a MODEL where the engine takes PyTorch.
 
     It is written to `output`, with a manifest from which `load_lowered` reads the result; where the model
-    itself is what the engine needs, only with `keep`. `ranges` are in place of the file that the spec names.
+    itself is what the engine needs, only with `keep`. `ranges` are in place of the file that the spec names,
+    whose `isa` is not "auto" for a processor.
     """
-    from ..engines.registry import engine
+    from ..engines.registry import capabilities_of
 
     chosen = spec.ranges if ranges is None else ranges
-    spec = replace(spec, isa=resolve_isa(spec.isa, spec.target))
-    source = read_graph(Path(model)) if capabilities.takes == "onnx" else None
+    capabilities = capabilities_of(engine)
+    source = read_graph(Path(model)) if engine.takes == "onnx" else None
     spec = _decided(source, spec, capabilities, has_ranges=chosen is not None)
     spec = with_floats(spec)
-    engine(spec.target).check(spec)
+    engine.check(spec)
     if source is None:
         return LoweredGraph(str(model), spec.one_precision, spec.floats)
     with writing(output) as path:
-        digest = source.digest()
+        lowering = _Lowering(source, spec, chosen, engine, capabilities, progress)
         counts, _ = run_passes([STANDARD_FORMS], source, source, progress)
-        lowering = _Lowering(source, digest, spec, chosen, capabilities, progress)
         lowering.counts |= {name: count for name, count in counts.items() if count}
         return lowering.run(path, output, keep=keep)
 
 
-def spread_samples(model: str | Path, spec: BuildSpec, count: int = 16) -> Spread | None:
-    """Return so many samples of the spec's data, one batch at least, spread over it; None without data."""
-    data = spec.data
-    return None if data is None else Data(data, read_weightless(Path(model)).io.inputs).spread(count)
+def spread_samples(data: str | None, inputs: Sequence[TensorInfo], count: int = 16) -> Spread | None:
+    """Return so many samples of data, one batch at least, spread over it; None without data."""
+    return None if data is None else Data(data, inputs).spread(count)
 
 
 def _decided(
@@ -127,14 +128,16 @@ class _Lowering:
     def __init__(
         self,
         source: Graph,
-        digest: str,
         spec: BuildSpec,
         ranges: Path | Ranges | None,
+        engine: Engine,
         capabilities: Capabilities,
         progress: Progress,
     ) -> None:
-        self.source, self.digest, self.spec, self.ranges = source, digest, spec, ranges
-        self.capabilities, self.progress = capabilities, progress
+        self.source, self.spec, self.ranges = source, spec, ranges
+        self.engine, self.capabilities, self.progress = engine, capabilities, progress
+        self.digest = source.digest()
+        self.source_manifest = read_manifest(source.path)
         weak = spec.tensorrt.typing == "weak"
         self.needed = "fp32" if spec.calibrator else capabilities.needed(spec.precision, weak=weak)
         self.static = self.needed in CALIBRATED and spec.mode == "static"
@@ -166,10 +169,14 @@ class _Lowering:
             lost = "biases were not corrected, and " if spec.correct_bias else ""
             warnings.append(f"no data was given: {lost}what INT8 loses was judged on random input")
         written = graph.path == path
+        if written:
+            beside = [output.with_name(file.name) for file in side_files(path)]
+            graph = Graph(graph.model, output, is_file=True, beside=beside)
+        reasons = reasons_in(self.manifest if written else self.source_manifest)
         lowered = LoweredGraph(
-            str(output if written else graph.path), spec.one_precision, spec.floats, layers, planned, left,
-            [*warnings, *self.warnings], self.worked_around, self.counts,
-            Graph(graph.model, output, is_file=True) if written else graph,
+            str(graph.path), spec.one_precision, spec.floats, layers, planned, left,
+            [*warnings, *self.warnings], self.worked_around, self.counts, self.digest, reasons,
+            self.source.io.inputs, graph,
         )  # fmt: skip
         if written:
             self._record(lowered, path)
@@ -205,7 +212,7 @@ class _Lowering:
         """Fit the model as it is; the float parts of a quantized one get the precision that is asked for."""
         path = self.source.path
         if self.needed == "int8":
-            require_exact(path, read_manifest(path), on=self.spec.isa, hint=QUANTIZE_AGAIN)
+            require_exact(path, self.source_manifest, on=self.spec.isa, hint=QUANTIZE_AGAIN)
         from ..compiler.quantize.half.precision import with_half_rest
 
         half = self.capabilities.in_graph.get(self.spec.floats, "fp32") if self.static else "fp32"
@@ -227,18 +234,19 @@ class _Lowering:
         spec = self.spec
         waits = self.static and data is None and spec.data is not None  # for the data, which comes last
         floats = self.capabilities.in_graph.get(spec.floats, spec.floats)
+        target = graph_target(spec.target)
         options = shared(
             QuantizeSpec,
             spec,
-            target=graph_target(spec.target),
+            target=target,
             precision=self.needed,
             float_precision="auto" if spec.float_precision == "auto" else floats,
             method=spec.method if self.static else "",
             rounding="rtn" if waits else spec.rounding,
             ranges=None,
             data=data,
+            isa=resolve_isa(spec.isa, target),  # "auto" for an engine of another package
         )
-        options = replace(options, isa=resolve_isa(options.isa, options.target))
         check_options(options)
         ranges = self.ranges if self.static else None
         if isinstance(ranges, str | Path):
@@ -254,7 +262,8 @@ class _Lowering:
         """Run passes on a graph, and those that fit it to the reader."""
         spec, capabilities = self.spec, self.capabilities
         self.warnings = []
-        every = [*passes, *fitting_passes(spec, capabilities, self.needed, self.source, self.warnings)]
+        fitting = fitting_passes(spec, self.engine, capabilities, self.needed, self.source, self.warnings)
+        every = [*passes, *fitting]
         counts, warnings = run_passes(every, graph, self.source, self.progress)
         self.counts |= counts
         self.warnings += warnings
@@ -279,10 +288,9 @@ class _Lowering:
         """
         from ..engines.base import BuildRequest
         from ..engines.build import missed_or_refused
-        from ..engines.registry import engine
 
         spec, source = self.spec, str(self.source.path)
-        spread = spread_samples(source, spec, 1)
+        spread = spread_samples(spec.data, self.source.io.inputs, 1)
         graph = self._typed()
         planned = [node.name for node in weighted_nodes(graph.model)["int8"]]
         left: dict[str, str] = {}
@@ -292,7 +300,7 @@ class _Lowering:
                 source, graph.path, spec, source, samples=spread.batches if spread else (),
                 progress=self.progress, graph=graph,
             )  # fmt: skip
-            missed = missed_or_refused(engine(spec.target), request, self.source, planned, left, self._typed)
+            missed = missed_or_refused(self.engine, request, self.source, planned, left, self._typed)
             if not missed or len(left) + len(missed) >= len(planned):
                 break
             left |= missed
@@ -370,7 +378,7 @@ class _Lowering:
             target=self.spec.target,
             precision=self.needed,
             sources={"model": self.digest},
-            options=carried_isa(self.source.path),
+            options=carried_isa(self.source_manifest),
         )
         assert lowered.graph is not None, "it was written"
         options = {**manifest.options, RECORD: lowered.as_json()}

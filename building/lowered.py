@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..core.artifact import read_manifest
+from ..core.artifact import Manifest, read_manifest
 from ..errors import ArtifactError
 from ..model.graph.onnx_file import Graph
+from ..spec.tensors import TensorInfo
 from ..spec.words import HALVES, FloatPrecision, Precision
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 RECORD = "lowered"
 """The option of a manifest that says what a graph does not."""
 
-_NOT_RECORDED = ("path", "passes", "graph")
+_NOT_RECORDED = ("path", "passes", "source_digest", "reasons", "inputs", "graph")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,9 @@ class LoweredGraph:
         left_in_float: Those of them that it computes in float, with what it said; they are not quantized.
         worked_around: Known fault of the engine to the nodes that were rewritten because of it.
         passes: Name of each pass that ran, in this order, to the number of nodes that it changed.
+        source_digest: Digest of the ONNX file that it was made from.
+        reasons: Name of each layer that is not quantized to the reason, by the manifest of the graph.
+        inputs: Inputs of the ONNX file that it was made from, as samples are read for them.
         graph: The graph in memory, for an engine of ONNX files; a manifest does not hold it.
     """
 
@@ -53,6 +57,9 @@ class LoweredGraph:
     warnings: Sequence[str] = ()
     worked_around: Mapping[str, Sequence[str]] = field(default_factory=dict)
     passes: Mapping[str, int] = field(default_factory=dict)
+    source_digest: str = ""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    inputs: tuple[TensorInfo, ...] = field(default=(), compare=False)
     graph: Graph | None = field(default=None, compare=False)
 
     def as_json(self) -> dict[str, object]:
@@ -66,12 +73,19 @@ def load_lowered(path: Path) -> LoweredGraph:
     manifest = read_manifest(path)
     record = manifest.options.get(RECORD) if manifest else None
     try:
-        if not isinstance(record, dict):
+        if not (manifest and isinstance(record, dict)):
             raise ValueError("nothing is said")
-        return msgspec.convert({**record, "path": str(path)}, LoweredGraph)
+        beside = {"source_digest": manifest.sources.get("model", ""), "reasons": reasons_in(manifest)}
+        return msgspec.convert({**record, "path": str(path), **beside}, LoweredGraph)
     except ValueError as error:
         problem = f"{path}: its manifest does not say how it was lowered ({error})"
         raise ArtifactError(problem, hint="make it again", file=path) from error
+
+
+def reasons_in(manifest: Manifest | None) -> Mapping[str, str]:
+    """Return the name of each layer that is not quantized to the reason, as a manifest has them."""
+    reasons: Mapping[str, str] = manifest.proof.get("left_in_float", {}) if manifest else {}
+    return reasons
 
 
 def writes_types(spec: ArtifactOptions, capabilities: Capabilities) -> bool:

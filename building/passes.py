@@ -28,6 +28,7 @@ from ..model.graph.onnx_file import DEFECT, Graph
 from ..spec.opsets import BFLOAT16_LAYERS, INT4
 
 if TYPE_CHECKING:
+    from ..engines.base import Engine
     from ..engines.registry import Capabilities
     from ..engines.words import KnownFault
     from ..spec.artifacts import BuildSpec
@@ -102,7 +103,12 @@ def broken_edge(graph: Graph) -> str:
 
 
 def fitting_passes(
-    spec: BuildSpec, capabilities: Capabilities, needed: str, source: Graph, warnings: list[str]
+    spec: BuildSpec,
+    engine: Engine,
+    capabilities: Capabilities,
+    needed: str,
+    source: Graph,
+    warnings: list[str],
 ) -> list[Pass]:
     """Return what fits a graph of precision `needed` to its reader, but for known faults."""
     types = {name: dtype for name, (dtype, _) in spec.tensorrt.tensor_formats.items() if dtype}
@@ -118,7 +124,7 @@ def fitting_passes(
     if capabilities.highest_opset is not None:
         passes.append(_opset_pass(spec, capabilities, needed, warnings))
     if capabilities.operators is not None:
-        passes.append(_operators_pass(spec, capabilities, source))
+        passes.append(_operators_pass(spec, engine, capabilities, source))
     if spec.target.startswith("tensorrt"):
         passes += [tensorrt_forms.KERNEL_SHAPES, byte_forms.PASS]
     return passes
@@ -141,15 +147,13 @@ def _opset_pass(spec: BuildSpec, capabilities: Capabilities, needed: str, warnin
     return Pass(f"opset {limit} or older", change, needs=lambda graph: graph.opset > highest(graph))
 
 
-def _operators_pass(spec: BuildSpec, capabilities: Capabilities, source: Graph) -> Pass:
+def _operators_pass(spec: BuildSpec, engine: Engine, capabilities: Capabilities, source: Graph) -> Pass:
     operators = frozenset(capabilities.operators or ())
 
     def leaves(graph: Graph) -> str:
         if not spec.tensorrt.plugins:
-            from ..engines.registry import engine
-
-            read_by, reader = engine(spec.target).read_by, capabilities.reader
-            require_operators(graph.model, operators, reader, str(source.path), read_by)
+            reader = capabilities.reader
+            require_operators(graph.model, operators, reader, str(source.path), engine.read_by)
         return ""
 
     return Pass(

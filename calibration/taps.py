@@ -39,7 +39,7 @@ QUANTIZABLE = frozenset(
 
 _FOLDED = frozenset(["Relu", "Clip"])
 _FOLDS_INTO = frozenset(["Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sum", "BatchNormalization"])
-_MOVES = frozenset(
+MOVES = frozenset(
     """
     MaxPool Reshape Transpose Squeeze Unsqueeze Flatten Split Gather Identity DepthToSpace SpaceToDepth
     """.split()
@@ -140,7 +140,7 @@ class _Choice:
     def _sources(self, name: str) -> tuple[str, ...]:
         """The tensors to observe for a tensor: itself, or those whose values it holds."""
         maker = self.made_by.get(name)
-        if maker is None or not _is_one_of(maker, _MOVES | {"Concat"}):
+        if maker is None or not _is_one_of(maker, MOVES | {"Concat"}):
             return (name,)
         origins = list(maker.input) if maker.op_type == "Concat" else list(maker.input[:1])
         if any(name in self.constants or self.types.get(name) not in _FLOATS for name in origins):

@@ -31,7 +31,7 @@ from ..errors import CalibrationError, DataError
 from ..model.graph.graph import attribute, captured_names, holds_half, producers
 from ..model.graph.graph_edits import refill
 from ..model.graph.onnx_file import Graph, read_graph
-from ..model.sessions.refusals import failure_hint, onnxruntime_words
+from ..model.sessions.refusals import failed_sample
 from ..model.sessions.session import make_session, session_options, usable_cores
 from ..spec.tensors import Feeds
 from .histogram import Count, Histogram, NonFinite, make_count
@@ -67,11 +67,7 @@ class Observer:
                 arrays = [_as_array(value) for value in self.session.run_with_ort_values(names, values)]
         except Exception as error:
             # ONNX Runtime's exceptions share no base but RuntimeError and Exception.
-            raise DataError(
-                f"{where}: the model failed on it: {(words := onnxruntime_words(error))}",
-                hint=failure_hint(words),
-                sample=where,
-            ) from error
+            raise failed_sample(error, where) from error
         return list(zip(self.outputs.values(), arrays, strict=True))
 
 

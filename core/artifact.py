@@ -402,9 +402,9 @@ def int8_isa(manifest: Manifest | None) -> Isa:
     return isa_of(features, arm=str(device.get("architecture")).startswith(("arm", "aarch")))
 
 
-def carried_isa(model: Path) -> dict[str, object]:
+def carried_isa(manifest: Manifest | None) -> dict[str, object]:
     """Return the option of a manifest that says what the INT8 of a file is for, for a file made from it."""
-    isa = int8_isa(read_manifest(model))
+    isa = int8_isa(manifest)
     return {} if isa == "auto" else {"isa": isa}
 
 

@@ -21,7 +21,7 @@ from ..core.installation import install_hint
 from ..core.progress import Progress, silent
 from ..errors import EngineUnavailable, InvalidOption
 from ..model import onnx
-from ..model.graph.graph import WeightsHeld
+from ..model.graph.graph import WeightsHeld, weighted_nodes
 from ..model.graph.graph_rules import GraphRules
 from ..model.graph.onnx_file import Graph, read_graph
 from ..spec.artifacts import BuildSpec
@@ -32,6 +32,7 @@ from .taps import run_from_file
 from .words import KnownFault, Proposal, TritonBackend, Verdict
 
 if TYPE_CHECKING:
+    from onnx import NodeProto
     from typing_extensions import Self
 
 Place = Literal["cpu", "cuda"]
@@ -43,11 +44,13 @@ class BuildRequest:
 
     Attributes:
         model: The file to build from (ONNX), or a MODEL spelling where the engine takes PyTorch.
-        spec: What was asked for; its precision is never "best".
+        spec: What was asked for; its precision is never "best", its `isa` never "auto" for a processor.
         source: What the user gave, where `model` was made from it; for messages and the manifest.
+        source_digest: Digest of it; empty where `model` is what the user gave.
         tf32: Whether products of float32 may round to 10 bits of mantissa, whatever the precision.
         samples: Real input to check the artifact on, batch by batch; without any it is random.
         spread: How many samples of how many these are, in words.
+        reasons: Name of each layer that is not quantized to the reason.
         graph: The file in memory, where it is ONNX.
         debug_tensors: What an engine of TensorRT can show while it runs; None for all that is not fused.
         is_trial: Whether its speed is measured by who asks, and not said here.
@@ -57,10 +60,12 @@ class BuildRequest:
     output: Path
     spec: BuildSpec
     source: str = ""
+    source_digest: str = ""
     layers: Mapping[str, str] = field(default_factory=dict)
     tf32: bool = False
     planned: Sequence[str] = ()
     left_in_float: Mapping[str, str] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
     worked_around: Mapping[str, Sequence[str]] = field(default_factory=dict)
     samples: Sequence[Feeds] = ()
     spread: str = ""
@@ -74,6 +79,11 @@ class BuildRequest:
     def onnx(self) -> Graph:
         """The graph, of an engine that takes ONNX files: read here where it was made earlier."""
         return self.graph or read_graph(Path(self.model))
+
+    @cached_property
+    def nodes(self) -> Mapping[str, Sequence[NodeProto]]:
+        """Precision to the nodes of the graph that compute in it."""
+        return weighted_nodes(self.onnx.model)
 
     @property
     def precision(self) -> Precision:
@@ -284,6 +294,12 @@ class Engine(ABC):
             except Exception as error:  # besides ImportError: missing libraries raise RuntimeError or OSError
                 return f"{module} cannot be imported ({error})"
         return ""
+
+    def require_builder(self) -> None:
+        """Refuse where it cannot build here."""
+        if reason := self.why_not_build():
+            problem = f"target {self.name} cannot build here: {reason}"
+            raise EngineUnavailable(problem, hint=self.fix(), engine=self.name, reason=reason)
 
     def why_not_run(self) -> str:
         """Return why it cannot run here; empty when it can."""

@@ -23,12 +23,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.artifact import Artifact, Manifest, commit, read_manifest, tool_versions
+from ..core.artifact import Artifact, Manifest, commit, tool_versions
 from ..core.files import write_text, writing
 from ..core.processor import why_unchecked
-from ..errors import BuildError, EngineUnavailable, IntentNotReached, QCompileError
+from ..errors import BuildError, IntentNotReached, QCompileError
 from ..model import onnx
-from ..model.graph.graph import constant_names, graph_precision, weighted_nodes
+from ..model.graph.graph import constant_names, graph_precision
 from ..model.graph.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
 from ..model.graph.onnx_file import Graph, is_large, read_graph
 from ..model.outputs.judgement import BY_SIGNAL
@@ -37,7 +37,6 @@ from ..model.sessions.session import slower_note
 from ..model.sources.source import digest_source, parse_source
 from ..spec.decode import non_default_options
 from .base import BuildOutcome, BuildRequest, Engine, Planned
-from .registry import engine
 
 _OWN_FIELDS = ("target", "precision")
 """Options that a manifest has fields of its own for."""
@@ -46,26 +45,26 @@ _LITTLE = 0.5  # share of the multiply-adds below which an artifact is hardly of
 _TRIALS = 48
 
 
-def build_engine(request: BuildRequest) -> Artifact:
+def build_engine(engine: Engine, request: BuildRequest) -> Artifact:
     """Build from a graph that has the right precision already."""
     spec, final = request.spec, Path(request.output)
-    chosen = require_builder(spec.target)
-    chosen.check(spec)
+    engine.require_builder()
+    engine.check(spec)
     with writing(final) as path:
-        outcome = _build(chosen, request, path)
-        counts = multiply_adds(request.onnx.model) if chosen.takes == "onnx" else {}
+        outcome = _build(engine, request, path)
+        counts = multiply_adds(request.onnx.model) if engine.takes == "onnx" else {}
         weighed = weigh(request.precision, outcome, counts, strict=spec.strict)
         failure = weighed.failure or outcome.failure
-        if weighed.failure and not outcome.planned and chosen.takes == "onnx":
+        if weighed.failure and not outcome.planned and engine.takes == "onnx":
             failure += _why_none(request)
         if not failure and not request.is_trial:
-            slower = _slower_than_float(chosen, request, path)
+            slower = _slower_than_float(engine, request, path)
             outcome = replace(outcome, warnings=[*outcome.warnings, *slower])
-        manifest = _manifest(chosen, request, outcome, weighed, counts)
+        manifest = _manifest(engine, request, outcome, weighed, counts)
         if spec.calibration_cache is not None:
             write_text(spec.calibration_cache, outcome.calibration_cache.decode())
         if failure and not spec.allow_fallback:
-            kept = keep_rejected(path, final, manifest) if chosen.keeps_rejected else ""
+            kept = keep_rejected(path, final, manifest) if engine.keeps_rejected else ""
             raise IntentNotReached(
                 f"{request.source or request.model} for {spec.target}: {failure}",
                 hint=_way_out(weighed, outcome) + kept,
@@ -78,21 +77,15 @@ def build_engine(request: BuildRequest) -> Artifact:
 
 def _why_none(request: BuildRequest) -> str:
     """Why a graph has no layer in the precision at all, where its manifest says so."""
-    layers = [node.name for nodes in weighted_nodes(request.onnx.model).values() for node in nodes]
-    reasons = {name: why for name, why in _left_in_float(request).items() if name in layers}
+    layers = [node.name for nodes in request.nodes.values() for node in nodes]
+    reasons = {name: why for name, why in request.reasons.items() if name in layers}
     return f": {named(reasons, shares([*reasons], {})[0])}" if reasons else ""
 
 
-def _left_in_float(request: BuildRequest) -> Mapping[str, str]:
-    manifest = read_manifest(Path(request.model))
-    kept: Mapping[str, str] = manifest.proof.get("left_in_float", {}) if manifest else {}
-    return {**kept, **request.left_in_float}
-
-
-def _slower_than_float(chosen: Engine, request: BuildRequest, path: Path) -> list[str]:
+def _slower_than_float(engine: Engine, request: BuildRequest, path: Path) -> list[str]:
     """What a user should know of the speed of INT8 that runs here, beside its float model."""
     source = Path(request.source or request.model)
-    runs = chosen.takes == "onnx" and chosen.suffix == source.suffix and not request.worked_around
+    runs = engine.takes == "onnx" and engine.suffix == source.suffix and not request.worked_around
     if request.precision != "int8" or not runs or why_unchecked(request.spec.isa):
         return []
     model = read_graph(source).model
@@ -102,8 +95,8 @@ def _slower_than_float(chosen: Engine, request: BuildRequest, path: Path) -> lis
     request.progress("compare speed with the float model")
     try:
         with (
-            chosen.open(str(source), threads=threads) as plain,
-            chosen.open(str(path), threads=threads) as made,
+            engine.open(str(source), threads=threads) as plain,
+            engine.open(str(path), threads=threads) as made,
         ):
             feeds, _ = run_on(model, request.sample, plain.infer, inputs=plain.io.inputs)
             return slower_note(plain.prepare(feeds), made.prepare(feeds))
@@ -111,12 +104,12 @@ def _slower_than_float(chosen: Engine, request: BuildRequest, path: Path) -> lis
         return []
 
 
-def _build(chosen: Engine, request: BuildRequest, path: Path) -> BuildOutcome:
+def _build(engine: Engine, request: BuildRequest, path: Path) -> BuildOutcome:
     """What the engine makes; where it fails after it has written, that is kept, if it keeps such."""
     try:
-        return chosen.build(replace(request, output=path))
+        return engine.build(replace(request, output=path))
     except BuildError as error:
-        if chosen.keeps_rejected and path.is_file():
+        if engine.keeps_rejected and path.is_file():
             kept = keep_rejected(path, Path(request.output), None)
             error.hint = error.hint + kept if error.hint else kept.removeprefix("; ")
         raise
@@ -136,9 +129,9 @@ def keep_rejected(path: Path, final: Path, manifest: Manifest | None) -> str:
 
 
 def _manifest(
-    chosen: Engine, request: BuildRequest, outcome: BuildOutcome, weighed: Weighed, counts: Mapping[str, int]
+    engine: Engine, request: BuildRequest, outcome: BuildOutcome, weighed: Weighed, counts: Mapping[str, int]
 ) -> Manifest:
-    spec, of_onnx = request.spec, ("onnx",) if chosen.takes == "onnx" else ()
+    spec, of_onnx = request.spec, ("onnx",) if engine.takes == "onnx" else ()
     computing = _computing(request, outcome, counts)
     return Manifest(
         kind=outcome.kind,
@@ -146,8 +139,8 @@ def _manifest(
         target=spec.target,
         precision=request.precision,
         io=outcome.io,
-        sources={"model": _digest(request.source or request.model), "graph": _digest(request.model)},
-        tools={**tool_versions(*chosen.packages, *of_onnx), **outcome.versions},
+        sources=_sources(engine, request),
+        tools={**tool_versions(*engine.packages, *of_onnx), **outcome.versions},
         device=outcome.device,
         options=non_default_options(spec, without=_OWN_FIELDS) | ({"tf32": True} if request.tf32 else {}),
         proof={
@@ -179,14 +172,13 @@ def _computing(request: BuildRequest, outcome: BuildOutcome, counts: Mapping[str
     precision = request.precision
     if precision not in BY_SIGNAL or not counts or request.spec.calibrator:
         return {}
-    by_precision = weighted_nodes(request.onnx.model)
     named_layers = outcome.layers or Planned(())
     lost = {**named_layers.missed, **named_layers.unreported}
-    inside = [node.name for node in by_precision.get(precision, ()) if node.name not in lost]
-    reasons = {**_left_in_float(request), **lost}
+    inside = [node.name for node in request.nodes.get(precision, ()) if node.name not in lost]
+    reasons = {**request.reasons, **lost}
     floats = {
         node.name: str(reasons.get(node.name, f"{node.op_type} is not quantized"))
-        for kind, nodes in by_precision.items()
+        for kind, nodes in request.nodes.items()
         for node in nodes
         if kind != precision or node.name in lost
     }
@@ -209,15 +201,6 @@ def _mostly_float(precision: str, computing: Mapping[str, Any]) -> list[str]:
         f"{computing['share']:.1%} of all {computing['weighed_by']} are {precision}: {floats} of "
         f"{computing['all']} layers that compute are in float"
     ]
-
-
-def require_builder(target: str) -> Engine:
-    chosen = engine(target)
-    reason = chosen.why_not_build()
-    if reason:
-        problem = f"target {target} cannot build here: {reason}"
-        raise EngineUnavailable(problem, hint=chosen.fix(), engine=target, reason=reason)
-    return chosen
 
 
 def _left_out(request: BuildRequest, counts: Mapping[str, int]) -> list[str]:
@@ -243,9 +226,11 @@ def _way_out(weighed: Weighed, outcome: BuildOutcome) -> str:
     return way_out
 
 
-def _digest(model: str) -> str:
-    source = parse_source(model)
-    return read_graph(source.file).digest() if source.kind == "onnx" else digest_source(source)
+def _sources(engine: Engine, request: BuildRequest) -> dict[str, str]:
+    """The digests of the model and of the graph that was made from it."""
+    onnx_file = engine.takes == "onnx"
+    graph = request.onnx.digest() if onnx_file else digest_source(parse_source(request.model))
+    return {"model": request.source_digest or graph, "graph": graph}
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class Capabilities:
         return asdict(self)
 
 
-def capabilities(engine: Engine) -> Capabilities:
+def capabilities_of(engine: Engine) -> Capabilities:
     """Read what an engine of this machine can be given."""
     operators = engine.operators()
     weak = {precision: engine.graph_precision_if_weak(precision) for precision in engine.precisions}

@@ -34,9 +34,8 @@ from ..model.graph.reference_forms import rounds_activations
 from ..model.sessions.random_input import RandomInput
 from ..model.sessions.session import make_session, run_session, session_options, usable_cores
 from ..spec.tensors import Feeds, ModelIO
-from .base import BuildRequest, Runner
+from .base import BuildRequest, Engine, Runner
 from .reduction import Case, Enough, Values, reduce_case, with_plain_names
-from .registry import engine
 from .values import Comparison, Execution
 
 Kind = Literal["dies", "refuses", "hangs", "wrong"]
@@ -107,7 +106,7 @@ class Reproducer:
     trials: int
 
 
-def make_reproducer(request: BuildRequest, folder: Path, max_time_s: float) -> Reproducer:
+def make_reproducer(engine: Engine, request: BuildRequest, folder: Path, max_time_s: float) -> Reproducer:
     """Find what fails of a graph that was lowered for a target, cut it down, and write it to a folder.
 
     Raises:
@@ -116,13 +115,16 @@ def make_reproducer(request: BuildRequest, folder: Path, max_time_s: float) -> R
     """
     if folder.exists() and not (folder / _REPORT).is_file() and (folder.is_file() or any(folder.iterdir())):
         raise InvalidOption(f"{folder}: is there, and no reproducer", hint="name a new folder")
-    scripts = engine(request.spec.target).scripts(request.spec)
+    scripts = engine.scripts(request.spec)
     if not scripts:
-        problem = f"target {request.spec.target} has no script that loads a model by itself"
+        problem = f"target {engine.name} has no script that loads a model by itself"
         raise EngineUnavailable(problem, hint="reproduce it for onnxruntime, openvino or tensorrt-rtx")
     model = copy_model(request.onnx.load())
     name_nodes(model.graph)
-    with temporary_folder("reproduce") as scratch, closing(_Trials(request, scratch, max_time_s)) as trials:
+    with (
+        temporary_folder("reproduce") as scratch,
+        closing(_Trials(engine, request, scratch, max_time_s)) as trials,
+    ):
         tries = ((feeds, way) for feeds in _inputs(request, model) for way in scripts)
         for number, (feeds, way) in enumerate(tries, 1):
             request.progress(f"run {way}, {number}")
@@ -131,7 +133,7 @@ def make_reproducer(request: BuildRequest, folder: Path, max_time_s: float) -> R
                 break
         if found is None:
             ways = " and ".join(scripts)
-            problem = f"{request.source or request.model}: {request.spec.target} runs it right, {ways}"
+            problem = f"{request.source or request.model}: {engine.name} runs it right, {ways}"
             hint = "give the options and the `data` of the failure"
             raise ModelError(problem, hint=hint)
         small = trials.reduced(case, script, found)
@@ -159,8 +161,8 @@ def _inputs(request: BuildRequest, model: onnx.ModelProto) -> Iterator[Feeds]:
 class _Trials:
     """Graphs that are tried one after the other, each by the runtime's script in another process."""
 
-    def __init__(self, request: BuildRequest, folder: Path, max_time_s: float) -> None:
-        self.request, self.folder, self.count = request, folder, 0
+    def __init__(self, engine: Engine, request: BuildRequest, folder: Path, max_time_s: float) -> None:
+        self.engine, self.request, self.folder, self.count = engine, request, folder, 0
         self.only_builds = False  # all input is alike to such a runtime
         self._until = time.monotonic() + max_time_s
         self._worker: Worker | None = None
@@ -261,16 +263,15 @@ class _Trials:
         return result
 
     def _report(self, case: Case, made: Reproducer) -> dict[str, object]:
-        packages = engine(self.request.spec.target).packages
         return {
-            "target": self.request.spec.target,
+            "target": self.engine.name,
             "fails": made.failure.kind,
             "words": made.failure.words,
             "loaded": made.way,
             "nodes": [f"{node.op_type} {node.name}" for node in case.model.graph.node],
             "nodes_before": made.nodes_before,
             "trials": made.trials,
-            "versions": tool_versions(*packages),
+            "versions": tool_versions(*self.engine.packages),
             "processor": processor(),
         }
 

@@ -183,7 +183,7 @@ def slowdown(old_ms: Launches, new_ms: Launches) -> Slowdown | None:
     if shared < FEWEST_ROUNDS:
         return None
     level = ratio_level(old_ms, new_ms)
-    half = half_width([level], CONFIDENCE) * (1.0 if level.launches >= FEWEST_LAUNCHES else _FEW_WIDER)
+    half = half_width(level, CONFIDENCE) * (1.0 if level.launches >= FEWEST_LAUNCHES else _FEW_WIDER)
     low, high = math.exp(-level.mean - half), math.exp(-level.mean + half)
     return Slowdown(math.exp(-level.mean), low, high, level.launches, level.rounds)
 

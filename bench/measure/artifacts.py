@@ -19,11 +19,11 @@ from ...core.files import temporary_folder
 from ...core.processes.arrays import load_arrays, save_arrays
 from ...core.processes.worker import Worker
 from ...data.batches import Data
-from ...engines.base import Place
+from ...engines.base import Engine, Place
 from ...engines.registry import engine, engine_of
 from ...errors import DataError, EngineUnavailable, InvalidOption, MissingFile, WorkerError
 from ...model.graph.graph import WeightsHeld, graph_precision, weights_of_graph
-from ...model.graph.onnx_file import read_graph
+from ...model.graph.onnx_file import Graph, read_graph
 from ...model.outputs.output_forms import OutputForm, output_forms
 from ...model.sessions.random_input import RandomInput, random_feeds
 from ...model.sessions.session import make_session, run_session, session_options
@@ -102,7 +102,9 @@ class RunnableArtifact:
         device: Where it is run: "cpu", or the GPU as "cuda:0".
         places: Where it could be: what was optimized for a processor runs on no GPU.
         layers_by_precision: Precision to operator to number of layers, as the manifest proves it.
-        made, weights: Makes input for it, and what its graph holds; None where it is no ONNX file.
+        graph, made, weights: Its graph, what makes input for it, and what it holds; None where it is no ONNX
+            file.
+        rules: What its manifest says of the forms of outputs.
         falls_back: Whether it runs without a CUDA graph where it cannot be captured, as trtexec does
             (samples/common/sampleInference.cpp of 11.1, createEnqueueFunction).
     """
@@ -120,8 +122,10 @@ class RunnableArtifact:
     device: str = "cpu"
     places: tuple[Place, ...] = ("cpu",)
     layers_by_precision: dict[str, Any] | None = None
+    graph: Graph | None = None
     made: RandomInput | None = None
     weights: WeightsHeld | None = None
+    rules: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     falls_back: bool = False
 
@@ -130,24 +134,24 @@ def describe(
     artifact: str, name: str = "", *, trust: bool = False, pythons: Interpreters | None = None
 ) -> RunnableArtifact:
     """Look at an artifact or MODEL without running it; a file must be what its manifest says, or trusted."""
-    runtime = engine_of(artifact, trust=trust)
+    runtime = engine(engine_of(artifact, trust=trust))
     path = Path(artifact)
     if trust:
         accept(path)
     elif path.is_file():
         checked_input(path)  # the digest, before anything is executed
-    if runtime in ("pytorch", "torchscript") and (source := parse_source(artifact)).kind in TRUSTED_KINDS:
+    source = parse_source(artifact) if runtime.name in ("pytorch", "torchscript") else None
+    if source and source.kind in TRUSTED_KINDS:
         with trusting(trust):
             require_trust(source.file)  # its worker trusts it
     manifest = read_manifest(path) if path.is_file() else None
-    io, precision, runs_on, layers, random, weights = None, "fp32", "CPU", None, None, None
+    io, precision, runs_on, layers, rules = None, "fp32", "CPU", None, None
     warnings: tuple[str, ...] = ()
-    if path.suffix == ".onnx":
-        graph = read_graph(path)
-        proto = graph.model
-        io, precision, random = graph.io, graph_precision(proto), RandomInput(proto)
-        weights = weights_of_graph(proto)
+    graph = read_graph(path) if path.suffix == ".onnx" else None
+    if graph is not None:
+        io, precision = graph.io, graph_precision(graph.model)
     if manifest:
+        rules = manifest.options.get("rules")
         io = manifest.io or io
         precision = manifest.precision or precision
         layers = manifest.proof.get("as_executed") or manifest.proof.get("layers_by_precision")
@@ -155,18 +159,18 @@ def describe(
             gpus = manifest.device.get("gpus")
             runs_on = "GPU " + ", ".join(map(str, gpus if isinstance(gpus, list) else []))
         target = manifest.target or ""
-        if manifest.stage == "quantize" and target.startswith("tensorrt") and target != runtime:
+        if manifest.stage == "quantize" and target.startswith("tensorrt") and target != runtime.name:
             warnings = (
-                f"it was quantized for {target}, and {runtime} runs it: its accuracy says something, its "
-                f"speed does not; quantize with `target` {runtime} for this processor",
+                f"it was quantized for {target}, and {runtime.name} runs it: its accuracy says something, "
+                f"its speed does not; quantize with `target` {runtime.name} for this processor",
             )
-    places = engine(runtime).places
-    if runtime == "onnxruntime" and manifest and manifest.stage == "build":
+    places = runtime.places
+    if runtime.name == "onnxruntime" and manifest and manifest.stage == "build":
         places = ("cpu",)
     return RunnableArtifact(
         name=name or short_name(artifact),
         artifact=artifact,
-        engine=runtime,
+        engine=runtime.name,
         precision=precision,
         io=io,
         runs_on=runs_on,
@@ -174,21 +178,23 @@ def describe(
         why_not=_why_not(runtime, pythons),
         device="cpu" if "cpu" in places else "cuda:0",
         places=places,
-        python=pythons.python(runtime) if pythons else "",
+        python=pythons.python(runtime.name) if pythons else "",
         layers_by_precision=dict(layers) if isinstance(layers, Mapping) else None,
-        made=random,
-        weights=weights,
+        graph=graph,
+        made=RandomInput(graph.model) if graph else None,
+        weights=weights_of_graph(graph.model) if graph else None,
+        rules=tuple(map(str, rules)) if isinstance(rules, list | tuple) else (),
         warnings=warnings,
     )
 
 
-def _why_not(runtime: str, pythons: Interpreters | None) -> str:
-    if pythons and pythons.python(runtime):
-        return pythons.why_not_run(runtime)
-    if not runtime.startswith("tensorrt"):
+def _why_not(runtime: Engine, pythons: Interpreters | None) -> str:
+    if pythons and pythons.python(runtime.name):
+        return pythons.why_not_run(runtime.name)
+    if not runtime.name.startswith("tensorrt"):
         return ""  # of the others, the worker itself says best why it cannot load
-    reason = engine(runtime).why_not_run()
-    return f"{reason}; {engine(runtime).fix()}" if reason else ""
+    reason = runtime.why_not_run()
+    return f"{reason}; {runtime.fix()}" if reason else ""
 
 
 def shared_io(runnables: Sequence[RunnableArtifact], inputs: Sequence[str] = ()) -> ModelIO:
@@ -211,20 +217,12 @@ def shared_io(runnables: Sequence[RunnableArtifact], inputs: Sequence[str] = ())
 
 def forms_of(runnables: Sequence[RunnableArtifact]) -> dict[str, OutputForm]:
     """Return what is known of the outputs: by the first graph, and what `rules` of an artifact said."""
-    rules: list[str] = []
-    graph = None
-    for path in (Path(runnable.artifact) for runnable in runnables):
-        manifest = read_manifest(path) if path.is_file() else None
-        said = manifest.options.get("rules") if manifest else None
-        rules += [
-            text for text in map(str, said if isinstance(said, list | tuple) else ()) if text not in rules
-        ]
-        if graph is None and path.suffix == ".onnx":
-            graph = read_graph(path).model
+    graph = next((runnable.graph for runnable in runnables if runnable.graph), None)
     if graph is None:
         return {}
-    names = {value.name for value in graph.graph.output}
-    return output_forms(graph, [text for text in rules if text.rpartition(":")[0] in ("", *names)])
+    rules = dict.fromkeys(text for runnable in runnables for text in runnable.rules)
+    names = {value.name for value in graph.model.graph.output}
+    return output_forms(graph.model, [text for text in rules if text.rpartition(":")[0] in ("", *names)])
 
 
 def feeds_for(

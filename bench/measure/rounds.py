@@ -21,7 +21,7 @@ from ...core.processes.worker import Worker
 from ...errors import QCompileError
 from ...spec.measure import BenchOptions
 from ..results.row import WarmUp
-from ..results.statistics import FEWEST_ROUNDS, ratio_level, speedup_with_interval
+from ..results.statistics import FEWEST_ROUNDS, ratio_level, speedup_of
 
 LIMIT_S = 10.0
 LEAST_S = 0.3
@@ -283,7 +283,7 @@ def _uncertainty(timed: Mapping[str, TimingSeries], baseline: str) -> _Uncertain
             if len(series.round_medians_ms) < FEWEST_ROUNDS:
                 return _Uncertainty(math.inf, _ROUND_VARIANCE)
             level = ratio_level(reference.launches_ms, series.launches_ms)
-            uncertainty.widest = max(uncertainty.widest, speedup_with_interval(level.mean, [level]).width)
+            uncertainty.widest = max(uncertainty.widest, speedup_of(level).width)
             uncertainty.variance = max(uncertainty.variance, level.round_variance)
             uncertainty.launches = min(uncertainty.launches, level.launches)
     return uncertainty

@@ -93,14 +93,13 @@ def _values_of_classes(scored: Scored, each: Callable[..., Floats]) -> dict[int,
 class _ClassMetric(Metric):
     """A mean of values of classes, each of counts over the data: class, right, predicted, labelled."""
 
+    is_mean = False
+
     def each(self, right: Floats, predicted: Floats, true: Floats) -> Floats:
         raise NotImplementedError
 
     def average(self, right: Floats, predicted: Floats, true: Floats, labels: Floats) -> Floats:
         raise NotImplementedError
-
-    def unit_sums(self, scored: Scored) -> None:
-        return None
 
     def values(self, scored: Scored) -> Values:
         labels, places = np.unique(scored.table[:, 0], return_inverse=True)

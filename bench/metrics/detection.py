@@ -42,6 +42,7 @@ class MeanAveragePrecision(Metric):
     """
 
     package = ("pycocotools", "pycocotools")
+    is_mean = False
     resamples = 500
     undefined = "no box is to be found in the labels; at least one is required"
 
@@ -68,9 +69,6 @@ class MeanAveragePrecision(Metric):
         form, images = read_detections(outputs, truth.samples, self.inputs, truth.where)
         self.note = f"{self.name}: {form}"
         return match(images, [rows[rows[:, 0] >= 0] for rows in labels], self.thresholds, self.area)
-
-    def unit_sums(self, scored: Scored) -> None:
-        return None
 
     def values(self, scored: Scored) -> Values:
         classes = self._curves(scored)

@@ -76,6 +76,7 @@ class Metric(ABC):
 
     Attributes:
         unit: What a drop is counted in: points are hundredths of a share.
+        is_mean: Whether its value is a mean over units; others have `values` of their own.
         resamples: How often the samples are drawn for the interval of a drop.
         undefined: Why there is no value where `values` says NaN.
         note: What was taken for granted, for people: which form the outputs have, which metric was chosen.
@@ -86,6 +87,7 @@ class Metric(ABC):
     name: str
     unit: Literal["points", "units"] = "points"
     higher_is_better: bool = True
+    is_mean: bool = True
     needs_labels: bool = True
     resamples: int = RESAMPLES
     undefined: str = "no label counts; at least one is required"
@@ -128,7 +130,7 @@ class Metric(ABC):
 
         Unless a metric says otherwise, these are the last two columns.
         """
-        return scored.sums(slice(-2, None))
+        return scored.sums(slice(-2, None)) if self.is_mean else None
 
     def finished(self, values: Floats) -> Floats:
         return values

@@ -217,6 +217,7 @@ class Spearman(Metric):
     """
 
     package = ("scipy", "scipy")
+    is_mean = False
     resamples = 1000
     undefined = "outputs or targets are all equal; values that differ are required"
 
@@ -232,9 +233,6 @@ class Spearman(Metric):
         require_numbers(name, output, truth.where, finite=True)
         require_numbers("labels", targets, truth.where, finite=True)
         return Scored(np.stack([output.ravel(), targets.ravel()], axis=1).astype(np.float64))
-
-    def unit_sums(self, scored: Scored) -> None:
-        return None
 
     def values(self, scored: Scored) -> Values:
         from scipy.stats import spearmanr

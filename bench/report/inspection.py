@@ -19,13 +19,10 @@ if TYPE_CHECKING:
 
 _QUANTIZED = ("int8", "fp8", "nvfp4", "mxfp8")
 """Precisions in which both operands are quantized."""
-
-_OTHERS = {
-    "qcompile.layers": (
-        "layers that `qcompile diff` compared", "qcompile report shows it with `layers`, beside results",
-    ),
+_BY_SUFFIX = {
+    ".onnx": "onnx", ".engine": "engine", ".plan": "engine", ".ranges": "ranges", ".pt": "torchscript",
+    ".torchscript": "torchscript", ".pt2": "pt2",
 }  # fmt: skip
-"""Kinds of JSON files that other commands read: what they are, and what shows them."""
 
 
 def inspect(
@@ -64,22 +61,23 @@ def inspect(
 
 
 def _kind(path: Path) -> str:
-    by_suffix = {".onnx": "onnx", ".engine": "engine", ".plan": "engine", ".ranges": "ranges"}
-    by_suffix |= {".pt": "torchscript", ".torchscript": "torchscript", ".pt2": "pt2"}
-    if path.suffix in by_suffix:
-        return by_suffix[path.suffix]
+    if path.suffix in _BY_SUFFIX:
+        return _BY_SUFFIX[path.suffix]
     if path.suffix == ".json":
         value = read_json(path, what="results")
-        if isinstance(value, dict) and value.get("kind") == "qcompile.results":
+        kind = value.get("kind") if isinstance(value, dict) else ""
+        if kind == "qcompile.results":
             return "results"
         if is_manifest(path):
             raise InvalidOption(
                 f"{path}: is a manifest; the artifact beside it is required",
                 hint=f"inspect {path.with_name(path.name.removesuffix('.json'))}",
             )
-        if isinstance(value, dict) and str(value.get("kind")) in _OTHERS:
-            what, hint = _OTHERS[str(value["kind"])]
-            raise InvalidOption(f"{path}: holds {what}; an artifact or results are required", hint=hint)
+        if kind == "qcompile.layers":
+            raise InvalidOption(
+                f"{path}: holds layers that `qcompile diff` compared; an artifact or results are required",
+                hint="qcompile report shows it with `layers`, beside results",
+            )
     if path.suffix == ".cache":
         raise InvalidOption(
             f"{path}: is a calibration cache of TensorRT; an artifact or results are required",

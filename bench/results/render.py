@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -270,19 +270,22 @@ def interval_words(confidence: float) -> str:
 
 def warning_lines(results: Results) -> list[str]:
     """Return what the user should know, artifacts with the same warning in one line."""
-    names: dict[str, list[str]] = {}
-    for row in results.rows:
-        for text in row.warnings:
-            names.setdefault(text, []).append(row.name)
-    return [f"{', '.join(rows)}: {text}" for text, rows in names.items()]
+    return _by_text((text, row.name) for row in results.rows for text in row.warnings)
 
 
 def accuracy_lines(results: Results) -> list[str]:
     """Return what the samples show of each drop, artifacts with the same sentence in one line."""
+    return _by_text(
+        (f"drop of {row.accuracy.metric}: {row.accuracy.statement}", row.name)
+        for row in results.rows
+        if row.accuracy and row.accuracy.statement
+    )
+
+
+def _by_text(said: Iterable[tuple[str, str]]) -> list[str]:
     names: dict[str, list[str]] = {}
-    for row in results.rows:
-        if row.accuracy and row.accuracy.statement:
-            names.setdefault(f"drop of {row.accuracy.metric}: {row.accuracy.statement}", []).append(row.name)
+    for text, name in said:
+        names.setdefault(text, []).append(name)
     return [f"{', '.join(rows)}: {text}" for text, rows in names.items()]
 
 

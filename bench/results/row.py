@@ -6,6 +6,7 @@ In the file the unit of a group stands at its key (`latency_ms.median`), in the 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -15,7 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import force_setattr
 
 from ...spec.words import METRICS, is_own_metric
-from .statistics import Positive, Speedup, split_launches
+from .statistics import Positive, Speedup
 
 Status = Literal["measured", "not run", "failed"]
 Unit = Literal["points", "units"]
@@ -330,7 +331,8 @@ class Row(Struct, frozen=True):
     @property
     def launches_ms(self) -> Sequence[Sequence[float]]:
         """The round medians of each launch, as `speedup` takes them."""
-        return split_launches(self.round_medians_ms, self.launch_rounds)
+        ends = itertools.accumulate(self.launch_rounds)
+        return [self.round_medians_ms[end - n : end] for n, end in zip(self.launch_rounds, ends, strict=True)]
 
 
 MOST_CALLS = 4096  # that a file keeps of an artifact

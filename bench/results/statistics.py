@@ -9,7 +9,6 @@ called one, however sure they are: nobody ships another artifact for them.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from statistics import median
@@ -68,15 +67,18 @@ def verdict_of(low: float, high: float) -> Verdict:
 
 def speedup(baseline_ms: Launches, artifact_ms: Launches) -> Speedup:
     """Compare launches that shared their rounds; what either has alone at the end does not count."""
-    level = ratio_level(baseline_ms, artifact_ms)
-    return speedup_with_interval(level.mean, [level])
+    return speedup_of(ratio_level(baseline_ms, artifact_ms))
 
 
 def ratio_level(baseline_ms: Launches, artifact_ms: Launches) -> Level:
     """Return the level of the logarithms of baseline time / artifact time; see `speedup`."""
+    if any(value <= 0.0 for side in (baseline_ms, artifact_ms) for launch in side for value in launch):
+        raise InvalidOption(
+            "a latency is 0 ms or less; above 0 is required", hint="the results are damaged: measure again"
+        )
     ratios = [
-        [base - artifact for base, artifact in zip(*launch, strict=False)]
-        for launch in zip(logarithms(baseline_ms), logarithms(artifact_ms), strict=False)
+        [math.log(base) - math.log(artifact) for base, artifact in zip(*launch, strict=False)]
+        for launch in zip(baseline_ms, artifact_ms, strict=False)
     ]
     count = sum(map(len, ratios))
     if count < FEWEST_ROUNDS:
@@ -87,22 +89,14 @@ def ratio_level(baseline_ms: Launches, artifact_ms: Launches) -> Level:
     return level_of(ratios)
 
 
-def logarithms(launches_ms: Launches) -> list[list[float]]:
-    if any(value <= 0.0 for launch in launches_ms for value in launch):
-        raise InvalidOption(
-            "a latency is 0 ms or less; above 0 is required", hint="the results are damaged: measure again"
-        )
-    return [[math.log(value) for value in launch] for launch in launches_ms]
-
-
-def speedup_with_interval(logarithm: float, levels: Sequence[Level]) -> Speedup:
-    """Return the speed-up of a logarithm that rests on one level of ratios, or on two of latencies."""
-    half = half_width(levels, CONFIDENCE)
-    low, high = math.exp(logarithm - half), math.exp(logarithm + half)
-    rounds = min(level.rounds for level in levels)
-    launches = min(level.launches for level in levels)
-    correlation = max(level.correlation_rounds for level in levels)
-    return Speedup(math.exp(logarithm), low, high, rounds, verdict_of(low, high), correlation, launches)
+def speedup_of(level: Level) -> Speedup:
+    """Return the speed-up of a level of ratios, with its interval."""
+    half = half_width(level, CONFIDENCE)
+    low, high = math.exp(level.mean - half), math.exp(level.mean + half)
+    return Speedup(
+        math.exp(level.mean), low, high, level.rounds, verdict_of(low, high), level.correlation_rounds,
+        level.launches,
+    )  # fmt: skip
 
 
 # Two processes of one file differ for as long as they live: against one process, 20 launches of small
@@ -160,15 +154,11 @@ def level_of(launches: Sequence[Sequence[float]]) -> Level:
     return Level(mean, squares, within, len(counted), len(deviations), tau)
 
 
-def half_width(levels: Sequence[Level], confidence: float) -> float:
-    """Return how far the interval of a level of ratios, or of the difference of two, reaches on each side."""
-    prior = PRIOR_SPREAD**2 / len(levels)  # two levels have half the variance of their difference each
-    within = math.fsum(level.within for level in levels) / len(levels)
-    freedom = PRIOR_DEGREES + sum(level.launches - 1 for level in levels)
-    squares = math.fsum(level.squares for level in levels)
-    variance = (PRIOR_DEGREES * (prior + within) + squares) / freedom
-    spread = math.sqrt(variance * math.fsum(1.0 / level.launches for level in levels))
-    return student_quantile(confidence, freedom) * spread
+def half_width(level: Level, confidence: float) -> float:
+    """Return how far the interval of a level of ratios reaches on each side."""
+    freedom = PRIOR_DEGREES + level.launches - 1
+    variance = (PRIOR_DEGREES * (PRIOR_SPREAD**2 + level.within) + level.squares) / freedom
+    return student_quantile(confidence, freedom) * math.sqrt(variance * (1.0 / level.launches))
 
 
 @functools.cache
@@ -222,14 +212,6 @@ def correlation_time(series: Sequence[float]) -> float:
         total += 2.0 * pair
         lag += 2
     return max(total, 1.0)
-
-
-def split_launches(medians: Sequence[float], counts: Sequence[int]) -> list[list[float]]:
-    """Return the rounds of each launch; all in one where the counts do not say."""
-    if sum(counts) != len(medians):
-        return [list(medians)]
-    ends = list(itertools.accumulate(counts))
-    return [list(medians[end - count : end]) for count, end in zip(counts, ends, strict=True)]
 
 
 def percentile(values: Sequence[float], share: float) -> float:

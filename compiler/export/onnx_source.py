@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...core.artifact import Artifact, Check, carried_isa, commit
+from ...core.artifact import Artifact, Check, carried_isa, commit, read_manifest
 from ...core.files import public_names, writing
 from ...data.batches import Data
 from ...errors import InvalidOption
@@ -83,7 +83,8 @@ def take_onnx(
                 notes[tensor.name] = replace(note, preprocessing=tensor.preprocessing)
             write_notes(proto, notes)
             save_onnx(proto, path)
-        options = {"model": source.spec, "opset": opset(proto), **carried_isa(source.file)}
+        manifest = read_manifest(source.file)
+        options = {"model": source.spec, "opset": opset(proto), **carried_isa(manifest)}
         options |= {"exporter": "tf2onnx"} if converter else {}
         manifest = graph_manifest("export", proto, TOOLS, options, checks=checks)
         manifest = commit(path, replace(manifest, tools={**manifest.tools, **(converter or {})}))

@@ -36,8 +36,8 @@ from .scatter_forms import reduces
 from .scope import (
     PLACES,
     SAME,
-    Finder,
     Links,
+    NodeQuery,
     Replace,
     comes_from,
     finding,
@@ -57,7 +57,7 @@ class FaultyGraph:
         quantized: Whether only a quantized graph shows it, which is then what is compared.
     """
 
-    find: Finder
+    find: NodeQuery
     cure: Callable[[onnx.ModelProto], object] | None = None
     quantized: bool = False
 
@@ -165,7 +165,7 @@ def _attentions(model: onnx.ModelProto) -> list[tuple[onnx.NodeProto, onnx.NodeP
     return pairs
 
 
-def _rewritten(find: Finder, rewrite: Replace, *, quantized: bool = False) -> FaultyGraph:
+def _rewritten(find: NodeQuery, rewrite: Replace, *, quantized: bool = False) -> FaultyGraph:
     def cure(model: onnx.ModelProto) -> None:
         if names := set(find(model)):
             replace_nodes(

@@ -9,7 +9,7 @@ import onnx
 
 from ...model.graph.graph import ONNX_DOMAINS, every_graph
 from ...model.graph.onnx_file import Graph
-from .scope import Finder
+from .scope import ModelRewrite
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Pass:
     operator: str = ""
 
 
-def form_pass(operator: str, rewrite: Finder) -> Pass:
+def form_pass(operator: str, rewrite: ModelRewrite) -> Pass:
     """Return the pass that writes an operator in others, exactly."""
     return Pass(
         f"{operator} in other operators",

@@ -30,7 +30,10 @@ from ...model.graph.graph import (
 from ...model.graph.graph_edits import drop_unread, drop_unused_initializers, set_nodes
 from ...model.graph.graph_names import Names
 
-Finder = Callable[["onnx.ModelProto"], "list[str]"]
+NodeQuery = Callable[["onnx.ModelProto"], "list[str]"]
+"""Returns the names of the nodes that match; changes nothing."""
+ModelRewrite = Callable[["onnx.ModelProto"], "list[str]"]
+"""Rewrites nodes in place, and returns their names."""
 Fits = Callable[["onnx.NodeProto", "Links"], object]
 Rewrite = Callable[["onnx.NodeProto", "Scope"], "list[onnx.NodeProto]"]
 Replace = Callable[["onnx.NodeProto", "Scope"], "list[onnx.NodeProto] | None"]
@@ -231,13 +234,13 @@ class Chain:
         return self.add(operator, [name, self.ints(axes)], **options)
 
 
-def rewriting_each(operators: str) -> Callable[[Replace], Finder]:
-    """Make a rewrite of nodes one of a model, in place, which returns the names of those that it rewrote.
+def rewriting_each(operators: str) -> Callable[[Replace], ModelRewrite]:
+    """Decorator: turn a rewrite of a node into a rewrite of all nodes of these operators in a model.
 
-    What nothing reads any more goes.
+    Nodes whose outputs have no reader afterwards are removed.
     """
 
-    def of_model(rewrite: Replace) -> Finder:
+    def of_model(rewrite: Replace) -> ModelRewrite:
         def rewrite_model(model: onnx.ModelProto) -> list[str]:
             if not find_nodes(model, operators):
                 return []
@@ -305,8 +308,8 @@ def find_nodes(model: onnx.ModelProto, operators: str, fits: Fits = lambda *_: T
     ]
 
 
-def finding(operators: str) -> Callable[[Fits], Finder]:
-    """Make of what a node must fit the finder of such nodes."""
+def finding(operators: str) -> Callable[[Fits], NodeQuery]:
+    """Decorator: turn a predicate on a node into a function that lists the matching nodes."""
     return lambda fits: lambda model: find_nodes(model, operators, fits)
 
 

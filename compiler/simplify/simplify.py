@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from ...core.artifact import Artifact, Check, carried_isa, commit
+from ...core.artifact import Artifact, Check, carried_isa, commit, read_manifest
 from ...core.files import held_folder, writing
 from ...core.files.storage import hidden_storage_error
 from ...core.installation import import_package
@@ -93,8 +93,9 @@ def simplify(
         # Operator to number of nodes that went, negative where some came.
         removed = {name: -count for name, count in sorted(new.items(), key=lambda item: item[::-1]) if count}
         counts = {"nodes_before": old.total(), "nodes_after": old.total() + new.total()}
+        carried = carried_isa(read_manifest(model))
         manifest = graph_manifest(
-            "simplify", after, "onnx onnxsim onnxruntime", {"opset": opset(after), **carried_isa(model)},
+            "simplify", after, "onnx onnxsim onnxruntime", {"opset": opset(after), **carried},
             sources={"model": graph.digest()}, proof={**counts, "removed": removed}, checks=checks,
             warnings=[f"{problem}; the model was left as it is"] * bool(problem),
         )  # fmt: skip

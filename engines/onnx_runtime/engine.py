@@ -20,7 +20,6 @@ from ...core.processor import (
     isa_here,
     missing_features,
     processor,
-    resolve_isa,
     why_emulated,
     why_unchecked,
 )
@@ -96,7 +95,7 @@ class OnnxRuntime(Engine):
         path, before = Path(request.model), request.onnx.load()
         shown = request.source or request.model
         beside = bool(request.onnx.beside)  # the optimizer refers to data there
-        isa = resolve_isa(request.spec.isa, self.name)
+        isa = request.spec.isa
         elsewhere = is_elsewhere(isa)
         request.progress(f"optimize for {isa if elsewhere else 'this processor'}")
         threads, half = request.spec.threads, holds_half(before)

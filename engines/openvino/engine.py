@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ...core.artifact import Check, read_manifest
-from ...core.processor import device_for, resolve_isa, why_emulated, why_unchecked
+from ...core.processor import device_for, why_emulated, why_unchecked
 from ...errors import ArtifactError, BuildError, IntentNotReached, ModelError, first_line
 from ...model import onnx
 from ...model.graph.graph import every_graph, model_io, weighted_nodes
@@ -81,7 +81,7 @@ class OpenVino(Engine):
             for node in asked
             if computed[node.name].precision != request.precision
         }
-        isa, is_float = resolve_isa(request.spec.isa, self.name), request.precision == "fp32"
+        isa, is_float = request.spec.isa, request.precision == "fp32"
         return BuildOutcome(
             kind="onnx",
             io=model_io(before),

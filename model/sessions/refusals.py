@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from ...errors import DataError
 from ...spec.opsets import NEWEST
 from .. import onnx
 from ..graph.graph import every_graph
@@ -105,6 +106,13 @@ def refusal_hint(words: str) -> str:
 def failure_hint(words: str) -> str:
     """Return the way out where a runtime fails on input, by its words."""
     return _first(_FAILURES, words, "check the sample's shape and values against the model")
+
+
+def failed_sample(error: Exception, where: str) -> DataError:
+    """Return what ONNX Runtime's failure on a sample is for users."""
+    words = onnxruntime_words(error)
+    text = f"{where}: the model failed on it: {words}"
+    return DataError(text, hint=failure_hint(words), sample=where)
 
 
 def _first(rows: Sequence[tuple[str, str]], words: str, otherwise: str) -> str:

@@ -17,7 +17,7 @@ from ...data.batches import Data
 from ...data.kinds import ARRAYS
 from ...data.spelling import FUNCTION, parse_spelling
 from ...engines.gpu import find_gpu
-from ...engines.registry import capabilities, engine, packages_of
+from ...engines.registry import capabilities_of, engine, packages_of
 from ...errors import QCompileError
 from ...model.sources.load import digest_preprocessing
 from ...model.sources.source import TENSORFLOW_KINDS
@@ -223,22 +223,21 @@ def quantize_applies(recipe: Recipe, stage: Stage) -> bool:
     from ...building.lowered import writes_types
 
     artifact = named_artifact(recipe, stage.artifact)
-    return writes_types(artifact, capabilities(engine(artifact.target)))
+    return writes_types(artifact, capabilities_of(engine(artifact.target)))
 
 
 def quantize_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     from ...building.lower import lower
-    from ...engines.build import require_builder
 
     artifact = _resolved(recipe, stage)
-    require_builder(artifact.target)
-    needs, spec = capabilities(engine(artifact.target)), _spec(recipe, artifact, stage.files.get("ranges"))
-    return lower(stage.files["model"].path, spec, needs, job.path, keep=True, progress=job.progress)
+    runtime, spec = engine(artifact.target), _spec(recipe, artifact, stage.files.get("ranges"))
+    runtime.require_builder()
+    return lower(stage.files["model"].path, spec, runtime, job.path, keep=True, progress=job.progress)
 
 
 def quantize_key(recipe: Recipe, stage: Stage) -> Key:
     artifact, ranges = _resolved(recipe, stage), stage.files.get("ranges")
-    needs = capabilities(engine(artifact.target))
+    needs = capabilities_of(engine(artifact.target))
     return {
         "model": stage.files["model"].digest,
         "ranges": ranges.digest if ranges else "",
@@ -263,7 +262,7 @@ def build_inputs(recipe: Recipe, artifact: str) -> dict[str, str]:
 def build_applies(recipe: Recipe, stage: Stage) -> bool:
     """Every artifact is built; an engine that is not here is `EngineUnavailable`."""
     artifact = named_artifact(recipe, stage.artifact)
-    return takes_pytorch(artifact) or bool(capabilities(engine(artifact.target)))
+    return takes_pytorch(artifact) or bool(capabilities_of(engine(artifact.target)))
 
 
 def build_work(recipe: Recipe, stage: Stage, job: Job) -> object:
@@ -271,7 +270,7 @@ def build_work(recipe: Recipe, stage: Stage, job: Job) -> object:
 
     Without such a graph the ranges are for TensorRT's calibrator.
     """
-    from ...building.build import build_right
+    from ...building.build import build_with_fallback
     from ...building.lowered import load_lowered
     from ...model.graph.onnx_file import read_weightless
 
@@ -279,11 +278,13 @@ def build_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     spec = _spec(recipe, artifact, stage.files.get("ranges"))
     spec = spec if _reads_data(artifact) else replace(spec, data=None)
     model = recipe_source(recipe).absolute if takes_pytorch(artifact) else str(stage.files["model"].path)
-    if _covers(artifact):
-        shapes = default_shapes(read_weightless(Path(model)).io.inputs, recipe.bench)
-        spec = replace(spec, **shapes)  # type: ignore[arg-type]
     lowered = load_lowered(graph.path) if graph else None
-    return build_right(model, job.path, spec, lowered, progress=job.progress)
+    if _covers(artifact) or (lowered and spec.data is not None):
+        inputs = read_weightless(Path(model)).io.inputs
+        lowered = replace(lowered, inputs=inputs) if lowered else None
+        if _covers(artifact):
+            spec = replace(spec, **default_shapes(inputs, recipe.bench))  # type: ignore[arg-type]
+    return build_with_fallback(model, job.path, spec, lowered, progress=job.progress)
 
 
 def build_key(recipe: Recipe, stage: Stage) -> Key:

@@ -29,7 +29,7 @@ from ...core.progress import Progress, silent
 from ...data.batches import Data
 from ...data.readers import Batch
 from ...engines.build import build_engine
-from ...engines.registry import capabilities, engine
+from ...engines.registry import engine
 from ...errors import DataError, QCompileError
 from ...model.graph.graph import model_io
 from ...model.graph.graph_rules import graph_target
@@ -140,10 +140,10 @@ class TrialMaker:
         """Build an artifact in a folder and score it."""
         spec, runtime = self._spec(ask), engine(ask.target)
         path, graph = folder / ask.file, folder / f"{ask.name}.graph.onnx"
-        lowered = lower(self.setting.model, spec, capabilities(runtime), graph, ranges=self.ranges)
+        lowered = lower(self.setting.model, spec, runtime, graph, ranges=self.ranges)
         progress(f"build {ask.name}")
-        request = request_for(self.setting.model, spec, lowered, path, silent)
-        build_engine(replace(request, is_trial=True))
+        request = request_for(runtime, self.setting.model, spec, lowered, path, silent)
+        build_engine(runtime, replace(request, is_trial=True))
         progress(f"accuracy of {ask.name}")
         scored = []
         with runtime.open(str(path), threads=self.setting.threads) as runner:

@@ -23,7 +23,6 @@ from ...core.plain_text import toml_table
 from ...core.processor import isa_here
 from ...core.progress import Progress, silent
 from ...data.spelling import parse_spelling
-from ...engines.build import require_builder
 from ...engines.registry import engine
 from ...errors import (
     DataError,
@@ -342,8 +341,9 @@ class _Run:
 def _targets(names: Sequence[str]) -> list[Target]:
     """The targets that can be built and run here."""
     for target in names:
-        require_builder(target)
-        reason = engine(target).why_not_run()
+        runtime = engine(target)
+        runtime.require_builder()
+        reason = runtime.why_not_run()
         if reason or target not in CPU_TARGETS:
             why = reason or "tune measures on the CPU"
             raise EngineUnavailable(f"target {target} cannot be tuned here: {why}", engine=target)

@@ -19,7 +19,7 @@ from qcompile.building.lowered import LoweredGraph, load_lowered
 from qcompile.core.artifact import Manifest, commit, load_artifact
 from qcompile.core.files import writing
 from qcompile.engines.gpu import Gpu
-from qcompile.engines.registry import capabilities, engine
+from qcompile.engines.registry import engine
 from qcompile.engines.tensorrt import engine as tensorrt_engine
 from qcompile.errors import ArtifactError, UnsupportedOperator
 from qcompile.model.graph.graph import weighted_nodes
@@ -51,7 +51,7 @@ def lowered(model: Path, target: str = "tensorrt", precision: Any = "fp32", **op
         gpus=("sm86",) if target == "tensorrt-rtx" else (),
         tensorrt=TensorRTOptions(**options),
     )
-    return lower(model, spec, capabilities(engine(target)), model.with_name("graph.onnx"), keep=True)
+    return lower(model, spec, engine(target), model.with_name("graph.onnx"), keep=True)
 
 
 def operators(path: str | Path) -> list[str]:
@@ -200,7 +200,7 @@ def test_activations_that_overflow_on_the_data_are_constrained_and_a_build_witho
     assert any("were not looked for" in text for text in blind.warnings)
     assert "product" not in blind.layers
     spec = BuildSpec(target="tensorrt", precision="fp16", data=str(tmp_path / "data.npz"))
-    seen = lower(path, spec, capabilities(engine("tensorrt")), tmp_path / "graph.onnx")
+    seen = lower(path, spec, engine("tensorrt"), tmp_path / "graph.onnx")
     assert seen.layers["product"] == "fp32"
     assert not seen.warnings
 
@@ -211,7 +211,7 @@ def test_a_layer_that_the_user_names_is_found_in_what_it_was_written_out_in(
     here = machine("8.5.3")
     spec = BuildSpec(target="tensorrt", precision="fp16", layers=("norm=fp16",))
     path = layer_norm(tmp_path)
-    graph = lower(path, spec, capabilities(engine("tensorrt")), tmp_path / "graph.onnx")
+    graph = lower(path, spec, engine("tensorrt"), tmp_path / "graph.onnx")
     names = {node.name for node in onnx.load(graph.path).graph.node if node.name.startswith("norm/")}
     assert {name for name, kind in graph.layers.items() if kind == "fp16"} == names
     assert here.module

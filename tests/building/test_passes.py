@@ -12,7 +12,7 @@ from written_models import model_of
 from qcompile.building.passes import broken_edge, fitting_passes, run_passes
 from qcompile.compiler.opset.passes import Pass
 from qcompile.core.progress import silent
-from qcompile.engines.registry import capabilities, engine
+from qcompile.engines.registry import capabilities_of, engine
 from qcompile.errors import InvalidOption, ModelError
 from qcompile.model.graph.onnx_file import Graph, read_graph
 from qcompile.spec.artifacts import BuildSpec
@@ -117,7 +117,9 @@ def test_the_passes_are_those_of_the_capabilities_and_the_spec(graph: Graph) -> 
     names = {}
     for target in ("onnxruntime", "openvino"):
         spec = BuildSpec(target=target)  # type: ignore[arg-type]
-        able = capabilities(engine(spec.target))
-        names[target] = [item.name for item in fitting_passes(spec, able, "fp32", graph, [])]
+        runtime = engine(spec.target)
+        names[target] = [
+            item.name for item in fitting_passes(spec, runtime, capabilities_of(runtime), "fp32", graph, [])
+        ]
     lacking = [f"{name} in other operators" for name in ("STFT", "DFT", "Dropout")]
     assert names == {"onnxruntime": [], "openvino": lacking}

@@ -181,7 +181,7 @@ def test_the_registry_imports_no_runtime() -> None:
 def test_an_engine_that_cannot_build_says_so_before_it_looks_at_the_model(tmp_path: Path) -> None:
     request = BuildRequest("nowhere.onnx", tmp_path / "out" / "m.engine", BuildSpec(target="tensorrt"))
     with pytest.raises(EngineUnavailable, match="target tensorrt cannot build here: ") as caught:
-        build_engine(request)
+        build_engine(engine("tensorrt"), request)
     assert caught.value.data["engine"] == "tensorrt"
     assert caught.value.data["reason"] == engine("tensorrt").why_not_build()
     assert caught.value.hint

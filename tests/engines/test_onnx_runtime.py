@@ -31,6 +31,7 @@ from qcompile.engines import load
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
 from qcompile.engines.onnx_runtime.runner import put_in_order
+from qcompile.engines.registry import engine
 from qcompile.errors import DataError, IntentNotReached, ModelError
 from qcompile.model.graph.graph import count_operators
 from qcompile.model.graph.onnx_file import read_graph
@@ -45,7 +46,7 @@ def build(
 ) -> Artifact:
     """Build for ONNX Runtime."""
     spec = BuildSpec(target="onnxruntime", precision=precision, allow_fallback=fallback)
-    return build_engine(BuildRequest(str(model), model.with_name(output), spec))
+    return build_engine(engine("onnxruntime"), BuildRequest(str(model), model.with_name(output), spec))
 
 
 def test_the_proof_of_fp32_counts_every_layer_that_computes(tiny_file: MakeFile) -> None:

@@ -25,6 +25,7 @@ from qcompile.engines.build import build_engine
 from qcompile.engines.pytorch import MODES, PyTorch, PyTorchRunner
 from qcompile.engines.pytorch import runner as home
 from qcompile.engines.pytorch.runner import weights_of_module
+from qcompile.engines.registry import engine
 from qcompile.errors import BuildError, DataError, InvalidOption, ModelError
 from qcompile.model.sources.load import load_torch
 from qcompile.model.sources.source import parse_source
@@ -86,7 +87,7 @@ def source(tmp_path: Path) -> Path:
 def build(spec: str, output: Path, *inputs: str, precision: Precision = "fp32") -> Path:
     """Build for TorchScript."""
     wishes = BuildSpec(target="torchscript", precision=precision, inputs=inputs)
-    return build_engine(BuildRequest(spec, output, wishes)).path
+    return build_engine(engine("torchscript"), BuildRequest(spec, output, wishes)).path
 
 
 def normal(*shape: int, seed: int = 0) -> NDArray[np.float32]:

@@ -17,6 +17,7 @@ from openvino_faults import CASES, SEEN, arrays, as_written, cured, gathered
 
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.reduction import Case, Values, reduce_case, with_plain_names
+from qcompile.engines.registry import engine
 from qcompile.engines.reproducer import Reproducer, make_reproducer
 from qcompile.errors import ModelError
 from qcompile.model.graph.onnx_file import copy_model, read_graph, save_onnx
@@ -55,7 +56,7 @@ def reproduced(
     asked = BuildSpec(target=target, precision="int8" if quantized else "fp32", threads=1, **spec)
     samples = [{"x0": next(iter(feeds.values()))}] if feeds else ()
     request = BuildRequest(str(path), folder, asked, samples=samples, graph=read_graph(path))
-    return make_reproducer(request, folder / "fault", 300.0)
+    return make_reproducer(engine(request.spec.target), request, folder / "fault", 300.0)
 
 
 def alone(folder: Path) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qcompile.bench.results.statistics import speedup, split_launches
+from qcompile.bench.results.statistics import speedup
 
 ROUNDS = 25
 
@@ -85,10 +85,10 @@ def recommendable(name: str, ms: float, seed: int = 0, **options: Any) -> dict[s
 
 def results_of(*artifacts: dict[str, Any], **top: Any) -> dict[str, Any]:
     """A file of these alone, the first being the baseline; the others are compared with it."""
-    base = split_launches(artifacts[0]["round_medians_ms"], [5] * 5)
+    base = np.reshape(artifacts[0]["round_medians_ms"], (5, 5)).tolist()
     for one in artifacts[1:]:
         if one["status"] == "measured":
-            ratio = speedup(base, split_launches(one["round_medians_ms"], [5] * 5))
+            ratio = speedup(base, np.reshape(one["round_medians_ms"], (5, 5)).tolist())
             one["speedup"] = {
                 "value": ratio.value, "low": ratio.low, "high": ratio.high, "rounds": ROUNDS,
                 "verdict": ratio.verdict,

@@ -13,7 +13,7 @@ from ....model.graph.onnx_file import read_weightless
 from ....spec.decode import spec_from_call
 from ....spec.measure import LayerDiffSpec
 from .outcome import LayerDiff
-from .pairing import Pair, Pairs, pair_outputs, pair_tensors, restricted
+from .pairing import Pair, Pairs, pair_outputs, pair_tensors, subset
 from .rebuild import EngineRefinement, EngineRuns, EngineSource
 from .search import Refinement
 from .sides import Form, Side, artifact_side, input_casts, reference_side
@@ -112,4 +112,4 @@ def observable(pairs: Pairs, graph: onnx.ModelProto) -> Pairs:
             form = Form(channels_last=pair.form.channels_last)
             visible[index] = replace(pair, artifact=str(scaled[0].output[0]), form=form)
     seen = tuple(visible.get(index, pair) for index, pair in enumerate(pairs.pairs))
-    return restricted(replace(pairs, pairs=seen), list(visible))
+    return subset(replace(pairs, pairs=seen), list(visible))

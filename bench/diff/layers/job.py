@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from ....core.processes.arrays import load_arrays
 from ....engines.registry import engine, load
-from ....errors import DataError, QCompileError
+from ....errors import QCompileError
 from ....model.graph.graph import infer_types
 from ....model.graph.graph_names import Names
 from ....model.graph.onnx_file import read_weightless
 from ....model.outputs.judgement import ErrorSums
-from ....model.sessions.refusals import failure_hint, onnxruntime_words
+from ....model.sessions.refusals import failed_sample
 from ....spec.tensors import Feeds, ModelIO
 from .sides import Form
 
@@ -215,11 +215,7 @@ def _tensors(
     except QCompileError:
         raise
     except Exception as error:  # the exceptions of runtimes share no narrower base
-        raise DataError(
-            f"{where}: the model failed on it: {(words := onnxruntime_words(error))}",
-            hint=failure_hint(words),
-            sample=where,
-        ) from error
+        raise failed_sample(error, where) from error
     for name in list(values):
         value = values.pop(name)
         yield name, value.numpy() if hasattr(value, "numpy") else value

@@ -82,11 +82,11 @@ def pair_outputs(reference: onnx.ModelProto, outputs: Iterable[str]) -> Pairs:
     """Pair the outputs of an engine, whose graph cannot be seen, with the tensors of these names."""
     pairs, names = pair_tensors(reference, reference), set(outputs)
     shown = [index for index, pair in enumerate(pairs.pairs) if pair.reference in names]
-    return replace(restricted(pairs, shown), artifact_only=())
+    return replace(subset(pairs, shown), artifact_only=())
 
 
-def restricted(pairs: Pairs, indexes: Sequence[int]) -> Pairs:
-    """Return some of the pairs, each with those that lie before it among these alone."""
+def subset(pairs: Pairs, indexes: Sequence[int]) -> Pairs:
+    """Keep only these pairs; recompute each pair's ancestors among them."""
     place = {index: at for at, index in enumerate(indexes)}
     nearest: list[set[int]] = []  # those of them right before each pair, behind those that are left out
     for pair in pairs.pairs:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ....calibration.taps import MOVES
 from ....core.artifact import accept, checked_input, read_manifest
 from ....core.files import manifest_path, require_file
 from ....engines.registry import engine, engine_of
@@ -27,12 +28,7 @@ from .outcome import THRESHOLD_DB
 if TYPE_CHECKING:
     import onnx
 
-_MOVES = frozenset(
-    """
-    MaxPool Reshape Transpose Squeeze Unsqueeze Flatten Split Gather Identity DepthToSpace SpaceToDepth
-    Resize Slice Expand Pad NhwcMaxPool
-    """.split()
-)
+_MOVES = MOVES | {"Resize", "Slice", "Expand", "Pad", "NhwcMaxPool"}
 _LOSES_AXES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Shape", "Size")
 _TO_LAST, _TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 _MADE_BY_OPTIMIZER = re.compile(r"(_token_\d+|_nhwc|_nchwc|/MatMulAddFusion|/GemmTransposeFusion|_quant)+$")

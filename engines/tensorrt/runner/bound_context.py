@@ -23,7 +23,7 @@ Values = Mapping[str, "NDArray[Any] | DeviceInput"]
 class BoundContext:
     """An execution context, bound to feeds, run, and bound again. The primary context must be active.
 
-    `binding` is another object after each `bind`: whoever bound before can see that it was not the last.
+    `binding` changes identity on every `bind`; compare it to detect that another caller has bound since.
     """
 
     def __init__(self, loaded: LoadedEngine, stream: Stream) -> None:

@@ -10,8 +10,10 @@ import pytest
 from bench_simulation import MACHINES, simulate
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from scipy import stats
 
+from qcompile.bench.results.row import Row
 from qcompile.bench.results.statistics import (
     CONFIDENCE,
     PRIOR_DEGREES,
@@ -22,7 +24,6 @@ from qcompile.bench.results.statistics import (
     level_of,
     percentile,
     speedup,
-    split_launches,
     student_quantile,
 )
 from qcompile.errors import InvalidOption
@@ -45,7 +46,7 @@ def test_the_speedup_is_the_level_of_the_rounds_ratios() -> None:
     level = level_of([[math.log(value) for value in launch] for launch in ratios])
     found = speedup(base, own)
     assert found.value == pytest.approx(math.sqrt(math.sqrt(2.2 * 2.5) * math.sqrt(2.5 * 3.0)))
-    half = half_width([level], CONFIDENCE)
+    half = half_width(level, CONFIDENCE)
     assert (found.low, found.high) == pytest.approx(
         (found.value / math.exp(half), found.value * math.exp(half))
     )
@@ -135,20 +136,19 @@ def test_only_a_last_launch_that_was_cut_short_is_left_out() -> None:
     assert level.within == pytest.approx(expected)
 
 
-def test_the_interval_of_a_difference_by_hand() -> None:
-    old, new = [[0.0] * 4, [0.02] * 4], [[0.0] * 4, [0.01] * 4, [0.02] * 4]
-    freedom = PRIOR_DEGREES + 1 + 2
-    squares = 2 * 0.01**2 + 2 * 0.01**2
-    variance = (PRIOR_DEGREES * PRIOR_SPREAD**2 / 2 + squares) / freedom
-    expected = stats.t.ppf(0.995, freedom) * math.sqrt(variance * (1 / 2 + 1 / 3))
-    assert half_width([level_of(old), level_of(new)], 0.99) == pytest.approx(expected)
+def test_the_interval_of_a_level_by_hand() -> None:
+    launches = [[0.0] * 4, [0.01] * 4, [0.02] * 4]
+    freedom = PRIOR_DEGREES + 2
+    variance = (PRIOR_DEGREES * PRIOR_SPREAD**2 + 2 * 0.01**2) / freedom
+    expected = stats.t.ppf(0.995, freedom) * math.sqrt(variance / 3)
+    assert half_width(level_of(launches), 0.99) == pytest.approx(expected)
 
 
 def test_a_single_launch_is_as_doubtful_as_two_processes_of_one_file() -> None:
     """However many rounds it has: they all come from the same two processes."""
     noise = random.Random(0)
     widths = [
-        half_width([level_of([[noise.gauss(0.0, 0.01) for _ in range(rounds)]])], 0.95)
+        half_width(level_of([[noise.gauss(0.0, 0.01) for _ in range(rounds)]]), 0.95)
         for rounds in (8, 100, 1000)
     ]
     least = stats.t.ppf(0.975, PRIOR_DEGREES) * PRIOR_SPREAD
@@ -168,7 +168,7 @@ def test_intervals_cover_the_true_level(process: float, launches: int) -> None:
             own = noise.gauss(0.0, process)
             series.append([own + noise.gauss(0.0, 0.014) for _ in range(4)])
         level = level_of(series)
-        missed += abs(level.mean) > half_width([level], 0.95)
+        missed += abs(level.mean) > half_width(level, 0.95)
     allowed = 0.25 if process == 0.03 and launches == 2 else 0.12 if process == 0.03 else 0.07
     assert missed / 400 <= allowed
 
@@ -187,15 +187,16 @@ def test_a_level_moves_with_its_values_and_its_doubt_does_not(values: list[list[
     launches = [[value / 64 for value in launch] for launch in values]  # what 1 can be added to exactly
     level, moved = level_of(launches), level_of([[value + 1.0 for value in launch] for launch in launches])
     assert moved.mean == pytest.approx(level.mean + 1.0)
-    assert half_width([moved], 0.95) == pytest.approx(half_width([level], 0.95))
-    assert half_width([level], 0.95) < half_width([level], 0.99)
+    assert half_width(moved, 0.95) == pytest.approx(half_width(level, 0.95))
+    assert half_width(level, 0.95) < half_width(level, 0.99)
 
 
 @given(st.lists(st.lists(st.floats(0.1, 9.0), max_size=5), min_size=1, max_size=6))
 def test_launches_are_split_as_they_were_joined(launches: list[list[float]]) -> None:
-    flat = [value for launch in launches for value in launch]
-    assert split_launches(flat, [len(launch) for launch in launches]) == launches
-    assert split_launches([*flat, 1.0], [len(launch) for launch in launches]) == [[*flat, 1.0]]
+    flat, counts = tuple(value for launch in launches for value in launch), tuple(map(len, launches))
+    row = Row("net", "net.onnx", "onnxruntime", round_medians_ms=flat, launch_rounds=counts)
+    assert row.launches_ms == [tuple(launch) for launch in launches]
+    assert replace(row, round_medians_ms=(*flat, 1.0)).launches_ms == [(*flat, 1.0)]
 
 
 @given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=50), st.floats(0.01, 1.0))

@@ -22,6 +22,7 @@ import qcompile
 from qcompile.core.artifact import Artifact, load_artifact
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
+from qcompile.engines.registry import engine
 from qcompile.engines.tensorrt.adapter import load_adapter
 from qcompile.engines.tensorrt.builder.inspector import in_metadata
 from qcompile.engines.tensorrt.builder.network import _layers_by_node
@@ -194,7 +195,9 @@ def convolution(path: Path, *, quantized: bool) -> Path:
 
 def built(model: Path, precision: Precision) -> bytes:
     spec = BuildSpec(target="tensorrt-rtx", precision=precision, gpus=("sm86",))
-    return build_engine(BuildRequest(str(model), model.with_suffix(".engine"), spec)).path.read_bytes()
+    return build_engine(
+        engine("tensorrt-rtx"), BuildRequest(str(model), model.with_suffix(".engine"), spec)
+    ).path.read_bytes()
 
 
 def times_stored(weight: np.ndarray, engine: bytes) -> int:

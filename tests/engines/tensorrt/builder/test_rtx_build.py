@@ -20,6 +20,7 @@ from qcompile.core.artifact import Artifact
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
 from qcompile.engines.gpu import why_no_gpu
+from qcompile.engines.registry import engine
 from qcompile.engines.tensorrt.adapter import Adapter, load_adapter
 from qcompile.engines.tensorrt.builder import builder
 from qcompile.engines.tensorrt.builder.builder import interrupt_deferred
@@ -41,6 +42,7 @@ faulthandler.dump_traceback_later(100, exit=True)
 from pathlib import Path
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
+from qcompile.engines.registry import engine
 from qcompile.engines.tensorrt.builder import builder
 from qcompile.errors import QCompileError
 from qcompile.spec.artifacts import BuildSpec
@@ -60,7 +62,7 @@ def collecting(module, make_log=builder.make_log):
 
 def build(gpu):
     spec = BuildSpec(target="tensorrt-rtx", gpus=[gpu])
-    return build_engine(BuildRequest(sys.argv[1], Path(sys.argv[2]), spec))
+    return build_engine(engine("tensorrt-rtx"), BuildRequest(sys.argv[1], Path(sys.argv[2]), spec))
 
 try:
     build("sm90")
@@ -76,7 +78,7 @@ def build(model: Path, precision: Precision = "fp32", **options: Any) -> Artifac
     output = model.parent / "built" / "m.engine"
     more = {"progress": options.pop("progress")} if "progress" in options else {}
     spec = BuildSpec(target="tensorrt-rtx", precision=precision, **({"gpus": GPUS} | options))
-    return build_engine(BuildRequest(str(model), output, spec, **more))
+    return build_engine(engine("tensorrt-rtx"), BuildRequest(str(model), output, spec, **more))
 
 
 def nothing_built(model: Path) -> bool:
