@@ -25,15 +25,10 @@ import msgspec
 
 from ...core.artifact import known_digest
 from ...core.files import manifest_path, side_files
-from ...errors import (
-    ArtifactError,
-    EngineUnavailable,
-    InvalidOption,
-    StorageError,
-    first_line,
-)
+from ...errors import ArtifactError, EngineUnavailable, InvalidOption, StorageError, first_line
+from ..recipe.names import recipe_files
 from ..recipe.recipe import Recipe
-from ..recipe.trust import portable_text, recipe_files
+from ..recipe.write import portable_text
 
 CHUNK_BYTES = 64 << 20
 

@@ -24,19 +24,13 @@ import msgspec
 from ... import errors
 from ...core.processor import isa_here
 from ...core.progress import Progress, silent
-from ...errors import (
-    ArtifactError,
-    ClusterError,
-    EngineUnavailable,
-    QCompileError,
-    first_line,
-)
+from ...errors import ArtifactError, ClusterError, EngineUnavailable, QCompileError, first_line
 from ..recipe.recipe import Recipe
 from ..stages.graph import ThisProcess, is_published, kind_of
 from ..stages.stage import Done, Made, Stage, kind_of_others
 from ..stages.stages import with_isa
 from ..stages.store import Store, Stored
-from . import bundle, resources
+from . import addresses, bundle, resources
 
 _ATTEMPTS = 20
 _RETRIES = 2
@@ -88,7 +82,7 @@ class Fleet:
             return self.refused[facts.address]
         reason = resources.why_refused(facts)
         try:
-            resources.check_address(facts.address, self.insecure, what="worker")
+            addresses.check_address(facts.address, self.insecure, what="worker")
         except ClusterError as error:
             reason = error.message + (f" ({error.hint})" if error.hint else "")
         if reason:
@@ -116,7 +110,7 @@ class Fleet:
             address = self.client.scheduler.address
             problem = f"a worker cannot take stages ({first_line(error)})"
             hint = "install the client's version of qcompile on all workers"
-            raise resources.scheduler_error(address, problem, hint) from error
+            raise addresses.scheduler_error(address, problem, hint) from error
         self._has_plugin = True
 
 
@@ -125,7 +119,7 @@ def lost_scheduler(client: Any, error: BaseException | None = None) -> ClusterEr
     address = getattr(getattr(client, "scheduler", None), "address", "") or "the scheduler"
     reason = f" ({first_line(error)})" if error is not None and str(error) else ""
     hint = "what was finished is kept: start the scheduler and its workers, and run again to go on"
-    return resources.scheduler_error(address, f"the connection is lost{reason}", hint)
+    return addresses.scheduler_error(address, f"the connection is lost{reason}", hint)
 
 
 @dataclass
@@ -148,13 +142,11 @@ class _Run:
 class ClusterExecutor:
     """Carries out stages on workers; several runs may use it at a time, each from threads of its own.
 
-    `store` is the URL of a store that carries the files, empty for Dask; `did` is stage to the worker that
-    did it last, for a line on the terminal.
+    `store` is the URL of a store that carries the files, empty for Dask.
     """
 
     def __init__(self, client: Any, fleet: Fleet, store: str = "") -> None:
         self.client, self.fleet, self.store = client, fleet, store
-        self.did: dict[str, str] = {}
         self.stopped = threading.Event()
         self._shared = bundle.StoreCarrier(store) if store else None
         self._runs: weakref.WeakKeyDictionary[Store, _Run] = weakref.WeakKeyDictionary()
@@ -202,9 +194,7 @@ class ClusterExecutor:
                 error.data = {**failure["data"], "worker": answer.worker}
                 raise error
             with contextlib.suppress(_Lost):
-                done = self._stored(run, stage, store, answer, again)
-                self.did[stage.name] = done.where
-                return done
+                return self._stored(run, stage, store, answer, again)
         raise _gave_up(stage)
 
     def is_done(self, recipe: Recipe, stage: Stage, store: Store) -> bool:
@@ -235,7 +225,7 @@ class ClusterExecutor:
                 reasons = "; ".join(filter(None, self.fleet.refused.values()))
                 what = f"none of its workers can be used: {reasons}" if reasons else "it has no workers"
                 address = self.client.scheduler.address
-                raise resources.scheduler_error(
+                raise addresses.scheduler_error(
                     address, what, f"start workers with `qcompile worker`; {_AGAIN}"
                 )
             self.stopped.wait(0.2)

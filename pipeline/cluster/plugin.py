@@ -31,14 +31,7 @@ from distributed import Semaphore, WorkerPlugin, get_worker
 from ...core.files import held_folder, lock, open_lock, remove_stale
 from ...core.processes.worker import Worker, thread_variables
 from ...core.progress import Progress, silent
-from ...errors import (
-    ClusterError,
-    InvalidOption,
-    QCompileError,
-    StorageError,
-    WorkerError,
-    first_line,
-)
+from ...errors import ClusterError, InvalidOption, QCompileError, StorageError, WorkerError, first_line
 from ...model.sessions.session import CORES, usable_cores
 from ..stages.store import KEPT_DAYS, Store
 from . import bundle
@@ -179,12 +172,6 @@ def carry_out_request(text: bytes) -> bytes:
     return msgspec.json.encode(answer)
 
 
-def look(service: Service) -> dict[str, float]:
-    """Return what the worker's machine has."""
-    resources: dict[str, float] = _in_process(service, {"do": "look"}, lambda: None, silent)
-    return resources
-
-
 def _carry_out(service: Service, request: bundle.Request, check: _Check) -> bundle.Answer:
     def tell(text: str, done: int = 0, total: int | None = None, /) -> None:
         event = {"stage": [request.recipe, request.name], "text": text, "done": done, "total": total}
@@ -315,7 +302,8 @@ class StagePlugin(WorkerPlugin):
             service = await asyncio.to_thread(
                 Service, worker, folder.absolute(), slots=self.slots, cores=self.cores
             )
-            resources = await asyncio.to_thread(look, service)
+            question = {"do": "look"}
+            resources = await asyncio.to_thread(_in_process, service, question, lambda: None, silent)
             resources = {**resources, "slots": float(self.slots), **self.resources}
             service.facts = Facts(str(worker.name), worker.contact_address or worker.address, resources)
             if worker.status.name == "init":  # it registers with the scheduler next, and tells it these

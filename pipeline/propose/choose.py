@@ -33,7 +33,7 @@ from ...spec.engines import rows
 from ...spec.recipes import InitSpec
 from ...spec.tensors import TensorInfo, first_axes_differ, format_shape
 from ...spec.words import AUTO, CPU_TARGETS, TARGETS, TENSORRT_TARGETS, Target
-from ..recipe.recipe import DEFAULT_MAX
+from ..recipe.batches import DEFAULT_MAX
 from .model_facts import ModelFacts, seen_from, spelled_from
 
 if TYPE_CHECKING:
@@ -72,11 +72,7 @@ class DataFacts:
 
 
 def look_at_data(
-    spec: InitSpec,
-    inputs: Sequence[TensorInfo],
-    outputs: Mapping[str, NDArray[Any]],
-    *,
-    progress: Progress,
+    spec: InitSpec, inputs: Sequence[TensorInfo], outputs: Mapping[str, NDArray[Any]], *, progress: Progress
 ) -> DataFacts:
     """Look at the samples that serve a model: `calibration` and `evaluation` are in place of `data`."""
     progress("look at the data")
@@ -177,7 +173,7 @@ class Proposed:
         return str(self.lines[0][1])
 
 
-class Choice:
+class ArtifactChoice:
     """The artifacts of a recipe, and what is left out.
 
     `targets` of the user are proposed even where only another machine can build them. TensorRT-RTX

@@ -20,18 +20,20 @@ from ...core.memory import out_of_memory
 from ...core.progress import Progress
 from ...engines.registry import engine
 from ...errors import EngineUnavailable
-from ..recipe.recipe import GRAPH, SIMPLIFIED, ArtifactSection, Recipe
-from . import bench_stages, stages
+from ...spec.artifacts import ArtifactSection
+from ..recipe.published import GRAPH, REPORT, SIMPLIFIED
+from ..recipe.recipe import Recipe
+from . import bench_stages, stages, trial_stages
 from .stage import (
     SOURCE,
     Done,
     Executor,
-    Job,
     Key,
     Made,
     Needs,
     Rule,
     Stage,
+    StageJob,
     StageKind,
     measured_apart,
     named_artifact,
@@ -50,10 +52,10 @@ def is_calibrated(artifact: ArtifactSection | None) -> bool:
 
 _TRIAL = StageKind(
     inputs=lambda *_: {},
-    file=lambda _, stage: bench_stages.ask_of(stage).file,
-    key=bench_stages.trial_key,
-    work=bench_stages.trial_work,
-    needs=bench_stages.trial_needs,
+    file=lambda _, stage: trial_stages.ask_of(stage).file,
+    key=trial_stages.trial_key,
+    work=trial_stages.trial_work,
+    needs=trial_stages.trial_needs,
     is_in=lambda *_: False,
     published=False,
 )
@@ -84,7 +86,7 @@ KINDS: Mapping[str, StageKind] = {
         work=stages.calibrate_work,
         needs=lambda *_: Needs(("onnxruntime",), ("onnxruntime",)),
         rule=Rule(
-            lambda _, inference_s, scale, __: 2 + 3 * scale.calibrated * inference_s,
+            lambda _, inference_s, workload, __: 2 + 3 * workload.calibrated * inference_s,
             runs_model=lambda _: True,
             copies=2,
             writes_weights=False,
@@ -144,8 +146,8 @@ KINDS: Mapping[str, StageKind] = {
         work=bench_stages.bench_work,
         needs=bench_stages.bench_needs,
         rule=Rule(
-            lambda _, inference_s, scale, __: (
-                scale.max_time_s + scale.rows * (4 + scale.evaluated * inference_s)
+            lambda _, inference_s, workload, __: (
+                workload.max_time_s + workload.rows * (4 + workload.evaluated * inference_s)
             ),
             runs_model=lambda _: True,
             memory_mb=120,
@@ -160,7 +162,7 @@ KINDS: Mapping[str, StageKind] = {
     ),
     "report": StageKind(
         inputs=lambda *_: {"results": "bench", "ranges": "calibrate"},
-        file=lambda *_: bench_stages.REPORT,
+        file=lambda *_: REPORT,
         key=bench_stages.report_key,
         work=bench_stages.report_work,
         rule=Rule(lambda *_: 3.0, writes_weights=False),
@@ -169,7 +171,7 @@ KINDS: Mapping[str, StageKind] = {
         in_driver=lambda _: True,
     ),
     "trial": _TRIAL,
-    "rank": replace(_TRIAL, file=lambda _, stage: f"{stage.name}.json", work=bench_stages.rank_work),
+    "rank": replace(_TRIAL, file=lambda _, stage: f"{stage.name}.json", work=trial_stages.rank_work),
 }
 """Kind of stage to what there is to know of it, each after those whose files it is given."""
 
@@ -220,7 +222,7 @@ def carry_out(recipe: Recipe, stage: Stage, folder: Path, output: Path, progress
     try:
         # The folder has another name each time, and is gone: errors say where the file would be.
         with public_names(folder, lambda name: str(output / name)):
-            kind.work(recipe, stage, Job(folder / kind.file(recipe, stage), output, progress))
+            kind.work(recipe, stage, StageJob(folder / kind.file(recipe, stage), output, progress))
     except Exception as error:
         shortage = out_of_memory(error, stage.name)
         if shortage is not None and shortage is not error:

@@ -21,7 +21,7 @@ from ...engines.registry import capabilities_of, engine, packages_of
 from ...errors import QCompileError
 from ...model.sources.load import digest_preprocessing
 from ...model.sources.source import TENSORFLOW_KINDS
-from ...spec.artifacts import BuildSpec, with_floats
+from ...spec.artifacts import ArtifactSection, BuildSpec, with_floats
 from ...spec.decode import key as options_key
 from ...spec.decode import shared
 from ...spec.engines import BUILT_IN
@@ -29,27 +29,10 @@ from ...spec.models import CalibrateSpec
 from ...spec.tensorrt import AUTO, OFF
 from ...spec.tensors import TensorInfo
 from ...spec.words import CPU_TARGETS, TENSORRT_TARGETS, GraphTarget, Isa
-from ..recipe.recipe import (
-    ArtifactSection,
-    Recipe,
-    default_shapes,
-    has_shapes,
-    measured_batches,
-    recipe_source,
-)
+from ..recipe.batches import default_shapes, has_shapes, measured_batches
+from ..recipe.recipe import Recipe, recipe_source
 from ..recipe.trust import interpreters
-from .stage import (
-    ANY,
-    SOURCE,
-    Executor,
-    Job,
-    Key,
-    Made,
-    Needs,
-    Stage,
-    built_on,
-    named_artifact,
-)
+from .stage import ANY, SOURCE, Executor, Key, Made, Needs, Stage, StageJob, built_on, named_artifact
 from .store import FOLDER
 
 ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")
@@ -75,7 +58,7 @@ def model_of(recipe: Recipe) -> dict[str, str]:
     return {"model": "simplify" if recipe.model.simplify else "export"}
 
 
-def export_work(recipe: Recipe, _: Stage, job: Job) -> object:
+def export_work(recipe: Recipe, _: Stage, job: StageJob) -> object:
     from ...compiler.export import export
     from ...model.sources.load import find_preprocessing
 
@@ -116,7 +99,7 @@ def export_needs(recipe: Recipe, _: Stage) -> Needs:
     return Needs(("export",) if is_pytorch else (), ("onnxruntime",))
 
 
-def simplify_work(_: Recipe, stage: Stage, job: Job) -> object:
+def simplify_work(_: Recipe, stage: Stage, job: StageJob) -> object:
     from ...compiler.simplify.simplify import simplify
 
     return simplify(stage.files["model"].path, job.path, progress=job.progress)
@@ -126,7 +109,7 @@ def simplify_key(_: Recipe, stage: Stage) -> Key:
     return {"model": stage.files["model"].digest, "tools": tool_versions("onnxsim", *ONNX_TOOLS)}
 
 
-def calibrate_work(recipe: Recipe, stage: Stage, job: Job) -> object:
+def calibrate_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
     """Samples become ranges, those of a shard as a stage of its own.
 
     With `parts`, the ranges of all shards, they are merged to what observing all would give, bit for bit.
@@ -226,7 +209,7 @@ def quantize_applies(recipe: Recipe, stage: Stage) -> bool:
     return writes_types(artifact, capabilities_of(engine(artifact.target)))
 
 
-def quantize_work(recipe: Recipe, stage: Stage, job: Job) -> object:
+def quantize_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
     from ...building.lower import lower
 
     artifact = _resolved(recipe, stage)
@@ -265,7 +248,7 @@ def build_applies(recipe: Recipe, stage: Stage) -> bool:
     return takes_pytorch(artifact) or bool(capabilities_of(engine(artifact.target)))
 
 
-def build_work(recipe: Recipe, stage: Stage, job: Job) -> object:
+def build_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
     """A model becomes what a runtime loads, from the graph that was lowered for it, where there is one.
 
     Without such a graph the ranges are for TensorRT's calibrator.

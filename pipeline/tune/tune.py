@@ -24,13 +24,7 @@ from ...core.processor import isa_here
 from ...core.progress import Progress, silent
 from ...data.spelling import parse_spelling
 from ...engines.registry import engine
-from ...errors import (
-    DataError,
-    EngineUnavailable,
-    IntentNotReached,
-    InvalidOption,
-    QuantizationError,
-)
+from ...errors import DataError, EngineUnavailable, IntentNotReached, InvalidOption, QuantizationError
 from ...model.graph.graph import graph_precision
 from ...model.graph.graph_rules import graph_target
 from ...model.graph.onnx_file import read_graph
@@ -161,7 +155,7 @@ def tune(
     # Even where no answer changes, few samples prove nothing.
     need = samples_for_budget(spec.max_drop, setting.candidates, maker.samples)
     in_points = maker.metric.unit == "points"
-    run = _Run(bench, spec.max_drop, time, needs_proof=need.is_met is True or not in_points)
+    run = _Tuning(bench, spec.max_drop, time, needs_proof=need.is_met is True or not in_points)
     if in_points:
         progress(need.text)
     if not run.needs_proof:
@@ -225,7 +219,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
     return front
 
 
-class _Run:
+class _Tuning:
     """The trials of one tuning, in order: float, whole INT8, the least that must stay in float, the time."""
 
     def __init__(
