@@ -70,7 +70,7 @@ def test_what_the_table_says_of_a_metric_holds(name: str) -> None:
     assert metric.name == name
     assert metric.unit == unit_of(name)
     said = row[5].partition(";")[2 if name == "mse" else 0]
-    assert ("own unit" in said) == (metric.unit == "units")
+    assert ("units" in said) == (metric.unit == "units")
     assert ("less is better" in said) != metric.higher_is_better
     without = "none" in row[4]
     assert without != metric.needs_labels
