@@ -33,9 +33,9 @@ from ..spec.recipes import AutoSpec, InitSpec
 from ..spec.words import CPU_TARGETS, Isa, Target
 from .propose.init import init
 from .propose.model_facts import plain_name
-from .recipe.recipe import SIMPLIFIED, Recipe, read_recipe
+from .recipe.published import RESULTS, SIMPLIFIED
+from .recipe.recipe import Recipe, read_recipe
 from .run import RunReport, StageListener, on_executor, run
-from .stages.bench_stages import RESULTS
 from .stages.stage import Executor
 from .stages.stages import data_of, located
 from .stages.store import FOLDER

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.progress import Progress, silent
 from ..errors import EngineUnavailable, QCompileError
+from ..spec.artifacts import ArtifactSection
 from ..spec.decode import spec_from_call
 from ..spec.recipes import RunSpec
-from .recipe.recipe import ArtifactSection, Recipe, recipe_source
+from .recipe.recipe import Recipe, recipe_source
 from .run import Visit, prepared
 from .stages.graph import ThisProcess, key_of, kind_of
 from .stages.stage import Done, Made, Rule, Scale, Stage, named_artifact

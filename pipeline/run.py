@@ -29,14 +29,8 @@ from ..model.sources.source import digest_source, parse_source
 from ..spec.decode import spec_from_call
 from ..spec.recipes import RunSpec
 from ..spec.words import Target, is_own_metric
-from .recipe.recipe import (
-    Recipe,
-    check_output,
-    make_recipe,
-    read_recipe,
-    recipe_source,
-    wrong_key,
-)
+from .recipe.published import check_output
+from .recipe.recipe import Recipe, make_recipe, read_recipe, recipe_source, wrong_key
 from .recipe.trust import trusted
 from .stages.bench_stages import SCORE, trial_text
 from .stages.graph import BUILD, KINDS, ThisProcess, each, kind_of, stages_of

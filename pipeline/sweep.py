@@ -27,18 +27,11 @@ from ..spec.sweep import SweepModel, SweepSection, SweepShape, first_taken
 from ..spec.tensors import format_shape, parse_input
 from ..spec.words import BASELINE, TENSORRT_TARGETS
 from .plan import Plan, PlannedStage, plan
-from .recipe.recipe import (
-    Recipe,
-    check_batches,
-    check_names,
-    has_shapes,
-    read_recipe,
-    require_scales,
-    wrong_key,
-)
+from .recipe.batches import check_batches, has_shapes
+from .recipe.published import REPORT, RESULTS, check_names
+from .recipe.recipe import Recipe, read_recipe, require_scales, wrong_key
 from .recipe.trust import trusted
 from .run import RunReport, StageListener, run
-from .stages.bench_stages import REPORT, RESULTS
 from .stages.graph import ThisProcess, each
 from .stages.stage import Executor
 from .stages.store import FOLDER, Store

@@ -1,7 +1,7 @@
 """Files: written whole or not at all, told apart by digest, held by one process at a time."""
 
-from .storage import (
-    TEMPORARY,
+from .locks import lock, open_lock
+from .read import (
     absolute_path,
     digest_files,
     manifest_path,
@@ -11,18 +11,9 @@ from .storage import (
     require_file,
     side_files,
 )
-from .temporary import (
-    check_output,
-    held_folder,
-    lock,
-    open_lock,
-    public_names,
-    remove_stale,
-    temporary_folder,
-    write_json,
-    write_text,
-    writing,
-)
+from .storage import TEMPORARY
+from .temporary import held_folder, public_names, remove_stale, temporary_folder
+from .write import check_output, write_json, write_text, writing
 
 __all__ = [
     "TEMPORARY", "absolute_path", "check_output", "digest_files", "held_folder", "lock", "manifest_path",

@@ -32,8 +32,9 @@ from ...errors import (
     StorageError,
     first_line,
 )
+from ..recipe.names import recipe_files
 from ..recipe.recipe import Recipe
-from ..recipe.trust import portable_text, recipe_files
+from ..recipe.write import portable_text
 
 CHUNK_BYTES = 64 << 20
 

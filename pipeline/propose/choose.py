@@ -33,7 +33,7 @@ from ...spec.engines import rows
 from ...spec.recipes import InitSpec
 from ...spec.tensors import TensorInfo, first_axes_differ, format_shape
 from ...spec.words import AUTO, CPU_TARGETS, TARGETS, TENSORRT_TARGETS, Target
-from ..recipe.recipe import DEFAULT_MAX
+from ..recipe.batches import DEFAULT_MAX
 from .model_facts import ModelFacts, seen_from, spelled_from
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from ...spec.decode import key as options_key
 from ...spec.decode import shared
 from ...spec.measure import BenchSpec, Budget
 from ...spec.words import BASELINE, ORIGINAL, TENSORRT_TARGETS, is_own_metric
+from ..recipe.published import RESULTS
 from ..recipe.recipe import Recipe, recipe_source
 from ..recipe.trust import interpreters
 from .stage import ANY, PROCESSOR, SOURCE, Job, Key, Made, Needs, Stage, named_artifact
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from ...spec.measure import BenchSection
     from ..tune.trials import TrialAsk, TrialMaker, TrialSetting
 
-RESULTS = "results.json"
-REPORT = "report.html"
 INTERRUPTED = "results.interrupted.json"
 _NOT_MEASURED = (*options_key(Budget()), "metric", "models")
 """Options that judge what is measured, or that the key has by their content: a spelling is none of it."""

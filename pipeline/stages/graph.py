@@ -20,7 +20,9 @@ from ...core.memory import out_of_memory
 from ...core.progress import Progress
 from ...engines.registry import engine
 from ...errors import EngineUnavailable
-from ..recipe.recipe import GRAPH, SIMPLIFIED, ArtifactSection, Recipe
+from ...spec.artifacts import ArtifactSection
+from ..recipe.published import GRAPH, REPORT, SIMPLIFIED
+from ..recipe.recipe import Recipe
 from . import bench_stages, stages
 from .stage import (
     SOURCE,
@@ -160,7 +162,7 @@ KINDS: Mapping[str, StageKind] = {
     ),
     "report": StageKind(
         inputs=lambda *_: {"results": "bench", "ranges": "calibrate"},
-        file=lambda *_: bench_stages.REPORT,
+        file=lambda *_: REPORT,
         key=bench_stages.report_key,
         work=bench_stages.report_work,
         rule=Rule(lambda *_: 3.0, writes_weights=False),

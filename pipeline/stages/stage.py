@@ -16,7 +16,8 @@ from ...errors import RecipeError
 from ...spec.artifacts import ArtifactSection
 from ...spec.decode import Refused
 from ...spec.words import CLUSTER, TENSORRT_TARGETS
-from ..recipe.recipe import Recipe, check_names, wrong_key
+from ..recipe.published import check_names
+from ..recipe.recipe import Recipe, wrong_key
 from .store import Store
 
 SOURCE = "source"

@@ -21,7 +21,7 @@ from ...engines.registry import capabilities, engine, packages_of
 from ...errors import QCompileError
 from ...model.sources.load import digest_preprocessing
 from ...model.sources.source import TENSORFLOW_KINDS
-from ...spec.artifacts import BuildSpec, with_floats
+from ...spec.artifacts import ArtifactSection, BuildSpec, with_floats
 from ...spec.decode import key as options_key
 from ...spec.decode import shared
 from ...spec.engines import BUILT_IN
@@ -29,14 +29,8 @@ from ...spec.models import CalibrateSpec
 from ...spec.tensorrt import AUTO, OFF
 from ...spec.tensors import TensorInfo
 from ...spec.words import CPU_TARGETS, TENSORRT_TARGETS, GraphTarget, Isa
-from ..recipe.recipe import (
-    ArtifactSection,
-    Recipe,
-    default_shapes,
-    has_shapes,
-    measured_batches,
-    recipe_source,
-)
+from ..recipe.batches import default_shapes, has_shapes, measured_batches
+from ..recipe.recipe import Recipe, recipe_source
 from ..recipe.trust import interpreters
 from .stage import (
     ANY,

@@ -40,7 +40,7 @@ from ...core.files import (
     remove_stale,
     write_json,
 )
-from ...core.files.temporary import sync
+from ...core.files.write import sync
 from ...errors import InvalidOption, StorageError
 
 FOLDER = ".qcompile"

@@ -22,7 +22,8 @@ from qcompile.core.files import digest_files
 from qcompile.errors import DataError, EngineUnavailable, MissingFile
 from qcompile.pipeline.cluster.resources import Facts, place
 from qcompile.pipeline.plan import RATE, by_rule, difference, plan
-from qcompile.pipeline.recipe.recipe import Recipe, published, read_recipe
+from qcompile.pipeline.recipe.published import published
+from qcompile.pipeline.recipe.recipe import Recipe, read_recipe
 from qcompile.pipeline.run import run
 from qcompile.pipeline.stages.graph import KINDS, key_of, stages_of
 from qcompile.pipeline.stages.stage import (

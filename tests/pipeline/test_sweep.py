@@ -23,7 +23,7 @@ from qcompile.core.progress import Progress
 from qcompile.errors import ClusterError, InvalidOption, RecipeError
 from qcompile.pipeline.plan import plan
 from qcompile.pipeline.recipe.recipe import Recipe, make_recipe, parse_recipe, read_recipe
-from qcompile.pipeline.recipe.trust import recipe_text
+from qcompile.pipeline.recipe.write import recipe_text
 from qcompile.pipeline.run import run
 from qcompile.pipeline.stages.stage import Done, Stage
 from qcompile.pipeline.stages.store import Store

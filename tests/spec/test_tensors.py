@@ -14,7 +14,7 @@ from qcompile.bench.diff.diff import parse_tolerances
 from qcompile.calibration.tensorrt_cache import version_code
 from qcompile.errors import DataError, InvalidOption
 from qcompile.model.sources.source import SourceOptions, parse_query
-from qcompile.pipeline.recipe.recipe import _read_profile
+from qcompile.pipeline.recipe.batches import _read_profile
 from qcompile.spec.tensorrt import parse_bytes
 from qcompile.spec.tensors import (
     AxisExtents,

@@ -1,4 +1,4 @@
-"""A recipe is read, what is wrong is named by its key, and no two stages of it publish one file."""
+"""A recipe is read, and what is wrong is named by its key."""
 
 from __future__ import annotations
 
@@ -6,20 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from recipes import artifact, recipe_of
 
-from qcompile.errors import InvalidOption, MissingFile, RecipeError
-from qcompile.pipeline.plan import plan
-from qcompile.pipeline.recipe.recipe import (
-    ArtifactSection,
-    Recipe,
-    default_shapes,
-    parse_recipe,
-    published,
-    read_recipe,
-)
-from qcompile.pipeline.run import run
+from qcompile.errors import MissingFile, RecipeError
+from qcompile.pipeline.recipe.batches import default_shapes
+from qcompile.pipeline.recipe.recipe import Recipe, parse_recipe, read_recipe
 from qcompile.pipeline.stages.bench_stages import measured_options
+from qcompile.spec.artifacts import ArtifactSection
 from qcompile.spec.tensors import TensorInfo
 
 if sys.version_info >= (3, 11):
@@ -187,62 +179,3 @@ def test_without_an_engine_the_default_of_cuda_graphs_is_off_in_the_key(
     recipe = parsed(f'[bench]\n{bench}[[artifact]]\nname = "engine"\ntarget = "tensorrt"\n')
     options = measured_options(recipe, on_gpu)
     assert (options["cuda_graph"], options["layer_times"]) == (graph, times)
-
-
-def recipe_text(
-    *artifacts: tuple[str, ...], output: str = "out", source: str = "m.py:build", simplify: str = "true"
-) -> str:
-    """A recipe of artifacts (name, target, precision)."""
-    model = f"[model]\nsource = '{source}'\nsimplify = {simplify}\n[data]\ncalibration = 'x.npz'\n"
-    head = f"version = 1\nname = 'net'\noutput = '{output}'\n"
-    return head + model + "".join(artifact(*one) for one in artifacts)
-
-
-def parsed_text(text: str) -> Recipe:
-    return parse_recipe(text.encode(), Path("recipe.toml"))
-
-
-ORT, RTX = "onnxruntime", "tensorrt-rtx"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        recipe_text(("a", ORT, "fp32"), ("a.graph", ORT, "fp32")),  # of float32 no graph is made
-        recipe_text(("a", "torchscript", "fp32"), ("a.graph", ORT, "fp32")),
-        recipe_text(("a", RTX, "fp32"), ("a.onnx", RTX, "fp32")),
-        recipe_text(("net.simplified", ORT, "fp32"), simplify="false"),
-        recipe_text(("net.simplified", RTX, "fp32")),
-        recipe_text(("a", RTX, "fp16"), ("a.engine", ORT, "fp16"), ("a.json", ORT, "fp32")),
-        recipe_text(("results.json", ORT, "fp32"), ("report.html", RTX, "fp32")),
-        recipe_text(("ü" * 100, ORT, "fp32")),
-    ],
-)
-def test_names_that_are_no_collision_stay_as_they_are(text: str) -> None:
-    files = [file for file, _, _ in published(parsed_text(text))]
-    assert len(files) == len(set(files))
-
-
-def test_a_name_that_leaves_no_room_for_its_endings_is_refused() -> None:
-    with pytest.raises(RecipeError, match="at most 200 bytes"):
-        parsed_text(recipe_text(("ü" * 101, ORT, "fp32")))
-
-
-@pytest.mark.parametrize("how", ["output", "option"])
-def test_what_the_recipe_reads_is_not_overwritten(tmp_path: Path, how: str) -> None:
-    source, path = tmp_path / "net.onnx", tmp_path / "recipe.toml"
-    source.write_bytes(b"weights")
-    output = "." if how == "output" else "out"
-    path.write_text(recipe_text(("a", ORT, "fp32"), source="net.onnx", output=output))
-    for verb in (plan, run):
-        with pytest.raises(InvalidOption, match=r"the exported model would overwrite .*net\.onnx") as caught:
-            verb(path, output=tmp_path if how == "option" else None)
-        assert "another `name`" in caught.value.hint
-    assert source.read_bytes() == b"weights"
-    assert {one.name for one in tmp_path.iterdir()} == {"net.onnx", "recipe.toml"}
-
-
-def test_a_recipe_in_memory_is_checked_too() -> None:
-    section = {"target": ORT, "precision": "fp16"}
-    with pytest.raises(RecipeError, match=r"a\.graph\.onnx"):
-        recipe_of({"name": "a", **section}, {"name": "a.graph", **section})

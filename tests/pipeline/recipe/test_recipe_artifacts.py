@@ -21,7 +21,7 @@ from qcompile.engines.base import BuildRequest
 from qcompile.errors import CalibrationError, MissingFile
 from qcompile.pipeline.auto import _isa
 from qcompile.pipeline.recipe.recipe import Recipe, parse_recipe, read_recipe
-from qcompile.pipeline.recipe.trust import portable_text
+from qcompile.pipeline.recipe.write import portable_text
 from qcompile.pipeline.run import RunReport
 from qcompile.pipeline.stages.bench_stages import trial_text
 from qcompile.pipeline.stages.graph import key_of

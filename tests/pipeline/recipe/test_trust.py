@@ -1,4 +1,4 @@
-"""What a recipe names: code outside of its folder needs trust, and paths mean the same in another folder."""
+"""Code outside of a recipe's folder needs trust."""
 
 from __future__ import annotations
 
@@ -8,30 +8,16 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
-from recipes import recipe_of
 
 from qcompile.bench.results.results import load_results
 from qcompile.errors import ModelError, QCompileError, RecipeError
 from qcompile.pipeline.plan import plan
-from qcompile.pipeline.recipe.recipe import make_recipe, parse_recipe, read_recipe
-from qcompile.pipeline.recipe.trust import (
-    interpreters,
-    needs_trust,
-    portable,
-    portable_text,
-    relative,
-    settled,
-    trusted,
-)
+from qcompile.pipeline.recipe.recipe import make_recipe, read_recipe
+from qcompile.pipeline.recipe.trust import interpreters, needs_trust, trusted
 from qcompile.pipeline.run import run
-from qcompile.spec.option import fields_of
-from qcompile.spec.recipes import RecipeFile
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links and executables of POSIX")
 
@@ -186,161 +172,6 @@ def test_code_that_the_user_typed_needs_no_more_trust(
     assert ran(places) == ["home.ran"]
 
 
-OF_FILES = {"name", "artifact.name", "sweep.model.name"}
-WORDS = {
-    "model.inputs", "model.outputs", "model.dynamic", "artifact.method", "artifact.layers",
-    "artifact.rules", "artifact.fallback",
-    "artifact.exclude", "artifact.only", "artifact.gpus", "artifact.min_shapes", "artifact.opt_shapes",
-    "artifact.max_shapes",
-    "artifact.tensorrt.profiles", "artifact.tensorrt.workspace", "artifact.tensorrt.memory_pools",
-    "artifact.tensorrt.weight_streaming", "artifact.tensorrt.tiling_l2_limit",
-    "artifact.tensorrt.build_route",
-    "artifact.tensorrt.io_formats", "artifact.tensorrt.tactic_sources", "artifact.tensorrt.ignore_faults",
-    "calibrate.method", "bench.devices", "bench.baseline", "sweep.model.inputs",
-    "sweep.shapes", "sweep.gpus", "sweep.exclude",
-}  # fmt: skip
-
-
-def marks_of(kind: type, prefix: str = "") -> dict[str, str | None]:
-    """The keys that hold free texts, which may name anything, and what the spec says that they name."""
-    found: dict[str, str | None] = {}
-    for one in fields_of(kind):
-        if one.table is not None:
-            found |= marks_of(one.table, f"{prefix}{one.name}.")
-        elif isinstance(one.kind, msgspec.inspect.StrType):
-            found[f"{prefix}{one.name}"] = one.spelling.names
-    return found
-
-
-NAMED = {
-    "model": "model.source bench.models sweep.models sweep.model.source",
-    "weights": "model.weights sweep.model.weights",
-    "preprocessing": "model.preprocessing sweep.model.preprocessing",
-    "file": "model.depends data.depends",
-    "interpreter": "model.python bench.python",
-    "data": "data.calibration data.evaluation sweep.model.calibration sweep.model.evaluation",
-    "ranges": "calibrate.ranges",
-    "library": "artifact.tensorrt.plugins",
-    "cache": "artifact.tensorrt.timing_cache",
-    "metric": "bench.metric",
-    "output": "output",
-}
-"""What is named, to the keys of recipes that name it; the spec marks them."""
-
-
-def test_every_key_of_a_recipe_is_judged() -> None:
-    """Whoever adds a key decides whether it can run, write or read, and says so in the threat model."""
-    marks = marks_of(RecipeFile)
-    named = {key: kind for kind, keys in NAMED.items() for key in keys.split()}
-    assert {key: mark for key, mark in marks.items() if mark} == named
-    assert marks.keys() == named.keys() | OF_FILES | WORDS
-    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text(encoding="utf-8")
-    assert not {key for key in named.keys() | OF_FILES if f"`{key}`" not in page}
-
-
-def test_each_test_that_the_threat_model_names_is_there() -> None:
-    root = Path(__file__).parents[3]
-    page = (root / "docs" / "security.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`((?:tests|cli)/[\w/]+\.py)`", page))
-    assert len(named) > 5
-    assert not {name for name in named if not (root / name).is_file()}
-
-
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*/recipe.toml"))
-ARTIFACT: dict[str, object] = {"name": "a", "target": "onnxruntime"}
-BASE = Path("/base/recipes")
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
-def test_what_is_written_is_read_as_it_was(path: Path) -> None:
-    found = read_recipe(path)
-    assert portable_text(found) == path.read_bytes()  # it names nothing absolute: its comments stay
-    changed = replace(found, name="another")
-    assert parse_recipe(portable_text(changed), found.path) == changed
-
-
-def test_texts_with_any_characters_are_written(tmp_path: Path) -> None:
-    odd = 'a "b" \\ c\t\'é\n[x] # = {} \x7f \u2028'
-    found = recipe_of(
-        ARTIFACT, folder=tmp_path, model={"source": odd, "dynamic": []}, data={"calibration": odd}
-    )
-    assert parse_recipe(portable_text(found), found.path) == found
-
-
-MOVED_MODELS = [
-    ("/base/net.onnx", "../net.onnx"),
-    ("/base/recipes/net.onnx", "./net.onnx"),
-    ("/base/code/model.py:build", "../code/model.py:build"),
-    ("/base/code/m.py:build?weights=/base/my%20w.pt", "../code/m.py:build?weights=../my%20w.pt"),
-    ("hf:/base/hub/net?task=text-classification", "hf:../hub/net?task=text-classification"),
-    ("timm:resnet18?weights=/base/w.pt&classes=3", "timm:resnet18?weights=../w.pt&classes=3"),
-    ("timm:resnet18?weights=random", "timm:resnet18?weights=random"),
-    ("torchvision:resnet18", "torchvision:resnet18"),
-    ("hf:org/name", "hf:org/name"),
-    ("package.module:function", "package.module:function"),
-    ("saved:serving", "saved:serving"),
-    ("../net.onnx", "../net.onnx"),
-    ("/base/a/../net.onnx", "../net.onnx"),
-]  # fmt: skip
-MOVED_DATA = [
-    ("/base/images", "../images"),
-    ("images:/base/images?masks=/base/m&seed=3", "images:../images?masks=../m&seed=3"),
-    ("/base/images?masks=m", "../images?masks=m"),
-    ("/base/odd%3Fname?masks=/base/m%26m", "../odd%3Fname?masks=../m%26m"),
-    ("/base/texts.txt?preprocessing=hf:/base/net", "../texts.txt?preprocessing=hf:../net"),
-    ("/base/x?preprocessing=/base/p.json", "../x?preprocessing=../p.json"),
-    ("/base/data.py:samples", "../data.py:samples"),
-    ("data.npz", "data.npz"),
-]
-
-
-@pytest.mark.parametrize(("text", "moved"), MOVED_MODELS)
-def test_models_are_named_from_the_recipes_folder(text: str, moved: str) -> None:
-    tables: dict[str, Any] = {"model": {"source": text}, "bench": {"models": [f"other={text}"]}}
-    changed = portable(recipe_of(ARTIFACT, folder=BASE, **tables))
-    assert changed.bench is not None
-    assert (changed.model.source, changed.bench.models) == (moved, (f"other={moved}",))
-
-
-@pytest.mark.parametrize(("text", "moved"), MOVED_DATA)
-def test_data_is_named_from_the_recipes_folder(text: str, moved: str) -> None:
-    data = {"calibration": text, "evaluation": text}
-    changed = portable(recipe_of(ARTIFACT, folder=BASE, data=data)).data
-    assert (changed.calibration, changed.evaluation) == (moved, moved)
-
-
-def test_every_other_path_is_named_from_the_recipes_folder() -> None:
-    artifact = {
-        "name": "a", "target": "tensorrt-rtx",
-        "tensorrt": {"plugins": ["/base/p.so", "q.so"], "timing_cache": "/base/t.cache"},
-    }  # fmt: skip
-    found = recipe_of(
-        artifact,
-        folder=BASE,
-        model={
-            "source": "timm:x", "weights": "/base/w.pt", "depends": ["/base/d"], "simplify": False,
-            "preprocessing": "/base/p.json",
-        },
-        data={"depends": ["/base/e"]},
-        calibrate={"ranges": "/base/r.ranges"},
-        bench={"metric": "/base/metric.py:score"},
-    )  # fmt: skip
-    assert b"/base" not in portable_text(found)
-    assert portable(portable(found)) == portable(found) != found
-
-
-def test_a_path_from_the_home_is_one_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert relative("~/net.onnx", tmp_path / "recipes") == "../net.onnx"
-
-
-def test_links_in_front_of_two_dots_are_followed_and_others_are_not(tmp_path: Path) -> None:
-    (tmp_path / "real" / "deep").mkdir(parents=True)
-    (tmp_path / "link").symlink_to(tmp_path / "real" / "deep")
-    for spelled, path in (("link/../x", "real/x"), ("link/x", "link/x"), ("real/../link/x", "link/x")):
-        assert settled(tmp_path / spelled) == tmp_path / path
-
-
 @pytest.mark.usefixtures("short_blocks")
 def test_torchscript_that_a_recipe_builds_is_measured_without_trust_and_another_file_is_not(
     tmp_path: Path,
@@ -358,3 +189,11 @@ def test_torchscript_that_a_recipe_builds_is_measured_without_trust_and_another_
     path.write_text(path.read_text() + 'models = ["other=other.pt"]\n')
     with pytest.raises(ModelError, match=r"other\.pt: .* `trust` is required"):
         run(path)
+
+
+def test_each_test_that_the_threat_model_names_is_there() -> None:
+    root = Path(__file__).parents[3]
+    page = (root / "docs" / "security.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:tests|cli)/[\w/]+\.py)`", page))
+    assert len(named) > 5
+    assert not {name for name in named if not (root / name).is_file()}

@@ -1,0 +1,162 @@
+"""What a recipe names: models, data, code, files and places, marked in the spec and walked here alone.
+
+An option without a mark (`option(..., names=...)`) holds words: a shape, a precision, a name. The files that
+a recipe names go along where its stages are carried out elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...core.files import manifest_path, require_file, side_files
+from ...data.kinds import data_files
+from ...model.sources.load import preprocessing_files
+from ...model.sources.source import Source, parse_source, source_files
+from ...spec.option import Named, Option, fields_of
+from ...spec.recipes import RecipeFile
+from ...spec.tensorrt import AUTO, OFF
+from ...spec.words import is_own_metric
+from .recipe import Recipe, recipe_source
+
+
+@dataclass(frozen=True)
+class Name:
+    """What one key names, as the recipe spells it; without `NAME=` of a model that has a name there."""
+
+    key: str
+    kind: Named
+    text: str
+
+
+def names_of(recipe: Recipe) -> list[Name]:
+    """Return all that a recipe names."""
+    names: list[Name] = []
+
+    def note(name: Name) -> str:
+        names.append(name)
+        return name.text
+
+    map_names(recipe, note)
+    return names
+
+
+def map_names(recipe: Recipe, spell: Callable[[Name], str]) -> Recipe:
+    """Return the recipe with everything that it names spelled anew."""
+    mapped: Recipe = _mapped(recipe, RecipeFile, "", spell)
+    return mapped
+
+
+def _mapped(spec: Any, kind: type, key: str, spell: Callable[[Name], str]) -> Any:
+    """A table of the recipe; `key` is its path, with the number of the artifact."""
+    changed: dict[str, Any] = {}
+    for option in fields_of(kind):
+        before, path = getattr(spec, option.name), f"{key}{option.name}"
+        values = before if isinstance(before, tuple) else (before,)
+        if option.table is not None and before is not None:
+            paths = (f"{path}[{at}]." if path == "artifact" else f"{path}." for at in range(len(values)))
+            tables = zip(values, paths, strict=True)
+            values = tuple(_mapped(table, option.table, path, spell) for table, path in tables)
+        elif option.spelling.names:
+            values = tuple(_spelled(option, path, text, spell) for text in values)
+        after = values if isinstance(before, tuple) else values[0]
+        changed |= {} if after == before else {option.name: after}
+    return replace(spec, **changed) if changed else spec
+
+
+def _spelled(option: Option, key: str, text: str, spell: Callable[[Name], str]) -> str:
+    """A text spelled anew; words that name nothing stay."""
+    kind, head, named_text = option.spelling.names, "", text
+    assert kind is not None, "the caller looks first"
+    if kind == "model" and option.repeated:  # NAME=MODEL
+        head, equals, named_text = text.partition("=")
+        head += equals
+    is_word = (kind == "cache" and text in (AUTO, OFF)) or (kind == "metric" and not is_own_metric(text))
+    if is_word or not named_text:
+        return text
+    return head + spell(Name(key, "model" if kind == "metric" else kind, named_text))
+
+
+def recipe_files(recipe: Recipe) -> Iterator[Path]:
+    """Yield the absolute paths of the files that a recipe's stages read; some come twice.
+
+    Links on the way are kept as they are spelled, but for one in front of a `..`. What is not found: a file
+    that a function opens and that does not lie beside it (name it with `depends`), an installed package, a
+    model by name (`timm:`, `hf:NAME`: of each machine's own cache), and interpreters.
+    """
+    yield settled(recipe.path.resolve())
+    for name in names_of(recipe):
+        yield from map(settled, _files_of(name, recipe))
+
+
+def settled(path: Path) -> Path:
+    """Return an absolute path without `..`; links in front of one are resolved, as the system does."""
+    path = path.absolute()
+    parts = path.parts
+    if ".." not in parts:
+        return path
+    end = len(parts) - parts[::-1].index("..")
+    return _resolved(parts[:end]).joinpath(*parts[end:])
+
+
+@functools.lru_cache(maxsize=1024)
+def _resolved(parts: tuple[str, ...]) -> Path:
+    return Path(*parts).resolve()
+
+
+def _files_of(name: Name, recipe: Recipe) -> Iterator[Path]:
+    """The files of one name; those of `model.weights` are the model's."""
+    folder, path = recipe.folder, recipe.folder / name.text
+    if name.key == "model.source":
+        yield from model_files(recipe_source(recipe))
+    elif name.kind == "model":
+        yield from model_files(parse_source(name.text, base=folder))
+    elif name.kind == "preprocessing":
+        yield from preprocessing_files(name.text, base=folder)
+    elif name.kind == "data":
+        yield from data_files(name.text, folder)
+    elif name.kind == "ranges":
+        yield from _with_companions(path)
+    elif name.kind in ("file", "library"):
+        yield require_file(path, what="plugin" if name.kind == "library" else "depends: file")
+    elif name.kind == "cache" and path.is_file():
+        yield path
+
+
+def model_files(source: Source) -> Iterator[Path]:
+    """Yield the files of a MODEL: those that its digest is of, and those that must lie beside it."""
+    if source.kind == "module":
+        return  # of an installed package: each machine has its own
+    yield from source_files(source)
+    if source.kind == "file":
+        yield source.file
+        for marker in sorted(source.file.parent.glob("*/__init__.py")):  # packages that it may import
+            if not marker.parent.name.startswith("."):
+                yield from sorted(marker.parent.rglob("*.py"))
+    elif source.kind == "onnx":
+        yield from _with_companions(source.file)
+        yield from _external(source.file)
+    elif source.kind == "hf" and source.path:
+        yield from (path for path in source.path.iterdir() if path.is_file() and path.name[0] != ".")
+    for path in source_files(source):
+        if manifest_path(path).is_file():
+            yield from _with_companions(path)
+
+
+def _with_companions(path: Path) -> Iterator[Path]:
+    yield path
+    yield from filter(Path.is_file, (*side_files(path), manifest_path(path)))
+
+
+def _external(path: Path) -> Iterator[Path]:
+    """The external data of an ONNX file, as it lies beside the spelled path."""
+    from ...core.artifact import accepting
+    from ...model.graph.onnx_file import read_weightless
+
+    with accepting(path):
+        files = list(read_weightless(path).beside)
+    beside = (path.parent / file.relative_to(path.resolve().parent) for file in files)
+    yield from filter(Path.is_file, beside)

@@ -1,0 +1,74 @@
+"""The files that a run publishes, named after the recipe and its artifacts.
+
+    NAME.onnx  NAME.simplified.onnx  NAME.ranges       of the model
+    ARTIFACT.graph.onnx  ARTIFACT.onnx | .engine | .pt                     of each artifact
+    results.json  report.html                                              with endings of their own
+
+Each ONNX file and engine has its manifest (`.json`) beside it, and a large ONNX file its weights (`.data`).
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...core.files import manifest_path
+from ...engines.registry import engine
+from ...errors import InvalidOption
+from ...spec.decode import Refused
+from ...spec.recipes import RecipeFile
+
+GRAPH, SIMPLIFIED = ".graph.onnx", ".simplified.onnx"
+RESULTS, REPORT = "results.json", "report.html"
+_LONGEST = 200
+"""Bytes of a name that leave room for the endings, and for the names of what is not finished."""
+
+
+def published(recipe: RecipeFile) -> Iterator[tuple[str, str, str]]:
+    """Yield (file name, key of the recipe that names it, what it is) of all that a run may publish."""
+    files = [(f"{recipe.name}.onnx", "name", "the exported model")]
+    if recipe.model.simplify:
+        files.append((f"{recipe.name}{SIMPLIFIED}", "name", "the simplified model"))
+    if recipe.data.calibration and not recipe.calibrate.ranges:
+        files.append((f"{recipe.name}.ranges", "name", "the ranges"))
+    for index, artifact in enumerate(recipe.artifact):
+        key, name, runtime = f"artifact[{index}].name", artifact.name, engine(artifact.target)
+        if runtime.takes == "onnx" and artifact.precision != "fp32":  # which needs no graph
+            files.append((f"{name}{GRAPH}", key, f"the graph of artifact {name!r}"))
+        files.append((f"{name}{runtime.suffix}", key, f"artifact {name!r}"))
+    for file, key, what in files:
+        yield file, key, what
+        yield manifest_path(Path(file)).name, key, f"the manifest of {what}"
+        if file.endswith(".onnx"):
+            yield f"{file}.data", key, f"the weights of {what}"
+
+
+def check_names(recipe: RecipeFile) -> None:
+    """Refuse a recipe in which two stages publish one file; names that differ by case alone are one."""
+    named = {"name": recipe.name}
+    named |= {f"artifact[{index}].name": artifact.name for index, artifact in enumerate(recipe.artifact)}
+    for key, name in named.items():
+        if len(name.encode("utf-8", "replace")) > _LONGEST:
+            raise Refused(key, f"at most {_LONGEST} bytes are required", value=name)
+    taken: dict[str, tuple[str, str]] = {}
+    for file, key, what in published(recipe):
+        # macOS and Windows take names for one that differ by case, or by how a letter is composed.
+        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", file).casefold())
+        other_file, other = taken.setdefault(folded, (file, what))
+        if other != what:
+            problem = f"another name is required: {what} would be {file}, and {other} is {other_file}"
+            raise Refused(key, problem, value=named[key])
+
+
+def check_output(recipe: RecipeFile, folder: Path, output: Path) -> None:
+    """Refuse an output folder in which a run would overwrite what it reads."""
+    read = [folder / text for text in (recipe.model.source, recipe.calibrate.ranges) if text]
+    for file, _, what in published(recipe):
+        target = output / file
+        if target.exists() and any(path.is_file() and target.samefile(path) for path in read):
+            raise InvalidOption(
+                f"`output` {output}: {what} would overwrite {target}, which the recipe reads",
+                hint="give another `output`, or another `name`",
+                option="output",
+            )

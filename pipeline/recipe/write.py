@@ -1,0 +1,93 @@
+"""A recipe is written as TOML: what has its default is left out; a portable one has no absolute path."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from ...core.plain_text import toml_table
+from ...data.spelling import FILE_KEYS
+from ...errors import QCompileError
+from ...spec.option import Named, fields_of
+from ...spec.recipes import RecipeFile
+from .names import map_names, settled
+from .recipe import Recipe, parse_recipe
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """Return the TOML of a recipe; what has its default is left out."""
+    lines = [*toml_table("", _values(recipe, RecipeFile)), *_tables(recipe, RecipeFile, "")]
+    return "\n".join(lines[1:]) + "\n"
+
+
+def _tables(values: Any, kind: type, within: str) -> Iterator[str]:
+    for option in fields_of(kind):
+        value = getattr(values, option.name)
+        if option.table is None or value is None:
+            continue
+        for table in value if option.repeated else (value,):
+            name, lines = f"{within}{option.name}", [*_values(table, option.table)]
+            if lines or (not within and (option.optional or option.repeated)):
+                yield from toml_table(f"[[{name}]]" if option.repeated else f"[{name}]", lines)
+            yield from _tables(table, option.table, f"{name}.")
+
+
+def _values(values: Any, kind: type) -> Iterator[tuple[str, object, str]]:
+    for option in fields_of(kind):
+        value = getattr(values, option.name)
+        if option.table is None and value is not None and (option.required or value != option.default):
+            yield option.name, value, ""
+
+
+def portable_text(recipe: Recipe) -> bytes:
+    """Return the text of a recipe without absolute paths; it has the recipe's name in the recipe's folder.
+
+    Interpreters (`model.python`, `bench.python`) and `output` stay as they are.
+    """
+    moved = portable(recipe)
+    with contextlib.suppress(OSError, QCompileError):
+        content = recipe.path.read_bytes()
+        if parse_recipe(content, recipe.path) == moved:
+            return content
+    return recipe_text(moved).encode()
+
+
+def portable(recipe: Recipe) -> Recipe:
+    """Return the recipe with every absolute path relative to its folder."""
+    return map_names(recipe, lambda name: _moved(name.kind, name.text, recipe.folder))
+
+
+def relative(text: str, folder: Path) -> str:
+    """Return an absolute path, or one that begins at the home, as seen from a folder; others as they are."""
+    if not text.startswith(("/", "~")):
+        return text
+    path = os.path.relpath(settled(Path(text).expanduser()), folder)
+    return path if path.startswith("..") else f"./{path}"
+
+
+def _moved(kind: Named, text: str, folder: Path) -> str:
+    """What a key names, seen from a folder: a path; of MODEL and DATA also the paths of its keys."""
+    if kind in ("output", "interpreter"):
+        return text
+    if kind not in ("model", "preprocessing", "data"):
+        return relative(text, folder)
+    head, mark, query = text.partition("?")
+    word = "".join(re.findall(r"\A\w+:", head))  # "hf:", "images:"
+    parts = []
+    for part in query.split("&"):  # what is escaped in DATA stays escaped
+        key, equals, value = part.partition("=")
+        if key in FILE_KEYS:
+            value = relative(value, folder)
+        elif key == "preprocessing":
+            value = _moved("preprocessing", value, folder)
+        elif key == "weights":
+            weights = unquote(value, errors="surrogateescape")
+            moved = relative(weights, folder)
+            value = value if moved == weights else quote(moved)
+        parts.append(f"{key}{equals}{value}")
+    return f"{word}{relative(head.removeprefix(word), folder)}{mark}{'&'.join(parts)}"
