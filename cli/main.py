@@ -9,7 +9,9 @@ sends each signal twice within a moment.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import json
 import locale
 import os
@@ -23,7 +25,7 @@ from types import FrameType, TracebackType
 import click
 
 from ..core.files.storage import storage_error
-from ..core.plain_text import NOT_UTF8, never_fail, plain, plain_json, plain_lines
+from ..core.plain_text import NOT_UTF8, plain, plain_json, plain_lines
 from ..errors import EngineUnavailable, QCompileError, StorageError, causes
 from ..version import __version__
 
@@ -99,13 +101,34 @@ def main(arguments: list[str] | None = None) -> None:
         _occupy_closed_streams()
         arguments = sys.argv[1:]
     for stream in (sys.stdout, sys.stderr):
-        never_fail(stream)
+        _never_fail(stream)
     with StopSignals() as stop:
         try:
             code = _run(arguments, stop)
         except KeyboardInterrupt:  # while an end was being told
             code = _present_stop(stop)
     sys.exit(code)
+
+
+_SPELLED = {"≥": ">=", "…": "...", "·": "|", "─": "-", "×": "x"}
+"""Signs of our own texts in ASCII."""
+
+
+def _never_fail(stream: object) -> None:
+    """Have a stream of another encoding than Unicode's write what it lacks in ASCII; in place."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors=_IN_ASCII)
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    signs = error.object[error.start : error.end]
+    texts = (_SPELLED.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in signs)
+    return "".join(texts), error.end
+
+
+_IN_ASCII = "qcompile.in_ascii"
+codecs.register_error(_IN_ASCII, _in_ascii)
 
 
 def _start_in_utf8() -> None:

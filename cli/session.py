@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..core.plain_text import encodes_all, plain, plain_json, plain_lines
+from ..core.plain_text import plain, plain_json, plain_lines
 from ..core.processes.untrusted import MEMORY_GB, TIME_S, Limits, is_child, limit_self, run_untrusted
 
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 _LINE_EVERY_S = 2.0
 _PLAIN_WIDTH = 200
+
+
+def encodes_all(stream: object) -> bool:
+    """Return whether a stream writes every character."""
+    return (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
 
 
 class RoadGroup(click.Group):

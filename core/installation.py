@@ -6,11 +6,11 @@ somebody else's. Hints therefore name third-party packages, and never a distribu
 
 from __future__ import annotations
 
+import copy
 import functools
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from configparser import ConfigParser
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ _ALTERNATIVES = {"tensorrt": "tensorrt8"}
 """Extra to another extra that serves the same purpose."""
 _UNLISTED = ("benchmarks", "coverage", "dev", "docs", "gpu", "tensorrt8")
 """Extras for development, and alternatives of `cpu` and `tensorrt`."""
-_SOURCE = Path(__file__).parents[1] / "setup.cfg"
+_PACKAGE = Path(__file__).parents[1]
 
 Versions = Callable[[str], str]  # of a distribution; empty where it is not installed
 
@@ -48,17 +48,23 @@ def extras() -> Mapping[str, tuple[Requirement, ...]]:
 def _all_extras() -> Mapping[str, tuple[Requirement, ...]]:
     """Return extra to its packages, with those of the extras that it includes.
 
-    Empty where there is neither metadata nor a setup.cfg beside this file, and in another interpreter that
-    runs a worker without `packaging`.
+    Empty where there is no metadata, and in another interpreter that runs a worker without `packaging`.
     """
     try:
-        declared = _from_metadata() or _from_setup_cfg()
+        from packaging.requirements import Requirement
     except ImportError:
         return {}
+    from importlib.metadata import distributions
+
+    places = [str(_PACKAGE.parent), *sys.path]  # a worker finds the package, and not always by `sys.path`
+    installed = next(iter(distributions(name=DISTRIBUTION, path=places)), None)
+    if installed is None:
+        return {}
+    declared = [Requirement(text) for text in installed.requires or ()]
     found = {}
-    for extra in declared:
+    for extra in installed.metadata.get_all("Provides-Extra") or ():
         packages: dict[str, Requirement] = {}
-        for requirement in _resolved(extra, declared):
+        for requirement in _of_extra(extra, declared):
             if earlier := packages.get(requirement.name):
                 requirement.specifier &= earlier.specifier
             packages[requirement.name] = requirement
@@ -67,45 +73,19 @@ def _all_extras() -> Mapping[str, tuple[Requirement, ...]]:
     return found
 
 
-def _from_metadata() -> dict[str, list[str]]:
-    from importlib.metadata import distributions
-
-    from packaging.requirements import Requirement
-
-    places = [str(_SOURCE.parents[1]), *sys.path]  # a worker finds the package, and not always by `sys.path`
-    installed = next(iter(distributions(name=DISTRIBUTION, path=places)), None)
-    if installed is None:
-        return {}
-    found: dict[str, list[str]] = {extra: [] for extra in installed.metadata.get_all("Provides-Extra") or ()}
-    for text in installed.requires or ():
-        marker = Requirement(text).marker
-        if marker is not None and not marker.evaluate({"extra": ""}):
-            for extra in found:
-                if marker.evaluate({"extra": extra}):
-                    found[extra].append(text)
-    return found
-
-
-def _from_setup_cfg() -> dict[str, list[str]]:
-    """Return the extras of a checkout that runs without being installed."""
-    config = ConfigParser(interpolation=None)
-    config.read(_SOURCE, encoding="utf-8")
-    if not config.has_section("options.extras_require"):
-        return {}
-    return {extra: text.split("\n") for extra, text in config["options.extras_require"].items()}
-
-
-def _resolved(extra: str, declared: Mapping[str, list[str]]) -> Iterator[Requirement]:
-    from packaging.requirements import Requirement
-
-    for text in filter(None, declared[extra]):
-        requirement = Requirement(text)
-        requirement.marker = None
+def _of_extra(extra: str, declared: Sequence[Requirement]) -> Iterator[Requirement]:
+    """Yield the requirements of an extra, and of the extras of this distribution that it includes."""
+    for requirement in declared:
+        marker = requirement.marker
+        if marker is None or marker.evaluate({"extra": ""}) or not marker.evaluate({"extra": extra}):
+            continue
         if requirement.name == DISTRIBUTION:
             for included in sorted(requirement.extras):
-                yield from _resolved(included, declared)
+                yield from _of_extra(included, declared)
         else:
-            yield requirement
+            unmarked = copy.copy(requirement)
+            unmarked.marker = None
+            yield unmarked
 
 
 def installed_as(package: str, version_of: Versions = installed_version) -> str:

@@ -9,8 +9,6 @@ What is not printed is shown as Python spells it, so that a reader sees that it 
 
 from __future__ import annotations
 
-import codecs
-import io
 import json
 import re
 import unicodedata
@@ -75,30 +73,6 @@ def toml_table(header: str, lines: Iterable[tuple[str, object, str]]) -> Iterato
 
 NOT_UTF8 = re.compile("[\udc80-\udcff]")
 """Where the name of a file has bytes that are not UTF-8: as Python spells them."""
-_SPELLED = {"≥": ">=", "…": "...", "·": "|", "─": "-", "×": "x"}
-"""Signs of our own texts in ASCII."""
-
-
-def encodes_all(stream: object) -> bool:
-    """Return whether a stream writes every character."""
-    return (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
-
-
-def never_fail(stream: object) -> None:
-    """Have a stream of another encoding than Unicode's write what it lacks in ASCII; in place."""
-    if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors=_IN_ASCII)
-
-
-def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    signs = error.object[error.start : error.end]
-    texts = (_SPELLED.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in signs)
-    return "".join(texts), error.end
-
-
-_IN_ASCII = "qcompile.in_ascii"
-codecs.register_error(_IN_ASCII, _in_ascii)
 
 
 def _escaped(text: str, escape: Callable[[str], str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from .decode import Checked, Refused, non_default_options, read_shapes
 from .option import COMMA, SHAPES, argument, fields_of, option
@@ -20,8 +20,6 @@ from .words import (
     METHOD,
     TENSORRT_TARGETS,
     BuildPrecision,
-    Calibrator,
-    FloatChoice,
     FloatPrecision,
     GraphPrecision,
     GraphTarget,
@@ -36,8 +34,6 @@ from .words import (
     PlacedFile,
     PlacedSamples,
     Precision,
-    QuantFormat,
-    Rounding,
     Target,
     Texts,
     WeightType,
@@ -70,7 +66,7 @@ class PrecisionOptions(Checked):
         option("--layer PATTERN=PRECISION", split=COMMA, pairs="="),
     ] = ()
     float_precision: Annotated[
-        FloatChoice,
+        Literal["auto", FloatPrecision],
         "Precision of layers that stay in floating point; auto: fp16 in INT8 of TensorRT, else fp32.",
     ] = "auto"
     rules: Rules = ()
@@ -112,10 +108,11 @@ class QuantizeOptions(PrecisionOptions):
         Natural, "Number of weights that share a scale in mode weights; 0 means one scale per output channel."
     ] = 64
     rounding: Annotated[
-        Rounding, "Rounding of weights: to nearest (rtn), or to the least output error on the data (gptq)."
+        Literal["rtn", "gptq"],
+        "Rounding of weights: to nearest (rtn), or to the least output error on the data (gptq).",
     ] = "rtn"
     quant_format: Annotated[
-        QuantFormat,
+        Literal["", "nbits", "qdq"],
         "Operators of mode weights: ONNX Runtime's (nbits) or ONNX's (qdq); default: the target's.",
     ] = ""
 
@@ -135,7 +132,7 @@ class ArtifactOptions(QuantizeOptions):
     opt_shapes: Annotated[_Shapes, "Shape of an input to optimize for."] = ()
     max_shapes: Annotated[_Shapes, "Largest shape of an input."] = ()
     calibrator: Annotated[
-        Calibrator,
+        Literal["", "ranges", "native", "entropy", "minmax"],
         "Source of the INT8 scales of TensorRT 8.5 to 10, in place of Q/DQ: the ranges file (ranges), or "
         "TensorRT's own calibrator on the data.",
         option(targets=TENSORRT_TARGETS),

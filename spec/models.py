@@ -30,6 +30,9 @@ WEIGHTS = Annotated[
     option("random|FILE", names="weights"),
 ]
 DOWNLOAD = Annotated[bool, "Let the package of a model by name download what its cache lacks."]
+TRUST = Annotated[
+    bool, "Load a .pt2 or TorchScript file, which may run code, or a SavedModel that touches files."
+]
 
 
 class ExportOptions(Checked):
@@ -52,9 +55,7 @@ class ExportOptions(Checked):
         Literal["", "float32"],
         "Export a PyTorch model of another floating-point type in this one, with its inputs and DATA.",
     ] = ""
-    trust: Annotated[
-        bool, "Load a .pt2 or TorchScript file, which may run code, or a SavedModel that touches files."
-    ] = False
+    trust: TRUST = False
     weights: WEIGHTS = ""
     download: DOWNLOAD = False
     preprocessing: Annotated[

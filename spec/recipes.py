@@ -14,7 +14,7 @@ import msgspec
 from .artifacts import PLAIN_NAME, ArtifactSection, Exclude, Inputs
 from .decode import Checked, Refused
 from .measure import BenchSection, MaxDrop, MetricName
-from .models import DOWNLOAD, WEIGHTS, CalibrateSection, ModelSection
+from .models import DOWNLOAD, TRUST, WEIGHTS, CalibrateSection, ModelSection
 from .option import COMMA, argument, option
 from .sweep import SweepSection
 from .words import (
@@ -311,10 +311,7 @@ class ProposalOptions(Checked):
         "Time limit of the measurement, in seconds; default: by the number of artifacts.",
         option("--max-time SECONDS"),
     ] = None
-
-    trust: Annotated[
-        bool, "Load a .pt2 or TorchScript file, which may run code, or a SavedModel that touches files."
-    ] = False
+    trust: TRUST = False
 
     def check(self) -> None:
         """Refuse a target that there is none of."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -166,7 +166,7 @@ def parse_input(text: str, *, option: str = "`inputs`") -> TensorInfo:
     if extents and parts:
         text = f"{head}{colon}[{','.join(parts)}]"
     name, axes = parse_named_shape(text, option=option)
-    return replace(TensorInfo(name, dtype, axes), extents=tuple(extents))
+    return TensorInfo(name, dtype, axes, tuple(extents))
 
 
 def _between_commas(body: str) -> list[str] | None:
@@ -322,7 +322,3 @@ def mismatch(expected: Any, actual: Any, precision: str = "fp32") -> tuple[str, 
     if names[0] == names[1] or are_texts or are_floats or names == ("int64", "int32"):
         return None
     return names
-
-
-def _described(output: Any) -> str:
-    return "no output" if output is None else f"{format_shape(output.shape)} {output.dtype.name}"

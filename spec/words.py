@@ -36,12 +36,10 @@ WAY_OUT = {"fp8": _FOR_TENSORRT.format("sm89 on")} | dict.fromkeys(
 CALIBRATED = ("int8", "fp8")
 """Precisions that need the ranges of activations in mode static."""
 
-HalfPrecision = Literal["fp16", "bf16"]
 HALVES: Mapping[str, Literal["float16", "bfloat16"]] = {"fp16": "float16", "bf16": "bfloat16"}
 """Precision to the name of its type."""
 
-FloatPrecision = Literal["fp32", HalfPrecision]
-FloatChoice = Literal["auto", FloatPrecision]
+FloatPrecision = Literal["fp32", "fp16", "bf16"]
 FLOAT_PRECISIONS: tuple[FloatPrecision, ...] = get_args(FloatPrecision)
 
 LAYER_PRECISIONS = (*FLOAT_PRECISIONS, "int8")
@@ -66,13 +64,7 @@ Isa = Literal["auto", "avx2", "avx-vnni", "avx512-vnni", "amx", "neon", "neon-do
 ISAS: tuple[Isa, ...] = get_args(Isa)
 ARM_ISAS: tuple[Isa, ...] = ("neon", "neon-dotprod", "i8mm")
 
-Rounding = Literal["rtn", "gptq"]
-
-QuantFormat = Literal["", "nbits", "qdq"]
-
 WeightType = Literal["int8", "uint8"]
-
-Calibrator = Literal["", "ranges", "native", "entropy", "minmax"]
 
 METRICS = (
     "top1", "top5", "f1", "miou", "map", "wer", "cer", "ndcg", "neighbours", "spearman", "perplexity", "kl",
@@ -123,7 +115,6 @@ METRIC_PATTERN = (
 
 Natural = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
-NonNegative = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 Metric = Annotated[str, Meta(pattern=METRIC_PATTERN)]
 
@@ -137,7 +128,7 @@ MethodChoice = Annotated[str, option(METHOD, pattern=f"^$|{METHOD_PATTERN}")]
 Patterns = Annotated[Texts, option("PATTERN", split=COMMA)]
 PlacedFile = Annotated[Path | None, option("FILE", place=True)]
 PlacedSamples = Annotated[str | None, option("DATA", place=True)]
-Points = Annotated[NonNegative | None, option("POINTS")]
+Points = Annotated[Annotated[float, Meta(ge=0)] | None, option("POINTS")]
 Samples = Annotated[str | None, option("DATA")]
 TargetNames = Annotated[Texts, option("--target TARGET", split=COMMA)]
 """Types of several options with the way in which they are spelled; each option adds its sentence."""

@@ -21,7 +21,7 @@ from ...model.sessions.session import usable_cores
 from ...model.sources.source import RANDOM, parse_source
 from ...spec.decode import spec_from_call
 from ...spec.recipes import InitSpec
-from ..recipe.recipe import Recipe, parse_recipe, tomllib
+from ..recipe.recipe import Recipe, parse_recipe, parse_toml
 from .choose import (
     CALIBRATION_SAMPLES,
     Choice,
@@ -96,7 +96,7 @@ def _output(path: Path) -> str:
     """A folder that no other recipe beside it has: artifacts of one name would replace each other."""
     for other in path.parent.glob("*.toml"):
         with contextlib.suppress(OSError, ValueError):
-            values = tomllib.loads(other.read_text(encoding="utf-8"))
+            values = parse_toml(other.read_bytes())
             is_other = "artifact" in values and other.name != path.name
             if is_other and values.get("output", "out") == "out":
                 return f"out-{path.stem}"

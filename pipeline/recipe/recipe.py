@@ -20,7 +20,7 @@ from .batches import check_batches
 from .published import check_names
 
 if sys.version_info >= (3, 11):
-    import tomllib as tomllib
+    import tomllib
 else:
     import tomli as tomllib
 
@@ -68,13 +68,21 @@ def parse_recipe(content: bytes, path: Path) -> Recipe:
     if len(content) > _MOST_BYTES:
         raise RecipeError(f"{path}: has {len(content)} bytes; at most {_MOST_BYTES} are required", file=path)
     try:
+        values = parse_toml(content)
+    except ValueError as error:
+        raise RecipeError(f"{path}: not TOML: {error}", file=path) from error
+    return make_recipe(values, path)
+
+
+def parse_toml(content: bytes) -> dict[str, Any]:
+    """Return what TOML holds, or raise ValueError: of TOML, of UTF-8, of a date, of nesting."""
+    try:
         if any(line.count(b".") > _MOST_DOTS for line in content.splitlines()):  # tomllib takes minutes
             raise RecursionError
-        values = tomllib.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, a date that is none
-        problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise RecipeError(f"{path}: not TOML: {problem}", file=path) from error
-    return make_recipe(values, path)
+        values: dict[str, Any] = tomllib.loads(content.decode("utf-8"))
+        return values
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def make_recipe(values: dict[str, Any], path: Path) -> Recipe:

@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,12 @@ Requires-Dist: timm>=1; extra == "models"
 Requires-Dist: absent>=1; python_version < "3" and extra == "models"
 Requires-Dist: tritonclient[grpc]>=2.41; extra == "triton"
 """
+OURS = "".join(
+    f"{line}\n"
+    for line in (distribution("qcompile-onnx").read_text("METADATA") or "").splitlines()
+    if line.startswith(("Provides-Extra:", "Requires-Dist:"))
+)
+"""What this distribution declares."""
 Install = Callable[..., Path]
 
 
@@ -94,17 +101,20 @@ def test_where_nothing_is_missing_pip_is_asked_for_what_the_packages_lack(instal
 def test_a_distribution_that_owns_the_module_takes_the_place_of_another(
     install: Install, extra: str, name: str, version: str, command: str
 ) -> None:
+    install("qcompile-onnx", "0.3.0", OURS)
     install(name, version)
     assert install_hint(extra) == command
 
 
 def test_tensorrt_8_serves_for_tensorrt(install: Install) -> None:
+    install("qcompile-onnx", "0.3.0", OURS)
     install("tensorrt", "8.6.1")
     install("numpy", "1.26.4")
     assert unmet("tensorrt") == []
 
 
 def test_doctor_names_a_version_outside_the_range_and_its_command(install: Install) -> None:
+    install("qcompile-onnx", "0.3.0", OURS)
     install("openvino", "2023.3.0")
     (state,) = (one for one in extra_states() if one.extra == "openvino")
     assert (state.state, state.missing) == ("broken", ("openvino",))
@@ -112,13 +122,13 @@ def test_doctor_names_a_version_outside_the_range_and_its_command(install: Insta
     assert state.fix.startswith("pip install 'openvino>=2024.4'")
 
 
-@pytest.mark.usefixtures("install")
-def test_without_metadata_a_checkout_reads_its_setup_cfg(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_extra_that_includes_another_has_the_ranges_of_both(install: Install) -> None:
+    install("qcompile-onnx", "0.3.0", OURS)
     assert install_hint("qat") == "pip install 'torch>=2.6' 'onnxscript>=0.3,>=0.7' 'torchao>=0.12'"
-    installation._all_extras.cache_clear()
-    monkeypatch.setattr(installation, "_SOURCE", tmp_path / "none.cfg")
+
+
+@pytest.mark.usefixtures("install")
+def test_without_metadata_the_extra_is_named() -> None:
     assert install_hint("qat") == "install the packages of the extra 'qat' of qcompile"
 
 
@@ -133,12 +143,12 @@ def test_a_worker_reads_the_metadata_beside_the_package(
 ) -> None:
     install("qcompile-onnx", "0.3.0", METADATA)
     monkeypatch.setattr(sys, "path", [])
-    monkeypatch.setattr(installation, "_SOURCE", tmp_path / "qcompile/setup.cfg")
+    monkeypatch.setattr(installation, "_PACKAGE", tmp_path / "qcompile")
     assert install_hint("torch") == "pip install 'torch>=2.6'"
 
 
 THEIRS = "qcompile/__init__.py,,\nqcompile-0.1.25.dist-info/METADATA,,\n"
-OURS = "[console_scripts]\nqcompile = qcompile.cli:main\n"
+EARLIER = "[console_scripts]\nqcompile = qcompile.cli:main\n"
 EDITABLE = "__editable___qcompile_0_3_0_finder.py,,\n"
 
 
@@ -146,8 +156,11 @@ EDITABLE = "__editable___qcompile_0_3_0_finder.py,,\n"
     ("files", "found"),
     [
         ({"RECORD": THEIRS}, "qcompile 0.1.25, another project of the package index"),
-        ({"RECORD": THEIRS, "entry_points__txt": OURS}, "qcompile 0.1.25, an earlier wheel of qcompile-onnx"),
-        ({"RECORD": EDITABLE, "entry_points__txt": OURS}, ""),
+        (
+            {"RECORD": THEIRS, "entry_points__txt": EARLIER},
+            "qcompile 0.1.25, an earlier wheel of qcompile-onnx",
+        ),
+        ({"RECORD": EDITABLE, "entry_points__txt": EARLIER}, ""),
     ],
 )
 @pytest.mark.parametrize("editable", [False, True])
