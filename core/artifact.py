@@ -23,14 +23,7 @@ from ..errors import ArtifactError
 from ..spec.tensors import ModelIO
 from ..spec.words import CPU_TARGETS, ISAS, Isa
 from ..version import tool_versions as tool_versions  # beside what it is written into
-from .files import (
-    digest_files,
-    manifest_path,
-    read_json,
-    require_file,
-    side_files,
-    write_json,
-)
+from .files import digest_files, manifest_path, read_json, require_file, side_files, write_json
 from .processor import isa_here, isa_of, overflows, why_not_exact
 
 SCHEMA_VERSION = 1

@@ -166,11 +166,7 @@ def run(
 
 
 def prepared(
-    recipe: str | Path | Recipe,
-    spec: RunSpec,
-    *,
-    typed: Collection[str] = (),
-    kinds: Sequence[str] = (),
+    recipe: str | Path | Recipe, spec: RunSpec, *, typed: Collection[str] = (), kinds: Sequence[str] = ()
 ) -> tuple[Recipe, Path]:
     """Return a recipe that may be carried out on these kinds of GPU, and its output folder."""
     if not isinstance(recipe, Recipe):

@@ -207,8 +207,7 @@ class ArtifactSection(ArtifactOptions):
 class QuantizeSpec(QuantizeOptions):
     target: Annotated[GraphTarget, "Runtime that the Q/DQ nodes are placed for."] = "onnxruntime"
     precision: Annotated[
-        GraphPrecision,
-        "Precision of the graph to write; for TensorRT alone: fp8 on GPUs from sm89.",
+        GraphPrecision, "Precision of the graph to write; for TensorRT alone: fp8 on GPUs from sm89."
     ] = "int8"
     ranges: Annotated[PlacedFile, "Ranges file for static INT8 and FP8."] = None
     weight_type: Annotated[WeightType, "Type of the weights in mode dynamic."] = "int8"

@@ -25,13 +25,7 @@ import msgspec
 
 from ...core.artifact import known_digest
 from ...core.files import manifest_path, side_files
-from ...errors import (
-    ArtifactError,
-    EngineUnavailable,
-    InvalidOption,
-    StorageError,
-    first_line,
-)
+from ...errors import ArtifactError, EngineUnavailable, InvalidOption, StorageError, first_line
 from ..recipe.names import recipe_files
 from ..recipe.recipe import Recipe
 from ..recipe.write import portable_text

@@ -24,13 +24,7 @@ import msgspec
 from ... import errors
 from ...core.processor import isa_here
 from ...core.progress import Progress, silent
-from ...errors import (
-    ArtifactError,
-    ClusterError,
-    EngineUnavailable,
-    QCompileError,
-    first_line,
-)
+from ...errors import ArtifactError, ClusterError, EngineUnavailable, QCompileError, first_line
 from ..recipe.recipe import Recipe
 from ..stages.graph import ThisProcess, is_published, kind_of
 from ..stages.stage import Done, Made, Stage, kind_of_others

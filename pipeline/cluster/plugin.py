@@ -31,14 +31,7 @@ from distributed import Semaphore, WorkerPlugin, get_worker
 from ...core.files import held_folder, lock, open_lock, remove_stale
 from ...core.processes.worker import Worker, thread_variables
 from ...core.progress import Progress, silent
-from ...errors import (
-    ClusterError,
-    InvalidOption,
-    QCompileError,
-    StorageError,
-    WorkerError,
-    first_line,
-)
+from ...errors import ClusterError, InvalidOption, QCompileError, StorageError, WorkerError, first_line
 from ...model.sessions.session import CORES, usable_cores
 from ..stages.store import KEPT_DAYS, Store
 from . import bundle

@@ -22,13 +22,7 @@ from urllib.parse import urlsplit
 
 from ...core.artifact import tool_versions
 from ...core.processor import processor
-from ...errors import (
-    ClusterError,
-    EngineUnavailable,
-    InvalidOption,
-    MissingFile,
-    first_line,
-)
+from ...errors import ClusterError, EngineUnavailable, InvalidOption, MissingFile, first_line
 from ...spec.words import Isa
 from ..recipe.recipe import Recipe
 from ..stages.graph import kind_of

@@ -72,11 +72,7 @@ class DataFacts:
 
 
 def look_at_data(
-    spec: InitSpec,
-    inputs: Sequence[TensorInfo],
-    outputs: Mapping[str, NDArray[Any]],
-    *,
-    progress: Progress,
+    spec: InitSpec, inputs: Sequence[TensorInfo], outputs: Mapping[str, NDArray[Any]], *, progress: Progress
 ) -> DataFacts:
     """Look at the samples that serve a model: `calibration` and `evaluation` are in place of `data`."""
     progress("look at the data")

@@ -220,9 +220,7 @@ def init(
     choice = Choice(facts, data, look_at_machine(), targets=spec.asked, gpus=spec.gpus)
     if not choice.artifacts:
         raise EngineUnavailable(
-            "nothing can be built here: no runtime is installed",
-            hint=install_hint("cpu"),
-            engine="",
+            "nothing can be built here: no runtime is installed", hint=install_hint("cpu"), engine=""
         )
     text = "\n".join(_written(model, spec, facts, data, choice, shlex.join(command))) + "\n"
     recipe = parse_recipe(text.encode(), path)  # it must be read back before anybody gets it

@@ -32,18 +32,7 @@ from ...spec.words import CPU_TARGETS, TENSORRT_TARGETS, GraphTarget, Isa
 from ..recipe.batches import default_shapes, has_shapes, measured_batches
 from ..recipe.recipe import Recipe, recipe_source
 from ..recipe.trust import interpreters
-from .stage import (
-    ANY,
-    SOURCE,
-    Executor,
-    Job,
-    Key,
-    Made,
-    Needs,
-    Stage,
-    built_on,
-    named_artifact,
-)
+from .stage import ANY, SOURCE, Executor, Job, Key, Made, Needs, Stage, built_on, named_artifact
 from .store import FOLDER
 
 ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")

@@ -31,15 +31,7 @@ from typing import Any
 
 import msgspec
 
-from ...core.files import (
-    TEMPORARY,
-    digest_files,
-    held_folder,
-    lock,
-    open_lock,
-    remove_stale,
-    write_json,
-)
+from ...core.files import TEMPORARY, digest_files, held_folder, lock, open_lock, remove_stale, write_json
 from ...core.files.write import sync
 from ...errors import InvalidOption, StorageError
 

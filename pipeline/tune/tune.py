@@ -25,13 +25,7 @@ from ...core.progress import Progress, silent
 from ...data.batches import seen_from
 from ...engines.build import require_builder
 from ...engines.registry import engine
-from ...errors import (
-    DataError,
-    EngineUnavailable,
-    IntentNotReached,
-    InvalidOption,
-    QuantizationError,
-)
+from ...errors import DataError, EngineUnavailable, IntentNotReached, InvalidOption, QuantizationError
 from ...model.graph.graph import graph_precision
 from ...model.graph.graph_rules import graph_target
 from ...model.graph.onnx_file import read_graph
