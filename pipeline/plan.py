@@ -25,7 +25,7 @@ from ..spec.recipes import RunSpec
 from .recipe.recipe import Recipe, recipe_source
 from .run import Visit, prepared
 from .stages.graph import ThisProcess, key_of, kind_of
-from .stages.stage import Done, Made, Rule, Scale, Stage, named_artifact
+from .stages.stage import Done, Made, Rule, Stage, Workload, named_artifact
 from .stages.stages import calibration_samples, count_samples
 from .stages.store import FOLDER, Record, Store
 
@@ -62,20 +62,20 @@ def measured(record: Record) -> Estimate | None:
     return Estimate(record.seconds, record.peak_bytes, size, "measured")
 
 
-def by_rule(rule: Rule | None, scale: Scale, artifact: ArtifactSection | None = None) -> Estimate:
+def by_rule(rule: Rule | None, workload: Workload, artifact: ArtifactSection | None = None) -> Estimate:
     """Return what the rule of a kind says of a stage."""
-    weights, work = scale.weight_bytes or 0, scale.multiply_adds
-    if rule is None or (scale.weight_bytes is None and rule.copies):
+    weights, work = workload.weight_bytes or 0, workload.multiply_adds
+    if rule is None or (workload.weight_bytes is None and rule.copies):
         return Estimate(None, None, None, "rule")
-    inference_s = 0.0 if work is None else work / (RATE * scale.cores)
+    inference_s = 0.0 if work is None else work / (RATE * workload.cores)
     unknown = work is None and rule.runs_model(artifact)
-    seconds = None if unknown else rule.seconds(weights / _MB, inference_s, scale, artifact)
-    peak = (rule.memory_mb * _MB + rule.copies * weights) * (scale.rows if rule.of_rows else 1)
+    seconds = None if unknown else rule.seconds(weights / _MB, inference_s, workload, artifact)
+    peak = (rule.memory_mb * _MB + rule.copies * weights) * (workload.rows if rule.of_rows else 1)
     share = _SHARE.get(artifact.precision, 1.0) if artifact else 1.0
     return Estimate(seconds, int(peak), int(weights * share if rule.writes_weights else _MB), "rule")
 
 
-def read_scale(recipe: Recipe, model: Path | None, *, needed: bool, progress: Progress) -> Scale:
+def read_workload(recipe: Recipe, model: Path | None, *, needed: bool, progress: Progress) -> Workload:
     """Return the sizes of a recipe."""
     from ..model.sessions.session import usable_cores
     from .propose.model_facts import look_at_model
@@ -88,7 +88,7 @@ def read_scale(recipe: Recipe, model: Path | None, *, needed: bool, progress: Pr
             facts = look_at_model(spec, inputs=inputs, trust=recipe.model.trust, progress=progress)
             weights, work = facts.weight_bytes or None, facts.multiply_adds or None
     rows = 1 + sum(not artifact.target.startswith("tensorrt") for artifact in recipe.artifact)
-    return Scale(
+    return Workload(
         weights, work, usable_cores(), calibration_samples(recipe),
         count_samples(recipe, recipe.data.evaluation), rows, recipe.bench.max_time_s if recipe.bench else 0.0,
     )  # fmt: skip
@@ -159,8 +159,8 @@ def plan(
     for error in Visit(recipe, store, spec.again, looks).drive().failures.values():
         raise error
     pending = any(state != "done" for _, state, _ in looks.stages)
-    scale = read_scale(recipe, looks.model, needed=pending, progress=progress)
-    return Plan(folder, tuple(looks.planned(recipe, store, scale)))
+    workload = read_workload(recipe, looks.model, needed=pending, progress=progress)
+    return Plan(folder, tuple(looks.planned(recipe, store, workload)))
 
 
 _PENDING = Done(Made(Path(FOLDER, "pending"), ""), was_done=False)
@@ -202,12 +202,14 @@ class _Looks(ThisProcess):
         self.model = file.path if stage.kind == "export" else self.model
         return Done(file, was_done=True)
 
-    def planned(self, recipe: Recipe, store: Store, scale: Scale) -> Iterator[PlannedStage]:
+    def planned(self, recipe: Recipe, store: Store, workload: Workload) -> Iterator[PlannedStage]:
         """Yield the stages with what they take: as measured last time, else by rule."""
         for stage, state, why in self.stages:
             last = next(filter(None, map(measured, store.records(stage.name))), None)
             artifact = named_artifact(recipe, stage.artifact) if stage.artifact else None
-            yield PlannedStage(stage.name, state, why, last or by_rule(kind_of(stage).rule, scale, artifact))
+            yield PlannedStage(
+                stage.name, state, why, last or by_rule(kind_of(stage).rule, workload, artifact)
+            )
 
     def _pending(self, stage: Stage, state: State, why: str) -> Done:
         self.stages.append((stage, state, why))

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Cell:
+class MatrixCell:
     """One combination of the matrix; its name is unique in the sweep, and the same in every run of it.
 
     `artifact` is its name in its recipe; `gpu` the kind of GPU that it is built for, empty for this
@@ -106,17 +106,17 @@ class Member:
         self.matrix, self.model, self.shape = matrix, model.name, shape.label if shape else ""
         self.name = "-".join(filter(None, (self.model, self.shape)))
         self._model, self._shape = model, shape
-        self.cells: list[Cell] = []
+        self.cells: list[MatrixCell] = []
         self.recipe: Recipe | None = None
 
     def places(self, folder: Path) -> tuple[Path, Path]:
         """Return the folder of its artifacts, and that of the finished stages of its model."""
         return folder / self.model / self.shape, folder / self.model / FOLDER
 
-    def cell(self, options: Mapping[str, Any]) -> Cell:
+    def cell(self, options: Mapping[str, Any]) -> MatrixCell:
         """The cell of an artifact of these options."""
         name, gpus = options["name"], "+".join(options.get("gpus", ()))
-        return Cell(
+        return MatrixCell(
             f"{self.name}-{name}", self.model, self.shape, name, options["target"], options["precision"], gpus
         )
 
@@ -328,7 +328,9 @@ def _note(report: RunReport, member: Member, done: RunReport | QCompileError) ->
         report.where |= {f"{member.name}: {stage}": worker for stage, worker in done.where.items()}
 
 
-def _join(report: RunReport, recipe: Recipe, parts: Mapping[str, Results], cells: Sequence[Cell]) -> None:
+def _join(
+    report: RunReport, recipe: Recipe, parts: Mapping[str, Results], cells: Sequence[MatrixCell]
+) -> None:
     """Write one results file and one report of all; a cell that no run measured is a row that says why.
 
     Of the settings it holds those that all measurements have in common.
@@ -357,7 +359,7 @@ def _join(report: RunReport, recipe: Recipe, parts: Mapping[str, Results], cells
         report.why_no_page = error.message
 
 
-def _row(cell: Cell, report: RunReport) -> Row:
+def _row(cell: MatrixCell, report: RunReport) -> Row:
     from ..bench.results.row import Row
 
     error, machine = report.failures.get(cell.name), "-".join(filter(None, (cell.model, cell.shape)))

@@ -32,7 +32,7 @@ Named = Literal[
 
 
 @dataclass(frozen=True)
-class Spelling:
+class OptionSpelling:
     """How the command line spells an option.
 
     Attributes:
@@ -63,7 +63,7 @@ _CONSTRAINTS = ("ge", "gt", "le", "lt", "pattern", "min_length")
 
 
 def option(usage: str = "", **about: Any) -> Callable[[str], Meta]:
-    """Return what an annotation holds behind its sentence: fields of `Spelling`, and `msgspec.Meta`'s limits.
+    """Return what an annotation holds behind its sentence: `OptionSpelling` and the limits of `Meta`.
 
     `usage` is the flag, the letter and the metavar, as far as there are any: "--input -i NAME:SHAPE".
     """
@@ -71,7 +71,7 @@ def option(usage: str = "", **about: Any) -> Callable[[str], Meta]:
     assert spelled is not None, "every text has this form"
     flag, short, metavar = spelled.groups("")
     constraints = {name: about.pop(name) for name in _CONSTRAINTS if name in about}
-    spelling = Spelling(flag, short, metavar, **about)
+    spelling = OptionSpelling(flag, short, metavar, **about)
     return lambda sentence: Meta(description=sentence, extra={_SPELLING: spelling}, **constraints)
 
 
@@ -117,7 +117,7 @@ class Option:
     optional: bool
     default: Any
     sentence: str
-    spelling: Spelling
+    spelling: OptionSpelling
     table: type | None
 
     @property
@@ -166,14 +166,14 @@ def _read(field: inspect.Field, annotation: Any) -> Option:
     default = field.default
     if field.default_factory is not msgspec.NODEFAULT:
         default = field.default_factory()
-    sentence, spelling = about or ("", Spelling())
+    sentence, spelling = about or ("", OptionSpelling())
     return Option(
         field.name, field.name, annotation, kind, _choices(annotation), repeated, optional, default,
         sentence, spelling, table,
     )  # fmt: skip
 
 
-def _bare(kind: inspect.Type) -> tuple[inspect.Type, tuple[str, Spelling] | None]:
+def _bare(kind: inspect.Type) -> tuple[inspect.Type, tuple[str, OptionSpelling] | None]:
     """A type without what `option` said of it, and that."""
     if not isinstance(kind, inspect.Metadata):
         return kind, None

@@ -108,16 +108,22 @@ def public_names(folder: Path, public: Callable[[str], str]) -> Iterator[None]:
         )
         path = re.compile(rf"(?:{places})/?({names or '(?!)'}|[\w.+-]*)(?:/[\w./+-]*)?")
 
-        def renamed(value: Any) -> Any:
-            if isinstance(value, str):
-                return path.sub(lambda match: public(match[1]), value)
-            if isinstance(value, list | tuple):
-                return type(value)(map(renamed, value))
-            return Path(renamed(str(value))) if isinstance(value, Path) else value
-
-        error.message, error.hint = renamed(error.message), renamed(error.hint)
-        error.data = {key: renamed(value) for key, value in error.data.items()}
+        rename_paths(error, lambda text: path.sub(lambda match: public(match[1]), text))
         raise
+
+
+def rename_paths(error: QCompileError, rename: Callable[[str], str]) -> None:
+    """Rename the paths in all texts of an error; in place."""
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, str):
+            return rename(value)
+        if isinstance(value, list | tuple):
+            return type(value)(map(renamed, value))
+        return Path(rename(str(value))) if isinstance(value, Path) else value
+
+    error.message, error.hint = rename(error.message), rename(error.hint)
+    error.data = {key: renamed(value) for key, value in error.data.items()}
 
 
 def _tell(parent: Path) -> None:

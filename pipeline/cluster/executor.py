@@ -142,13 +142,11 @@ class _Run:
 class ClusterExecutor:
     """Carries out stages on workers; several runs may use it at a time, each from threads of its own.
 
-    `store` is the URL of a store that carries the files, empty for Dask; `did` is stage to the worker that
-    did it last, for a line on the terminal.
+    `store` is the URL of a store that carries the files, empty for Dask.
     """
 
     def __init__(self, client: Any, fleet: Fleet, store: str = "") -> None:
         self.client, self.fleet, self.store = client, fleet, store
-        self.did: dict[str, str] = {}
         self.stopped = threading.Event()
         self._shared = bundle.StoreCarrier(store) if store else None
         self._runs: weakref.WeakKeyDictionary[Store, _Run] = weakref.WeakKeyDictionary()
@@ -196,9 +194,7 @@ class ClusterExecutor:
                 error.data = {**failure["data"], "worker": answer.worker}
                 raise error
             with contextlib.suppress(_Lost):
-                done = self._stored(run, stage, store, answer, again)
-                self.did[stage.name] = done.where
-                return done
+                return self._stored(run, stage, store, answer, again)
         raise _gave_up(stage)
 
     def is_done(self, recipe: Recipe, stage: Stage, store: Store) -> bool:

@@ -172,12 +172,6 @@ def carry_out_request(text: bytes) -> bytes:
     return msgspec.json.encode(answer)
 
 
-def look(service: Service) -> dict[str, float]:
-    """Return what the worker's machine has."""
-    resources: dict[str, float] = _in_process(service, {"do": "look"}, lambda: None, silent)
-    return resources
-
-
 def _carry_out(service: Service, request: bundle.Request, check: _Check) -> bundle.Answer:
     def tell(text: str, done: int = 0, total: int | None = None, /) -> None:
         event = {"stage": [request.recipe, request.name], "text": text, "done": done, "total": total}
@@ -308,7 +302,8 @@ class StagePlugin(WorkerPlugin):
             service = await asyncio.to_thread(
                 Service, worker, folder.absolute(), slots=self.slots, cores=self.cores
             )
-            resources = await asyncio.to_thread(look, service)
+            question = {"do": "look"}
+            resources = await asyncio.to_thread(_in_process, service, question, lambda: None, silent)
             resources = {**resources, "slots": float(self.slots), **self.resources}
             service.facts = Facts(str(worker.name), worker.contact_address or worker.address, resources)
             if worker.status.name == "init":  # it registers with the scheduler next, and tells it these

@@ -18,6 +18,7 @@ import msgspec
 
 from ...core.files import held_folder, open_lock, read_json
 from ...core.files.storage import storage_error
+from ...core.files.temporary import rename_paths
 from ...core.memory import out_of_memory
 from ...core.processes.serve import end_first_without_memory, serve
 from ...core.progress import Progress
@@ -120,18 +121,15 @@ def _named_as_on_client(recipe: Recipe, files: Path, output: Path) -> Iterator[N
     beside = str(Path(RECIPE, os.path.relpath(files, folder)))
     names: Mapping[str, str] = {str(output): OUTPUT, str(folder): RECIPE, str(files): beside}
 
-    def renamed(value: Any) -> Any:
-        if isinstance(value, str | Path):
-            value = str(value)
-            for path, name in names.items():
-                value = value.replace(path, name)
-        return value
+    def on_client(text: str) -> str:
+        for path, name in names.items():
+            text = text.replace(path, name)
+        return text
 
     try:
         yield
     except QCompileError as error:
-        error.message, error.hint = renamed(error.message), renamed(error.hint)
-        error.data = {name: renamed(value) for name, value in error.data.items()}
+        rename_paths(error, on_client)
         raise
 
 

@@ -173,7 +173,7 @@ class Proposed:
         return str(self.lines[0][1])
 
 
-class Choice:
+class ArtifactChoice:
     """The artifacts of a recipe, and what is left out.
 
     `targets` of the user are proposed even where only another machine can build them. TensorRT-RTX

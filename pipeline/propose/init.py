@@ -24,7 +24,7 @@ from ...spec.recipes import InitSpec
 from ..recipe.recipe import Recipe, parse_recipe, parse_toml
 from .choose import (
     CALIBRATION_SAMPLES,
-    Choice,
+    ArtifactChoice,
     DataFacts,
     Line,
     bench_lines,
@@ -44,7 +44,7 @@ SCHEMA = Path(__file__).parents[2] / "docs" / "recipe.schema.json"
 
 
 def _written(
-    source: str, spec: InitSpec, model: ModelFacts, data: DataFacts, choice: Choice, command: str
+    source: str, spec: InitSpec, model: ModelFacts, data: DataFacts, choice: ArtifactChoice, command: str
 ) -> Iterator[str]:
     """The lines of the recipe."""
     folder = spec.output.parent
@@ -103,7 +103,7 @@ def _output(path: Path) -> str:
     return "out"
 
 
-def _data(data: DataFacts, folder: Path, choice: Choice) -> Iterator[str]:
+def _data(data: DataFacts, folder: Path, choice: ArtifactChoice) -> Iterator[str]:
     lines: list[Line] = []
     if data.calibration:
         why = {
@@ -142,7 +142,7 @@ class InitResult:
     path: Path
     recipe: Recipe
     text: str
-    choice: Choice
+    choice: ArtifactChoice
     model: ModelFacts
     data: DataFacts
     need: Need | None
@@ -217,7 +217,7 @@ def init(
     if facts.precision == "int8":  # the graph holds its scales: there is nothing to calibrate
         data = replace(data, calibration="")
     progress("look at the installation")
-    choice = Choice(facts, data, look_at_machine(), targets=spec.asked, gpus=spec.gpus)
+    choice = ArtifactChoice(facts, data, look_at_machine(), targets=spec.asked, gpus=spec.gpus)
     if not choice.artifacts:
         raise EngineUnavailable(
             "nothing can be built here: no runtime is installed", hint=install_hint("cpu"), engine=""

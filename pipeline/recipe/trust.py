@@ -26,7 +26,7 @@ _RUNS_CODE_IF_TRUSTED = (*TRUSTED_KINDS, "keras", "savedmodel")
 _CODE = "code"
 
 
-Place = tuple[Name, str, Path | None]
+NamedPlace = tuple[Name, str, Path | None]
 """A name, what it is, and where it lies: nowhere for a function of a module outside of the folder."""
 
 
@@ -51,7 +51,7 @@ def trusted(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collecti
     return recipe
 
 
-def _places(recipe: Recipe, *, output: Path | None) -> Iterator[Place]:
+def _places(recipe: Recipe, *, output: Path | None) -> Iterator[NamedPlace]:
     """What a recipe names that would run, or be written to, unless the user gave the output."""
     for name in names_of(recipe):
         path = recipe.folder / name.text
@@ -83,7 +83,7 @@ def _located(text: str, folder: Path) -> str:
     return f"{name}={folder / Path(python).expanduser()}" if equals and "/" in python else text
 
 
-def _model(name: Name, recipe: Recipe) -> Iterator[Place]:
+def _model(name: Name, recipe: Recipe) -> Iterator[NamedPlace]:
     if ":" in name.text and name.text.partition(":")[0] in NAMED:
         return  # a package's own; a folder of Hugging Face's is read without its code
     try:

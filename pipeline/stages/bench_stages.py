@@ -22,7 +22,7 @@ from ...spec.words import BASELINE, ORIGINAL, TENSORRT_TARGETS, is_own_metric
 from ..recipe.published import RESULTS
 from ..recipe.recipe import Recipe, recipe_source
 from ..recipe.trust import interpreters
-from .stage import ANY, PROCESSOR, SOURCE, Job, Key, Made, Needs, Stage, named_artifact
+from .stage import ANY, PROCESSOR, SOURCE, Key, Made, Needs, Stage, StageJob, named_artifact
 from .stages import ONNX_TOOLS, data_of, given_ranges, located
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def bench_inputs(recipe: Recipe, _: str) -> dict[str, str]:
     return {SOURCE: "", "built": "build", **converted}
 
 
-def bench_work(recipe: Recipe, stage: Stage, job: Job) -> object:
+def bench_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
     """Measure what was built against the baseline; what was not built has a row that says why.
 
     Artifacts whose engine cannot be used here count as not run. A baseline that was not built, or not for
@@ -184,7 +184,7 @@ def measured_options(
     return options
 
 
-def _join(stage: Stage, job: Job) -> object:
+def _join(stage: Stage, job: StageJob) -> object:
     """What several kinds of machines measured becomes one file of results."""
     from ...bench.results.results import earlier_runs, join_results, load_results, save_results
 
@@ -194,7 +194,7 @@ def _join(stage: Stage, job: Job) -> object:
     return job.path
 
 
-def report_work(recipe: Recipe, stage: Stage, job: Job) -> object:
+def report_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
     """What was measured becomes a page."""
     from ...bench.report import write_report
 
@@ -239,7 +239,7 @@ def trial_text(setting: TrialSetting, ask: TrialAsk | None = None) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-def trial_work(recipe: Recipe, stage: Stage, job: Job) -> object:
+def trial_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
     """One candidate is quantized, built and scored: its artifact, and the score beside it."""
     from ..tune.trials import TrialMaker
 
@@ -268,7 +268,7 @@ def _target(stage: Stage) -> str:
     return stage.artifact if stage.kind == "rank" else ask_of(stage).target
 
 
-def rank_work(recipe: Recipe, stage: Stage, job: Job) -> object:
+def rank_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
     """The damage of the layers of one part of the graph."""
     from ..tune.trials import rank_part
 

@@ -28,12 +28,12 @@ from .stage import (
     SOURCE,
     Done,
     Executor,
-    Job,
     Key,
     Made,
     Needs,
     Rule,
     Stage,
+    StageJob,
     StageKind,
     measured_apart,
     named_artifact,
@@ -86,7 +86,7 @@ KINDS: Mapping[str, StageKind] = {
         work=stages.calibrate_work,
         needs=lambda *_: Needs(("onnxruntime",), ("onnxruntime",)),
         rule=Rule(
-            lambda _, inference_s, scale, __: 2 + 3 * scale.calibrated * inference_s,
+            lambda _, inference_s, workload, __: 2 + 3 * workload.calibrated * inference_s,
             runs_model=lambda _: True,
             copies=2,
             writes_weights=False,
@@ -146,8 +146,8 @@ KINDS: Mapping[str, StageKind] = {
         work=bench_stages.bench_work,
         needs=bench_stages.bench_needs,
         rule=Rule(
-            lambda _, inference_s, scale, __: (
-                scale.max_time_s + scale.rows * (4 + scale.evaluated * inference_s)
+            lambda _, inference_s, workload, __: (
+                workload.max_time_s + workload.rows * (4 + workload.evaluated * inference_s)
             ),
             runs_model=lambda _: True,
             memory_mb=120,
@@ -222,7 +222,7 @@ def carry_out(recipe: Recipe, stage: Stage, folder: Path, output: Path, progress
     try:
         # The folder has another name each time, and is gone: errors say where the file would be.
         with public_names(folder, lambda name: str(output / name)):
-            kind.work(recipe, stage, Job(folder / kind.file(recipe, stage), output, progress))
+            kind.work(recipe, stage, StageJob(folder / kind.file(recipe, stage), output, progress))
     except Exception as error:
         shortage = out_of_memory(error, stage.name)
         if shortage is not None and shortage is not error:

@@ -72,7 +72,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Job:
+class StageJob:
     """Where a stage is carried out: the file that it writes, and the folder where files are published."""
 
     path: Path
@@ -130,7 +130,7 @@ class Executor(Protocol):
 
 
 @dataclass(frozen=True)
-class Scale:
+class Workload:
     """What the rules count with; None where it is not known.
 
     Bytes of the FP32 weights, multiply-adds of a sample, cores that may be used, samples that are
@@ -155,7 +155,7 @@ class Rule:
     the precision of its artifact.
     """
 
-    seconds: Callable[[float, float, Scale, ArtifactSection | None], float]
+    seconds: Callable[[float, float, Workload, ArtifactSection | None], float]
     runs_model: Callable[[ArtifactSection | None], bool] = lambda _: False
     memory_mb: float = 300
     copies: float = 0
@@ -174,7 +174,7 @@ class StageKind:
     Attributes:
         inputs: Role of each file that a stage reads, to the kind of the stage that writes it.
         key: All that its outcome depends on: digests, options and versions.
-        work: Writes `Job.path`, whose name `file` gives.
+        work: Writes `StageJob.path`, whose name `file` gives.
         rule: How long it takes, and how much memory and disk; None for one that `--dry-run` never shows.
         is_in: Whether a recipe has such a stage for the artifact of a name; a trial of `tune` is in none.
         applies: Whether there is something to do, by this machine's engine; False is a graph that stays.
@@ -192,7 +192,7 @@ class StageKind:
     inputs: Callable[[Recipe, str], Mapping[str, str]]
     file: Callable[[Recipe, Stage], str]
     key: Callable[[Recipe, Stage], Key]
-    work: Callable[[Recipe, Stage, Job], object]
+    work: Callable[[Recipe, Stage, StageJob], object]
     needs: Callable[[Recipe, Stage], Needs] = lambda *_: Needs()
     rule: Rule | None = None
     is_in: Callable[[Recipe, str], bool] = lambda *_: True

@@ -32,7 +32,7 @@ from ...spec.words import CPU_TARGETS, TENSORRT_TARGETS, GraphTarget, Isa
 from ..recipe.batches import default_shapes, has_shapes, measured_batches
 from ..recipe.recipe import Recipe, recipe_source
 from ..recipe.trust import interpreters
-from .stage import ANY, SOURCE, Executor, Job, Key, Made, Needs, Stage, built_on, named_artifact
+from .stage import ANY, SOURCE, Executor, Key, Made, Needs, Stage, StageJob, built_on, named_artifact
 from .store import FOLDER
 
 ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")
@@ -58,7 +58,7 @@ def model_of(recipe: Recipe) -> dict[str, str]:
     return {"model": "simplify" if recipe.model.simplify else "export"}
 
 
-def export_work(recipe: Recipe, _: Stage, job: Job) -> object:
+def export_work(recipe: Recipe, _: Stage, job: StageJob) -> object:
     from ...compiler.export import export
     from ...model.sources.load import find_preprocessing
 
@@ -99,7 +99,7 @@ def export_needs(recipe: Recipe, _: Stage) -> Needs:
     return Needs(("export",) if is_pytorch else (), ("onnxruntime",))
 
 
-def simplify_work(_: Recipe, stage: Stage, job: Job) -> object:
+def simplify_work(_: Recipe, stage: Stage, job: StageJob) -> object:
     from ...compiler.simplify.simplify import simplify
 
     return simplify(stage.files["model"].path, job.path, progress=job.progress)
@@ -109,7 +109,7 @@ def simplify_key(_: Recipe, stage: Stage) -> Key:
     return {"model": stage.files["model"].digest, "tools": tool_versions("onnxsim", *ONNX_TOOLS)}
 
 
-def calibrate_work(recipe: Recipe, stage: Stage, job: Job) -> object:
+def calibrate_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
     """Samples become ranges, those of a shard as a stage of its own.
 
     With `parts`, the ranges of all shards, they are merged to what observing all would give, bit for bit.
@@ -209,7 +209,7 @@ def quantize_applies(recipe: Recipe, stage: Stage) -> bool:
     return writes_types(artifact, capabilities(engine(artifact.target)))
 
 
-def quantize_work(recipe: Recipe, stage: Stage, job: Job) -> object:
+def quantize_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
     from ...building.lower import lower
     from ...engines.build import require_builder
 
@@ -249,7 +249,7 @@ def build_applies(recipe: Recipe, stage: Stage) -> bool:
     return takes_pytorch(artifact) or bool(capabilities(engine(artifact.target)))
 
 
-def build_work(recipe: Recipe, stage: Stage, job: Job) -> object:
+def build_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
     """A model becomes what a runtime loads, from the graph that was lowered for it, where there is one.
 
     Without such a graph the ranges are for TensorRT's calibrator.

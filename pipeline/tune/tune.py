@@ -156,7 +156,7 @@ def tune(
     # Even where no answer changes, few samples prove nothing.
     need = samples_for_budget(spec.max_drop, setting.candidates, maker.samples)
     in_points = maker.metric.unit == "points"
-    run = _Run(bench, spec.max_drop, time, needs_proof=need.is_met is True or not in_points)
+    run = _Tuning(bench, spec.max_drop, time, needs_proof=need.is_met is True or not in_points)
     if in_points:
         progress(need.text)
     if not run.needs_proof:
@@ -220,7 +220,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
     return front
 
 
-class _Run:
+class _Tuning:
     """The trials of one tuning, in order: float, whole INT8, the least that must stay in float, the time."""
 
     def __init__(

@@ -29,14 +29,14 @@ from qcompile.pipeline.stages.graph import KINDS, key_of, stages_of
 from qcompile.pipeline.stages.stage import (
     SOURCE,
     Done,
-    Job,
     Key,
     Made,
     Needs,
     Rule,
-    Scale,
     Stage,
+    StageJob,
     StageKind,
+    Workload,
     named_artifact,
 )
 from qcompile.pipeline.stages.stages import calibrate_parts
@@ -107,13 +107,15 @@ def test_a_recipe_that_measures_takes_as_long_as_its_measurement(recipe: Path) -
 
 
 def test_rules_count_with_work_weights_and_precision(recipe: Path) -> None:
-    scale = Scale(100_000_000, 10**9, 2, calibrated=200, evaluated=500, rows=3, max_time_s=30)
-    assert by_rule(KINDS["calibrate"].rule, scale).seconds == pytest.approx(2 + 3 * 200 * 1e9 / (2 * RATE))
-    assert by_rule(KINDS["export"].rule, scale).seconds == pytest.approx(5)
-    assert by_rule(KINDS["bench"].rule, scale).seconds == pytest.approx(30 + 3 * (4 + 500 * 1e9 / (2 * RATE)))
-    sizes = [by_rule(KINDS["build"].rule, scale, one).disk_bytes for one in read_recipe(recipe).artifact]
+    workload = Workload(100_000_000, 10**9, 2, calibrated=200, evaluated=500, rows=3, max_time_s=30)
+    assert by_rule(KINDS["calibrate"].rule, workload).seconds == pytest.approx(2 + 3 * 200 * 1e9 / (2 * RATE))
+    assert by_rule(KINDS["export"].rule, workload).seconds == pytest.approx(5)
+    assert by_rule(KINDS["bench"].rule, workload).seconds == pytest.approx(
+        30 + 3 * (4 + 500 * 1e9 / (2 * RATE))
+    )
+    sizes = [by_rule(KINDS["build"].rule, workload, one).disk_bytes for one in read_recipe(recipe).artifact]
     assert sizes == [100_000_000, 30_000_000]
-    unknown = replace(scale, multiply_adds=None)
+    unknown = replace(workload, multiply_adds=None)
     assert by_rule(KINDS["calibrate"].rule, unknown).seconds is None, "no guess without multiply-adds"
     assert by_rule(KINDS["simplify"].rule, unknown).seconds is not None
 
@@ -189,7 +191,7 @@ def listing_key(_: Recipe, stage: Stage) -> Key:
     return {"artifacts": {name: made.digest for name, made in stage.built.items()}}
 
 
-def listing_work(recipe: Recipe, stage: Stage, job: Job) -> object:
+def listing_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
     if recipe.name == "wrong":
         raise DataError("no listing")
     return job.path.write_text(json.dumps(sorted(stage.built)))

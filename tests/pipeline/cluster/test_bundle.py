@@ -27,7 +27,7 @@ from qcompile.pipeline.cluster.bundle import (
     read_index,
     write_files,
 )
-from qcompile.pipeline.cluster.plugin import Cancelled, _in_process, look
+from qcompile.pipeline.cluster.plugin import Cancelled, _in_process
 from qcompile.pipeline.recipe.recipe import read_recipe
 
 
@@ -109,7 +109,7 @@ def service() -> Any:
 
 
 def test_a_process_answers_what_the_machine_has(service: Any) -> None:
-    assert look(service)["onnxruntime"] > 0
+    assert _in_process(service, {"do": "look"}, lambda: None, lambda *_: None)["onnxruntime"] > 0
 
 
 def test_a_process_that_fails_says_its_last_lines(service: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import qcompile
 from qcompile.errors import InvalidOption
-from qcompile.pipeline.propose.choose import Choice, DataFacts, LeftOut, Machine, batch_size
+from qcompile.pipeline.propose.choose import ArtifactChoice, DataFacts, LeftOut, Machine, batch_size
 from qcompile.pipeline.propose.init import InitResult, init
 from qcompile.pipeline.propose.model_facts import ModelFacts
 from qcompile.spec.tensors import TensorInfo
@@ -291,7 +291,7 @@ CPU = Machine({"tensorrt": LeftOut("tensorrt", "no GPU")}, emulates_bf16="it has
 
 
 def names(model: ModelFacts, *, data: str = "", machine: Machine = CPU, **options: object) -> list[str]:
-    choice = Choice(model, DataFacts(calibration=data), machine, **options)  # type: ignore[arg-type]
+    choice = ArtifactChoice(model, DataFacts(calibration=data), machine, **options)  # type: ignore[arg-type]
     return [one.name for one in choice.artifacts]
 
 
@@ -317,18 +317,18 @@ def test_engines_are_built_for_the_gpu_asked_for_or_here_or_the_usual() -> None:
         (Machine({}, gpu="sm90"), (), ["sm90"]),
         (Machine({}, gpu="sm90"), ("sm120",), ["sm120"]),
     ):
-        choice = Choice(cnn, DataFacts(), machine, gpus=asked, targets=["tensorrt-rtx"])
+        choice = ArtifactChoice(cnn, DataFacts(), machine, gpus=asked, targets=["tensorrt-rtx"])
         assert {key: value for key, value, _ in choice.artifacts[0].lines}["gpus"] == expected
 
 
 def test_what_is_missing_is_named_with_what_installs_it() -> None:
     missing = LeftOut("openvino", "is not here", "pip it"), LeftOut("tensorrt", "no GPU")
     bare = Machine({item.what: item for item in missing})
-    left_out = Choice(facts("convolution"), DataFacts(), bare).left_out
+    left_out = ArtifactChoice(facts("convolution"), DataFacts(), bare).left_out
     assert {"openvino: is not here; pip it", "tensorrt: no GPU"} <= set(map(str, left_out))
     (said,) = (
         str(item)
-        for item in Choice(facts("recurrent"), DataFacts("d"), CPU).left_out
+        for item in ArtifactChoice(facts("recurrent"), DataFacts("d"), CPU).left_out
         if item.what.startswith("static")
     )
     assert said.startswith("static INT8 for onnxruntime, openvino: it takes no recurrent layer; ")
