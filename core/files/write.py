@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +43,7 @@ def writing(final: Path) -> Iterator[Path]:
             raise problem from error
         with public_names(temporary, lambda name: str(final.parent / name)), storing(final):
             yield temporary / final.name
-            _move_in(temporary, final)
+            move_in(temporary, final)
 
 
 _READ_ALONE = (".py", ".ipynb", ".npz", ".npy", ".jsonl", ".parquet", ".pt2", ".ckpt")
@@ -73,7 +74,7 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def _move_in(temporary: Path, final: Path) -> None:
+def move_in(temporary: Path, final: Path) -> None:
     """Move files to their names, so that a kill or a power loss at any moment leaves no wrong pair.
 
     The former manifest goes first: what is found then is a file without one, never one beside a file that it
@@ -97,6 +98,16 @@ def _move_in(temporary: Path, final: Path) -> None:
             sync(final.parent)
         os.replace(path, final.with_name(path.name))
     sync(final.parent)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file a second name, or a copy where the file system has no hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        with source.open("rb") as content, target.open("xb") as copy:  # follows no link
+            shutil.copyfileobj(content, copy)
+        shutil.copystat(source, target)
 
 
 def sync(path: Path) -> None:

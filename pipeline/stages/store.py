@@ -31,8 +31,8 @@ from typing import Any
 
 import msgspec
 
-from ...core.files import TEMPORARY, digest_files, held_folder, lock, open_lock, remove_stale, write_json
-from ...core.files.write import sync
+from ...core.files import digest_files, held_folder, lock, open_lock, remove_stale, write_json
+from ...core.files.write import link_or_copy, move_in, sync
 from ...errors import InvalidOption, StorageError
 
 FOLDER = ".qcompile"
@@ -179,46 +179,30 @@ class Store:
         return Stored(final, record.files, was_done=True)
 
     def _publish(self, final: Path, files: Mapping[str, str]) -> None:
-        """Give the files their public names: weights first, manifests last, so that no pair is wrong.
+        """Give the files their public names, unless they have them."""
+        main = next((name for name in files if f"{name}.json" in files), next(iter(files)))
+        if all(_is_same(final / name, self.output / name) for name in {*files, f"{main}.data"}):
+            return
+        try:
+            with held_folder(self.output) as temporary:
+                for name in files:
+                    link_or_copy(final / name, temporary / name)
+                move_in(temporary, self.output / main)
+        except OSError as error:
+            name = Path(str(error.filename2 or error.filename)).name
+            public = self.output / (name if name in files else main)
+            raise StorageError(
+                f"{public}: cannot be written ({error.strerror})",
+                hint="the stage is kept: make room for the file, and run again",
+                file=public,
+            ) from error
 
-        Halves of wrong pairs go first, as a kill may come before the other half is in place: the manifest of
-        a file that another takes the place of, and weights beside an ONNX file whose successor holds its own.
-        """
-        for name in files:
-            data, manifest = f"{name}.data", self.output / f"{name}.json"
-            if manifest.name not in files:
-                continue
-            if manifest.is_file() and not os.path.samefile(manifest, final / manifest.name):
-                manifest.unlink()
-            if data not in files:
-                (self.output / data).unlink(missing_ok=True)
-        synced, order = False, {".data": 0, ".json": 2}
-        for name in sorted(files, key=lambda name: (order.get(Path(name).suffix, 1), name)):
-            if not synced and f"{name}.json" not in files and name.endswith(".json"):
-                sync(self.output)  # a manifest appears after its file, also on the disk
-                synced = True
-            source, public = final / name, self.output / name
-            temporary = self.output / f"{TEMPORARY}{os.getpid()}-{name}"
-            try:
-                if public.exists() and os.path.samefile(source, public):
-                    continue
-                temporary.unlink(missing_ok=True)
-                try:
-                    os.link(source, temporary)
-                except OSError:  # a file system without hard links
-                    with source.open("rb") as content, temporary.open("xb") as copy:  # follows no link
-                        shutil.copyfileobj(content, copy)
-                    shutil.copystat(source, temporary)
-                    sync(temporary)
-                os.replace(temporary, public)
-            except OSError as error:
-                temporary.unlink(missing_ok=True)
-                raise StorageError(
-                    f"{public}: cannot be written ({error.strerror})",
-                    hint="the stage is kept: make room for the file, and run again",
-                    file=public,
-                ) from error
-        sync(self.output)
+
+def _is_same(source: Path, public: Path) -> bool:
+    """Whether two names are of one file, or of none."""
+    if source.exists() and public.exists():
+        return os.path.samefile(source, public)
+    return source.exists() == public.exists()
 
 
 class Record(msgspec.Struct, frozen=True):

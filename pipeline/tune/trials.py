@@ -6,8 +6,6 @@ TrialSetting ─▶ TrialMaker ── TrialAsk ─▶ files and Score
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -25,6 +23,7 @@ from ...building.lower import lower
 from ...calibration import Ranges, load_ranges, parse_method
 from ...compiler.quantize.sensitivity import LayerSensitivity, rank_layers
 from ...core.artifact import size_bytes
+from ...core.files.write import link_or_copy
 from ...core.progress import Progress, silent
 from ...data.batches import Data
 from ...data.readers import Batch
@@ -327,21 +326,13 @@ class TrialRunner:
             for file in reversed(files):  # a manifest never stands beside a file of another tuning
                 (self.folder / file.name).unlink(missing_ok=True)
             for file in files:
-                _take(file, self.folder / file.name)
+                link_or_copy(file, self.folder / file.name)
         trial = Trial(
             ask.name, ask.target, ask.precision, ask.in_float, path, score.value, score.drop,
             ask.float_precision, score.low, score.high, score.statement, size_bytes=size_bytes(path),
         )  # fmt: skip
         self.trials[ask.name] = trial
         return trial
-
-
-def _take(source: Path, target: Path) -> None:
-    """Give a file a name here as well; its content is shared where the file system can."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def slower_layers(
