@@ -94,7 +94,7 @@ _SHOWN = 10
 def tune(session: Session, options: TuneCommand) -> None:
     from ..bench.results.row import unit_of
     from ..core.figures import accuracy_text
-    from ..pipeline.run import on_executor
+    from ..pipeline.tune.elsewhere import on_executor
     from ..pipeline.tune.tune import tune as tune_model
 
     with executor_of(session, options, options.output) as executor:

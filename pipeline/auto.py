@@ -35,7 +35,7 @@ from .propose.init import init
 from .propose.model_facts import plain_name
 from .recipe.published import RESULTS, SIMPLIFIED
 from .recipe.recipe import Recipe, read_recipe
-from .run import RunReport, StageListener, on_executor, run
+from .run import RunReport, StageListener, run
 from .stages.stage import Executor
 from .stages.stages import data_of, located
 from .stages.store import FOLDER
@@ -226,6 +226,7 @@ class _Auto:
 
         A search that fails is a note.
         """
+        from .tune.elsewhere import on_executor
         from .tune.tune import artifact_lines, tune
 
         bench, folder, isa = recipe.bench, self.folder / "tuned", _isa(recipe)

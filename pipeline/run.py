@@ -9,42 +9,32 @@ the artifacts that need ranges. An error of another stage ends the run.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from ..core.files import read_json
 from ..core.progress import Progress, silent
-from ..data.batches import located
 from ..errors import EngineUnavailable, QCompileError, UsageError
 from ..model.sources.archives import trusting
-from ..model.sources.source import digest_source, parse_source
+from ..model.sources.source import digest_source
 from ..spec.decode import spec_from_call
 from ..spec.recipes import RunSpec
-from ..spec.words import Target, is_own_metric
 from .recipe.published import check_output
-from .recipe.recipe import Recipe, make_recipe, read_recipe, recipe_source, wrong_key
+from .recipe.recipe import Recipe, read_recipe, recipe_source, wrong_key
 from .recipe.trust import trusted
-from .stages.bench_stages import SCORE, trial_text
 from .stages.graph import BUILD, KINDS, ThisProcess, each, kind_of, stages_of
 from .stages.stage import SOURCE, Executor, Made, Stage, for_every_kind
-from .stages.store import FOLDER, Store
+from .stages.store import Store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..bench.results.results import Results
-    from ..compiler.quantize.sensitivity import LayerSensitivity
     from ..spec.keywords import RunKeywords
     from ..spec.measure import Budget
-    from .tune.trials import Elsewhere, Score, TrialAsk, TrialSetting
 
 
 StageListener = Callable[[str, str, float], None]
@@ -337,66 +327,3 @@ class Visit:
         self.report.stages[stage.name] = state
         if self.listener:
             self.listener(stage.name, state, time.monotonic() - start)
-
-
-# What `tune` takes as `elsewhere`: its trials as stages of a recipe, visited as those of any other.
-
-
-_TRIALS = "trials.toml"
-
-
-def on_executor(
-    executor: Executor, folder: str | Path, *, progress: Progress = silent
-) -> Callable[[TrialSetting], Elsewhere]:
-    """Return what `tune` takes as `elsewhere`."""
-    return lambda setting: StageTrials(executor, setting, Path(folder), progress)
-
-
-class StageTrials:
-    """Has the trials of one setting carried out as stages, in a folder that no other tuning holds."""
-
-    def __init__(self, executor: Executor, setting: TrialSetting, folder: Path, progress: Progress) -> None:
-        self.setting, self.parallel = setting, executor.parallel
-        store = Store(folder, folder=folder / FOLDER)
-        self._visit = Visit(setting_recipe(setting, folder), store, (), executor, progress)
-        self._stack = contextlib.ExitStack()
-        self._stack.enter_context(store.locked())
-
-    def make(self, ask: TrialAsk) -> tuple[Score, list[Path]]:
-        from .tune.trials import Score
-
-        text = trial_text(self.setting, ask)
-        # Two mixes may have one name until it is known which of them counts.
-        name = f"{ask.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-        path = self._visit.file_of(Stage(kind="trial", artifact=name, trial=text)).path
-        score = read_json(path.with_name(f"{ask.name}{SCORE}"), what="the score of a trial")
-        files = [file for file in path.parent.iterdir() if file.name.startswith(f"{ask.name}.")]
-        return msgspec.convert(score, Score), sorted(file for file in files if not file.name.endswith(SCORE))
-
-    def rank(self, target: Target, part: int, parts: int) -> list[LayerSensitivity]:
-        from ..compiler.quantize.sensitivity import LayerSensitivity
-
-        text = trial_text(self.setting)
-        stage = Stage(kind="rank", artifact=target, shard=f"{part}/{parts}", trial=text)
-        ranked = read_json(self._visit.file_of(stage).path, what="the damage of layers")
-        return [LayerSensitivity(**layer) for layer in ranked["layers"]]
-
-    def close(self) -> None:
-        """Let another tuning have the folder."""
-        self._stack.close()
-
-
-def setting_recipe(setting: TrialSetting, folder: Path) -> Recipe:
-    """Return the recipe that the steps of a setting belong to; it has no file."""
-    metric = parse_source(setting.metric).absolute if is_own_metric(setting.metric) else setting.metric
-    values = {
-        "version": 1,
-        "name": "trials",
-        "model": {"source": str(setting.model.resolve()), "simplify": False},
-        "data": {"evaluation": located(setting.data, Path.cwd())},
-        "calibrate": {"ranges": str(setting.ranges.resolve())},
-        "artifact": [{"name": "float", "target": "onnxruntime"}],
-        "bench": {"metric": metric},
-        "output": FOLDER,
-    }
-    return make_recipe(values, folder / _TRIALS)

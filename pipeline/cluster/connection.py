@@ -18,8 +18,9 @@ from ...errors import EngineUnavailable, InvalidOption, QCompileError, first_lin
 from ...model.sessions.session import usable_cores
 from ...spec.decode import spec_from_call
 from ...spec.recipes import LOCAL, ConnectionOptions, WorkerCommand
-from . import resources
+from . import addresses
 from .executor import ClusterExecutor, Fleet
+from .resources import Facts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -76,11 +77,11 @@ def connect(
             client = stack.enter_context(_local(folder.absolute()))
             url = str(folder.absolute() / "chunks")
         else:
-            address = resources.read_scheduler(scheduler)
-            resources.check_address(address, spec.insecure)
+            address = addresses.read_scheduler(scheduler)
+            addresses.check_address(address, spec.insecure)
             stack.enter_context(quiet_dask())
             client = stack.enter_context(
-                _opened(address, resources.security(spec.tls_ca, spec.tls_cert, spec.tls_key))
+                _opened(address, addresses.security(spec.tls_ca, spec.tls_cert, spec.tls_key))
             )
         executor = ClusterExecutor(client, Fleet(client, spec.insecure, told or warnings.warn), url)
         stack.callback(executor.close)
@@ -96,7 +97,7 @@ def _opened(address: str, secured: Any) -> Iterator[Any]:
     ours: Any = secured or Security()  # type: ignore[no-untyped-call]
     if address.startswith(("tls:", "wss:")) and not (ours.tls_ca_file and ours.tls_client_cert):
         hint = "give `tls_ca`, `tls_cert` and `tls_key`"
-        raise resources.scheduler_error(address, "speaks TLS; certificates are required", hint)
+        raise addresses.scheduler_error(address, "speaks TLS; certificates are required", hint)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"\s*(Mismatched versions|$)")  # we compare ours
@@ -109,7 +110,7 @@ def _opened(address: str, secured: Any) -> Iterator[Any]:
         hint = "start it with `dask scheduler`, or look at its address and at firewalls"
         if any(word in words for word in ("certificate", "ssl", "tls")):
             hint = "give the certificates of this cluster: `tls_ca`, `tls_cert` and `tls_key`"
-        raise resources.scheduler_error(address, f"cannot be reached ({reason})", hint) from error
+        raise addresses.scheduler_error(address, f"cannot be reached ({reason})", hint) from error
     try:
         yield client
     finally:
@@ -200,7 +201,7 @@ JOIN_S = 300.0
 _LEAST_BYTES = 2 << 30
 _ENDED = ("scheduler-remove-worker", "scheduler-close-worker", "worker-close", "worker-close-gracefully")
 """Reasons of Dask's with which a worker is told to end; with others the scheduler was lost."""
-_Announced = Callable[[resources.Facts], None]
+_Announced = Callable[[Facts], None]
 _Told = Callable[[str], None]
 
 
@@ -210,8 +211,8 @@ def serve(options: WorkerCommand, *, announced: _Announced, told: _Told) -> None
     A scheduler that is away, of which `told` hears, is tried again for five minutes; `announced` hears what
     the worker announces, each time that it has joined. The process's children end with it.
     """
-    address = resources.read_scheduler(options.scheduler)
-    resources.check_address(address, options.insecure)
+    address = addresses.read_scheduler(options.scheduler)
+    addresses.check_address(address, options.insecure)
     parse_resources(options.resources)
     require_dask()
     logging.getLogger("distributed").setLevel(logging.ERROR)  # the command line tells the rest
@@ -249,7 +250,7 @@ def _problem(error: Exception, address: str, name: str) -> QCompileError:
     if isinstance(error, TimeoutError):
         problem = f"has not answered for {JOIN_S:.0f} s ({first_line(last)})"
         hint = "start it with `dask scheduler`, and give its address"
-    return resources.scheduler_error(address, problem, hint)
+    return addresses.scheduler_error(address, problem, hint)
 
 
 def _worker(options: WorkerCommand, address: str) -> Any:
@@ -269,8 +270,8 @@ def _worker(options: WorkerCommand, address: str) -> Any:
             return await super().close(timeout, executor_wait, nanny, reason)
 
     folder = options.store.absolute()
-    protocol, host, _ = resources.split_address(address)
-    tls = resources.security(options.tls_ca, options.tls_cert, options.tls_key)
+    protocol, host, _ = addresses.split_address(address)
+    tls = addresses.security(options.tls_ca, options.tls_cert, options.tls_key)
     plugin = StagePlugin(
         str(folder),
         slots=options.slots,
@@ -289,7 +290,7 @@ def _worker(options: WorkerCommand, address: str) -> Any:
         death_timeout=JOIN_S,
         local_directory=str(folder / "dask"),
         # Without TLS it listens where its scheduler is reached: at loopback, no other machine gets in.
-        host="127.0.0.1" if protocol == "tcp" and resources.is_this_machine(host) else None,
+        host="127.0.0.1" if protocol == "tcp" and addresses.is_this_machine(host) else None,
     )
 
 

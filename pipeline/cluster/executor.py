@@ -30,7 +30,7 @@ from ..stages.graph import ThisProcess, is_published, kind_of
 from ..stages.stage import Done, Made, Stage, kind_of_others
 from ..stages.stages import with_isa
 from ..stages.store import Store, Stored
-from . import bundle, resources
+from . import addresses, bundle, resources
 
 _ATTEMPTS = 20
 _RETRIES = 2
@@ -82,7 +82,7 @@ class Fleet:
             return self.refused[facts.address]
         reason = resources.why_refused(facts)
         try:
-            resources.check_address(facts.address, self.insecure, what="worker")
+            addresses.check_address(facts.address, self.insecure, what="worker")
         except ClusterError as error:
             reason = error.message + (f" ({error.hint})" if error.hint else "")
         if reason:
@@ -110,7 +110,7 @@ class Fleet:
             address = self.client.scheduler.address
             problem = f"a worker cannot take stages ({first_line(error)})"
             hint = "install the client's version of qcompile on all workers"
-            raise resources.scheduler_error(address, problem, hint) from error
+            raise addresses.scheduler_error(address, problem, hint) from error
         self._has_plugin = True
 
 
@@ -119,7 +119,7 @@ def lost_scheduler(client: Any, error: BaseException | None = None) -> ClusterEr
     address = getattr(getattr(client, "scheduler", None), "address", "") or "the scheduler"
     reason = f" ({first_line(error)})" if error is not None and str(error) else ""
     hint = "what was finished is kept: start the scheduler and its workers, and run again to go on"
-    return resources.scheduler_error(address, f"the connection is lost{reason}", hint)
+    return addresses.scheduler_error(address, f"the connection is lost{reason}", hint)
 
 
 @dataclass
@@ -225,7 +225,7 @@ class ClusterExecutor:
                 reasons = "; ".join(filter(None, self.fleet.refused.values()))
                 what = f"none of its workers can be used: {reasons}" if reasons else "it has no workers"
                 address = self.client.scheduler.address
-                raise resources.scheduler_error(
+                raise addresses.scheduler_error(
                     address, what, f"start workers with `qcompile worker`; {_AGAIN}"
                 )
             self.stopped.wait(0.2)

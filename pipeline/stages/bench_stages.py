@@ -1,18 +1,15 @@
-"""Stages that measure: what was built, for a page, and the trials of `tune`."""
+"""Stages that measure what was built, and draw the page of it."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-import msgspec
 from msgspec.structs import replace
 
 from ...core.artifact import tool_versions
-from ...core.files import write_json
 from ...model.sources.archives import trusting
 from ...model.sources.source import TENSORFLOW_KINDS, Source, digest_source, parse_source
 from ...spec.decode import key as options_key
@@ -22,13 +19,12 @@ from ...spec.words import BASELINE, ORIGINAL, TENSORRT_TARGETS, is_own_metric
 from ..recipe.published import RESULTS
 from ..recipe.recipe import Recipe, recipe_source
 from ..recipe.trust import interpreters
-from .stage import ANY, PROCESSOR, SOURCE, Key, Made, Needs, Stage, StageJob, named_artifact
-from .stages import ONNX_TOOLS, data_of, given_ranges, located
+from .stage import ANY, PROCESSOR, SOURCE, Key, Needs, Stage, StageJob, named_artifact
+from .stages import ONNX_TOOLS, data_of, located
 
 if TYPE_CHECKING:
     from ...bench.results.row import Row
     from ...spec.measure import BenchSection
-    from ..tune.trials import TrialAsk, TrialMaker, TrialSetting
 
 INTERRUPTED = "results.interrupted.json"
 _NOT_MEASURED = (*options_key(Budget()), "metric", "models")
@@ -55,13 +51,13 @@ def bench_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
 
     if stage.parts:
         return _join(stage, job)
-    section, source, output = _section(recipe), recipe_source(recipe), job.output
+    section, source, output = section_of(recipe), recipe_source(recipe), job.output
     original = _shown(output / f"{recipe.name}.onnx") if source.kind in TENSORFLOW_KINDS else source.absolute
     itself = ORIGINAL if source.kind in ("onnx", *TENSORFLOW_KINDS) else BASELINE
     artifacts = {itself: original}
     artifacts |= {name: _shown(output / file.path.name) for name, file in stage.built.items()}
     baseline = section.baseline if section.baseline in stage.built else itself
-    function, evaluation = _metric(recipe), located(recipe, recipe.data.evaluation)
+    function, evaluation = metric_of(recipe), located(recipe, recipe.data.evaluation)
     unbuilt = _unbuilt(recipe, stage)
     if section.baseline not in (*stage.built, BASELINE, ORIGINAL) and unbuilt:
         warning = f"the recipe's baseline {section.baseline!r} was not built: {itself!r} is taken"
@@ -118,7 +114,7 @@ def bench_key(recipe: Recipe, stage: Stage) -> Key:
 
     if stage.parts:
         return {"parts": {machine: part.digest for machine, part in stage.parts.items()}}
-    section, function = _section(recipe), _metric(recipe)
+    section, function = section_of(recipe), metric_of(recipe)
     gpu = find_gpu(next((number for number in parse_devices(section.devices) if number is not None), 0))
     evaluation = recipe.data.evaluation
     depends = [recipe.folder / name for name in recipe.model.depends]
@@ -151,20 +147,20 @@ def results_file(_: Recipe, stage: Stage) -> str:
     return f"results.{stage.machine}.json" if stage.machine else RESULTS
 
 
-def _section(recipe: Recipe) -> BenchSection:
+def section_of(recipe: Recipe) -> BenchSection:
     assert recipe.bench is not None, "only a recipe with `[bench]` has the stage"
     return recipe.bench
 
 
-def _metric(recipe: Recipe) -> Source | None:
+def metric_of(recipe: Recipe) -> Source | None:
     """The function that the metric is; None for one of ours."""
-    text = _section(recipe).metric
+    text = section_of(recipe).metric
     return parse_source(text, base=recipe.folder) if is_own_metric(text) else None
 
 
 def _models(recipe: Recipe, stage: Stage) -> dict[str, Source]:
     """Models that are measured beside the artifacts, on one machine."""
-    section = _section(recipe)
+    section = section_of(recipe)
     is_measured_here = stage.machine in (ANY, PROCESSOR) or bool(section.devices)
     pairs = (text.split("=", 1) for text in (section.models if is_measured_here else ()))
     return {name: parse_source(model, base=recipe.folder) for name, model in pairs}
@@ -177,7 +173,7 @@ def measured_options(
 
     Without an engine of TensorRT, CUDA graphs change nothing: they are as good as off.
     """
-    options = options_key(_section(recipe), without=without)
+    options = options_key(section_of(recipe), without=without)
     targets = {named_artifact(recipe, name).target for name in on_gpu}
     if options["cuda_graph"] is None and not targets & {*TENSORRT_TARGETS}:
         options["cuda_graph"] = False
@@ -217,102 +213,3 @@ def _shown(path: Path) -> str:
     """Relative to the working folder where that is shorter: what a user would type."""
     relative = os.path.relpath(path)
     return relative if len(relative) < len(str(path)) else str(path)
-
-
-# The trials of `tune` as stages of a recipe that names model, ranges, data and metric, so they travel as
-# those of any recipe. What differs from trial to trial is the JSON of its stage.
-#
-#     NAME.onnx  NAME.graph.onnx  NAME.trial.json     of "trial", with their manifests
-#     rank-TARGET-2-of-4.json                         of "rank": the damage of some layers
-
-
-SCORE = ".trial.json"
-_makers: dict[str, TrialMaker] = {}
-
-
-def trial_text(setting: TrialSetting, ask: TrialAsk | None = None) -> str:
-    """Return the JSON of a stage: what the recipe does not say of the setting, and the ask of a trial."""
-    names = ("samples", "method", "exclude", "threads", "isa", "candidates")
-    values = {name: getattr(setting, name) for name in names}
-    if ask is not None:
-        values["ask"] = msgspec.to_builtins(ask, order="deterministic")
-    return json.dumps(values, sort_keys=True)
-
-
-def trial_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
-    """One candidate is quantized, built and scored: its artifact, and the score beside it."""
-    from ..tune.trials import TrialMaker
-
-    ask = ask_of(stage)
-    options = {name: value for name, value in json.loads(stage.trial).items() if name != "ask"}
-    key = json.dumps([str(recipe.folder), _key(recipe, options, "onnxruntime")])
-    if key not in _makers:  # a process keeps the float model's outputs for the next trial of a setting
-        _makers.clear()  # they are as large as the data
-        _makers[key] = TrialMaker(_setting(recipe, options))
-    score = _makers[key].make(ask, job.path.parent, job.progress)
-    write_json(job.path.with_name(f"{ask.name}{SCORE}"), msgspec.to_builtins(score))
-    return job.path
-
-
-def trial_key(recipe: Recipe, stage: Stage) -> Key:
-    key = _key(recipe, json.loads(stage.trial), _target(stage))
-    return {**key, "shard": stage.shard} if stage.shard else key
-
-
-def trial_needs(_: Recipe, stage: Stage) -> Needs:
-    """The target, and ONNX Runtime, which the float model runs on, and which observes the layers."""
-    return Needs(tuple({"onnxruntime", _target(stage)}))
-
-
-def _target(stage: Stage) -> str:
-    return stage.artifact if stage.kind == "rank" else ask_of(stage).target
-
-
-def rank_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
-    """The damage of the layers of one part of the graph."""
-    from ..tune.trials import rank_part
-
-    part, parts = map(int, stage.shard.split("/"))
-    setting = _setting(recipe, json.loads(stage.trial))
-    ranked = rank_part(setting, stage.artifact, part, parts, progress=job.progress)
-    write_json(job.path, {"layers": [vars(layer) for layer in ranked]})
-    return job.path
-
-
-def ask_of(stage: Stage) -> TrialAsk:
-    """Return what a trial is asked to be."""
-    from ..tune.trials import TrialAsk
-
-    return msgspec.convert(json.loads(stage.trial)["ask"], TrialAsk)
-
-
-def _setting(recipe: Recipe, options: Mapping[str, Any]) -> TrialSetting:
-    from ..tune.trials import TrialSetting
-
-    ranges, section, function = _scoring(recipe)
-    model, data = recipe_source(recipe).file, str(located(recipe, recipe.data.evaluation))
-    metric = function.absolute if function else section.metric
-    options = {**options, "exclude": tuple(options["exclude"])}
-    return TrialSetting(model, ranges.path, data, metric, **options)
-
-
-def _key(recipe: Recipe, trial: Mapping[str, Any], target: str) -> Key:
-    from ...core.processor import processor
-
-    ranges, section, function = _scoring(recipe)
-    return {
-        "model": digest_source(recipe_source(recipe)),
-        "ranges": ranges.digest,
-        "data": data_of(recipe, recipe.data.evaluation).digest(),
-        "metric": digest_source(function) if function else section.metric,
-        "trial": dict(trial),
-        "processor": processor(),
-        "tools": tool_versions(target, *ONNX_TOOLS),
-    }
-
-
-def _scoring(recipe: Recipe) -> tuple[Made, BenchSection, Source | None]:
-    """The ranges and the metric of the recipe of a setting, and the metric's function, if it is one."""
-    ranges = given_ranges(recipe)
-    assert ranges is not None, "the recipe of a setting names them"
-    return ranges, _section(recipe), _metric(recipe)

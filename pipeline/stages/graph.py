@@ -23,7 +23,7 @@ from ...errors import EngineUnavailable
 from ...spec.artifacts import ArtifactSection
 from ..recipe.published import GRAPH, REPORT, SIMPLIFIED
 from ..recipe.recipe import Recipe
-from . import bench_stages, stages
+from . import bench_stages, stages, trial_stages
 from .stage import (
     SOURCE,
     Done,
@@ -52,10 +52,10 @@ def is_calibrated(artifact: ArtifactSection | None) -> bool:
 
 _TRIAL = StageKind(
     inputs=lambda *_: {},
-    file=lambda _, stage: bench_stages.ask_of(stage).file,
-    key=bench_stages.trial_key,
-    work=bench_stages.trial_work,
-    needs=bench_stages.trial_needs,
+    file=lambda _, stage: trial_stages.ask_of(stage).file,
+    key=trial_stages.trial_key,
+    work=trial_stages.trial_work,
+    needs=trial_stages.trial_needs,
     is_in=lambda *_: False,
     published=False,
 )
@@ -171,7 +171,7 @@ KINDS: Mapping[str, StageKind] = {
         in_driver=lambda _: True,
     ),
     "trial": _TRIAL,
-    "rank": replace(_TRIAL, file=lambda _, stage: f"{stage.name}.json", work=bench_stages.rank_work),
+    "rank": replace(_TRIAL, file=lambda _, stage: f"{stage.name}.json", work=trial_stages.rank_work),
 }
 """Kind of stage to what there is to know of it, each after those whose files it is given."""
 

@@ -26,9 +26,9 @@ from qcompile.core.files import digest_files
 from qcompile.pipeline.cluster.connection import connect
 from qcompile.pipeline.cluster.executor import ClusterExecutor
 from qcompile.pipeline.recipe.recipe import Recipe
-from qcompile.pipeline.run import on_executor
 from qcompile.pipeline.stages.stage import Done, Stage
 from qcompile.pipeline.tune import trials
+from qcompile.pipeline.tune.elsewhere import on_executor
 from qcompile.pipeline.tune.tune import tune
 
 RECIPE = """

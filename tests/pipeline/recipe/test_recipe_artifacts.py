@@ -23,10 +23,10 @@ from qcompile.pipeline.auto import _isa
 from qcompile.pipeline.recipe.recipe import Recipe, parse_recipe, read_recipe
 from qcompile.pipeline.recipe.write import portable_text
 from qcompile.pipeline.run import RunReport
-from qcompile.pipeline.stages.bench_stages import trial_text
 from qcompile.pipeline.stages.graph import key_of
 from qcompile.pipeline.stages.stage import Made, Stage
 from qcompile.pipeline.stages.stages import with_isa
+from qcompile.pipeline.stages.trial_stages import trial_text
 from qcompile.pipeline.tune.trials import TrialAsk, TrialMaker, TrialSetting
 
 WriteRecipe = Callable[..., Path]

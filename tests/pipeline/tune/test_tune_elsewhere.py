@@ -14,10 +14,10 @@ from hostile_network import Case
 from qcompile.core.files import digest_files
 from qcompile.core.progress import silent
 from qcompile.errors import DataError, InvalidOption, QCompileError
-from qcompile.pipeline.run import StageTrials, on_executor
-from qcompile.pipeline.stages.bench_stages import ask_of, trial_text
 from qcompile.pipeline.stages.stage import Stage
 from qcompile.pipeline.stages.store import Store
+from qcompile.pipeline.stages.trial_stages import ask_of, trial_text
+from qcompile.pipeline.tune.elsewhere import StageTrials, on_executor
 from qcompile.pipeline.tune.trials import Score, TrialAsk, TrialSetting, rank_part
 from qcompile.pipeline.tune.tune import TuneResult, tune
 

@@ -1,0 +1,118 @@
+"""The trials of `tune` as stages of a recipe that names model, ranges, data and metric.
+
+So they travel as those of any recipe. What differs from trial to trial is the JSON of its stage.
+
+    NAME.onnx  NAME.graph.onnx  NAME.trial.json     of "trial", with their manifests
+    rank-TARGET-2-of-4.json                         of "rank": the damage of some layers
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...core.artifact import tool_versions
+from ...core.files import write_json
+from ...model.sources.source import Source, digest_source
+from ..recipe.recipe import Recipe, recipe_source
+from .bench_stages import metric_of, section_of
+from .stage import Key, Made, Needs, Stage, StageJob
+from .stages import ONNX_TOOLS, data_of, given_ranges, located
+
+if TYPE_CHECKING:
+    from ...spec.measure import BenchSection
+    from ..tune.trials import TrialAsk, TrialMaker, TrialSetting
+
+SCORE = ".trial.json"
+_makers: dict[str, TrialMaker] = {}
+
+
+def trial_text(setting: TrialSetting, ask: TrialAsk | None = None) -> str:
+    """Return the JSON of a stage: what the recipe does not say of the setting, and the ask of a trial."""
+    names = ("samples", "method", "exclude", "threads", "isa", "candidates")
+    values = {name: getattr(setting, name) for name in names}
+    if ask is not None:
+        values["ask"] = msgspec.to_builtins(ask, order="deterministic")
+    return json.dumps(values, sort_keys=True)
+
+
+def trial_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
+    """One candidate is quantized, built and scored: its artifact, and the score beside it."""
+    from ..tune.trials import TrialMaker
+
+    ask = ask_of(stage)
+    options = {name: value for name, value in json.loads(stage.trial).items() if name != "ask"}
+    key = json.dumps([str(recipe.folder), _key(recipe, options, "onnxruntime")])
+    if key not in _makers:  # a process keeps the float model's outputs for the next trial of a setting
+        _makers.clear()  # they are as large as the data
+        _makers[key] = TrialMaker(_setting(recipe, options))
+    score = _makers[key].make(ask, job.path.parent, job.progress)
+    write_json(job.path.with_name(f"{ask.name}{SCORE}"), msgspec.to_builtins(score))
+    return job.path
+
+
+def trial_key(recipe: Recipe, stage: Stage) -> Key:
+    key = _key(recipe, json.loads(stage.trial), _target(stage))
+    return {**key, "shard": stage.shard} if stage.shard else key
+
+
+def trial_needs(_: Recipe, stage: Stage) -> Needs:
+    """The target, and ONNX Runtime, which the float model runs on, and which observes the layers."""
+    return Needs(tuple({"onnxruntime", _target(stage)}))
+
+
+def _target(stage: Stage) -> str:
+    return stage.artifact if stage.kind == "rank" else ask_of(stage).target
+
+
+def rank_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
+    """The damage of the layers of one part of the graph."""
+    from ..tune.trials import rank_part
+
+    part, parts = map(int, stage.shard.split("/"))
+    setting = _setting(recipe, json.loads(stage.trial))
+    ranked = rank_part(setting, stage.artifact, part, parts, progress=job.progress)
+    write_json(job.path, {"layers": [vars(layer) for layer in ranked]})
+    return job.path
+
+
+def ask_of(stage: Stage) -> TrialAsk:
+    """Return what a trial is asked to be."""
+    from ..tune.trials import TrialAsk
+
+    return msgspec.convert(json.loads(stage.trial)["ask"], TrialAsk)
+
+
+def _setting(recipe: Recipe, options: Mapping[str, Any]) -> TrialSetting:
+    from ..tune.trials import TrialSetting
+
+    ranges, section, function = _scoring(recipe)
+    model, data = recipe_source(recipe).file, str(located(recipe, recipe.data.evaluation))
+    metric = function.absolute if function else section.metric
+    options = {**options, "exclude": tuple(options["exclude"])}
+    return TrialSetting(model, ranges.path, data, metric, **options)
+
+
+def _key(recipe: Recipe, trial: Mapping[str, Any], target: str) -> Key:
+    from ...core.processor import processor
+
+    ranges, section, function = _scoring(recipe)
+    return {
+        "model": digest_source(recipe_source(recipe)),
+        "ranges": ranges.digest,
+        "data": data_of(recipe, recipe.data.evaluation).digest(),
+        "metric": digest_source(function) if function else section.metric,
+        "trial": dict(trial),
+        "processor": processor(),
+        "tools": tool_versions(target, *ONNX_TOOLS),
+    }
+
+
+def _scoring(recipe: Recipe) -> tuple[Made, BenchSection, Source | None]:
+    """The ranges and the metric of the recipe of a setting, and the metric's function, if it is one."""
+    ranges = given_ranges(recipe)
+    assert ranges is not None, "the recipe of a setting names them"
+    return ranges, section_of(recipe), metric_of(recipe)
