@@ -232,11 +232,8 @@ def decode_manifest(value: Any, file: Path) -> Manifest:
         manifest = msgspec.convert(value, Manifest)
         if missing := [field.name for field in dataclasses.fields(Manifest) if field.name not in value]:
             raise ValueError(f"Object missing required field `{missing[0]}`")
-        proof = dict(manifest.proof)
-        msgspec.convert(value | {"proof": proof}, Read)
-        return dataclasses.replace(
-            manifest, proof=proof, checks=tuple(manifest.checks), warnings=tuple(manifest.warnings)
-        )
+        msgspec.convert(value, Read)
+        return replace(manifest, checks=tuple(manifest.checks), warnings=tuple(manifest.warnings))
     except ValueError as error:  # of msgspec too
         raise ArtifactError(
             f"{file}: not a manifest ({error})", hint="make the artifact again, or remove the file", file=file

@@ -140,11 +140,6 @@ def sweep(folder: Path) -> None:
         _sweep(place)
 
 
-@functools.lru_cache(1024)
-def _sweep(place: Path) -> None:
-    remove_stale(place)
-
-
 def remove_stale(folder: Path) -> None:
     """Remove files and folders named TEMPORARY, pid, "-..." that processes of this user left when killed.
 
@@ -157,6 +152,9 @@ def remove_stale(folder: Path) -> None:
             if pid.isdecimal() and pid.isascii() and len(pid) < 10:
                 with contextlib.suppress(OSError):
                     _remove_if_abandoned(path, int(pid))
+
+
+_sweep = functools.lru_cache(1024)(remove_stale)
 
 
 def _remove_if_abandoned(path: Path, pid: int) -> None:
