@@ -23,7 +23,7 @@ from .session import Session
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..bench.diff.diff import AccuracyComparison, Comparison
+    from ..bench.diff.diff import AccuracyComparison, OutputComparison
     from ..bench.results.results import Results
     from ..bench.results.row import Curve, Row
 
@@ -176,7 +176,7 @@ def gpu_table(results: Results) -> Table | None:
     return table
 
 
-def difference_table(difference: Comparison) -> Table:
+def difference_table(difference: OutputComparison) -> Table:
     table = make_table(
         f"{difference.artifact} against {difference.reference}: {difference.spread}, "
         f"judged as {difference.precision}",

@@ -321,7 +321,7 @@ def image_input(inputs: Sequence[TensorInfo], spelling: Spelling) -> tuple[Image
     )
 
 
-class Placement(NamedTuple):
+class PixelPlacement(NamedTuple):
     """Where an image's pixels land in the model's input."""
 
     resized: tuple[int, int]  # width and height
@@ -329,7 +329,7 @@ class Placement(NamedTuple):
     size: tuple[int, int]  # width and height of the input
 
 
-def placement(preprocessing: ImagePreprocessing, width: int, height: int) -> Placement:
+def placement(preprocessing: ImagePreprocessing, width: int, height: int) -> PixelPlacement:
     """Return where an image of these extents lands."""
     size, extents = (preprocessing.width, preprocessing.height), (width, height)
     resize = preprocessing.resize or (size[1], size[0])
@@ -347,10 +347,10 @@ def placement(preprocessing: ImagePreprocessing, width: int, height: int) -> Pla
         (most - extent) // 2 if extent < most else -round((extent - most) / 2)
         for extent, most in zip(resized, size, strict=True)
     )
-    return Placement(resized, (left, top), size)
+    return PixelPlacement(resized, (left, top), size)
 
 
-def place(image: Image.Image, where: Placement, interpolation: str, fill: Any) -> Image.Image:
+def place(image: Image.Image, where: PixelPlacement, interpolation: str, fill: Any) -> Image.Image:
     from PIL import Image
 
     if where.resized != image.size:

@@ -40,7 +40,7 @@ class CudaError(Exception):
     """A driver function failed; the message names it and the error."""
 
 
-class OutOfMemory(CudaError):
+class CudaOutOfMemory(CudaError):
     """The device's memory, or page-locked memory, does not suffice."""
 
 
@@ -67,7 +67,7 @@ class Libcuda:
         """Call a function and return its result, None where it has none.
 
         Raises:
-            OutOfMemory: If memory does not suffice.
+            CudaOutOfMemory: If memory does not suffice.
             CudaError: If the function fails in another way, or this driver does not have it.
         """
         kinds = PARAMETERS[function]
@@ -79,7 +79,7 @@ class Libcuda:
         except AttributeError as error:  # the driver is older
             raise CudaError(f"{function}: {first_line(error)}") from error
         if code := symbol(*values):
-            raise (OutOfMemory if code == _OUT_OF_MEMORY else CudaError)(self._failure(function, code))
+            raise (CudaOutOfMemory if code == _OUT_OF_MEMORY else CudaError)(self._failure(function, code))
         return results[0].value if results else None
 
     def _failure(self, function: str, code: int) -> str:

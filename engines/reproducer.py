@@ -36,7 +36,7 @@ from ..model.sessions.session import make_session, run_session, session_options,
 from ..spec.tensors import Feeds, ModelIO
 from .base import BuildRequest, Engine, Runner
 from .reduction import Case, Enough, Values, reduce_case, with_plain_names
-from .values import Comparison, Execution
+from .values import Execution, ValueComparison
 
 Kind = Literal["dies", "refuses", "hangs", "wrong"]
 _REPORT = "report.json"
@@ -176,7 +176,7 @@ class _Trials:
         quiet = replace(self.request, progress=lambda *_: None)
         opened: Callable[[Path], Runner] = lambda _: _Script(self, case, script)  # noqa: E731
         execution = Execution("", lambda *_: None, {"": opened})
-        comparison = Comparison(quiet, execution, [case.feeds], rounds=rounds_activations(case.model))
+        comparison = ValueComparison(quiet, execution, [case.feeds], rounds=rounds_activations(case.model))
         try:
             [sums] = comparison.deviations(case.model, path).values()
         except _Ended as ended:

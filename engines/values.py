@@ -114,7 +114,7 @@ def check_values(
     random = _random_feeds(graph, feeds, samples)
     made = [*samples, *random] or [feeds]
     rounds, whole, places = rounds_activations(graph), graph, before_choices(graph)
-    comparison = Comparison(request, execution, made, rounds=rounds, declared=_declared(graph))
+    comparison = ValueComparison(request, execution, made, rounds=rounds, declared=_declared(graph))
     comparison.others = at_other_extents(graph, made[0])
     if comparison.others:  # the first once more: nothing may be left of another shape
         comparison.feeds += [*comparison.others, made[0]]
@@ -122,7 +122,9 @@ def check_values(
         with ExitStack() as stack:
             chosen: ByWay = {}
             if places:  # of what is chosen, shapes alone are compared
-                first = Comparison(request, execution, made[:1], rounds=rounds, declared=comparison.declared)
+                first = ValueComparison(
+                    request, execution, made[:1], rounds=rounds, declared=comparison.declared
+                )
                 chosen = first.deviations(graph, artifact)
                 graph = part_before(graph, places)
                 folder = stack.enter_context(temporary_folder("part"))
@@ -217,7 +219,7 @@ def _random_feeds(graph: onnx.ModelProto, feeds: Feeds, samples: Sequence[Feeds]
 
 
 def _failure(
-    comparison: Comparison, graph: onnx.ModelProto, layer: onnx.NodeProto | None, detail: str, way: str,
+    comparison: ValueComparison, graph: onnx.ModelProto, layer: onnx.NodeProto | None, detail: str, way: str,
     right: Sequence[str],
 ) -> Values:  # fmt: skip
     place = "in the whole graph, and in no prefix of it" if layer is None else f"from layer {layer.name!r} on"
@@ -241,7 +243,7 @@ def _not_compared(*reasons: str) -> Values:
     return Values(warnings=[f"its values are not compared with its graph's: {'; '.join(reasons)}"])
 
 
-class Comparison:
+class ValueComparison:
     """Graphs and their artifacts, compared on the same samples; one session is open at a time."""
 
     def __init__(

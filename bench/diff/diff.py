@@ -50,7 +50,7 @@ _COARSER = (*RTOL, *BY_SIGNAL)
 
 
 @dataclass(frozen=True)
-class Comparison:
+class OutputComparison:
     """A comparison; true when every output passed, and the drop in accuracy if it has a limit.
 
     `spread` says how many samples of how many were compared.
@@ -82,7 +82,7 @@ def diff(
     tolerances: Tolerances | None = None,
     progress: Progress = silent,
     **options: Unpack[DiffKeywords],
-) -> Comparison:
+) -> OutputComparison:
     """Run both on the same input, each in a process of its own, and compare their outputs.
 
     Args:
@@ -132,7 +132,7 @@ def diff(
             sides.append(collect_outputs(runnable, feeds, runnables, threads=spec.threads, notes=notes))
         count = sum(map(samples_in, feeds))
     outputs = judge(sides[0], sides[1], precision, tolerances, rules, forms)
-    return Comparison(
+    return OutputComparison(
         reference, artifact, precision, count, outputs, compared, notes, counted or f"{count} samples"
     )
 

@@ -21,7 +21,7 @@ FLOATS = ("fp64", "fp32", "tf32", "fp16", "bf16")
 
 
 @dataclass(frozen=True)
-class Check:
+class GateCheck:
     """One question about a pair, and its answer: figures and change in words, one sentence, the next step.
 
     "undecided" is where time or samples did not suffice, "skipped" where nobody asked.
@@ -36,7 +36,7 @@ class Check:
     hint: str = ""
 
 
-def checks_of(old: Row, new: Row, limits: GateOptions, *, has_data: bool) -> list[Check]:
+def checks_of(old: Row, new: Row, limits: GateOptions, *, has_data: bool) -> list[GateCheck]:
     """Return the checks of two measured rows, the old one the baseline of the other."""
     possible = (
         latency_check(old, new, limits),
@@ -47,24 +47,26 @@ def checks_of(old: Row, new: Row, limits: GateOptions, *, has_data: bool) -> lis
     return [check for check in possible if check is not None]
 
 
-def latency_check(old: Row, new: Row, limits: GateOptions) -> Check:
+def latency_check(old: Row, new: Row, limits: GateOptions) -> GateCheck:
     before, after = (f"{figure(row.latency.median_ms if row.latency else None)} ms" for row in (old, new))
     ratio = slowdown(old.launches_ms, new.launches_ms)
     if ratio is None:
         why = "too few rounds for an interval"
-        return Check("latency", "undecided", before, after, "", why, "raise `max_time_s`")
+        return GateCheck("latency", "undecided", before, after, "", why, "raise `max_time_s`")
     change = interval_text(ratio)
     text = f"latency changes by {change}; at most +{limits.max_slower:.3g}% is allowed"
     decision = decide(ratio, limits.max_slower / 100.0)
     if decision != "undecided":
-        return Check("latency", "failed" if decision == "slower" else "passed", before, after, change, text)
+        return GateCheck(
+            "latency", "failed" if decision == "slower" else "passed", before, after, change, text
+        )
     count = "1 launch does" if ratio.launches == 1 else f"{ratio.launches} launches do"
     text += f"; {count} not decide"
     hint = "raise `max_time_s`, or measure where less else runs; `threads` 1 where cores are busy"
-    return Check("latency", "undecided", before, after, change, text, hint)
+    return GateCheck("latency", "undecided", before, after, change, text, hint)
 
 
-def size_check(old: Row, new: Row, limits: GateOptions) -> Check | None:
+def size_check(old: Row, new: Row, limits: GateOptions) -> GateCheck | None:
     before, after = old.size_bytes, new.size_bytes
     if not before or not after:
         before, after = old.weights_bytes, new.weights_bytes
@@ -73,10 +75,10 @@ def size_check(old: Row, new: Row, limits: GateOptions) -> Check | None:
     ratio = after / before
     state: State = "failed" if ratio > 1.0 + limits.max_larger / 100.0 else "passed"
     text = f"size changes by {change_text(ratio)}; at most +{limits.max_larger:.3g}% is allowed"
-    return Check("size", state, bytes_text(before), bytes_text(after), change_text(ratio), text)
+    return GateCheck("size", state, bytes_text(before), bytes_text(after), change_text(ratio), text)
 
 
-def accuracy_check(old: Row, new: Row, limits: GateOptions) -> Check | None:
+def accuracy_check(old: Row, new: Row, limits: GateOptions) -> GateCheck | None:
     before, after = old.accuracy, new.accuracy
     if before is None or after is None:
         return None
@@ -103,10 +105,10 @@ def accuracy_check(old: Row, new: Row, limits: GateOptions) -> Check | None:
         text += "; a drop whose interval contains 0 is allowed"
     if after.statement:
         text += f"; {after.statement}"
-    return Check("accuracy", state, shown_old, shown_new, f"drop {shown} {unit}", text, hint)
+    return GateCheck("accuracy", state, shown_old, shown_new, f"drop {shown} {unit}", text, hint)
 
 
-def outputs_check(old: Row, new: Row, limits: GateOptions, *, has_data: bool) -> Check | None:
+def outputs_check(old: Row, new: Row, limits: GateOptions, *, has_data: bool) -> GateCheck | None:
     """Return whether the outputs are the same; None where they were not compared.
 
     With "auto" they decide where no accuracy does, both versions have one precision, and the samples say
@@ -120,7 +122,7 @@ def outputs_check(old: Row, new: Row, limits: GateOptions, *, has_data: bool) ->
     required += "" if required.endswith("found") else " is required"
     text = f"outputs {'agree' if difference.passed else 'differ'}: {change}; {required}"
     if difference.passed:
-        return Check("outputs", "passed", "", "", change, text)
+        return GateCheck("outputs", "passed", "", "", change, text)
     why = ""
     if difference.mismatch:
         pass  # no figure says anything of outputs of another shape or type
@@ -132,7 +134,7 @@ def outputs_check(old: Row, new: Row, limits: GateOptions, *, has_data: bool) ->
         why = f", but the precisions differ ({old.precision}, {new.precision})"
     elif limits.outputs == "auto" and not has_data and new.precision not in FLOATS:
         why = f", but random input says little of {new.precision}: give `data`"
-    return Check("outputs", "skipped" if why else "failed", "", "", change, f"{text}{why}")
+    return GateCheck("outputs", "skipped" if why else "failed", "", "", change, f"{text}{why}")
 
 
 def interval_text(ratio: Slowdown) -> str:

@@ -24,7 +24,7 @@ from ..measure.artifacts import Interpreters, describe, parse_interpreters, shor
 from ..results.environment import environment, machine_text
 from ..results.render import markdown_cell
 from ..results.results import now
-from .checks import Check, Slowdown, State, checks_of, is_decided, slowdown
+from .checks import GateCheck, Slowdown, State, checks_of, is_decided, slowdown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -46,7 +46,7 @@ class PairResult:
     old: str
     new: str
     slowdown: Slowdown | None
-    checks: Sequence[Check]
+    checks: Sequence[GateCheck]
     seconds: float = 0.0
     warnings: Sequence[str] = ()
     disturbed: Sequence[str] = ()
@@ -67,10 +67,10 @@ class GateResult:
     def __bool__(self) -> bool:
         return not any(self.fails(check) for _, check in self.checks())
 
-    def checks(self) -> Iterator[tuple[PairResult, Check]]:
+    def checks(self) -> Iterator[tuple[PairResult, GateCheck]]:
         return ((pair, check) for pair in self.pairs for check in pair.checks)
 
-    def fails(self, check: Check) -> bool:
+    def fails(self, check: GateCheck) -> bool:
         """Whether a check fails the gate: with `strict` also one that is open."""
         is_open = check.state == "undecided" or (check.kind == "run" and check.state == "skipped")
         return check.state == "failed" or (self.limits.strict and is_open)
@@ -133,7 +133,7 @@ def junit(result: GateResult) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
 
-def _case(suite: ElementTree.Element, result: GateResult, pair: PairResult, check: Check) -> None:
+def _case(suite: ElementTree.Element, result: GateResult, pair: PairResult, check: GateCheck) -> None:
     seconds = pair.seconds if check is pair.checks[0] else 0.0  # the checks of a pair share its measuring
     case = ElementTree.SubElement(
         suite, "testcase", name=check.kind, classname=plain(pair.name), time=f"{seconds:.3f}"
@@ -149,7 +149,7 @@ def _case(suite: ElementTree.Element, result: GateResult, pair: PairResult, chec
         ElementTree.SubElement(case, "system-out").text = text
 
 
-def _is_skipped(result: GateResult, check: Check) -> bool:
+def _is_skipped(result: GateResult, check: GateCheck) -> bool:
     return check.state in ("undecided", "skipped") and not result.fails(check)
 
 
@@ -169,7 +169,7 @@ def markdown(result: GateResult) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def cells_of(result: GateResult, pair: PairResult, check: Check) -> tuple[str, ...]:
+def cells_of(result: GateResult, pair: PairResult, check: GateCheck) -> tuple[str, ...]:
     first = pair.name if check is pair.checks[0] else ""
     verdict = WORDS[check.state]
     if result.fails(check) and check.state != "failed":
@@ -244,7 +244,7 @@ def gate(
 
 
 def _judge(
-    pair: Pair, spec: GateOptions, bench: BenchSpec, pythons: Interpreters, progress: Progress
+    pair: VersionPair, spec: GateOptions, bench: BenchSpec, pythons: Interpreters, progress: Progress
 ) -> PairResult:
     """Measure a pair. What cannot run here is skipped; a new version that is gone or broken fails."""
     began = time.monotonic()
@@ -277,11 +277,11 @@ def _judge(
     )  # fmt: skip
 
 
-def _without_figures(pair: Pair, state: State, text: str, hint: str = "") -> PairResult:
-    return PairResult(pair.name, pair.old, pair.new, None, [Check("run", state, text=text, hint=hint)])
+def _without_figures(pair: VersionPair, state: State, text: str, hint: str = "") -> PairResult:
+    return PairResult(pair.name, pair.old, pair.new, None, [GateCheck("run", state, text=text, hint=hint)])
 
 
-class Pair(NamedTuple):
+class VersionPair(NamedTuple):
     """Two versions of one artifact, as paths or MODEL spellings; `new` is empty where there is none."""
 
     name: str
@@ -289,14 +289,14 @@ class Pair(NamedTuple):
     new: str
 
 
-def find_pairs(old: str, new: str) -> tuple[list[Pair], list[str]]:
+def find_pairs(old: str, new: str) -> tuple[list[VersionPair], list[str]]:
     """Return the pairs of two artifacts, MODEL spellings or folders, in the order of the old names.
 
     The names behind them are those of artifacts that only the new folder has.
     """
     folders = Path(old).is_dir(), Path(new).is_dir()
     if folders == (False, False):
-        return [Pair(short_name(new), old, new)], []
+        return [VersionPair(short_name(new), old, new)], []
     if folders != (True, True):
         names = ("`old`", "`new`") if folders[0] else ("`new`", "`old`")
         raise InvalidOption(
@@ -309,7 +309,7 @@ def find_pairs(old: str, new: str) -> tuple[list[Pair], list[str]]:
             hint="give the output folder of `qcompile run`",
             option="old",
         )
-    pairs = [Pair(name, str(path), str(after.get(name, ""))) for name, path in before.items()]
+    pairs = [VersionPair(name, str(path), str(after.get(name, ""))) for name, path in before.items()]
     return pairs, [name for name in after if name not in before]
 
 
@@ -324,7 +324,7 @@ def built_artifacts(folder: Path) -> dict[str, Path]:
     return artifacts
 
 
-def is_identical(pair: Pair) -> bool:
+def is_identical(pair: VersionPair) -> bool:
     """Whether both are files that are the same byte for byte, with their side files."""
     old, new = Path(pair.old), Path(pair.new)
     if not (old.is_file() and new.is_file() and old.suffix == new.suffix) or old.suffix == ".py":

@@ -17,7 +17,7 @@ from ...spec.measure import Budget
 from ...version import __version__
 from ..results.environment import machine_text
 from . import sections as parts
-from .source import FAMILIES, ReportedArtifact, Section, Source, read_source
+from .source import FAMILIES, ReportedArtifact, ReportSource, Section, read_source
 from .summary import summarize
 from .svg import FAMILY_MARKS
 
@@ -62,7 +62,7 @@ def write_report(
     return path
 
 
-def render(source: Source, *, name: str) -> str:
+def render(source: ReportSource, *, name: str) -> str:
     """Return the page; `name` is that of the results file."""
     summary = summarize(source)
     every = sections(source, summary.recommended)
@@ -80,7 +80,7 @@ def render(source: Source, *, name: str) -> str:
     )
 
 
-def sections(source: Source, recommended: ReportedArtifact | None) -> list[Section]:
+def sections(source: ReportSource, recommended: ReportedArtifact | None) -> list[Section]:
     """Return every section, those with nothing to show too; `recommended` is the recommended artifact."""
     every = {
         "results": ("Results", parts.results_section(source, recommended)),
@@ -123,7 +123,7 @@ def style() -> str:
     return Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 
 
-def _facts(source: Source) -> list[str]:
+def _facts(source: ReportSource) -> list[str]:
     settings, environment = source.results.settings, source.results.environment
     inputs: Mapping[str, Any] = settings.get("inputs") or {}
     threads = settings.get("threads")

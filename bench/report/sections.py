@@ -14,7 +14,7 @@ from ..results.row import Curve
 from ..results.statistics import DROP_CONFIDENCE, SMALLEST_DIFFERENCE
 from . import charts as drawing
 from .range_plots import LINES, summarize
-from .source import Block, Cell, Drawn, ReportedArtifact, Section, Source, Table, row_of
+from .source import Block, Cell, Drawn, ReportedArtifact, ReportSource, ReportTable, Section, row_of
 
 _SWEEPS: dict[Curve, tuple[str, str]] = {
     "batches": ("batch size", "`batch_sizes` 1,8,32"),
@@ -24,7 +24,7 @@ _SWEEPS: dict[Curve, tuple[str, str]] = {
 _CLASSES_SHOWN = 10
 
 
-def results_section(source: Source, recommended: ReportedArtifact | None) -> Section:
+def results_section(source: ReportSource, recommended: ReportedArtifact | None) -> Section:
     """The table that papers print; `recommended` is the recommended artifact."""
     columns = ["method", *(column.title_in("report") for column in columns_of("report"))]
     metric = next((s.row.accuracy.metric for s in source.measured if s.row.accuracy), "")
@@ -37,11 +37,13 @@ def results_section(source: Source, recommended: ReportedArtifact | None) -> Sec
     )
     if metric:
         caption += f"; accuracy: {metric}, its drop in {unit} with the {DROP_CONFIDENCE:.0%} interval"
-    table = Table(f"{caption}.", columns, [_result(subject, recommended) for subject in source.subjects])
+    table = ReportTable(
+        f"{caption}.", columns, [_result(subject, recommended) for subject in source.subjects]
+    )
     contains = sorted({s.row.contains for s in source.measured if s.row.contains})
     lead = f"A latency contains: {'; '.join(contains)}." if contains else ""
     details = columns_of("details")
-    further = Table(
+    further = ReportTable(
         "Saved: the share of the baseline's. Difference: absolute, from the baseline's outputs.",
         ["method", *(column.title_in("details") for column in details)],
         [row_of(s, *(getattr(s.text, column.key) for column in details)) for s in source.measured],
@@ -50,7 +52,7 @@ def results_section(source: Source, recommended: ReportedArtifact | None) -> Sec
     return Section(lead, tables=[table, further])
 
 
-def speed_section(source: Source) -> Section:
+def speed_section(source: ReportSource) -> Section:
     base = source.baseline.label if source.baseline else ""
     shown = interval_words(source.results.confidence)
     chart = drawing.speedup_chart(source.measured, base, shown)
@@ -68,7 +70,7 @@ def speed_section(source: Source) -> Section:
     return Section(charts=[drawn], precisions=True)
 
 
-def latency_section(source: Source) -> Section:
+def latency_section(source: ReportSource) -> Section:
     chart = drawing.latency_chart(source.measured)
     if not chart:
         return Section(missing="the results hold no quantiles of the calls")
@@ -87,11 +89,11 @@ def latency_section(source: Source) -> Section:
         row_of(s, *map(figure, astuple(s.row.gpu_latency))) for s in source.measured if s.row.gpu_latency
     ]
     columns = ("artifact", "compute, ms", "with copies, ms", "host's enqueue, ms")
-    tables = [Table("By the GPU's clock, medians.", columns, by_gpu)] if by_gpu else []
+    tables = [ReportTable("By the GPU's clock, medians.", columns, by_gpu)] if by_gpu else []
     return Section(charts=charts, tables=tables, precisions=True)
 
 
-def tradeoff_section(source: Source) -> Section:
+def tradeoff_section(source: ReportSource) -> Section:
     chart = drawing.pareto_chart(source.measured)
     if not chart:
         return Section(missing="at least two artifacts with a latency and an accuracy or a size are needed")
@@ -105,7 +107,7 @@ def tradeoff_section(source: Source) -> Section:
     return Section(charts=[drawn], signs=source.measured)
 
 
-def accuracy_section(source: Source) -> Section:
+def accuracy_section(source: ReportSource) -> Section:
     dropped = [s for s in source.measured if s.drop is not None]
     metric = dropped[0].row.accuracy.metric if dropped and dropped[0].row.accuracy else ""
     chart = drawing.drop_chart(dropped, metric)
@@ -124,20 +126,20 @@ def accuracy_section(source: Source) -> Section:
     shown = [
         row_of(s, s.row.accuracy.statement) for s in dropped if s.row.accuracy and s.row.accuracy.statement
     ]
-    bounds = [Table("What the samples show.", ("artifact", "drop"), shown)] if shown else []
+    bounds = [ReportTable("What the samples show.", ("artifact", "drop"), shown)] if shown else []
     agreement = [
         row_of(s, f"{share:.2%}", s.text.difference)
         for s in dropped
         if s.row.accuracy and (share := s.row.accuracy.agreement) is not None
     ]
     caption, columns = "How often artifacts answer as the baseline does.", ("artifact", "same prediction")
-    tables = [Table(caption, (*columns, "output SNR"), agreement)] if agreement else []
+    tables = [ReportTable(caption, (*columns, "output SNR"), agreement)] if agreement else []
     tables = [*bounds, *tables, *(table for s in dropped if (table := _classes(s)))]
     drawn = Drawn(chart, f"Drop of {metric} against {base.label if base else 'the baseline'}", note)
     return Section(lead, [drawn], tables)
 
 
-def sweep_section(source: Source, key: Curve) -> Section:
+def sweep_section(source: ReportSource, key: Curve) -> Section:
     word, option = _SWEEPS[key]
     chart = drawing.curves_chart(source.measured, key, word)
     if not chart:
@@ -149,7 +151,7 @@ def sweep_section(source: Source, key: Curve) -> Section:
         for point in drawing.curve(s, key)
     ]
     columns = ("artifact", word, "median, ms", "p99, ms", "samples/s")
-    table = Table(f"Throughput and latency by {word}.", columns, rows, folded=True)
+    table = ReportTable(f"Throughput and latency by {word}.", columns, rows, folded=True)
     note = (
         f"A point per {word}, growing along each line; small figures tell it on the highest. "
         "Up is more throughput, left is a quicker answer."
@@ -157,7 +159,7 @@ def sweep_section(source: Source, key: Curve) -> Section:
     return Section(charts=[Drawn(chart, f"By {word}", note)], tables=[table], signs=shown)
 
 
-def costs_section(source: Source) -> Section:
+def costs_section(source: ReportSource) -> Section:
     powers = [s.row.energy for s in source.measured if s.row.energy]
     unavailable = sorted({power.unavailable for power in powers if power.unavailable})
     columns = columns_of("costs")
@@ -165,7 +167,7 @@ def costs_section(source: Source) -> Section:
     if not shown:
         return Section(missing="nothing of it was measured")
     lead = f"Energy is not available: {'; '.join(unavailable)}." if unavailable else ""
-    table = Table(
+    table = ReportTable(
         "From a new process to the first result; largest memory of the worker, Python and runtime included.",
         ["artifact", *(column.title_in("costs") for column in shown)],
         [row_of(s, *(getattr(s.text, column.key) for column in shown)) for s in source.measured],
@@ -173,7 +175,7 @@ def costs_section(source: Source) -> Section:
     return Section(lead, tables=[table])
 
 
-def history_section(source: Source) -> Section:
+def history_section(source: ReportSource) -> Section:
     earlier = [run for run in source.results.history or () if isinstance(run, Mapping)]
     now = {
         "created": source.results.created or "now",
@@ -219,7 +221,7 @@ def _result(subject: ReportedArtifact, recommended: ReportedArtifact | None) -> 
     return [name, *cells.values()]
 
 
-def _classes(subject: ReportedArtifact) -> Table | None:
+def _classes(subject: ReportedArtifact) -> ReportTable | None:
     rows = [
         [
             Cell(str(change.label)), Cell(f"{change.baseline:.2%}"), Cell(f"{change.value:.2%}"),
@@ -231,7 +233,7 @@ def _classes(subject: ReportedArtifact) -> Table | None:
     if not rows:
         return None
     columns = ("class", "baseline", subject.label, "change, points", "samples")
-    return Table(f"{subject.label}: classes that changed most.", columns, rows, folded=True)
+    return ReportTable(f"{subject.label}: classes that changed most.", columns, rows, folded=True)
 
 
 _OF_THE_RUN = ("before", "after", "noise")
@@ -243,7 +245,7 @@ _UNITS = {
 }  # fmt: skip
 
 
-def precision_section(source: Source) -> Section:
+def precision_section(source: ReportSource) -> Section:
     chart = drawing.precision_chart(source.subjects)
     if not chart:
         return Section(missing="no artifact has a manifest that tells its layers' precisions")
@@ -254,24 +256,24 @@ def precision_section(source: Source) -> Section:
     ]
     caption = "Layers by precision and operator, from the artifacts' manifests."
     columns = ("artifact", "precision", "layers", "operators")
-    table = Table(caption, columns, rows, words=(0, 1, 3), folded=True)
+    table = ReportTable(caption, columns, rows, words=(0, 1, 3), folded=True)
     drawn = Drawn(chart, "Layers by precision", "What the built artifact holds, not what was asked for.")
     return Section(charts=[drawn], tables=[table], precisions=True)
 
 
-def times_section(source: Source) -> Section:
+def times_section(source: ReportSource) -> Section:
     timed = [s for s in source.measured if s.row.layer_times_ms]
     if not timed:
         return Section(missing="layer times were not measured (`layer_times`)")
     about, columns = "medians by the runtime's profiler, which slows the layers.", ("layer", "ms", "share")
     tables = [
-        Table(f"{s.label}: {about}", columns, [[*map(Cell, cells)] for cells in slowest_layers(s.row)])
+        ReportTable(f"{s.label}: {about}", columns, [[*map(Cell, cells)] for cells in slowest_layers(s.row)])
         for s in timed
     ]
     return Section(tables=tables)
 
 
-def layers_section(source: Source) -> Section:
+def layers_section(source: ReportSource) -> Section:
     if not source.layers:
         missing = "no layer differences were given (`qcompile diff` writes layers.json, `layers` takes it)"
         return Section(missing=missing)
@@ -296,13 +298,13 @@ def layers_section(source: Source) -> Section:
         ]  # fmt: skip
         columns = ("tensor", "operator", "SNR", "largest error", "largest value")
         caption = f"{file}: tensors, the worst first."
-        tables.append(Table(caption, columns, rows, words=(0, 1), folded=True))
+        tables.append(ReportTable(caption, columns, rows, words=(0, 1), folded=True))
     if not charts:
         return Section(missing="the files of layers hold no tensors")
     return Section(charts=charts, tables=tables)
 
 
-def calibration_section(source: Source) -> Section:
+def calibration_section(source: ReportSource) -> Section:
     if source.ranges is None:
         return Section(missing="no ranges were given (`ranges` takes a ranges file)")
     summaries = summarize(source.ranges)
@@ -327,7 +329,7 @@ def calibration_section(source: Source) -> Section:
     return Section(lead, charts, pairs=True, lines={method: LINES[method] for method in summaries[0].amax})
 
 
-def failures_section(source: Source) -> Section:
+def failures_section(source: ReportSource) -> Section:
     """Artifacts without numbers, each with the reason, and what users should know of the others."""
     rows, blocks = [], []
     for subject in source.subjects:
@@ -339,11 +341,11 @@ def failures_section(source: Source) -> Section:
     items = warning_lines(source.results)
     if not rows and not items:
         return Section(missing="every artifact was measured, and none has a warning")
-    table = Table("Artifacts without numbers.", ("artifact", "status", "reason"), rows, words=(0, 1, 2))
+    table = ReportTable("Artifacts without numbers.", ("artifact", "status", "reason"), rows, words=(0, 1, 2))
     return Section(tables=[table] if rows else [], blocks=blocks, items=items)
 
 
-def environment_section(source: Source) -> Section:
+def environment_section(source: ReportSource) -> Section:
     environment = source.results.environment
     noise = environment.get("noise")
     if isinstance(noise, Mapping):
@@ -360,7 +362,7 @@ def environment_section(source: Source) -> Section:
     return Section(lead, tables=tables, items=items)
 
 
-def reproduce_section(source: Source) -> Section:
+def reproduce_section(source: ReportSource) -> Section:
     settings = source.results.settings
     command = settings.get("command")
     blocks = []
@@ -376,7 +378,7 @@ def reproduce_section(source: Source) -> Section:
     return Section(lead, tables=tables, blocks=blocks)
 
 
-def _values(caption: str, **columns: Mapping[str, Any]) -> list[Table]:
+def _values(caption: str, **columns: Mapping[str, Any]) -> list[ReportTable]:
     """A table of names with their values, a column for each mapping; none where there is no value."""
     tables = columns.values()
     keys = [
@@ -385,7 +387,7 @@ def _values(caption: str, **columns: Mapping[str, Any]) -> list[Table]:
     ]  # fmt: skip
     rows = [[Cell(_name(key)), *(Cell(_value(key, table.get(key))) for table in tables)] for key in keys]
     words_at = (0, 1) if len(columns) == 1 else (0,)
-    return [Table(caption, ("", *columns), rows, words=words_at, narrow=True)] if rows else []
+    return [ReportTable(caption, ("", *columns), rows, words=words_at, narrow=True)] if rows else []
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -98,7 +98,7 @@ class ReportedArtifact:
 
 
 @dataclass(frozen=True)
-class Source:
+class ReportSource:
     subjects: Sequence[ReportedArtifact]
     results: Results
     layers: Sequence[tuple[str, LayerDiff]] = ()
@@ -129,7 +129,7 @@ def read_source(
     ranges: Path | None = None,
     recipe: Path | None = None,
     budget: Budget = NO_BUDGET,
-) -> Source:
+) -> ReportSource:
     from ...calibration import load_ranges
     from ..diff.layers.outcome import load_layers
 
@@ -141,7 +141,7 @@ def read_source(
     text = results.settings.get("recipe")
     if recipe is not None:
         text = clean(require_file(recipe, what="recipe").read_text(encoding="utf-8", errors="replace"))
-    return Source(
+    return ReportSource(
         subjects,
         results,
         tuple((path.name, load_layers(path)) for path in layers),
@@ -178,7 +178,7 @@ def row_of(subject: ReportedArtifact, *texts: str) -> list[Cell]:
     return [Cell(subject.label, subject=subject), *map(Cell, texts)]
 
 
-class Table(NamedTuple):
+class ReportTable(NamedTuple):
     """A table; the columns `words` hold no figures, rows of a `narrow` one lie close to each other."""
 
     caption: str
@@ -209,7 +209,7 @@ class Section:
 
     lead: str = ""
     charts: Sequence[Drawn] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[ReportTable] = ()
     blocks: Sequence[Block] = ()
     signs: Sequence[ReportedArtifact] = ()
     precisions: bool = False

@@ -35,7 +35,7 @@ from ..results.drop import unproven
 from ..results.render import RUNTIMES, interval_words, speedup_text
 from ..results.row import Interval, Row
 from ..results.statistics import DROP_CONFIDENCE, Speedup, speedup
-from .source import NO_BUDGET, ReportedArtifact, Source, read_source
+from .source import NO_BUDGET, ReportedArtifact, ReportSource, read_source
 
 _BYTES_PER_MB = 1e6
 _NOTICEABLE_POINTS = 1.0
@@ -63,7 +63,7 @@ class Summary:
     title: str = "No recommendation"
 
 
-def summarize(source: Source) -> Summary:
+def summarize(source: ReportSource) -> Summary:
     """Choose an artifact and say why; of a sweep, one for each model and shape."""
     if source.results.settings.get("sweep") and len(source.results.machines) > 1:
         reasons = []
@@ -172,7 +172,7 @@ def _speed(subject: ReportedArtifact) -> float:
     return 1.0 if subject.speedup is None else subject.speedup.value
 
 
-def _headline(source: Source, recommended: ReportedArtifact, measured: int) -> str:
+def _headline(source: ReportSource, recommended: ReportedArtifact, measured: int) -> str:
     if measured == 1:
         return "It is the only artifact that was measured: there is nothing to compare it with."
     if recommended is source.baseline and not any(subject.verdict for subject in source.measured):
@@ -194,12 +194,12 @@ def _headline(source: Source, recommended: ReportedArtifact, measured: int) -> s
     return "The fastest artifact; whether it still answers rightly was not measured."
 
 
-def _budget(source: Source) -> str:
+def _budget(source: ReportSource) -> str:
     unit = next((subject.drop_unit for subject in source.measured if subject.drop is not None), "points")
     return f"{drop_text(source.budget.max_drop, unit)} {unit}"
 
 
-def _facts(source: Source, recommended: ReportedArtifact) -> list[Fact]:
+def _facts(source: ReportSource, recommended: ReportedArtifact) -> list[Fact]:
     base = source.baseline_of(recommended)
     latency = f"{figure(recommended.latency_ms)} ms a call"
     facts = [Fact("median latency", f"{figure(recommended.latency_ms)} ms", "the baseline")]
@@ -225,7 +225,7 @@ def _facts(source: Source, recommended: ReportedArtifact) -> list[Fact]:
 
 
 def _reasons(
-    source: Source,
+    source: ReportSource,
     recommended: ReportedArtifact,
     equals: Sequence[ReportedArtifact],
     allowed: Sequence[ReportedArtifact],
@@ -255,7 +255,7 @@ def _reasons(
     return sentences
 
 
-def _alternatives(source: Source, recommended: ReportedArtifact) -> list[str]:
+def _alternatives(source: ReportSource, recommended: ReportedArtifact) -> list[str]:
     sentences = []
     measured = source.measured
     fastest = max(measured, key=_speed)
@@ -272,7 +272,7 @@ def _alternatives(source: Source, recommended: ReportedArtifact) -> list[str]:
     return sentences
 
 
-def _caveats(source: Source, recommended: ReportedArtifact | None) -> list[str]:
+def _caveats(source: ReportSource, recommended: ReportedArtifact | None) -> list[str]:
     noise = source.results.environment.get("noise") or {}
     cautions = []
     if source.results.interrupted:
@@ -389,7 +389,7 @@ def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendati
     )
 
 
-def _none(source: Source, headline: str, caveats: Sequence[str]) -> Recommendation:
+def _none(source: ReportSource, headline: str, caveats: Sequence[str]) -> Recommendation:
     """Nothing is faster within the budget: what comes nearest, and what speaks against it."""
     subjects = [s for s in source.measured if not s.is_baseline and s.name not in (BASELINE, ORIGINAL)]
     quick = [subject for subject in subjects if subject.verdict == "faster"]
@@ -408,7 +408,10 @@ def _described(subject: ReportedArtifact) -> str:
 
 
 def _gains(
-    source: Source, recommended: ReportedArtifact, onnx: ReportedArtifact | None, over_onnx: Speedup | None
+    source: ReportSource,
+    recommended: ReportedArtifact,
+    onnx: ReportedArtifact | None,
+    over_onnx: Speedup | None,
 ) -> str:
     base = source.baseline_of(recommended)
     assert base is not None, "the recommended one was compared with it"

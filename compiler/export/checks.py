@@ -176,7 +176,7 @@ _BEYOND = 4096  # extents beyond a limit that are tried, at most
 
 
 @dataclass
-class Comparison:
+class ExportComparison:
     """Runs the original and the file, `traced` or not, on the same feeds, and finds the ranges of axes.
 
     `lowest_db` is the ratio that is enough where both sides round to integers.

@@ -32,7 +32,7 @@ from ..quantize.qat.train import TRAINED_FOR, register_operators
 from .axes import rename_axes, require_axes
 from .branches import find_branches, going
 from .captured_forms import captured_forms
-from .checks import Comparison, Original, open_original, spelled
+from .checks import ExportComparison, Original, open_original, spelled
 from .data_axes import VARYING, with_preprocessing
 from .in_float32 import DataInFloat32, InFloat32, float32_inputs, type_warnings
 from .onnx_source import TOOLS, convert_tensorflow, input_notes, take_onnx
@@ -192,7 +192,7 @@ def _export(
         lowest_db = _LOWEST_DB if graph_precision(graph.model) == "int8" else None
         # Of the graph, not of its file: ONNX Runtime maps the weights, where it would parse them.
         session, traced = OnnxReference(Graph(graph.model, path)), bool(written.reason)
-        comparison = Comparison(original, session, names, written.axes, traced, lowest_db, progress)
+        comparison = ExportComparison(original, session, names, written.axes, traced, lowest_db, progress)
         checks = [Check("ONNX checker and shape inference", True, f"opset {graph.opset}"), *original.checks]
         with _first_reason(written, label, freeze_branches=freeze_branches):
             checks += comparison.run()

@@ -77,7 +77,7 @@ class Computed:
 def computed_by(
     graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], kernels: Sequence[Kernel]
 ) -> dict[str, Computed]:
-    search = _Search(graph, kernels)
+    search = _KernelSearch(graph, kernels)
     computed: dict[str, Computed] = {}
     for match in (
         search.by_name, search.by_weight, search.by_follower, search.by_operands, search.by_block,
@@ -97,7 +97,7 @@ def computed_by(
     return {node.name: computed.get(node.name, unreported) for node in nodes}
 
 
-class _Search:
+class _KernelSearch:
     """The kernels of one model, by what they are named after and what they read."""
 
     def __init__(self, graph: onnx.GraphProto, kernels: Sequence[Kernel]) -> None:

@@ -36,7 +36,7 @@ _TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data"
 _BESIDE = "keep the data file in the folder of the model; it may be no link that leads out of it"
 
 
-class Refused(Exception):
+class ModelProblem(Exception):
     """What is wrong with a model, and the way out, empty where the common one serves."""
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -97,28 +97,28 @@ def check_tensor(tensor: onnx.TensorProto, folder: Path) -> None:
     """Compare what a tensor says of itself with what is there; `folder` is the model's, links resolved."""
     kind, subject = tensor.data_type, f"tensor {tensor.name!r}"
     if not kind or kind not in onnx.TensorProto.DataType.values():
-        raise Refused(f"{subject} has the unknown element type {kind}")
+        raise ModelProblem(f"{subject} has the unknown element type {kind}")
     shape = "x".join(map(str, tensor.dims)) or "scalar"
     try:
         np.broadcast_to(np.zeros((), np.float64), tuple(tensor.dims))
     except ValueError as error:  # negative extents, and more axes or values than an array has
-        raise Refused(f"{subject} has shape {shape}: {error}") from None
+        raise ModelProblem(f"{subject} has shape {shape}: {error}") from None
     if tensor.HasField("segment"):
-        raise Refused(f"{subject} is stored in segments, which no runtime reads")
+        raise ModelProblem(f"{subject} is stored in segments, which no runtime reads")
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         _external_place(tensor, folder)
     elif kind == onnx.TensorProto.STRING:
         if len(tensor.string_data) != math.prod(tensor.dims):
-            raise Refused(f"{subject} of shape {shape} holds {len(tensor.string_data)} strings")
+            raise ModelProblem(f"{subject} of shape {shape} holds {len(tensor.string_data)} strings")
     elif not tensor.HasField("raw_data"):
         try:
             onnx.numpy_helper.to_array(tensor)
         except (ValueError, TypeError, OverflowError) as error:
-            raise Refused(f"{subject} of shape {shape}: {error}") from None
+            raise ModelProblem(f"{subject} of shape {shape}: {error}") from None
     elif any(len(getattr(tensor, field)) for field in _TYPED):
-        raise Refused(f"{subject} has raw data and typed values")
+        raise ModelProblem(f"{subject} has raw data and typed values")
     elif (stored := len(tensor.raw_data)) != (required := stored_bytes(tensor)):
-        raise Refused(f"{subject} of shape {shape} holds {stored} bytes; {required} are required")
+        raise ModelProblem(f"{subject} of shape {shape} holds {stored} bytes; {required} are required")
 
 
 def stored_bytes(tensor: onnx.TensorProto) -> int:
@@ -133,23 +133,25 @@ def _external_place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, 
     """The file that holds a tensor's external data, where they begin, and how many bytes they take."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if len(entries) < len(tensor.external_data):
-        raise Refused(f"tensor {tensor.name!r} says twice where its data lie")
+        raise ModelProblem(f"tensor {tensor.name!r} says twice where its data lie")
     subject = f"external data {entries.get('location', '')!r} of tensor {tensor.name!r}"
     target = external_path(entries.get("location", ""), folder)
     if isinstance(target, str):
-        raise Refused(f"{subject}: {target}; a file in the folder of the model is required", _BESIDE)
+        raise ModelProblem(f"{subject}: {target}; a file in the folder of the model is required", _BESIDE)
     for key in ("offset", "length"):
         text = entries.setdefault(key, "0")
         if not (text.isascii() and text.isdigit() and len(text) < 20):
-            raise Refused(f"{subject}: {key} {text[:40]!r}; a whole number of bytes, 0 or more, is required")
+            raise ModelProblem(
+                f"{subject}: {key} {text[:40]!r}; a whole number of bytes, 0 or more, is required"
+            )
     if tensor.data_type == onnx.TensorProto.STRING:
-        raise Refused(f"{subject}: strings cannot be stored outside of the file")
+        raise ModelProblem(f"{subject}: strings cannot be stored outside of the file")
     required = stored_bytes(tensor)
     if int(entries["length"]) not in (0, required):
-        raise Refused(f"{subject}: its length is {entries['length']} bytes; {required} are required")
+        raise ModelProblem(f"{subject}: its length is {entries['length']} bytes; {required} are required")
     offset = int(entries["offset"])
     if target.exists() and offset + required > (size := target.stat().st_size):
-        raise Refused(
+        raise ModelProblem(
             f"{subject}: {required} bytes at {offset} of a file of {size} bytes",
             "copy the data file again: it is cut off, or of another model",
         )  # one that is not there is missed by who needs the values
@@ -219,7 +221,7 @@ def check_model(model: onnx.ModelProto, path: Path) -> None:
     try:
         for text in _texts(model):
             if isinstance(text, bytes):  # on which code that expects text fails anywhere
-                raise Refused(f"holds a text that is no UTF-8: {text[:40]!r}")
+                raise ModelProblem(f"holds a text that is no UTF-8: {text[:40]!r}")
         _check_versions(model)
         stored = {tensor.name for tensor in model.graph.initializer}
         for value in model.graph.input:
@@ -231,7 +233,7 @@ def check_model(model: onnx.ModelProto, path: Path) -> None:
         for tensor in every_tensor(model):
             check_tensor(tensor, folder)
         _check_graph(model)
-    except Refused as refused:
+    except ModelProblem as refused:
         hint = refused.hint or "the file is damaged or its exporter is wrong; export it again"
         raise ModelError(f"{path}: {refused}", hint=hint, file=path) from None
 
@@ -250,7 +252,7 @@ def _check_graph(model: onnx.ModelProto) -> None:
     names = [tensor.name for tensor in model.graph.initializer]
     names += [tensor.values.name for tensor in model.graph.sparse_initializer]
     if len(set(outputs)) < len(outputs):
-        raise Refused(f"output {max(outputs, key=outputs.count)!r} is declared twice")
+        raise ModelProblem(f"output {max(outputs, key=outputs.count)!r} is declared twice")
     light = onnx.ModelProto(ir_version=max(model.ir_version, 4))
     light.opset_import.extend(model.opset_import)
     light.functions.extend(model.functions)
@@ -266,12 +268,12 @@ def _check_graph(model: onnx.ModelProto) -> None:
         onnx.checker.check_model(light)
     except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
         if _PLUGIN not in str(error):
-            raise Refused(f"ONNX's checker refuses it: {finding(error)}") from error
+            raise ModelProblem(f"ONNX's checker refuses it: {finding(error)}") from error
 
 
 def _check_versions(model: onnx.ModelProto) -> None:
     if not 3 <= model.ir_version <= onnx.IR_VERSION:
-        raise Refused(
+        raise ModelProblem(
             f"ir_version {model.ir_version}; onnx {onnx.__version__} knows 3 to {onnx.IR_VERSION}",
             "export it again" if model.ir_version < 3 else "install a newer onnx",
         )
@@ -280,9 +282,9 @@ def _check_versions(model: onnx.ModelProto) -> None:
     for item in model.opset_import:
         domain = "" if item.domain == "ai.onnx" else item.domain
         if versions.setdefault(domain, item.version) != item.version:
-            raise Refused(f"imports opsets {versions[domain]} and {item.version} of domain {domain!r}")
+            raise ModelProblem(f"imports opsets {versions[domain]} and {item.version} of domain {domain!r}")
         if item.version < 1 or (not domain and item.version > newest):
-            raise Refused(
+            raise ModelProblem(
                 f"opset {item.version} of domain {domain!r}; onnx {onnx.__version__} knows 1 to {newest}",
                 "export it for an older opset" if item.version > newest else "",
             )
@@ -291,22 +293,22 @@ def _check_versions(model: onnx.ModelProto) -> None:
 def _check_value(value: onnx.ValueInfoProto, kind: str, *, lowest: int) -> None:
     which = value.type.WhichOneof("value")
     if which not in (None, "tensor_type"):
-        raise Refused(
+        raise ModelProblem(
             f"{kind} {value.name!r} is a {which.removesuffix('_type')}; tensors alone are supported",
             f"export the model with tensors as its {kind}s (skl2onnx: options={{'zipmap': False}})",
         )
     tensor = value.type.tensor_type
     if tensor.elem_type not in onnx.TensorProto.DataType.values() or (lowest and not tensor.elem_type):
         problem = "has no type" if not which else f"has the unknown element type {tensor.elem_type}"
-        raise Refused(f"{kind} {value.name!r} {problem}; a tensor with an element type is required")
+        raise ModelProblem(f"{kind} {value.name!r} {problem}; a tensor with an element type is required")
     fixed = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
     if fixed and min(fixed) < lowest:
-        raise Refused(
+        raise ModelProblem(
             f"{kind} {value.name!r} has an axis of extent {min(fixed)}; {lowest} or more is required",
             "declare an axis of any extent by a name (dim_param)",
         )
     if math.prod(fixed) > MOST_INPUT_VALUES and lowest:
-        raise Refused(
+        raise ModelProblem(
             f"{kind} {value.name!r} has {math.prod(fixed)} values; at most {MOST_INPUT_VALUES} are supported"
         )
 

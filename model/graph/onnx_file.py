@@ -25,7 +25,7 @@ from . import graph
 from .graph_edits import fix_initializers
 from .graph_names import name_nodes
 from .onnx_checks import (
-    Refused,
+    ModelProblem,
     check_model,
     every_tensor,
     external_files,
@@ -305,7 +305,7 @@ def add_external_data(model: onnx.ModelProto, path: Path, *, beside: bool = True
             continue
         if not beside and location(tensor) != path.resolve().name:
             continue
-        with translated(message, ModelError, errors=(OSError, Refused), hint=hint, file=path):
+        with translated(message, ModelError, errors=(OSError, ModelProblem), hint=hint, file=path):
             tensor.raw_data = read_external(tensor, path.resolve().parent)
         tensor.ClearField("data_location")
         del tensor.external_data[:]

@@ -71,6 +71,14 @@ def test_the_manifest_names_the_file_given_and_the_graph_built_from_it(
     assert plain["model"] == plain["graph"] == read_graph(model).digest()
 
 
+def test_the_method_can_be_chosen_at_the_build(model: Path, ranges: Path, tmp_path: Path) -> None:
+    graphs = {
+        build(model, tmp_path / "m.onnx", **INT8, ranges=ranges, method=method).manifest.sources["graph"]
+        for method in ("minmax", "percentile:90")
+    }
+    assert len(graphs) == 2
+
+
 def test_a_graph_that_is_quantized_already_needs_no_ranges(model: Path, ranges: Path, tmp_path: Path) -> None:
     quantized = quantize(model, tmp_path / "q.onnx", ranges=ranges, target="tensorrt").path
     wide = {"target": "tensorrt-rtx", "precision": "int8", "gpus": GPUS}

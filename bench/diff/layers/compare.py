@@ -13,7 +13,7 @@ from ....model.graph.onnx_file import read_weightless
 from ....spec.decode import spec_from_call
 from ....spec.measure import LayerDiffSpec
 from .outcome import LayerDiff
-from .pairing import Pair, Pairs, pair_outputs, pair_tensors, subset
+from .pairing import Pairs, TensorPair, pair_outputs, pair_tensors, subset
 from .rebuild import EngineRefinement, EngineRuns, EngineSource
 from .search import Refinement
 from .sides import Form, Side, artifact_side, input_casts, reference_side
@@ -103,7 +103,7 @@ def _pairs(reference: Side, model: onnx.ModelProto, artifact: Side, source: Engi
 def observable(pairs: Pairs, graph: onnx.ModelProto) -> Pairs:
     """Return the pairs of a graph that can be outputs of an engine: of integers, what they are scaled to."""
     readers = consumers(graph.graph)
-    visible: dict[int, Pair] = {}
+    visible: dict[int, TensorPair] = {}
     for index, pair in enumerate(pairs.pairs):
         scaled = [node for node in readers.get(pair.artifact, []) if node.op_type == "DequantizeLinear"]
         if not pair.form.is_integer:

@@ -28,7 +28,7 @@ _PASS_ON = frozenset(["QuantizeLinear", "DequantizeLinear", "Cast", "Identity"])
 
 
 @dataclass(frozen=True)
-class Pair:
+class TensorPair:
     """A tensor of the reference and the one that stands for it in the artifact.
 
     Attributes:
@@ -55,7 +55,7 @@ class Pairs:
     Those of the reference are folded into a kernel; those of the artifact count without Q/DQ and casts.
     """
 
-    pairs: tuple[Pair, ...]
+    pairs: tuple[TensorPair, ...]
     reference_only: tuple[str, ...] = ()
     artifact_only: tuple[str, ...] = ()
 
@@ -72,7 +72,7 @@ def float_tensors(model: onnx.ModelProto) -> dict[str, str]:
 
 def pair_tensors(reference: onnx.ModelProto, artifact: onnx.ModelProto) -> Pairs:
     """Pair the float tensors of two graphs, weights not looked at."""
-    walk = _Walk(reference, artifact)
+    walk = _PairWalk(reference, artifact)
     for node in artifact.graph.node:
         walk.visit(node)
     return walk.result()
@@ -127,7 +127,7 @@ def structure(node: onnx.NodeProto, index: int, read: Iterable[str]) -> tuple[ob
     return operator, index, *read
 
 
-class _Walk:
+class _PairWalk:
     def __init__(self, reference: onnx.ModelProto, artifact: onnx.ModelProto) -> None:
         self.reference = _Reference(reference)
         self.graph = artifact.graph
@@ -150,7 +150,7 @@ class _Walk:
         # Tensor to itself as a pair, or to the pairs right before.
         self.nearest: dict[str, frozenset[int]] = {}
         self.seen: dict[tuple[object, ...], int] = defaultdict(int)
-        self.pairs: list[Pair] = []
+        self.pairs: list[TensorPair] = []
         self.apart: list[str] = []
 
     def visit(self, node: onnx.NodeProto) -> None:
@@ -171,7 +171,7 @@ class _Walk:
             self.nearest[name] = frozenset([len(self.pairs)])
             label = maker.name or maker.output[0]
             parents = tuple(sorted(nearest))
-            self.pairs.append(Pair(partner, name, label, maker.op_type, form, before, parents))
+            self.pairs.append(TensorPair(partner, name, label, maker.op_type, form, before, parents))
 
     def result(self) -> Pairs:
         paired = {pair.reference for pair in self.pairs}

@@ -187,7 +187,7 @@ def smoothing_factors(amax: Floats, peaks: Floats, alpha: float) -> Floats:
     return np.clip(np.exp2(np.round(logs)), 1 / LARGEST_FACTOR, LARGEST_FACTOR)
 
 
-def _move(graph: Graph, place: Place, factors: Floats) -> tuple[str, list[str]]:
+def _move(graph: Graph, place: SmoothedTensor, factors: Floats) -> tuple[str, list[str]]:
     """Multiply the weights by the factors, divide what they read; return what did that, and what changed.
 
     A Mul stands behind a Reshape, not in front of it, so that QuantizeLinear follows at once: OpenVINO fuses
@@ -226,7 +226,7 @@ _HEADS = [0, 2, 1, 3]  # [batch, positions, heads, width] to [batch, heads, posi
 
 
 @dataclass(frozen=True)
-class Place:
+class SmoothedTensor:
     """A tensor, whose channels are its last axis, and the products by stored matrices that read it."""
 
     tensor: str
@@ -246,7 +246,7 @@ class _Finder:
         self.graph, self.stored = graph, fixed_tensors(graph, 1)
         name_nodes(graph.model.graph)
 
-    def find(self) -> tuple[list[Place], dict[str, str]]:
+    def find(self) -> tuple[list[SmoothedTensor], dict[str, str]]:
         """Return the places in the order of execution, and node to why another product is left alone."""
         groups: dict[str, list[onnx.NodeProto]] = {}
         left: dict[str, str] = {}
@@ -296,10 +296,10 @@ class _Finder:
             name = str(maker.input[0])
         return name
 
-    def _place(self, tensor: str, nodes: list[onnx.NodeProto]) -> Place:
+    def _place(self, tensor: str, nodes: list[onnx.NodeProto]) -> SmoothedTensor:
         weights = tuple((str(n.input[1]), attribute(n, "transB", 0)) for n in nodes)
         names = tuple(node.name for node in nodes)
-        plain = Place(tensor, names, weights, self._channels(nodes[0]))
+        plain = SmoothedTensor(tensor, names, weights, self._channels(nodes[0]))
         rescaled = self._only_for(tensor, set(names))
         maker = self.graph.producers.get(tensor)
         if rescaled is None or maker is None:

@@ -385,24 +385,24 @@ def normalizations(graph: onnx.GraphProto) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerRequest:
     """What a node was asked to be by name, and the pattern that says so."""
 
     kind: str
     reason: str
 
 
-def layer_precisions(request: QuantizeRequest, graph: onnx.GraphProto) -> dict[str, Layer]:
+def layer_precisions(request: QuantizeRequest, graph: onnx.GraphProto) -> dict[str, LayerRequest]:
     """Node name to what it was asked to be: the last pattern that names a node decides."""
     return {
-        name: Layer(kind, reason)
+        name: LayerRequest(kind, reason)
         for pattern, kind in request.spec.layer_precisions.items()
         for name, reason in match_nodes(graph, [pattern]).items()
     }
 
 
 def in_mixed_precision(
-    request: QuantizeRequest, model: onnx.ModelProto, layers: Mapping[str, Layer]
+    request: QuantizeRequest, model: onnx.ModelProto, layers: Mapping[str, LayerRequest]
 ) -> tuple[onnx.ModelProto, dict[str, str], list[str]]:
     """What is not quantized in the precisions that were asked for; what stays in float32, and why; and
     what of that was to be half by name.

@@ -79,7 +79,7 @@ class Feeder:
             return None
 
 
-class Device:
+class DeviceBuffers:
     """Buffers on the GPU, one per input, in the device's primary context."""
 
     def __init__(self, device: int = 0) -> None:
@@ -241,7 +241,7 @@ def scaling(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
     assert spec.data is not None, "the spec requires one of them"
     batches = iter(Data(spec.data, weightless.io.inputs, batch_size=1))
     first = next(batches)  # there is one: no samples are an error
-    device = Device(spec.tensorrt.device)
+    device = DeviceBuffers(spec.tensorrt.device)
     try:
         kind = "minmax" if spec.calibrator == "minmax" else "entropy"
         yield Feeder(first, chain([first], batches), device, request.progress, kind)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import EngineUnavailable, InvalidOption, ModelError, first_line
-from ...libcuda import CudaError, Libcuda, OutOfMemory
+from ...libcuda import CudaError, CudaOutOfMemory, Libcuda
 
 _NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: nothing waits for the default stream, or makes it wait."""
@@ -245,7 +245,7 @@ class PrimaryContext:
             while chained is not None and chained is not outer:
                 clear_frames(chained.__traceback__)
                 chained = chained.__cause__ or chained.__context__
-            if isinstance(error, OutOfMemory):
+            if isinstance(error, CudaOutOfMemory):
                 problem = f"{self.subject}: {doing}: not enough memory on CUDA device {self.device}"
                 hint = "free memory on the GPU, or give a smaller batch"
                 raise EngineUnavailable(problem, hint=hint, engine=self._engine) from error

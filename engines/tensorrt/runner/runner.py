@@ -22,7 +22,7 @@ from ....errors import InvalidOption, ModelError
 from ....spec.tensors import Feeds, ModelIO, check_feeds
 from ...base import InFlight, Runner
 from ...gpu import GpuTimes
-from ...libcuda import OutOfMemory
+from ...libcuda import CudaOutOfMemory
 from ..adapter import Adapter
 from .bound_context import BoundContext, Values
 from .cuda import Stream
@@ -67,7 +67,7 @@ class StreamSlot:
             try:
                 bound = self._context(key)
                 bound.bind(values, feed_shapes, profile, graph=graph)
-            except (ModelError, OutOfMemory) as error:
+            except (ModelError, CudaOutOfMemory) as error:
                 older = [other for other in self._contexts if other != key]
                 if not older or (key in self._contexts and isinstance(error, ModelError)):
                     raise

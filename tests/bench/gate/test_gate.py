@@ -20,8 +20,8 @@ from scipy import stats
 
 from qcompile.bench.gate.checks import (
     MOST_LAUNCHES,
-    Check,
     Decision,
+    GateCheck,
     Slowdown,
     State,
     accuracy_check,
@@ -140,10 +140,12 @@ def test_a_slowdown_and_its_ends_are_shown_alike() -> None:
 
 
 CHECKS = (
-    Check("latency", "failed", "1.00 ms", "1.10 ms", "+10.0%", "latency changes by +10.0%", "make it faster"),
-    Check("size", "passed", "1 kB", "1 kB", "+0.0%", "size changes by +0.0%"),
-    Check("accuracy", "undecided", text="too few samples", hint="give more"),
-    Check("outputs", "skipped", change="SNR 40 dB", text="outputs do not decide: accuracy decides"),
+    GateCheck(
+        "latency", "failed", "1.00 ms", "1.10 ms", "+10.0%", "latency changes by +10.0%", "make it faster"
+    ),
+    GateCheck("size", "passed", "1 kB", "1 kB", "+0.0%", "size changes by +0.0%"),
+    GateCheck("accuracy", "undecided", text="too few samples", hint="give more"),
+    GateCheck("outputs", "skipped", change="SNR 40 dB", text="outputs do not decide: accuracy decides"),
 )
 
 # junit-10.xsd of Jenkins' xUnit plugin: attributes, those that are required, children.
@@ -164,7 +166,9 @@ SCHEMA = {
 }  # fmt: skip
 
 
-def result(*, name: str = "a.onnx", checks: tuple[Check, ...] = CHECKS, strict: bool = False) -> GateResult:
+def result(
+    *, name: str = "a.onnx", checks: tuple[GateCheck, ...] = CHECKS, strict: bool = False
+) -> GateResult:
     limits = GateOptions(strict=strict)
     pair = PairResult(name, "old/a.onnx", "new/a.onnx", None, checks, seconds=1.5)
     return GateResult([pair], limits, ["b.onnx"], "a processor", 1, "2026-01-01T00:00:00+00:00", 12.25)
@@ -180,7 +184,7 @@ def check_element(element: ElementTree.Element) -> None:
 
 @given(st.text(), st.text(), st.booleans())
 def test_any_name_and_sentence_give_junit_of_the_schema(name: str, text: str, strict: bool) -> None:
-    checks = tuple(Check(one.kind, one.state, text=text) for one in CHECKS)
+    checks = tuple(GateCheck(one.kind, one.state, text=text) for one in CHECKS)
     root = ElementTree.fromstring(junit(result(name=name, checks=checks, strict=strict)))
     check_element(root)
 
@@ -209,8 +213,8 @@ def test_strict_fails_what_is_undecided_but_not_what_was_not_asked() -> None:
     [suite] = ElementTree.fromstring(junit(strict))
     assert suite.get("failures") == "1"
     assert suite.get("skipped") == "1"
-    assert not result(checks=(Check("run", "skipped", text="no GPU"),), strict=True)
-    assert result(checks=(Check("run", "skipped", text="no GPU"),))
+    assert not result(checks=(GateCheck("run", "skipped", text="no GPU"),), strict=True)
+    assert result(checks=(GateCheck("run", "skipped", text="no GPU"),))
 
 
 def test_markdown_has_a_row_for_each_check_and_a_sentence_for_what_is_open() -> None:

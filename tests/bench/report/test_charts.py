@@ -26,21 +26,21 @@ from qcompile.bench.report.charts import (
     precision_chart,
     speedup_chart,
 )
-from qcompile.bench.report.source import ReportedArtifact, Source, read_source
+from qcompile.bench.report.source import ReportedArtifact, ReportSource, read_source
 from qcompile.bench.report.svg import COLOURS, Scale
 from qcompile.bench.results.row import Accuracy, Interval, Latency, Row
 from qcompile.bench.results.statistics import Speedup, verdict_of
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+def source(tmp_path_factory: pytest.TempPathFactory) -> ReportSource:
     folder = tmp_path_factory.mktemp("report")
     layers = write(folder / "layers.json", layers_json())
     return read_source(write(folder / "r.json", results_json()), layers=[layers])
 
 
 @pytest.fixture(scope="module")
-def charts(source: Source) -> dict[str, str]:
+def charts(source: ReportSource) -> dict[str, str]:
     """Every chart of the results."""
     runs: list[dict[str, Any]] = [*source.results.history, source.results.history[-1]]
     return {
@@ -69,7 +69,9 @@ def test_charts_are_named_pictures_in_the_colours_of_the_page(charts: dict[str, 
         assert set(re.findall(r"var\(--(\w+)\)", styles)) <= set(COLOURS)
 
 
-def test_every_artifact_is_named_and_its_point_has_a_tip(charts: dict[str, str], source: Source) -> None:
+def test_every_artifact_is_named_and_its_point_has_a_tip(
+    charts: dict[str, str], source: ReportSource
+) -> None:
     for name in ("latency", "speedup", "drop", "pareto", "batches"):
         root = ElementTree.fromstring(charts[name])
         tips = [str(title.text) for title in root.iter("title")]
@@ -167,7 +169,7 @@ def test_a_sweep_without_figures_is_not_drawn() -> None:
     assert curves_chart([subject], "batches", "batch size") == ""
 
 
-def test_what_is_missing_is_not_drawn(source: Source) -> None:
+def test_what_is_missing_is_not_drawn(source: ReportSource) -> None:
     bare = [_subject(1, "a", is_baseline=True), _subject(2, "b")]
     runs = [{"artifacts": {"b": {"speedup": 2.0}}}]
     assert not any(draw(bare) for draw in (latency_chart, pareto_chart, precision_chart))

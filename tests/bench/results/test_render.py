@@ -13,7 +13,7 @@ from msgspec import structs
 from rich.console import Console
 
 from qcompile.bench.report.sections import accuracy_section, results_section
-from qcompile.bench.report.source import ReportedArtifact, Source, read_source
+from qcompile.bench.report.source import ReportedArtifact, ReportSource, read_source
 from qcompile.bench.results import render as rendering
 from qcompile.bench.results.render import Column, interval_words, markdown, markdown_table, render, save_csv
 from qcompile.bench.results.results import Results, load_results, save_results
@@ -53,7 +53,7 @@ def csv_rows(results: Results, folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def source(*rows: Row, folder: Path, **settings: Any) -> Source:
+def source(*rows: Row, folder: Path, **settings: Any) -> ReportSource:
     save_results(run(*rows, **settings), folder / "r.json")
     return read_source(folder / "r.json")
 
@@ -276,7 +276,9 @@ def test_a_new_figure_is_a_field_and_a_column(tmp_path: Path, monkeypatch: pytes
     header, _, *lines = markdown_table(results).splitlines()
     assert header.endswith("| core, degrees |")
     assert [line.endswith("| 71.2 C |") for line in lines] == [True, True]
-    source = Source([ReportedArtifact(at, row, at == 1) for at, row in enumerate(results.rows, 1)], results)
+    source = ReportSource(
+        [ReportedArtifact(at, row, at == 1) for at, row in enumerate(results.rows, 1)], results
+    )
     _, details = results_section(source, None).tables
     assert details.columns[-1] == "core, degrees"
     assert [row[-1].text for row in details.rows] == ["71.2 C", "71.2 C"]

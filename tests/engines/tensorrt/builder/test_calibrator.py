@@ -20,7 +20,7 @@ from qcompile.engines.tensorrt.adapter import Adapter
 from qcompile.engines.tensorrt.builder import calibration
 from qcompile.engines.tensorrt.builder.calibration import (
     CalibrationInput,
-    Device,
+    DeviceBuffers,
     Feeder,
     convert,
     make_calibrator,
@@ -106,7 +106,7 @@ def test_errors_end_the_data_and_stay_in_python(error: BaseException, before_the
 @pytest.mark.skipif(not why_no_gpu(), reason="there is a GPU")
 def test_without_a_gpu_the_device_says_so() -> None:
     with pytest.raises(EngineUnavailable, match="no CUDA device can be used for calibration"):
-        Device()
+        DeviceBuffers()
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tensorrt_simulation import PYTORCHS, InterfaceArray, Simulation, assert_neg
 from qcompile.engines import libcuda
 from qcompile.engines.gpu import bus_id, find_gpus, why_no_gpu
 from qcompile.engines.libcuda import CudaError
-from qcompile.engines.tensorrt.builder.calibration import Device
+from qcompile.engines.tensorrt.builder.calibration import DeviceBuffers
 from qcompile.engines.tensorrt.runner import cuda
 from qcompile.engines.tensorrt.runner.cuda import Event, PrimaryContext, Stream, current_device
 from qcompile.engines.tensorrt.runner.memory import DeviceBuffer, read_device_input
@@ -93,7 +93,7 @@ def test_an_error_that_was_being_handled_before_keeps_its_frames() -> None:
 
 
 def test_batches_for_tensorrts_calibrator_go_to_buffers_of_that_context(gpu: SimulatedGpu) -> None:
-    device = Device()
+    device = DeviceBuffers()
     for batch in (np.ones((2, 3), np.float32), np.full((4, 3), 2, np.float32)):
         address = device.copy("x", batch)
         np.testing.assert_array_equal(gpu.bytes_at(address, batch.nbytes).view(np.float32), batch.reshape(-1))
