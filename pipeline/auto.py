@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..bench.report.summary import Recommendation, recommend
+from ..bench.report.recommendation import Recommendation, recommend
 from ..core.artifact import read_manifest
 from ..core.files import digest_files, write_json, write_text
 from ..core.processor import isa_here

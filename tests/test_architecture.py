@@ -14,14 +14,14 @@ GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def floors() -> list[set[str]]:
-    """The rooms of CONTRIBUTING's picture from left to right; rooms above each other share a floor."""
-    picture = re.search(r"^```\n(errors .*?)^```", GUIDE, re.M | re.S)
+    """The rooms of CONTRIBUTING's picture from left to right; one in line 2 is beside the one above."""
+    picture = re.search(r"^```\n(errors .*?)\n(.*?)\n```", GUIDE, re.M | re.S)
     assert picture
-    by_column: dict[int, set[str]] = {}
-    for line in picture[1].splitlines():
-        for match in re.finditer(r"[a-z]+", line):
-            by_column.setdefault(match.start(), set()).add(match[0])
-    return [by_column[column] for column in sorted(by_column)]
+    first, second = ({m[0]: m.start() for m in re.finditer(r"[a-z]+", line)} for line in picture.groups())
+    beside = {
+        room: min(first, key=lambda above: abs(first[above] - column)) for room, column in second.items()
+    }
+    return [{room, *(other for other, above in beside.items() if above == room)} for room in first]
 
 
 FLOORS = floors()

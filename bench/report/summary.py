@@ -11,11 +11,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -30,12 +28,11 @@ from ...core.figures import (
 )
 from ...errors import InvalidOption
 from ...spec.measure import Budget
-from ...spec.words import BASELINE, ORIGINAL
 from ..results.drop import unproven
-from ..results.render import RUNTIMES, interval_words, speedup_text
-from ..results.row import Interval, Row
+from ..results.render import interval_words, speedup_text
+from ..results.row import Row
 from ..results.statistics import DROP_CONFIDENCE, Speedup, speedup
-from .source import NO_BUDGET, ReportedArtifact, ReportSource, read_source
+from .source import NO_BUDGET, ReportedArtifact, ReportSource
 
 _BYTES_PER_MB = 1e6
 _NOTICEABLE_POINTS = 1.0
@@ -330,122 +327,3 @@ def listed(names: Sequence[str]) -> str:
     if len(names) > len(shown):
         shown.append(f"{len(names) - len(shown)} more")
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """What `auto` ends with.
-
-    Attributes:
-        artifact, nearest: The artifact to use; where none is faster within the budget, what comes nearest.
-        over_baseline, over_onnx: Speed-up over the baseline and over FP32 on ONNX Runtime, as `value`, `low`,
-            `high` and `verdict`; None where there is none.
-        others: Every other artifact to why it is not the one.
-    """
-
-    artifact: str
-    nearest: str
-    sentence: str
-    over_baseline: dict[str, Any] | None
-    over_onnx: dict[str, Any] | None
-    others: dict[str, str]
-    caveats: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendation:
-    """Return what to use of what `bench` or `run` measured, within a budget."""
-    source = read_source(results_path, budget=budget)
-    summary = summarize(source)
-    recommended = summary.recommended
-    if recommended is None or recommended.is_baseline:
-        return _none(source, summary.headline, summary.caveats)
-    reasons = {
-        s.name: _why_not_this(s, recommended, source.budget)
-        for s in source.subjects
-        if s is not recommended and not s.is_baseline and s.name not in (BASELINE, ORIGINAL)
-    }
-    # FP32 on ONNX Runtime on the processor is about twice as fast as PyTorch, and the fairer comparison.
-    floats = (s for s in source.measured if s.row.engine == "onnxruntime" and s.family == "float")
-    onnx = next((s for s in floats if s.row.device == "cpu"), None)
-    over_onnx = faster(recommended, onnx) if onnx is not None and onnx is not recommended else None
-    groups: dict[str, list[str]] = {}
-    for name, reason in reasons.items():
-        groups.setdefault(reason, []).append(name)
-    against = "".join(
-        f"{', ' if index else '; '}not {listed(names)} ({reason})"
-        for index, (reason, names) in enumerate(groups.items())
-    )
-    return Recommendation(
-        recommended.name,
-        "",
-        f"Use {_described(recommended)}: {_gains(source, recommended, onnx, over_onnx)}{against}.",
-        recommended.speedup.as_json() if recommended.speedup else None,
-        over_onnx.as_json() if over_onnx else None,
-        reasons,
-        tuple(summary.caveats),
-    )
-
-
-def _none(source: ReportSource, headline: str, caveats: Sequence[str]) -> Recommendation:
-    """Nothing is faster within the budget: what comes nearest, and what speaks against it."""
-    subjects = [s for s in source.measured if not s.is_baseline and s.name not in (BASELINE, ORIGINAL)]
-    quick = [subject for subject in subjects if subject.verdict == "faster"]
-    near = min(quick, key=_largest_drop, default=None) or max(subjects, key=_gain, default=None)
-    reasons = {s.name: why_not(s, source.budget) or "not surely faster" for s in subjects}
-    text = headline.rstrip(".")
-    if near is not None:
-        speed = " ".join(speedup_text(near.speedup)) if near.speedup else figure(near.latency_ms) + " ms"
-        text += f"; nearest is {_described(near)}, {speed}, but {reasons[near.name]}"
-    return Recommendation("", near.name if near else "", f"{text}.", None, None, reasons, tuple(caveats))
-
-
-def _described(subject: ReportedArtifact) -> str:
-    runtime = RUNTIMES.get(subject.row.engine, subject.row.engine)
-    return f"{subject.label} ({subject.row.precision} on {runtime})"
-
-
-def _gains(
-    source: ReportSource,
-    recommended: ReportedArtifact,
-    onnx: ReportedArtifact | None,
-    over_onnx: Speedup | None,
-) -> str:
-    base = source.baseline_of(recommended)
-    assert base is not None, "the recommended one was compared with it"
-    assert recommended.speedup is not None, "the recommended one is faster than the baseline"
-    parts = [f"{' '.join(speedup_text(recommended.speedup))} as fast as {base.label}"]
-    if over_onnx is not None and onnx is not None:
-        parts[0] += f" and {' '.join(speedup_text(over_onnx))} as fast as {onnx.label}"
-    accuracy, drop, unit = recommended.row.accuracy, recommended.drop, recommended.drop_unit
-    if accuracy is not None and drop is not None:
-        ends = "" if accuracy.statement else drop_interval(drop.low, drop.high, unit)
-        few = "" if ends else f"{accuracy.samples or 'too few'} samples: too few for an interval"
-        shown = f" ({text})" if (text := accuracy.statement or few) else ""
-        lost = f"{drop_text(drop.value, unit)} {unit} {ends}".strip()
-        parts.append(f"{accuracy.metric} {accuracy_text(accuracy.value, unit)}, {lost} lost{shown}")
-    else:
-        parts.append("accuracy not measured")
-    ratio = recommended.row.size_ratio
-    smaller = f" ({times(ratio)} smaller)" if ratio and ratio > 1.005 else ""
-    parts.append(f"{bytes_text(recommended.size_bytes)}{smaller}")
-    return ", ".join(parts)
-
-
-def _why_not_this(subject: ReportedArtifact, recommended: ReportedArtifact, budget: Budget) -> str:
-    if not subject.is_measured:
-        return "failed" if subject.row.status == "failed" else "could not run here"
-    ratio = faster(recommended, subject)
-    is_equal = ratio is not None and ratio.verdict == "no difference"
-    return why_not(subject, budget) or ("no faster" if is_equal else "slower")
-
-
-def _gain(subject: ReportedArtifact) -> float:
-    return subject.speedup.value if subject.speedup else 0.0
-
-
-def _largest_drop(subject: ReportedArtifact) -> tuple[float, float]:
-    drop = subject.drop or Interval(math.inf)
-    return drop.value if drop.high is None else drop.high, -_gain(subject)

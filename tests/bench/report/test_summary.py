@@ -10,8 +10,9 @@ import pytest
 from report_results import recommendable as artifact
 from report_results import results_json, results_of, write
 
+from qcompile.bench.report.recommendation import Recommendation, recommend
 from qcompile.bench.report.source import read_source
-from qcompile.bench.report.summary import Recommendation, Summary, excesses, faster, recommend, summarize
+from qcompile.bench.report.summary import Summary, excesses, faster, summarize
 from qcompile.bench.results.row import Latency, Row
 from qcompile.spec.measure import Budget
 

@@ -22,7 +22,7 @@ from rich.console import Console
 
 import qcompile
 from qcompile.bench.report import write_report
-from qcompile.bench.report.summary import recommend
+from qcompile.bench.report.recommendation import recommend
 from qcompile.bench.results.render import markdown_table
 from qcompile.bench.results.results import (
     SCHEMA,
