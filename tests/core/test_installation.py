@@ -29,9 +29,10 @@ Requires-Dist: timm>=1; extra == "models"
 Requires-Dist: absent>=1; python_version < "3" and extra == "models"
 Requires-Dist: tritonclient[grpc]>=2.41; extra == "triton"
 """
+_INSTALLED = distribution("qcompile-onnx")
 OURS = "".join(
     f"{line}\n"
-    for line in (distribution("qcompile-onnx").read_text("METADATA") or "").splitlines()
+    for line in (_INSTALLED.read_text("METADATA") or _INSTALLED.read_text("PKG-INFO") or "").splitlines()
     if line.startswith(("Provides-Extra:", "Requires-Dist:"))
 )
 """What this distribution declares."""

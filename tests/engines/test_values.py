@@ -166,9 +166,9 @@ def test_a_recipe_leaves_a_wrong_layer_in_float_and_builds_no_attempt_twice(
     attempts = []
     build_once = building.build_engine
 
-    def counted(request: Any) -> Any:
+    def counted(engine: Any, request: Any) -> Any:
         attempts.append(request.spec.layers)
-        return build_once(request)
+        return build_once(engine, request)
 
     monkeypatch.setattr(building, "build_engine", counted)
     (tmp_path / "recipe.toml").write_text(

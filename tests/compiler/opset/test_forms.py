@@ -369,7 +369,7 @@ def test_it_is_lowered_for_tensorrt_alone(
     onnx.save(quantized(conv_3x5(), feeds()), source)
     seen: list[Any] = []
 
-    def keep(request: Any) -> None:
+    def keep(_: object, request: Any) -> None:
         seen.append(attribute(conv(onnx.load(request.model)), "kernel_shape"))
         raise KeyboardInterrupt
 

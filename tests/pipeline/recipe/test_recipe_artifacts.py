@@ -147,7 +147,7 @@ def test_tensorrts_own_calibrator_gets_the_calibration_data(
         def close(self) -> None:
             """Nothing to free."""
 
-    monkeypatch.setattr(calibration, "Device", Memory)
+    monkeypatch.setattr(calibration, "DeviceBuffers", Memory)
     here = install(monkeypatch, tmp_path, "8.5.3")
     path = recipe(artifact("engine", "tensorrt", "int8", calibrator="native"))
     manifest = built(path)

@@ -143,7 +143,7 @@ FEEDS = {
 def device(monkeypatch: pytest.MonkeyPatch) -> Memory:
     """What the next build copies to."""
     made = Memory()
-    monkeypatch.setattr(calibration, "Device", lambda *_: made)
+    monkeypatch.setattr(calibration, "DeviceBuffers", lambda *_: made)
     return made
 
 

@@ -216,7 +216,7 @@ def test_calibration_copies_to_it(
 ) -> None:
     devices: list[int] = []
     memory = SimpleNamespace(copy=lambda *_: 1000, close=lambda: None)
-    monkeypatch.setattr(calibration, "Device", lambda device: devices.append(device) or memory)
+    monkeypatch.setattr(calibration, "DeviceBuffers", lambda device: devices.append(device) or memory)
     data = str(samples("residual"))
     two_gpus("8.5.3").build(model, "int8", calibrator="native", data=data, options={"device": 1})
     assert devices == [1]
