@@ -1,4 +1,4 @@
-"""`build`: the graph is brought to what the target needs (`lowering`), then built and proven (`engines/`)."""
+"""`build`: lower the graph to what the target needs (`lower`), build it and prove it (`engines/`)."""
 
 from __future__ import annotations
 
