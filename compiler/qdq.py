@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,20 +40,24 @@ def stored_qparams(node: onnx.NodeProto, stored: Mapping[str, NDArray[Any]]) -> 
     return QParams(scale, zero_point, limits.min, limits.max, axis)
 
 
-def store_integers(graph: onnx.GraphProto, integers: Mapping[str, NDArray[Any]]) -> None:
+def store_integers(
+    graph: onnx.GraphProto, integers: Mapping[str, NDArray[Any]], *, kept: Container[str] = ()
+) -> None:
     """Store what each QuantizeLinear makes of a stored tensor, in place of both.
 
         weight ─ Q ─ DQ ─ Conv      becomes      weight_quantized ─ DQ ─ Conv
 
     Args:
         integers: Tensor to what it is stored as; all others are rounded quotients.
+        kept: Outputs of the pairs that stay as they are: those of the model itself.
     """
     stored = {tensor.name: tensor for tensor in graph.initializer}
     places = {name: place for place, name in enumerate(stored)}
     made: dict[str, str] = {}
     tensors: dict[int, onnx.TensorProto] = {}
     for node in graph.node:
-        if node.op_type == "QuantizeLinear" and node.input[0] in stored:
+        is_stored = node.op_type == "QuantizeLinear" and node.input[0] in stored
+        if is_stored and node.output[0] not in kept:
             name = node.input[0]
             values = integers.get(name)
             if values is None:

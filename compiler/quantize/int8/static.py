@@ -73,6 +73,7 @@ def quantize_static(
     pairs = {alias[name]: limits for name, limits in pairs.items()}
     nodes, integers = [alias[name] for name in placement.nodes], dict[str, NDArray[np.int8]]()
     weights = _weight_overrides(model.graph, set(nodes), pairs, integers)
+    own = {node.output[0] for node in model.graph.node if node.op_type == "QuantizeLinear"}
     values = {
         name: TensorData(lowest=np.float32(low), highest=np.float32(high))
         for name, (low, high) in ranges.items()
@@ -97,7 +98,7 @@ def quantize_static(
             quantizer.model.__class__ = _indexed(type(quantizer.model))
             quantizer.quantize_model()
             if rules.quantizes_chains:
-                store_integers(quantizer.model.model.graph, integers)
+                store_integers(quantizer.model.model.graph, integers, kept=own)
             aliases.undo(quantizer.model.model)
             quantizer.model.topological_sort()
             sort_nodes(quantizer.model.model.graph)  # its own sort does not see what subgraphs read

@@ -143,6 +143,26 @@ def test_a_shared_bias_gets_the_scale_of_each_of_its_readers() -> None:
         np.testing.assert_allclose(stored * scale, [0.5, -1], atol=float(scale.max()))
 
 
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
+def test_pairs_of_the_model_on_stored_tensors_stay(target: GraphTarget, tmp_path: Path) -> None:
+    """Two that share a scale: stored as integers in its place, one would take the other's."""
+    model = model_of(
+        """(float[n,8] x) => (float[n,8] y) {
+        a = MatMul(x, w)  b = Relu(a)
+        q1 = QuantizeLinear(u, s, z)  d1 = DequantizeLinear(q1, s, z)
+        q2 = QuantizeLinear(v, s, z)  d2 = DequantizeLinear(q2, s, z)
+        e = Mul(d1, d2)  y = Add(b, e) }""",
+        opset=19, w=normal(8, 8), u=normal(8), v=normal(8, seed=1), s=np.float32(0.05), z=np.int8(0),
+    )  # fmt: skip
+    onnx.save(model, tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=normal(32, 8, seed=2))
+    qcompile.calibrate(tmp_path / "m.onnx", str(tmp_path / "d.npz"), tmp_path / "r")
+    made = qcompile.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", ranges=tmp_path / "r", target=target)
+    graph = onnx.load(made.path).graph
+    pairs = {node.input[0] for node in graph.node if node.op_type == "QuantizeLinear"}
+    assert pairs >= {"u", "v"}
+
+
 def test_openvino_takes_what_is_clipped_on_both_sides_for_uneven_too(tmp_path: Path) -> None:
     # A symmetric int8 Concat in front of a Conv computes nonsense there (2026.4).
     model = model_of(
