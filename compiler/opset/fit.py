@@ -44,14 +44,19 @@ def in_older_opset(graph: Graph, highest: int) -> tuple[Graph, list[str]]:
         return graph, []
     lowered, foreign = Graph(lower_opset(graph.load(), highest), graph.path), _foreign(graph.model)
     if not foreign:
-        reference = OnnxReference(graph)
-        feeds = list(sample_feeds(graph.model, None, reference))
-        with written_here(graph.path, "another opset"):
-            converted = OnnxReference(lowered)
-            pairs = [(reference(item), converted(item)) for item in feeds]
-        check = compare_outputs("same outputs as before", reference.names, pairs)
-        _require_equal(check, graph.path, "another opset", "otherwise export it to that opset")
+        _require_same(graph, lowered, None)
     return lowered, foreign
+
+
+def _require_same(graph: Graph, converted: Graph, data: str | None) -> None:
+    """Compare a graph with the same in another opset, on samples or random input."""
+    reference = OnnxReference(graph)
+    feeds = list(sample_feeds(graph.model, data, reference))
+    with written_here(graph.path, "another opset"):
+        converted_outputs = OnnxReference(converted)
+        pairs = [(reference(item), converted_outputs(item)) for item in feeds]
+    check = compare_outputs("same outputs as before", reference.names, pairs)
+    _require_equal(check, graph.path, "another opset", "otherwise export it to that opset")
 
 
 def _require_equal(check: Check, model: Path, form: str, way: str) -> None:
@@ -88,6 +93,16 @@ def _foreign(model: onnx.ModelProto) -> list[str]:
     nodes = {(node.domain, node.op_type) for graph in every_graph(model.graph) for node in graph.node}
     names = sorted(f"{domain}::{name}" for domain, name in nodes - defined if domain not in _DOMAINS)
     return [f"{_NOT_COMPARED}: it has {', '.join(names)}"] if names else []
+
+
+def in_newer_opset(graph: Graph, lowest: int, *, data: str | None = None) -> onnx.ModelProto:
+    """Return the model in opset `lowest` or newer; itself where it is no older."""
+    if graph.opset >= lowest:
+        return graph.model
+    raised = graph.copy()
+    upgrade_in_place(raised.model, lowest)
+    _require_same(graph, raised, data)
+    return raised.model
 
 
 def upgrade_opset(model: onnx.ModelProto, lowest: int) -> onnx.ModelProto:

@@ -15,13 +15,13 @@ from ...calibration.taps import choose_taps
 from ...errors import InvalidOption, QuantizationError
 from ...model.graph.graph import WEIGHTED, attribute, count_weighted, weighted_nodes
 from ...model.graph.graph_rules import NONE, graph_rules
-from ...model.graph.onnx_file import Graph, copy_model
+from ...model.graph.onnx_file import Graph
 from ...model.graph.saturating_kernels import saturating_kernels
 from ...model.sessions.session import import_onnxruntime
 from ...spec.opsets import FLOAT8
 from ...spec.words import ARM_ISAS, HALVES
 from ..opset.exact_forms import keep_layers_apart
-from ..opset.fit import upgrade_in_place
+from ..opset.fit import in_newer_opset
 from ..opset.recurrent_products import closed_recurrences, open_recurrences, quantize_states
 from .half.casts import half_type
 from .half.precision import in_mixed_precision, layer_precisions, to_half
@@ -183,9 +183,8 @@ def _static(request: QuantizeRequest) -> Outcome:
     chosen = parse_method(request.spec.method) if request.spec.method else None
     float8 = request.spec.precision == "fp8"
     model = request.model
-    if float8 and request.graph.opset < FLOAT8:
-        model = copy_model(model)
-        upgrade_in_place(model, FLOAT8)
+    if float8:
+        model = in_newer_opset(request.graph, FLOAT8, data=request.spec.data)
     ready = prepare_graph(model)
     layers = layer_precisions(request, ready.graph)
     left = {name: layer.reason for name, layer in layers.items() if layer.kind != "int8"}
