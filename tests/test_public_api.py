@@ -1,4 +1,4 @@
-"""The promise of docs/compatibility.md: names, keywords, flags and keys only grow within a major version."""
+"""The promise of docs/reliability.md: names, keywords, flags and keys only grow within a major version."""
 
 from __future__ import annotations
 
