@@ -76,8 +76,8 @@ class PrecisionState:
 def precision_states(
     targets: Sequence[TargetState], gpus: Sequence[GpuTypes], *, here: bool
 ) -> list[PrecisionState]:
-    """Return the state of each target's precisions: on this processor, and for TensorRT's on each of the GPUs;
-    `here` is False for GPUs that the user named, which may be absent."""
+    """Return the state of each target's precisions: on this processor, and for TensorRT's on each GPU; `here`
+    is False for GPUs that the user named, which may be absent."""
     states = []
     for target in targets:
         for precision in PRECISIONS if target.target in TARGETS else ():  # a baseline is not built

@@ -41,7 +41,7 @@ class TritonBackend:
 
     Attributes:
         platform: Value of `platform` in Triton's configuration; empty if the backend has none.
-        file: Name of the model file in a version's folder; `default_file` is the backend's default if another.
+        file: Name of the model file in a version's folder; `default_file` is Triton's if that differs.
         dtypes: Supported types, by numpy's names.
         kinds: Devices for instances, "cpu" or "gpu"; artifacts were checked on the first.
         batches: Whether dynamic batching accepts every batch size up to the maximum.
@@ -92,8 +92,8 @@ class KnownFault:
     hint: str = ""
 
     def affects(self, target: str, version: str, gpu: str = "") -> bool:
-        """Return whether a version such as "10.16.1.11" has the fault, on a GPU such as "sm120"; "" is an unknown
-        GPU, which a fault of certain GPUs does not affect."""
+        """Return whether a version such as "10.16.1.11" has the fault, on a GPU such as "sm120"; "" is an
+        unknown GPU, which a fault of certain GPUs does not affect."""
         if target not in self.versions or (self.gpus and gpu not in self.gpus):
             return False
         since, until = self.versions[target]
