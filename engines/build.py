@@ -41,9 +41,7 @@ from .base import BuildOutcome, BuildRequest, Engine, Planned
 _MANIFEST_FIELDS = ("target", "precision")
 """Options that are also fields of a manifest."""
 _UNREPORTED_SHARE = 0.5
-_MOSTLY_FLOAT_SHARE = (
-    0.5  # share of the multiply-adds in the precision; below it, a warning counts the float layers
-)
+_MOSTLY_FLOAT_SHARE = 0.5  # share in the precision, below which a warning counts the float layers
 _TRIALS = 48
 
 

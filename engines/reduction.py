@@ -1,13 +1,13 @@
-"""Make a graph with its inputs smaller, as long as it still shows what it shows.
+"""Reduce a graph and its inputs to a smaller case that still shows the same failure.
 
-1. Nodes: halves of what is left are taken away, then quarters, down to single nodes (Zeller and Hildebrandt,
-   Simplifying and Isolating Failure-Inducing Input, IEEE Transactions on Software Engineering 28, 2002). What
-   a node that stays read from one that goes becomes an input, with the value that it had.
-2. Nodes between a tensor and another one of its shape and type: the second is replaced by the first.
-3. Extents: every axis of one extent, of inputs and stored tensors, becomes shorter.
-4. Values: stored tensors and inputs become ones, or are rounded to a digit.
+1. Nodes: remove halves of the nodes, then quarters, down to single nodes (Zeller and Hildebrandt, Simplifying
+   and Isolating Failure-Inducing Input, IEEE Transactions on Software Engineering 28, 2002). A tensor from a
+   removed node to a remaining one becomes an input, with its former value.
+2. Nodes between a tensor and another of the same shape and type: the first replaces the second.
+3. Extents: shorten every axis of one extent, in inputs and stored tensors.
+4. Values: replace stored tensors and inputs by ones, or round them to 0 to 2 digits.
 
-Polygraphy's `debug reduce` does a part of the first by a command line for each attempt.
+Polygraphy's `debug reduce` does a part of step 1, with one command line for each attempt.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..spec.tensors import Feeds
 
 Values = Mapping[str, NDArray[Any]]
 _SHAPES = 64
-"""Most elements of integers that say a shape or an axis: they stay constants."""
+"""Most elements of an int64 tensor that counts as a shape or axes; it remains a constant."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class Case:
 
 
 Shows = Callable[[Case], bool]
-"""Whether a case still shows it; False where it is no valid graph, or shows something else."""
+"""Whether a case still shows the failure; False for an invalid graph or another failure."""
 
 
 class Enough(Exception):
-    """What there was of time is over."""
+    """The time limit is reached."""
 
 
 def reduce_case(case: Case, values_of: Callable[[Case], Values], shows: Shows) -> Case:
-    """Return the smallest case that is found; `shows` ends the search by `Enough`.
+    """Return the smallest case found; `shows` ends the search by `Enough`.
 
-    `values_of` returns every tensor that a case makes, of those that numpy has a type for.
+    `values_of` returns all tensors of a case that have a type in numpy.
     """
     best = case
 
@@ -111,7 +111,7 @@ def with_plain_names(case: Case) -> Case:
 
 
 def part_of(case: Case, keep: Sequence[int], values: Values, shapes: Mapping[str, Any]) -> Case | None:
-    """Return the nodes at these places as a graph of their own; None where a value is not known."""
+    """Return the nodes at these indices as a graph; None without all input values, or without outputs."""
     graph = case.model.graph
     nodes = [graph.node[index] for index in keep]
     made = {name for node in nodes for name in node.output if name}
@@ -142,7 +142,7 @@ def part_of(case: Case, keep: Sequence[int], values: Values, shapes: Mapping[str
 
 
 def _declared(name: str, value: NDArray[Any], shape: Any) -> onnx.ValueInfoProto:
-    """An input or output of that type; of the inferred shape where all its extents have a number or name."""
+    """Return an input or output of the value's type; of the inferred shape if that has no unknown extent."""
     known = shape is not None and len(shape) == value.ndim and "" not in shape
     dtype = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
     return onnx.helper.make_tensor_value_info(name, dtype, shape if known else value.shape)
@@ -182,7 +182,7 @@ def _kind(values: Values, name: str) -> tuple[tuple[int, ...], np.dtype[Any]] | 
 
 
 def _bridged(case: Case, name: str, source: str) -> Case | None:
-    """A case whose readers of one tensor read another one."""
+    """Return the case with `source` in place of tensor `name`; None if `name` is an output."""
     if name in {value.name for value in case.model.graph.output}:
         return None
     model = copy_model(case.model)
@@ -196,7 +196,7 @@ def _bridged(case: Case, name: str, source: str) -> Case | None:
 
 
 def _shorter_axes(best: Callable[[], Case], kept: Callable[[Case | None], bool]) -> None:
-    """Try shorter extents, the longest first: 1, 2, half, one less."""
+    """Try shorter extents, the longest axis first: 1, 2, half, one less."""
     tried: set[tuple[int, int]] = set()
     while True:
         arrays = [*best().feeds.values(), *map(tensor_values, best().model.graph.initializer)]
@@ -212,7 +212,7 @@ def _shorter_axes(best: Callable[[], Case], kept: Callable[[Case | None], bool])
 
 
 def _shorter(case: Case, old: int, new: int) -> Case | None:
-    """A case whose axes of one extent have another one, and so have the shapes that are stored."""
+    """Return the case with every extent `old` shortened to `new`, also in stored shapes."""
 
     def cropped(array: NDArray[Any]) -> NDArray[Any]:
         if array.dtype == np.int64 and array.ndim <= 1 and array.size <= _SHAPES:
@@ -244,7 +244,7 @@ def _plainer_values(best: Callable[[], Case], kept: Callable[[Case | None], bool
 
 
 def _plainer(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Forms of an array that are easier to read, the plainest first; none of small integers."""
+    """Yield forms of an array that are easier to read, the plainest first; nothing for small int64 arrays."""
     if array.dtype.kind not in "fiu" or (array.dtype == np.int64 and array.size <= _SHAPES):
         return
     forms: Iterable[NDArray[Any]] = [np.ones_like(array)]

@@ -1,25 +1,25 @@
-"""Prove the values of an artifact on this processor: what it computes is what its graph says.
+"""Verify the values of an artifact on this processor: it must compute the function of its graph.
 
-The artifact runs on samples, in every way in which it is loaded. Three outputs are compared, as sums over all
-samples: `ref` of the graph as written, `plain` of the graph without the roundings of activations
+The artifact runs on samples, in every way of loading it. Three outputs are compared, as sums over samples:
+`ref` of the graph as written, `plain` of the graph without roundings of activations
 (`model.graph.reference_forms`), `out` of the artifact.
 
-    q = Σ|ref − plain|²        what rounding costs
-    e = Σ|out − plain|² − q    what execution adds
-    An output fails where e > max(q, floor) + noise: execution adds a larger error than quantization.
+    q = Σ|ref − plain|²        error of rounding
+    e = Σ|out − plain|² − q    error that execution adds
+    An output fails if e > max(q, floor) + noise: execution adds a larger error than quantization.
 
 Let out = ref + d. Then e = Σ|d|² + 2 Σ d·(ref − plain). The error d of a faulty kernel is independent of the
-roundings, so the second sum is nearly 0 and e = Σ|d|². A right kernel that rounds elsewhere, or not at all,
+roundings, so the second sum is nearly 0 and e = Σ|d|². A correct kernel that rounds elsewhere, or not at all,
 has no larger error than ref: Σ|out − plain|² is at most about q, and e about 0, although `out` and `ref`
 differ. Without quantization q is 0, and e = Σ|out − ref|².
 
-The floor is what it costs to round an output once to 8 bits: max(n / 12, 1) * (amax / 127)², n elements of
-largest magnitude amax. In a tiny model all roundings may be 0 by chance, and a right kernel may round to the
-neighbouring integer. The noise is that of the precision that floats are computed in (`judgement.lowest_db`).
+The floor is the error of rounding an output once to 8 bits: max(n / 12, 1) * (amax / 127)², for n elements of
+largest magnitude amax. In a tiny model all roundings may be 0 by chance, and a correct kernel may round to a
+neighbouring integer. The noise is that of the precision of float layers (`judgement.lowest_db`).
 
-Where an output fails, prefixes of the graph are built and compared by the same rule; the first one that fails
-names the layer. Errors that round independently differ over few samples by chance: of a Visformer with random
-weights on OpenVINO, e is up to 1.4 q for single samples, and 0.06 q for 16.
+If an output fails, prefixes of the graph are built and compared by the same rule; the first prefix that fails
+ends in the wrong layer. Over few samples, independent rounding errors differ by chance: for a Visformer with
+random weights on OpenVINO, e is up to 1.4 q for single samples, and 0.06 q for 16.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ _NOTHING = ModelIO((), ())
 _DECLARE = "declare the extents that the graph gives, or a dynamic axis of another name"
 SUBJECT = "computes what its graph says"
 SAMPLES = 16
-"""Of fewer, the sums tell little: two independent errors as large as q can differ by q."""
+"""With fewer samples the sums are unreliable: two independent errors as large as q can differ by q."""
 _FLOATS = ("fp32", "fp16", "bf16")
 _CHOOSE = frozenset(["ArgMax", "ArgMin", "NonMaxSuppression", "TopK", "Unique"])
-"""Operators whose results the least error can change to any other."""
+"""Operators for which the smallest error can change the result to any other."""
 
 _SHAPES = frozenset(["Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
 _MAGNIFIED = 16.0
-"""Times what is allowed: near the middle of Softmax or Sigmoid, few samples make most of the error."""
+"""In multiples of the allowed error: near the middle of Softmax or Sigmoid, few samples make most of it."""
 
 Outputs = dict[str, list[NDArray[Any]]]
 ByWay = dict[str, dict[str, Deviation]]
@@ -78,9 +78,9 @@ ByWay = dict[str, dict[str, Deviation]]
 
 @dataclass(frozen=True)
 class Execution:
-    """How a runtime makes an artifact of a graph's file, and the ways to load it, in words, that of this
-    package first; `halves` is "fp16" or "bf16" where it was told to compute float32 in it, `fixed` the way
-    that loads it for the extents of an input."""
+    """How a runtime runs a graph: `make` builds its file to an artifact; `ways` are functions that load this, by
+    a text, qcompile's first. `halves` is "fp16" or "bf16" if the runtime computes float32 in it; `fixed` is the
+    way that loads the artifact for the extents of one input."""
 
     runtime: str
     make: Callable[[Path, Path], None]
@@ -91,7 +91,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class Values:
-    """What was found: the check for the manifest, why the build fails, from which layer on, the way out."""
+    """Result of `check_values`: the check for the manifest; for a failure its text, first layer and hint."""
 
     checks: Sequence[Check] = ()
     failure: str = ""
@@ -103,9 +103,9 @@ class Values:
 def check_values(
     request: BuildRequest, graph: onnx.ModelProto, artifact: Path, execution: Execution, feeds: Feeds
 ) -> Values:
-    """Compare an artifact with its graph, in every way in which it is loaded.
+    """Compare an artifact with its graph, in every way of loading it.
 
-    Random input beside the request's samples has the extents of `feeds`, which the artifact takes.
+    Random inputs, beside the request's samples, have the extents of `feeds`, on which the artifact has run.
     """
     if rounds_activations(graph) and (reason := why_not_exact(request.spec.isa)):
         warning = f"values are not checked here: {reason}; check them with `qcompile diff` where it runs"
@@ -116,12 +116,12 @@ def check_values(
     rounds, whole, places = rounds_activations(graph), graph, before_choices(graph)
     comparison = ValueComparison(request, execution, made, rounds=rounds, declared=_declared(graph))
     comparison.others = at_other_extents(graph, made[0])
-    if comparison.others:  # the first once more: nothing may be left of another shape
+    if comparison.others:  # repeat the first: no state of another shape may remain
         comparison.feeds += [*comparison.others, made[0]]
     try:
         with ExitStack() as stack:
             chosen: ByWay = {}
-            if places:  # of what is chosen, shapes alone are compared
+            if places:  # behind a choice, only shapes are compared
                 first = ValueComparison(
                     request, execution, made[:1], rounds=rounds, declared=comparison.declared
                 )
@@ -131,7 +131,7 @@ def check_values(
                 artifact = comparison.made(graph, folder)
             try:
                 deviations = comparison.deviations(graph, artifact)
-            except ModelError:  # input that was made up; what ran is left
+            except ModelError:  # on random input; compare without it
                 random = [] if samples else [feeds]
                 comparison.feeds, comparison.others = [*samples, *random], []
                 deviations = comparison.deviations(graph, artifact)
@@ -169,10 +169,10 @@ def check_values(
         layer = layers[way]
         if layer is None and not sums[way, name].is_other:
             if excess[way, name] <= _MAGNIFIED and (operator := _bounded_by(graph, name)):
-                notes.append(f"every layer is right, and {operator} magnifies what they round")
+                notes.append(f"every layer is right; {operator} magnifies their roundings")
                 continue
             tensors, nodes = behind(graph, _CHOOSE)
-            if name in tensors:  # of nearly equal values another is the largest
+            if name in tensors:  # among nearly equal values, another may be the largest
                 choosing = ", ".join(sorted({node.op_type for node in nodes} & _CHOOSE))
                 uncompared[name] = f"{choosing} may choose other elements: {detail}"
                 continue
@@ -189,14 +189,14 @@ def check_values(
 
 
 def _declared(graph: onnx.ModelProto) -> ModelIO:
-    """The inputs of a graph, and the outputs for which it declares a shape."""
+    """Return the inputs of a graph, and the outputs with a declared shape."""
     with_shape = {v.name for v in graph.graph.output if v.type.tensor_type.HasField("shape")}
     io = model_io(graph)
     return replace(io, outputs=tuple(tensor for tensor in io.outputs if tensor.name in with_shape))
 
 
 def _bounded_by(graph: onnx.ModelProto, tensor: str) -> str:
-    """The Softmax or Sigmoid that makes a tensor, with nothing but its shape changed since; else empty."""
+    """Return the Softmax or Sigmoid that makes a tensor, up to changes of shape; else an empty string."""
     made_by = producers(graph.graph)
     while (node := made_by.get(tensor)) is not None and node.op_type in _SHAPES:
         tensor = str(node.input[0])
@@ -204,15 +204,15 @@ def _bounded_by(graph: onnx.ModelProto, tensor: str) -> str:
 
 
 def _random_feeds(graph: onnx.ModelProto, feeds: Feeds, samples: Sequence[Feeds]) -> list[Feeds]:
-    """Random input of the extents of `feeds`, of values that samples show, to make up `SAMPLES` with them."""
+    """Return random input with the extents of `feeds` and the domains of `samples`, up to `SAMPLES` in all."""
     shapes, count = {name: array.shape for name, array in feeds.items()}, sum(map(samples_in, samples))
     inputs, domains = model_io(graph).inputs, read_domains(graph, samples)
     batches: list[Feeds] = []
     while feeds and count < SAMPLES:
         try:
             values = random_feeds(inputs, seed=len(batches), shapes=shapes, domains=domains)
-            batches.append({**feeds, **values})  # an artifact may take inputs that the optimizer left over
-        except DataError:  # texts cannot be made up
+            batches.append({**feeds, **values})  # an artifact may have inputs that its graph lacks
+        except DataError:  # no random texts
             break
         count += max(samples_in(feeds), 1)
     return batches
@@ -244,17 +244,17 @@ def _not_compared(*reasons: str) -> Values:
 
 
 class ValueComparison:
-    """Graphs and their artifacts, compared on the same samples; one session is open at a time."""
+    """Compares graphs with their artifacts on the same samples; one session is open at a time."""
 
     def __init__(
         self, request: BuildRequest, execution: Execution, feeds: Sequence[Feeds], *, rounds: bool,
         declared: ModelIO = _NOTHING,
     ) -> None:  # fmt: skip
         self.execution, self.feeds, self.declared = execution, list(feeds), declared
-        self.others: list[Feeds] = []  # those of `feeds` that the graph may refuse
-        self.refused = ""  # what the artifact said to extents that nobody gave
+        self.others: list[Feeds] = []  # inputs in `feeds` that the graph may refuse
+        self.refused = ""  # the artifact's error on such an input
         precision, floats = request.precision, request.spec.floats
-        # Where weights alone are rounded, the runtime may round activations, too.
+        # If only weights are rounded, the runtime may round activations, too.
         computed_in = precision if precision in _FLOATS or not rounds else "" if floats == "fp32" else floats
         self.noise_db = lowest_db(computed_in) if computed_in else None
         self.integers = rounds or precision not in _FLOATS
@@ -262,7 +262,7 @@ class ValueComparison:
         self.progress = request.progress
 
     def deviations(self, graph: onnx.ModelProto, artifact: Path) -> ByWay:
-        """Return way to output to its deviation."""
+        """Return the deviation of each output, by way of loading and name."""
         self.progress("compare with its graph")
         written, halves = without_saturation(graph), self.execution.halves
         rounds = rounds_activations(graph) or halves
@@ -281,7 +281,7 @@ class ValueComparison:
                         out = runner.infer({tensor.name: feeds[tensor.name] for tensor in runner.io.inputs})
                     except ModelError as error:
                         if made_up and not self._is_another_batch(feeds):
-                            self.refused = f"{error.message} ({words}): such input is refused when it runs"
+                            self.refused = f"{error.message} ({words}): the artifact refuses such input"
                             continue
                         raise BuildError(f"{error.message} ({words})", hint=error.hint) from error
                     for name, one in sums.items():
@@ -296,7 +296,7 @@ class ValueComparison:
                         elif draws:
                             one.uncompared = "operators of the graph draw random numbers"
                         elif a.shape != b.shape:
-                            one.uncompared = "its extents depend on what is rounded"
+                            one.uncompared = "its extents depend on rounded values"
                         elif found is not None:
                             one.add(a, b, found)
                         if found is not None and not made_up:
@@ -305,7 +305,7 @@ class ValueComparison:
         return by_way
 
     def _unlike_declared(self, name: str, feeds: Feeds, found: NDArray[Any], decider: str) -> str:
-        """How the extents of an output differ from what is declared; empty where they do not."""
+        """Return how the extents of an output differ from the declared shape; empty if they fit."""
         tensor = next((tensor for tensor in self.declared.outputs if tensor.name == name), None)
         if tensor is None:
             return ""
@@ -324,31 +324,31 @@ class ValueComparison:
         return any(array.shape[:1] != first[name].shape[:1] for name, array in feeds.items())
 
     def excess(self, deviation: Deviation) -> float:
-        """Return what execution adds to an output, as a share of what is allowed."""
+        """Return the error that execution adds to an output, as a share of the allowed error."""
         return deviation.excess(integers=self.integers, noise_db=self.noise_db)
 
     def prefix_fails(self, graph: onnx.ModelProto, tensor: str) -> bool:
-        """Return whether the part of a graph before a tensor fails, built as the whole."""
+        """Return whether the part of a graph up to a tensor fails, built like the whole."""
         part = copy_model(graph)
         cut(part, [tensor])
         with temporary_folder("prefix") as folder:
             try:
                 by_way = self.deviations(part, self.made(part, folder))
-            except QCompileError:  # a prefix that cannot be built tells nothing
+            except QCompileError:  # a prefix that cannot be built is no evidence
                 return False
         return any(self.excess(sums) > 1 for outputs in by_way.values() for sums in outputs.values())
 
     def made(self, graph: onnx.ModelProto, folder: Path) -> Path:
-        """Build a part of the graph as the whole was, in a folder; return the artifact."""
+        """Build a part of the graph in a folder, like the whole; return the artifact."""
         path, artifact = folder / "part.onnx", folder / "artifact.onnx"
         save_onnx(graph, path)
         self.execution.make(path, artifact)
         return artifact
 
     def _outputs(self, graph: onnx.ModelProto, *, is_first: bool = False) -> Outputs:
-        """Outputs of a graph by name, each a list by sample, without integer kernels.
+        """Return the outputs of a graph by name, each a list by sample, computed without integer kernels.
 
-        Other extents that the graph does not take go, where it `is_first` to run.
+        `is_first` marks the first graph to run: it drops `others` that the graph refuses.
         """
         io = model_io(graph)
         names = [tensor.name for tensor in io.outputs]
@@ -373,13 +373,13 @@ class ValueComparison:
 
 
 _FUSED = frozenset(["Add", "Cast", "Clip", "Mul", "Relu"])
-"""Operators that runtimes fuse into the kernel in front of them, without Q/DQ in between."""
+"""Operators that runtimes fuse into the preceding kernel, without Q/DQ in between."""
 
 
 def first_layer(graph: onnx.ModelProto, fails: Callable[[str], bool]) -> onnx.NodeProto | None:
-    """Return the weighted node of the first prefix that fails; None where no prefix does.
+    """Return the weighted node of the first prefix that fails, or None if no prefix fails.
 
-    Prefixes are halved: where one fails, its ancestors remain; where one does not, they go.
+    Binary search: if a prefix fails, only its ancestors remain; else they are excluded.
     """
     weighted = {node.name: node for nodes in weighted_nodes(graph).values() for node in nodes}
     suspects = [node for node in graph.graph.node if node.name in weighted]
@@ -400,7 +400,7 @@ def first_layer(graph: onnx.ModelProto, fails: Callable[[str], bool]) -> onnx.No
 def _result(
     node: onnx.NodeProto, readers: Mapping[str, Sequence[onnx.NodeProto]], layers: Collection[str]
 ) -> str:
-    """The tensor that shows what a layer computes: quantized, else behind what is fused with it."""
+    """Return the tensor with the result of a layer: behind its quantization, else behind fused operators."""
     fused = tensor = str(node.output[0])
     is_fused = True
     while True:
