@@ -105,8 +105,7 @@ class Planned:
     """The layers that an artifact should compute in its precision.
 
     `missed` maps layers in another precision to a text that names it; `unreported` maps layers of unknown
-    precision to the reason. These are `unproven` unless types bind the runtime. `evidence` is a text that
-    supports their precision.
+    precision to the reason. They are `unproven` unless types bind the runtime; `evidence` is a text on them.
     """
 
     names: Sequence[str]
@@ -176,7 +175,7 @@ class Runner(ABC):
 
     io: ModelIO
     contains: str
-    """Scope of a latency measured by `time`, such as "host to host"."""
+    """Scope of a latency measured by `time`: "host to host", for example."""
     notes: Sequence[str] = ()
     """Notes for the user on how the artifact runs on this machine."""
     weights: WeightsHeld | None = None
@@ -263,12 +262,11 @@ class Engine(ABC):
     tuned_floats: tuple[FloatPrecision, ...] = ("fp32",)
     """Precisions of float layers that `tune` tries, float32 first."""
     triton: TritonBackend | None = None
-    """Triton's backend for the artifacts; None if Triton has no such backend."""
+    """Triton's backend for the artifacts; None without one."""
     offered: tuple[Proposal, ...] = ()
     """Artifacts that a recipe may have, if not one in fp32 and one in int8."""
 
     def __init_subclass__(cls) -> None:
-        """Raise TypeError for an engine without a required attribute."""
         super().__init_subclass__()
         required = ("name", "suffix", "packages", *(("rules",) if cls.takes == "onnx" else ()))
         for attribute in required:
@@ -288,7 +286,7 @@ class Engine(ABC):
         )
 
     def why_not_build(self) -> str:
-        """Return why it cannot build here, such as a missing module; empty if it can."""
+        """Return why it cannot build here (a missing module, for example); empty if it can."""
         for module in dict.fromkeys(self.packages.values()):
             try:
                 import_module(module)
@@ -378,7 +376,7 @@ class Engine(ABC):
         """Return the quantized layers that this runtime would compute in float here, each with the reason.
 
         Lowering calls it before the build, to quantize the graph again without these layers. It writes no
-        files, and refuses a model as `build` does. The default, without such a report, is empty.
+        files, and refuses a model as `build` does. The default is empty: a report exists only after a build.
         """
         return {}
 

@@ -6,9 +6,8 @@ first rule that applies decides:
 1. No layer is planned, or all planned layers missed the precision: fail. A float32 artifact never passes for
    another precision.
 2. More than 10% missed, or one layer with `strict`: fail.
-3. More than half is unreported, without other evidence: fail. Types that bind the runtime are evidence. A
-   runtime that reports nothing on its fusions, such as TensorRT on Transformers, gets a warning, but fails
-   with `strict`.
+3. More than half is unreported, without other evidence (types that bind the runtime): fail. If the runtime
+   reports nothing inside its fusions (TensorRT on Transformers): warn, or fail with `strict`.
 4. Less is missed or unreported: warn and name the layers. Binding types need no warning.
 
 Passes of a runtime can fail on a few layers of a valid graph, with an error that names none of them. The
@@ -76,7 +75,7 @@ def build_engine(engine: Engine, request: BuildRequest) -> Artifact:
 
 
 def _reasons_for_none(request: BuildRequest) -> str:
-    """Return the reasons, from its manifest, why a graph has no layer in the precision; empty if unknown."""
+    """Return the reasons in the graph's manifest why it has no layer in the precision; empty if unknown."""
     layers = [node.name for nodes in request.nodes.values() for node in nodes]
     reasons = {name: why for name, why in request.reasons.items() if name in layers}
     return f": {named(reasons, shares([*reasons], {})[0])}" if reasons else ""

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
     from ..spec.keywords import DoctorKeywords
 
-_OF_TENSORRT = (
+_TENSORRT_HINT = (
     "choose `target` tensorrt-rtx or tensorrt: tf32 from sm80, fp8 from sm89, nvfp4 and mxfp8 from sm100 "
     "(TensorRT-RTX: sm120)"
 )
-_OLDEST = 70
+_OLDEST_CAPABILITY = 70
 _RTX_BUILDS_FOR = (75, 80, 86, 89, 120, 121)
 """Of TensorRT-RTX 1.7, which on the first multiplies matrices only in FP16 and INT8."""
 
@@ -102,12 +102,12 @@ def _on_cpu(target: TargetState, precision: Precision) -> Verdict:
     if runtime.takes == "pytorch" and precision != "fp32":
         return "no", "it builds fp32 only", "choose another `target`"
     if precision not in runtime.precisions:
-        return "no", "for NVIDIA's Tensor Cores only", _OF_TENSORRT
+        return "no", "for NVIDIA's Tensor Cores only", _TENSORRT_HINT
     if target.why_not_build or target.why_not_run:
         return "no", target.why_not_build or target.why_not_run, target.fix
     if verdict := runtime.verdict(precision):
         state, reason, fix = verdict
-        return state, reason, fix if fix or state == "runs" else _way_out(precision)
+        return state, reason, fix if fix or state == "runs" else _cpu_hint(precision)
     if precision in ("fp16", "bf16") and (reason := why_emulated(precision)):
         return "emulated", reason, "choose `precision` int8, or fp32"
     if precision == "int8" and features and isa_here() in ("avx2", "neon"):
@@ -116,7 +116,7 @@ def _on_cpu(target: TargetState, precision: Precision) -> Verdict:
     return FAST
 
 
-def _way_out(precision: Precision) -> str:
+def _cpu_hint(precision: Precision) -> str:
     """Return a hint: the targets that compute in a precision on processors that support it, or INT8."""
     runtimes = [runtime for runtime in map(engine, CPU_TARGETS) if precision in runtime.precisions]
     targets = [runtime.name for runtime in runtimes if runtime.verdict(precision) is None]
@@ -134,8 +134,8 @@ def _on_gpu(target: TargetState, precision: Precision, gpu: GpuTypes, *, here: b
     if rtx and gpu.number == _RTX_BUILDS_FOR[0] and precision not in ("fp16", "int8"):
         reason = f"TensorRT-RTX multiplies matrices of fp16 and int8 alone on {gpu.capability}"
         return "no", reason, "choose `precision` fp16 or int8, or `target` tensorrt"
-    if gpu.number < _OLDEST:
-        return "no", f"TensorRT 10 begins with sm{_OLDEST}", ""
+    if gpu.number < _OLDEST_CAPABILITY:
+        return "no", f"TensorRT 10 begins with sm{_OLDEST_CAPABILITY}", ""
     if target.why_not_build or target.why_not_run:
         return _installed(target)
     if not here:
@@ -164,9 +164,8 @@ _ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
     120: ("Blackwell (RTX)", _BLACKWELL),
     121: ("Blackwell (Spark)", _BLACKWELL),
 }
-_BLOCKS_NEED = {"fp32": "", "nvfp4": "FP4", "mxfp8": "FP4"}
-"""Precision to the required type of the Tensor Cores, if the names differ. MXFP8 blocks came with FP4, in
-compute capability 10.0."""
+_TENSOR_CORE_TYPES = {"fp32": "", "nvfp4": "FP4", "mxfp8": "FP4"}
+"""Precision to the type it needs, if the names differ. MXFP8 came with FP4, in compute capability 10.0."""
 _INT4_WEIGHTS = 80
 """TensorRT-RTX Support Matrix: products of INT4 weights ("WoQ GEMM") from 8.6 on, not on 7.5."""
 
@@ -189,7 +188,7 @@ class GpuTypes:
         """Return why the Tensor Cores do not multiply in a precision; empty if they do."""
         if precision == "int4":
             return "" if self.number >= _INT4_WEIGHTS else f"{self.capability} has no product of INT4 weights"
-        needed = _BLOCKS_NEED.get(precision, precision.upper())
+        needed = _TENSOR_CORE_TYPES.get(precision, precision.upper())
         if not needed or needed in self.types:
             return ""
         first = min((number for number, row in _ROWS.items() if needed in row[1]), default=0)
@@ -208,8 +207,8 @@ def gpu_types(capability: str) -> GpuTypes:
     return GpuTypes(f"sm{number}", *_ROWS[below[-1]], note)
 
 
-_ONE_BUILD = "install torch and torchvision of one build together: https://pytorch.org/get-started"
-_PAIRS = ("torchvision", "torchao", "tensorflow", "tensorflow-cpu", "tf2onnx", "transformers")
+_TORCH_HINT = "install torch and torchvision of one build together: https://pytorch.org/get-started"
+_CHECKED_PACKAGES = ("torchvision", "torchao", "tensorflow", "tensorflow-cpu", "tf2onnx", "transformers")
 """Packages that fail to import if installed versions do not meet their requirements."""
 
 Requirements = Callable[[str], Sequence[str] | None]  # of an installed distribution
@@ -239,13 +238,13 @@ def extra_states(version_of: Versions = installed_version, asks: Requirements = 
             for package in required
             if (version := version_of(package.name))
         )
-        clashes = (clash(name, version_of, asks) for name in installed if name in _PAIRS)
+        clashes = (clash(name, version_of, asks) for name in installed if name in _CHECKED_PACKAGES)
         problem = next(filter(None, clashes), "") or next(mismatches, "")
         if problem:
             separate_install = (
                 f"{install}, in an environment of its own if other packages need these versions"
             )
-            fix = _ONE_BUILD if problem.startswith("torchvision") else separate_install
+            fix = _TORCH_HINT if problem.startswith("torchvision") else separate_install
             states.append(ExtraState(extra, "broken", missing, problem, fix))
         elif missing:
             states.append(ExtraState(extra, "incomplete" if installed else "missing", missing, fix=install))
@@ -377,8 +376,7 @@ def find_problems(installed: set[str], version_of: Callable[[str], str] = instal
     states = (
         (bool(other), other, fix),
         (len(runtimes) > 1,
-         f"{' and '.join(runtimes)} are installed together: they own the same files, and import picks "
-         "either",
+         f"{' and '.join(runtimes)} are installed together: they own the same files, and import picks either",
          f"pip uninstall -y {' '.join(runtimes)} && pip install {''.join(runtimes[-1:])}"),
         ("torch" in installed and "onnxscript" not in installed,
          "torch is installed without onnxscript, which its ONNX exporter needs", "pip install onnxscript"),

@@ -18,15 +18,15 @@ from .libcuda import CudaError, Libcuda
 _MAJOR, _MINOR = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR of cuda.h."""
 _TEXT_BYTES = 256
-_MOST = 64
+_MAX_GPUS = 64
 ALL = "all"
 """Value of `devices` for every GPU of the machine."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A CUDA device, such as an "NVIDIA H200" of compute capability "sm90": its total memory, and the newest
-    CUDA version that its driver supports, such as "12.8"."""
+    """A CUDA device: name ("NVIDIA H200"), compute capability ("sm90"), total memory, and the newest CUDA
+    version of its driver ("12.8")."""
 
     name: str
     architecture: str
@@ -88,7 +88,7 @@ def why_not_gpu(index: int) -> str:
 
 
 def find_gpu(index: int = 0) -> Gpu | None:
-    """Return a device, or None if the machine has no device of that number."""
+    """Return the device of a number; None if it is missing."""
     try:
         driver, device = _device(index)
         name = _text(driver, device, "cuDeviceGetName")
@@ -101,15 +101,14 @@ def find_gpu(index: int = 0) -> Gpu | None:
 
 def find_gpus() -> list[Gpu]:
     gpus: list[Gpu] = []
-    while len(gpus) < _MOST and (gpu := find_gpu(len(gpus))):
+    while len(gpus) < _MAX_GPUS and (gpu := find_gpu(len(gpus))):
         gpus.append(gpu)
     return gpus
 
 
 def bus_id(index: int) -> str:
-    """Return a device's PCI address, such as "0000:3b:00.0"; empty without such a device.
-
-    CUDA and NVML agree on it; CUDA's device numbers depend on CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER."""
+    """Return a device's PCI address ("0000:3b:00.0"), empty if the device is missing. NVML uses the same
+    address; CUDA's device numbers depend on CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER."""
     try:
         return _text(*_device(index), "cuDeviceGetPCIBusId")
     except CudaError:

@@ -40,7 +40,7 @@ class TritonBackend:
     """A backend of Triton.
 
     Attributes:
-        platform: Value of `platform` in Triton's configuration; empty if the backend has none.
+        platform: Value of `platform` in Triton's configuration, which may be empty.
         file: Name of the model file in a version's folder; `default_file` is Triton's if that differs.
         dtypes: Supported types, by numpy's names.
         kinds: Devices for instances, "cpu" or "gpu"; artifacts were checked on the first.
@@ -75,7 +75,7 @@ class KnownFault:
     Attributes:
         what: The wrong behavior, as the end of a sentence that begins with the operator.
         versions: Target to the first version with the fault and the first without it; "" for no bound.
-        precisions: Affected precisions; empty for all. `gpus` likewise, such as "sm120".
+        precisions: Affected precisions, and `gpus` ("sm120"); empty for all.
         profiles: Least number of optimization profiles with the fault.
         hint: Hint of the error if the build is refused.
     """
@@ -92,8 +92,7 @@ class KnownFault:
     hint: str = ""
 
     def affects(self, target: str, version: str, gpu: str = "") -> bool:
-        """Return whether a version such as "10.16.1.11" has the fault, on a GPU such as "sm120"; "" is an
-        unknown GPU, which a fault of certain GPUs does not affect."""
+        """Return whether a version ("10.16.1.11") has the fault on a GPU ("sm120", or empty if unknown)."""
         if target not in self.versions or (self.gpus and gpu not in self.gpus):
             return False
         since, until = self.versions[target]
