@@ -1,4 +1,4 @@
-"""Runtimes: what each can build and run here, and the runners that execute artifacts."""
+"""Runtime adapters: build, load and run artifacts, and report the capabilities of this machine."""
 
 from .base import Runner
 from .build import build_engine

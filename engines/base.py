@@ -1,4 +1,4 @@
-"""The interface of an engine: a builder (model in, artifact out) and a `Runner` (feeds in, outputs out)."""
+"""Interface of a runtime adapter: a builder (model to artifact) and a `Runner` (feeds to outputs)."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ Place = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What a builder is asked for; the graph's own facts are as in `building.lowered.LoweredGraph`.
+    """Input of `Engine.build`. Fields without a description are as in `building.lowered.LoweredGraph`.
 
     Attributes:
-        model: The file to build from (ONNX), or a MODEL spelling where the engine takes PyTorch.
-        spec: What was asked for; its precision is never "best", its `isa` never "auto" for a processor.
-        source: What the user gave, where `model` was made from it; for messages and the manifest.
-        source_digest: Digest of it; empty where `model` is what the user gave.
+        model: The ONNX file to build from, or a MODEL spelling if the engine takes PyTorch.
+        spec: Requested options. Its precision is never "best", its `isa` never "auto" for a processor.
+        source: The user's model if `model` was made from it; for messages and the manifest.
+        source_digest: Digest of `source`; empty if `model` is the user's model.
         tf32: Whether products of float32 may round to 10 bits of mantissa, whatever the precision.
-        samples: Real input to check the artifact on, batch by batch; without any it is random.
-        spread: How many samples of how many these are, in words.
+        samples: Real input to check the artifact on, batch by batch; if empty, the input is random.
+        spread: Number of samples, and of all samples in the data, as text.
         reasons: Name of each layer that is not quantized to the reason.
-        graph: The file in memory, where it is ONNX.
-        debug_tensors: What an engine of TensorRT can show while it runs; None for all that is not fused.
-        is_trial: Whether its speed is measured by who asks, and not said here.
+        graph: The ONNX graph in memory.
+        debug_tensors: Tensors that a TensorRT engine can output while it runs; None for all unfused tensors.
+        is_trial: Whether the caller measures the speed, so that the build omits its speed warning.
     """
 
     model: str
@@ -77,7 +77,7 @@ class BuildRequest:
 
     @cached_property
     def onnx(self) -> Graph:
-        """The graph, of an engine that takes ONNX files: read here where it was made earlier."""
+        """The graph of an engine that takes ONNX files; read from `model` if `graph` is None."""
         return self.graph or read_graph(Path(self.model))
 
     @cached_property
@@ -91,7 +91,7 @@ class BuildRequest:
 
     @property
     def sampled(self) -> str:
-        """What the artifact is checked on, in words."""
+        """Name of the input that the artifact is checked on, for messages."""
         return "the data" if self.samples else "one random input"
 
     @property
@@ -104,8 +104,8 @@ class BuildRequest:
 class Planned:
     """The layers that an artifact should compute in its precision.
 
-    Those that `missed` it, to what computes them instead; those `unreported`, to why that is not known. They
-    are `unproven` unless their types are binding, which `evidence` says in words.
+    `missed` maps layers in another precision to a text that names it; `unreported` maps layers of unknown
+    precision to the reason. They are `unproven` unless types bind the runtime; `evidence` is a text on them.
     """
 
     names: Sequence[str]
@@ -117,17 +117,17 @@ class Planned:
 
 @dataclass(frozen=True)
 class BuildOutcome:
-    """What a builder made, and what its manifest says of it.
+    """Result of `Engine.build`, for the manifest.
 
     Attributes:
         kind: "onnx", "engine" or "torchscript".
-        planned: Weighted nodes that the model file holds in the asked precision.
-        reached: Weighted layers of the built artifact in that precision.
-        versions: Package to version, where the runtime tells its own better than its package does.
-        layers: The planned layers by name; None where the runtime names none.
-        failure: Why its outputs are not what they should be; empty where they are, or it was not run.
-        wrong_layer: The first layer of the graph that the runtime computes so, where one is known.
-        calibration_cache: What the runtime's own calibrator wrote.
+        planned: Number of weighted nodes of the model file in the requested precision.
+        reached: Number of weighted layers of the built artifact in that precision.
+        versions: Package to version, if the runtime reports a better version than its package.
+        layers: The planned layers by name; None if the runtime reports no names.
+        failure: Why the outputs are wrong; empty if they are right, or the artifact was not run.
+        wrong_layer: The first layer of the graph with wrong results, if it was located.
+        calibration_cache: Cache file that the runtime's calibrator wrote.
     """
 
     kind: str
@@ -148,8 +148,8 @@ class BuildOutcome:
 
 @dataclass(frozen=True)
 class DeviceRun:
-    """How an artifact runs on a GPU: in so many contexts at once, each on its stream; with an inference that
-    is captured once and replayed; with the kernels that TensorRT-RTX compiles kept beside the engine."""
+    """How an artifact runs on a GPU: number of concurrent contexts, each on a stream; whether an inference is
+    captured once and replayed; whether kernels that TensorRT-RTX compiles are cached beside the engine."""
 
     device: int = 0
     streams: int = 1
@@ -157,39 +157,39 @@ class DeviceRun:
     runtime_cache: bool = True
 
     def require_plain(self, engine_name: str) -> None:
-        """Refuse what an engine that runs one inference at a time has no use for."""
+        """Raise InvalidOption for streams or a CUDA graph: engine `engine_name` supports neither."""
         if self.streams != 1 or self.cuda_graph:
-            raise InvalidOption(f"streams and cuda_graph: engine {engine_name} has no use for them")
+            raise InvalidOption(f"streams and cuda_graph: engine {engine_name} supports neither")
 
 
 class InFlight(NamedTuple):
-    """One of several inferences that are under way at once: `start` enqueues copies and run, and returns at
-    once; `wait` waits until its outputs are there."""
+    """One of several concurrent inferences: `start` enqueues copies and run without waiting; `wait` blocks
+    until the outputs are available."""
 
     start: Callable[[], None]
     wait: Callable[[], None]
 
 
 class Runner(ABC):
-    """A loaded artifact. A context manager; leaving it frees everything."""
+    """A loaded artifact. A context manager that frees everything on exit."""
 
     io: ModelIO
     contains: str
-    """What a latency measured by `time` contains, such as "host to host"."""
+    """Scope of a latency measured by `time`: "host to host", for example."""
     notes: Sequence[str] = ()
-    """What the user should know about how it runs here."""
+    """Notes for the user on how the artifact runs on this machine."""
     weights: WeightsHeld | None = None
-    """What it holds as weights, where it can tell better than its file."""
+    """Size and precision of its weights, if the runner reports them better than the file."""
 
     @abstractmethod
     def infer(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         """Run once: input name to array in, output name to array out, as `io` declares them.
 
-        Any extent is taken on dynamic axes; dtypes must be exactly those declared: nothing is converted.
+        Dynamic axes take any extent. Dtypes must be exactly those declared: nothing is converted.
 
         Raises:
-            DataError: If a name, a shape or a dtype of the feeds does not fit.
-            ModelError: If the runtime fails on feeds that fit.
+            DataError: If a name, a shape or a dtype of the feeds does not match.
+            ModelError: If the runtime fails on valid feeds.
         """
 
     def time(self, feeds: Feeds, iterations: int) -> NDArray[np.int64]:
@@ -205,12 +205,12 @@ class Runner(ABC):
 
     @abstractmethod
     def prepare(self, feeds: Feeds) -> Any:
-        """Return a callable without arguments that runs once on these feeds; checks happen here."""
+        """Check the feeds and return a callable without arguments that runs once on them."""
 
     def in_flight(self, feeds: Feeds, count: int) -> AbstractContextManager[Sequence[InFlight]]:
-        """Return a context manager of `count` inferences that can be under way at once, used by one thread;
-        refused where this runtime runs one after the other."""
-        raise InvalidOption("`streams`: this runtime has one inference under way at a time", option="streams")
+        """Return a context manager of `count` concurrent inferences for one thread; raise InvalidOption if
+        this runtime runs one at a time."""
+        raise InvalidOption("`streams`: this runtime runs one inference at a time", option="streams")
 
     @abstractmethod
     def close(self) -> None:
@@ -226,48 +226,47 @@ class Runner(ABC):
 
 
 class Engine(ABC):
-    """A runtime.
+    """A runtime adapter: builds artifacts for one runtime, and loads them.
 
-    Its folder holds all that the package knows of it; its row is in `spec.engines`. A class that lacks one of
+    All code for the runtime is in the adapter's folder; its row is in `spec.engines`. A class without one of
     the first four attributes cannot be defined.
     """
 
     name: str
-    """How it is spelled: "onnxruntime", "tensorrt-rtx", ..."""
+    """Spelling as a target: "onnxruntime", "tensorrt-rtx", ..."""
     suffix: str
     """Ending of the files it builds, such as ".engine"."""
     packages: Mapping[str, str]
-    """Distribution to the module that it owns, for all whose versions decide what is built and how it runs:
-    they stand in the key of a build, and in the environment of a measurement."""
+    """Distribution to its module, for all distributions that decide the build or the run. Their versions are
+    part of the key of a build, and of the environment of a measurement."""
     rules: GraphRules
-    """What the graph quantized for it looks like; of one that builds from ONNX."""
+    """Form of the graph quantized for the runtime; required of an engine that builds from ONNX."""
     extra: str = ""
-    """Extra of this package that installs it; empty where none does."""
+    """Extra of qcompile that installs the runtime; empty without an extra."""
     takes: Literal["onnx", "pytorch"] = "onnx"
-    """What it builds from."""
+    """Format that it builds from."""
     places: tuple[Place, ...] = ("cpu",)
-    """Where it runs: the first unless it is told otherwise."""
+    """Devices that it runs on; the first is the default."""
     keeps_layers: bool = False
-    """Whether single layers can be kept in a precision where it chooses the types."""
+    """Whether single layers can be fixed to a precision while the runtime chooses the other types."""
     has_best: bool = False
-    """Whether it can be asked for precision "best"."""
+    """Whether precision "best" is supported."""
     keeps_rejected: bool = False
-    """Whether what was built and rejected is kept under another name, as a build can take an hour."""
+    """Whether a rejected artifact is saved under another name, as a build can take an hour."""
     lacks: frozenset[str] = frozenset()
-    """Operators of ONNX that it refuses, and that the graph is rewritten without where that is possible."""
+    """ONNX operators that the runtime refuses; where possible, passes rewrite them."""
     precisions: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int4")
-    """What it can be asked for."""
+    """Supported precisions."""
     faults: tuple[KnownFault, ...] = ()
-    """What its versions are known to compute wrongly."""
+    """Operators that versions of the runtime are known to compute wrongly."""
     tuned_floats: tuple[FloatPrecision, ...] = ("fp32",)
-    """What `tune` computes float parts in, float32 first."""
+    """Precisions of float layers that `tune` tries, float32 first."""
     triton: TritonBackend | None = None
-    """What serves its artifacts; None where Triton has no backend for it."""
+    """Triton's backend for the artifacts; None without one."""
     offered: tuple[Proposal, ...] = ()
-    """What a recipe may have of it, where that is not one artifact in fp32 and one in int8."""
+    """Artifacts that a recipe may have, if not one in fp32 and one in int8."""
 
     def __init_subclass__(cls) -> None:
-        """Refuse an engine that lacks what others read of it."""
         super().__init_subclass__()
         required = ("name", "suffix", "packages", *(("rules",) if cls.takes == "onnx" else ()))
         for attribute in required:
@@ -275,11 +274,11 @@ class Engine(ABC):
                 raise TypeError(f"engine {cls.__module__}.{cls.__qualname__}: lacks {attribute!r}")
 
     def verdict(self, precision: Precision) -> Verdict | None:
-        """Return how a precision runs on this processor; None where instruction sets decide."""
+        """Return how a precision runs on this processor; None if the instruction set decides."""
         return None
 
     def proposals(self) -> tuple[Proposal, ...]:
-        """Return the artifacts that a recipe may have of it."""
+        """Return the artifacts that a recipe may have for this target."""
         title = rows()[self.name].title
         return self.offered or (
             Proposal(f"{self.name}-fp32", "fp32", f"what {title} gains in float", "float alone"),
@@ -287,7 +286,7 @@ class Engine(ABC):
         )
 
     def why_not_build(self) -> str:
-        """Return why it cannot build here, such as a missing module; empty when it can."""
+        """Return why it cannot build here (a missing module, for example); empty if it can."""
         for module in dict.fromkeys(self.packages.values()):
             try:
                 import_module(module)
@@ -296,72 +295,72 @@ class Engine(ABC):
         return ""
 
     def require_builder(self) -> None:
-        """Refuse where it cannot build here."""
+        """Raise EngineUnavailable if it cannot build here."""
         if reason := self.why_not_build():
             problem = f"target {self.name} cannot build here: {reason}"
             raise EngineUnavailable(problem, hint=self.fix(), engine=self.name, reason=reason)
 
     def why_not_run(self) -> str:
-        """Return why it cannot run here; empty when it can."""
+        """Return why it cannot run here; empty if it can."""
         return self.why_not_build()
 
     def why_not_run_on_gpu(self, device: int = 0) -> str:
-        """Return why it cannot run on that GPU here; empty when it can."""
+        """Return why it cannot run on that GPU of this machine; empty if it can."""
         return f"{self.name} runs on no GPU"
 
     def require_here(self) -> None:
-        """Refuse where it cannot run here."""
+        """Raise EngineUnavailable if it cannot run here."""
         if reason := self.why_not_run():
             raise EngineUnavailable(reason, hint=self.fix(), engine=self.name, reason=reason)
 
     def require_gpu_here(self, artifact: str, device: int, install: str) -> None:
-        """Refuse where it cannot run on a GPU; `install` is the way out where its package has no CUDA."""
+        """Raise EngineUnavailable if it cannot run on a GPU; `install` is a hint to install CUDA support."""
         if reason := self.why_not_run_on_gpu(device):
             text = f"{artifact}: cannot run on GPU {device} here: {reason}"
             hint = f"{install or 'run it on a machine with an NVIDIA GPU'}, or give `devices` cpu"
             raise EngineUnavailable(text, hint=self.fix() or hint, engine=self.name, reason=reason)
 
     def fix(self) -> str:
-        """Return what the user can do about either; empty when nothing is needed."""
+        """Return the fix if it cannot build or run here; empty if nothing is needed."""
         if not self.why_not_run():
             return ""
         return install_hint(self.extra) if self.extra else f"pip install {next(iter(self.packages))}"
 
     def graph_precision(self, precision: Precision) -> Precision:
-        """Return the precision that the ONNX graph must have for the intent; by default the graph decides."""
+        """Return the precision that the ONNX graph must have for the requested one; by default the same."""
         return precision
 
-    def check(self, spec: BuildSpec) -> None:  # noqa: B027 (most take all that the spec lets pass)
-        """Refuse what the version or the processor here does not have, before any work.
+    def check(self, spec: BuildSpec) -> None:  # noqa: B027 (most accept every valid spec)
+        """Check, before any work, that the installed version and this processor support the options.
 
         Raises:
-            InvalidOption: Naming the version.
-            IntentNotReached: Naming the processor, where the precision would be emulated.
+            InvalidOption: If the version lacks support; names the version.
+            IntentNotReached: If this processor would emulate the precision; names the processor.
         """
 
     def reader(self) -> str:
-        """Return what reads ONNX files, for messages: the runtime, with its version where that decides."""
+        """Return the name of the ONNX reader for messages, with its version where the version decides."""
         return self.name
 
     def operators(self) -> Collection[str] | None:
-        """Return the operators that it reads; None where it reads all of ONNX, or that is not known."""
+        """Return the ONNX operators that the runtime reads; None if it reads all, or the list is unknown."""
         return None
 
     def read_by(self, operator: str) -> str:
-        """Return the versions that read an operator which `operators` lacks, in words; empty for none."""
+        """Return, as text, the versions that read an operator missing in `operators`; empty if none does."""
         return ""
 
     def known_faults(self) -> Sequence[KnownFault]:
-        """Return what it is known to compute wrongly here: all of `faults` where no version is installed."""
+        """Return the known faults of the installed version; all of `faults` if none is installed."""
         _, *versions = tool_versions(*self.packages).values()  # the first is qcompile's
         return [fault for fault in self.faults if not versions or fault.affects(self.name, versions[0])]
 
     def graph_precision_if_weak(self, precision: Precision) -> Precision | None:
-        """Return `graph_precision` for weak types; None where it does not have them beside strong ones."""
+        """Return `graph_precision` for weak types; None if the runtime does not support them."""
         return None
 
     def highest_opset(self) -> int | None:
-        """Return the newest opset of ONNX files that it reads; None where it takes any we write."""
+        """Return the newest opset that the runtime reads; None if it reads all that qcompile writes."""
         return None
 
     @abstractmethod
@@ -369,21 +368,21 @@ class Engine(ABC):
         """Build to `request.output`.
 
         Raises:
-            EngineUnavailable: If it cannot build here.
-            BuildError: If the runtime refuses the model, naming node and operator.
+            EngineUnavailable: If the engine cannot build here.
+            BuildError: If the runtime refuses the model; names node and operator.
         """
 
     def missed_layers(self, request: BuildRequest) -> Mapping[str, str]:
-        """Return the quantized layers of a graph that this runtime would compute in float here, to what does.
+        """Return the quantized layers that this runtime would compute in float here, each with the reason.
 
-        It is asked before the build, so that the graph is quantized again without them, and writes nothing.
-        An engine that tells only what it has built returns nothing. Refuses a model as `build` does.
+        Lowering calls it before the build, to quantize the graph again without these layers. It writes no
+        files, and refuses a model as `build` does. The default is empty: a report exists only after a build.
         """
         return {}
 
     def plan(self, request: BuildRequest) -> dict[str, object]:
-        """Check a request as `build` does, and say what it would build; refused where only a build tells."""
-        raise InvalidOption(f"`dry_run`: target {self.name} cannot tell before it builds", option="dry_run")
+        """Check a request as `build` does and describe the build; raise InvalidOption without a dry run."""
+        raise InvalidOption(f"`dry_run`: target {self.name} has no dry run", option="dry_run")
 
     def open_tapped(
         self,
@@ -396,25 +395,25 @@ class Engine(ABC):
     ) -> AbstractContextManager[Callable[[Feeds], dict[str, Any]]]:
         """Return a context manager of a function from feeds to tapped tensors and outputs.
 
-        `weightless` is the artifact, `model` its graph with more outputs, `outputs` tapped tensor to output;
-        files of this run may lie in `folder`.
+        `weightless` is the artifact, `model` its graph with more outputs; `outputs` maps tapped tensors to
+        outputs. `folder` is for files of this run.
         """
         return run_from_file(partial(self.open, threads=threads), weightless, model, outputs, folder)
 
     def kernel_times(
         self, artifact: str, feeds: Feeds, *, threads: int = 0, device: int | None = None
     ) -> dict[str, float]:
-        """Return name of each kernel, which begins with its node's, to its median time in milliseconds.
+        """Return the median time of each kernel in milliseconds; a kernel's name begins with its node's.
 
-        It runs on that GPU, or with None where the engine runs by itself. Refused where no times are told.
+        `device` is a GPU, or None for the engine's default. Raise EngineUnavailable without times per layer.
         """
-        raise EngineUnavailable(f"{self.name} tells no time of single layers", engine=self.name)
+        raise EngineUnavailable(f"{self.name} reports no time per layer", engine=self.name)
 
     def scripts(self, spec: BuildSpec) -> Mapping[str, str]:
-        """Return how it loads a model, in words, to a script that does so with nothing but the runtime.
+        """Return scripts that load a model with nothing but the runtime, by a text on the way of loading.
 
-        It reads `model.onnx` and `inputs.npz`, and leaves name to array in `outputs`; none where it only
-        builds. Empty where there is no such script.
+        A script reads `model.onnx` and `inputs.npz`, and leaves name to array in `outputs`: an empty dict if
+        it only builds. By default, return no scripts.
         """
         return {}
 
@@ -430,5 +429,5 @@ class Engine(ABC):
     def open_on_gpu(
         self, artifact: str, run: DeviceRun, *, threads: int = 0, io: ModelIO | None = None
     ) -> Runner:
-        """Load an artifact, as `open` does, on a certain GPU; refused where the engine runs on none."""
-        raise InvalidOption(f"device, streams and cuda_graph: engine {self.name} has no use for them")
+        """Load an artifact, as `open` does, on one GPU; raise InvalidOption if the engine runs on none."""
+        raise InvalidOption(f"device, streams and cuda_graph: engine {self.name} supports none of them")

@@ -1,18 +1,17 @@
-"""Build an artifact, weigh what was proven of it, and find the layers for which a runtime refuses a graph.
+"""Build an artifact, verify its precision, and find the layers for which a runtime refuses a graph.
 
-Layers are weighed by their multiply-adds; where those of a planned layer are unknown, every layer weighs the
-same. In this order:
+The verdict weighs layers by their multiply-adds, or all alike if those of a planned layer are unknown. The
+first rule that applies decides:
 
-1. Nothing planned, or nothing reached or unreported: fails. An artifact that is float32 although another
-   precision was asked for never passes.
-2. More than 10% missed, or one layer with `strict`: fails.
-3. More than half is unreported, and nothing else is known of it: fails. Types that bind the runtime prove it.
-   Of a runtime that tells nothing of what it fuses, as TensorRT of Transformers, it is a warning, except with
-   `strict`.
-4. Less is missed or unreported: a warning that names the layers. Binding types need none.
+1. No layer is planned, or all planned layers missed the precision: fail. A float32 artifact never passes for
+   another precision.
+2. More than 10% missed, or one layer with `strict`: fail.
+3. More than half is unreported, without other evidence (types that bind the runtime): fail. If the runtime
+   reports nothing inside its fusions (TensorRT on Transformers): warn, or fail with `strict`.
+4. Less is missed or unreported: warn and name the layers. Binding types need no warning.
 
-Passes of a runtime can fail on a few layers of a valid graph, with an error that names none of them. Groups
-of layers are offered to it, halved where they are refused: n layers of which k are refused cost about
+Passes of a runtime can fail on a few layers of a valid graph, with an error that names none of them. The
+search tries groups of layers and halves refused groups: with k of n layers refused it takes about
 2 k log2(n / k) trials, each of which quantizes and compiles.
 """
 
@@ -38,15 +37,15 @@ from ..model.sources.source import digest_source, parse_source
 from ..spec.decode import non_default_options
 from .base import BuildOutcome, BuildRequest, Engine, Planned
 
-_OWN_FIELDS = ("target", "precision")
-"""Options that a manifest has fields of its own for."""
+_MANIFEST_FIELDS = ("target", "precision")
+"""Options that are also fields of a manifest."""
 _UNREPORTED_SHARE = 0.5
-_LITTLE = 0.5  # share of the multiply-adds below which an artifact is hardly of its precision
+_MOSTLY_FLOAT_SHARE = 0.5  # share in the precision, below which a warning counts the float layers
 _TRIALS = 48
 
 
 def build_engine(engine: Engine, request: BuildRequest) -> Artifact:
-    """Build from a graph that has the right precision already."""
+    """Build, verify and commit an artifact from a graph that already has the right precision."""
     spec, final = request.spec, Path(request.output)
     engine.require_builder()
     engine.check(spec)
@@ -56,18 +55,18 @@ def build_engine(engine: Engine, request: BuildRequest) -> Artifact:
         weighed = weigh(request.precision, outcome, counts, strict=spec.strict)
         failure = weighed.failure or outcome.failure
         if weighed.failure and not outcome.planned and engine.takes == "onnx":
-            failure += _why_none(request)
+            failure += _reasons_for_none(request)
         if not failure and not request.is_trial:
-            slower = _slower_than_float(engine, request, path)
-            outcome = replace(outcome, warnings=[*outcome.warnings, *slower])
+            speed_warnings = _speed_warning(engine, request, path)
+            outcome = replace(outcome, warnings=[*outcome.warnings, *speed_warnings])
         manifest = _manifest(engine, request, outcome, weighed, counts)
         if spec.calibration_cache is not None:
             write_text(spec.calibration_cache, outcome.calibration_cache.decode())
         if failure and not spec.allow_fallback:
-            kept = keep_rejected(path, final, manifest) if engine.keeps_rejected else ""
+            rejected_hint = keep_rejected(path, final, manifest) if engine.keeps_rejected else ""
             raise IntentNotReached(
                 f"{request.source or request.model} for {spec.target}: {failure}",
-                hint=_way_out(weighed, outcome) + kept,
+                hint=_fix_hint(weighed, outcome) + rejected_hint,
                 proof={**outcome.proof, **weighed.proof},
                 wrong_layer="" if weighed.failure else outcome.wrong_layer,
             )
@@ -75,18 +74,18 @@ def build_engine(engine: Engine, request: BuildRequest) -> Artifact:
     return Artifact(final, manifest)
 
 
-def _why_none(request: BuildRequest) -> str:
-    """Why a graph has no layer in the precision at all, where its manifest says so."""
+def _reasons_for_none(request: BuildRequest) -> str:
+    """Return the reasons in the graph's manifest why it has no layer in the precision; empty if unknown."""
     layers = [node.name for nodes in request.nodes.values() for node in nodes]
     reasons = {name: why for name, why in request.reasons.items() if name in layers}
     return f": {named(reasons, shares([*reasons], {})[0])}" if reasons else ""
 
 
-def _slower_than_float(engine: Engine, request: BuildRequest, path: Path) -> list[str]:
-    """What a user should know of the speed of INT8 that runs here, beside its float model."""
+def _speed_warning(engine: Engine, request: BuildRequest, path: Path) -> list[str]:
+    """Return a warning if INT8 is slower here than the float model; empty if that cannot be measured."""
     source = Path(request.source or request.model)
-    runs = engine.takes == "onnx" and engine.suffix == source.suffix and not request.worked_around
-    if request.precision != "int8" or not runs or why_unchecked(request.spec.isa):
+    is_comparable = engine.takes == "onnx" and engine.suffix == source.suffix and not request.worked_around
+    if request.precision != "int8" or not is_comparable or why_unchecked(request.spec.isa):
         return []
     model = read_graph(source).model
     if graph_precision(model) != "fp32" or is_large(model):
@@ -95,44 +94,44 @@ def _slower_than_float(engine: Engine, request: BuildRequest, path: Path) -> lis
     request.progress("compare speed with the float model")
     try:
         with (
-            engine.open(str(source), threads=threads) as plain,
-            engine.open(str(path), threads=threads) as made,
+            engine.open(str(source), threads=threads) as float_runner,
+            engine.open(str(path), threads=threads) as artifact,
         ):
-            feeds, _ = run_on(model, request.sample, plain.infer, inputs=plain.io.inputs)
-            return slower_note(plain.prepare(feeds), made.prepare(feeds))
-    except QCompileError:  # the float file may lack what was rewritten for this runtime
+            feeds, _ = run_on(model, request.sample, float_runner.infer, inputs=float_runner.io.inputs)
+            return slower_note(float_runner.prepare(feeds), artifact.prepare(feeds))
+    except QCompileError:  # the float file may lack rewrites for this runtime
         return []
 
 
 def _build(engine: Engine, request: BuildRequest, path: Path) -> BuildOutcome:
-    """What the engine makes; where it fails after it has written, that is kept, if it keeps such."""
+    """Run the engine's build. If it fails after writing a file, save the file if `keeps_rejected`."""
     try:
         return engine.build(replace(request, output=path))
     except BuildError as error:
         if engine.keeps_rejected and path.is_file():
-            kept = keep_rejected(path, Path(request.output), None)
-            error.hint = error.hint + kept if error.hint else kept.removeprefix("; ")
+            rejected_hint = keep_rejected(path, Path(request.output), None)
+            error.hint = error.hint + rejected_hint if error.hint else rejected_hint.removeprefix("; ")
         raise
 
 
 def keep_rejected(path: Path, final: Path, manifest: Manifest | None) -> str:
-    """Move an artifact that is not what was asked for to a name of its own; return that as words for a hint.
+    """Rename an artifact that failed verification to `NAME.rejected.SUFFIX`; return a text for the hint.
 
-    Its build may have taken an hour: it can still be run, measured and looked into.
+    A build can take an hour, and the file can still be run, measured and inspected.
     """
-    rejected = final.with_name(f"{final.stem}.rejected{final.suffix}")
-    with writing(rejected) as kept:
-        path.replace(kept)
+    final_path = final.with_name(f"{final.stem}.rejected{final.suffix}")
+    with writing(final_path) as rejected_path:
+        path.replace(rejected_path)
         if manifest is not None:
-            commit(kept, manifest)
-    return f"; what was built is kept as {rejected.name}"
+            commit(rejected_path, manifest)
+    return f"; the artifact is saved as {final_path.name}"
 
 
 def _manifest(
     engine: Engine, request: BuildRequest, outcome: BuildOutcome, weighed: Weighed, counts: Mapping[str, int]
 ) -> Manifest:
     spec, of_onnx = request.spec, ("onnx",) if engine.takes == "onnx" else ()
-    computing = _computing(request, outcome, counts)
+    computing = _count_layers(request, outcome, counts)
     return Manifest(
         kind=outcome.kind,
         stage="build",
@@ -142,7 +141,8 @@ def _manifest(
         sources=_sources(engine, request),
         tools={**tool_versions(*engine.packages, *of_onnx), **outcome.versions},
         device=outcome.device,
-        options=non_default_options(spec, without=_OWN_FIELDS) | ({"tf32": True} if request.tf32 else {}),
+        options=non_default_options(spec, without=_MANIFEST_FIELDS)
+        | ({"tf32": True} if request.tf32 else {}),
         proof={
             **outcome.proof,
             **weighed.proof,
@@ -156,45 +156,47 @@ def _manifest(
         warnings=[
             *request.warnings,
             *outcome.warnings,
-            *_left_out(request, counts),
+            *_float_layer_warning(request, counts),
             *filter(None, [weighed.failure, outcome.failure]),
             *weighed.warnings,
-            *_mostly_float(request.precision, computing),
+            *_mostly_float_warning(request.precision, computing),
         ],
     )
 
 
-def _computing(request: BuildRequest, outcome: BuildOutcome, counts: Mapping[str, int]) -> dict[str, object]:
-    """Of all layers that multiply, planned or not: how many reached the precision, their share, the others.
+def _count_layers(
+    request: BuildRequest, outcome: BuildOutcome, counts: Mapping[str, int]
+) -> dict[str, object]:
+    """Return the counts of all layers that multiply, planned or not: those in the precision, and the others.
 
-    Empty where the graph does not say the precision: of floats, and where the runtime finds the scales.
+    Empty if the precision is not in the graph: for floats, and if the runtime calibrates.
     """
     precision = request.precision
     if precision not in BY_SIGNAL or not counts or request.spec.calibrator:
         return {}
     named_layers = outcome.layers or Planned(())
-    lost = {**named_layers.missed, **named_layers.unreported}
-    inside = [node.name for node in request.nodes.get(precision, ()) if node.name not in lost]
-    reasons = {**request.reasons, **lost}
+    unreached = {**named_layers.missed, **named_layers.unreported}
+    inside = [node.name for node in request.nodes.get(precision, ()) if node.name not in unreached]
+    reasons = {**request.reasons, **unreached}
     floats = {
         node.name: str(reasons.get(node.name, f"{node.op_type} is not quantized"))
         for kind, nodes in request.nodes.items()
         for node in nodes
-        if kind != precision or node.name in lost
+        if kind != precision or node.name in unreached
     }
-    share, counted = shares([*inside, *floats], counts)
+    share, unit = shares([*inside, *floats], counts)
     return {
         "all": len(share),
         "in_precision": len(inside),
         "share": round(sum(share[name] for name in inside), 6),
-        "weighed_by": counted,
-        "in_float": _listed(floats, share),
+        "weighed_by": unit,
+        "in_float": _with_shares(floats, share),
     }
 
 
-def _mostly_float(precision: str, computing: Mapping[str, Any]) -> list[str]:
-    """What a user should know where little of the arithmetic is in the precision."""
-    if not computing or computing["share"] >= _LITTLE:
+def _mostly_float_warning(precision: str, computing: Mapping[str, Any]) -> list[str]:
+    """Return a warning if less than half of the arithmetic is in the precision."""
+    if not computing or computing["share"] >= _MOSTLY_FLOAT_SHARE:
         return []
     floats = computing["all"] - computing["in_precision"]
     return [
@@ -203,17 +205,17 @@ def _mostly_float(precision: str, computing: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _left_out(request: BuildRequest, counts: Mapping[str, int]) -> list[str]:
-    """What was taken out of the plan, because the runtime was asked and computes it in float."""
-    left = request.left_in_float
-    if not left:
+def _float_layer_warning(request: BuildRequest, counts: Mapping[str, int]) -> list[str]:
+    """Return a warning on layers without Q/DQ because the runtime would compute them in float."""
+    layers = request.left_in_float
+    if not layers:
         return []
-    share, counted = shares([*left, *(name for name in request.planned if name not in left)], counts)
-    of_all = f"{len(left)} of {len(share)} layers stay in float, {sum(share[name] for name in left):.1%}"
-    return [f"{of_all} of their {counted}: {named(left, share)}"]
+    share, unit = shares([*layers, *(name for name in request.planned if name not in layers)], counts)
+    of_all = f"{len(layers)} of {len(share)} layers stay in float, {sum(share[name] for name in layers):.1%}"
+    return [f"{of_all} of their {unit}: {named(layers, share)}"]
 
 
-def _way_out(weighed: Weighed, outcome: BuildOutcome) -> str:
+def _fix_hint(weighed: Weighed, outcome: BuildOutcome) -> str:
     if not weighed.failure:
         hint = (
             "keep layers in float32 (`layers` NAME=fp32), choose another precision, or give `allow_fallback`"
@@ -222,12 +224,12 @@ def _way_out(weighed: Weighed, outcome: BuildOutcome) -> str:
     way_out = "choose another precision or target, or give `allow_fallback`"
     if weighed.proof.get("missed"):
         named_layers = "(`exclude` in quantize, or `layers` NAME=fp32)"
-        return f"leave the layers that missed in float {named_layers}, {way_out}"
+        return f"keep the missed layers in float {named_layers}, {way_out}"
     return way_out
 
 
 def _sources(engine: Engine, request: BuildRequest) -> dict[str, str]:
-    """The digests of the model and of the graph that was made from it."""
+    """Return the digests of the model and of the graph made from it."""
     onnx_file = engine.takes == "onnx"
     graph = request.onnx.digest() if onnx_file else digest_source(parse_source(request.model))
     return {"model": request.source_digest or graph, "graph": graph}
@@ -235,8 +237,8 @@ def _sources(engine: Engine, request: BuildRequest) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Weighed:
-    """Why an artifact is not what was asked for, empty where it is; what missed or is unreported in one that
-    passes; the proof for the manifest."""
+    """Verdict on the precision of an artifact: the failure (empty if it passes), warnings on layers that
+    missed it or are unreported, and the proof for the manifest."""
 
     failure: str
     warnings: Sequence[str] = ()
@@ -246,17 +248,17 @@ class Weighed:
 def weigh(
     precision: str, outcome: BuildOutcome, multiply_adds: Mapping[str, int], *, strict: bool = False
 ) -> Weighed:
-    """Weigh what was planned against what was reached.
+    """Compare the planned layers with those that reached the precision.
 
-    The multiply-adds are those of nodes by name, as far as they are known. With `strict` one layer that
-    missed is enough to fail, and flags prove nothing.
+    `multiply_adds` has nodes by name, as far as they are known. With `strict`, one missed layer fails, and
+    evidence does not replace a report.
     """
     layers, text = outcome.layers, _reached_text(precision, outcome)
     if (outcome.reached < 1 and not (layers and layers.unreported)) or outcome.planned < 1:
         layers_found = outcome.proof.get("layers_by_precision")
         nothing_computes = isinstance(layers_found, dict) and not any(layers_found.values())
         if nothing_computes and precision in ("fp32", "fp16", "bf16"):
-            of_tensors = f"no layer of it computes products: {precision} is the type of its tensors alone"
+            of_tensors = f"no layer multiplies: {precision} is the type of its tensors alone"
             return Weighed("", (of_tensors,) if precision != "fp32" else ())
         unproven_layers = {**layers.missed, **layers.unreported} if layers else {}
         if layers and unproven_layers:
@@ -267,28 +269,26 @@ def weigh(
         if missing > 0 and (strict or missing / outcome.planned > ALLOWED_SHARE):
             return Weighed(text)
         return Weighed("", (text,) if missing > 0 else ())
-    share, counted = shares(layers.names, multiply_adds)
+    share, unit = shares(layers.names, multiply_adds)
     missed = sum(share[name] for name in layers.missed)
     unreported = sum(share[name] for name in layers.unreported)
     unproven = unreported if layers.unproven else 0.0
     proof = {
-        "weighed_by": counted,
+        "weighed_by": unit,
         "missed_share": round(missed, 6),
         "unreported_share": round(unreported, 6),
         **({"evidence": layers.evidence} if layers.evidence else {}),
-        "missed": _listed(layers.missed, share),
-        "unreported": _listed(layers.unreported, share),
+        "missed": _with_shares(layers.missed, share),
+        "unreported": _with_shares(layers.unreported, share),
     }
     texts = []
     if layers.missed:
-        texts.append(
-            f"{text}; {missed:.1%} of the planned {counted} missed it: {named(layers.missed, share)}"
-        )
+        texts.append(f"{text}; {missed:.1%} of the planned {unit} missed it: {named(layers.missed, share)}")
     if unproven:
-        known = f"; {layers.evidence}" if layers.evidence else ""
+        evidence = f"; {layers.evidence}" if layers.evidence else ""
         texts.append(
             f"{len(layers.unreported)} of {len(layers.names)} layers are unreported, {unreported:.1%} of the "
-            f"planned {counted}: {named(layers.unreported, share)}{known}"
+            f"planned {unit}: {named(layers.unreported, share)}{evidence}"
         )
     if layers.missed and (strict or missed > ALLOWED_SHARE):
         return Weighed(texts[0], (), proof)
@@ -297,7 +297,7 @@ def weigh(
     return Weighed("", tuple(texts), proof)
 
 
-def _listed(layers: Mapping[str, str], share: Mapping[str, float]) -> dict[str, dict[str, object]]:
+def _with_shares(layers: Mapping[str, str], share: Mapping[str, float]) -> dict[str, dict[str, object]]:
     return {name: {"reason": reason, "share": round(share[name], 6)} for name, reason in layers.items()}
 
 
@@ -317,20 +317,20 @@ def missed_or_refused(
     request: BuildRequest,
     source: Graph,
     planned: Sequence[str],
-    left: Mapping[str, str],
-    without: Callable[[Mapping[str, str]], Graph],
+    float_layers: Mapping[str, str],
+    quantize_without: Callable[[Mapping[str, str]], Graph],
 ) -> Mapping[str, str]:
     """Return the layers that an engine computes in float, or for which it refuses the graph, with reasons.
 
-    `source` is the float model; `left` are layers that are in float already; `without` quantizes
-    with the layers it is given left in float, and returns the graph.
+    `source` is the float model; `quantize_without` quantizes with the given layers in float, of which
+    `float_layers` are already known. Raise the engine's BuildError if the search finds no such layers.
     """
     try:
         return engine.missed_layers(request)
     except BuildError as error:
         refusal = error
 
-    layers = [layer for layer in planned if layer not in left]
+    layers = [layer for layer in planned if layer not in float_layers]
 
     def is_taken(graph: Graph) -> bool:
         try:
@@ -339,14 +339,14 @@ def missed_or_refused(
             return False
         return True
 
-    def takes(some: Sequence[str]) -> bool:
-        request.progress("find the layers that it refuses")
-        others = dict.fromkeys([layer for layer in layers if layer not in some], "is not tried yet")
-        return is_taken(without({**left, **others}))
+    def takes(group: Sequence[str]) -> bool:
+        request.progress("find the refused layers")
+        untried = dict.fromkeys([layer for layer in layers if layer not in group], "not tried yet")
+        return is_taken(quantize_without({**float_layers, **untried}))
 
     if not layers or not is_taken(source):
         raise refusal
-    refused = refused_layers(layers, takes, alike=_alike(source.model))
+    refused = refused_layers(layers, takes, alike=_kind_of_layer(source.model))
     if refused is None or len(refused) == len(layers):
         raise refusal
     reason = f"{engine.name} refuses the graph with it in INT8: {refusal.message.rpartition(': ')[2]}"
@@ -360,13 +360,13 @@ def refused_layers(
     trials: int = _TRIALS,
     alike: Callable[[str], object] | None = None,
 ) -> list[str] | None:
-    """Return layers without which the runtime takes the graph; None where so many trials do not find them.
+    """Return layers without which the runtime takes the graph, or None if the trials do not suffice.
 
-    All together are refused. `takes` says whether the graph is taken with these layers alone as planned.
-    Where half of the trials do not do, all layers for which `alike` gives the same as for one that was
-    found may be those: a network has many of a kind.
+    The runtime refuses all layers together. `takes` returns whether it accepts a graph with only these layers
+    as planned. After half of the trials, the search tries whether the kinds of the refused layers (`alike`)
+    cover all refused layers, since a network repeats its kinds of layers.
     """
-    taken: list[str] = []
+    accepted: list[str] = []
     refused: list[str] = []
     groups = _halves(layers)
     for trial in range(trials):
@@ -374,12 +374,12 @@ def refused_layers(
             return refused
         if trial == trials // 2 and refused and alike is not None:
             kinds = {alike(layer) for layer in refused}
-            others = [layer for layer in layers if alike(layer) not in kinds]
-            if takes(others):
+            other_kinds = [layer for layer in layers if alike(layer) not in kinds]
+            if takes(other_kinds):
                 return [layer for layer in layers if alike(layer) in kinds]
         group = groups.pop(0)
-        if takes([*taken, *group]):
-            taken += group
+        if takes([*accepted, *group]):
+            accepted += group
         elif len(group) == 1:
             refused += group
         else:
@@ -387,8 +387,8 @@ def refused_layers(
     return refused if not groups else None
 
 
-def _alike(model: onnx.ModelProto) -> Callable[[str], object]:
-    """Return what gives a layer's kind: its operator, and which of its operands are computed."""
+def _kind_of_layer(model: onnx.ModelProto) -> Callable[[str], object]:
+    """Return a function from a layer to its kind: its operator, and which of its operands are stored."""
     stored = constant_names(model)
     kinds = {
         node.name: (node.op_type, *(name in stored for name in node.input[:2])) for node in model.graph.node

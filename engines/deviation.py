@@ -1,4 +1,4 @@
-"""How far an output of an artifact is from its graph's, as sums over all samples; the rule is in `values`."""
+"""Deviation of an artifact's outputs from its graph, as sums over all samples; the rule is in `values`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ..model.outputs.masks import without_masks
 
 @dataclass
 class Deviation:
-    """Sums over all samples of one output, see the module; of labels, numbers of elements that differ."""
+    """Sums over all samples of one output; `ref`, `plain` and `out` are as in `values`. For labels, the error
+    sums are numbers of elements that differ."""
 
     elements: int = 0
     amax: float = 0.0  # largest magnitude of ref
@@ -23,13 +24,14 @@ class Deviation:
     quantization: float = 0.0  # Σ|ref − plain|²
     total: float = 0.0  # Σ|out − plain|²
     error: float = 0.0  # Σ|out − ref|²
-    labels: bool = False  # whether its elements are no floats
-    mismatch: str = ""  # how its shape or type differs from what its graph gives
-    promised: str = ""  # how its shape differs from what the file declares
-    uncompared: str = ""  # why its elements belong to no elements of its graph
+    labels: bool = False  # whether the elements are not floats
+    mismatch: str = ""  # how its shape or type differs from the graph's output
+    promised: str = ""  # how its shape differs from the declared one
+    uncompared: str = ""  # why its elements do not correspond to the graph's
 
     def add(self, ref: NDArray[Any], plain: NDArray[Any], out: NDArray[Any]) -> None:
-        """Add a batch. `out` must be finite where `ref` is, masked where it is, and else equal to it."""
+        """Add a batch. The error becomes infinite if `out` is not finite where `ref` is, or differs in masks,
+        infinities or NaN."""
         self.elements += ref.size
         if ref.dtype.kind != "f":
             self.labels = True
@@ -57,10 +59,10 @@ class Deviation:
         return bool(self.mismatch or self.promised)
 
     def excess(self, *, integers: bool, noise_db: float | None) -> float:
-        """Return what execution adds as a share of what is allowed; above 1 it fails.
+        """Return the error that execution adds, as a share of the allowed error; above 1 the output fails.
 
-        The floor counts where the artifact rounds to `integers` at all; `noise_db` is the signal-to-noise
-        ratio that computing floats may cost, None where they are of 32 bits.
+        The floor applies if the artifact rounds to `integers`. `noise_db` is the signal-to-noise ratio that
+        float arithmetic may cost; None without this allowance.
         """
         if self.is_other:
             return math.inf
@@ -76,7 +78,7 @@ class Deviation:
         return added / allowed if allowed else math.inf
 
     def words(self, name: str) -> str:
-        """Return how far the output is from its graph, and that from the one without roundings."""
+        """Return the signal-to-noise ratio against the graph, and that of quantization, as text."""
         if self.is_other:
             return f"output {name!r} {self.mismatch or self.promised}"
         if self.labels:

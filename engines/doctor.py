@@ -1,7 +1,7 @@
-"""Which precisions each target builds and runs on this machine, and whether an instruction does it.
+"""Report which precisions each target builds and runs on this machine, and which of them have instructions.
 
-It is concluded from what the engines take, instruction sets and NVIDIA's tables, not measured.
-docs/doctor.md says what the states mean. Beside it: the extras, problems of the installation, the machine.
+The states follow from the engines' options, instruction sets and NVIDIA's tables, not from measurements;
+docs/doctor.md explains them. The report also has the extras, defects of the installation, and the machine.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 
     from ..spec.keywords import DoctorKeywords
 
-_OF_TENSORRT = (
+_TENSORRT_HINT = (
     "choose `target` tensorrt-rtx or tensorrt: tf32 from sm80, fp8 from sm89, nvfp4 and mxfp8 from sm100 "
     "(TensorRT-RTX: sm120)"
 )
-_OLDEST = 70
+_OLDEST_CAPABILITY = 70
 _RTX_BUILDS_FOR = (75, 80, 86, 89, 120, 121)
-"""TensorRT-RTX 1.7; on the first it refuses products of all types but FP16."""
+"""Of TensorRT-RTX 1.7, which on the first multiplies matrices only in FP16 and INT8."""
 
 
 @dataclass(frozen=True)
 class TargetState:
-    """Whether a target builds here, runs here, and runs on a GPU here; reasons are empty when it does."""
+    """Why a target does not build here, run here, or run on a GPU here (empty if it does), and the fix."""
 
     target: str
     why_not_build: str = ""
@@ -63,7 +63,7 @@ class TargetState:
 
 @dataclass(frozen=True)
 class PrecisionState:
-    """A target's precision on a device ("cpu", or a compute capability), why it is not fast, the way out."""
+    """A target's precision on a device ("cpu", or a compute capability), why it is not fast, and the fix."""
 
     target: str
     device: str
@@ -76,8 +76,8 @@ class PrecisionState:
 def precision_states(
     targets: Sequence[TargetState], gpus: Sequence[GpuTypes], *, here: bool
 ) -> list[PrecisionState]:
-    """Return every target's precisions: on this processor, and for TensorRT's on each of the GPUs, which are
-    `here` or were asked for."""
+    """Return the state of each target's precisions: on this processor, and for TensorRT's on each GPU; `here`
+    is False for GPUs that the user named, which may be absent."""
     states = []
     for target in targets:
         for precision in PRECISIONS if target.target in TARGETS else ():  # a baseline is not built
@@ -100,14 +100,14 @@ def _installed(target: TargetState) -> Verdict:
 def _on_cpu(target: TargetState, precision: Precision) -> Verdict:
     runtime, features = engine(target.target), processor()["features"]
     if runtime.takes == "pytorch" and precision != "fp32":
-        return "no", "it is built in fp32 alone", "choose another `target`"
+        return "no", "it builds fp32 only", "choose another `target`"
     if precision not in runtime.precisions:
-        return "no", "formats of NVIDIA's Tensor Cores", _OF_TENSORRT
+        return "no", "for NVIDIA's Tensor Cores only", _TENSORRT_HINT
     if target.why_not_build or target.why_not_run:
         return "no", target.why_not_build or target.why_not_run, target.fix
     if verdict := runtime.verdict(precision):
         state, reason, fix = verdict
-        return state, reason, fix if fix or state == "runs" else _way_out(precision)
+        return state, reason, fix if fix or state == "runs" else _cpu_hint(precision)
     if precision in ("fp16", "bf16") and (reason := why_emulated(precision)):
         return "emulated", reason, "choose `precision` int8, or fp32"
     if precision == "int8" and features and isa_here() in ("avx2", "neon"):
@@ -116,8 +116,8 @@ def _on_cpu(target: TargetState, precision: Precision) -> Verdict:
     return FAST
 
 
-def _way_out(precision: Precision) -> str:
-    """Name the targets that compute in a precision on processors that have it."""
+def _cpu_hint(precision: Precision) -> str:
+    """Return a hint: the targets that compute in a precision on processors that support it, or INT8."""
     runtimes = [runtime for runtime in map(engine, CPU_TARGETS) if precision in runtime.precisions]
     targets = [runtime.name for runtime in runtimes if runtime.verdict(precision) is None]
     instead = f"`target` {' or '.join(targets)} where the processor has it, or " if targets else ""
@@ -126,20 +126,20 @@ def _way_out(precision: Precision) -> str:
 
 def _on_gpu(target: TargetState, precision: Precision, gpu: GpuTypes, *, here: bool) -> Verdict:
     rtx = target.target == "tensorrt-rtx"
-    if lacks := gpu.why_not(precision):
-        return "no", lacks, "choose another `precision`, or a newer GPU"
+    if missing_type := gpu.why_not(precision):
+        return "no", missing_type, "choose another `precision`, or a newer GPU"
     if rtx and gpu.number not in _RTX_BUILDS_FOR:
         capabilities = ", ".join(f"sm{number}" for number in _RTX_BUILDS_FOR)
         return "no", f"TensorRT-RTX builds for {capabilities}", "choose `target` tensorrt"
     if rtx and gpu.number == _RTX_BUILDS_FOR[0] and precision not in ("fp16", "int8"):
         reason = f"TensorRT-RTX multiplies matrices of fp16 and int8 alone on {gpu.capability}"
         return "no", reason, "choose `precision` fp16 or int8, or `target` tensorrt"
-    if gpu.number < _OLDEST:
-        return "no", f"TensorRT 10 begins with sm{_OLDEST}", ""
+    if gpu.number < _OLDEST_CAPABILITY:
+        return "no", f"TensorRT 10 begins with sm{_OLDEST_CAPABILITY}", ""
     if target.why_not_build or target.why_not_run:
         return _installed(target)
     if not here:
-        return "builds", f"{gpu.capability} was asked for; it need not be here", ""
+        return "builds", f"{gpu.capability} was requested; it may be absent", ""
     if rtx and precision == "mxfp8":
         return "runs", "TensorRT-RTX 1.7 multiplies MXFP8 after it is dequantized", ""
     return FOUR_BITS if precision == "int4" else FAST
@@ -164,9 +164,8 @@ _ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
     120: ("Blackwell (RTX)", _BLACKWELL),
     121: ("Blackwell (Spark)", _BLACKWELL),
 }
-_BLOCKS_NEED = {"fp32": "", "nvfp4": "FP4", "mxfp8": "FP4"}
-"""Precision to the type that its GPU has, where the names differ; MXFP8's blocks came with FP4, with compute
-capability 10.0."""
+_TENSOR_CORE_TYPES = {"fp32": "", "nvfp4": "FP4", "mxfp8": "FP4"}
+"""Precision to the type it needs, if the names differ. MXFP8 came with FP4, in compute capability 10.0."""
 _INT4_WEIGHTS = 80
 """TensorRT-RTX Support Matrix: products of INT4 weights ("WoQ GEMM") from 8.6 on, not on 7.5."""
 
@@ -174,7 +173,7 @@ _INT4_WEIGHTS = 80
 @dataclass(frozen=True)
 class GpuTypes:
     """A compute capability ("sm86"), its architecture, the types that its Tensor Cores multiply, and a note
-    where that was concluded from the row of an older one."""
+    if these are from the row of an older capability."""
 
     capability: str
     architecture: str
@@ -186,10 +185,10 @@ class GpuTypes:
         return int(self.capability.removeprefix("sm"))
 
     def why_not(self, precision: str) -> str:
-        """Return why it does not multiply in a precision; empty where it does."""
+        """Return why the Tensor Cores do not multiply in a precision; empty if they do."""
         if precision == "int4":
             return "" if self.number >= _INT4_WEIGHTS else f"{self.capability} has no product of INT4 weights"
-        needed = _BLOCKS_NEED.get(precision, precision.upper())
+        needed = _TENSOR_CORE_TYPES.get(precision, precision.upper())
         if not needed or needed in self.types:
             return ""
         first = min((number for number, row in _ROWS.items() if needed in row[1]), default=0)
@@ -197,7 +196,7 @@ class GpuTypes:
 
 
 def gpu_types(capability: str) -> GpuTypes:
-    """Return what a compute capability ("sm86", "86" or "8.6") has; the GPU need not be here."""
+    """Return the types of a compute capability ("sm86", "86" or "8.6"), which this machine may lack."""
     match = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)[a-z]?", capability.strip().lower(), re.ASCII)
     number = int(match[1]) * 10 + int(match[2]) if match else 0
     below = [row for row in _ROWS if row <= number]
@@ -208,17 +207,17 @@ def gpu_types(capability: str) -> GpuTypes:
     return GpuTypes(f"sm{number}", *_ROWS[below[-1]], note)
 
 
-_ONE_BUILD = "install torch and torchvision of one build together: https://pytorch.org/get-started"
-_PAIRS = ("torchvision", "torchao", "tensorflow", "tensorflow-cpu", "tf2onnx", "transformers")
-"""Packages whose requirements decide whether they can be imported beside the others."""
+_TORCH_HINT = "install torch and torchvision of one build together: https://pytorch.org/get-started"
+_CHECKED_PACKAGES = ("torchvision", "torchao", "tensorflow", "tensorflow-cpu", "tf2onnx", "transformers")
+"""Packages that fail to import if installed versions do not meet their requirements."""
 
 Requirements = Callable[[str], Sequence[str] | None]  # of an installed distribution
 
 
 @dataclass(frozen=True)
 class ExtraState:
-    """An extra: "installed", "missing", "incomplete", or "broken" where its packages do not
-    fit together; what is missing or does not fit, and what to type."""
+    """An extra: "installed", "missing", "incomplete", or "broken" by versions that conflict; the missing
+    packages, the conflict, and the command that fixes it."""
 
     extra: str
     state: str
@@ -230,30 +229,32 @@ class ExtraState:
 def extra_states(version_of: Versions = installed_version, asks: Requirements = requires) -> list[ExtraState]:
     states = []
     for extra, packages in extras().items():
-        present = list(filter(None, (installed_as(package.name, version_of) for package in packages)))
+        installed = list(filter(None, (installed_as(package.name, version_of) for package in packages)))
         required = unmet(extra, version_of)
         missing = tuple(package.name for package in required)
         install = install_hint(extra, version_of)
-        outside = (
+        mismatches = (
             f"{package.name} {version} is installed; {package} is required"
             for package in required
             if (version := version_of(package.name))
         )
-        clashes = (clash(name, version_of, asks) for name in present if name in _PAIRS)
-        problem = next(filter(None, clashes), "") or next(outside, "")
+        clashes = (clash(name, version_of, asks) for name in installed if name in _CHECKED_PACKAGES)
+        problem = next(filter(None, clashes), "") or next(mismatches, "")
         if problem:
-            apart = f"{install}, in an environment of its own if other packages need these versions"
-            fix = _ONE_BUILD if problem.startswith("torchvision") else apart
+            separate_install = (
+                f"{install}, in an environment of its own if other packages need these versions"
+            )
+            fix = _TORCH_HINT if problem.startswith("torchvision") else separate_install
             states.append(ExtraState(extra, "broken", missing, problem, fix))
         elif missing:
-            states.append(ExtraState(extra, "incomplete" if present else "missing", missing, fix=install))
+            states.append(ExtraState(extra, "incomplete" if installed else "missing", missing, fix=install))
         else:
             states.append(ExtraState(extra, "installed"))
     return states
 
 
 def clash(name: str, version_of: Versions, asks: Requirements) -> str:
-    """Return which requirement of a distribution the installed versions do not meet; empty where they do."""
+    """Return the first requirement of a distribution that the installed versions violate; empty if none."""
     from packaging.requirements import Requirement
 
     for text in (asks(name) or ()) if version_of(name) else ():
@@ -269,7 +270,7 @@ def clash(name: str, version_of: Versions, asks: Requirements) -> str:
 
 @dataclass(frozen=True)
 class TensorFlowState:
-    """The interpreter that converts TensorFlow models, what is installed there, why it cannot, the fix."""
+    """The Python interpreter for TensorFlow models, versions installed there, its problem, and the fix."""
 
     python: str
     versions: dict[str, str]
@@ -287,8 +288,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `doctor` found: versions here, the state of every target, extra and precision, known defects, the
-    processor, the GPUs, and what the Tensor Cores of these, or of those that were asked for, take."""
+    """Result of `doctor`: installed versions, the state of every target, extra and precision, known defects,
+    the processor, the GPUs, and the Tensor Core types of these or of the requested GPUs."""
 
     python: str
     system: str
@@ -304,14 +305,14 @@ class Diagnosis:
 
 
 def doctor(spec: DoctorCommand | None = None, /, **options: Unpack[DoctorKeywords]) -> Diagnosis:
-    """Look at this installation; imports the runtimes, prints nothing.
+    """Diagnose this installation. Imports the runtimes and prints nothing.
 
     Args:
-        spec: What to look at.
+        spec: Options.
         options: Fields of `DoctorCommand` by name, in place of those of `spec`.
 
     Raises:
-        InvalidOption: If one is no compute capability, or the interpreter is spelled otherwise.
+        InvalidOption: If a value of `gpus` is not a compute capability, or one of `python` is malformed.
     """
     spec = spec_from_call(DoctorCommand, spec, options)
     named_types = [gpu_types(text) for text in spec.gpus]
@@ -322,9 +323,9 @@ def doctor(spec: DoctorCommand | None = None, /, **options: Unpack[DoctorKeyword
         for each in map(engine, names())
     ]
     gpus = find_gpus()
-    shown = named_types or [gpu_types(name) for name in dict.fromkeys(gpu.architecture for gpu in gpus)]
-    of_extras = (package.name for packages in extras().values() for package in packages)
-    packages = ["onnx", "numpy", "safetensors", *of_extras, *packages_of(names())]
+    types = named_types or [gpu_types(name) for name in dict.fromkeys(gpu.architecture for gpu in gpus)]
+    extra_packages = (package.name for packages in extras().values() for package in packages)
+    packages = ["onnx", "numpy", "safetensors", *extra_packages, *packages_of(names())]
     return Diagnosis(
         python=platform.python_version(),
         system=platform.platform(),
@@ -333,26 +334,26 @@ def doctor(spec: DoctorCommand | None = None, /, **options: Unpack[DoctorKeyword
         problems=find_problems({str(package.metadata["Name"]).lower() for package in distributions()}),
         machine=machine_facts(),
         gpus=gpus,
-        types=shown,
-        precisions=precision_states(targets, shown, here=not named_types),
+        types=types,
+        precisions=precision_states(targets, types, here=not named_types),
         extras=extra_states(),
         tensorflow=_tensorflow_state(spec.python),
     )
 
 
 def machine_facts() -> dict[str, object]:
-    """The processor with what INT8 does to a graph for it, threads of this process, memory, free disk."""
+    """Return the processor with INT8's effect on graphs for it, usable threads, memory, and free disk."""
     cpu, isa = processor(), isa_here()
     fitted = "weights are fitted so that no pair of products overflows, which costs accuracy"
     cost = "activations are signed" if is_arm() else fitted if isa == "avx2" else "weights use all 8 bits"
-    unknown = "the system does not tell what multiplies integers here"
+    unknown = "the system does not report its instruction sets"
     sizes = {"memory_bytes": machine_bytes() or 0, "free_bytes": shutil.disk_usage(".").free}
     int8 = f"INT8 on {isa}: {cost}" if cpu["features"] else f"INT8: {unknown}"
     return {**cpu, "isa": isa, "int8": int8, "threads": usable_cores(), **sizes}
 
 
 def _tensorflow_state(texts: Sequence[str]) -> TensorFlowState:
-    """Ask the interpreter that would convert TensorFlow models; TensorFlow is not imported."""
+    """Query the interpreter for TensorFlow models; TensorFlow is not imported."""
     python = tensorflow_python(texts)
     try:
         versions = tensorflow_versions(python)
@@ -365,30 +366,29 @@ def _tensorflow_state(texts: Sequence[str]) -> TensorFlowState:
 
 
 def find_problems(installed: set[str], version_of: Callable[[str], str] = installed_version) -> list[Problem]:
-    """Return the known broken states among installed distributions (names in lower case)."""
+    """Return the known defects of a set of installed distributions (names in lower case)."""
     runtimes = [name for name in sorted(ONNX_RUNTIMES) if name in installed]
     numpy = version_of("numpy") if "numpy" in installed else ""
     tensorrt = version_of("tensorrt") if "tensorrt" in installed else ""
-    # TensorRT 8 is built with a pybind11 before 2.12, which first knew numpy 2; all else wants numpy 2.
-    is_old, wants_old = numpy.startswith("1."), tensorrt.startswith("8.")
+    # TensorRT 8 is built with a pybind11 before 2.12, the first to support numpy 2; all else needs numpy 2.
+    is_old, needs_old = numpy.startswith("1."), tensorrt.startswith("8.")
     other, fix = other_distribution() if "qcompile" in installed else ("", "")
     states = (
         (bool(other), other, fix),
         (len(runtimes) > 1,
-         f"{' and '.join(runtimes)} are installed together: they own the same files, and which one is "
-         "imported is chance",
+         f"{' and '.join(runtimes)} are installed together: they own the same files, and import picks either",
          f"pip uninstall -y {' '.join(runtimes)} && pip install {''.join(runtimes[-1:])}"),
         ("torch" in installed and "onnxscript" not in installed,
          "torch is installed without onnxscript, which its ONNX exporter needs", "pip install onnxscript"),
         (bool(runtimes) and "numba" not in installed,
-         "numba is missing: calibration counts with numpy, eight times as slowly", "pip install numba"),
+         "numba is missing: calibration uses numpy, eight times as slow", "pip install numba"),
         ("onnx-simplifier" in installed,
          "onnx-simplifier is installed: an old name of onnxsim that owns the same module",
          "pip uninstall -y onnx-simplifier && pip install --force-reinstall onnxsim"),
-        (bool(numpy) and wants_old and not is_old,
+        (bool(numpy) and needs_old and not is_old,
          f"tensorrt {tensorrt} and numpy {numpy} are installed: TensorRT 8 is built for numpy 1",
          "pip install 'numpy<2'"),
-        (is_old and not wants_old,
+        (is_old and not needs_old,
          f"numpy {numpy} is installed; qcompile is tested with numpy 2", "pip install 'numpy>=2'"),
     )  # fmt: skip
-    return [Problem(problem, fix) for is_there, problem, fix in states if is_there]
+    return [Problem(problem, fix) for applies, problem, fix in states if applies]

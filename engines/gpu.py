@@ -1,4 +1,4 @@
-"""Query the GPUs of this machine from the CUDA driver, without any package; times by a GPU's own clock."""
+"""Query this machine's GPUs through the CUDA driver, without a package; time inferences with CUDA events."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .libcuda import CudaError, Libcuda
 _MAJOR, _MINOR = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR of cuda.h."""
 _TEXT_BYTES = 256
-_MOST = 64
+_MAX_GPUS = 64
 ALL = "all"
-"""In place of devices: every GPU of the machine."""
+"""Value of `devices` for every GPU of the machine."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A CUDA device, such as an "NVIDIA H200" of compute capability "sm90", all of its memory, and the newest
-    CUDA its driver runs, such as "12.8"."""
+    """A CUDA device: name ("NVIDIA H200"), compute capability ("sm90"), total memory, and the newest CUDA
+    version of its driver ("12.8")."""
 
     name: str
     architecture: str
@@ -43,12 +43,12 @@ def parse_device(text: str) -> int | None:
     match = re.fullmatch(r"cpu|cuda(?::(\d{1,3}))?", text, re.ASCII)
     if match is None:
         problem = f"`devices` {text!r}: cpu, cuda or cuda:NUMBER is required"
-        raise InvalidOption(problem, hint="all stands alone" if text == ALL else "", option="devices")
+        raise InvalidOption(problem, hint="give all alone" if text == ALL else "", option="devices")
     return None if text == "cpu" else int(match[1] or 0)
 
 
 def parse_devices(texts: Sequence[str]) -> tuple[int | None, ...]:
-    """Return the number of each GPU, None for the processor, in the order given; the first for all."""
+    """Return the number of each GPU, in order, and None for the processor; only GPU 0 for "all"."""
     if is_every_gpu(texts):
         return (0,)
     numbers = tuple(parse_device(text) for text in texts)
@@ -60,7 +60,7 @@ def parse_devices(texts: Sequence[str]) -> tuple[int | None, ...]:
 
 
 def is_every_gpu(texts: Sequence[str]) -> bool:
-    """Whether devices are every GPU of the machine, each measured for itself."""
+    """Return whether `texts` is "all": every GPU of the machine, each measured by itself."""
     return tuple(texts) == (ALL,)
 
 
@@ -69,7 +69,7 @@ def device_text(number: int | None) -> str:
 
 
 def why_no_gpu() -> str:
-    """Return why no CUDA device can be used here; empty when one can."""
+    """Return why no CUDA device can be used here; empty if one can."""
     try:
         driver = Libcuda()
     except CudaError as error:
@@ -83,12 +83,12 @@ def why_no_gpu() -> str:
 
 
 def why_not_gpu(index: int) -> str:
-    """Return why this CUDA device cannot be used here; empty when it can."""
+    """Return why this CUDA device cannot be used here; empty if it can."""
     return why_no_gpu() or ("" if find_gpu(index) else f"there is no GPU number {index}")
 
 
 def find_gpu(index: int = 0) -> Gpu | None:
-    """Return a device; None where there is none of that number."""
+    """Return the device of a number; None if it is missing."""
     try:
         driver, device = _device(index)
         name = _text(driver, device, "cuDeviceGetName")
@@ -101,14 +101,14 @@ def find_gpu(index: int = 0) -> Gpu | None:
 
 def find_gpus() -> list[Gpu]:
     gpus: list[Gpu] = []
-    while len(gpus) < _MOST and (gpu := find_gpu(len(gpus))):
+    while len(gpus) < _MAX_GPUS and (gpu := find_gpu(len(gpus))):
         gpus.append(gpu)
     return gpus
 
 
 def bus_id(index: int) -> str:
-    """Return where a device sits, as "0000:3b:00.0": what CUDA and NVML call it alike, whatever
-    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER make of its number. Empty where there is none."""
+    """Return a device's PCI address ("0000:3b:00.0"), empty if the device is missing. NVML uses the same
+    address; CUDA's device numbers depend on CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER."""
     try:
         return _text(*_device(index), "cuDeviceGetPCIBusId")
     except CudaError:
@@ -137,11 +137,11 @@ class GpuTimes:
     CUDA events resolve about half a microsecond (cuEventElapsedTime).
 
     Attributes:
-        compute: By events between the copies: the kernels, and gaps between them where the host takes longer
-            to enqueue an inference than the device to compute one: compare with `enqueue`.
-        with_transfers: By events around the copies, but not filling page-locked memory with the feeds, nor
-            copies out of it. Inputs that were on the device are copied for a CUDA graph alone.
-        enqueue: By the host's clock, inside `execute_async_v3`, the launch of the CUDA graph, or `forward()`.
+        compute: From events between the copies. Includes gaps between kernels if the host takes longer to
+            enqueue an inference than the device to compute it: compare with `enqueue`.
+        with_transfers: From events around the copies; excludes filling page-locked memory with the feeds, and
+            copies out of it. Inputs on the device are copied only for a CUDA graph.
+        enqueue: Host time inside `execute_async_v3`, the launch of the CUDA graph, or `forward()`.
     """
 
     compute: NDArray[np.int64]
@@ -157,10 +157,10 @@ def time_runs(
     compute: Callable[[], None],
     download: Callable[[], None],
 ) -> GpuTimes:
-    """Time inferences on a stream as trtexec does, which enqueues one before it waits for the one before.
+    """Time inferences on a stream as trtexec does: enqueue an inference before waiting for the previous one.
 
-    trtexec: samples/common/sampleInference.cpp of 10.16, `IterationBase`, whose depth is 2 and whose `sync`
-    waits for an event. More in flight would fill the driver's queue of launches, on which an enqueue waits.
+    trtexec: samples/common/sampleInference.cpp of 10.16, `IterationBase`: depth 2, and a `sync` that waits
+    for an event. More in flight would fill the driver's launch queue, and enqueueing would block.
     """
     events = [[make_event() for _ in range(4)] for _ in range(2)]
     times = np.zeros((3, iterations), np.int64)

@@ -33,7 +33,7 @@ ENDINGS = {"cuGraphInstantiate": "WithFlags"} | dict.fromkeys(
      "cuMemcpyDtoDAsync", "cuMemcpyDtoH", "cuMemcpyDtoHAsync", "cuMemcpyHtoD", "cuMemcpyHtoDAsync",
      "cuStreamBeginCapture", "cuStreamDestroy"), "_v2",
 )  # fmt: skip
-"""Function to what its symbol in libcuda ends with since CUDA 11.4 (`#define cuMemAlloc cuMemAlloc_v2`)."""
+"""Function to the suffix of its symbol in libcuda since CUDA 11.4 (`#define cuMemAlloc cuMemAlloc_v2`)."""
 
 
 class CudaError(Exception):
@@ -41,7 +41,7 @@ class CudaError(Exception):
 
 
 class CudaOutOfMemory(CudaError):
-    """The device's memory, or page-locked memory, does not suffice."""
+    """The device's memory, or page-locked memory, is exhausted."""
 
 
 @functools.cache
@@ -64,10 +64,10 @@ class Libcuda:
         self.library = load_library()
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """Call a function and return its result, None where it has none.
+        """Call a function and return its result, or None for a function without results.
 
         Raises:
-            CudaOutOfMemory: If memory does not suffice.
+            CudaOutOfMemory: If memory is exhausted.
             CudaError: If the function fails in another way, or this driver does not have it.
         """
         kinds = PARAMETERS[function]
@@ -83,6 +83,6 @@ class Libcuda:
         return results[0].value if results else None
 
     def _failure(self, function: str, code: int) -> str:
-        name = ctypes.c_char_p()  # stays empty for a code that this driver does not know
+        name = ctypes.c_char_p()  # remains empty if the driver does not know the code
         self.library.cuGetErrorName(ctypes.c_int(code), ctypes.byref(name))
         return f"{function}: {(name.value or b'an unknown error').decode()} ({code})"

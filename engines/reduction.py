@@ -1,13 +1,13 @@
-"""Make a graph with its inputs smaller, as long as it still shows what it shows.
+"""Reduce a graph and its inputs to a smaller case that still shows the same failure.
 
-1. Nodes: halves of what is left are taken away, then quarters, down to single nodes (Zeller and Hildebrandt,
-   Simplifying and Isolating Failure-Inducing Input, IEEE Transactions on Software Engineering 28, 2002). What
-   a node that stays read from one that goes becomes an input, with the value that it had.
-2. Nodes between a tensor and another one of its shape and type: the second is replaced by the first.
-3. Extents: every axis of one extent, of inputs and stored tensors, becomes shorter.
-4. Values: stored tensors and inputs become ones, or are rounded to a digit.
+1. Nodes: remove halves of the nodes, then quarters, down to single nodes (Zeller and Hildebrandt, Simplifying
+   and Isolating Failure-Inducing Input, IEEE Transactions on Software Engineering 28, 2002). A tensor from a
+   removed node to a remaining one becomes an input, with its former value.
+2. Nodes between a tensor and another of the same shape and type: the first replaces the second.
+3. Extents: shorten every axis of one extent, in inputs and stored tensors.
+4. Values: replace stored tensors and inputs by ones, or round them to 0 to 2 digits.
 
-Polygraphy's `debug reduce` does a part of the first by a command line for each attempt.
+Polygraphy's `debug reduce` does a part of step 1, with one command line for each attempt.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from ..model.graph.onnx_file import copy_model
 from ..spec.tensors import Feeds
 
 Values = Mapping[str, NDArray[Any]]
-_SHAPES = 64
-"""Most elements of integers that say a shape or an axis: they stay constants."""
+_MAX_SHAPE_ELEMENTS = 64
+"""Most elements of an int64 tensor that counts as a shape or axes; it remains a constant."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +52,21 @@ class Case:
 
 
 Shows = Callable[[Case], bool]
-"""Whether a case still shows it; False where it is no valid graph, or shows something else."""
+"""Whether a case still shows the failure; False for an invalid graph or another failure."""
 
 
 class Enough(Exception):
-    """What there was of time is over."""
+    """The time limit is reached."""
 
 
 def reduce_case(case: Case, values_of: Callable[[Case], Values], shows: Shows) -> Case:
-    """Return the smallest case that is found; `shows` ends the search by `Enough`.
+    """Return the smallest case found; `shows` ends the search by `Enough`.
 
-    `values_of` returns every tensor that a case makes, of those that numpy has a type for.
+    `values_of` returns all tensors of a case that have a type in numpy.
     """
     best = case
 
-    def kept(trial: Case | None) -> bool:
+    def accept(trial: Case | None) -> bool:
         nonlocal best
         if trial is None or not shows(trial):
             return False
@@ -76,12 +76,12 @@ def reduce_case(case: Case, values_of: Callable[[Case], Values], shows: Shows) -
     try:
         while True:
             before = best.nodes
-            _fewer_nodes(best, values_of(best), kept)
-            _fewer_between(lambda: best, values_of, kept)
+            _remove_nodes(best, values_of(best), accept)
+            _bypass_nodes(lambda: best, values_of, accept)
             if best.nodes in (before, 1):
                 break
-        _shorter_axes(lambda: best, kept)
-        _plainer_values(lambda: best, kept)
+        _shorten_axes(lambda: best, accept)
+        _simplify_values(lambda: best, accept)
     except Enough:
         pass
     return best
@@ -93,11 +93,11 @@ def with_plain_names(case: Case) -> Case:
     graph = model.graph
     store_constants(graph)
     names: dict[str, str] = {}
-    made = (name for node in graph.node for name in node.output if name)
+    produced = (name for node in graph.node for name in node.output if name)
     for letter, group in (
         ("x", (value.name for value in graph.input)),
         ("w", (tensor.name for tensor in graph.initializer)),
-        ("t", made),
+        ("t", produced),
     ):
         for number, name in enumerate(name for name in dict.fromkeys(group) if name not in names):
             names[name] = f"{letter}{number}"
@@ -110,11 +110,11 @@ def with_plain_names(case: Case) -> Case:
     return Case(model, {names[name]: array for name, array in case.feeds.items()})
 
 
-def part_of(case: Case, keep: Sequence[int], values: Values, shapes: Mapping[str, Any]) -> Case | None:
-    """Return the nodes at these places as a graph of their own; None where a value is not known."""
+def part_of(case: Case, indices: Sequence[int], values: Values, shapes: Mapping[str, Any]) -> Case | None:
+    """Return the nodes at these indices as a graph; None without all input values, or without outputs."""
     graph = case.model.graph
-    nodes = [graph.node[index] for index in keep]
-    made = {name for node in nodes for name in node.output if name}
+    nodes = [graph.node[index] for index in indices]
+    produced = {name for node in nodes for name in node.output if name}
     read = dict.fromkeys(n for node in nodes for n in (*node.input, *captured_names(node)) if n)
     stored = {tensor.name: tensor for tensor in graph.initializer}
     model = onnx.ModelProto(ir_version=case.model.ir_version, opset_import=case.model.opset_import)
@@ -125,64 +125,64 @@ def part_of(case: Case, keep: Sequence[int], values: Values, shapes: Mapping[str
     part.initializer.extend(stored[name] for name in read if name in stored)
     inputs = {value.name: value for value in graph.input}
     for name in read:
-        if name in made or name in stored:
+        if name in produced or name in stored:
             continue
         value = case.feeds.get(name, values.get(name))
         if value is None:
             return None
-        if name not in inputs and value.dtype == np.int64 and value.size <= _SHAPES:
+        if name not in inputs and value.dtype == np.int64 and value.size <= _MAX_SHAPE_ELEMENTS:
             store(part, name, value)
             continue
-        part.input.append(inputs.get(name) or _declared(name, value, shapes.get(name)))
+        part.input.append(inputs.get(name) or _value_info(name, value, shapes.get(name)))
         feeds[name] = value
-    wanted = {value.name for value in graph.output}
-    results = [name for name in made if name in values and (name not in read or name in wanted)]
-    refill(part.output, [_declared(name, values[name], shapes.get(name)) for name in sorted(results)])
+    graph_outputs = {value.name for value in graph.output}
+    results = [name for name in produced if name in values and (name not in read or name in graph_outputs)]
+    refill(part.output, [_value_info(name, values[name], shapes.get(name)) for name in sorted(results)])
     return Case(model, feeds) if results and feeds else None
 
 
-def _declared(name: str, value: NDArray[Any], shape: Any) -> onnx.ValueInfoProto:
-    """An input or output of that type; of the inferred shape where all its extents have a number or name."""
-    known = shape is not None and len(shape) == value.ndim and "" not in shape
+def _value_info(name: str, value: NDArray[Any], shape: Any) -> onnx.ValueInfoProto:
+    """Return an input or output of the value's type; of the inferred shape if that has no unknown extent."""
+    is_known = shape is not None and len(shape) == value.ndim and "" not in shape
     dtype = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-    return onnx.helper.make_tensor_value_info(name, dtype, shape if known else value.shape)
+    return onnx.helper.make_tensor_value_info(name, dtype, shape if is_known else value.shape)
 
 
-def _fewer_nodes(case: Case, values: Values, kept: Callable[[Case | None], bool]) -> None:
+def _remove_nodes(case: Case, values: Values, accept: Callable[[Case | None], bool]) -> None:
     shapes = infer_shapes(case.model)
-    keep = list(range(case.nodes))
-    size = max(len(keep) // 2, 1)
-    while len(keep) > 1:
+    indices = list(range(case.nodes))
+    size = max(len(indices) // 2, 1)
+    while len(indices) > 1:
         removed = False
-        end = len(keep)
+        end = len(indices)
         while end > 0:
-            fewer = keep[: max(end - size, 0)] + keep[end:]
-            if fewer and kept(part_of(case, fewer, values, shapes)):
-                keep, removed = fewer, True
+            fewer = indices[: max(end - size, 0)] + indices[end:]
+            if fewer and accept(part_of(case, fewer, values, shapes)):
+                indices, removed = fewer, True
             end -= size
         if size == 1 and not removed:
             return
         size = max(size // 2, 1)
 
 
-def _fewer_between(
-    best: Callable[[], Case], values_of: Callable[[Case], Values], kept: Callable[[Case | None], bool]
+def _bypass_nodes(
+    best: Callable[[], Case], values_of: Callable[[Case], Values], accept: Callable[[Case | None], bool]
 ) -> None:
     values = {**values_of(best()), **best().feeds}
     for name in [node.output[0] for node in best().model.graph.node]:
         node = next((node for node in best().model.graph.node if name in node.output), None)
         for source in dict.fromkeys(node.input) if node is not None else ():
-            same = _kind(values, source) == _kind(values, name) is not None
-            if same and kept(_bridged(best(), name, source)):
+            same = _shape_and_dtype(values, source) == _shape_and_dtype(values, name) is not None
+            if same and accept(_bypass_node(best(), name, source)):
                 break
 
 
-def _kind(values: Values, name: str) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+def _shape_and_dtype(values: Values, name: str) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
     return (values[name].shape, values[name].dtype) if name in values else None
 
 
-def _bridged(case: Case, name: str, source: str) -> Case | None:
-    """A case whose readers of one tensor read another one."""
+def _bypass_node(case: Case, name: str, source: str) -> Case | None:
+    """Return the case with `source` in place of tensor `name`; None if `name` is an output."""
     if name in {value.name for value in case.model.graph.output}:
         return None
     model = copy_model(case.model)
@@ -195,8 +195,8 @@ def _bridged(case: Case, name: str, source: str) -> Case | None:
     return Case(model, {name: array for name, array in case.feeds.items() if name in read})
 
 
-def _shorter_axes(best: Callable[[], Case], kept: Callable[[Case | None], bool]) -> None:
-    """Try shorter extents, the longest first: 1, 2, half, one less."""
+def _shorten_axes(best: Callable[[], Case], accept: Callable[[Case | None], bool]) -> None:
+    """Try shorter extents, the longest axis first: 1, 2, half, one less."""
     tried: set[tuple[int, int]] = set()
     while True:
         arrays = [*best().feeds.values(), *map(tensor_values, best().model.graph.initializer)]
@@ -208,14 +208,14 @@ def _shorter_axes(best: Callable[[], Case], kept: Callable[[Case | None], bool])
         if pair is None:
             return
         tried.add(pair)
-        kept(_shorter(best(), *pair))
+        accept(_with_extent(best(), *pair))
 
 
-def _shorter(case: Case, old: int, new: int) -> Case | None:
-    """A case whose axes of one extent have another one, and so have the shapes that are stored."""
+def _with_extent(case: Case, old: int, new: int) -> Case | None:
+    """Return the case with every extent `old` shortened to `new`, also in stored shapes."""
 
     def cropped(array: NDArray[Any]) -> NDArray[Any]:
-        if array.dtype == np.int64 and array.ndim <= 1 and array.size <= _SHAPES:
+        if array.dtype == np.int64 and array.ndim <= 1 and array.size <= _MAX_SHAPE_ELEMENTS:
             return np.where(array == old, new, array)
         return array[tuple(slice(new if extent == old else extent) for extent in array.shape)]
 
@@ -229,23 +229,23 @@ def _shorter(case: Case, old: int, new: int) -> Case | None:
     return Case(model, {name: cropped(array) for name, array in case.feeds.items()})
 
 
-def _plainer_values(best: Callable[[], Case], kept: Callable[[Case | None], bool]) -> None:
+def _simplify_values(best: Callable[[], Case], accept: Callable[[Case | None], bool]) -> None:
     for tensor in list(best().model.graph.initializer):
         values = tensor_values(tensor)
-        for plain in _plainer(values):
+        for plain in _simpler_forms(values):
             model = copy_model(best().model)
-            set_values(next(one for one in model.graph.initializer if one.name == tensor.name), plain)
-            if kept(Case(model, best().feeds)):
+            set_values(next(item for item in model.graph.initializer if item.name == tensor.name), plain)
+            if accept(Case(model, best().feeds)):
                 break
     for name, array in list(best().feeds.items()):
-        for plain in _plainer(array):
-            if kept(Case(best().model, {**best().feeds, name: plain})):
+        for plain in _simpler_forms(array):
+            if accept(Case(best().model, {**best().feeds, name: plain})):
                 break
 
 
-def _plainer(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Forms of an array that are easier to read, the plainest first; none of small integers."""
-    if array.dtype.kind not in "fiu" or (array.dtype == np.int64 and array.size <= _SHAPES):
+def _simpler_forms(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Yield forms of an array that are easier to read, the plainest first; nothing for small int64 arrays."""
+    if array.dtype.kind not in "fiu" or (array.dtype == np.int64 and array.size <= _MAX_SHAPE_ELEMENTS):
         return
     forms: Iterable[NDArray[Any]] = [np.ones_like(array)]
     if array.dtype.kind == "f":

@@ -1,7 +1,6 @@
-"""The engines by name, from their rows in `spec.engines`.
+"""Find engines by name, report their capabilities, and load any artifact with its engine.
 
-Their capabilities are data: with the spec, they decide the graph to build. Any artifact is loaded with the
-engine it belongs to.
+The rows are in `spec.engines`. Capabilities are data: together with the spec, they decide the graph to build.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def names() -> tuple[str, ...]:
 
 
 def packages_of(engine_names: Iterable[str]) -> dict[str, str]:
-    """Return distribution to module, for all whose versions decide what these engines build and run."""
+    """Return distribution to module, for all distributions that decide builds and runs of these engines."""
     return {package: module for name in engine_names for package, module in engine(name).packages.items()}
 
 
@@ -44,8 +43,8 @@ def engine(name: str) -> Engine:
     """Return an engine by name.
 
     Raises:
-        InvalidOption: If there is none of that name.
-        EngineUnavailable: If its class cannot be imported, or is not what its row says.
+        InvalidOption: If no engine has the name.
+        EngineUnavailable: If its class cannot be imported, or does not match its row.
     """
     if name not in rows():
         problem = f"target {name!r} is unknown; known are {', '.join(names())}"
@@ -66,12 +65,12 @@ def engine(name: str) -> Engine:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What decides which graph an engine needs; what `Engine` has under the same name is as there.
+    """The properties of an engine that decide its graph; names shared with `Engine` have the same meaning.
 
     Attributes:
-        in_graph: Each precision that it can be asked for, to the precision that the graph must have for it.
-        in_graph_if_weak: As `in_graph` where types are left to it on purpose; empty where that cannot be.
-        tells_missed: Whether it tells, before the build, which quantized layers it would compute in float.
+        in_graph: Each supported precision to the precision that the graph must have for it.
+        in_graph_if_weak: `in_graph` for weak types; empty if the engine does not support them.
+        tells_missed: Whether it reports, before the build, which quantized layers it would compute in float.
     """
 
     target: str
@@ -88,16 +87,16 @@ class Capabilities:
     in_graph_if_weak: Mapping[str, str] = field(default_factory=dict)
 
     def needed(self, precision: str, *, weak: bool = False) -> str:
-        """Return the precision that the graph must have for one that it is asked for."""
+        """Return the precision that the graph must have for a requested one."""
         return (self.in_graph_if_weak if weak and self.in_graph_if_weak else self.in_graph)[precision]
 
     def as_json(self) -> dict[str, object]:
-        """Return the form that stands in the key of a stage."""
+        """Return the form for the key of a stage."""
         return asdict(self)
 
 
 def capabilities_of(engine: Engine) -> Capabilities:
-    """Read what an engine of this machine can be given."""
+    """Return the capabilities of an engine with the version and the GPU of this machine."""
     operators = engine.operators()
     weak = {precision: engine.graph_precision_if_weak(precision) for precision in engine.precisions}
     return Capabilities(
@@ -127,21 +126,21 @@ def load(
 ) -> Runner:
     """Return a runner for an artifact or a MODEL.
 
-    An engine is executable code: it is loaded only if its file is the one its manifest describes, and only
-    where it was built for, which is found out before TensorRT is asked.
+    An engine file is executable code. It is loaded only if it matches its manifest's digest and was built for
+    the device; both are checked before TensorRT reads it.
 
     Args:
         artifact: A file with a manifest, an ONNX file, or a PyTorch MODEL spelling.
-        spec: How.
+        spec: Options.
         io: Inputs and outputs of a MODEL that does not declare them.
-        device: "cpu", "cuda:1", or the number of a GPU; None: where its engine runs by itself, which is the
-            processor for all but TensorRT's.
+        device: "cpu", "cuda:1", or the number of a GPU; None for the engine's default, which is the processor
+            for all but TensorRT's.
         options: Fields of `LoadSpec` by name, in place of those of `spec`.
 
     Raises:
-        MissingFile: If there is no such file.
-        InvalidOption: If its engine does not run there, or has no streams and CUDA graphs.
-        ArtifactError: If the file is not what its manifest says, was built for something else, or holds INT8
+        MissingFile: If the file does not exist.
+        InvalidOption: If its engine does not run on the device, or supports no streams and CUDA graphs.
+        ArtifactError: If the file does not match its manifest, was built for something else, or holds INT8
             that this processor computes wrongly.
         EngineUnavailable: If its runtime cannot run here.
     """
@@ -164,9 +163,9 @@ def load(
 
 
 def engine_of(artifact: str, *, trust: bool = False) -> str:
-    """Return the name of the engine that runs an artifact, by its manifest, else by its ending.
+    """Return the name of the engine that runs an artifact: from its manifest, else from its file name.
 
-    An engine without a manifest is only with `trust` taken for what its first bytes say.
+    An engine file without a manifest is accepted only with `trust`; its first bytes then decide.
     """
     path = Path(artifact)
     if path.suffix in (".engine", ".plan"):
@@ -175,7 +174,7 @@ def engine_of(artifact: str, *, trust: bool = False) -> str:
         if manifest is not None:
             return manifest.target
         if not trust:
-            problem = f"has no manifest ({manifest_path(path).name}), which says what built it"
+            problem = f"has no manifest ({manifest_path(path).name})"
             hint = "build it with `qcompile build`, or give `trust` if you know where it comes from"
             raise ArtifactError(f"{path}: {problem}; an engine is executable code", hint=hint, file=path)
         from .tensorrt.plan import target_of

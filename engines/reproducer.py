@@ -1,9 +1,9 @@
-"""Cut a failure of a runtime down to the smallest graph that shows it: a folder for a report to its makers.
+"""Reduce a failure of a runtime to the smallest graph that shows it, and write a folder for a bug report.
 
-A graph fails where the runtime dies with it, refuses it, gives no answer, or computes something else than the
-graph says, by the rule of `values`. Each attempt runs the script that ends up in the folder, in a process of
-its own, and shows the failure where it fails in the same way: by the same signal, in the same words
-but for names and numbers, or by a quarter of the error, in times what is allowed.
+A graph fails if the runtime crashes, refuses it, hangs, or computes values that are wrong by the rule of
+`values`. Each attempt runs the script of the folder in a worker process. It shows the same failure if
+the signal or the message matches, up to names and numbers, or if the error, in multiples of the allowed one,
+is at least a quarter of the first.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from .values import Execution, ValueComparison
 
 Kind = Literal["dies", "refuses", "hangs", "wrong"]
 _REPORT = "report.json"
-_PATIENCE_S = 120.0
-_RANDOM = 4
-"""Random inputs that are tried beside the samples."""
-_LEAST = 1.5
-"""Times what is allowed that a smaller graph must be wrong: what is just above the limit may be chance."""
+_TIMEOUT_S = 120.0
+_RANDOM_INPUTS = 4
+"""Number of random inputs to try beside the samples."""
+_MIN_EXCESS = 1.5
+"""Least error of a smaller graph, in multiples of the allowed error: just above 1, it may be chance."""
 _NAMES = re.compile(r"""(["']).*?\1|[\[{(<].*[\]})>]|\S*[\d/_]\S*""")
-"""What differs between the messages of one failure: names, places, numbers."""
+"""Parts that differ between the messages of one failure: names, places, numbers."""
 WRONG = """
 expected = dict(np.load("expected.npz"))
 for name, array in expected.items():
@@ -59,18 +59,18 @@ for name, array in expected.items():
 
 @dataclass(frozen=True)
 class Failure:
-    """What a runtime does with a graph: how it fails, in words, and by how many times what is allowed."""
+    """How a runtime fails on a graph: the kind, a message, and the error in multiples of the allowed one."""
 
     kind: Kind
     words: str
     excess: float = 0.0
 
     def is_like(self, other: Failure) -> bool:
-        """Whether it is the failure `other`, of another graph."""
+        """Return whether it is the failure `other`, on another graph."""
         if self.kind != other.kind:
             return False
         if self.kind == "wrong":
-            return self.excess > min(max(other.excess / 4, _LEAST), 100.0)
+            return self.excess > min(max(other.excess / 4, _MIN_EXCESS), 100.0)
         return self.kind == "hangs" or _pattern(self.words) == _pattern(other.words)
 
 
@@ -78,8 +78,8 @@ def _pattern(words: str) -> str:
     return " ".join(_NAMES.sub("", words).split())
 
 
-class _Ended(Exception):
-    """Raised by a runner that has nothing to compare, through the comparison: it failed, or only builds."""
+class _NoOutputs(Exception):
+    """Raised by `_Script`, through the comparison, if it has no outputs: its script failed or only builds."""
 
     def __init__(self, failure: Failure | None) -> None:
         super().__init__()
@@ -88,14 +88,14 @@ class _Ended(Exception):
 
 @dataclass(frozen=True)
 class Reproducer:
-    """What was written.
+    """A reproducer on disk.
 
     Attributes:
-        folder: Has model.onnx, inputs.npz, run.py, expected.npz where values are wrong, and report.json.
-        failure: What `run.py` shows.
+        folder: Contains model.onnx, inputs.npz, run.py and report.json, and expected.npz for wrong values.
+        failure: The failure that `run.py` shows.
         way: How the runtime loads the model.
-        nodes_before, nodes: Of the graph that the runtime was given, and of what is left.
-        trials: Graphs that were tried.
+        nodes_before, nodes: Numbers of nodes, of the lowered graph and of the reduced one.
+        trials: Number of graphs tried.
     """
 
     folder: Path
@@ -107,14 +107,15 @@ class Reproducer:
 
 
 def make_reproducer(engine: Engine, request: BuildRequest, folder: Path, max_time_s: float) -> Reproducer:
-    """Find what fails of a graph that was lowered for a target, cut it down, and write it to a folder.
+    """Find a failure of a graph lowered for a target, reduce the graph, and write a reproducer.
 
     Raises:
         ModelError: If nothing fails.
-        EngineUnavailable: If the target has no script.
+        EngineUnavailable: If the engine has no script.
+        InvalidOption: If the folder holds anything but a reproducer.
     """
     if folder.exists() and not (folder / _REPORT).is_file() and (folder.is_file() or any(folder.iterdir())):
-        raise InvalidOption(f"{folder}: is there, and no reproducer", hint="name a new folder")
+        raise InvalidOption(f"{folder}: exists and is no reproducer", hint="name a new folder")
     scripts = engine.scripts(request.spec)
     if not scripts:
         problem = f"target {engine.name} has no script that loads a model by itself"
@@ -125,51 +126,51 @@ def make_reproducer(engine: Engine, request: BuildRequest, folder: Path, max_tim
         temporary_folder("reproduce") as scratch,
         closing(_Trials(engine, request, scratch, max_time_s)) as trials,
     ):
-        tries = ((feeds, way) for feeds in _inputs(request, model) for way in scripts)
+        tries = ((feeds, way) for feeds in _candidate_inputs(request, model) for way in scripts)
         for number, (feeds, way) in enumerate(tries, 1):
             request.progress(f"run {way}, {number}")
             case, script = with_plain_names(Case(model, feeds)), scripts[way]
-            if (found := trials.failure(case, script)) or trials.only_builds:
+            if (first_failure := trials.failure(case, script)) or trials.only_builds:
                 break
-        if found is None:
+        if first_failure is None:
             ways = " and ".join(scripts)
-            problem = f"{request.source or request.model}: {engine.name} runs it right, {ways}"
+            problem = f"{request.source or request.model}: no failure on {engine.name}, {ways}"
             hint = "give the options and the `data` of the failure"
             raise ModelError(problem, hint=hint)
-        small = trials.reduced(case, script, found)
-        failure = trials.failure(small, script) or found
-        return trials.write(small, script, failure, folder, way, len(model.graph.node))
+        reduced = trials.reduce(case, script, first_failure)
+        failure = trials.failure(reduced, script) or first_failure
+        return trials.write(reduced, script, failure, folder, way, len(model.graph.node))
 
 
-def _inputs(request: BuildRequest, model: onnx.ModelProto) -> Iterator[Feeds]:
-    """The samples, and random input where the graph takes any."""
+def _candidate_inputs(request: BuildRequest, model: onnx.ModelProto) -> Iterator[Feeds]:
+    """Yield the samples, and random inputs if the graph takes them."""
     yield from request.samples
-    made = RandomInput(model, samples=request.samples)
+    random_input = RandomInput(model, samples=request.samples)
     names = [value.name for value in model_io(model).outputs]
     session = make_session(request.onnx, session_options(request.spec.threads, optimize=False))
     try:
-        feeds, _ = made.run(lambda feeds: run_session(session, names, feeds, "the graph"), batch=2)
+        feeds, _ = random_input.run(lambda feeds: run_session(session, names, feeds, "the graph"), batch=2)
     except ModelError:
         if request.samples:
             return
         raise
     yield feeds
-    for seed in range(1, _RANDOM):
-        yield made.feeds(batch=2, seed=seed)
+    for seed in range(1, _RANDOM_INPUTS):
+        yield random_input.feeds(batch=2, seed=seed)
 
 
 class _Trials:
-    """Graphs that are tried one after the other, each by the runtime's script in another process."""
+    """Tries graphs one after the other, with the runtime's script in a worker process."""
 
     def __init__(self, engine: Engine, request: BuildRequest, folder: Path, max_time_s: float) -> None:
         self.engine, self.request, self.folder, self.count = engine, request, folder, 0
-        self.only_builds = False  # all input is alike to such a runtime
-        self._until = time.monotonic() + max_time_s
+        self.only_builds = False  # inputs do not matter to a script that only builds
+        self._deadline_s = time.monotonic() + max_time_s
         self._worker: Worker | None = None
         self._progress: Progress = request.progress
 
     def failure(self, case: Case, script: str) -> Failure | None:
-        """Return how the runtime fails with a case; None where it does not, or the case is no valid graph."""
+        """Return the failure on a case; None if the runtime is right, or the graph is invalid."""
         self.count += 1
         path = self.folder / "model.onnx"
         save_onnx(case.model, path)
@@ -179,31 +180,33 @@ class _Trials:
         comparison = ValueComparison(quiet, execution, [case.feeds], rounds=rounds_activations(case.model))
         try:
             [sums] = comparison.deviations(case.model, path).values()
-        except _Ended as ended:
-            return ended.failure
-        except QCompileError:  # the reference does not take it
+        except _NoOutputs as end:
+            return end.failure
+        except QCompileError:  # the reference cannot run it
             return None
-        excess, name = max(((comparison.excess(one), name) for name, one in sums.items()), default=(0.0, ""))
+        excess, name = max(
+            ((comparison.excess(each), name) for name, each in sums.items()), default=(0.0, "")
+        )
         return Failure("wrong", sums[name].words(name), excess) if excess > 1 else None
 
-    def reduced(self, case: Case, script: str, failure: Failure) -> Case:
-        """Return the smallest case that fails alike."""
+    def reduce(self, case: Case, script: str, failure: Failure) -> Case:
+        """Return the smallest case with the same failure."""
         last = case.nodes
 
         def shows(trial: Case) -> bool:
             nonlocal last
-            if time.monotonic() > self._until:
+            if time.monotonic() > self._deadline_s:
                 raise Enough
-            found = self.failure(trial, script)
-            like = found is not None and found.is_like(failure)
-            last = min(last, trial.nodes) if like else last
+            trial_failure = self.failure(trial, script)
+            is_same = trial_failure is not None and trial_failure.is_like(failure)
+            last = min(last, trial.nodes) if is_same else last
             self._progress(f"{failure.kind}: {last} of {case.nodes} nodes, trial {self.count}")
-            return like
+            return is_same
 
         return reduce_case(case, self._values, shows)
 
     def _values(self, case: Case) -> Values:
-        """Every tensor that a case makes, but for those of which numpy has no type."""
+        """Return all tensors of a case, without types that numpy lacks."""
         model = copy_model(case.model)
         types = infer_types(model)
         present = {value.name for value in model.graph.output}
@@ -219,7 +222,7 @@ class _Trials:
         return {n: array for n, array in zip(names, arrays, strict=True) if isinstance(array, np.ndarray)}
 
     def run(self, case: Case, script: str) -> dict[str, NDArray[Any]]:
-        """Run the script on a case; raises `_Ended` where it fails."""
+        """Run the script on a case and return its outputs; raise `_NoOutputs` if it fails."""
         (self.folder / "run.py").write_text(script, encoding="utf-8")
         np.savez(self.folder / "inputs.npz", **storable(case.feeds))
         if self._worker is None:
@@ -227,14 +230,14 @@ class _Trials:
             self._worker = Worker("the runtime", module="qcompile.bench.worker", threads=threads)
         try:
             folder = str(self.folder.resolve())
-            answer = self._worker.ask("script", folder=folder, timeout_s=_PATIENCE_S)
+            answer = self._worker.ask("script", folder=folder, timeout_s=_TIMEOUT_S)
         except WorkerError as error:
             self.close()
             if died := error.data.get("died"):
-                raise _Ended(Failure("dies", str(died))) from error
-            raise _Ended(Failure("hangs", f"no answer in {_PATIENCE_S:.0f} s")) from error
+                raise _NoOutputs(Failure("dies", str(died))) from error
+            raise _NoOutputs(Failure("hangs", f"no answer in {_TIMEOUT_S:.0f} s")) from error
         if answer["failed"]:
-            raise _Ended(Failure("refuses", first_line(answer["failed"])))
+            raise _NoOutputs(Failure("refuses", first_line(answer["failed"])))
         return load_arrays(self.folder / "outputs.npz")
 
     def close(self) -> None:
@@ -245,40 +248,39 @@ class _Trials:
     def write(
         self, case: Case, script: str, failure: Failure, folder: Path, way: str, nodes_before: int
     ) -> Reproducer:
-        """Write the folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("run.py", "expected.npz"):  # of an earlier one
+        for name in ("run.py", "expected.npz"):  # of an earlier reproducer
             (folder / name).unlink(missing_ok=True)
         save_onnx(case.model, folder / "model.onnx")
         np.savez(folder / "inputs.npz", **storable(case.feeds))
         tail = ""
         if failure.kind == "wrong":
             expected = self._values(case)
-            wanted = {v.name: expected[v.name] for v in case.model.graph.output if v.name in expected}
-            np.savez(folder / "expected.npz", **storable(wanted))
-            tail = WRONG.format(atol=_largest_error(self.run(case, script), wanted) / 2)
+            outputs = {v.name: expected[v.name] for v in case.model.graph.output if v.name in expected}
+            np.savez(folder / "expected.npz", **storable(outputs))
+            tail = WRONG.format(atol=_largest_error(self.run(case, script), outputs) / 2)
         write_text(folder / "run.py", script + tail)
         result = Reproducer(folder, failure, way, nodes_before, case.nodes, self.count)
         write_json(folder / _REPORT, self._report(case, result))
         return result
 
-    def _report(self, case: Case, made: Reproducer) -> dict[str, object]:
+    def _report(self, case: Case, result: Reproducer) -> dict[str, object]:
         return {
             "target": self.engine.name,
-            "fails": made.failure.kind,
-            "words": made.failure.words,
-            "loaded": made.way,
+            "fails": result.failure.kind,
+            "words": result.failure.words,
+            "loaded": result.way,
             "nodes": [f"{node.op_type} {node.name}" for node in case.model.graph.node],
-            "nodes_before": made.nodes_before,
-            "trials": made.trials,
+            "nodes_before": result.nodes_before,
+            "trials": result.trials,
             "versions": tool_versions(*self.engine.packages),
             "processor": processor(),
         }
 
 
-def _largest_error(found: Values, expected: Values) -> float:
-    """The largest difference of an element; 0 of outputs of another shape, which no tolerance makes equal."""
-    pairs = [(found[name], array) for name, array in expected.items() if found[name].shape == array.shape]
+def _largest_error(actual: Values, expected: Values) -> float:
+    """Return the largest difference of elements; 0 for other shapes, which no tolerance makes equal."""
+    pairs = [(actual[name], array) for name, array in expected.items() if actual[name].shape == array.shape]
     return max((float(np.abs(a - b.astype(float)).max(initial=0.0)) for a, b in pairs), default=0.0)
 
 
@@ -287,7 +289,7 @@ def _has_array(dtype: str | None) -> bool:
 
 
 class _Script(Runner):
-    """A model as its script loads it."""
+    """Runs a case with the runtime's script."""
 
     contains = ""
 
@@ -299,11 +301,11 @@ class _Script(Runner):
         outputs = self._trials.run(self._case, self._script)
         self._trials.only_builds = not outputs
         if not {tensor.name for tensor in self.io.outputs} <= outputs.keys():
-            raise _Ended(None)
+            raise _NoOutputs(None)
         return outputs
 
     def prepare(self, feeds: Feeds) -> Any:
         return lambda: self.infer(feeds)
 
     def close(self) -> None:
-        """Nothing is open: the process stays for the next case."""
+        """Do nothing: the worker process runs the next case, too."""

@@ -1,4 +1,4 @@
-"""Run an artifact whose graph has more outputs, from a file beside its weights."""
+"""Run an artifact with taps as additional outputs, from a copy of its graph beside links to its weights."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ def run_from_file(
     outputs: Mapping[str, str],
     folder: Path,
 ) -> Iterator[Callable[[Feeds], dict[str, Any]]]:
-    """Write the tapped graph beside links to the weights and the manifest, which says the precision.
+    """Write the tapped graph beside links to the weights, with the manifest, which has the precision; yield a
+    function from feeds to tapped tensors and outputs.
 
-    `open_artifact` gives the engine's runner of a file.
+    `open_artifact` opens a file with the engine's runner.
     """
     place = folder / "tapped"
     place.mkdir()
     path = weightless.path.resolve()
     for file in [path, *weightless.beside]:
-        try:  # runtimes need not follow a symbolic link out of the folder
+        try:  # a runtime may refuse a symbolic link out of the folder
             os.link(file, place / file.name)
         except OSError:  # another file system, or one without links
             shutil.copyfile(file, place / file.name)
@@ -52,6 +53,6 @@ def run_from_file(
 
 
 def with_others(outputs: Mapping[str, str], every: Iterable[Any]) -> dict[str, str]:
-    """Return tensor to output, for those that are tapped and for the graph's outputs beside them."""
+    """Return tensor to output, for the taps and for the graph's other outputs."""
     taps = set(outputs.values())
     return {**outputs, **{output.name: output.name for output in every if output.name not in taps}}

@@ -1,25 +1,25 @@
-"""Prove the values of an artifact on this processor: what it computes is what its graph says.
+"""Verify the values of an artifact on this processor: it must compute the function of its graph.
 
-The artifact runs on samples, in every way in which it is loaded. Three outputs are compared, as sums over all
-samples: `ref` of the graph as written, `plain` of the graph without the roundings of activations
+The artifact runs on samples, in every way of loading it. Three outputs are compared, as sums over samples:
+`ref` of the graph as written, `plain` of the graph without roundings of activations
 (`model.graph.reference_forms`), `out` of the artifact.
 
-    q = Σ|ref − plain|²        what rounding costs
-    e = Σ|out − plain|² − q    what execution adds
-    An output fails where e > max(q, floor) + noise: execution adds a larger error than quantization.
+    q = Σ|ref − plain|²        error of rounding
+    e = Σ|out − plain|² − q    error that execution adds
+    An output fails if e > max(q, floor) + noise: execution adds a larger error than quantization.
 
 Let out = ref + d. Then e = Σ|d|² + 2 Σ d·(ref − plain). The error d of a faulty kernel is independent of the
-roundings, so the second sum is nearly 0 and e = Σ|d|². A right kernel that rounds elsewhere, or not at all,
+roundings, so the second sum is nearly 0 and e = Σ|d|². A correct kernel that rounds elsewhere, or not at all,
 has no larger error than ref: Σ|out − plain|² is at most about q, and e about 0, although `out` and `ref`
 differ. Without quantization q is 0, and e = Σ|out − ref|².
 
-The floor is what it costs to round an output once to 8 bits: max(n / 12, 1) * (amax / 127)², n elements of
-largest magnitude amax. In a tiny model all roundings may be 0 by chance, and a right kernel may round to the
-neighbouring integer. The noise is that of the precision that floats are computed in (`judgement.lowest_db`).
+The floor is the error of rounding an output once to 8 bits: max(n / 12, 1) * (amax / 127)², for n elements of
+largest magnitude amax. In a tiny model all roundings may be 0 by chance, and a correct kernel may round to a
+neighbouring integer. The noise is that of the precision of float layers (`judgement.lowest_db`).
 
-Where an output fails, prefixes of the graph are built and compared by the same rule; the first one that fails
-names the layer. Errors that round independently differ over few samples by chance: of a Visformer with random
-weights on OpenVINO, e is up to 1.4 q for single samples, and 0.06 q for 16.
+If an output fails, prefixes of the graph are built and compared by the same rule; the first prefix that fails
+ends in the wrong layer. Over few samples, independent rounding errors differ by chance: for a Visformer with
+random weights on OpenVINO, e is up to 1.4 q for single samples, and 0.06 q for 16.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ from ..spec.tensors import Feeds, ModelIO, format_shape, mismatch, named_extents
 from .base import BuildRequest, Runner
 from .deviation import Deviation
 
-_NOTHING = ModelIO((), ())
+_EMPTY_IO = ModelIO((), ())
 _DECLARE = "declare the extents that the graph gives, or a dynamic axis of another name"
 SUBJECT = "computes what its graph says"
 SAMPLES = 16
-"""Of fewer, the sums tell little: two independent errors as large as q can differ by q."""
+"""With fewer samples the sums are unreliable: two independent errors as large as q can differ by q."""
 _FLOATS = ("fp32", "fp16", "bf16")
 _CHOOSE = frozenset(["ArgMax", "ArgMin", "NonMaxSuppression", "TopK", "Unique"])
-"""Operators whose results the least error can change to any other."""
+"""Operators for which the smallest error can change the result to any other."""
 
-_SHAPES = frozenset(["Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
-_MAGNIFIED = 16.0
-"""Times what is allowed: near the middle of Softmax or Sigmoid, few samples make most of the error."""
+_SHAPE_OPERATORS = frozenset(["Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
+_MAX_MAGNIFIED = 16.0
+"""In multiples of the allowed error: near the middle of Softmax or Sigmoid, few samples make most of it."""
 
 Outputs = dict[str, list[NDArray[Any]]]
 ByWay = dict[str, dict[str, Deviation]]
@@ -78,9 +78,9 @@ ByWay = dict[str, dict[str, Deviation]]
 
 @dataclass(frozen=True)
 class Execution:
-    """How a runtime makes an artifact of a graph's file, and the ways to load it, in words, that of this
-    package first; `halves` is "fp16" or "bf16" where it was told to compute float32 in it, `fixed` the way
-    that loads it for the extents of an input."""
+    """How a runtime runs a graph: `make` builds its file to an artifact; `ways` are functions that load this,
+    by a text, qcompile's first. `halves` is "fp16" or "bf16" if the runtime computes float32 in it; `fixed`
+    is the way that loads the artifact for the extents of one input."""
 
     runtime: str
     make: Callable[[Path, Path], None]
@@ -91,7 +91,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class Values:
-    """What was found: the check for the manifest, why the build fails, from which layer on, the way out."""
+    """Result of `check_values`: the check for the manifest; for a failure its text, first layer and hint."""
 
     checks: Sequence[Check] = ()
     failure: str = ""
@@ -103,64 +103,67 @@ class Values:
 def check_values(
     request: BuildRequest, graph: onnx.ModelProto, artifact: Path, execution: Execution, feeds: Feeds
 ) -> Values:
-    """Compare an artifact with its graph, in every way in which it is loaded.
+    """Compare an artifact with its graph, in every way of loading it.
 
-    Random input beside the request's samples has the extents of `feeds`, which the artifact takes.
+    Random inputs, beside the request's samples, have the extents of `feeds`, on which the artifact has run.
     """
     if rounds_activations(graph) and (reason := why_not_exact(request.spec.isa)):
         warning = f"values are not checked here: {reason}; check them with `qcompile diff` where it runs"
         return Values(warnings=[warning])
     runtime, samples = execution.runtime, list(request.samples)
     random = _random_feeds(graph, feeds, samples)
-    made = [*samples, *random] or [feeds]
-    rounds, whole, places = rounds_activations(graph), graph, before_choices(graph)
-    comparison = ValueComparison(request, execution, made, rounds=rounds, declared=_declared(graph))
-    comparison.others = at_other_extents(graph, made[0])
-    if comparison.others:  # the first once more: nothing may be left of another shape
-        comparison.feeds += [*comparison.others, made[0]]
+    inputs = [*samples, *random] or [feeds]
+    rounds, whole_graph, places = rounds_activations(graph), graph, before_choices(graph)
+    comparison = ValueComparison(request, execution, inputs, rounds=rounds, declared=_declared_io(graph))
+    comparison.other_extents = at_other_extents(graph, inputs[0])
+    if comparison.other_extents:  # repeat the first: no state of another shape may remain
+        comparison.feeds += [*comparison.other_extents, inputs[0]]
     try:
         with ExitStack() as stack:
-            chosen: ByWay = {}
-            if places:  # of what is chosen, shapes alone are compared
-                first = ValueComparison(
-                    request, execution, made[:1], rounds=rounds, declared=comparison.declared
+            choices: ByWay = {}
+            if places:  # behind a choice, only shapes are compared
+                shape_comparison = ValueComparison(
+                    request, execution, inputs[:1], rounds=rounds, declared=comparison.declared
                 )
-                chosen = first.deviations(graph, artifact)
+                choices = shape_comparison.deviations(graph, artifact)
                 graph = part_before(graph, places)
                 folder = stack.enter_context(temporary_folder("part"))
-                artifact = comparison.made(graph, folder)
+                artifact = comparison.build_part(graph, folder)
             try:
                 deviations = comparison.deviations(graph, artifact)
-            except ModelError:  # input that was made up; what ran is left
+            except ModelError:  # on random input; compare without it
                 random = [] if samples else [feeds]
-                comparison.feeds, comparison.others = [*samples, *random], []
+                comparison.feeds, comparison.other_extents = [*samples, *random], []
                 deviations = comparison.deviations(graph, artifact)
     except (EngineUnavailable, ModelError) as error:
         return _not_compared(error.message)
     except BuildError as error:
         words = error.message.removeprefix(f"{request.source or request.model}: ")
         return Values([Check(SUBJECT, False, words)], f"{runtime} does not run it: {words}", "", error.hint)
-    sums = {(way, name): one for way, outputs in deviations.items() for name, one in outputs.items()}
+    sums = {(way, name): each for way, outputs in deviations.items() for name, each in outputs.items()}
     sums |= {
-        (way, name): one for way, outputs in chosen.items() for name, one in outputs.items() if one.is_other
+        (way, name): each
+        for way, outputs in choices.items()
+        for name, each in outputs.items()
+        if each.is_other
     }
     counts = {
         "random inputs": sum(map(samples_in, random)),
-        "of other extents": len(comparison.others) - bool(comparison.refused),
+        "of other extents": len(comparison.other_extents) - bool(comparison.refused),
     }  # fmt: skip
-    of_data = request.spread or f"{sum(map(samples_in, samples))} samples"
+    data_text = request.spread or f"{sum(map(samples_in, samples))} samples"
     parts = [f"{count} {kind}" for kind, count in counts.items() if count]
-    counted = " and ".join([of_data, *parts] if samples else parts).replace("spread and", "spread, and")
+    inputs_text = " and ".join([data_text, *parts] if samples else parts).replace("spread and", "spread, and")
     if places:
-        counted += f", in front of {chosen_by(whole)}"
-    excess = {key: comparison.excess(one) for key, one in sums.items()}
-    every = [item for outputs in (*deviations.values(), *chosen.values()) for item in outputs.items()]
-    uncompared = {name: one.uncompared for name, one in every if one.uncompared}
+        inputs_text += f", in front of {chosen_by(whole_graph)}"
+    excess = {key: comparison.excess(each) for key, each in sums.items()}
+    items = [item for outputs in (*deviations.values(), *choices.values()) for item in outputs.items()]
+    uncompared = {name: each.uncompared for name, each in items if each.uncompared}
     notes: list[str] = []
     layers: dict[str, onnx.NodeProto | None] = {}
     wrong = sorted((key for key in excess if excess[key] > 1), key=lambda key: -excess[key])
     for way, name in wrong:
-        detail = f"{sums[way, name].words(name)}; {counted}"
+        detail = f"{sums[way, name].words(name)}; {inputs_text}"
         if sums[way, name].promised:
             return Values([Check(SUBJECT, False, detail)], f"{detail}, {way}", "", _DECLARE)
         comparison.execution = replace(execution, ways={way: execution.ways[way]})
@@ -168,51 +171,51 @@ def check_values(
             layers[way] = first_layer(graph, lambda tensor: comparison.prefix_fails(graph, tensor))
         layer = layers[way]
         if layer is None and not sums[way, name].is_other:
-            if excess[way, name] <= _MAGNIFIED and (operator := _bounded_by(graph, name)):
-                notes.append(f"every layer is right, and {operator} magnifies what they round")
+            if excess[way, name] <= _MAX_MAGNIFIED and (operator := _bounded_operator(graph, name)):
+                notes.append(f"every layer is right; {operator} magnifies their roundings")
                 continue
             tensors, nodes = behind(graph, _CHOOSE)
-            if name in tensors:  # of nearly equal values another is the largest
+            if name in tensors:  # among nearly equal values, another may be the largest
                 choosing = ", ".join(sorted({node.op_type for node in nodes} & _CHOOSE))
                 uncompared[name] = f"{choosing} may choose other elements: {detail}"
                 continue
-        right = [one for one in execution.ways if all(one != other for other, _ in wrong)]
-        return _failure(comparison, graph, layer, f"{detail}, {way}", way, right)
+        right_ways = [way for way in execution.ways if all(way != other for other, _ in wrong)]
+        return _failure(comparison, graph, layer, f"{detail}, {way}", way, right_ways)
     compared = [key for key in excess if key[1] not in uncompared]
     if not compared:
         return _not_compared(*dict.fromkeys(uncompared.values()))
     way, name = max(compared, key=lambda key: (excess[key], not sums[key].labels))
-    detail = f"{sums[way, name].words(name)}; {counted}, {' and '.join(execution.ways)}"
+    detail = f"{sums[way, name].words(name)}; {inputs_text}, {' and '.join(execution.ways)}"
     notes += [f"output {name!r} is not compared: {reason}" for name, reason in uncompared.items()]
     check = Check(SUBJECT, True, "; ".join([detail, *dict.fromkeys(notes)]))
     return Values([check], warnings=[comparison.refused] if comparison.refused else [])
 
 
-def _declared(graph: onnx.ModelProto) -> ModelIO:
-    """The inputs of a graph, and the outputs for which it declares a shape."""
+def _declared_io(graph: onnx.ModelProto) -> ModelIO:
+    """Return the inputs of a graph, and the outputs with a declared shape."""
     with_shape = {v.name for v in graph.graph.output if v.type.tensor_type.HasField("shape")}
     io = model_io(graph)
     return replace(io, outputs=tuple(tensor for tensor in io.outputs if tensor.name in with_shape))
 
 
-def _bounded_by(graph: onnx.ModelProto, tensor: str) -> str:
-    """The Softmax or Sigmoid that makes a tensor, with nothing but its shape changed since; else empty."""
+def _bounded_operator(graph: onnx.ModelProto, tensor: str) -> str:
+    """Return the Softmax or Sigmoid that makes a tensor, up to changes of shape; else an empty string."""
     made_by = producers(graph.graph)
-    while (node := made_by.get(tensor)) is not None and node.op_type in _SHAPES:
+    while (node := made_by.get(tensor)) is not None and node.op_type in _SHAPE_OPERATORS:
         tensor = str(node.input[0])
     return node.op_type if node is not None and node.op_type in BOUNDED else ""
 
 
 def _random_feeds(graph: onnx.ModelProto, feeds: Feeds, samples: Sequence[Feeds]) -> list[Feeds]:
-    """Random input of the extents of `feeds`, of values that samples show, to make up `SAMPLES` with them."""
+    """Return random input with extents of `feeds` and domains of `samples`, up to `SAMPLES` in all."""
     shapes, count = {name: array.shape for name, array in feeds.items()}, sum(map(samples_in, samples))
     inputs, domains = model_io(graph).inputs, read_domains(graph, samples)
     batches: list[Feeds] = []
     while feeds and count < SAMPLES:
         try:
             values = random_feeds(inputs, seed=len(batches), shapes=shapes, domains=domains)
-            batches.append({**feeds, **values})  # an artifact may take inputs that the optimizer left over
-        except DataError:  # texts cannot be made up
+            batches.append({**feeds, **values})  # an artifact may have inputs that its graph lacks
+        except DataError:  # no random texts
             break
         count += max(samples_in(feeds), 1)
     return batches
@@ -220,15 +223,15 @@ def _random_feeds(graph: onnx.ModelProto, feeds: Feeds, samples: Sequence[Feeds]
 
 def _failure(
     comparison: ValueComparison, graph: onnx.ModelProto, layer: onnx.NodeProto | None, detail: str, way: str,
-    right: Sequence[str],
+    right_ways: Sequence[str],
 ) -> Values:  # fmt: skip
     place = "in the whole graph, and in no prefix of it" if layer is None else f"from layer {layer.name!r} on"
     failure = f"{comparison.execution.runtime} computes something else, {place}: {detail}"
     hint = "choose another target, or give `allow_fallback`; `qcompile reproduce` cuts it down for a report"
     if layer is not None:
         hint = f"keep it in float (`layers` {layer.name}=fp32), {hint}"
-    if right:
-        failure += f"; it is right {' and '.join(right)}, and wrong {way}"
+    if right_ways:
+        failure += f"; it is right {' and '.join(right_ways)}, and wrong {way}"
         hint = (
             "export the model with fixed extents (`inputs`), choose another target, or give `allow_fallback`"
         )
@@ -244,17 +247,17 @@ def _not_compared(*reasons: str) -> Values:
 
 
 class ValueComparison:
-    """Graphs and their artifacts, compared on the same samples; one session is open at a time."""
+    """Compares graphs with their artifacts on the same samples; one session is open at a time."""
 
     def __init__(
         self, request: BuildRequest, execution: Execution, feeds: Sequence[Feeds], *, rounds: bool,
-        declared: ModelIO = _NOTHING,
+        declared: ModelIO = _EMPTY_IO,
     ) -> None:  # fmt: skip
         self.execution, self.feeds, self.declared = execution, list(feeds), declared
-        self.others: list[Feeds] = []  # those of `feeds` that the graph may refuse
-        self.refused = ""  # what the artifact said to extents that nobody gave
+        self.other_extents: list[Feeds] = []  # inputs in `feeds` that the graph may refuse
+        self.refused = ""  # the artifact's error on such an input
         precision, floats = request.precision, request.spec.floats
-        # Where weights alone are rounded, the runtime may round activations, too.
+        # If only weights are rounded, the runtime may round activations, too.
         computed_in = precision if precision in _FLOATS or not rounds else "" if floats == "fp32" else floats
         self.noise_db = lowest_db(computed_in) if computed_in else None
         self.integers = rounds or precision not in _FLOATS
@@ -262,7 +265,7 @@ class ValueComparison:
         self.progress = request.progress
 
     def deviations(self, graph: onnx.ModelProto, artifact: Path) -> ByWay:
-        """Return way to output to its deviation."""
+        """Return the deviation of each output, by way of loading and name."""
         self.progress("compare with its graph")
         written, halves = without_saturation(graph), self.execution.halves
         rounds = rounds_activations(graph) or halves
@@ -271,41 +274,41 @@ class ValueComparison:
         dependent, draws = value_dependent(graph), is_random(graph)
         by_way: ByWay = {}
         for words, opened in self.execution.ways.items():
-            sums = {name: Deviation() for name in ref}
+            outputs = {name: Deviation() for name in ref}
             with opened(artifact) as runner:
                 for index, feeds in enumerate(self.feeds):
-                    made_up = any(feeds is other for other in self.others)
-                    if words == self.execution.fixed and made_up:
+                    has_other_extents = any(feeds is other for other in self.other_extents)
+                    if words == self.execution.fixed and has_other_extents:
                         continue
                     try:
                         out = runner.infer({tensor.name: feeds[tensor.name] for tensor in runner.io.inputs})
                     except ModelError as error:
-                        if made_up and not self._is_another_batch(feeds):
-                            self.refused = f"{error.message} ({words}): such input is refused when it runs"
+                        if has_other_extents and not self._is_another_batch(feeds):
+                            self.refused = f"{error.message} ({words}): the artifact refuses such input"
                             continue
                         raise BuildError(f"{error.message} ({words})", hint=error.hint) from error
-                    for name, one in sums.items():
-                        a, b, found = ref[name][index], plain[name][index], out.get(name)
+                    for name, sums in outputs.items():
+                        a, b, output = ref[name][index], plain[name][index], out.get(name)
                         decider = dependent.get(name, "")
-                        if differs := mismatch(a, found):
-                            is_alike = found is not None and (a.ndim, a.dtype) == (found.ndim, found.dtype)
+                        if difference := mismatch(a, output):
+                            is_alike = output is not None and (a.ndim, a.dtype) == (output.ndim, output.dtype)
                             if decider and is_alike:
-                                one.uncompared = f"its extents depend on values ({decider})"
+                                sums.uncompared = f"its extents depend on values ({decider})"
                             else:
-                                one.mismatch = f"is {differs[1]} where its graph gives {differs[0]}"
+                                sums.mismatch = f"is {difference[1]} where its graph gives {difference[0]}"
                         elif draws:
-                            one.uncompared = "operators of the graph draw random numbers"
+                            sums.uncompared = "operators of the graph draw random numbers"
                         elif a.shape != b.shape:
-                            one.uncompared = "its extents depend on what is rounded"
-                        elif found is not None:
-                            one.add(a, b, found)
-                        if found is not None and not made_up:
-                            one.promised = one.promised or self._unlike_declared(name, feeds, found, decider)
-            by_way[words] = sums
+                            sums.uncompared = "its extents depend on rounded values"
+                        elif output is not None:
+                            sums.add(a, b, output)
+                        if output is not None and not has_other_extents:
+                            sums.promised = sums.promised or self._shape_error(name, feeds, output, decider)
+            by_way[words] = outputs
         return by_way
 
-    def _unlike_declared(self, name: str, feeds: Feeds, found: NDArray[Any], decider: str) -> str:
-        """How the extents of an output differ from what is declared; empty where they do not."""
+    def _shape_error(self, name: str, feeds: Feeds, output: NDArray[Any], decider: str) -> str:
+        """Return how the extents of an output differ from the declared shape; empty if they fit."""
         tensor = next((tensor for tensor in self.declared.outputs if tensor.name == name), None)
         if tensor is None:
             return ""
@@ -313,42 +316,42 @@ class ValueComparison:
         extents = named_extents(self.declared.inputs, shapes)
         fits = (
             extent in extents.get(dim, {extent}) if isinstance(dim, str) else dim < 1 or dim == extent
-            for dim, extent in zip(tensor.shape, found.shape, strict=False)
+            for dim, extent in zip(tensor.shape, output.shape, strict=False)
         )  # fmt: skip
-        if found.ndim == len(tensor.shape) and all(fits):
+        if output.ndim == len(tensor.shape) and all(fits):
             return ""
-        return f"is {format_shape(found.shape)} where the file declares {format_shape(tensor.shape)}"
+        return f"is {format_shape(output.shape)} where the file declares {format_shape(tensor.shape)}"
 
     def _is_another_batch(self, feeds: Feeds) -> bool:
         first = self.feeds[0]
         return any(array.shape[:1] != first[name].shape[:1] for name, array in feeds.items())
 
     def excess(self, deviation: Deviation) -> float:
-        """Return what execution adds to an output, as a share of what is allowed."""
+        """Return the error that execution adds to an output, as a share of the allowed error."""
         return deviation.excess(integers=self.integers, noise_db=self.noise_db)
 
     def prefix_fails(self, graph: onnx.ModelProto, tensor: str) -> bool:
-        """Return whether the part of a graph before a tensor fails, built as the whole."""
+        """Return whether the part of a graph up to a tensor fails, built like the whole."""
         part = copy_model(graph)
         cut(part, [tensor])
         with temporary_folder("prefix") as folder:
             try:
-                by_way = self.deviations(part, self.made(part, folder))
-            except QCompileError:  # a prefix that cannot be built tells nothing
+                by_way = self.deviations(part, self.build_part(part, folder))
+            except QCompileError:  # a prefix that cannot be built is no evidence
                 return False
         return any(self.excess(sums) > 1 for outputs in by_way.values() for sums in outputs.values())
 
-    def made(self, graph: onnx.ModelProto, folder: Path) -> Path:
-        """Build a part of the graph as the whole was, in a folder; return the artifact."""
+    def build_part(self, graph: onnx.ModelProto, folder: Path) -> Path:
+        """Build a part of the graph in a folder, like the whole; return the artifact."""
         path, artifact = folder / "part.onnx", folder / "artifact.onnx"
         save_onnx(graph, path)
         self.execution.make(path, artifact)
         return artifact
 
     def _outputs(self, graph: onnx.ModelProto, *, is_first: bool = False) -> Outputs:
-        """Outputs of a graph by name, each a list by sample, without integer kernels.
+        """Return the outputs of a graph by name, each a list by sample, computed without integer kernels.
 
-        Other extents that the graph does not take go, where it `is_first` to run.
+        `is_first` marks the first graph to run: it drops `other_extents` that the graph refuses.
         """
         io = model_io(graph)
         names = [tensor.name for tensor in io.outputs]
@@ -361,9 +364,9 @@ class ValueComparison:
             try:
                 runs.append(run_session(session, names, few, "the graph"))
             except ModelError:
-                if not is_first or not any(feeds is other for other in self.others):
+                if not is_first or not any(feeds is other for other in self.other_extents):
                     raise
-                self.others = [other for other in self.others if other is not feeds]
+                self.other_extents = [other for other in self.other_extents if other is not feeds]
                 self.feeds = [one for one in self.feeds if one is not feeds]
         return {
             name: arrays
@@ -373,13 +376,13 @@ class ValueComparison:
 
 
 _FUSED = frozenset(["Add", "Cast", "Clip", "Mul", "Relu"])
-"""Operators that runtimes fuse into the kernel in front of them, without Q/DQ in between."""
+"""Operators that runtimes fuse into the preceding kernel, without Q/DQ in between."""
 
 
 def first_layer(graph: onnx.ModelProto, fails: Callable[[str], bool]) -> onnx.NodeProto | None:
-    """Return the weighted node of the first prefix that fails; None where no prefix does.
+    """Return the weighted node of the first prefix that fails, or None if no prefix fails.
 
-    Prefixes are halved: where one fails, its ancestors remain; where one does not, they go.
+    Binary search: if a prefix fails, only its ancestors remain; else they are excluded.
     """
     weighted = {node.name: node for nodes in weighted_nodes(graph).values() for node in nodes}
     suspects = [node for node in graph.graph.node if node.name in weighted]
@@ -387,7 +390,7 @@ def first_layer(graph: onnx.ModelProto, fails: Callable[[str], bool]) -> onnx.No
     first_failing: onnx.NodeProto | None = None
     while suspects:
         middle = suspects[len(suspects) // 2]
-        tensor = _result(middle, readers, weighted)
+        tensor = _result_tensor(middle, readers, weighted)
         before = _ancestors(tensor, made_by) - {middle.name}
         if fails(tensor):
             first_failing = middle
@@ -397,16 +400,16 @@ def first_layer(graph: onnx.ModelProto, fails: Callable[[str], bool]) -> onnx.No
     return first_failing
 
 
-def _result(
+def _result_tensor(
     node: onnx.NodeProto, readers: Mapping[str, Sequence[onnx.NodeProto]], layers: Collection[str]
 ) -> str:
-    """The tensor that shows what a layer computes: quantized, else behind what is fused with it."""
+    """Return the tensor with the result of a layer: behind its quantization, else behind fused operators."""
     fused = tensor = str(node.output[0])
     is_fused = True
     while True:
-        behind = readers.get(tensor, [])
-        quantized = [node for node in behind if node.op_type == "QuantizeLinear"]
-        follower = quantized[0] if quantized else behind[0] if len(behind) == 1 else None
+        next_nodes = readers.get(tensor, [])
+        quantized = [node for node in next_nodes if node.op_type == "QuantizeLinear"]
+        follower = quantized[0] if quantized else next_nodes[0] if len(next_nodes) == 1 else None
         if follower is None or follower.name in layers:
             return fused
         tensor = str(follower.output[0])

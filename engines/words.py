@@ -1,5 +1,5 @@
-"""What an engine's folder says of it beside its code: for `doctor`, `init`, `auto` and `deploy`; what its
-runtime computes wrongly."""
+"""Data that an engine's folder declares for `doctor`, `init`, `auto` and `deploy`, and known faults of its
+runtime."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..spec.words import Mode, Precision
 
 State = Literal["fast", "runs", "emulated", "builds", "no"]
 Verdict = tuple[State, str, str]
-"""How a precision runs, why it is not fast, and the way out; an empty way out is another target's, by
-`doctor`, where one has the precision."""
+"""State of a precision, the reason unless it is fast, and the fix. For an empty fix, `doctor` names another
+target that has the precision, if any."""
 FAST: Verdict = ("fast", "", "")
 FOUR_BITS: Verdict = ("runs", "weights alone have 4 bits: less memory, the products are of wider types", "")
 
@@ -21,11 +21,11 @@ When = Literal["float", "float alone", "static", "dynamic", "bf16", "named"]
 
 @dataclass(frozen=True)
 class Proposal:
-    """An artifact that a recipe may have, and why, for the recipe's comment.
+    """An artifact that a recipe may have, with the reason for the recipe's comment.
 
-    It is proposed `when` a model is "float", or one of which no static INT8 is proposed ("float alone"); for
-    "static" or "dynamic" INT8; for a processor that multiplies in "bf16"; or where its target is "named". Its
-    `mode` of quantization is empty for static.
+    `when` is the condition: a "float" model; a float model without static INT8 ("float alone"); "static" or
+    "dynamic" INT8 is possible; the processor multiplies in "bf16"; or the user named the target ("named").
+    `mode` is the mode of quantization, empty for static.
     """
 
     name: str
@@ -37,15 +37,15 @@ class Proposal:
 
 @dataclass(frozen=True)
 class TritonBackend:
-    """One of Triton's backends.
+    """A backend of Triton.
 
     Attributes:
-        platform: As Triton's `platform` spells it; empty where the backend has none.
-        file: Name of the model in a version's folder; the one it looks for by itself is `default_file`.
-        dtypes: numpy's names of the types that it takes.
-        kinds: Where instances can run; the first is where its artifacts were checked.
-        batches: Whether its dynamic batch is any batch up to the largest.
-        infers_extents: Whether it infers extents that a file leaves open, and wants just these configured.
+        platform: Value of `platform` in Triton's configuration, which may be empty.
+        file: Name of the model file in a version's folder; `default_file` is Triton's if that differs.
+        dtypes: Supported types, by numpy's names.
+        kinds: Devices for instances, "cpu" or "gpu"; artifacts were checked on the first.
+        batches: Whether dynamic batching accepts every batch size up to the maximum.
+        infers_extents: Whether it infers extents that a file leaves open; the configuration must match them.
     """
 
     name: str
@@ -65,19 +65,19 @@ TRITON_TYPES = {
         "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 bfloat16 string"
     ).split()
 }
-"""numpy's name of a type to Triton's."""
+"""numpy's type name to Triton's."""
 
 
 @dataclass(frozen=True)
 class KnownFault:
-    """An operator that a runtime computes wrongly, and what is done about it.
+    """An operator that a runtime computes wrongly, and the action on it.
 
     Attributes:
-        what: What the runtime does, as the end of a sentence that begins with the operator.
-        versions: Target to the first version that has it, and the first without: "" where there is no bound.
-        precisions: The precisions that are affected, as `gpus` such as "sm120"; empty for all.
-        profiles: How many optimization profiles it takes.
-        hint: The way out where the build is refused.
+        what: The wrong behavior, as the end of a sentence that begins with the operator.
+        versions: Target to the first version with the fault and the first without it; "" for no bound.
+        precisions: Affected precisions, and `gpus` ("sm120"); empty for all.
+        profiles: Least number of optimization profiles with the fault.
+        hint: Hint of the error if the build is refused.
     """
 
     name: str
@@ -92,7 +92,7 @@ class KnownFault:
     hint: str = ""
 
     def affects(self, target: str, version: str, gpu: str = "") -> bool:
-        """Whether a version such as "10.16.1.11" has it, on a GPU such as "sm120" or, empty, any."""
+        """Return whether a version ("10.16.1.11") has the fault on a GPU ("sm120", or empty if unknown)."""
         if target not in self.versions or (self.gpus and gpu not in self.gpus):
             return False
         since, until = self.versions[target]

@@ -385,7 +385,7 @@ def test_runtimes_tell_the_times_of_what_they_execute(tiny_file: MakePath, tmp_p
     assert any(name.startswith("conv2") for name in vino_ms)
     assert all(taken_ms > 0.0 for taken_ms in (*onnx_ms.values(), *vino_ms.values()))
     assert results.row("net").layer_times_ms == {}
-    assert "layer times: pytorch tells no time of single layers" in results.row("net").warnings
+    assert "layer times: pytorch reports no time per layer" in results.row("net").warnings
     assert all(row.status == "measured" and row.latency for row in results.rows)
     assert load_results(tmp_path / "r.json").as_json() == results.as_json()
     jsonschema.validate(results.as_json(), json.loads(SCHEMA.read_text()))

@@ -36,4 +36,4 @@ def test_the_command_says_what_is_left(qc: Qc, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("mine")
     code, _, err = qc("reproduce", path, "--target", "onnxruntime", "-o", tmp_path / "mine")
-    assert (code, "is there, and no reproducer" in err) == (2, True)
+    assert (code, "exists and is no reproducer" in err) == (2, True)

@@ -103,7 +103,7 @@ def test_a_network_of_lookups_is_half_in_its_tensors_and_has_no_int8() -> None:
     }
     weighed = weigh("fp16", outcome("fp16", **nothing), {})
     assert not weighed.failure
-    assert weighed.warnings == ("no layer of it computes products: fp16 is the type of its tensors alone",)
+    assert weighed.warnings == ("no layer multiplies: fp16 is the type of its tensors alone",)
     assert "no layer computes" in weigh("int8", outcome("int8", **nothing), {}).failure
     nothing["proof"] = {"layers_by_precision": {"fp16": {}, "fp32": {"MatMul": 2}}}
     assert "2 in fp32" in weigh("fp16", outcome("fp16", **nothing), {}).failure

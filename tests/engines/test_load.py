@@ -230,7 +230,7 @@ def test_the_processor_may_be_named(tiny_file: MakePath, torch_model: str) -> No
 
 def test_engines_refuse_a_wrong_device(engine_file: Path, tiny_file: MakePath, tmp_path: Path) -> None:
     built = build(tiny_file("mlp"), tmp_path / "o.onnx", target="openvino").path
-    with pytest.raises(InvalidOption, match="openvino has no use for them"):
+    with pytest.raises(InvalidOption, match="openvino supports none of them"):
         load(built, device="cuda")
     with pytest.raises(InvalidOption, match="tensorrt-rtx runs on a GPU, not on the processor"):
         load(engine_file, device="cpu")

@@ -156,5 +156,5 @@ def test_roundings_that_a_softmax_magnifies_are_no_fault(tmp_path: Path) -> None
 
     right = checked(tmp_path / "m.onnx", samples, "int8", nudged(0.6))
     assert not right.failure
-    assert "every layer is right, and Softmax magnifies what they round" in right.checks[0].detail
+    assert "every layer is right; Softmax magnifies their roundings" in right.checks[0].detail
     assert checked(tmp_path / "m.onnx", samples, "int8", nudged(20.0)).failure

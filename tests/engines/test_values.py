@@ -230,7 +230,7 @@ def test_extents_that_nobody_gave_and_openvino_refuses_are_a_warning(tmp_path: P
     built = qcompile.build(model, tmp_path / "b.onnx", target="openvino", data=str(tmp_path / "x.npz"))
     (warning,) = built.manifest.warnings
     assert "OpenVINO fails on x:4x1x1x4" in warning
-    assert "such input is refused" in warning
+    assert "the artifact refuses such input" in warning
     assert "of other extents, " in check_of(built).detail
 
 

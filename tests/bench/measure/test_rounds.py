@@ -226,5 +226,5 @@ def test_a_runtime_without_streams_says_so() -> None:
         infer = prepare = close = None  # type: ignore[assignment]
 
     Plain.__abstractmethods__ = frozenset()
-    with pytest.raises(InvalidOption, match="`streams`: this runtime has one inference under way at a time"):
+    with pytest.raises(InvalidOption, match="`streams`: this runtime runs one inference at a time"):
         Plain().in_flight({}, 2)  # type: ignore[abstract]

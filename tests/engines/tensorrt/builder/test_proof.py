@@ -70,7 +70,7 @@ def test_more_than_a_tenth_fails_and_is_kept_under_another_name(machine: OnMachi
     with pytest.raises(IntentNotReached, match=said) as caught:
         machine("8.5.3", **missed(6)).build(model, "fp16")
     assert not (tmp_path / "built" / "m.engine").exists()
-    assert caught.value.hint.endswith("; what was built is kept as m.rejected.engine")
+    assert caught.value.hint.endswith("; the artifact is saved as m.rejected.engine")
     kept = load_artifact(tmp_path / "built" / "m.rejected.engine")
     assert kept.manifest.precision == "fp16"
     assert kept.manifest.proof["missed_share"] == pytest.approx(6 / LAYERS, abs=1e-4)
@@ -159,7 +159,7 @@ def test_an_engine_that_cannot_be_loaded_is_kept_without_manifest(machine: OnMac
     here.module.Runtime.deserialize_cuda_engine = lambda *_: None
     with pytest.raises(BuildError, match=r"the engine just built: .* cannot load it") as caught:
         here.build(chain(tmp_path / "m.onnx"), "fp16")
-    assert caught.value.hint == "what was built is kept as m.rejected.engine"
+    assert caught.value.hint == "the artifact is saved as m.rejected.engine"
     assert [path.name for path in (tmp_path / "built").iterdir()] == ["m.rejected.engine"]
 
 
