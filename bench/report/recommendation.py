@@ -1,4 +1,4 @@
-"""Say in one sentence which artifact to use, and why not the others: what `auto` ends with."""
+"""State in one sentence which artifact to use, and the reasons against the others: the outcome of `auto`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .summary import faster, listed, summarize, why_not
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What `auto` ends with.
+    """The outcome of `auto`.
 
     Attributes:
-        artifact, nearest: The artifact to use; where none is faster within the budget, what comes nearest.
+        artifact, nearest: The artifact to use; if none is faster within the budget, "" and the closest one.
         over_baseline, over_onnx: Speed-up over the baseline and over FP32 on ONNX Runtime, as `value`, `low`,
-            `high` and `verdict`; None where there is none.
-        others: Every other artifact to why it is not the one.
+            `high` and `verdict`; None if not compared.
+        others: Each other artifact and the reason against it.
     """
 
     artifact: str
@@ -42,7 +42,7 @@ class Recommendation:
 
 
 def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendation:
-    """Return what to use of what `bench` or `run` measured, within a budget."""
+    """Return the artifact to use among those that `bench` or `run` measured, within a budget."""
     source = read_source(results_path, budget=budget)
     summary = summarize(source)
     recommended = summary.recommended
@@ -76,7 +76,7 @@ def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendati
 
 
 def _none(source: ReportSource, headline: str, caveats: Sequence[str]) -> Recommendation:
-    """Nothing is faster within the budget: what comes nearest, and what speaks against it."""
+    """Return an outcome without an artifact to use: the nearest one, and the reason against it."""
     subjects = [s for s in source.measured if not s.is_baseline and s.name not in (BASELINE, ORIGINAL)]
     quick = [subject for subject in subjects if subject.verdict == "faster"]
     near = min(quick, key=_largest_drop, default=None) or max(subjects, key=_gain, default=None)
@@ -100,8 +100,8 @@ def _gains(
     over_onnx: Speedup | None,
 ) -> str:
     base = source.baseline_of(recommended)
-    assert base is not None, "the recommended one was compared with it"
-    assert recommended.speedup is not None, "the recommended one is faster than the baseline"
+    assert base is not None, "the recommended artifact was compared with it"
+    assert recommended.speedup is not None, "the recommended artifact is faster than the baseline"
     parts = [f"{' '.join(speedup_text(recommended.speedup))} as fast as {base.label}"]
     if over_onnx is not None and onnx is not None:
         parts[0] += f" and {' '.join(speedup_text(over_onnx))} as fast as {onnx.label}"
