@@ -121,7 +121,7 @@ def _details(proof: object, precision: str, *, verbose: bool) -> list[str]:
 
 
 def _searched(proof: dict[str, Any], *, verbose: bool) -> list[str]:
-    """What was tried, and where channels were evened out; each place where that is asked for."""
+    """Return the tried candidates and the number of smoothed tensors; with `verbose`, also their names."""
     lines = [
         f"tried: {trial['tried']}: {trial.get('refused') or '{:.1f} dB'.format(trial['snr_db'])}"
         for trial in proof.get("search", [])
@@ -183,12 +183,12 @@ def build(session: Session, options: BuildCommand) -> None:
             f"tactics, {bytes_text(float(str(proof['device_memory_bytes'])))} of device memory"
         )
     elif artifact.manifest.kind == "engine" and not proof.get("has_run"):
-        lines.append("it has not been run: the proof is the types of the network")
+        lines.append("not run: verified only by the types of the network")
     present_artifact(session, artifact, *lines)
 
 
 def _computing(proof: Mapping[str, Any], precision: str) -> list[str]:
-    """How many of all layers that multiply are in the precision, their share, and the others with reasons."""
+    """Return count and share of the layers that compute in `precision`, and the float ones with reasons."""
     found = proof.get("computing_layers")
     if found is None:
         counts = f"{proof['reached_in_precision']} of {proof['planned_in_precision']}"
@@ -202,7 +202,7 @@ def _computing(proof: Mapping[str, Any], precision: str) -> list[str]:
 
 
 def _unreported(proof: Mapping[str, object]) -> str:
-    """How many layers the runtime does not report, and what else shows their precision."""
+    """Return the number of layers that the runtime does not report, and the evidence of their precision."""
     layers, evidence = proof.get("unreported"), proof.get("evidence")
     if not (isinstance(layers, dict) and layers):
         return ""
@@ -210,7 +210,7 @@ def _unreported(proof: Mapping[str, object]) -> str:
 
 
 def _note_layers(session: Session, proof: object) -> None:
-    """With -v, every layer that missed or is unreported; a message names the largest alone."""
+    """With `-v`, print every missed or unreported layer; the error message names only the largest one."""
     assert isinstance(proof, Mapping), "a manifest's, or an error's"
     for kind in ("missed", "unreported") if session.verbose else ():
         layers = proof.get(kind)

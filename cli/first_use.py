@@ -50,7 +50,7 @@ def auto(session: Session, options: AutoCommand) -> int:
 
 
 def _shown(path: Path) -> str:
-    """Relative to the working folder where that is shorter."""
+    """Return the path relative to the working folder if that is shorter, else the path itself."""
     return min(os.path.relpath(path), str(path), key=len)
 
 

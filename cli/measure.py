@@ -188,7 +188,7 @@ def _layers(session: Session, options: DiffCommand) -> int:
 
 @contextmanager
 def _source(session: Session, options: DiffCommand) -> Iterator[EngineSource | None]:
-    """What an engine was built from; None for other artifacts, and where its outputs are enough."""
+    """Yield the graph and options that an engine was built from, or None to compare only the outputs."""
     from ..bench.diff.layers.rebuild import EngineSource
     from ..bench.diff.layers.sides import artifact_side
 
@@ -199,7 +199,7 @@ def _source(session: Session, options: DiffCommand) -> Iterator[EngineSource | N
         from ..core.artifact import read_manifest
         from ..errors import InvalidOption
 
-        artifact_side(options.artifact, trust=options.trust)  # whether it can run, before any work
+        artifact_side(options.artifact, trust=options.trust)  # raises early if it cannot run here
         with ExitStack() as stack:
             try:
                 model = options.graph or options.reference
@@ -221,7 +221,7 @@ def _source(session: Session, options: DiffCommand) -> Iterator[EngineSource | N
 
 
 def _fields_apart(kind: type, other: type) -> list[str]:
-    """The options of a spec that another one lacks."""
+    """Return the options of `kind` that `other` lacks."""
     present = {option.name for option in fields_of(other)}
     return [option.name for option in fields_of(kind) if option.name not in present]
 
@@ -236,7 +236,7 @@ ROWS = 15
 
 
 def layers_table(diff: LayerDiff, *, rows: int = ROWS) -> Table:
-    """Return the table of the layers that lose most, the first bad one on top."""
+    """Return the table of the layers with the largest loss, the first bad one on top."""
     table = tables.make_table(
         f"{diff.artifact} against {diff.reference}: {diff.samples} samples, {len(diff.layers)} of "
         f"{diff.pairs.paired} pairs of tensors, judged as {diff.precision}",
@@ -259,7 +259,7 @@ def layers_table(diff: LayerDiff, *, rows: int = ROWS) -> Table:
 
 
 def verdict(diff: LayerDiff) -> str:
-    """Return the finding in a sentence."""
+    """Return the finding as a sentence."""
     if diff.first_bad is None:
         seen = "no tensor diverges" if diff.complete else f"none of the {len(diff.layers)} measured diverges"
         lowest = min((layer.snr_db for layer in diff.layers), default=math.inf)
@@ -279,7 +279,7 @@ def verdict(diff: LayerDiff) -> str:
 
 
 def neighbourhood(diff: LayerDiff) -> list[str]:
-    """Return the first bad tensor, what it is made of and what reads it, two steps each way."""
+    """Return the first bad tensor with its producers and consumers, two steps each way."""
     if not diff.around:
         return []
     lines = [_line(diff.around[0], "")]
@@ -290,7 +290,7 @@ def neighbourhood(diff: LayerDiff) -> list[str]:
 
 
 def inside(diff: LayerDiff) -> list[str]:
-    """Return what the search inside an engine took, and what it could not tell."""
+    """Return the builds and the finding of the search inside an engine, and its open questions."""
     search = diff.engine
     if search is None:
         return []
@@ -309,7 +309,7 @@ def footer(diff: LayerDiff) -> str:
 
 
 def unpaired(diff: LayerDiff) -> str:
-    """Return how many tensors have no partner; empty when all have."""
+    """Return the number of tensors without a partner, with examples; empty if all have one."""
     sides = {"reference": diff.pairs.reference_only, "artifact": diff.pairs.artifact_only}
     parts = [
         f"{len(names)} of the {side} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"

@@ -1,4 +1,4 @@
-"""The verbs of recipes, `run`, `sweep` and `worker`, and the workers of `--scheduler`."""
+"""The verbs of recipes, `run`, `sweep` and `worker`, and the connection to a `--scheduler`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _WORKER = "worker"
 def executor_of(
     session: Session, options: recipes.SchedulerOptions, output: Path
 ) -> Iterator[Executor | None]:
-    """Connect to the scheduler that was typed; None without one: this process carries the stages out.
+    """Connect to the scheduler of the options and yield it; without one, yield None to run the stages here.
 
-    Local workers keep their files in the folder of the artifacts, `output`.
+    Local workers store their files in `output`, the folder of the artifacts.
     """
     if not options.scheduler:
         for option in fields_of(recipes.SchedulerOptions):
@@ -58,7 +58,7 @@ def executor_of(
 
 
 def listener_of(session: Session, executor: Executor | None = None) -> StageListener:
-    """Return what prints a line for each stage that was carried out, and where."""
+    """Return a function that prints a line for each finished stage, with its worker."""
     did: Mapping[str, str] = getattr(executor, "did", {})
 
     def listener(stage: str, state: str, seconds: float, /) -> None:
@@ -96,7 +96,7 @@ def carry_out(
     run_recipe: Callable[..., RunReport],
     plan: Callable[..., Plan],
 ) -> int:
-    """Run a recipe, or print what a run would do; return the exit code."""
+    """Run a recipe, or print the plan of a run; return the exit code."""
     from ..pipeline.recipe.recipe import read_recipe
 
     recipe = read_recipe(path)
@@ -104,7 +104,7 @@ def carry_out(
         refuse_trust("model.trust of the recipe")
     if options.dry_run and options.scheduler:
         raise InvalidOption(
-            "`dry_run` tells what this machine would do; it is required without `scheduler`",
+            "`dry_run` plans for this machine; it is required without `scheduler`",
             hint="leave one of them out",
             option="dry_run",
         )
@@ -124,7 +124,7 @@ def carry_out(
 
 
 def _present(session: Session, report: RunReport) -> int:
-    """Print what a run did, and the table of what was measured; return the exit code."""
+    """Print the outcome of a run and the table of its measurements; return the exit code."""
     results = report.results
     session.json(
         {
@@ -144,7 +144,7 @@ def _present(session: Session, report: RunReport) -> int:
         present_results(session, results)
     elif not session.quiet:
         session.table(_artifacts_table(report))
-    if session.quiet or not results:  # else the table's rows have said it
+    if session.quiet or not results:  # otherwise the table shows the failures
         session.warn(f"{name}: not built: {error}" for name, error in report.failures.items())
     if not report.failures and all(state == "skipped" for state in report.stages.values()):
         session.note("nothing changed: every stage was done already (--again bench measures again)")
@@ -160,7 +160,7 @@ def _present(session: Session, report: RunReport) -> int:
 
 
 def _present_budget(session: Session, budget: dict[str, str] | None) -> bool:
-    """Print what keeps the budget and what speaks against the others; return whether anything keeps it."""
+    """Print the artifacts within the budget and the reasons against the others; return if any is within."""
     if budget is None:
         return True
     within = [name for name, reason in budget.items() if not reason]
@@ -229,7 +229,7 @@ def sweep(session: Session, options: recipes.SweepCommand) -> int:
     files=False,
 )
 def worker(session: Session, options: recipes.WorkerCommand) -> None:
-    """Print what the worker announces, and work until a signal ends it."""
+    """Print the worker's announcement, and work until a signal ends it."""
     from ..pipeline.cluster.connection import serve
 
     joined: list[str] = []
