@@ -33,7 +33,7 @@ def inspect(session: Session, options: InspectCommand) -> int:
     facts = look(options.file, options)
     session.json(facts)
     session.say(f"{facts['file']}: {facts['kind']}, {tables.bytes_text(facts['size_bytes'])}")
-    _SHOW.get(facts["kind"], _show_manifest)(session, facts)
+    _PRINTERS.get(facts["kind"], _show_manifest)(session, facts)
     return 0 if facts.get("matches_manifest", True) else 1
 
 
@@ -120,7 +120,7 @@ def _show_manifest(session: Session, facts: dict[str, Any]) -> None:
     session.warn(manifest["warnings"])
 
 
-_SHOW = {
+_PRINTERS = {
     "onnx": _show_onnx,
     "engine": _show_program,
     "torchscript": _show_program,
@@ -175,12 +175,12 @@ def _show_targets(session: Session, diagnosis: Diagnosis) -> None:
 
 def _show_precisions(session: Session, diagnosis: Diagnosis) -> None:
     """Print one row per target and device, and below, each reason once with its precisions."""
-    missing = {state.target for state in diagnosis.targets if state.why_not_build}  # their table has it
+    without_build = {state.target for state in diagnosis.targets if state.why_not_build}  # their table has it
     rows: dict[tuple[str, str], dict[str, str]] = {}
     reasons: dict[tuple[str, str, str], list[str]] = {}
     for cell in diagnosis.precisions:
         rows.setdefault((cell.target, cell.device), {})[cell.precision] = cell.state
-        if cell.reason and cell.target not in missing:
+        if cell.reason and cell.target not in without_build:
             reasons.setdefault((cell.target, cell.reason, cell.fix), []).append(cell.precision)
     precisions = list(next(iter(rows.values()), {}))
     table = tables.make_table("precisions on this machine", "target", "on", *precisions, text=True)
@@ -188,8 +188,8 @@ def _show_precisions(session: Session, diagnosis: Diagnosis) -> None:
         tables.add_row(table, target, device, *(states[name] for name in precisions))
     session.table(table)
     for (target, reason, fix), names in reasons.items():
-        way_out = f"; {session.spelled(fix)}" * bool(fix)
-        session.say(f"  {target} {', '.join(dict.fromkeys(names))}: {reason}{way_out}")
+        fix_text = f"; {session.spelled(fix)}" * bool(fix)
+        session.say(f"  {target} {', '.join(dict.fromkeys(names))}: {reason}{fix_text}")
     session.say("  concluded from instruction sets and tables, not measured: qcompile bench measures")
 
 

@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> None:
         _occupy_closed_streams()
         arguments = sys.argv[1:]
     for stream in (sys.stdout, sys.stderr):
-        _never_fail(stream)
+        _replace_missing_signs(stream)
     with StopSignals() as stop:
         try:
             code = _run(arguments, stop)
@@ -110,11 +110,11 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-_SPELLED = {"≥": ">=", "…": "...", "·": "|", "─": "-", "×": "x"}
+_ASCII_SIGNS = {"≥": ">=", "…": "...", "·": "|", "─": "-", "×": "x"}
 """ASCII replacements of the other signs in qcompile's texts."""
 
 
-def _never_fail(stream: object) -> None:
+def _replace_missing_signs(stream: object) -> None:
     """Make a stream, if its encoding is not Unicode's, replace signs that it lacks by ASCII; in place."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors=_IN_ASCII)
@@ -123,7 +123,7 @@ def _never_fail(stream: object) -> None:
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
     signs = error.object[error.start : error.end]
-    texts = (_SPELLED.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in signs)
+    texts = (_ASCII_SIGNS.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in signs)
     return "".join(texts), error.end
 
 
@@ -181,7 +181,7 @@ def _run(arguments: list[str], stop: StopSignals) -> int:
     except Exception as error:
         if stop.received:  # a library turned `Stopped`, raised in its callback, into another error
             return _present_stop(stop)
-        return _present_error(_strange_name(error, arguments), as_json=as_json, verbose=verbose)
+        return _present_error(_translate_bad_name(error, arguments), as_json=as_json, verbose=verbose)
 
 
 def _names(arguments: list[str]) -> list[str]:
@@ -191,16 +191,16 @@ def _names(arguments: list[str]) -> list[str]:
     return arguments
 
 
-def _strange_name(error: Exception, arguments: list[str]) -> Exception:
+def _translate_bad_name(error: Exception, arguments: list[str]) -> Exception:
     """Return the error of a non-UTF-8 name that a native library refused, or else `error` itself."""
     refused = any(isinstance(cause, TypeError | UnicodeError) for cause in causes(error))
     name = next(filter(NOT_UTF8.search, _names(arguments)), "") if refused else ""
     if not name:
         return error
     problem = f"{name}: its name is not UTF-8; native libraries open no such file"
-    strange = StorageError(problem, hint="rename it", file=name)
-    strange.__cause__ = error
-    return strange
+    name_error = StorageError(problem, hint="rename it", file=name)
+    name_error.__cause__ = error
+    return name_error
 
 
 def _present_stop(stop: StopSignals) -> int:
@@ -245,7 +245,7 @@ def _print_traceback(error: Exception) -> None:
         click.echo(f"  {plain(line)}", err=True)
 
 
-_AGAIN_S = 1.0
+_SECOND_SIGNAL_S = 1.0
 
 
 class Stopped(KeyboardInterrupt):
@@ -322,7 +322,7 @@ class StopSignals:
                 now_s = time.monotonic()
                 if first_s is None:
                     first_s = now_s
-                elif now_s - first_s >= _AGAIN_S:
+                elif now_s - first_s >= _SECOND_SIGNAL_S:
                     os._exit(128 + byte[0])
 
 
@@ -339,7 +339,7 @@ def missing_package(error: BaseException) -> QCompileError | None:
     module = error.name.partition(".")[0]
     distribution = _DISTRIBUTIONS.get(module, module.replace("_", "-"))
     extra = next(
-        (extra for extra, packages in extras().items() if distribution in (one.name for one in packages)), ""
+        (extra for extra, packages in extras().items() if distribution in (p.name for p in packages)), ""
     )
     if not extra:
         return None

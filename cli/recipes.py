@@ -59,11 +59,11 @@ def executor_of(
 
 def listener_of(session: Session, executor: Executor | None = None) -> StageListener:
     """Return a function that prints a line for each finished stage, with its worker."""
-    did: Mapping[str, str] = getattr(executor, "did", {})
+    worker_of_stage: Mapping[str, str] = getattr(executor, "did", {})
 
     def listener(stage: str, state: str, seconds: float, /) -> None:
         if state != "skipped" or session.verbose:
-            worker = did.get(stage) if state != "failed" else ""
+            worker = worker_of_stage.get(stage) if state != "failed" else ""
             session.note(f"{state:>7}  {stage}  {seconds:.1f} s{f'  on {worker}' if worker else ''}")
 
     return listener
@@ -155,8 +155,8 @@ def _present(session: Session, report: RunReport) -> int:
     session.say(f"artifacts{' and results.json' if results else ''}: {report.output}")
     for name, other in report.instead.items():
         session.say(f"use {other} in place of {name}")
-    unserved = set(report.failed) - report.instead.keys()
-    return 1 if unserved or not _present_budget(session, report.budget) else 0
+    not_replaced = set(report.failed) - report.instead.keys()
+    return 1 if not_replaced or not _present_budget(session, report.budget) else 0
 
 
 def _present_budget(session: Session, budget: dict[str, str] | None) -> bool:
@@ -177,10 +177,10 @@ def _show_plan(session: Session, planned: Plan) -> int:
         return 0
     table = make_table("", "stage", "state", "seconds", "memory", "disk", "from", "why")
     for stage in planned.stages:
-        took = stage.estimate
-        seconds = DASH if took.seconds is None else f"{took.seconds:.1f}"
-        sizes = [bytes_text(took.peak_bytes), bytes_text(took.disk_bytes)]
-        add_row(table, stage.name, stage.state, seconds, *sizes, took.source, stage.why)
+        estimate = stage.estimate
+        seconds = DASH if estimate.seconds is None else f"{estimate.seconds:.1f}"
+        sizes = [bytes_text(estimate.peak_bytes), bytes_text(estimate.disk_bytes)]
+        add_row(table, stage.name, stage.state, seconds, *sizes, estimate.source, stage.why)
     session.table(table)
     if not planned.pending:
         session.say("nothing to do: every stage is done")
@@ -232,11 +232,11 @@ def worker(session: Session, options: recipes.WorkerCommand) -> None:
     """Print the worker's announcement, and work until a signal ends it."""
     from ..pipeline.cluster.connection import serve
 
-    joined: list[str] = []
+    addresses: list[str] = []
 
     def announced(facts: Facts) -> None:
-        joined.append(facts.address)
-        if len(joined) > 1:
+        addresses.append(facts.address)
+        if len(addresses) > 1:
             session.note(f"joined again, at {facts.address}")
             return
         session.json({"name": facts.name, "address": facts.address, "resources": dict(facts.resources)})

@@ -64,13 +64,13 @@ class Session:
         logger = logging.getLogger(__package__.partition(".")[0])
         logger.addHandler(handler)
         try:
-            with self._shown():
+            with self._show_progress():
                 yield self
         finally:
             logger.removeHandler(handler)
 
     @contextlib.contextmanager
-    def _shown(self) -> Iterator[None]:
+    def _show_progress(self) -> Iterator[None]:
         if self.quiet or sys.stderr is None or not sys.stderr.isatty():
             self._last_line = time.monotonic()
             with contextlib.redirect_stdout(sys.stderr):
@@ -117,18 +117,18 @@ class Session:
     def say(self, text: str) -> None:
         """Print a line of the result; a line break in it is shown as an escape."""
         if not self.quiet and not self.as_json:
-            self._above(lambda: click.echo(plain(text), file=self.results))
+            self._print_above(lambda: click.echo(plain(text), file=self.results))
 
     def note(self, text: str) -> None:
         """Print a line about the work, to standard error."""
         if not self.quiet:
-            self._above(lambda: click.echo(plain_lines(self.spelled(text)), err=True))
+            self._print_above(lambda: click.echo(plain_lines(self.spelled(text)), err=True))
 
     def warn(self, warnings: Iterable[str]) -> None:
         """Print warnings, to standard error, even with `-q`."""
         for warning in warnings:
             text = click.style("warning: ", fg="yellow", bold=True) + plain_lines(self.spelled(warning))
-            self._above(functools.partial(click.echo, text, err=True))
+            self._print_above(functools.partial(click.echo, text, err=True))
 
     def json(self, value: object) -> None:
         if self.as_json:
@@ -140,14 +140,14 @@ class Session:
             return
         from rich.console import Console
 
-        self._above(lambda: Console(file=self.results, width=self.width).print(table))
+        self._print_above(lambda: Console(file=self.results, width=self.width).print(table))
 
     @property
     def width(self) -> int:
         """Maximum width of a table in columns: the terminal's, or `_PLAIN_WIDTH` elsewhere."""
         return shutil.get_terminal_size().columns if self.results.isatty() else _PLAIN_WIDTH
 
-    def _above(self, show: Callable[[], None]) -> None:
+    def _print_above(self, show: Callable[[], None]) -> None:
         if self._display is None:
             show()
             return

@@ -98,22 +98,22 @@ def _cells(row: Row, baseline: str, *, wide: bool) -> list[str]:
         return [*(cells | {"runtime": where}).values()]
     comma = f",{gap}" if wide else gap
     compared = gap.join([text.speedup, f"{text.interval} {text.verdict}".rstrip()])
-    together = {
+    combined = {
         "runtime": f"{text.runtime}{comma}{row.runs_on}",
         "latency": f"{text.latency}{gap}{text.tail}",
         "speedup": compared if text.interval else DASH,
         "size": f"{text.size}{comma}{text.memory}",
         "accuracy": f"{text.accuracy}{comma}{text.drop}" if row.accuracy else DASH,
     }
-    return [together.get(column.key, getattr(text, column.key)) for column in columns]
+    return [combined.get(column.key, getattr(text, column.key)) for column in columns]
 
 
 def reasons(results: Results) -> list[str]:
-    why: dict[str, list[str]] = {}
+    names_by_reason: dict[str, list[str]] = {}
     for row in results.rows:
         if row.status != "measured":
-            why.setdefault(f"{row.status}: {row.reason}", []).append(row.name)
-    return [f"{', '.join(names)}: {reason}" for reason, names in why.items()]
+            names_by_reason.setdefault(f"{row.status}: {row.reason}", []).append(row.name)
+    return [f"{', '.join(names)}: {reason}" for reason, names in names_by_reason.items()]
 
 
 def curve_table(results: Results, curve: Curve) -> Table | None:
@@ -183,14 +183,14 @@ def difference_table(difference: OutputComparison) -> Table:
         "output", "verdict", "SNR", "largest error", "same argmax, cosine", "required",
     )  # fmt: skip
     for output in difference.outputs:
-        alike = output.agreement if output.cosine is None else output.cosine
+        score = output.agreement if output.cosine is None else output.cosine
         add_row(
             table,
             output.output,
             "pass" if output.passed else "MISMATCH",
             DASH if output.rule == "labels" else decibels(output.snr_db),
             f"{output.max_abs_error:.3g}",
-            DASH if alike is None else f"{alike:.2%}" if output.cosine is None else f"{alike:.4f}",
+            DASH if score is None else f"{score:.2%}" if output.cosine is None else f"{score:.4f}",
             output.criterion,
         )
     return table
@@ -248,9 +248,9 @@ def left_in_float_lines(proof: Mapping[str, Any], place: str) -> list[str]:
     return listed(lines, "left in float", place)
 
 
-def listed(lines: list[str], what: str, place: str) -> list[str]:
+def listed(lines: list[str], subject: str, place: str) -> list[str]:
     """Return the first ten lines, and one with the number and the place of the others."""
-    more = f"{what}: {len(lines) - _LISTED} more, see {place}"
+    more = f"{subject}: {len(lines) - _LISTED} more, see {place}"
     return lines[:_LISTED] + ([more] if len(lines) > _LISTED else [])
 
 

@@ -45,13 +45,13 @@ Counts = dict[str, dict[str, int]]
 
 def latency_chart(subjects: Sequence[ReportedArtifact]) -> str:
     """Draw the latency distribution of each artifact; empty without quantiles."""
-    drawn = [(s, s.row.latency_quantiles_ms) for s in subjects if s.row.latency_quantiles_ms]
-    if not drawn:
+    with_quantiles = [(s, s.row.latency_quantiles_ms) for s in subjects if s.row.latency_quantiles_ms]
+    if not with_quantiles:
         return ""
-    scale = Scale.over([end for _, values in drawn for end in (values[1], values[99])])
+    scale = Scale.over([end for _, values in with_quantiles for end in (values[1], values[99])])
     rows = [
         (str(s.number), s.name, f"{figure(v[50])} · p99 {figure(v[99])} ms", _violin(scale, s, v))
-        for s, v in drawn
+        for s, v in with_quantiles
     ]
     title = f"latency of a call, ms{', logarithmic scale' if scale.kind == 'log' else ''}"
     return _rows(rows, scale, title, "Distribution of latencies, the median first")
@@ -72,7 +72,7 @@ def drop_chart(subjects: Sequence[ReportedArtifact], metric: str) -> str:
     """Draw the drops of accuracy with their intervals and a line at 0; empty without drops."""
     dropped = [(s, s.drop) for s in subjects if s.drop is not None and not s.is_baseline]
     unit = dropped[0][0].drop_unit if dropped else "points"
-    values = [(s, drop, _drop_words(drop, unit)) for s, drop in dropped]
+    values = [(s, drop, _drop_with_interval(drop, unit)) for s, drop in dropped]
     low, high = _bounds([drop for _, drop in dropped], 0.0)
     space = max((high - low) * 0.06, 1e-9 if high > low else 0.05)
     label = f"Drop of {metric}, {DROP_CONFIDENCE:.0%} intervals, {unit}"
@@ -109,7 +109,7 @@ def pareto_chart(subjects: Sequence[ReportedArtifact]) -> str:
     for s, radius in sorted(zip(shown, radii, strict=True), key=lambda pair: -pair[1]):
         at, words = places[s.number], [s.name, f"{figure(s.latency_ms)} ms", bytes_text(s.size_bytes)]
         if s.drop:
-            words.append(f"drop {_drop_words(s.drop, unit)} {unit}")
+            words.append(f"drop {_drop_with_interval(s.drop, unit)} {unit}")
             if by_drop:
                 marks.append(_whisker(at[0], y, s.drop.low, s.drop.high, s.family, width=1.4, opacity=0.6))
         is_best, fill = s in best, s.family if s.size_bytes else "surface"
@@ -138,8 +138,8 @@ def pareto_front(subjects: Sequence[ReportedArtifact]) -> list[ReportedArtifact]
         for s in subjects
     }
 
-    def is_beaten(mine: tuple[float, ...]) -> bool:
-        pairs = (zip(theirs, mine, strict=True) for theirs in costs.values() if theirs != mine)
+    def is_beaten(candidate: tuple[float, ...]) -> bool:
+        pairs = (zip(rival, candidate, strict=True) for rival in costs.values() if rival != candidate)
         return any(all(a <= b for a, b in pair) for pair in pairs)
 
     return [subject for subject in subjects if not is_beaten(costs[subject.number])]
@@ -182,15 +182,15 @@ def calls_chart(subjects: Sequence[ReportedArtifact]) -> str:
 
 def gpu_memory_chart(subjects: Sequence[ReportedArtifact]) -> str:
     """Draw the GPU memory of each process, round after round; empty without these figures."""
-    series = [(s, [held / 1e6 for held in s.row.gpu_memory_rounds_bytes]) for s in subjects]
+    series = [(s, [used_bytes / 1e6 for used_bytes in s.row.gpu_memory_rounds_bytes]) for s in subjects]
     return _over_time(series, "MB", "share of its rounds, %", "memory on the GPU, MB", "GPU memory")
 
 
 def _over_time(
-    series: Sequence[tuple[ReportedArtifact, Sequence[float]]], unit: str, along: str, up: str, what: str
+    series: Sequence[tuple[ReportedArtifact, Sequence[float]]], unit: str, along: str, up: str, quantity: str
 ) -> str:
     """Draw a line for each series that is not empty, as medians of neighbouring values."""
-    lines = [(s, np.array_split(all_, min(_CALLS, len(all_)))) for s, all_ in series if all_]
+    lines = [(s, np.array_split(raw, min(_CALLS, len(raw)))) for s, raw in series if raw]
     if not lines:
         return ""
     medians = [(s, [float(np.median(part)) for part in parts]) for s, parts in lines]
@@ -206,7 +206,7 @@ def _over_time(
         for s, values in medians
     ]
     grid = svg.axes(x, y, (along, up))
-    return _lines(drawn, 256, f"{what} of {len(drawn)} artifacts from first to last", grid)
+    return _lines(drawn, 256, f"{quantity} of {len(drawn)} artifacts from first to last", grid)
 
 
 def curve(subject: ReportedArtifact, key: Curve) -> list[CurvePoint]:
@@ -401,7 +401,7 @@ def _whisker(x: float, y: Scale, low: float | None, high: float | None, family: 
     return "" if low is None or high is None else line((x, y.at(low)), (x, y.at(high)), family, **style)
 
 
-def _drop_words(drop: Interval, unit: Unit) -> str:
+def _drop_with_interval(drop: Interval, unit: Unit) -> str:
     return f"{drop_text(drop.value, unit)} {drop_interval(drop.low, drop.high, unit)}".strip()
 
 

@@ -65,13 +65,13 @@ def write_report(
 def render(source: ReportSource, *, name: str) -> str:
     """Return the page; `name` is the file name of the results."""
     summary = summarize(source)
-    every = sections(source, summary.recommended)
-    used = {subject.family for subject in source.subjects}
+    all_sections = sections(source, summary.recommended)
+    used_families = {subject.family for subject in source.subjects}
     return template("page.html").render(
         summary=summary,
-        sections=[section for section in every if not section.missing],
-        left_out=[section for section in every if section.missing],
-        families={family: text for family, text in FAMILIES.items() if family in used},
+        sections=[section for section in all_sections if not section.missing],
+        left_out=[section for section in all_sections if section.missing],
+        families={family: text for family, text in FAMILIES.items() if family in used_families},
         facts=_facts(source),
         results=name,
         created=str(source.results.created),
@@ -82,7 +82,7 @@ def render(source: ReportSource, *, name: str) -> str:
 
 def sections(source: ReportSource, recommended: ReportedArtifact | None) -> list[Section]:
     """Return every section, also the empty ones; `recommended` is the recommended artifact."""
-    every = {
+    titled_sections = {
         "results": ("Results", parts.results_section(source, recommended)),
         "speed": ("Speed-up", parts.speed_section(source)),
         "tradeoff": ("Accuracy, latency and size", parts.tradeoff_section(source)),
@@ -101,7 +101,7 @@ def sections(source: ReportSource, recommended: ReportedArtifact | None) -> list
         "environment": ("Environment", parts.environment_section(source)),
         "reproduce": ("To repeat it", parts.reproduce_section(source)),
     }
-    return [replace(section, name=name, title=title) for name, (title, section) in every.items()]
+    return [replace(section, name=name, title=title) for name, (title, section) in titled_sections.items()]
 
 
 def template(name: str) -> Template:

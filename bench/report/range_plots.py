@@ -118,10 +118,10 @@ def bars(histogram: Histogram) -> tuple[Any, Any]:
     """Return counts and edges of the non-empty part of the histogram, in at most `_BARS` bars."""
     used = np.flatnonzero(histogram.counts)
     first, last = int(used[0]), int(used[-1]) + 1
-    together = max(1, -(-(last - first) // _BARS))
-    starts = np.arange(first, last, together)
+    bins_per_bar = max(1, -(-(last - first) // _BARS))
+    starts = np.arange(first, last, bins_per_bar)
     counts = np.add.reduceat(histogram.counts, starts)
-    edges = (np.append(starts, starts[-1] + together) - BINS) * histogram.width
+    edges = (np.append(starts, starts[-1] + bins_per_bar) - BINS) * histogram.width
     return counts, edges
 
 

@@ -47,7 +47,7 @@ def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendati
     summary = summarize(source)
     recommended = summary.recommended
     if recommended is None or recommended.is_baseline:
-        return _none(source, summary.headline, summary.caveats)
+        return _without_artifact(source, summary.headline, summary.caveats)
     reasons = {
         s.name: _why_not_this(s, recommended, source.budget)
         for s in source.subjects
@@ -60,14 +60,14 @@ def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendati
     groups: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         groups.setdefault(reason, []).append(name)
-    against = "".join(
+    objections = "".join(
         f"{', ' if index else '; '}not {listed(names)} ({reason})"
         for index, (reason, names) in enumerate(groups.items())
     )
     return Recommendation(
         recommended.name,
         "",
-        f"Use {_described(recommended)}: {_gains(source, recommended, onnx, over_onnx)}{against}.",
+        f"Use {_with_runtime(recommended)}: {_gains(source, recommended, onnx, over_onnx)}{objections}.",
         recommended.speedup.as_json() if recommended.speedup else None,
         over_onnx.as_json() if over_onnx else None,
         reasons,
@@ -75,20 +75,20 @@ def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendati
     )
 
 
-def _none(source: ReportSource, headline: str, caveats: Sequence[str]) -> Recommendation:
+def _without_artifact(source: ReportSource, headline: str, caveats: Sequence[str]) -> Recommendation:
     """Return an outcome without an artifact to use: the nearest one, and the reason against it."""
     subjects = [s for s in source.measured if not s.is_baseline and s.name not in (BASELINE, ORIGINAL)]
-    quick = [subject for subject in subjects if subject.verdict == "faster"]
-    near = min(quick, key=_largest_drop, default=None) or max(subjects, key=_gain, default=None)
+    fast = [subject for subject in subjects if subject.verdict == "faster"]
+    best = min(fast, key=_largest_drop, default=None) or max(subjects, key=_gain, default=None)
     reasons = {s.name: why_not(s, source.budget) or "not surely faster" for s in subjects}
     text = headline.rstrip(".")
-    if near is not None:
-        speed = " ".join(speedup_text(near.speedup)) if near.speedup else figure(near.latency_ms) + " ms"
-        text += f"; nearest is {_described(near)}, {speed}, but {reasons[near.name]}"
-    return Recommendation("", near.name if near else "", f"{text}.", None, None, reasons, tuple(caveats))
+    if best is not None:
+        speed = " ".join(speedup_text(best.speedup)) if best.speedup else figure(best.latency_ms) + " ms"
+        text += f"; nearest is {_with_runtime(best)}, {speed}, but {reasons[best.name]}"
+    return Recommendation("", best.name if best else "", f"{text}.", None, None, reasons, tuple(caveats))
 
 
-def _described(subject: ReportedArtifact) -> str:
+def _with_runtime(subject: ReportedArtifact) -> str:
     runtime = RUNTIMES.get(subject.row.engine, subject.row.engine)
     return f"{subject.label} ({subject.row.precision} on {runtime})"
 

@@ -177,7 +177,7 @@ def costs_section(source: ReportSource) -> Section:
 
 def history_section(source: ReportSource) -> Section:
     earlier = [run for run in source.results.history or () if isinstance(run, Mapping)]
-    now = {
+    this_run = {
         "created": source.results.created or "now",
         "artifacts": {
             s.name: {"speedup": s.speedup.value, "low": s.speedup.low, "high": s.speedup.high}
@@ -185,7 +185,7 @@ def history_section(source: ReportSource) -> Section:
             if s.speedup
         },
     }
-    runs: list[Mapping[str, Any]] = [*earlier, now]
+    runs: list[Mapping[str, Any]] = [*earlier, this_run]
     chart = drawing.history_chart(runs, source.measured)
     if not chart:
         return Section(missing="the file holds one run; measuring again into the same file keeps its history")
@@ -236,8 +236,8 @@ def _classes(subject: ReportedArtifact) -> ReportTable | None:
     return ReportTable(f"{subject.label}: classes that changed most.", columns, rows, folded=True)
 
 
-_OF_THE_RUN = ("before", "after", "noise")
-_ELSEWHERE = ("command", "recipe")
+_STATE_KEYS = ("before", "after", "noise")
+_BLOCK_KEYS = ("command", "recipe")
 _EMPTY: tuple[object, ...] = (None, "", [], {})
 _UNITS = {
     "_bytes": "", "_mhz": ", MHz", "_ms": ", ms", "_us": ", µs", "_s": ", s", "_1min": ", 1 minute",
@@ -265,9 +265,9 @@ def times_section(source: ReportSource) -> Section:
     timed = [s for s in source.measured if s.row.layer_times_ms]
     if not timed:
         return Section(missing="layer times were not measured (`layer_times`)")
-    about, columns = "medians by the runtime's profiler, which slows the layers.", ("layer", "ms", "share")
+    method, columns = "medians by the runtime's profiler, which slows the layers.", ("layer", "ms", "share")
     tables = [
-        ReportTable(f"{s.label}: {about}", columns, [[*map(Cell, cells)] for cells in slowest_layers(s.row)])
+        ReportTable(f"{s.label}: {method}", columns, [[*map(Cell, cells)] for cells in slowest_layers(s.row)])
         for s in timed
     ]
     return Section(tables=tables)
@@ -353,7 +353,7 @@ def environment_section(source: ReportSource) -> Section:
         items = [str(reason) for reason in noise.get("reasons") or ()]
     else:
         lead, items = "Whether the run was quiet was not recorded.", []
-    fixed = {k: value for k, value in environment.items() if k not in _OF_THE_RUN and value not in _EMPTY}
+    fixed = {k: value for k, value in environment.items() if k not in _STATE_KEYS and value not in _EMPTY}
     states = {key: _flat(environment.get(key) or {}) for key in ("before", "after")}
     tables = _values("The machine and the versions.", value=fixed)
     tables += _values("Before and after measuring.", **states)
@@ -370,7 +370,7 @@ def reproduce_section(source: ReportSource) -> Section:
         blocks.append(Block("Command", shlex.join(map(str, command))))
     if source.recipe:
         blocks.append(Block("Recipe", source.recipe))
-    fixed = {key: value for key, value in settings.items() if key not in _ELSEWHERE and value not in _EMPTY}
+    fixed = {key: value for key, value in settings.items() if key not in _BLOCK_KEYS and value not in _EMPTY}
     tables = _values("Settings of the measuring.", value=fixed)
     if not blocks and not tables:
         return Section(missing="the results hold no settings")

@@ -84,8 +84,8 @@ def summarize(source: ReportSource) -> Summary:
         reasons = [f"{subject.label}: {why_not(subject, source.budget)}." for subject in measured]
         return Summary(None, "No artifact keeps the budget.", (), reasons, _caveats(source, None))
     # A baseline that exceeds the budget does not exclude artifacts that are no faster than it.
-    quick = [s for s in allowed if s.is_baseline or s.verdict == "faster" or base not in allowed]
-    recommended, equals = _smallest_of_fastest(quick) if quick else (base, [])
+    eligible = [s for s in allowed if s.is_baseline or s.verdict == "faster" or base not in allowed]
+    recommended, equals = _smallest_of_fastest(eligible) if eligible else (base, [])
     if recommended.is_baseline:
         recommended = base
     return Summary(
@@ -180,11 +180,11 @@ def _headline(source: ReportSource, recommended: ReportedArtifact, measured: int
     if source.budget.limits.keys() - {"max_drop"}:
         return "The fastest artifact within the budget."
     if recommended.drop is not None and budget is not None:
-        shown = "" if recommended.drop.high is None else f", the {DROP_CONFIDENCE:.0%} interval included"
-        return f"The fastest artifact that drops by no more than {_budget(source)}{shown}."
+        interval = "" if recommended.drop.high is None else f", the {DROP_CONFIDENCE:.0%} interval included"
+        return f"The fastest artifact that drops by no more than {_budget(source)}{interval}."
     if recommended.drop is not None:
-        shown = "" if recommended.drop.low is None else f" that its {DROP_CONFIDENCE:.0%} interval shows"
-        return f"The fastest artifact that lost no accuracy{shown}."
+        interval = "" if recommended.drop.low is None else f" that its {DROP_CONFIDENCE:.0%} interval shows"
+        return f"The fastest artifact that lost no accuracy{interval}."
     if recommended.row.difference is not None and recommended.row.difference.passed:
         return "The fastest artifact whose outputs agree with the baseline's."
     return "The fastest artifact; its accuracy was not measured."
@@ -200,19 +200,19 @@ def _facts(source: ReportSource, recommended: ReportedArtifact) -> list[Fact]:
     latency = f"{figure(recommended.latency_ms)} ms a call"
     facts = [Fact("median latency", f"{figure(recommended.latency_ms)} ms", "the baseline")]
     if recommended.speedup and base:
-        value, shown = speedup_text(recommended.speedup)
-        shown += f", {interval_words(source.results.confidence)}"
-        facts = [Fact(f"speed-up against {base.label}", value, f"{shown} · {latency}")]
+        value, interval = speedup_text(recommended.speedup)
+        interval += f", {interval_words(source.results.confidence)}"
+        facts = [Fact(f"speed-up against {base.label}", value, f"{interval} · {latency}")]
     reduction = recommended.row.size_ratio
-    compared = "" if recommended.size_bytes is not None else "a model in Python has no file"
+    size_note = "" if recommended.size_bytes is not None else "a model in Python has no file"
     if reduction and reduction > 1.005 and not recommended.is_baseline:
-        compared = f"{times(reduction)} smaller"
-    facts.append(Fact("size", bytes_text(recommended.size_bytes), compared))
+        size_note = f"{times(reduction)} smaller"
+    facts.append(Fact("size", bytes_text(recommended.size_bytes), size_note))
     accuracy, difference = recommended.row.accuracy, recommended.row.difference
     if accuracy is not None and recommended.drop is not None:
         unit = recommended.drop_unit
-        shown = drop_interval(recommended.drop.low, recommended.drop.high, unit)
-        drop = f"drop {drop_text(recommended.drop.value, unit)} {shown} {unit}".replace("  ", " ")
+        interval = drop_interval(recommended.drop.low, recommended.drop.high, unit)
+        drop = f"drop {drop_text(recommended.drop.value, unit)} {interval} {unit}".replace("  ", " ")
         detail = "the baseline" if recommended.is_baseline else drop
         facts.append(Fact(accuracy.metric, accuracy_text(accuracy.value, unit), detail))
         return facts
@@ -261,10 +261,10 @@ def _alternatives(source: ReportSource, recommended: ReportedArtifact) -> list[s
     sized = [subject for subject in measured if subject.size_bytes is not None]
     smallest = min(sized, key=lambda subject: subject.size_bytes or 0.0, default=None)
     if smallest is not None and smallest is not recommended and smallest.size_bytes != recommended.size_bytes:
-        blame = why_not(smallest, source.budget)
+        objection = why_not(smallest, source.budget)
         text = f"{smallest.label} is the smallest ({bytes_text(smallest.size_bytes)})"
         speed = f", at {times(smallest.speedup.value)}" if smallest.speedup else ""
-        sentences.append(f"{text}, but {blame}." if blame else f"{text}{speed}.")
+        sentences.append(f"{text}, but {objection}." if objection else f"{text}{speed}.")
     return sentences
 
 

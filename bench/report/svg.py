@@ -43,7 +43,7 @@ _LOGARITHMIC_FROM = 4.0  # largest over smallest
 _LOG_STEPS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 4, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
 _SYMLOG_TICKS = (-50, -20, -5, -2, -1, 0, 1, 2, 5, 10, 20, 50, 100)
 _WIDTHS = (260.0, 480.0, 760.0)  # pixels of a plot, from a phone to a page
-_AROUND = tuple(
+_LABEL_OFFSETS = tuple(
     (radius * math.cos(angle * math.pi / 8), -radius * math.sin(angle * math.pi / 8))
     for radius in (12, 20, 30, 42)
     for angle in (2, 6, 10, 14, 4, 12, 0, 8, 1, 3, 5, 7, 9, 11, 13, 15)
@@ -187,27 +187,27 @@ def labels(
 
     Height and radii (4 by default) are in pixels. Minor labels without room are omitted, on phones first.
     """
-    around = radii or [4.0] * len(points)
-    sized = [(*point, radius, 11.0) for point, radius in zip(points, around, strict=True)]
+    radius_of_points = radii or [4.0] * len(points)
+    sized = [(*point, radius, 11.0) for point, radius in zip(points, radius_of_points, strict=True)]
     sized += [(*point, 4.0, 9.5) for point in minor]
-    taken: dict[float, list[Box]] = {
+    occupied: dict[float, list[Box]] = {
         width: [(x * width / 100, y * height / 100, radius, radius) for x, y, _, radius, _ in sized]
         for width in _WIDTHS
     }
     parts = []
     for index, (x, y, words, radius, size) in enumerate(sized):
         choices = []
-        for dx, dy in ((dx * (1 + radius / 22), dy * (1 + radius / 22)) for dx, dy in _AROUND):
+        for dx, dy in ((dx * (1 + radius / 22), dy * (1 + radius / 22)) for dx, dy in _LABEL_OFFSETS):
             half = 0.31 * size * len(words), size / 2
             placed = {width: (x * width / 100 + dx, y * height / 100 + dy, *half) for width in _WIDTHS}
-            free = [_is_free(box, taken[width], width) for width, box in placed.items()]
+            free = [_is_free(box, occupied[width], width) for width, box in placed.items()]
             choices.append((sum(free), free[-1], (dx, dy + 4), placed))
         is_minor = index >= len(points)
         count, on_pages, shift, placed = max(choices, key=lambda choice: (choice[1] and is_minor, choice[0]))
         if is_minor and not on_pages:
             continue
         for width, box in placed.items():
-            taken[width].append(box)
+            occupied[width].append(box)
         kind = "label" if not is_minor else "roomy" if count < len(_WIDTHS) else ""
         parts.append(
             text(x, y, words, shift=shift, colour="muted" if is_minor else "ink", size=size, kind=kind)
@@ -245,10 +245,10 @@ def _stretched(points: Iterable[Point], **style: object) -> str:
     )
 
 
-def _is_free(box: Box, taken: Iterable[Box], width: float) -> bool:
+def _is_free(box: Box, occupied: Iterable[Box], width: float) -> bool:
     """Return whether a box, its middle and half its width and height, lies in a plot and covers no other."""
     x, y, half_width, half_height = box
     return half_width - 16 <= x <= width + 22 - half_width and all(
         abs(x - other[0]) >= half_width + other[2] or abs(y - other[1]) >= half_height + other[3]
-        for other in taken
+        for other in occupied
     )

@@ -108,7 +108,7 @@ def read_system(path: str) -> str | None:
         return None
 
 
-_OTHERS = 0.05  # share of the time of all cores
+_OTHER_WORK = 0.05  # share of the time of all cores
 _STOLEN = 0.01
 _DRIFT = 0.05
 _FREQUENCY = 0.10
@@ -153,9 +153,9 @@ def noise(
         third = len(baseline_medians_ms) // 3
         change = median(baseline_medians_ms[-third:]) / median(baseline_medians_ms[:third]) - 1.0
         if abs(change) > _DRIFT:
-            became = f"{abs(change):.0%} {'slower' if change > 0 else 'faster'}"
+            change_text = f"{abs(change):.0%} {'slower' if change > 0 else 'faster'}"
             reasons.append(
-                f"the baseline became {became} while it was measured: "
+                f"the baseline became {change_text} while it was measured: "
                 "let the machine cool down or settle, then measure again"
             )
     gpus = [moment.get("gpu") or {} for moment in (before, after)]
@@ -175,7 +175,7 @@ def _other_work(before: Mapping[str, Any], after: Mapping[str, Any], effort: Eff
         spent = {name: second[name] - first[name] for name in first}
         capacity = max(sum(spent.values()), 1e-9)
         share = max(spent["busy_s"] - effort.cpu_s, 0.0) / capacity
-        if share > _OTHERS:
+        if share > _OTHER_WORK:
             reasons.append(
                 f"other processes took {share:.0%} of the processor: end them, or measure at another time"
             )
@@ -223,14 +223,14 @@ class Nvml:
         self._nvml: Any = pynvml
         self._call("nvmlInit")
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        named, place = visible[gpu].strip() if gpu < len(visible) else "", bus_id(gpu)
-        if named.startswith("MIG-") or (named.startswith("GPU-") and not place):
+        device_id, bus_address = visible[gpu].strip() if gpu < len(visible) else "", bus_id(gpu)
+        if device_id.startswith("MIG-") or (device_id.startswith("GPU-") and not bus_address):
             # A slice of a GPU has no bus address.
-            self._device = self._call("nvmlDeviceGetHandleByUUID", named)
-        elif place:
-            self._device = self._call("nvmlDeviceGetHandleByPciBusId", place)
+            self._device = self._call("nvmlDeviceGetHandleByUUID", device_id)
+        elif bus_address:
+            self._device = self._call("nvmlDeviceGetHandleByPciBusId", bus_address)
         else:
-            index = int(named) if named.isdigit() else gpu
+            index = int(device_id) if device_id.isdigit() else gpu
             self._device = self._call("nvmlDeviceGetHandleByIndex", index)
 
     def about(self) -> dict[str, object]:
@@ -247,20 +247,20 @@ class Nvml:
         A value that this GPU does not report is None.
         """
         # The name before driver 535; later drivers still have it.
-        reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-        power = self._ask("nvmlDeviceGetPowerUsage")
+        reasons = self._query("nvmlDeviceGetCurrentClocksThrottleReasons")
+        power = self._query("nvmlDeviceGetPowerUsage")
         return {
-            "sm_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
-            "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
+            "sm_clock_mhz": self._query("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": self._query("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
             "power_w": None if power is None else power / 1e3,
-            "temperature_c": self._ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
+            "temperature_c": self._query("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
             "memory_used_bytes": self._call("nvmlDeviceGetMemoryInfo", self._device).used,
             "throttled": [text for bit, text in _THROTTLING.items() if (reasons or 0) & bit],
         }
 
     def energy_mj(self) -> float | None:
         """Return the energy of the whole board in mJ since the driver was loaded; None before Volta."""
-        return self._ask("nvmlDeviceGetTotalEnergyConsumption")
+        return self._query("nvmlDeviceGetTotalEnergyConsumption")
 
     def process_memory_bytes(self, pid: int) -> int | None:
         """Return the GPU memory of a process; None if NVML does not see the process, as in a container."""
@@ -270,7 +270,7 @@ class Nvml:
             return None
         return next((process.usedGpuMemory for process in processes if process.pid == pid), None)
 
-    def _ask(self, function: str, *arguments: Any) -> int | None:
+    def _query(self, function: str, *arguments: Any) -> int | None:
         try:
             return int(self._call(function, self._device, *arguments))
         except NvmlError:

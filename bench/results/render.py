@@ -282,9 +282,9 @@ def accuracy_lines(results: Results) -> list[str]:
     )
 
 
-def _by_text(said: Iterable[tuple[str, str]]) -> list[str]:
+def _by_text(texts: Iterable[tuple[str, str]]) -> list[str]:
     names: dict[str, list[str]] = {}
-    for text, name in said:
+    for text, name in texts:
         names.setdefault(text, []).append(name)
     return [f"{', '.join(rows)}: {text}" for text, rows in names.items()]
 
@@ -359,8 +359,8 @@ def _curves(results: Results) -> Iterator[str]:
         lines = [["median ms (samples/s)", *(f"{word} {count}" for count in counts)]]
         lines.append(["---", *["---:"] * len(counts)])
         for name, of_row in points.items():
-            found = [of_row.get(count) for count in counts]
-            cells = [f"{figure(p.median_ms)} ({figure(p.throughput_per_s)})" if p else DASH for p in found]
+            items = [of_row.get(count) for count in counts]
+            cells = [f"{figure(p.median_ms)} ({figure(p.throughput_per_s)})" if p else DASH for p in items]
             if of_row:
                 lines.append([markdown_cell(name), *cells])
         yield "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

@@ -112,7 +112,7 @@ def parse_results(content: bytes, path: Path) -> Results:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
         problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise _no_results(path, problem) from error
+        raise _not_results(path, problem) from error
     kind, version = kind_and_version(value)
     if kind != KIND or version != SCHEMA_VERSION:
         raise ArtifactError(
@@ -122,17 +122,17 @@ def parse_results(content: bytes, path: Path) -> Results:
             file=path,
         )
     if _depth(value) > _DEEPEST:
-        raise _no_results(path, f"nested more than {_DEEPEST} deep")
+        raise _not_results(path, f"nested more than {_DEEPEST} deep")
     try:
         return read_results(value)
     except UnicodeError as error:  # a key with a lone surrogate, in the message about it
-        raise _no_results(path, str(error)) from error
+        raise _not_results(path, str(error)) from error
     except ValueError as error:
         problem = _KEY.sub(r"key '\g<key>': \g<text>", str(error))
-        raise _no_results(path, problem) from error
+        raise _not_results(path, problem) from error
 
 
-def _no_results(path: Path, problem: str) -> ArtifactError:
+def _not_results(path: Path, problem: str) -> ArtifactError:
     return ArtifactError(f"{path}: not a results file ({problem})", hint="measure again", file=path)
 
 
@@ -235,10 +235,10 @@ def earlier_runs(path: str | Path | None) -> list[dict[str, Any]]:
     if path is None or not Path(path).is_file():
         return []
     try:
-        before = load_results(Path(path))
+        previous = load_results(Path(path))
     except ArtifactError:
         return []  # the new results replace it anyway
-    return [*before.history, _summary(before)][-HISTORY_LIMIT:]
+    return [*previous.history, _summary(previous)][-HISTORY_LIMIT:]
 
 
 def _summary(results: Results) -> dict[str, Any]:
@@ -288,13 +288,13 @@ def join_results(parts: Mapping[str, Results], *, history: Sequence[dict[str, An
         return replace(first, history=[*history])
     rows, machines = list[Row](), dict[str, Measured]()
     for part_name, results in parts.items():
-        taken = {row.name for row in rows}
-        names = {row.name: _free(row.name, part_name, taken) for row in results.rows}
-        alone = {"": Measured(results.baseline, results.environment)}
-        for inner, measured in (results.machines or alone).items():
-            machines[_joined(part_name, inner)] = replace(measured, baseline=names[measured.baseline])
+        used_names = {row.name for row in rows}
+        names = {row.name: _unique_name(row.name, part_name, used_names) for row in results.rows}
+        single_machine = {"": Measured(results.baseline, results.environment)}
+        for inner, measured in (results.machines or single_machine).items():
+            machines[_machine_name(part_name, inner)] = replace(measured, baseline=names[measured.baseline])
         rows += [
-            replace(row, name=names[row.name], machine=_joined(part_name, row.machine))
+            replace(row, name=names[row.name], machine=_machine_name(part_name, row.machine))
             for row in results.rows
         ]
     noise = {name: results.environment.get("noise") or {} for name, results in parts.items()}
@@ -302,7 +302,7 @@ def join_results(parts: Mapping[str, Results], *, history: Sequence[dict[str, An
     reasons = [f"{name}: {reason}" for name, part in noise.items() for reason in part.get("reasons", ())]
     return replace(
         first,
-        baseline=machines[_joined(first_name, next(iter(first.machines), ""))].baseline,
+        baseline=machines[_machine_name(first_name, next(iter(first.machines), ""))].baseline,
         rows=rows,
         machines=machines,
         history=[*history],
@@ -312,11 +312,11 @@ def join_results(parts: Mapping[str, Results], *, history: Sequence[dict[str, An
     )
 
 
-def _joined(part: str, machine: str) -> str:
+def _machine_name(part: str, machine: str) -> str:
     return f"{part} {machine}".rstrip()
 
 
-def _free(name: str, machine: str, taken: set[str]) -> str:
-    while name in taken:
+def _unique_name(name: str, machine: str, used_names: set[str]) -> str:
+    while name in used_names:
         name = f"{name} ({machine})"
     return name
