@@ -38,16 +38,16 @@ _VERBS = {
     "ranges": ("compile", "show ranges, merge shards, write TensorRT's cache"),
     "quantize": ("compile", "convert to INT8, FP8, INT4, FP16 or BF16 for a target"),
     "tune": ("first_use", "find the fastest INT8 model within an accuracy budget"),
-    "build": ("compile", "build for a target and prove the precision"),
+    "build": ("compile", "build for a target and verify the precision"),
     "refit": ("compile", "give a built engine new weights"),
     "bench": ("measure", "measure artifacts against a baseline"),
     "gate": ("measure", "judge a new version against the old one, for CI"),
     "diff": ("measure", "compare outputs with Polygraphy"),
-    "reproduce": ("compile", "cut a fault of a runtime down to its smallest graph"),
+    "reproduce": ("compile", "reduce a runtime's fault to its smallest graph"),
     "report": ("measure", "write one HTML file of results"),
     "run": ("recipes", "run all stages of a recipe"),
     "sweep": ("recipes", "build and measure a matrix of artifacts"),
-    "worker": ("recipes", "carry out stages for a Dask scheduler"),
+    "worker": ("recipes", "run stages for a Dask scheduler"),
     "package": ("look", "package an artifact for a server"),
     "inspect": ("look", "show what a file contains"),
     "doctor": ("look", "check what works on this machine"),
@@ -147,10 +147,8 @@ def _start_in_utf8() -> None:
 
 
 def _occupy_closed_streams() -> None:
-    """Open the null device as each standard stream that is closed.
-
-    Otherwise a file opened later gets its number, and native libraries print into the file.
-    """
+    """Open the null device as each closed standard stream. Otherwise a later file gets its number,
+    and native libraries print into that file."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -164,7 +162,7 @@ def _run(arguments: list[str], stop: StopSignals) -> int:
     as_json = "--json" in arguments
     try:
         code = group.main(args=arguments, prog_name="qcompile", standalone_mode=False, obj=list(arguments))
-        if sys.stdout is not None:  # closed
+        if sys.stdout is not None:  # None if closed
             sys.stdout.flush()  # raises for a full disk while the error can still be reported
         if stop.received:
             return stop.exit_code  # `bench` stores its measurements and reports the signal itself
@@ -228,7 +226,7 @@ def _present_error(error: Exception, *, as_json: bool, verbose: bool) -> int:
 
 def _present(error: QCompileError, *, as_json: bool, verbose: bool) -> None:
     if as_json:
-        with contextlib.suppress(OSError):  # nothing can be written there
+        with contextlib.suppress(OSError):  # standard output cannot be written
             click.echo(plain_json(json.dumps(error.as_json(), indent=2)))
             return
     click.echo(click.style("error: ", fg="red", bold=True) + plain_lines(error.message), err=True)
@@ -277,10 +275,8 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         names = ("SIGTERM", "SIGHUP")
         numbers = [int(getattr(signal, name)) for name in names if hasattr(signal, name)]
-        if (
-            threading.current_thread() is not threading.main_thread()
-        ):  # Python handles signals in the main one
-            return self
+        if threading.current_thread() is not threading.main_thread():
+            return self  # Python handles signals in the main thread only
         for number in numbers:
             if signal.getsignal(number) is signal.SIG_DFL:
                 self._before[number] = signal.signal(number, self._raise)

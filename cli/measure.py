@@ -290,7 +290,7 @@ def neighbourhood(diff: LayerDiff) -> list[str]:
 
 
 def inside(diff: LayerDiff) -> list[str]:
-    """Return the builds and the text of the search inside an engine, and its open questions."""
+    """Return the number of builds and the finding of the search inside an engine, and its open questions."""
     search = diff.engine
     if search is None:
         return []

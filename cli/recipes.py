@@ -32,9 +32,7 @@ def executor_of(
     session: Session, options: recipes.SchedulerOptions, output: Path
 ) -> Iterator[Executor | None]:
     """Connect to the scheduler of the options and yield it; without one, yield None to run the stages here.
-
-    Local workers store their files in `output`, the folder of the artifacts.
-    """
+    Local workers store their files in `output`, the folder of the artifacts."""
     if not options.scheduler:
         for option in fields_of(recipes.SchedulerOptions):
             if getattr(options, option.name):

@@ -302,10 +302,8 @@ def histogram_chart(ranges: Ranges, summary: TensorSummary) -> str:
 
 
 def density(values: Sequence[float], *, logarithmic: bool) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return places between the 1st and 99th of 101 quantiles, and the density of calls there, at most 1.
-
-    On a logarithmic axis, the density is per factor, not per millisecond.
-    """
+    """Return places between the 1st and 99th of 101 quantiles, and the density of calls there, at most 1:
+    per millisecond, or per factor on a logarithmic axis."""
     positions = np.log(values) if logarithmic else np.asarray(values, np.float64)
     low, high = positions[1], positions[99]
     if not high > low:

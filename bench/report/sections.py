@@ -25,7 +25,7 @@ _CLASSES_SHOWN = 10
 
 
 def results_section(source: ReportSource, recommended: ReportedArtifact | None) -> Section:
-    """Return the main table of figures and a folded one of details; `recommended` is marked."""
+    """Return the main table of figures and a folded table of details; `recommended` is marked."""
     columns = ["method", *(column.title_in("report") for column in columns_of("report"))]
     metric = next((s.row.accuracy.metric for s in source.measured if s.row.accuracy), "")
     unit = next((s.drop_unit for s in source.measured if s.drop), "points")

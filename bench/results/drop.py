@@ -33,10 +33,7 @@ def statement(accuracy: Accuracy) -> str:
 
 
 def samples_needed(accuracy: Accuracy, max_drop: float) -> int | None:
-    """Return about how many samples would prove a budget, in the drop's unit.
-
-    None if the drop exceeds the budget or lacks a bound.
-    """
+    """Return about how many samples would prove a budget; None if the drop exceeds it or lacks a bound."""
     samples, drop = accuracy.samples, accuracy.drop
     if not samples or drop is None or drop.high is None or drop.value >= max_drop:
         return None

@@ -49,10 +49,7 @@ def environment(threads: int, gpu: int = 0) -> dict[str, Any]:
 
 
 def state(gpu: int = 0) -> dict[str, Any]:
-    """Return the facts that change during a run; a value that the system does not report is None.
-
-    `cpu_ticks` is from /proc/stat, proc(5).
-    """
+    """Return the facts that change during a run; a value that the system does not report is None."""
     nvml, _ = find_nvml(gpu)
     return {
         "load_average_1min": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
@@ -83,7 +80,7 @@ def _frequency_mhz() -> float | None:
 
 
 def _cpu_ticks() -> dict[str, float] | None:
-    """Return seconds of all cores since boot: busy, stolen by a hypervisor, idle."""
+    """Return seconds of all cores since boot from /proc/stat, proc(5): busy, stolen by a hypervisor, idle."""
     words = (read_system("/proc/stat") or "").splitlines()[:1]
     if not words:
         return None
@@ -242,10 +239,7 @@ class Nvml:
         }
 
     def state(self) -> dict[str, object]:
-        """Return the current clocks, power, temperature, memory in use and causes of throttling.
-
-        A value that this GPU does not report is None.
-        """
+        """Return clocks, power, temperature, memory in use, causes of throttling; None if not reported."""
         # The name before driver 535; later drivers still have it.
         reasons = self._query("nvmlDeviceGetCurrentClocksThrottleReasons")
         power = self._query("nvmlDeviceGetPowerUsage")
