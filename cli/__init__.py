@@ -1,4 +1,4 @@
-"""The command line: a file for verbs of a kind. Only this room prints, exits, or catches to present."""
+"""The command line, one file per group of verbs. Only this package prints, exits, or shows exceptions."""
 
 from .main import main
 

@@ -64,8 +64,8 @@ def simplify(session: Session, options: SimplifyCommand) -> None:
     proof = artifact.manifest.proof
     removed = proof["removed"]
     assert isinstance(removed, dict)
-    gone = ", ".join(f"{-count:+d} {name}" for name, count in removed.items()) or "nothing to remove"
-    present_artifact(session, artifact, f"nodes: {proof['nodes_before']} to {proof['nodes_after']} ({gone})")
+    diff = ", ".join(f"{-count:+d} {name}" for name, count in removed.items()) or "nothing to remove"
+    present_artifact(session, artifact, f"nodes: {proof['nodes_before']} to {proof['nodes_after']} ({diff})")
 
 
 @verb(
@@ -107,21 +107,21 @@ def quantize(session: Session, options: QuantizeCommand) -> None:
 
 def _details(proof: object, precision: str, *, verbose: bool) -> list[str]:
     assert isinstance(proof, dict)
-    lines = _searched(proof, verbose=verbose)
+    lines = _search_lines(proof, verbose=verbose)
     for kind, operators in proof.get("nodes_by_precision", {}).items():
         if operators:
             counts = ", ".join(f"{count} {operator}" for operator, count in operators.items())
             lines.append(f"{kind}: {counts}")
     if "quantized" in proof:
         tables = {"lookup tables": len(proof.get("tables", ()))}
-        found = {**proof["quantized"], **tables}
-        counts = ", ".join(f"{count} {operator}" for operator, count in found.items() if count)
+        quantized = {**proof["quantized"], **tables}
+        counts = ", ".join(f"{count} {operator}" for operator, count in quantized.items() if count)
         lines.append(f"{precision}: {counts}")
     return lines + left_in_float_lines(proof, "the manifest")
 
 
-def _searched(proof: dict[str, Any], *, verbose: bool) -> list[str]:
-    """What was tried, and where channels were evened out; each place where that is asked for."""
+def _search_lines(proof: dict[str, Any], *, verbose: bool) -> list[str]:
+    """Return the tried candidates and the number of smoothed tensors; with `verbose`, also their names."""
     lines = [
         f"tried: {trial['tried']}: {trial.get('refused') or '{:.1f} dB'.format(trial['snr_db'])}"
         for trial in proof.get("search", [])
@@ -174,7 +174,7 @@ def build(session: Session, options: BuildCommand) -> None:
     _note_layers(session, artifact.manifest.proof)
     proof, precision = artifact.manifest.proof, artifact.manifest.precision
     lines = [
-        *_computing(proof, precision),
+        *_computing_lines(proof, precision),
         *profile_lines(proof),
     ]
     if proof.get("engine_layers"):
@@ -183,26 +183,26 @@ def build(session: Session, options: BuildCommand) -> None:
             f"tactics, {bytes_text(float(str(proof['device_memory_bytes'])))} of device memory"
         )
     elif artifact.manifest.kind == "engine" and not proof.get("has_run"):
-        lines.append("it has not been run: the proof is the types of the network")
+        lines.append("not run: verified only by the types of the network")
     present_artifact(session, artifact, *lines)
 
 
-def _computing(proof: Mapping[str, Any], precision: str) -> list[str]:
-    """How many of all layers that multiply are in the precision, their share, and the others with reasons."""
-    found = proof.get("computing_layers")
-    if found is None:
+def _computing_lines(proof: Mapping[str, Any], precision: str) -> list[str]:
+    """Return count and share of the layers that compute in `precision`, and the float ones with reasons."""
+    facts = proof.get("computing_layers")
+    if facts is None:
         counts = f"{proof['reached_in_precision']} of {proof['planned_in_precision']}"
         return [f"proof: {counts} layers that compute are {precision}{_unreported(proof)}"]
-    share = f", {found['share']:.1%} of the {found['weighed_by']}" if found["weighed_by"] != "layers" else ""
-    counts = f"{found['in_precision']} of {found['all']}"
+    share = f", {facts['share']:.1%} of the {facts['weighed_by']}" if facts["weighed_by"] != "layers" else ""
+    counts = f"{facts['in_precision']} of {facts['all']}"
     lines = [f"proof: {counts} layers that compute are {precision}{share}{_unreported(proof)}"]
-    floats = sorted(found["in_float"].items(), key=lambda layer: -layer[1]["share"])
+    floats = sorted(facts["in_float"].items(), key=lambda layer: -layer[1]["share"])
     texts = [f"in float: {name} ({layer['share']:.1%}: {layer['reason']})" for name, layer in floats]
     return lines + listed(texts, "in float", "the manifest")
 
 
 def _unreported(proof: Mapping[str, object]) -> str:
-    """How many layers the runtime does not report, and what else shows their precision."""
+    """Return the number of layers that the runtime does not report, and the evidence of their precision."""
     layers, evidence = proof.get("unreported"), proof.get("evidence")
     if not (isinstance(layers, dict) and layers):
         return ""
@@ -210,7 +210,7 @@ def _unreported(proof: Mapping[str, object]) -> str:
 
 
 def _note_layers(session: Session, proof: object) -> None:
-    """With -v, every layer that missed or is unreported; a message names the largest alone."""
+    """With `-v`, print every missed or unreported layer; the error message names only the largest one."""
     assert isinstance(proof, Mapping), "a manifest's, or an error's"
     for kind in ("missed", "unreported") if session.verbose else ():
         layers = proof.get(kind)
@@ -225,14 +225,14 @@ def _note_layers(session: Session, proof: object) -> None:
     "qcompile reproduce model.onnx --target tensorrt-rtx --gpu sm86 --max-time 1800 -o fault/",
 )
 def reproduce(session: Session, options: ReproduceCommand) -> None:
-    from ..building.build import reproduce as make
+    from ..building.build import reproduce as write_reproducer
 
-    made = make(options.model, options.output, options, progress=session.progress)
-    nodes = f"{made.nodes} of {made.nodes_before} nodes"
-    session.json({**asdict(made), "folder": str(made.folder)})
-    session.say(f"{options.target} {made.failure.kind}, {made.way}: {made.failure.words}")
-    session.say(f"{made.folder}: {nodes} show it, found in {made.trials} trials")
-    session.say(f"run it with the runtime alone: cd {made.folder} && python run.py")
+    reproducer = write_reproducer(options.model, options.output, options, progress=session.progress)
+    nodes = f"{reproducer.nodes} of {reproducer.nodes_before} nodes"
+    session.json({**asdict(reproducer), "folder": str(reproducer.folder)})
+    session.say(f"{options.target} {reproducer.failure.kind}, {reproducer.way}: {reproducer.failure.words}")
+    session.say(f"{reproducer.folder}: {nodes} show it, found in {reproducer.trials} trials")
+    session.say(f"run it with the runtime alone: cd {reproducer.folder} && python run.py")
 
 
 @verb(
@@ -268,44 +268,44 @@ def show(session: Session, options: ShowRangesCommand) -> None:
 
     if plot is not None and plot.suffix != SUFFIX:
         raise Refused("plot", f"{SUFFIX} is required", value=str(plot))
-    loaded = load_ranges(file)
-    method = parse_method(options.method) if options.method else loaded.method
+    stored = load_ranges(file)
+    method = parse_method(options.method) if options.method else stored.method
     if method.name != "percentile":
-        method = replace(method, percentile=loaded.method.percentile)
-    loaded.method = method
+        method = replace(method, percentile=stored.method.percentile)
+    stored.method = method
     session.progress("choose thresholds")
-    summaries = summarize(loaded, symmetric=options.target == "tensorrt")
+    summaries = summarize(stored, symmetric=options.target == "tensorrt")
     for name in tensors:
-        if name in loaded.shared:
-            shared = ", ".join(loaded.shared[name])
+        if name in stored.shared:
+            shared = ", ".join(stored.shared[name])
             raise Refused("tensors", f"takes its range from {shared}", value=name, hint=f"`tensors` {shared}")
-        if name not in loaded.histograms:
+        if name not in stored.histograms:
             raise Refused("tensors", "was not observed", value=name, hint="leave it out to see all")
     summaries = [summary for summary in summaries if not tensors or summary.tensor in tensors]
-    listed = summaries[: options.top] if options.top else summaries
+    shown_summaries = summaries[: options.top] if options.top else summaries
     session.json(
         {
-            "model": loaded.model,
-            "samples": loaded.samples,
+            "model": stored.model,
+            "samples": stored.samples,
             "method": str(method),
             "target": options.target,
-            "tensors": [summary.as_json() for summary in listed],
-            "shared": {name: list(sources) for name, sources in loaded.shared.items()},
-            "skipped": dict(loaded.skipped),
+            "tensors": [summary.as_json() for summary in shown_summaries],
+            "shared": {name: list(sources) for name, sources in stored.shared.items()},
+            "skipped": dict(stored.skipped),
         }
     )
-    session.say(f"{file}  {loaded.samples} samples, {len(summaries)} tensors, {method} for {options.target}")
-    _table(session, listed)
-    for name, reason in loaded.skipped.items():
+    session.say(f"{file}  {stored.samples} samples, {len(summaries)} tensors, {method} for {options.target}")
+    _print_summaries(session, shown_summaries)
+    for name, reason in stored.skipped.items():
         session.say(f"  skipped {name}: {reason}")
     if plot is not None:
         session.progress("draw")
         with writing(plot) as path:
-            plot_ranges(loaded, summaries[: options.top or 12], path)
+            plot_ranges(stored, summaries[: options.top or 12], path)
         session.say(f"{plot}")
 
 
-def _table(session: Session, summaries: list[TensorSummary]) -> None:
+def _print_summaries(session: Session, summaries: list[TensorSummary]) -> None:
     if not summaries:
         return
     methods = list(summaries[0].amax)
@@ -342,9 +342,9 @@ def cache(session: Session, options: RangesCacheCommand) -> None:
     from ..calibration.tensorrt_cache import format_cache
     from ..core.files import write_text
 
-    loaded = load_ranges(options.file)
+    stored = load_ranges(options.file)
     method = parse_method(options.method) if options.method else None
-    text = format_cache(loaded, version=options.version, calibrator=options.calibrator, method=method)
+    text = format_cache(stored, version=options.version, calibrator=options.calibrator, method=method)
     write_text(options.output, text)
     lines = text.splitlines()
     session.json({"path": str(options.output), "header": lines[0], "tensors": len(lines) - 1})

@@ -40,17 +40,17 @@ def auto(session: Session, options: AutoCommand) -> int:
         session.note("nothing changed: every stage was done already")
     session.say(outcome.recommendation.sentence)
     if outcome.artifact:
-        session.say(f"artifact: {_shown(outcome.artifact)}")
+        session.say(f"artifact: {_shorter_path(outcome.artifact)}")
     if outcome.report.page:
-        session.say(f"report:   {_shown(outcome.report.page)}")
+        session.say(f"report:   {_shorter_path(outcome.report.page)}")
     elif outcome.report.why_no_page:
         session.note(f"no report: {outcome.report.why_no_page}")
     session.say(f"recipe:   {outcome.recipe}")
     return 0 if outcome.recommendation.artifact else 1
 
 
-def _shown(path: Path) -> str:
-    """Relative to the working folder where that is shorter."""
+def _shorter_path(path: Path) -> str:
+    """Return the path relative to the working folder if that is shorter, else the path itself."""
     return min(os.path.relpath(path), str(path), key=len)
 
 
@@ -64,23 +64,23 @@ def init(session: Session, options: InitCommand) -> None:
     from ..pipeline.propose.init import init as write_recipe
     from ..pipeline.recipe.trust import needs_trust
 
-    written = write_recipe(
+    proposal = write_recipe(
         options.model, options.output, options, command=("qcompile", *sys.argv[1:]), progress=session.progress
     )
-    session.json(written.as_json())
+    session.json(proposal.as_json())
     if not (session.quiet or session.as_json):
         table = make_table("", "artifact", "for", "why", text=True)
-        for artifact in written.choice.artifacts:
+        for artifact in proposal.choice.artifacts:
             add_row(table, artifact.name, artifact.target, artifact.why)
         session.table(table)
-        for reason in written.choice.left_out:
+        for reason in proposal.choice.left_out:
             session.note(f"left out: {reason}")
-    session.warn(written.notes)
-    session.say(f"recipe: {written.path}")
-    session.say(f"  qcompile run {written.path}{' --trust' if needs_trust(written.recipe) else ''}")
+    session.warn(proposal.notes)
+    session.say(f"recipe: {proposal.path}")
+    session.say(f"  qcompile run {proposal.path}{' --trust' if needs_trust(proposal.recipe) else ''}")
 
 
-_SHOWN = 10
+_LAYERS_SHOWN = 10
 
 
 @verb(
@@ -106,10 +106,10 @@ def tune(session: Session, options: TuneCommand) -> None:
             elsewhere=on_executor(executor, options.output, progress=session.progress) if executor else None,
             progress=session.progress,
         )
-    picture = _picture(tuned, options.output, options.max_drop)
+    picture = _draw_front(tuned, options.output, options.max_drop)
     session.json(tuned.as_json())
     session.warn(tuned.notes)
-    _show(session, tuned)
+    _print_tables(session, tuned)
     best = tuned.best
     session.say(
         f"{best.path}: {best.latency_ms:.3g} ms, {best.speedup.get('value', 1.0):.2f}x the float model on "
@@ -120,7 +120,7 @@ def tune(session: Session, options: TuneCommand) -> None:
     session.say(f"recipe: {tuned.recipe}  picture: {picture}")
 
 
-def _picture(tuned: TuneResult, output: Path, max_drop: float) -> Path:
+def _draw_front(tuned: TuneResult, output: Path, max_drop: float) -> Path:
     from ..bench.results.row import unit_of
     from ..core.files import writing
     from ..pipeline.tune.tune import plot_front
@@ -131,10 +131,10 @@ def _picture(tuned: TuneResult, output: Path, max_drop: float) -> Path:
     return path
 
 
-def _show(session: Session, tuned: TuneResult) -> None:
+def _print_tables(session: Session, tuned: TuneResult) -> None:
     for target, ranked in tuned.damage.items():
         layers = make_table(f"layers by damage, {target}", "layer", "operator", "SNR of the outputs, dB")
-        for layer in ranked[:_SHOWN]:
+        for layer in ranked[:_LAYERS_SHOWN]:
             add_row(layers, layer.layer, layer.operator, f"{layer.snr_db:.1f}")
         session.table(layers)
     columns = ("artifact", "", "in float", f"{tuned.metric} drop", "latency, ms", "against float", "size")

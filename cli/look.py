@@ -1,4 +1,4 @@
-"""The verbs that look and lay out: `inspect`, `doctor`, `package`."""
+"""The verbs that inspect and package: `inspect`, `doctor`, `package`."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     "qcompile inspect model.ranges --json",
 )
 def inspect(session: Session, options: InspectCommand) -> int:
-    """Print what is known of a file; the exit code is 1 if it is not what its manifest says."""
+    """Print the facts about a file; return 1 if it does not match its manifest."""
     from ..bench.report.inspection import inspect as look
 
     facts = look(options.file, options)
     session.json(facts)
     session.say(f"{facts['file']}: {facts['kind']}, {tables.bytes_text(facts['size_bytes'])}")
-    _SHOW.get(facts["kind"], _show_manifest)(session, facts)
+    _PRINTERS.get(facts["kind"], _show_manifest)(session, facts)
     return 0 if facts.get("matches_manifest", True) else 1
 
 
@@ -64,7 +64,7 @@ def _show_ranges(session: Session, facts: dict[str, Any]) -> None:
 
 
 def _show_program(session: Session, facts: dict[str, Any]) -> None:
-    """What only its manifest tells of an engine or a TorchScript archive."""
+    """Print the facts about an engine or a TorchScript archive, which only its manifest contains."""
     manifest = facts.get("manifest") or {}
     if manifest.get("io"):
         tables.present_io(session, ModelIO.from_json(manifest["io"]))
@@ -88,7 +88,7 @@ def _show_manifest(session: Session, facts: dict[str, Any]) -> None:
         digest, recorded = facts["digest"][:19], manifest["digest"][:19]
         session.warn(
             [
-                f"the file is not the one its manifest describes: digest {digest}… differs from {recorded}…; "
+                f"the file does not match its manifest: digest {digest}… differs from {recorded}…; "
                 f"it was changed. Make it again, or remove {facts['file']}.json if the change was meant"
             ]
         )
@@ -114,13 +114,13 @@ def _show_manifest(session: Session, facts: dict[str, Any]) -> None:
     for line in tables.left_in_float_lines(proof, "its .json"):
         session.say(f"  {line}")
     if proof.get("has_run") is False:
-        session.say("  it has not been run: the proof is the types of the network")
+        session.say("  not run: verified only by the types of the network")
     for check in manifest["checks"]:
         session.say(f"  checked: {check['name']}: {check['detail']}")
     session.warn(manifest["warnings"])
 
 
-_SHOW = {
+_PRINTERS = {
     "onnx": _show_onnx,
     "engine": _show_program,
     "torchscript": _show_program,
@@ -145,7 +145,7 @@ def doctor(session: Session, options: DoctorCommand) -> int:
     machine: dict[str, Any] = diagnosis.machine
     session.say(f"Python {diagnosis.python}, {diagnosis.system}, {machine['processor']}")
     session.say(", ".join(f"{name} {version}" for name, version in diagnosis.packages.items()))
-    sets = ", ".join(machine["features"]) or "the system does not tell its instruction sets"
+    sets = ", ".join(machine["features"]) or "unknown instruction sets"
     memory, free = tables.bytes_text(machine["memory_bytes"]), tables.bytes_text(machine["free_bytes"])
     session.say(f"processor: {sets}; {machine['threads']} threads, {memory} memory, {free} free on the disk")
     session.say(f"  {machine['int8']}")
@@ -174,22 +174,22 @@ def _show_targets(session: Session, diagnosis: Diagnosis) -> None:
 
 
 def _show_precisions(session: Session, diagnosis: Diagnosis) -> None:
-    """One row a target and device; below, each reason once with the cells that it stands for."""
-    missing = {state.target for state in diagnosis.targets if state.why_not_build}  # told in their table
+    """Print one row per target and device, and below, each reason once with its precisions."""
+    without_build = {state.target for state in diagnosis.targets if state.why_not_build}  # their table has it
     rows: dict[tuple[str, str], dict[str, str]] = {}
     reasons: dict[tuple[str, str, str], list[str]] = {}
     for cell in diagnosis.precisions:
         rows.setdefault((cell.target, cell.device), {})[cell.precision] = cell.state
-        if cell.reason and cell.target not in missing:
+        if cell.reason and cell.target not in without_build:
             reasons.setdefault((cell.target, cell.reason, cell.fix), []).append(cell.precision)
     precisions = list(next(iter(rows.values()), {}))
-    table = tables.make_table("what an artifact computes in here", "target", "on", *precisions, text=True)
+    table = tables.make_table("precisions on this machine", "target", "on", *precisions, text=True)
     for (target, device), states in rows.items():
         tables.add_row(table, target, device, *(states[name] for name in precisions))
     session.table(table)
     for (target, reason, fix), names in reasons.items():
-        way_out = f"; {session.spelled(fix)}" * bool(fix)
-        session.say(f"  {target} {', '.join(dict.fromkeys(names))}: {reason}{way_out}")
+        fix_text = f"; {session.spelled(fix)}" * bool(fix)
+        session.say(f"  {target} {', '.join(dict.fromkeys(names))}: {reason}{fix_text}")
     session.say("  concluded from instruction sets and tables, not measured: qcompile bench measures")
 
 
@@ -207,7 +207,7 @@ def _show_extras(session: Session, diagnosis: Diagnosis) -> None:
 
 @click.group(cls=RoadGroup)
 def package() -> None:
-    """Lay an artifact out for what will serve it."""
+    """Package an artifact for the software that serves it."""
 
 
 @verb(

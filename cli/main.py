@@ -1,10 +1,10 @@
-"""The group of commands, how errors are presented, and how signals end a command.
+"""The group of commands, the presentation of errors, and the signals that end a command.
 
-SIGTERM and SIGHUP end a command as Ctrl-C does: what was finished is kept, and workers are ended.
-Containers and Slurm send SIGTERM, a terminal that goes away sends SIGHUP. Either becomes an exception like
-KeyboardInterrupt in the main thread. A second one, a second later or more, ends the process at once, also
-while a native library does not return to Python: a thread reads the signals for that. `timeout` of coreutils
-sends each signal twice within a moment.
+SIGTERM and SIGHUP end a command as Ctrl-C does: finished work is stored, and workers are ended. Containers
+and Slurm send SIGTERM; a terminal sends SIGHUP when it closes. Either signal becomes an exception like
+KeyboardInterrupt in the main thread. A second one, at least a second later, ends the process at once, even
+while a native library blocks Python: a thread reads the signals for that. The delay is for `timeout` of
+coreutils, which sends each signal twice within a moment.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ _VERBS = {
     "ranges": ("compile", "show ranges, merge shards, write TensorRT's cache"),
     "quantize": ("compile", "convert to INT8, FP8, INT4, FP16 or BF16 for a target"),
     "tune": ("first_use", "find the fastest INT8 model within an accuracy budget"),
-    "build": ("compile", "build for a target and prove the precision"),
+    "build": ("compile", "build for a target and verify the precision"),
     "refit": ("compile", "give a built engine new weights"),
     "bench": ("measure", "measure artifacts against a baseline"),
     "gate": ("measure", "judge a new version against the old one, for CI"),
     "diff": ("measure", "compare outputs with Polygraphy"),
-    "reproduce": ("compile", "cut a fault of a runtime down to its smallest graph"),
+    "reproduce": ("compile", "reduce a runtime's fault to its smallest graph"),
     "report": ("measure", "write one HTML file of results"),
     "run": ("recipes", "run all stages of a recipe"),
     "sweep": ("recipes", "build and measure a matrix of artifacts"),
-    "worker": ("recipes", "carry out stages for a Dask scheduler"),
+    "worker": ("recipes", "run stages for a Dask scheduler"),
     "package": ("look", "package an artifact for a server"),
     "inspect": ("look", "show what a file contains"),
     "doctor": ("look", "check what works on this machine"),
 }
-"""Module of this room and help of each verb, in the order of the road. It is imported when one is called."""
+"""Module of this package and help of each verb, in the order of use. A module is imported on call."""
 
 _HELP = """\
 Turn a trained PyTorch model into measured, verified artifacts.
@@ -95,27 +95,27 @@ def group() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 failed or mismatch, 2 usage, 128 + signal that ended it."""
+    """Run the command line and exit: 0 done, 1 failed or mismatch, 2 usage, 128 + a signal that ended it."""
     if arguments is None:
         _start_in_utf8()
         _occupy_closed_streams()
         arguments = sys.argv[1:]
     for stream in (sys.stdout, sys.stderr):
-        _never_fail(stream)
+        _replace_missing_signs(stream)
     with StopSignals() as stop:
         try:
             code = _run(arguments, stop)
-        except KeyboardInterrupt:  # while an end was being told
+        except KeyboardInterrupt:  # while `_run` presents an error
             code = _present_stop(stop)
     sys.exit(code)
 
 
-_SPELLED = {"≥": ">=", "…": "...", "·": "|", "─": "-", "×": "x"}
-"""Signs of our own texts in ASCII."""
+_ASCII_SIGNS = {"≥": ">=", "…": "...", "·": "|", "─": "-", "×": "x"}
+"""ASCII replacements of the other signs in qcompile's texts."""
 
 
-def _never_fail(stream: object) -> None:
-    """Have a stream of another encoding than Unicode's write what it lacks in ASCII; in place."""
+def _replace_missing_signs(stream: object) -> None:
+    """Make a stream, if its encoding is not Unicode's, replace signs that it lacks by ASCII; in place."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors=_IN_ASCII)
 
@@ -123,7 +123,7 @@ def _never_fail(stream: object) -> None:
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
     signs = error.object[error.start : error.end]
-    texts = (_SPELLED.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in signs)
+    texts = (_ASCII_SIGNS.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in signs)
     return "".join(texts), error.end
 
 
@@ -132,10 +132,10 @@ codecs.register_error(_IN_ASCII, _in_ascii)
 
 
 def _start_in_utf8() -> None:
-    """Replace this process by one in Python's UTF-8 mode (PEP 540) where file names need it.
+    """Replace this process by one in Python's UTF-8 mode (PEP 540) if file names need it.
 
-    Native libraries take paths in UTF-8: in another encoding they find no file whose name is beyond ASCII.
-    Standard streams keep the encoding of the terminal.
+    Native libraries expect paths in UTF-8: under another encoding they cannot open non-ASCII file names.
+    Standard streams use the encoding of the terminal as before.
     """
     encoding = sys.getfilesystemencoding()
     if encoding == "utf-8" or os.name != "posix":
@@ -147,10 +147,8 @@ def _start_in_utf8() -> None:
 
 
 def _occupy_closed_streams() -> None:
-    """Open the null device as each standard stream that is closed.
-
-    A file opened later would take its number, and native libraries would print into it.
-    """
+    """Open the null device as each closed standard stream. Otherwise a later file gets its number,
+    and native libraries print into that file."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -159,48 +157,48 @@ def _occupy_closed_streams() -> None:
 
 
 def _run(arguments: list[str], stop: StopSignals) -> int:
-    """Return the exit code of a command; its errors are presented."""
+    """Return the exit code of a command, after presenting its errors."""
     verbose = any(word in ("-v", "--verbose") for word in arguments)
     as_json = "--json" in arguments
     try:
         code = group.main(args=arguments, prog_name="qcompile", standalone_mode=False, obj=list(arguments))
-        if sys.stdout is not None:  # closed
-            sys.stdout.flush()  # a full disk behind it would be found when nobody can say so any more
+        if sys.stdout is not None:  # None if closed
+            sys.stdout.flush()  # raises for a full disk while the error can still be reported
         if stop.received:
-            return stop.exit_code  # `bench` keeps what it has measured, and says so itself
+            return stop.exit_code  # `bench` stores its measurements and reports the signal itself
         return code if isinstance(code, int) else 0
     except click.ClickException as error:
-        error.message = plain_lines(error.message)  # type: ignore[misc]  # nothing else is shown
+        error.message = plain_lines(error.message)  # type: ignore[misc]  # `show` prints nothing else
         error.show()
         return error.exit_code
     except BrokenPipeError:
-        sys.stderr.close()  # the reader went away (`| head`); Python would complain at exit
+        sys.stderr.close()  # the reader is gone (`| head`); Python would complain at exit
         return 1
     except (KeyboardInterrupt, click.Abort):
         return _present_stop(stop)
     except Exception as error:
-        if stop.received:  # a library that was called back has made another error of it
+        if stop.received:  # a library turned `Stopped`, raised in its callback, into another error
             return _present_stop(stop)
-        return _present_error(_strange_name(error, arguments), as_json=as_json, verbose=verbose)
+        return _present_error(_translate_bad_name(error, arguments), as_json=as_json, verbose=verbose)
 
 
 def _names(arguments: list[str]) -> list[str]:
-    """Return what may name a file: the arguments, and the working folder unless it was removed."""
+    """Return the texts that may be file names: the arguments and the working folder, if it exists."""
     with contextlib.suppress(OSError):
         return [*arguments, os.getcwd()]
     return arguments
 
 
-def _strange_name(error: Exception, arguments: list[str]) -> Exception:
-    """Return the error of a name that is not UTF-8, which a native library refused; else `error` itself."""
+def _translate_bad_name(error: Exception, arguments: list[str]) -> Exception:
+    """Return the error of a non-UTF-8 name that a native library refused, or else `error` itself."""
     refused = any(isinstance(cause, TypeError | UnicodeError) for cause in causes(error))
     name = next(filter(NOT_UTF8.search, _names(arguments)), "") if refused else ""
     if not name:
         return error
     problem = f"{name}: its name is not UTF-8; native libraries open no such file"
-    strange = StorageError(problem, hint="rename it", file=name)
-    strange.__cause__ = error
-    return strange
+    name_error = StorageError(problem, hint="rename it", file=name)
+    name_error.__cause__ = error
+    return name_error
 
 
 def _present_stop(stop: StopSignals) -> int:
@@ -228,7 +226,7 @@ def _present_error(error: Exception, *, as_json: bool, verbose: bool) -> int:
 
 def _present(error: QCompileError, *, as_json: bool, verbose: bool) -> None:
     if as_json:
-        with contextlib.suppress(OSError):  # nothing can be written there
+        with contextlib.suppress(OSError):  # standard output cannot be written
             click.echo(plain_json(json.dumps(error.as_json(), indent=2)))
             return
     click.echo(click.style("error: ", fg="red", bold=True) + plain_lines(error.message), err=True)
@@ -245,18 +243,18 @@ def _print_traceback(error: Exception) -> None:
         click.echo(f"  {plain(line)}", err=True)
 
 
-_AGAIN_S = 1.0
+_SECOND_SIGNAL_S = 1.0
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asks to end."""
+    """A signal requests the end of the command."""
 
 
 class StopSignals:
-    """Raises `Stopped` for SIGTERM and SIGHUP while it is entered. A signal that was ignored stays ignored.
+    """Context that raises `Stopped` on SIGTERM and SIGHUP; signals that were ignored remain ignored.
 
     Attributes:
-        received: The first of them that came; 0 before. Its exit code is 128 more.
+        received: The first of them that arrived, or 0. The exit code is 128 more.
     """
 
     def __init__(self) -> None:
@@ -267,7 +265,7 @@ class StopSignals:
 
     @property
     def exit_code(self) -> int:
-        """130 where none came: it was Ctrl-C."""
+        """128 + the received signal; 130, as for Ctrl-C, without one."""
         return 128 + (self.received or signal.SIGINT)
 
     @property
@@ -277,15 +275,13 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         names = ("SIGTERM", "SIGHUP")
         numbers = [int(getattr(signal, name)) for name in names if hasattr(signal, name)]
-        if (
-            threading.current_thread() is not threading.main_thread()
-        ):  # Python handles signals in the main one
-            return self
+        if threading.current_thread() is not threading.main_thread():
+            return self  # Python handles signals in the main thread only
         for number in numbers:
             if signal.getsignal(number) is signal.SIG_DFL:
                 self._before[number] = signal.signal(number, self._raise)
         if self._before and os.name == "posix":
-            with contextlib.suppress(OSError):  # no descriptor is left: a second signal is not seen then
+            with contextlib.suppress(OSError):  # out of descriptors: a second signal has no effect then
                 self._watch()
         return self
 
@@ -297,12 +293,12 @@ class StopSignals:
         self._before.clear()
         if self._pipe is not None:
             signal.set_wakeup_fd(self._wakeup)
-            os.close(self._pipe[1])  # the thread ends with its pipe
+            os.close(self._pipe[1])  # ends the thread
             self._pipe = None
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
         if self.received:
-            return  # it is on its way to the end; the thread decides about another
+            return  # the command is ending already; the thread handles a second signal
         self.received = number
         raise Stopped(signal.Signals(number).name)
 
@@ -322,16 +318,16 @@ class StopSignals:
                 now_s = time.monotonic()
                 if first_s is None:
                     first_s = now_s
-                elif now_s - first_s >= _AGAIN_S:
+                elif now_s - first_s >= _SECOND_SIGNAL_S:
                     os._exit(128 + byte[0])
 
 
 _DISTRIBUTIONS = {"PIL": "pillow", "pynvml": "nvidia-ml-py", "google": "tritonclient", "grpc": "tritonclient"}
-"""Module to its distribution, where the names differ by more than `_`."""
+"""Module to its distribution, if the names differ by more than `_`."""
 
 
 def missing_package(error: BaseException) -> QCompileError | None:
-    """Return what to install for a failed import; None where it is of no extra of qcompile."""
+    """Return the error that names the extra to install for a failed import; None if no extra has it."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
     from ..core.installation import extras, install_hint
@@ -339,7 +335,7 @@ def missing_package(error: BaseException) -> QCompileError | None:
     module = error.name.partition(".")[0]
     distribution = _DISTRIBUTIONS.get(module, module.replace("_", "-"))
     extra = next(
-        (extra for extra, packages in extras().items() if distribution in (one.name for one in packages)), ""
+        (extra for extra, packages in extras().items() if distribution in (p.name for p in packages)), ""
     )
     if not extra:
         return None

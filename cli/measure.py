@@ -142,10 +142,10 @@ def report(session: Session, options: ReportCommand) -> None:
 )
 def diff(session: Session, options: DiffCommand) -> int:
     if options.layers:
-        of_outputs = _fields_apart(DiffSpec, LayerDiffSpec)
+        of_outputs = _options_only_in(DiffSpec, LayerDiffSpec)
         _refuse(options, of_outputs, "belongs to the comparison of outputs", "leave it out, or `layers`")
-        return _layers(session, options)
-    of_layers = ("graph", "output", *_fields_apart(LayerDiffSpec, DiffSpec))
+        return _diff_layers(session, options)
+    of_layers = ("graph", "output", *_options_only_in(LayerDiffSpec, DiffSpec))
     _refuse(options, of_layers, "belongs to the comparison of layers", "give `layers` too")
     from ..bench.diff.diff import diff as compare
 
@@ -159,14 +159,14 @@ def diff(session: Session, options: DiffCommand) -> int:
     return 0 if difference else 1
 
 
-def _layers(session: Session, options: DiffCommand) -> int:
+def _diff_layers(session: Session, options: DiffCommand) -> int:
     from ..bench.diff.layers.compare import layer_diff
     from ..core.files import check_output
 
-    written = [path for path in (options.output, options.save_results) if path is not None]
-    for path in written:
+    written_paths = [path for path in (options.output, options.save_results) if path is not None]
+    for path in written_paths:
         check_output(path, is_model=False)
-    with _source(session, options) as source:
+    with _engine_source(session, options) as source:
         layers = layer_diff(
             options.reference, options.artifact, options, source=source, progress=session.progress
         )
@@ -180,15 +180,15 @@ def _layers(session: Session, options: DiffCommand) -> int:
             if line:
                 session.say(line)
         session.say(footer(layers))
-        for path in written:
+        for path in written_paths:
             session.say(f"written: {path}")
     session.warn(layers.warnings)
     return 0 if layers else 1
 
 
 @contextmanager
-def _source(session: Session, options: DiffCommand) -> Iterator[EngineSource | None]:
-    """What an engine was built from; None for other artifacts, and where its outputs are enough."""
+def _engine_source(session: Session, options: DiffCommand) -> Iterator[EngineSource | None]:
+    """Yield the graph and options that an engine was built from, or None to compare only the outputs."""
     from ..bench.diff.layers.rebuild import EngineSource
     from ..bench.diff.layers.sides import artifact_side
 
@@ -199,7 +199,7 @@ def _source(session: Session, options: DiffCommand) -> Iterator[EngineSource | N
         from ..core.artifact import read_manifest
         from ..errors import InvalidOption
 
-        artifact_side(options.artifact, trust=options.trust)  # whether it can run, before any work
+        artifact_side(options.artifact, trust=options.trust)  # raises early if it cannot run here
         with ExitStack() as stack:
             try:
                 model = options.graph or options.reference
@@ -220,10 +220,10 @@ def _source(session: Session, options: DiffCommand) -> Iterator[EngineSource | N
     yield None
 
 
-def _fields_apart(kind: type, other: type) -> list[str]:
-    """The options of a spec that another one lacks."""
-    present = {option.name for option in fields_of(other)}
-    return [option.name for option in fields_of(kind) if option.name not in present]
+def _options_only_in(kind: type, other: type) -> list[str]:
+    """Return the options of `kind` that `other` lacks."""
+    other_names = {option.name for option in fields_of(other)}
+    return [option.name for option in fields_of(kind) if option.name not in other_names]
 
 
 def _refuse(options: DiffCommand, names: Sequence[str], why: str, hint: str) -> None:
@@ -236,7 +236,7 @@ ROWS = 15
 
 
 def layers_table(diff: LayerDiff, *, rows: int = ROWS) -> Table:
-    """Return the table of the layers that lose most, the first bad one on top."""
+    """Return the table of the layers with the largest loss, the first bad one on top."""
     table = tables.make_table(
         f"{diff.artifact} against {diff.reference}: {diff.samples} samples, {len(diff.layers)} of "
         f"{diff.pairs.paired} pairs of tensors, judged as {diff.precision}",
@@ -259,27 +259,27 @@ def layers_table(diff: LayerDiff, *, rows: int = ROWS) -> Table:
 
 
 def verdict(diff: LayerDiff) -> str:
-    """Return the finding in a sentence."""
+    """Return the finding as a sentence."""
     if diff.first_bad is None:
-        seen = "no tensor diverges" if diff.complete else f"none of the {len(diff.layers)} measured diverges"
+        text = "no tensor diverges" if diff.complete else f"none of the {len(diff.layers)} measured diverges"
         lowest = min((layer.snr_db for layer in diff.layers), default=math.inf)
         if lowest == math.inf:
-            return f"{seen}: all are equal"
-        return f"{seen}: the lowest SNR is {decibels(lowest)}, {diff.threshold_db:g} dB is required"
+            return f"{text}: all are equal"
+        return f"{text}: the lowest SNR is {decibels(lowest)}, {diff.threshold_db:g} dB is required"
     bad = diff.layers[0]
     where = f"{bad.tensor}, made by {bad.operator} {bad.node}"
     if diff.gradual:
-        most = max(layer.drop_db for layer in diff.layers)
+        largest_loss_db = max(layer.drop_db for layer in diff.layers)
         first = "first" if diff.complete else "first measured"
         return (
-            f"noise adds up: no tensor loses more than {most:.1f} dB by itself; the {first} below "
+            f"noise adds up: no tensor loses more than {largest_loss_db:.1f} dB by itself; the {first} below "
             f"{diff.threshold_db:g} dB is {where} ({decibels(bad.snr_db)})"
         )
     return f"first bad tensor: {where} ({decibels(bad.snr_db)}, {bad.drop_db:.1f} dB lost here)"
 
 
 def neighbourhood(diff: LayerDiff) -> list[str]:
-    """Return the first bad tensor, what it is made of and what reads it, two steps each way."""
+    """Return the first bad tensor with its producers and consumers, two steps each way."""
     if not diff.around:
         return []
     lines = [_line(diff.around[0], "")]
@@ -290,7 +290,7 @@ def neighbourhood(diff: LayerDiff) -> list[str]:
 
 
 def inside(diff: LayerDiff) -> list[str]:
-    """Return what the search inside an engine took, and what it could not tell."""
+    """Return the number of builds and the finding of the search inside an engine, and its open questions."""
     search = diff.engine
     if search is None:
         return []
@@ -298,8 +298,8 @@ def inside(diff: LayerDiff) -> list[str]:
     lines = [f"inside the engine: {debug}{search.builds} of at most {search.max_builds} builds"]
     if diff.first_bad is not None and search.after_db is not None:
         before = ", ".join(f"{name} {decibels(snr)}" for name, snr in search.before.items())
-        sure = "confirmed in a graph that ends there" if search.confirmed else "not confirmed"
-        lines.append(f"  before: {before or 'not measured'}; after: {decibels(search.after_db)}; {sure}")
+        check = "confirmed in a graph that ends there" if search.confirmed else "not confirmed"
+        lines.append(f"  before: {before or 'not measured'}; after: {decibels(search.after_db)}; {check}")
     return [*lines, *(f"  not known: {text}" for text in search.unknown)]
 
 
@@ -309,7 +309,7 @@ def footer(diff: LayerDiff) -> str:
 
 
 def unpaired(diff: LayerDiff) -> str:
-    """Return how many tensors have no partner; empty when all have."""
+    """Return the number of tensors without a partner, with examples; empty if all have one."""
     sides = {"reference": diff.pairs.reference_only, "artifact": diff.pairs.artifact_only}
     parts = [
         f"{len(names)} of the {side} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"

@@ -1,4 +1,4 @@
-"""The verbs of recipes, `run`, `sweep` and `worker`, and the workers of `--scheduler`."""
+"""The verbs of recipes, `run`, `sweep` and `worker`, and the connection to a `--scheduler`."""
 
 from __future__ import annotations
 
@@ -31,10 +31,8 @@ _WORKER = "worker"
 def executor_of(
     session: Session, options: recipes.SchedulerOptions, output: Path
 ) -> Iterator[Executor | None]:
-    """Connect to the scheduler that was typed; None without one: this process carries the stages out.
-
-    Local workers keep their files in the folder of the artifacts, `output`.
-    """
+    """Connect to the scheduler of the options and yield it; without one, yield None to run the stages here.
+    Local workers store their files in `output`, the folder of the artifacts."""
     if not options.scheduler:
         for option in fields_of(recipes.SchedulerOptions):
             if getattr(options, option.name):
@@ -58,12 +56,12 @@ def executor_of(
 
 
 def listener_of(session: Session, executor: Executor | None = None) -> StageListener:
-    """Return what prints a line for each stage that was carried out, and where."""
-    did: Mapping[str, str] = getattr(executor, "did", {})
+    """Return a function that prints a line for each finished stage, with its worker."""
+    worker_of_stage: Mapping[str, str] = getattr(executor, "did", {})
 
     def listener(stage: str, state: str, seconds: float, /) -> None:
         if state != "skipped" or session.verbose:
-            worker = did.get(stage) if state != "failed" else ""
+            worker = worker_of_stage.get(stage) if state != "failed" else ""
             session.note(f"{state:>7}  {stage}  {seconds:.1f} s{f'  on {worker}' if worker else ''}")
 
     return listener
@@ -96,7 +94,7 @@ def carry_out(
     run_recipe: Callable[..., RunReport],
     plan: Callable[..., Plan],
 ) -> int:
-    """Run a recipe, or print what a run would do; return the exit code."""
+    """Run a recipe, or print the plan of a run; return the exit code."""
     from ..pipeline.recipe.recipe import read_recipe
 
     recipe = read_recipe(path)
@@ -104,7 +102,7 @@ def carry_out(
         refuse_trust("model.trust of the recipe")
     if options.dry_run and options.scheduler:
         raise InvalidOption(
-            "`dry_run` tells what this machine would do; it is required without `scheduler`",
+            "`dry_run` plans for this machine; it is required without `scheduler`",
             hint="leave one of them out",
             option="dry_run",
         )
@@ -124,7 +122,7 @@ def carry_out(
 
 
 def _present(session: Session, report: RunReport) -> int:
-    """Print what a run did, and the table of what was measured; return the exit code."""
+    """Print the outcome of a run and the table of its measurements; return the exit code."""
     results = report.results
     session.json(
         {
@@ -144,7 +142,7 @@ def _present(session: Session, report: RunReport) -> int:
         present_results(session, results)
     elif not session.quiet:
         session.table(_artifacts_table(report))
-    if session.quiet or not results:  # else the table's rows have said it
+    if session.quiet or not results:  # otherwise the table shows the failures
         session.warn(f"{name}: not built: {error}" for name, error in report.failures.items())
     if not report.failures and all(state == "skipped" for state in report.stages.values()):
         session.note("nothing changed: every stage was done already (--again bench measures again)")
@@ -155,12 +153,12 @@ def _present(session: Session, report: RunReport) -> int:
     session.say(f"artifacts{' and results.json' if results else ''}: {report.output}")
     for name, other in report.instead.items():
         session.say(f"use {other} in place of {name}")
-    unserved = set(report.failed) - report.instead.keys()
-    return 1 if unserved or not _present_budget(session, report.budget) else 0
+    not_replaced = set(report.failed) - report.instead.keys()
+    return 1 if not_replaced or not _present_budget(session, report.budget) else 0
 
 
 def _present_budget(session: Session, budget: dict[str, str] | None) -> bool:
-    """Print what keeps the budget and what speaks against the others; return whether anything keeps it."""
+    """Print the artifacts within the budget and the reasons against the others; return if any is within."""
     if budget is None:
         return True
     within = [name for name, reason in budget.items() if not reason]
@@ -177,10 +175,10 @@ def _show_plan(session: Session, planned: Plan) -> int:
         return 0
     table = make_table("", "stage", "state", "seconds", "memory", "disk", "from", "why")
     for stage in planned.stages:
-        took = stage.estimate
-        seconds = DASH if took.seconds is None else f"{took.seconds:.1f}"
-        sizes = [bytes_text(took.peak_bytes), bytes_text(took.disk_bytes)]
-        add_row(table, stage.name, stage.state, seconds, *sizes, took.source, stage.why)
+        estimate = stage.estimate
+        seconds = DASH if estimate.seconds is None else f"{estimate.seconds:.1f}"
+        sizes = [bytes_text(estimate.peak_bytes), bytes_text(estimate.disk_bytes)]
+        add_row(table, stage.name, stage.state, seconds, *sizes, estimate.source, stage.why)
     session.table(table)
     if not planned.pending:
         session.say("nothing to do: every stage is done")
@@ -229,14 +227,14 @@ def sweep(session: Session, options: recipes.SweepCommand) -> int:
     files=False,
 )
 def worker(session: Session, options: recipes.WorkerCommand) -> None:
-    """Print what the worker announces, and work until a signal ends it."""
+    """Print the worker's announcement, and work until a signal ends it."""
     from ..pipeline.cluster.connection import serve
 
-    joined: list[str] = []
+    addresses: list[str] = []
 
     def announced(facts: Facts) -> None:
-        joined.append(facts.address)
-        if len(joined) > 1:
+        addresses.append(facts.address)
+        if len(addresses) > 1:
             session.note(f"joined again, at {facts.address}")
             return
         session.json({"name": facts.name, "address": facts.address, "resources": dict(facts.resources)})

@@ -1,6 +1,6 @@
-"""What every command shares: `-v`, `-q`, `--json`, progress on standard error, results on standard output.
+"""Options and output of every command: `-v`, `-q`, `--json`, progress on stderr, results on stdout.
 
-With `--untrusted` the verb runs in a process of its own, with limits on memory and time.
+With `--untrusted` the verb runs in a separate process, with limits on memory and time.
 """
 
 from __future__ import annotations
@@ -29,48 +29,48 @@ _PLAIN_WIDTH = 200
 
 
 def encodes_all(stream: object) -> bool:
-    """Return whether a stream writes every character."""
+    """Return whether a stream can write every character."""
     return (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
 
 
 class RoadGroup(click.Group):
-    """Lists its commands in the order of the road, not of the alphabet."""
+    """Lists its commands in the order of their definition instead of the alphabet."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
 
 class Session:
-    """How one command talks to its user."""
+    """The output of one command: results, progress, notes and warnings."""
 
     def __init__(self, *, verbose: bool, quiet: bool, as_json: bool) -> None:
         self.verbose, self.quiet, self.as_json = verbose, quiet, as_json
-        self.results = sys.stdout or io.StringIO()  # where it is closed
+        self.results = sys.stdout or io.StringIO()  # None if closed
         self._display: Any = None
         self._task: Any = None
         self._last_line = 0.0
         self._text, self._began, self._first = "", 0.0, 0
-        self.spelled: Callable[[str], str] = str  # a verb tells how its options are typed
+        self.spelled: Callable[[str], str] = str  # replaced by a verb, for the spelling of its options
 
     @contextlib.contextmanager
     def working(self) -> Iterator[Session]:
-        """Show progress while the block runs: a live line on a terminal, now and then a line elsewhere.
+        """Show progress while the block runs: a live line on a terminal, an occasional line elsewhere.
 
-        What a user's code prints meanwhile goes to standard error: it is no part of the results. What
-        qcompile logs is a warning.
+        Output of a user's code goes to standard error, apart from the results. Log records of qcompile become
+        warnings.
         """
         handler = logging.Handler()
         handler.emit = lambda record: self.warn([record.getMessage()])  # type: ignore[method-assign]
         logger = logging.getLogger(__package__.partition(".")[0])
         logger.addHandler(handler)
         try:
-            with self._shown():
+            with self._show_progress():
                 yield self
         finally:
             logger.removeHandler(handler)
 
     @contextlib.contextmanager
-    def _shown(self) -> Iterator[None]:
+    def _show_progress(self) -> Iterator[None]:
         if self.quiet or sys.stderr is None or not sys.stderr.isatty():
             self._last_line = time.monotonic()
             with contextlib.redirect_stdout(sys.stderr):
@@ -94,11 +94,11 @@ class Session:
                 self._display = None
 
     def progress(self, text: str, done: int = 0, total: int | None = None, /) -> None:
-        """Show what is being done; this is the `progress` that library functions take."""
+        """Show the current step; library functions take this method as `progress`."""
         now, text = time.monotonic(), plain(text)
         if text != self._text:
             self._text, self._began, self._first = text, now, done
-            if self._display is not None:  # a total cannot be taken back from a task
+            if self._display is not None:  # the total of a task cannot be removed
                 self._display.remove_task(self._task)
                 self._task = self._display.add_task(text, total=total, pace="")
         pace = _pace(done - self._first, now - self._began, (total or 0) - done)
@@ -111,24 +111,24 @@ class Session:
 
     @property
     def step(self) -> str:
-        """What is being done, as it was told last."""
+        """The current step, from the last call of `progress`."""
         return self._text
 
     def say(self, text: str) -> None:
-        """Print a line of the result; a line end within it is shown as an escape."""
+        """Print a line of the result; a line break in it is shown as an escape."""
         if not self.quiet and not self.as_json:
-            self._above(lambda: click.echo(plain(text), file=self.results))
+            self._print_above(lambda: click.echo(plain(text), file=self.results))
 
     def note(self, text: str) -> None:
         """Print a line about the work, to standard error."""
         if not self.quiet:
-            self._above(lambda: click.echo(plain_lines(self.spelled(text)), err=True))
+            self._print_above(lambda: click.echo(plain_lines(self.spelled(text)), err=True))
 
     def warn(self, warnings: Iterable[str]) -> None:
         """Print warnings, to standard error, even with `-q`."""
         for warning in warnings:
             text = click.style("warning: ", fg="yellow", bold=True) + plain_lines(self.spelled(warning))
-            self._above(functools.partial(click.echo, text, err=True))
+            self._print_above(functools.partial(click.echo, text, err=True))
 
     def json(self, value: object) -> None:
         if self.as_json:
@@ -140,24 +140,24 @@ class Session:
             return
         from rich.console import Console
 
-        self._above(lambda: Console(file=self.results, width=self.width).print(table))
+        self._print_above(lambda: Console(file=self.results, width=self.width).print(table))
 
     @property
     def width(self) -> int:
-        """Columns that a table may take: the terminal's, or plenty where there is none."""
+        """Maximum width of a table in columns: the terminal's, or `_PLAIN_WIDTH` elsewhere."""
         return shutil.get_terminal_size().columns if self.results.isatty() else _PLAIN_WIDTH
 
-    def _above(self, show: Callable[[], None]) -> None:
+    def _print_above(self, show: Callable[[], None]) -> None:
         if self._display is None:
             show()
             return
-        self._display.stop()  # the live line is redrawn below what is printed
+        self._display.stop()  # the live line is redrawn below the printed text
         show()
         self._display.start()
 
 
 def _pace(done: int, seconds: float, remaining: int) -> str:
-    """How fast it goes and how long it will take: "48.1/s, 12 s left"; empty while nobody can know."""
+    """Return speed and remaining time, "48.1/s, 12 s left"; empty during the first second."""
     if done < 1 or seconds < 1:
         return ""
     rate = done / seconds
@@ -165,10 +165,10 @@ def _pace(done: int, seconds: float, remaining: int) -> str:
 
 
 def session_options(*, files: bool = True) -> list[click.Option]:
-    """Return `-v`, `-q`, `--json`, which every command has, and `--untrusted` where it reads files."""
+    """Return `-v`, `-q`, `--json`, which every command has, and `--untrusted` if it reads files."""
     memory = f"With --untrusted: memory that all its processes may hold. [default: {MEMORY_GB:g}]"
     time_s = f"With --untrusted: seconds that the command may take. [default: {TIME_S:g}]"
-    untrusted = "Files may come from strangers: work in another process, with limits."
+    untrusted = "Files may be untrusted: work in another process, with limits."
     limits = [
         click.Option(["--untrusted"], is_flag=True, help=untrusted),
         click.Option(["--memory-limit-gb"], type=click.FLOAT, help=memory),
@@ -183,18 +183,18 @@ def session_options(*, files: bool = True) -> list[click.Option]:
 
 
 def examples(*lines: str) -> str:
-    """Return the epilog of a command: its examples, as they are typed."""
+    """Return the epilog of a command: its examples, as typed."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 UNTRUSTED = ("untrusted", "memory_limit_gb", "time_limit_s")
-"""Options of commands that read files, beside those of their specs."""
+"""Options of commands that read files, in addition to those of their specs."""
 
 
 def watched(options: dict[str, Any], *, as_json: bool) -> int | None:
-    """Carry out the command that was typed in a process of its own, if `--untrusted` was typed.
+    """Run the typed command in a separate process if `--untrusted` was typed.
 
-    Its options are taken out. Returns the exit code, or None where this process carries the command out.
+    Remove its options from `options`. Return the exit code, or None if this process is to run the command.
     """
     untrusted, memory_gb, time_s = (options.pop(name, None) for name in UNTRUSTED)
     limits = {"memory_gb": memory_gb, "time_s": time_s}
@@ -216,7 +216,7 @@ def watched(options: dict[str, Any], *, as_json: bool) -> int | None:
 
 
 def refuse_trust(name: str) -> None:
-    """Refuse what lets a file run code."""
+    """Refuse an option that lets a file run code."""
     raise click.UsageError(
         f"--untrusted and {name} exclude each other: with it a file may run code, and limits on memory and "
         "time are no sandbox"

@@ -1,4 +1,4 @@
-"""Tables as people read them in a terminal; the words of their figures are those of every other form."""
+"""Tables and lines in the terminal; their figures have the same text as in the other forms of results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LISTED = 10
 
 
 def make_table(title: str, *columns: str, text: bool = False) -> Table:
-    """Return an empty table; `text` says that columns after the first hold words, not figures."""
+    """Return an empty table; with `text`, columns after the first hold words instead of figures."""
     from rich.table import Table
     from rich.text import Text
 
@@ -46,9 +46,9 @@ def make_table(title: str, *columns: str, text: bool = False) -> Table:
 
 
 def add_row(table: Table, name: str, *cells: str, below: str = "") -> None:
-    """Add a row of plain text: brackets in `tritonclient[grpc]` or `[2.1, 2.3]` are no markup.
+    """Add a row of plain text: brackets in `tritonclient[grpc]` or `[2.1, 2.3]` are not markup.
 
-    `below` follows the name, from a line end or a space on.
+    `below` is appended to the name; it begins with a line break or a space.
     """
     from rich.text import Text
 
@@ -60,7 +60,7 @@ def _cell(text: str) -> str:
 
 
 def results_table(results: Results, *, width: int) -> Table:
-    """Return the table of a benchmark, one row per artifact; narrow terminals get two lines a row."""
+    """Return the table of a benchmark, one row per artifact; rows have two lines on narrow terminals."""
     from ..bench.results.render import columns_of, interval_words
 
     settings, machine = results.settings, results.environment
@@ -98,26 +98,26 @@ def _cells(row: Row, baseline: str, *, wide: bool) -> list[str]:
         return [*(cells | {"runtime": where}).values()]
     comma = f",{gap}" if wide else gap
     compared = gap.join([text.speedup, f"{text.interval} {text.verdict}".rstrip()])
-    together = {
+    combined = {
         "runtime": f"{text.runtime}{comma}{row.runs_on}",
         "latency": f"{text.latency}{gap}{text.tail}",
         "speedup": compared if text.interval else DASH,
         "size": f"{text.size}{comma}{text.memory}",
         "accuracy": f"{text.accuracy}{comma}{text.drop}" if row.accuracy else DASH,
     }
-    return [together.get(column.key, getattr(text, column.key)) for column in columns]
+    return [combined.get(column.key, getattr(text, column.key)) for column in columns]
 
 
 def reasons(results: Results) -> list[str]:
-    why: dict[str, list[str]] = {}
+    names_by_reason: dict[str, list[str]] = {}
     for row in results.rows:
         if row.status != "measured":
-            why.setdefault(f"{row.status}: {row.reason}", []).append(row.name)
-    return [f"{', '.join(names)}: {reason}" for reason, names in why.items()]
+            names_by_reason.setdefault(f"{row.status}: {row.reason}", []).append(row.name)
+    return [f"{', '.join(names)}: {reason}" for reason, names in names_by_reason.items()]
 
 
 def curve_table(results: Results, curve: Curve) -> Table | None:
-    """Return latency and throughput over what a curve counts; None where nothing was measured."""
+    """Return the table of a curve, with latency and throughput at each count; None if not measured."""
     from ..bench.results.render import CURVES
 
     points = [(row.name, point) for row in results.rows for point in getattr(row, curve)]
@@ -134,7 +134,7 @@ _SHOWN_CALLS = 32
 
 
 def calls_table(results: Results) -> Table | None:
-    """Return the latency of `_SHOWN_CALLS` calls of each artifact at most; None where no file keeps them."""
+    """Return the latency of at most `_SHOWN_CALLS` calls of each artifact; None without stored calls."""
     rows = [row for row in results.rows if row.calls_ms]
     if not rows:
         return None
@@ -160,9 +160,9 @@ def layer_tables(results: Results) -> list[Table]:
 
 
 def gpu_table(results: Results) -> Table | None:
-    """Return the times by the GPU's clock; None where there are none.
+    """Return the table of times by the GPU's clock; None without them.
 
-    The ratio is of medians of 50 calls, without an interval: the verdict is that of the latencies.
+    The ratio is of medians of 50 calls, without an interval; the verdict is from the latencies.
     """
     rows = [(row, row.gpu_latency) for row in results.rows if row.gpu_latency is not None]
     if not rows:
@@ -183,14 +183,14 @@ def difference_table(difference: OutputComparison) -> Table:
         "output", "verdict", "SNR", "largest error", "same argmax, cosine", "required",
     )  # fmt: skip
     for output in difference.outputs:
-        alike = output.agreement if output.cosine is None else output.cosine
+        score = output.agreement if output.cosine is None else output.cosine
         add_row(
             table,
             output.output,
             "pass" if output.passed else "MISMATCH",
             DASH if output.rule == "labels" else decibels(output.snr_db),
             f"{output.max_abs_error:.3g}",
-            DASH if alike is None else f"{alike:.2%}" if output.cosine is None else f"{alike:.4f}",
+            DASH if score is None else f"{score:.2%}" if output.cosine is None else f"{score:.4f}",
             output.criterion,
         )
     return table
@@ -229,7 +229,7 @@ def present_io(session: Session, io: ModelIO) -> None:
 
 
 def profile_lines(proof: Mapping[str, Any]) -> list[str]:
-    """Say the shapes that an engine takes, each profile as `--profile` spells it."""
+    """Return the shapes that an engine takes, each profile as `--profile` spells it."""
     return [
         "profile "
         + ", ".join(
@@ -242,20 +242,20 @@ def profile_lines(proof: Mapping[str, Any]) -> list[str]:
 
 
 def left_in_float_lines(proof: Mapping[str, Any], place: str) -> list[str]:
-    """Say the first ten layers that stayed in floating point, and in what place the others are listed."""
+    """Return lines for the first ten layers that stayed in floating point, and the place of the full list."""
     layers = proof.get("left_in_float", {})
     lines = [f"left in float: {name} ({reason})" for name, reason in layers.items()]
     return listed(lines, "left in float", place)
 
 
-def listed(lines: list[str], what: str, place: str) -> list[str]:
-    """Return the first ten lines, and in what place the others are listed."""
-    more = f"{what}: {len(lines) - _LISTED} more, see {place}"
+def listed(lines: list[str], subject: str, place: str) -> list[str]:
+    """Return the first ten lines, and one with the number and the place of the others."""
+    more = f"{subject}: {len(lines) - _LISTED} more, see {place}"
     return lines[:_LISTED] + ([more] if len(lines) > _LISTED else [])
 
 
 def present_results(session: Session, results: Results) -> None:
-    """Print the table of a benchmark, its curves, and what to know of them."""
+    """Print the tables of a benchmark, and the notes and warnings on its results."""
     from ..bench.results.render import accuracy_lines, warning_lines
     from ..bench.results.row import Curve
 

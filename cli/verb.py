@@ -1,7 +1,7 @@
-"""The one generator of commands: arguments, options and their help from the fields of a spec.
+"""Generate commands: arguments, options and their help come from the fields of a spec.
 
-A command gets a `Session` and the spec it was given. An error of the library names an option by its field;
-here it is spelled as it is typed.
+A command gets a `Session` and the decoded spec. The library's errors name options by field; here the names
+are replaced by their spelling on the command line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WORDS = {METRIC: (AUTO, *METRICS), METHOD: METHODS, "TARGET": TARGETS}
 
 
 class Text(click.types.StringParamType):
-    """The text of an option. A shell completes its words, or the last one between commas, else files."""
+    """Type of a text option. A shell completes its choices (after the last comma, in a list), else files."""
 
     def __init__(self, option: Option) -> None:
         self._option = option
@@ -55,11 +55,11 @@ Spec = TypeVar("Spec")
 
 
 class Verb(click.Command):
-    """A command that was made from a spec, whose fields are read when it is called.
+    """A command generated from a spec; the fields are read when the command is called.
 
     Attributes:
-        spec: The type whose fields are its options.
-        files: Whether it reads files that may come from a stranger.
+        spec: The type that has the options as fields.
+        files: Whether it reads files that may be untrusted.
     """
 
     spec: type
@@ -76,13 +76,13 @@ class Verb(click.Command):
 def verb(
     spec: type[Spec], *shown: str, short_help: str | None = None, files: bool = True
 ) -> Callable[[Callable[[Session, Spec], int | None]], Verb]:
-    """Return a decorator that makes a command of a function.
+    """Return a decorator that turns a function into a command.
 
     Args:
-        spec: What the function is given; its docstring is the help.
-        shown: Examples, as they are typed.
-        short_help: What the list of commands says.
-        files: Whether it reads files that may come from a stranger.
+        spec: Type of the options that the function gets; its docstring is the help.
+        shown: Examples, as typed.
+        short_help: Text in the list of commands.
+        files: Whether it reads files that may be untrusted.
     """
 
     def decorate(function: Callable[[Session, Spec], int | None]) -> Verb:
@@ -124,7 +124,7 @@ def verb(
 
 
 def parameter(option: Option) -> click.Parameter:
-    """Return the argument or the option of the command line that a field becomes."""
+    """Return the argument or the option of the command line for a field."""
     name, spelling = option.key.replace(".", "__"), option.spelling
     default = None if option.required or option.default in (None, (), "") else option.default
     if spelling.argument:
@@ -143,10 +143,10 @@ def parameter(option: Option) -> click.Parameter:
         return click.Option([*flags, name], **about)
     if option.repeated:
         about["help"] = f"{option.sentence} May be repeated."
-    if default is not None:  # click takes None for a default too, and a required option for given
+    if default is not None:  # click treats None as a default, too, so a required option would count as given
         about["default"] = default
     shows = default not in (None, 0, -1)
-    # A metavar with a space is a sentence of what is required.
+    # A metavar with a space is a requirement in words, not a placeholder.
     metavar = option.name.upper() if " " in spelling.metavar else spelling.metavar or None
     return click.Option(
         [*flags, name], type=_type(option), metavar=metavar, multiple=option.repeated,
@@ -168,11 +168,11 @@ def _type(option: Option) -> click.ParamType[Any]:
 
 
 _NEXT_STEPS = (BuildCommand, QuantizeCommand, ExportCommand, CalibrateCommand, BenchCommand, DiffCommand)
-"""Commands whose options a message may name beside those of the typed command, in order of precedence."""
+"""Commands that a message may refer to: after the typed command, options are looked up in this order."""
 
 
 def read(spec: type[Spec], typed: Mapping[str, Any]) -> Spec:
-    """Return the spec of the typed options."""
+    """Return the spec with the typed options as its fields."""
     values: dict[str, Any] = {}
     for option in options_of(spec):
         value = typed[option.key.replace(".", "__")]
@@ -189,7 +189,7 @@ def read(spec: type[Spec], typed: Mapping[str, Any]) -> Spec:
 
 
 def spelled(text: str, spec: type) -> str:
-    """Spell the options between backticks as they are typed; the keys of a recipe are their fields."""
+    """Replace option names between backticks by their spelling; for recipes, keys are spelled as fields."""
     kinds = () if spec in (RunCommand, SweepCommand) else _NEXT_STEPS
     flags = {name: f"--{name.replace('_', '-')}" for name in UNTRUSTED}
     for option in (option for kind in (spec, *kinds) for option in options_of(kind)):
@@ -200,7 +200,7 @@ def spelled(text: str, spec: type) -> str:
 
 
 def respell(error: QCompileError, spec: type) -> None:
-    """Spell the options that an error names as they are typed."""
+    """Replace the option names in an error by their spelling on the command line."""
     error.message, error.hint = spelled(error.message, spec), spelled(error.hint, spec)
     error.args = (error.message,)
     if "option" in error.data:

@@ -1,4 +1,4 @@
-"""The report: one self-contained HTML file, made from a results file.
+"""Write a report: one self-contained HTML file from a results file.
 
 results.json ─▶ source ─▶ summary, sections (charts, tables) ─▶ page ─▶ report.html
 """

@@ -1,4 +1,4 @@
-"""The charts of the report: rows with a track for each artifact, and planes with two axes."""
+"""Charts of the report: rows with one track per artifact, and plots with two axes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WORST_HISTOGRAMS = 8
 
 _BINS = 90
 _LARGEST_RADIUS, _SMALLEST_RADIUS = 19.0, 4.0  # pixels, of bubbles
-_LINEAR_TO = 10.0  # points; where an artifact lost more, the others would be one heap
+_LINEAR_TO = 10.0  # points; beyond, a linear axis would squeeze the small drops together
 
 Row = tuple[str, str, str, str]
 """Number, name, value, and the drawing on its track."""
@@ -44,21 +44,21 @@ Counts = dict[str, dict[str, int]]
 
 
 def latency_chart(subjects: Sequence[ReportedArtifact]) -> str:
-    """Draw where every call's latency lies; empty where no artifact has quantiles."""
-    drawn = [(s, s.row.latency_quantiles_ms) for s in subjects if s.row.latency_quantiles_ms]
-    if not drawn:
+    """Draw the latency distribution of each artifact; empty without quantiles."""
+    with_quantiles = [(s, s.row.latency_quantiles_ms) for s in subjects if s.row.latency_quantiles_ms]
+    if not with_quantiles:
         return ""
-    scale = Scale.over([end for _, values in drawn for end in (values[1], values[99])])
+    scale = Scale.over([end for _, values in with_quantiles for end in (values[1], values[99])])
     rows = [
         (str(s.number), s.name, f"{figure(v[50])} · p99 {figure(v[99])} ms", _violin(scale, s, v))
-        for s, v in drawn
+        for s, v in with_quantiles
     ]
     title = f"latency of a call, ms{', logarithmic scale' if scale.kind == 'log' else ''}"
     return _rows(rows, scale, title, "Distribution of latencies, the median first")
 
 
 def speedup_chart(subjects: Sequence[ReportedArtifact], baseline: str, intervals: str) -> str:
-    """Draw the speed-ups with their intervals ("99% interval") and a line at 1; empty where there is none."""
+    """Draw the speed-ups, with intervals named by `intervals` and a line at 1; empty without speed-ups."""
     values = [(s, s.speedup, " ".join(speedup_text(s.speedup))) for s in subjects if s.speedup is not None]
     low, high = _bounds([speedup for _, speedup, _ in values], 1.0)
     low = max(low, 1e-3)
@@ -69,10 +69,10 @@ def speedup_chart(subjects: Sequence[ReportedArtifact], baseline: str, intervals
 
 
 def drop_chart(subjects: Sequence[ReportedArtifact], metric: str) -> str:
-    """Draw the drops of accuracy with their intervals and a line at 0; empty where there is none."""
+    """Draw the drops of accuracy with their intervals and a line at 0; empty without drops."""
     dropped = [(s, s.drop) for s in subjects if s.drop is not None and not s.is_baseline]
     unit = dropped[0][0].drop_unit if dropped else "points"
-    values = [(s, drop, _drop_words(drop, unit)) for s, drop in dropped]
+    values = [(s, drop, _drop_with_interval(drop, unit)) for s, drop in dropped]
     low, high = _bounds([drop for _, drop in dropped], 0.0)
     space = max((high - low) * 0.06, 1e-9 if high > low else 0.05)
     label = f"Drop of {metric}, {DROP_CONFIDENCE:.0%} intervals, {unit}"
@@ -81,7 +81,7 @@ def drop_chart(subjects: Sequence[ReportedArtifact], metric: str) -> str:
 
 
 def pareto_chart(subjects: Sequence[ReportedArtifact]) -> str:
-    """Draw drop against latency with areas by size, or size against latency where drops do not differ."""
+    """Draw drop against latency with areas by size, or size against latency if the drops do not differ."""
     by_drop = drops_differ(subjects)
     shown = [s for s in subjects if (s.drop if by_drop else s.size_bytes) is not None]
     if len(shown) < 2:
@@ -99,7 +99,7 @@ def pareto_chart(subjects: Sequence[ReportedArtifact]) -> str:
         y = Scale(low - max(space, 0.5), high * 1.5, "symlog")
     places = {s.number: (x.at(s.latency_ms or 0.0), y.at(heights[s.number])) for s in shown}
     marks = [line((0, y.at(0)), (100, y.at(0)), "ink")] if by_drop else []
-    steps: list[Point] = []  # from left to right, those that are higher up than all before
+    steps: list[Point] = []  # left to right, each higher on the plot than all before
     for place in sorted(places[s.number] for s in best):
         if not steps or place[1] < steps[-1][1]:
             steps.append(place)
@@ -109,7 +109,7 @@ def pareto_chart(subjects: Sequence[ReportedArtifact]) -> str:
     for s, radius in sorted(zip(shown, radii, strict=True), key=lambda pair: -pair[1]):
         at, words = places[s.number], [s.name, f"{figure(s.latency_ms)} ms", bytes_text(s.size_bytes)]
         if s.drop:
-            words.append(f"drop {_drop_words(s.drop, unit)} {unit}")
+            words.append(f"drop {_drop_with_interval(s.drop, unit)} {unit}")
             if by_drop:
                 marks.append(_whisker(at[0], y, s.drop.low, s.drop.high, s.family, width=1.4, opacity=0.6))
         is_best, fill = s in best, s.family if s.size_bytes else "surface"
@@ -127,19 +127,19 @@ def pareto_chart(subjects: Sequence[ReportedArtifact]) -> str:
 
 
 def drops_differ(subjects: Sequence[ReportedArtifact]) -> bool:
-    """Whether the chart is of drops: equal ones would be a line, and sizes say more."""
+    """Return whether the drops differ: equal drops would form a line, so the chart shows sizes instead."""
     return len({s.drop.value for s in subjects if s.drop is not None}) > 1
 
 
 def pareto_front(subjects: Sequence[ReportedArtifact]) -> list[ReportedArtifact]:
-    """Return those that no other beats: as good in latency, drop and size, and better in one."""
+    """Return the artifacts that no other beats: at least as good in latency, drop and size, better in one."""
     costs = {
         s.number: (s.latency_ms or math.inf, s.drop.value if s.drop else math.inf, s.size_bytes or math.inf)
         for s in subjects
     }
 
-    def is_beaten(mine: tuple[float, ...]) -> bool:
-        pairs = (zip(theirs, mine, strict=True) for theirs in costs.values() if theirs != mine)
+    def is_beaten(candidate: tuple[float, ...]) -> bool:
+        pairs = (zip(rival, candidate, strict=True) for rival in costs.values() if rival != candidate)
         return any(all(a <= b for a, b in pair) for pair in pairs)
 
     return [subject for subject in subjects if not is_beaten(costs[subject.number])]
@@ -175,22 +175,22 @@ _CALLS = 100  # points of a line
 
 
 def calls_chart(subjects: Sequence[ReportedArtifact]) -> str:
-    """Draw the calls over the time of measuring, medians of neighbours; empty where no file keeps them."""
+    """Draw latency over the run, as medians of neighbouring calls; empty without stored calls."""
     series = [(s, s.row.calls_ms) for s in subjects]
     return _over_time(series, "ms", "share of its calls, %", "latency of a call, ms", "Latency")
 
 
 def gpu_memory_chart(subjects: Sequence[ReportedArtifact]) -> str:
-    """Draw what each process held on its GPU, round after round; empty where none was told."""
-    series = [(s, [held / 1e6 for held in s.row.gpu_memory_rounds_bytes]) for s in subjects]
+    """Draw the GPU memory of each process, round after round; empty without these figures."""
+    series = [(s, [used_bytes / 1e6 for used_bytes in s.row.gpu_memory_rounds_bytes]) for s in subjects]
     return _over_time(series, "MB", "share of its rounds, %", "memory on the GPU, MB", "GPU memory")
 
 
 def _over_time(
-    series: Sequence[tuple[ReportedArtifact, Sequence[float]]], unit: str, along: str, up: str, what: str
+    series: Sequence[tuple[ReportedArtifact, Sequence[float]]], unit: str, along: str, up: str, quantity: str
 ) -> str:
-    """Draw a line for each series that is not empty, medians of neighbours."""
-    lines = [(s, np.array_split(all_, min(_CALLS, len(all_)))) for s, all_ in series if all_]
+    """Draw a line for each series that is not empty, as medians of neighbouring values."""
+    lines = [(s, np.array_split(raw, min(_CALLS, len(raw)))) for s, raw in series if raw]
     if not lines:
         return ""
     medians = [(s, [float(np.median(part)) for part in parts]) for s, parts in lines]
@@ -206,7 +206,7 @@ def _over_time(
         for s, values in medians
     ]
     grid = svg.axes(x, y, (along, up))
-    return _lines(drawn, 256, f"{what} of {len(drawn)} artifacts from first to last", grid)
+    return _lines(drawn, 256, f"{quantity} of {len(drawn)} artifacts from first to last", grid)
 
 
 def curve(subject: ReportedArtifact, key: Curve) -> list[CurvePoint]:
@@ -245,7 +245,7 @@ def history_chart(runs: Sequence[Mapping[str, Any]], subjects: Sequence[Reported
 
 
 def layers_by_precision(subject: ReportedArtifact) -> Counts:
-    """Return precision to kind of layer to count; empty where the file says nothing."""
+    """Return the number of layers by precision, then by kind of layer; empty if the row has no counts."""
     by_precision: Counts = {}
     for precision, kinds in (subject.row.layers_by_precision or {}).items():
         pairs = kinds.items() if isinstance(kinds, Mapping) else [("layers", kinds)]
@@ -276,7 +276,7 @@ def precision_chart(subjects: Sequence[ReportedArtifact]) -> str:
 
 
 def errors_chart(diff: LayerDiff) -> str:
-    """Draw the signal-to-noise ratio of the worst tensors; empty where there are none."""
+    """Draw the signal-to-noise ratio of the worst tensors; empty without tensors."""
     worst = [(layer, number(layer.snr_db)) for layer in diff.layers[:WORST_TENSORS]]
     ratios = [snr for _, snr in worst if snr is not None] or [1.0]
     scale = Scale(min(0.0, *ratios) * 1.05, max(*ratios, 1.0) * 1.05)
@@ -302,16 +302,14 @@ def histogram_chart(ranges: Ranges, summary: TensorSummary) -> str:
 
 
 def density(values: Sequence[float], *, logarithmic: bool) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return places between the 1st and 99th of 101 quantiles, and how densely calls lie there, 1 at most.
-
-    On a logarithmic axis density is per factor, not per millisecond.
-    """
+    """Return places between the 1st and 99th of 101 quantiles, and the density of calls there, at most 1:
+    per millisecond, or per factor on a logarithmic axis."""
     positions = np.log(values) if logarithmic else np.asarray(values, np.float64)
     low, high = positions[1], positions[99]
     if not high > low:
         return np.array([values[50]]), np.array([1.0])
     edges = np.linspace(low, high, _BINS + 1)
-    # Equal quantiles are a step of the distribution: `interp` takes its upper end.
+    # Equal quantiles form a step of the distribution: `interp` takes its upper end.
     mass = np.diff(np.interp(edges, positions, np.arange(len(positions))))
     kernel = np.exp(-0.5 * (np.arange(-8, 9) / 3.0) ** 2)
     smooth = np.convolve(np.pad(mass, 8), kernel / kernel.sum(), mode="valid")
@@ -355,7 +353,7 @@ def _rows(
     rows: Sequence[Row], scale: Scale, title: str, label: str, *, form: str = "{}",
     reference: tuple[float, str, str] | None = None,
 ) -> str:  # fmt: skip
-    """Rows of a number, a name, a track and a value, above one axis; empty for no row."""
+    """Draw rows of a number, a name, a track and a value above one axis; empty without rows."""
     if not rows:
         return ""
     ticks = [(scale.at(tick), form.format(svg.plain(tick))) for tick in scale.ticks(5)]
@@ -401,7 +399,7 @@ def _whisker(x: float, y: Scale, low: float | None, high: float | None, family: 
     return "" if low is None or high is None else line((x, y.at(low)), (x, y.at(high)), family, **style)
 
 
-def _drop_words(drop: Interval, unit: Unit) -> str:
+def _drop_with_interval(drop: Interval, unit: Unit) -> str:
     return f"{drop_text(drop.value, unit)} {drop_interval(drop.low, drop.high, unit)}".strip()
 
 

@@ -1,4 +1,4 @@
-"""`qcompile inspect`: describe a file: ONNX, engine, TorchScript, ranges, or results."""
+"""`qcompile inspect`: describe an ONNX file, an engine, a TorchScript archive, ranges or results."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _BY_SUFFIX = {
 def inspect(
     path: str | Path, spec: InspectSpec | None = None, /, **options: Unpack[InspectKeywords]
 ) -> dict[str, Any]:
-    """Return what is known of a file, ready for JSON.
+    """Return the facts about a file, ready for JSON.
 
     Args:
-        path: Any file of the road, or an ONNX file from elsewhere.
-        spec: What to look at.
+        path: A file that qcompile writes, or an ONNX file of another tool.
+        spec: Options.
         options: Fields of `InspectSpec` by name, in place of those of `spec`.
 
     Raises:
-        MissingFile: If it is not there.
-        ModelError, CalibrationError, ArtifactError: If it is damaged.
-        InvalidOption: If it is nothing that qcompile knows.
+        MissingFile: If the file does not exist.
+        ModelError, CalibrationError, ArtifactError: If the file is damaged.
+        InvalidOption: If `inspect` does not support this type of file.
     """
     path, spec = require_file(Path(path)), spec_from_call(InspectSpec, spec, options)
     kind = _kind(path)
@@ -52,7 +52,7 @@ def inspect(
         facts["manifest"] = manifest.as_json()
         facts["digest"] = known_digest([path, *side_files(path)])
         facts["matches_manifest"] = facts["digest"] == manifest.digest
-    with accepting(path):  # what was changed is looked at all the same, and said to be
+    with accepting(path):  # inspect a changed file, too: `matches_manifest` reports the change
         if kind == "onnx":
             facts |= _onnx(path, spec.precision if spec.nodes else "")
         elif kind == "ranges":

@@ -1,4 +1,4 @@
-"""Render sections and summary into one HTML file that loads nothing."""
+"""Render sections and summary into one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def write_report(
     Args:
         results_path: `results.json` of `bench` or `run`.
         output: The HTML file.
-        spec: What to show, and what an artifact may take to be recommended: by default any size and latency,
-            and no drop in accuracy that its interval shows.
+        spec: Files and options of the report, and the budget of a recommended artifact: by default any size
+            and latency, and no drop in accuracy that its interval proves.
         options: Fields of `ReportSpec` by name, in place of those of `spec`.
 
     Returns:
@@ -63,15 +63,15 @@ def write_report(
 
 
 def render(source: ReportSource, *, name: str) -> str:
-    """Return the page; `name` is that of the results file."""
+    """Return the page; `name` is the file name of the results."""
     summary = summarize(source)
-    every = sections(source, summary.recommended)
-    used = {subject.family for subject in source.subjects}
+    all_sections = sections(source, summary.recommended)
+    used_families = {subject.family for subject in source.subjects}
     return template("page.html").render(
         summary=summary,
-        sections=[section for section in every if not section.missing],
-        left_out=[section for section in every if section.missing],
-        families={family: text for family, text in FAMILIES.items() if family in used},
+        sections=[section for section in all_sections if not section.missing],
+        left_out=[section for section in all_sections if section.missing],
+        families={family: text for family, text in FAMILIES.items() if family in used_families},
         facts=_facts(source),
         results=name,
         created=str(source.results.created),
@@ -81,8 +81,8 @@ def render(source: ReportSource, *, name: str) -> str:
 
 
 def sections(source: ReportSource, recommended: ReportedArtifact | None) -> list[Section]:
-    """Return every section, those with nothing to show too; `recommended` is the recommended artifact."""
-    every = {
+    """Return every section, also the empty ones; `recommended` is the recommended artifact."""
+    titled_sections = {
         "results": ("Results", parts.results_section(source, recommended)),
         "speed": ("Speed-up", parts.speed_section(source)),
         "tradeoff": ("Accuracy, latency and size", parts.tradeoff_section(source)),
@@ -101,7 +101,7 @@ def sections(source: ReportSource, recommended: ReportedArtifact | None) -> list
         "environment": ("Environment", parts.environment_section(source)),
         "reproduce": ("To repeat it", parts.reproduce_section(source)),
     }
-    return [replace(section, name=name, title=title) for name, (title, section) in every.items()]
+    return [replace(section, name=name, title=title) for name, (title, section) in titled_sections.items()]
 
 
 def template(name: str) -> Template:
@@ -110,7 +110,7 @@ def template(name: str) -> Template:
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent, encoding="utf-8"),
-        autoescape=True,  # everything in a results file is somebody's text
+        autoescape=True,  # texts of a results file are untrusted
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

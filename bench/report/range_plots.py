@@ -1,4 +1,4 @@
-"""Summary of each tensor's ranges, and its histogram with the thresholds of every method as SVG."""
+"""Summarize the ranges of each tensor, and draw its histogram with the thresholds of every method as SVG."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .svg import Scale, line, text
 
 @dataclass(frozen=True)
 class TensorSummary:
-    """One observed tensor: exact extremes, and the magnitude by each method.
+    """One observed tensor: exact extremes, and the amax of each method.
 
-    `clipped` is the share of the values beyond the chosen magnitude, 0 to 1, to one bin; `snr_db` is the
-    estimated signal-to-noise ratio of quantization there.
+    `clipped` is the share of values beyond the chosen amax, 0 to 1, accurate to one bin; `snr_db` is the
+    estimated signal-to-noise ratio of quantization with that amax.
     """
 
     tensor: str
@@ -43,8 +43,9 @@ class TensorSummary:
 
 
 def summarize(ranges: Ranges, *, method: Method | None = None, symmetric: bool = True) -> list[TensorSummary]:
-    """Return a summary of every observed tensor, the worst signal-to-noise ratio first, by `method` or the
-    ranges' own, for symmetric int8 or asymmetric uint8.
+    """Return a summary of every observed tensor, the worst signal-to-noise ratio first.
+
+    `method` defaults to that of the ranges; quantization is to symmetric int8 or asymmetric uint8.
     """
     method, summaries = method or ranges.method, []
     for name, values in ranges.histograms.items():
@@ -59,10 +60,10 @@ SUFFIX = ".svg"
 LINES: Mapping[str, tuple[str, str]] = dict(
     zip(METHODS, zip(cycle(svg.LINES), cycle(svg.DASHES), strict=False), strict=False)
 )
-"""Colour and dashes of each method's line: colour alone does not tell them apart."""
+"""Colour and dashes of each method's line: colour alone does not distinguish them."""
 
 _BARS = 256  # bins drawn per tensor: more would be finer than a line
-_PANEL, _PLOT = (560, 230), (46, 56, 360, 124)  # pixels: of a tensor, and of the plot in it
+_PANEL, _PLOT = (560, 230), (46, 56, 360, 124)  # pixels: size of a tensor's panel; place and size of its plot
 
 
 def plot_ranges(ranges: Ranges, tensors: Sequence[TensorSummary], path: Path) -> None:
@@ -114,13 +115,13 @@ def histogram_plane(ranges: Ranges, summary: TensorSummary) -> str:
 
 
 def bars(histogram: Histogram) -> tuple[Any, Any]:
-    """Counts and edges of the part of the histogram that holds values, in at most `_BARS` bars."""
+    """Return counts and edges of the non-empty part of the histogram, in at most `_BARS` bars."""
     used = np.flatnonzero(histogram.counts)
     first, last = int(used[0]), int(used[-1]) + 1
-    together = max(1, -(-(last - first) // _BARS))
-    starts = np.arange(first, last, together)
+    bins_per_bar = max(1, -(-(last - first) // _BARS))
+    starts = np.arange(first, last, bins_per_bar)
     counts = np.add.reduceat(histogram.counts, starts)
-    edges = (np.append(starts, starts[-1] + together) - BINS) * histogram.width
+    edges = (np.append(starts, starts[-1] + bins_per_bar) - BINS) * histogram.width
     return counts, edges
 
 

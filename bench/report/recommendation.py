@@ -1,4 +1,4 @@
-"""Say in one sentence which artifact to use, and why not the others: what `auto` ends with."""
+"""State in one sentence which artifact to use, and the reasons against the others: the outcome of `auto`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .summary import faster, listed, summarize, why_not
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What `auto` ends with.
+    """The outcome of `auto`.
 
     Attributes:
-        artifact, nearest: The artifact to use; where none is faster within the budget, what comes nearest.
+        artifact, nearest: The artifact to use; if none is faster within the budget, "" and the closest one.
         over_baseline, over_onnx: Speed-up over the baseline and over FP32 on ONNX Runtime, as `value`, `low`,
-            `high` and `verdict`; None where there is none.
-        others: Every other artifact to why it is not the one.
+            `high` and `verdict`; None if not compared.
+        others: Each other artifact and the reason against it.
     """
 
     artifact: str
@@ -42,12 +42,12 @@ class Recommendation:
 
 
 def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendation:
-    """Return what to use of what `bench` or `run` measured, within a budget."""
+    """Return the artifact to use among those that `bench` or `run` measured, within a budget."""
     source = read_source(results_path, budget=budget)
     summary = summarize(source)
     recommended = summary.recommended
     if recommended is None or recommended.is_baseline:
-        return _none(source, summary.headline, summary.caveats)
+        return _without_artifact(source, summary.headline, summary.caveats)
     reasons = {
         s.name: _why_not_this(s, recommended, source.budget)
         for s in source.subjects
@@ -60,14 +60,14 @@ def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendati
     groups: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         groups.setdefault(reason, []).append(name)
-    against = "".join(
+    objections = "".join(
         f"{', ' if index else '; '}not {listed(names)} ({reason})"
         for index, (reason, names) in enumerate(groups.items())
     )
     return Recommendation(
         recommended.name,
         "",
-        f"Use {_described(recommended)}: {_gains(source, recommended, onnx, over_onnx)}{against}.",
+        f"Use {_with_runtime(recommended)}: {_gains(source, recommended, onnx, over_onnx)}{objections}.",
         recommended.speedup.as_json() if recommended.speedup else None,
         over_onnx.as_json() if over_onnx else None,
         reasons,
@@ -75,20 +75,20 @@ def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendati
     )
 
 
-def _none(source: ReportSource, headline: str, caveats: Sequence[str]) -> Recommendation:
-    """Nothing is faster within the budget: what comes nearest, and what speaks against it."""
+def _without_artifact(source: ReportSource, headline: str, caveats: Sequence[str]) -> Recommendation:
+    """Return an outcome without an artifact to use: the nearest one, and the reason against it."""
     subjects = [s for s in source.measured if not s.is_baseline and s.name not in (BASELINE, ORIGINAL)]
-    quick = [subject for subject in subjects if subject.verdict == "faster"]
-    near = min(quick, key=_largest_drop, default=None) or max(subjects, key=_gain, default=None)
+    fast = [subject for subject in subjects if subject.verdict == "faster"]
+    best = min(fast, key=_largest_drop, default=None) or max(subjects, key=_gain, default=None)
     reasons = {s.name: why_not(s, source.budget) or "not surely faster" for s in subjects}
     text = headline.rstrip(".")
-    if near is not None:
-        speed = " ".join(speedup_text(near.speedup)) if near.speedup else figure(near.latency_ms) + " ms"
-        text += f"; nearest is {_described(near)}, {speed}, but {reasons[near.name]}"
-    return Recommendation("", near.name if near else "", f"{text}.", None, None, reasons, tuple(caveats))
+    if best is not None:
+        speed = " ".join(speedup_text(best.speedup)) if best.speedup else figure(best.latency_ms) + " ms"
+        text += f"; nearest is {_with_runtime(best)}, {speed}, but {reasons[best.name]}"
+    return Recommendation("", best.name if best else "", f"{text}.", None, None, reasons, tuple(caveats))
 
 
-def _described(subject: ReportedArtifact) -> str:
+def _with_runtime(subject: ReportedArtifact) -> str:
     runtime = RUNTIMES.get(subject.row.engine, subject.row.engine)
     return f"{subject.label} ({subject.row.precision} on {runtime})"
 
@@ -100,8 +100,8 @@ def _gains(
     over_onnx: Speedup | None,
 ) -> str:
     base = source.baseline_of(recommended)
-    assert base is not None, "the recommended one was compared with it"
-    assert recommended.speedup is not None, "the recommended one is faster than the baseline"
+    assert base is not None, "the recommended artifact was compared with it"
+    assert recommended.speedup is not None, "the recommended artifact is faster than the baseline"
     parts = [f"{' '.join(speedup_text(recommended.speedup))} as fast as {base.label}"]
     if over_onnx is not None and onnx is not None:
         parts[0] += f" and {' '.join(speedup_text(over_onnx))} as fast as {onnx.label}"

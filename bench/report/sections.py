@@ -1,4 +1,4 @@
-"""Sections of the report: what was measured, the layers of artifacts, and the run itself."""
+"""Sections of the report: the measurements, the layers of artifacts, and the run itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CLASSES_SHOWN = 10
 
 
 def results_section(source: ReportSource, recommended: ReportedArtifact | None) -> Section:
-    """The table that papers print; `recommended` is the recommended artifact."""
+    """Return the main table of figures and a folded table of details; `recommended` is marked."""
     columns = ["method", *(column.title_in("report") for column in columns_of("report"))]
     metric = next((s.row.accuracy.metric for s in source.measured if s.row.accuracy), "")
     unit = next((s.drop_unit for s in source.measured if s.drop), "points")
@@ -64,7 +64,7 @@ def speed_section(source: ReportSource) -> Section:
     mark = mean if most > 1 else "median of one launch's rounds"
     note = (
         f"The mark is the {mark}, the bar its {shown}. "
-        f"A difference is claimed where all of the bar is {SMALLEST_DIFFERENCE:.0%} or more beyond the line."
+        f"A difference counts if all of the bar is {SMALLEST_DIFFERENCE:.0%} or more beyond the line."
     )
     drawn = Drawn(chart, f"Speed-up against {base}", note)
     return Section(charts=[drawn], precisions=True)
@@ -80,10 +80,10 @@ def latency_section(source: ReportSource) -> Section:
     )
     charts = [Drawn(chart, "Latency of every timed call", note)]
     if calls := drawing.calls_chart(source.measured):
-        note = "A line that rises: it gets slower while it runs, as a processor does that throttles."
+        note = "A rising line: calls get slower during the run, as on a processor that throttles."
         charts.append(Drawn(calls, "Call after call", note))
     if memory := drawing.gpu_memory_chart(source.measured):
-        note = "A line that rises: its process takes more memory from round to round."
+        note = "A rising line: the process takes more memory from round to round."
         charts.append(Drawn(memory, "Memory on the GPU, round after round", note))
     by_gpu = [
         row_of(s, *map(figure, astuple(s.row.gpu_latency))) for s in source.measured if s.row.gpu_latency
@@ -126,13 +126,13 @@ def accuracy_section(source: ReportSource) -> Section:
     shown = [
         row_of(s, s.row.accuracy.statement) for s in dropped if s.row.accuracy and s.row.accuracy.statement
     ]
-    bounds = [ReportTable("What the samples show.", ("artifact", "drop"), shown)] if shown else []
+    bounds = [ReportTable("Bounds from the samples.", ("artifact", "drop"), shown)] if shown else []
     agreement = [
         row_of(s, f"{share:.2%}", s.text.difference)
         for s in dropped
         if s.row.accuracy and (share := s.row.accuracy.agreement) is not None
     ]
-    caption, columns = "How often artifacts answer as the baseline does.", ("artifact", "same prediction")
+    caption, columns = "Agreement with the baseline's predictions.", ("artifact", "same prediction")
     tables = [ReportTable(caption, (*columns, "output SNR"), agreement)] if agreement else []
     tables = [*bounds, *tables, *(table for s in dropped if (table := _classes(s)))]
     drawn = Drawn(chart, f"Drop of {metric} against {base.label if base else 'the baseline'}", note)
@@ -143,7 +143,7 @@ def sweep_section(source: ReportSource, key: Curve) -> Section:
     word, option = _SWEEPS[key]
     chart = drawing.curves_chart(source.measured, key, word)
     if not chart:
-        return Section(missing=f"no artifact was measured over them ({option})")
+        return Section(missing=f"not measured for any artifact ({option})")
     shown = [s for s in source.measured if drawing.curve(s, key)]
     rows = [
         row_of(s, str(point.count), *map(figure, (point.median_ms, point.p99_ms, point.throughput_per_s)))
@@ -153,7 +153,7 @@ def sweep_section(source: ReportSource, key: Curve) -> Section:
     columns = ("artifact", word, "median, ms", "p99, ms", "samples/s")
     table = ReportTable(f"Throughput and latency by {word}.", columns, rows, folded=True)
     note = (
-        f"A point per {word}, growing along each line; small figures tell it on the highest. "
+        f"A point per {word}, growing along each line; small figures label the highest line. "
         "Up is more throughput, left is a quicker answer."
     )
     return Section(charts=[Drawn(chart, f"By {word}", note)], tables=[table], signs=shown)
@@ -165,7 +165,7 @@ def costs_section(source: ReportSource) -> Section:
     columns = columns_of("costs")
     shown = [c for c in columns if any(getattr(s.text, c.key) != DASH for s in source.measured)]
     if not shown:
-        return Section(missing="nothing of it was measured")
+        return Section(missing="not measured")
     lead = f"Energy is not available: {'; '.join(unavailable)}." if unavailable else ""
     table = ReportTable(
         "From a new process to the first result; largest memory of the worker, Python and runtime included.",
@@ -177,7 +177,7 @@ def costs_section(source: ReportSource) -> Section:
 
 def history_section(source: ReportSource) -> Section:
     earlier = [run for run in source.results.history or () if isinstance(run, Mapping)]
-    now = {
+    this_run = {
         "created": source.results.created or "now",
         "artifacts": {
             s.name: {"speedup": s.speedup.value, "low": s.speedup.low, "high": s.speedup.high}
@@ -185,7 +185,7 @@ def history_section(source: ReportSource) -> Section:
             if s.speedup
         },
     }
-    runs: list[Mapping[str, Any]] = [*earlier, now]
+    runs: list[Mapping[str, Any]] = [*earlier, this_run]
     chart = drawing.history_chart(runs, source.measured)
     if not chart:
         return Section(missing="the file holds one run; measuring again into the same file keeps its history")
@@ -236,8 +236,8 @@ def _classes(subject: ReportedArtifact) -> ReportTable | None:
     return ReportTable(f"{subject.label}: classes that changed most.", columns, rows, folded=True)
 
 
-_OF_THE_RUN = ("before", "after", "noise")
-_ELSEWHERE = ("command", "recipe")
+_STATE_KEYS = ("before", "after", "noise")
+_BLOCK_KEYS = ("command", "recipe")
 _EMPTY: tuple[object, ...] = (None, "", [], {})
 _UNITS = {
     "_bytes": "", "_mhz": ", MHz", "_ms": ", ms", "_us": ", µs", "_s": ", s", "_1min": ", 1 minute",
@@ -248,7 +248,7 @@ _UNITS = {
 def precision_section(source: ReportSource) -> Section:
     chart = drawing.precision_chart(source.subjects)
     if not chart:
-        return Section(missing="no artifact has a manifest that tells its layers' precisions")
+        return Section(missing="no artifact has a manifest with its layers' precisions")
     rows = [
         row_of(s, name, str(sum(kinds.values())), ", ".join(f"{n} {kind}" for kind, n in kinds.items()))
         for s in source.subjects
@@ -257,7 +257,7 @@ def precision_section(source: ReportSource) -> Section:
     caption = "Layers by precision and operator, from the artifacts' manifests."
     columns = ("artifact", "precision", "layers", "operators")
     table = ReportTable(caption, columns, rows, words=(0, 1, 3), folded=True)
-    drawn = Drawn(chart, "Layers by precision", "What the built artifact holds, not what was asked for.")
+    drawn = Drawn(chart, "Layers by precision", "Precisions of the built artifact, not of the request.")
     return Section(charts=[drawn], tables=[table], precisions=True)
 
 
@@ -265,9 +265,9 @@ def times_section(source: ReportSource) -> Section:
     timed = [s for s in source.measured if s.row.layer_times_ms]
     if not timed:
         return Section(missing="layer times were not measured (`layer_times`)")
-    about, columns = "medians by the runtime's profiler, which slows the layers.", ("layer", "ms", "share")
+    method, columns = "medians by the runtime's profiler, which slows the layers.", ("layer", "ms", "share")
     tables = [
-        ReportTable(f"{s.label}: {about}", columns, [[*map(Cell, cells)] for cells in slowest_layers(s.row)])
+        ReportTable(f"{s.label}: {method}", columns, [[*map(Cell, cells)] for cells in slowest_layers(s.row)])
         for s in timed
     ]
     return Section(tables=tables)
@@ -330,7 +330,7 @@ def calibration_section(source: ReportSource) -> Section:
 
 
 def failures_section(source: ReportSource) -> Section:
-    """Artifacts without numbers, each with the reason, and what users should know of the others."""
+    """Return the artifacts without a latency, each with its reason, and the warnings of all."""
     rows, blocks = [], []
     for subject in source.subjects:
         if subject.is_measured:
@@ -340,7 +340,7 @@ def failures_section(source: ReportSource) -> Section:
             blocks.append(Block(f"Last output of {subject.label}", subject.row.output_tail, folded=True))
     items = warning_lines(source.results)
     if not rows and not items:
-        return Section(missing="every artifact was measured, and none has a warning")
+        return Section(missing="every artifact was measured, without warnings")
     table = ReportTable("Artifacts without numbers.", ("artifact", "status", "reason"), rows, words=(0, 1, 2))
     return Section(tables=[table] if rows else [], blocks=blocks, items=items)
 
@@ -353,12 +353,12 @@ def environment_section(source: ReportSource) -> Section:
         items = [str(reason) for reason in noise.get("reasons") or ()]
     else:
         lead, items = "Whether the run was quiet was not recorded.", []
-    fixed = {k: value for k, value in environment.items() if k not in _OF_THE_RUN and value not in _EMPTY}
+    fixed = {k: value for k, value in environment.items() if k not in _STATE_KEYS and value not in _EMPTY}
     states = {key: _flat(environment.get(key) or {}) for key in ("before", "after")}
     tables = _values("The machine and the versions.", value=fixed)
     tables += _values("Before and after measuring.", **states)
     if not tables:
-        return Section(missing="the results hold none")
+        return Section(missing="not recorded")
     return Section(lead, tables=tables, items=items)
 
 
@@ -370,7 +370,7 @@ def reproduce_section(source: ReportSource) -> Section:
         blocks.append(Block("Command", shlex.join(map(str, command))))
     if source.recipe:
         blocks.append(Block("Recipe", source.recipe))
-    fixed = {key: value for key, value in settings.items() if key not in _ELSEWHERE and value not in _EMPTY}
+    fixed = {key: value for key, value in settings.items() if key not in _BLOCK_KEYS and value not in _EMPTY}
     tables = _values("Settings of the measuring.", value=fixed)
     if not blocks and not tables:
         return Section(missing="the results hold no settings")
@@ -379,7 +379,7 @@ def reproduce_section(source: ReportSource) -> Section:
 
 
 def _values(caption: str, **columns: Mapping[str, Any]) -> list[ReportTable]:
-    """A table of names with their values, a column for each mapping; none where there is no value."""
+    """Return a table of names and values with one column per mapping, or no table without values."""
     tables = columns.values()
     keys = [
         key for key in dict.fromkeys(key for table in tables for key in table)
@@ -401,7 +401,7 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _name(key: str) -> str:
-    """`memory_bytes` is read "memory": its unit stands at the value; `frequency_mhz` is "frequency, MHz"."""
+    """Return a key as a title: "frequency, MHz" for `frequency_mhz`, "memory" for `memory_bytes`."""
     for ending, unit in _UNITS.items():
         if key.endswith(ending):
             return key.removesuffix(ending).replace("_", " ") + unit

@@ -1,7 +1,4 @@
-"""Read the inputs of a report: results, and the files of layers, ranges and recipe given with it.
-
-Parts of a section: charts with captions, tables, lists, blocks of text to copy.
-"""
+"""Read the inputs of a report (results, and files of layers, ranges and recipe); types of its sections."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ FAMILIES: dict[Family, str] = {
 
 @dataclass(frozen=True)
 class ReportedArtifact:
-    """One artifact of the report; charts call it by its number, 1, 2, ..."""
+    """One artifact of the report; the charts show its number, 1, 2, ..."""
 
     number: int
     row: Row
@@ -67,7 +64,7 @@ class ReportedArtifact:
 
     @property
     def status(self) -> str:
-        """Of one that has no figures."""
+        """State of an artifact that has no latency."""
         return "no latency" if self.row.status == "measured" else self.row.status
 
     @property
@@ -76,12 +73,12 @@ class ReportedArtifact:
 
     @property
     def speedup(self) -> Speedup | None:
-        """Against the baseline; None for the baseline itself and where there is none."""
+        """Speed-up over the baseline; None for the baseline itself or without a comparison."""
         return None if self.is_baseline else self.row.speedup
 
     @property
     def verdict(self) -> str:
-        """ "faster", "slower", "no difference"; empty where nothing may be said."""
+        """ "faster", "slower", "no difference"; empty without a comparison."""
         return self.row.speedup.verdict if self.row.speedup else ""
 
     @property
@@ -102,11 +99,11 @@ class ReportSource:
     subjects: Sequence[ReportedArtifact]
     results: Results
     layers: Sequence[tuple[str, LayerDiff]] = ()
-    """Name of each file, and what it holds."""
+    """Name and content of each file of layer differences."""
     ranges: Ranges | None = None
     recipe: str | None = None
     budget: Budget = NO_BUDGET
-    """What an artifact may take to be recommended."""
+    """Limits of a recommended artifact."""
 
     @property
     def measured(self) -> list[ReportedArtifact]:
@@ -117,7 +114,7 @@ class ReportSource:
         return next((subject for subject in self.subjects if subject.is_baseline), None)
 
     def baseline_of(self, subject: ReportedArtifact) -> ReportedArtifact | None:
-        """What one is compared with: the baseline that was measured on its machine."""
+        """Return the baseline that was measured on the artifact's machine."""
         name = self.results.baseline_of(subject.row)
         return next((other for other in self.subjects if other.name == name), None)
 
@@ -158,7 +155,7 @@ def family_of(precision: str) -> Family:
 
 
 class Drawn(NamedTuple):
-    """A chart, as HTML, with its words: a title and what to read from it."""
+    """A chart, as HTML, with its title and a note on how to read it."""
 
     chart: str
     title: str
@@ -166,7 +163,7 @@ class Drawn(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A cell of a table: its text, a smaller line below, the artifact whose sign stands before it."""
+    """A cell of a table: its text, a smaller line below, and the artifact of the mark before it."""
 
     text: str
     below: str = ""
@@ -179,7 +176,7 @@ def row_of(subject: ReportedArtifact, *texts: str) -> list[Cell]:
 
 
 class ReportTable(NamedTuple):
-    """A table; the columns `words` hold no figures, rows of a `narrow` one lie close to each other."""
+    """A table; `words` are the columns without figures, and a `narrow` table has its rows close together."""
 
     caption: str
     columns: Sequence[str]
@@ -200,11 +197,11 @@ class Section:
     """A section of the page.
 
     Attributes:
-        signs: Artifacts whose numbers the charts use; `precisions` says that their colours are explained.
-        pairs: Whether charts stand two beside each other.
-        lines: Name of a line to its colour and its dashes, as SVG spells them.
-        missing: Why there is nothing; the section is then one line at the end of the page.
-        name, title: Its anchor and its heading, which `page.sections` knows.
+        signs: Artifacts that the key lists with their numbers; with `precisions`, it explains the colours.
+        pairs: Whether charts are arranged in pairs.
+        lines: Name of a line to its colour and its dashes, in SVG.
+        missing: Reason for an empty section, which becomes one line at the end of the page.
+        name, title: Anchor and heading, set by `page.sections`.
     """
 
     lead: str = ""

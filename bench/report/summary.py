@@ -1,12 +1,12 @@
 """Recommend an artifact, with the reasons in words: the one rule of `report`, `run` and `auto`.
 
-1. An artifact may be recommended when it lost no accuracy that its interval shows: `low <= 0`. Within a
-   budget, when the upper end of the interval keeps it: `high <= max_drop`. A drop without an interval, in a
-   metric's own unit, counts as it is, and a caveat says so. Where accuracy was not measured, its outputs
-   must have passed the comparison with the baseline's. It must keep the budget of size and latency, too.
-2. The fastest of them is, unless
-3. another that no round-by-round comparison tells from it is smaller, or
-4. it is not faster than the baseline: then nothing is, and the baseline stays, if it keeps the budget itself.
+1. An artifact qualifies if its interval shows no loss of accuracy: `low <= 0`. Within a budget, the upper end
+   must meet it: `high <= max_drop`. Without an interval, the drop itself must, and a caveat reports this. If
+   accuracy was not measured, the outputs must have passed the comparison with the baseline's. Size and
+   latency must meet the budget, too.
+2. The fastest qualified artifact is recommended, unless
+3. a smaller one does not differ significantly from it in speed, compared round by round, or
+4. it is not faster than the baseline. Then the baseline is recommended, if it meets the budget itself.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from .source import NO_BUDGET, ReportedArtifact, ReportSource
 
 _BYTES_PER_MB = 1e6
 _NOTICEABLE_POINTS = 1.0
-"""An interval of a drop that reaches so far says little: more samples are needed."""
+"""If a drop's interval reaches this far, a caveat reports that more samples are needed."""
 
 
 class Fact(NamedTuple):
-    """One figure of the glance: what it is, its value, and what stands below it."""
+    """One figure at the top of the report: its label, its value, and a line below."""
 
     label: str
     value: str
@@ -49,8 +49,7 @@ class Fact(NamedTuple):
 
 @dataclass(frozen=True)
 class Summary:
-    """What a reader who reads nothing else should know: the recommended artifact, its figures, why it, what
-    may make this wrong; and what stands in place of a chosen one."""
+    """Top of the report: the recommended artifact, if any, with its figures, the reasons, and caveats."""
 
     recommended: ReportedArtifact | None
     headline: str
@@ -61,10 +60,10 @@ class Summary:
 
 
 def summarize(source: ReportSource) -> Summary:
-    """Choose an artifact and say why; of a sweep, one for each model and shape."""
+    """Choose an artifact and give the reasons; in a sweep, one artifact for each model and shape."""
     if source.results.settings.get("sweep") and len(source.results.machines) > 1:
         reasons = []
-        for name, machine in source.results.machines.items():  # a speed-up counts within its own
+        for name, machine in source.results.machines.items():  # speed-ups compare within one machine only
             subjects = [subject for subject in source.subjects if subject.row.machine == name]
             results = structs.replace(source.results, baseline=machine.baseline, machines={})
             part = summarize(replace(source, subjects=subjects, results=results))
@@ -84,9 +83,9 @@ def summarize(source: ReportSource) -> Summary:
     if not allowed:
         reasons = [f"{subject.label}: {why_not(subject, source.budget)}." for subject in measured]
         return Summary(None, "No artifact keeps the budget.", (), reasons, _caveats(source, None))
-    # A baseline that exceeds the budget is no reason to refuse what is not faster than it.
-    quick = [s for s in allowed if s.is_baseline or s.verdict == "faster" or base not in allowed]
-    recommended, equals = _smallest_of_fastest(quick) if quick else (base, [])
+    # A baseline that exceeds the budget does not exclude artifacts that are no faster than it.
+    eligible = [s for s in allowed if s.is_baseline or s.verdict == "faster" or base not in allowed]
+    recommended, equals = _smallest_of_fastest(eligible) if eligible else (base, [])
     if recommended.is_baseline:
         recommended = base
     return Summary(
@@ -99,7 +98,7 @@ def summarize(source: ReportSource) -> Summary:
 
 
 def why_not(subject: ReportedArtifact, budget: Budget = NO_BUDGET) -> str | None:
-    """Return why an artifact may not be recommended; None where nothing speaks against it."""
+    """Return the reason why an artifact may not be recommended, or None."""
     if exceeded := excesses(budget, subject.row):
         return f"it exceeds the budget: {'; '.join(exceeded)}"
     if subject.is_baseline:
@@ -116,15 +115,15 @@ def why_not(subject: ReportedArtifact, budget: Budget = NO_BUDGET) -> str | None
             return unproven(subject.row.accuracy, max_drop)
         return f"it loses {drop_text(drop.value, unit)} {unit} {ends}".strip()
     if difference is not None and not difference.passed:
-        return "its outputs differ from the baseline's by more than is tolerated"
+        return "its outputs differ from the baseline's beyond the tolerance"
     return None
 
 
 def excesses(budget: Budget, row: Row) -> tuple[str, ...]:
-    """Return which limits of size and latency an artifact exceeds, in words.
+    """Return the limits of size and latency that an artifact exceeds, in words.
 
-    The figures themselves are compared, not their intervals: a file has one size, and a latency limit is for
-    the machine at hand. What was not measured counts as exceeded.
+    The figures are compared, not their intervals: a file has one size, and a latency limit is for the machine
+    at hand. A figure that was not measured exceeds its limit.
     """
     latency_ms = row.latency.median_ms if row.latency else None
     size_mb = row.size_bytes / _BYTES_PER_MB if row.size_bytes is not None else None
@@ -140,19 +139,19 @@ def excesses(budget: Budget, row: Row) -> tuple[str, ...]:
 
 
 def faster(subject: ReportedArtifact, other: ReportedArtifact) -> Speedup | None:
-    """Return how many times faster the first is, round by round; None where that cannot be said."""
+    """Return how many times faster `subject` is, round by round; None if they cannot be compared."""
     if subject.row.machine != other.row.machine:
         return None
     try:
         return speedup(other.row.launches_ms, subject.row.launches_ms)
-    except InvalidOption:  # too few rounds, or a worker that failed on the way: no verdict
+    except InvalidOption:  # too few rounds, or a worker failed in between: no verdict
         return None
 
 
 def _smallest_of_fastest(
     subjects: Sequence[ReportedArtifact],
 ) -> tuple[ReportedArtifact, list[ReportedArtifact]]:
-    """The fastest artifact, or the smallest of those without a significant difference; and those others."""
+    """Return the fastest artifact, or the smallest that is not significantly slower, and its ties."""
     fastest = max(subjects, key=_speed)
     ties = [
         subject for subject in subjects
@@ -171,9 +170,9 @@ def _speed(subject: ReportedArtifact) -> float:
 
 def _headline(source: ReportSource, recommended: ReportedArtifact, measured: int) -> str:
     if measured == 1:
-        return "It is the only artifact that was measured: there is nothing to compare it with."
+        return "Only this artifact was measured: there is nothing to compare it with."
     if recommended is source.baseline and not any(subject.verdict for subject in source.measured):
-        return "It is the baseline; no comparison came about, for want of rounds."
+        return "It is the baseline; too few rounds were measured for a comparison."
     budget = source.budget.max_drop
     if recommended is source.baseline:
         limit = "without losing accuracy" if budget is None else f"within the budget of {_budget(source)}"
@@ -181,14 +180,14 @@ def _headline(source: ReportSource, recommended: ReportedArtifact, measured: int
     if source.budget.limits.keys() - {"max_drop"}:
         return "The fastest artifact within the budget."
     if recommended.drop is not None and budget is not None:
-        shown = "" if recommended.drop.high is None else f", the {DROP_CONFIDENCE:.0%} interval included"
-        return f"The fastest artifact that drops by no more than {_budget(source)}{shown}."
+        interval = "" if recommended.drop.high is None else f", the {DROP_CONFIDENCE:.0%} interval included"
+        return f"The fastest artifact that drops by no more than {_budget(source)}{interval}."
     if recommended.drop is not None:
-        shown = "" if recommended.drop.low is None else f" that its {DROP_CONFIDENCE:.0%} interval shows"
-        return f"The fastest artifact that lost no accuracy{shown}."
+        interval = "" if recommended.drop.low is None else f" that its {DROP_CONFIDENCE:.0%} interval shows"
+        return f"The fastest artifact that lost no accuracy{interval}."
     if recommended.row.difference is not None and recommended.row.difference.passed:
         return "The fastest artifact whose outputs agree with the baseline's."
-    return "The fastest artifact; whether it still answers rightly was not measured."
+    return "The fastest artifact; its accuracy was not measured."
 
 
 def _budget(source: ReportSource) -> str:
@@ -201,19 +200,19 @@ def _facts(source: ReportSource, recommended: ReportedArtifact) -> list[Fact]:
     latency = f"{figure(recommended.latency_ms)} ms a call"
     facts = [Fact("median latency", f"{figure(recommended.latency_ms)} ms", "the baseline")]
     if recommended.speedup and base:
-        value, shown = speedup_text(recommended.speedup)
-        shown += f", {interval_words(source.results.confidence)}"
-        facts = [Fact(f"speed-up against {base.label}", value, f"{shown} · {latency}")]
+        value, interval = speedup_text(recommended.speedup)
+        interval += f", {interval_words(source.results.confidence)}"
+        facts = [Fact(f"speed-up against {base.label}", value, f"{interval} · {latency}")]
     reduction = recommended.row.size_ratio
-    compared = "" if recommended.size_bytes is not None else "a model in Python has no file of its own"
+    size_note = "" if recommended.size_bytes is not None else "a model in Python has no file"
     if reduction and reduction > 1.005 and not recommended.is_baseline:
-        compared = f"{times(reduction)} smaller"
-    facts.append(Fact("size", bytes_text(recommended.size_bytes), compared))
+        size_note = f"{times(reduction)} smaller"
+    facts.append(Fact("size", bytes_text(recommended.size_bytes), size_note))
     accuracy, difference = recommended.row.accuracy, recommended.row.difference
     if accuracy is not None and recommended.drop is not None:
         unit = recommended.drop_unit
-        shown = drop_interval(recommended.drop.low, recommended.drop.high, unit)
-        drop = f"drop {drop_text(recommended.drop.value, unit)} {shown} {unit}".replace("  ", " ")
+        interval = drop_interval(recommended.drop.low, recommended.drop.high, unit)
+        drop = f"drop {drop_text(recommended.drop.value, unit)} {interval} {unit}".replace("  ", " ")
         detail = "the baseline" if recommended.is_baseline else drop
         facts.append(Fact(accuracy.metric, accuracy_text(accuracy.value, unit), detail))
         return facts
@@ -262,10 +261,10 @@ def _alternatives(source: ReportSource, recommended: ReportedArtifact) -> list[s
     sized = [subject for subject in measured if subject.size_bytes is not None]
     smallest = min(sized, key=lambda subject: subject.size_bytes or 0.0, default=None)
     if smallest is not None and smallest is not recommended and smallest.size_bytes != recommended.size_bytes:
-        blame = why_not(smallest, source.budget)
+        objection = why_not(smallest, source.budget)
         text = f"{smallest.label} is the smallest ({bytes_text(smallest.size_bytes)})"
         speed = f", at {times(smallest.speedup.value)}" if smallest.speedup else ""
-        sentences.append(f"{text}, but {blame}." if blame else f"{text}{speed}.")
+        sentences.append(f"{text}, but {objection}." if objection else f"{text}{speed}.")
     return sentences
 
 
@@ -273,12 +272,12 @@ def _caveats(source: ReportSource, recommended: ReportedArtifact | None) -> list
     noise = source.results.environment.get("noise") or {}
     cautions = []
     if source.results.interrupted:
-        cautions.append("Measuring was interrupted: this is what there was until then.")
+        cautions.append("Measuring was interrupted: the results are incomplete.")
     if noise.get("noisy"):
         cautions += [f"Noisy run: {reason}." for reason in noise.get("reasons") or ["no reason was recorded"]]
     if machines := source.results.machines:
         names = listed(list(machines))
-        cautions.append(f"Several measurements ({names}): each row is compared with the baseline of its own.")
+        cautions.append(f"Several measurements ({names}): each row is compared with its own baseline.")
     cautions += _slow_int8(source.measured)
     if recommended is not None:
         cautions += _weak_accuracy(recommended, source.budget.max_drop)
@@ -312,17 +311,17 @@ def _weak_accuracy(recommended: ReportedArtifact, max_drop: float | None) -> lis
         return ["Accuracy was not measured: give `evaluation` with labelled samples."]
     high, samples = recommended.drop.high, recommended.row.accuracy and recommended.row.accuracy.samples
     if recommended.drop.low is None or high is None:
-        return [f"The drop has no interval: {samples or 'too few'} samples do not say how sure it is."]
+        return [f"The drop has no interval: {samples or 'too few'} samples do not bound it."]
     if max_drop is None and recommended.drop_unit == "points" and high >= _NOTICEABLE_POINTS:
         return [
             f"The drop may be as large as {drop_text(high, 'points')} points: "
-            f"{samples} samples do not say it closer."
+            f"{samples} samples bound it no closer."
         ]
     return []
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names as a sentence has them: "a, b and c", at most six."""
+    """Return names as part of a sentence, "a, b and c"; after six, "n more"."""
     shown = list(names[:6])
     if len(names) > len(shown):
         shown.append(f"{len(names) - len(shown)} more")

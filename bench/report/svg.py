@@ -1,7 +1,7 @@
-"""Draw charts as SVG text: scales with round ticks, lines, marks, planes with two axes.
+"""Draw charts as SVG text: scales with round ticks, lines, marks, plots with two axes.
 
-Places are percent of the plot, so that one drawing fits a page and a phone; words keep their size and their
-distance in pixels. Colours are variables of the page; `picture` puts them into a file of its own.
+Coordinates are percent of the plot, so one drawing fits a page and a phone; text size and spacing are in
+pixels. Colours are variables of the page; `picture` writes a standalone file with their values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...core.figures import MINUS, clean
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]
 Label = tuple[float, float, str]
-"""A place, and the text to be written beside it."""
+"""A place, and the text beside it."""
 
 FAMILY_MARKS = {
     "float": "M0-4.4A4.4 4.4 0 1 1 0 4.4A4.4 4.4 0 1 1 0-4.4z",
@@ -27,23 +27,23 @@ FAMILY_MARKS = {
     "low": "M0-5.2 5.4 4.4H-5.4z",
     "mixed": "M-2-5.4H2V-2H5.4V2H2V5.4H-2V2H-5.4V-2H-2z",
 }
-"""The shape of each group of precisions: colour alone does not tell them apart."""
+"""Shape of each group of precisions: colour alone does not distinguish them."""
 
 DASHES = ("", "9 4", "3 3", "12 4 3 4")
 LINES = ("line1", "line2", "line3", "line4", "line5")
-"""Colours of lines that belong to no precision."""
+"""Colours of lines without a precision."""
 COLOURS = {
     "ink": "#16191d", "muted": "#59616b", "rule": "#dfe3e8", "surface": "#ffffff", "bad": "#b3261e",
     "float": "#5c6b7c", "half": "#0072b2", "int8": "#c84c00", "low": "#007a5a", "mixed": "#96408a",
     "line1": "#6b7280", "line2": "#007a5a", "line3": "#c84c00", "line4": "#0072b2", "line5": "#96408a",
 }  # fmt: skip
-"""Variables of the report's style, as they are in light mode."""
+"""Variables of the report's style, with their values in light mode."""
 
 _LOGARITHMIC_FROM = 4.0  # largest over smallest
 _LOG_STEPS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 4, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
 _SYMLOG_TICKS = (-50, -20, -5, -2, -1, 0, 1, 2, 5, 10, 20, 50, 100)
 _WIDTHS = (260.0, 480.0, 760.0)  # pixels of a plot, from a phone to a page
-_AROUND = tuple(
+_LABEL_OFFSETS = tuple(
     (radius * math.cos(angle * math.pi / 8), -radius * math.sin(angle * math.pi / 8))
     for radius in (12, 20, 30, 42)
     for angle in (2, 6, 10, 14, 4, 12, 0, 8, 1, 3, 5, 7, 9, 11, 13, 15)
@@ -52,7 +52,7 @@ _AROUND = tuple(
 
 @dataclass(frozen=True)
 class Scale:
-    """Values to places, 0 to 100 percent from the left or, where it grows up, from the top.
+    """Maps values to percent from the left or, with `grows_up`, to percent from the top, large values on top.
 
     "symlog" is linear from -1 to 1 and logarithmic beyond.
     """
@@ -64,7 +64,7 @@ class Scale:
 
     @classmethod
     def over(cls, values: Sequence[float], *, grows_up: bool = False) -> Scale:
-        """Return a scale with room around values: logarithmic where they differ much."""
+        """Return a scale with a margin around the values: logarithmic if largest / smallest exceeds 4."""
         low, high = min(values), max(values)
         if low > 0 and high / low > _LOGARITHMIC_FROM:
             margin = (high / low) ** 0.09
@@ -84,7 +84,7 @@ class Scale:
             return numbers[:: math.ceil(len(numbers) / most) or 1]
         if self.kind == "symlog":
             return [float(tick) for tick in _SYMLOG_TICKS if self.low <= tick <= self.high]
-        # The smallest of 1, 2, 2.5, 5 times a power of ten that is not below a share of the axis.
+        # The smallest of 1, 2, 2.5, 5 times a power of ten that gives no more than `most` steps.
         least = (self.high - self.low) / most
         power = 10.0 ** math.floor(math.log10(max(least, 1e-300)))
         step = next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= least * (1 - 1e-9))
@@ -119,7 +119,7 @@ def escaped(text: str) -> str:
 
 
 def tipped(drawing: str, tip: str) -> str:
-    """Return a drawing that shows `tip` where a pointer rests on it."""
+    """Return a drawing with `tip` as its tooltip."""
     return f'<g class="tip"><title>{escaped(tip)}</title>{drawing}</g>' if tip else drawing
 
 
@@ -158,14 +158,14 @@ def text(
     x: float, y: float, words: str, *, shift: Point = (0, 4), anchor: str = "middle", colour: str = "muted",
     size: float = 11, kind: str = "",
 ) -> str:  # fmt: skip
-    """Return words at a place, shifted by pixels; a `kind` is a class of the page's style."""
+    """Return text at a place, shifted by pixels; `kind` is a CSS class of the page."""
     style = _style(fill=colour, font_size=f"{size:g}px", font_weight=700 if kind == "label" else "")
     place = f'x="{x:.2f}%" y="{y:.2f}%" dx="{shift[0]:.1f}" dy="{shift[1]:.1f}" text-anchor="{anchor}"'
     return f"<text {place} {style}{f' class={kind!r}' if kind else ''}>{escaped(words)}</text>"
 
 
 def axes(x: Scale, y: Scale, words: tuple[str, str], *, form: str = "{}", names: Sequence[str] = ()) -> str:
-    """Return the grid, ticks and words of a plane; `names` stand on the x axis at 0, 1, ... for numbers."""
+    """Return the grid, ticks and titles of a plot; `names` replace the numbers 0, 1, ... of the x axis."""
     across = [(x.at(tick), plain(tick)) for tick in x.ticks(5)]
     if names:
         step = math.ceil(len(names) / 4)
@@ -183,32 +183,31 @@ def axes(x: Scale, y: Scale, words: tuple[str, str], *, form: str = "{}", names:
 def labels(
     points: Sequence[Label], height: float, *, radii: Sequence[float] = (), minor: Sequence[Label] = ()
 ) -> str:
-    """Write labels beside points, each where it covers no point and no other label at any width of the plot.
+    """Write each label beside its point, free of points and other labels at as many plot widths as possible.
 
-    Height and radii (4 by default) are in pixels. Minor labels are left out where there is no room, on phones
-    first.
+    Height and radii (4 by default) are in pixels. Minor labels without room are omitted, on phones first.
     """
-    around = radii or [4.0] * len(points)
-    sized = [(*point, radius, 11.0) for point, radius in zip(points, around, strict=True)]
+    radius_of_points = radii or [4.0] * len(points)
+    sized = [(*point, radius, 11.0) for point, radius in zip(points, radius_of_points, strict=True)]
     sized += [(*point, 4.0, 9.5) for point in minor]
-    taken: dict[float, list[Box]] = {
+    occupied: dict[float, list[Box]] = {
         width: [(x * width / 100, y * height / 100, radius, radius) for x, y, _, radius, _ in sized]
         for width in _WIDTHS
     }
     parts = []
     for index, (x, y, words, radius, size) in enumerate(sized):
         choices = []
-        for dx, dy in ((dx * (1 + radius / 22), dy * (1 + radius / 22)) for dx, dy in _AROUND):
+        for dx, dy in ((dx * (1 + radius / 22), dy * (1 + radius / 22)) for dx, dy in _LABEL_OFFSETS):
             half = 0.31 * size * len(words), size / 2
             placed = {width: (x * width / 100 + dx, y * height / 100 + dy, *half) for width in _WIDTHS}
-            free = [_is_free(box, taken[width], width) for width, box in placed.items()]
+            free = [_is_free(box, occupied[width], width) for width, box in placed.items()]
             choices.append((sum(free), free[-1], (dx, dy + 4), placed))
         is_minor = index >= len(points)
         count, on_pages, shift, placed = max(choices, key=lambda choice: (choice[1] and is_minor, choice[0]))
         if is_minor and not on_pages:
             continue
         for width, box in placed.items():
-            taken[width].append(box)
+            occupied[width].append(box)
         kind = "label" if not is_minor else "roomy" if count < len(_WIDTHS) else ""
         parts.append(
             text(x, y, words, shift=shift, colour="muted" if is_minor else "ink", size=size, kind=kind)
@@ -217,7 +216,7 @@ def labels(
 
 
 def picture(panels: Sequence[tuple[Box, str]], size: Point) -> str:
-    """Return an SVG file of drawings, each in a rectangle (x, y, width, height) of pixels."""
+    """Return an SVG file of drawings, each in a rectangle (x, y, width, height) in pixels."""
     parts = [
         f'<svg x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" overflow="visible">{drawing}</svg>'
         for (x, y, width, height), drawing in panels
@@ -231,14 +230,14 @@ def picture(panels: Sequence[tuple[Box, str]], size: Point) -> str:
 
 
 def _style(**values: object) -> str:
-    """CSS of what is not empty; a colour is a variable of the page."""
+    """Return the `style` of the non-empty values; a colour becomes a variable of the page."""
     named = {name.replace("_", "-"): value for name, value in values.items() if value != ""}
     css = (f"{name}:{f'var(--{value})' if value in COLOURS else value}" for name, value in named.items())
     return f'style="{";".join(css)}"'
 
 
 def _stretched(points: Iterable[Point], **style: object) -> str:
-    """A path in percent of the plot; its line keeps its width."""
+    """Return a path in percent of the plot; its line width does not scale."""
     path = "M" + " ".join(f"{x:.2f} {y:.2f}" for x, y in points)
     return (
         '<svg width="100%" height="100%" viewBox="0 0 100 100" preserveAspectRatio="none" overflow="visible">'
@@ -246,10 +245,10 @@ def _stretched(points: Iterable[Point], **style: object) -> str:
     )
 
 
-def _is_free(box: Box, taken: Iterable[Box], width: float) -> bool:
-    """Whether a box, its middle and half its width and height, lies in a plot and covers no other."""
+def _is_free(box: Box, occupied: Iterable[Box], width: float) -> bool:
+    """Return whether a box, its middle and half its width and height, lies in a plot and covers no other."""
     x, y, half_width, half_height = box
     return half_width - 16 <= x <= width + 22 - half_width and all(
         abs(x - other[0]) >= half_width + other[2] or abs(y - other[1]) >= half_height + other[3]
-        for other in taken
+        for other in occupied
     )

@@ -1,1 +1,1 @@
-"""Rows, the results file, its other forms, and the gate between two files."""
+"""The files of `bench`: rows, results in JSON, CSV and Markdown, and the statistics behind them."""

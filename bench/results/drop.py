@@ -1,4 +1,4 @@
-"""What evaluated samples show of a drop in accuracy, in words, and how many samples a budget needs."""
+"""Word the evidence for a drop in accuracy, and compute the number of samples that a budget needs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .row import Accuracy, Unit
 from .statistics import DROP_CONFIDENCE
 
 EXACT = ("fp64", "fp32")
-"""Precisions that compute the baseline's function: such an artifact is not chosen for its answers."""
+"""Precisions that compute the baseline's function: these artifacts do not count as candidates."""
 
 
 def statement(accuracy: Accuracy) -> str:
-    """Return what the samples show: "500 samples, none changed: at most 0.76 points with 95% confidence".
+    """Return the samples' evidence: "500 samples, none changed: at most 0.76 points with 95% confidence".
 
     Empty for the baseline.
     """
@@ -33,26 +33,23 @@ def statement(accuracy: Accuracy) -> str:
 
 
 def samples_needed(accuracy: Accuracy, max_drop: float) -> int | None:
-    """Return about how many samples would prove a budget, in the drop's unit.
-
-    None where the drop exceeds the budget, or nothing says how its bound depends on the number of samples.
-    """
+    """Return about how many samples would prove a budget; None if the drop exceeds it or lacks a bound."""
     samples, drop = accuracy.samples, accuracy.drop
     if not samples or drop is None or drop.high is None or drop.value >= max_drop:
         return None
     if accuracy.lost is not None and accuracy.gained is not None:
         share = share_of(max_drop, accuracy.unit)
         return samples_that_prove(accuracy.lost, accuracy.gained, samples, share, accuracy.candidates)
-    # The width of an interval falls with the root of the number of samples.
+    # The width of an interval shrinks with the square root of the number of samples.
     count = round(samples * ((drop.high - drop.value) / (max_drop - drop.value)) ** 2)
     fewest = fewest_samples(share_of(max_drop, "points"), accuracy.candidates)
     return max(count, fewest) if accuracy.unit == "points" else count
 
 
 def unproven(accuracy: Accuracy, max_drop: float) -> str:
-    """Return that samples do not prove a budget which the drop itself keeps, and about how many would."""
+    """Return that the samples do not prove a budget which the drop meets, and about how many would."""
     drop, unit = accuracy.drop, accuracy.unit
-    assert drop is not None, "the baseline keeps every budget"
+    assert drop is not None, "the baseline meets every budget"
     assert drop.high is not None, "without an interval, the drop decides"
     count = samples_needed(accuracy, max_drop)
     needed = f"; about {count:,} would" if count else ""
@@ -69,14 +66,14 @@ def share_of(max_drop: float, unit: Unit) -> float:
 
 
 class Need(NamedTuple):
-    """How many samples a budget needs, in words, and whether there are enough; None if that is not known."""
+    """The number of samples that a budget needs, in words; `is_met` is None for an unknown number at hand."""
 
     text: str
     is_met: bool | None
 
 
 def samples_for_budget(max_drop: float, candidates: int, samples: int | None) -> Need:
-    """Return what a budget in points needs, to be read before it is measured."""
+    """Return the number of samples that a budget in points needs, to be read before the measurement."""
     if max_drop <= 0:
         return Need("no number of samples proves a drop of 0 points; allow a small one, such as 0.1", False)
     fewest = fewest_samples(share_of(max_drop, "points"), candidates)

@@ -1,8 +1,7 @@
-"""Describe the machine and the versions that a benchmark ran with.
+"""Describe the machine and the versions of a benchmark, and detect what disturbed it.
 
-Read state, memory and energy of an NVIDIA GPU from NVML (package nvidia-ml-py).
-
-Names and units are those of https://docs.nvidia.com/deploy/nvml-api/. Nothing here changes a setting.
+NVML (package nvidia-ml-py) provides state, memory and energy of an NVIDIA GPU. Names and units are those of
+https://docs.nvidia.com/deploy/nvml-api/. Nothing here changes a setting.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from ...errors import first_line
 
 
 def measured_packages() -> dict[str, str]:
-    """Return package to the module by which a worker has loaded it."""
+    """Return each package to report, with the name of the module that a worker imports."""
     return {**packages_of(names()), "pycuda": "pycuda", "numpy": "numpy"}
 
 
 def environment(threads: int, gpu: int = 0) -> dict[str, Any]:
-    """Return what stays as it is: processor, cores, memory, the GPU of that number, system and versions."""
+    """Return the constant facts: processor, cores, memory, the GPU of that number, system and versions."""
     nvml, why_not = find_nvml(gpu)
     return {
         **processor(),
@@ -50,10 +49,7 @@ def environment(threads: int, gpu: int = 0) -> dict[str, Any]:
 
 
 def state(gpu: int = 0) -> dict[str, Any]:
-    """Return what changes while measuring; a value that the system does not tell is None.
-
-    `cpu_ticks` are those of /proc/stat, proc(5): all that is not idle, and what a hypervisor took away.
-    """
+    """Return the facts that change during a run; a value that the system does not report is None."""
     nvml, _ = find_nvml(gpu)
     return {
         "load_average_1min": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
@@ -84,7 +80,7 @@ def _frequency_mhz() -> float | None:
 
 
 def _cpu_ticks() -> dict[str, float] | None:
-    """Seconds of all cores since the start of the system."""
+    """Return seconds of all cores since boot from /proc/stat, proc(5): busy, stolen by a hypervisor, idle."""
     words = (read_system("/proc/stat") or "").splitlines()[:1]
     if not words:
         return None
@@ -94,7 +90,7 @@ def _cpu_ticks() -> dict[str, float] | None:
 
 
 def _cpu_limited_us() -> float | None:
-    """Time that a container's limit has kept threads waiting, cgroup v2."""
+    """Return the time for which a container's CPU limit delayed threads (cgroup v2)."""
     for line in (read_system("/sys/fs/cgroup/cpu.stat") or "").splitlines():
         if line.startswith("throttled_usec"):
             return float(line.split()[1])
@@ -102,24 +98,24 @@ def _cpu_limited_us() -> float | None:
 
 
 def read_system(path: str) -> str | None:
-    """Return what a file of the kernel says; None where it cannot be read."""
+    """Return the content of a kernel file, or None if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
-        return None  # this system does not tell
+        return None
 
 
-_OTHERS = 0.05  # of the time of all usable cores
+_OTHER_WORK = 0.05  # share of the time of all cores
 _STOLEN = 0.01
 _DRIFT = 0.05
 _FREQUENCY = 0.10
 _SWITCHES_PER_S = 100.0
-_FEWEST_ROUNDS = 9  # three thirds of three
+_FEWEST_ROUNDS = 9  # three in each third
 
 
 class Effort(NamedTuple):
-    """What the measuring has used between two states: processor time of all and of the workers alone, and how
-    often the system took a core away from a worker's thread."""
+    """Work of a benchmark between two states: processor time of all processes and of the workers alone, and
+    how often a thread of a worker lost its core."""
 
     seconds: float
     cpu_s: float
@@ -135,10 +131,10 @@ def noise(
     *,
     governor: str | None = None,
 ) -> dict[str, Any]:
-    """Return `{"noisy", "reasons"}` of two states, what was used between them, and the baseline's rounds."""
+    """Return `{"noisy", "reasons"}` for two states, the work between them, and the baseline's rounds."""
     reasons = _other_work(before, after, effort)
     old_mhz, new_mhz = before.get("frequency_mhz"), after.get("frequency_mhz")
-    # Under a governor that follows the load, an idle core's clock says nothing of a busy one's.
+    # With a governor that follows the load, the clock of an idle core does not predict that of a busy one.
     steady = governor in (None, "performance")
     if old_mhz and new_mhz and steady and abs(new_mhz / old_mhz - 1.0) > _FREQUENCY:
         reasons.append(
@@ -154,9 +150,9 @@ def noise(
         third = len(baseline_medians_ms) // 3
         change = median(baseline_medians_ms[-third:]) / median(baseline_medians_ms[:third]) - 1.0
         if abs(change) > _DRIFT:
-            became = f"{abs(change):.0%} {'slower' if change > 0 else 'faster'}"
+            change_text = f"{abs(change):.0%} {'slower' if change > 0 else 'faster'}"
             reasons.append(
-                f"the baseline became {became} while it was measured: "
+                f"the baseline became {change_text} while it was measured: "
                 "let the machine cool down or settle, then measure again"
             )
     gpus = [moment.get("gpu") or {} for moment in (before, after)]
@@ -176,14 +172,14 @@ def _other_work(before: Mapping[str, Any], after: Mapping[str, Any], effort: Eff
         spent = {name: second[name] - first[name] for name in first}
         capacity = max(sum(spent.values()), 1e-9)
         share = max(spent["busy_s"] - effort.cpu_s, 0.0) / capacity
-        if share > _OTHERS:
+        if share > _OTHER_WORK:
             reasons.append(
                 f"other processes took {share:.0%} of the processor: end them, or measure at another time"
             )
         if spent["stolen_s"] / capacity > _STOLEN:
             reasons.append(
                 f"the hypervisor took {spent['stolen_s'] / capacity:.1%} of the processor away: "
-                "measure on a machine of your own"
+                "measure on a dedicated machine"
             )
     limited = (after.get("cpu_limited_us") or 0.0) - (before.get("cpu_limited_us") or 0.0)
     if limited > 0.01 * effort.seconds * 1e6:
@@ -195,12 +191,12 @@ def _other_work(before: Mapping[str, Any], after: Mapping[str, Any], effort: Eff
     if rate > _SWITCHES_PER_S:
         reasons.append(
             f"workers lost their core {rate:.0f} times per second of work: "
-            "give fewer `threads` than cores, or end what else runs"
+            "give fewer `threads` than cores, or end other processes"
         )
     return reasons
 
 
-_THROTTLING = {  # nvmlClocksThrottleReasons: those that mean the GPU is slower than it could be
+_THROTTLING = {  # the bits of nvmlClocksThrottleReasons for a GPU that runs slower than it could
     0x04: "power cap",
     0x08: "hardware slowdown",
     0x20: "software thermal slowdown",
@@ -210,11 +206,11 @@ _THROTTLING = {  # nvmlClocksThrottleReasons: those that mean the GPU is slower 
 
 
 class NvmlError(Exception):
-    """NVML is missing, or a function of it failed; the message says which and why."""
+    """NVML is missing, or one of its functions failed; the message names it and the cause."""
 
 
 class Nvml:
-    """NVML, and a GPU by CUDA's number: NVML counts in another order, and ignores CUDA_VISIBLE_DEVICES."""
+    """NVML for one GPU, by CUDA's number: NVML numbers GPUs differently and ignores CUDA_VISIBLE_DEVICES."""
 
     def __init__(self, gpu: int = 0) -> None:
         try:
@@ -224,18 +220,18 @@ class Nvml:
         self._nvml: Any = pynvml
         self._call("nvmlInit")
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        named, place = visible[gpu].strip() if gpu < len(visible) else "", bus_id(gpu)
-        if named.startswith("MIG-") or (named.startswith("GPU-") and not place):
-            # A slice of a GPU has no place of its own.
-            self._device = self._call("nvmlDeviceGetHandleByUUID", named)
-        elif place:
-            self._device = self._call("nvmlDeviceGetHandleByPciBusId", place)
+        device_id, bus_address = visible[gpu].strip() if gpu < len(visible) else "", bus_id(gpu)
+        if device_id.startswith("MIG-") or (device_id.startswith("GPU-") and not bus_address):
+            # A slice of a GPU has no bus address.
+            self._device = self._call("nvmlDeviceGetHandleByUUID", device_id)
+        elif bus_address:
+            self._device = self._call("nvmlDeviceGetHandleByPciBusId", bus_address)
         else:
-            index = int(named) if named.isdigit() else gpu
+            index = int(device_id) if device_id.isdigit() else gpu
             self._device = self._call("nvmlDeviceGetHandleByIndex", index)
 
     def about(self) -> dict[str, object]:
-        """Return what does not change: name, driver, memory_bytes."""
+        """Return the constant facts: name, driver and memory."""
         return {
             "gpu": self._call("nvmlDeviceGetName", self._device),
             "driver": self._call("nvmlSystemGetDriverVersion"),
@@ -243,39 +239,36 @@ class Nvml:
         }
 
     def state(self) -> dict[str, object]:
-        """Return what changes: clocks, power, temperature, memory in use, and why it is throttled.
-
-        A value that this GPU does not tell is None.
-        """
-        # The name before driver 535; later drivers keep it.
-        reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-        power = self._ask("nvmlDeviceGetPowerUsage")
+        """Return clocks, power, temperature, memory in use, causes of throttling; None if not reported."""
+        # The name before driver 535; later drivers still have it.
+        reasons = self._query("nvmlDeviceGetCurrentClocksThrottleReasons")
+        power = self._query("nvmlDeviceGetPowerUsage")
         return {
-            "sm_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
-            "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
+            "sm_clock_mhz": self._query("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": self._query("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
             "power_w": None if power is None else power / 1e3,
-            "temperature_c": self._ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
+            "temperature_c": self._query("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
             "memory_used_bytes": self._call("nvmlDeviceGetMemoryInfo", self._device).used,
             "throttled": [text for bit, text in _THROTTLING.items() if (reasons or 0) & bit],
         }
 
     def energy_mj(self) -> float | None:
-        """Return the millijoules of the whole board since the driver was loaded; None before Volta."""
-        return self._ask("nvmlDeviceGetTotalEnergyConsumption")
+        """Return the energy of the whole board in mJ since the driver was loaded; None before Volta."""
+        return self._query("nvmlDeviceGetTotalEnergyConsumption")
 
     def process_memory_bytes(self, pid: int) -> int | None:
-        """Return what a process has on the GPU; None where NVML does not see it, as in a container."""
+        """Return the GPU memory of a process; None if NVML does not see the process, as in a container."""
         try:
             processes = self._call("nvmlDeviceGetComputeRunningProcesses", self._device)
         except NvmlError:
             return None
         return next((process.usedGpuMemory for process in processes if process.pid == pid), None)
 
-    def _ask(self, function: str, *arguments: Any) -> int | None:
+    def _query(self, function: str, *arguments: Any) -> int | None:
         try:
             return int(self._call(function, self._device, *arguments))
         except NvmlError:
-            return None  # some boards do not tell; NVML says NOT_SUPPORTED
+            return None  # NOT_SUPPORTED on some boards
 
     def _call(self, function: str, *arguments: Any) -> Any:
         call: Callable[..., Any] = getattr(self._nvml, function)
@@ -291,7 +284,7 @@ class Nvml:
 
 @functools.cache
 def find_nvml(gpu: int = 0) -> tuple[Nvml | None, str]:
-    """Return NVML for a GPU and an empty text, or None and why it cannot be used."""
+    """Return NVML for a GPU and an empty text, or None and the reason."""
     try:
         return Nvml(gpu), ""
     except NvmlError as error:

@@ -1,4 +1,4 @@
-"""Render rows: `COLUMNS` is what terminal, CSV, Markdown and report show of one, and under which titles."""
+"""Render rows: `COLUMNS` lists their figures, with the titles in terminal, CSV, Markdown and report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .row import Curve, Row
 from .statistics import DROP_CONFIDENCE, Speedup
 
 RUNTIMES = {row.name: row.title for row in rows().values()}
-_NEAR_ONE = 0.03  # so near to 1, two decimals do not show what a verdict follows from
+_NEAR_ONE = 0.03  # closer to 1, two decimals do not show the reason for a verdict
 _LAYERS_SHOWN = 10
 
 
@@ -32,7 +32,7 @@ def _runtime(row: Row) -> str:
 
 
 def _problem(row: Row) -> str:
-    """Why it has no latency; empty where it has one."""
+    """Return the reason for a missing latency; empty if the row has a latency."""
     if row.status == "measured" and row.latency is not None:
         return ""
     status = "no latency" if row.status == "measured" else row.status
@@ -55,7 +55,7 @@ def _interval(row: Row) -> str:
 
 
 def _verdict(row: Row) -> str:
-    """Empty for what is faster: the figure says it."""
+    """Return the verdict; empty for "faster", which the figure shows."""
     return row.speedup.verdict if row.speedup and row.speedup.verdict != "faster" else ""
 
 
@@ -82,22 +82,22 @@ def _cold(row: Row, part: str) -> float | None:
 
 
 Place = Literal["terminal", "markdown", "report", "details", "costs"]
-"""Tables that show a row: the report has one of results, one of details, and one of costs."""
+"""Tables of rows; the report has three: results, details and costs."""
 _BY_DEFAULT: tuple[Place, ...] = ("terminal", "markdown", "details")
 
 
 @dataclass(frozen=True)
 class Column:
-    """What is shown of a row.
+    """One figure of a row, as text.
 
     Attributes:
-        key: Its name, by which `render` has the text.
-        text: Of a row that is the baseline, or is not: a dash where nothing was measured, empty where the
-            figure does not apply.
-        numbers: Keys of the row's JSON form that CSV has in its place, in the order of `COLUMNS`.
-        places, rank: Tables that show it, and its place from the left. CSV has all.
-        titles: Titles of tables that have another; "narrow" is the terminal's of two lines.
-        of_file: Whether it is known of what was not measured, too.
+        key: Attribute of its text in the result of `render`.
+        text: Function of a row and whether it is the baseline: a dash if not measured, empty if the figure
+            does not apply.
+        numbers: Keys of the row's JSON form that replace it in CSV, in the order of `COLUMNS`.
+        places, rank: Tables that show it, and its position from the left. CSV has all figures.
+        titles: Titles in tables that differ; "narrow" is the terminal's of two lines.
+        of_file: Whether artifacts without measurements have it, too.
     """
 
     key: str
@@ -230,7 +230,7 @@ COLUMNS: tuple[Column, ...] = (
         "energy.mj_per_sample energy.source energy.unavailable", ("costs",), 55,
     ),
 )  # fmt: skip
-"""A figure is a field of `Row`, the code that measures it, and a line here."""
+"""To add a figure: add a field to `Row`, the code that measures it, and an entry here."""
 
 
 def columns_of(place: Place) -> list[Column]:
@@ -246,14 +246,14 @@ def _line(*texts: str) -> str:
 
 
 def speedup_text(ratio: Speedup) -> tuple[str, str]:
-    """Return "3.59×" and "[3.56, 3.63]", with as many decimals as show whether an end is beyond 1."""
+    """Return "3.59×" and "[3.56, 3.63]"; a third decimal shows whether an end near 1 is beyond it."""
     near = min(abs(ratio.low - 1.0), abs(ratio.high - 1.0)) < _NEAR_ONE
     decimals = 3 if near else 2
     return times(ratio.value, decimals), figures.interval(ratio.low, ratio.high, decimals)
 
 
 def slowest_layers(row: Row) -> list[tuple[str, str, str]]:
-    """Return layer, milliseconds and share of the slowest layers, of all further ones, and of all."""
+    """Return name, milliseconds and share of the slowest layers, of the further layers, and of the sum."""
     total_ms = math.fsum(row.layer_times_ms.values())
     layers = sorted(row.layer_times_ms.items(), key=lambda layer: -layer[1])
     if len(layers) > _LAYERS_SHOWN:
@@ -269,12 +269,12 @@ def interval_words(confidence: float) -> str:
 
 
 def warning_lines(results: Results) -> list[str]:
-    """Return what the user should know, artifacts with the same warning in one line."""
+    """Return the warnings of all rows; artifacts with the same warning share a line."""
     return _by_text((text, row.name) for row in results.rows for text in row.warnings)
 
 
 def accuracy_lines(results: Results) -> list[str]:
-    """Return what the samples show of each drop, artifacts with the same sentence in one line."""
+    """Return the statements on all drops; artifacts with the same statement share a line."""
     return _by_text(
         (f"drop of {row.accuracy.metric}: {row.accuracy.statement}", row.name)
         for row in results.rows
@@ -282,9 +282,9 @@ def accuracy_lines(results: Results) -> list[str]:
     )
 
 
-def _by_text(said: Iterable[tuple[str, str]]) -> list[str]:
+def _by_text(texts: Iterable[tuple[str, str]]) -> list[str]:
     names: dict[str, list[str]] = {}
-    for text, name in said:
+    for text, name in texts:
         names.setdefault(text, []).append(name)
     return [f"{', '.join(rows)}: {text}" for text, rows in names.items()]
 
@@ -300,7 +300,7 @@ MEANING = (
 
 
 def save_csv(results: Results, path: Path) -> None:
-    """Write one row per artifact; columns carry their units, an empty cell was not measured."""
+    """Write one row per artifact; titles carry the units, and an empty cell was not measured."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     keys = " ".join(column.numbers for column in COLUMNS).split()
@@ -311,14 +311,14 @@ def save_csv(results: Results, path: Path) -> None:
 
 
 def _csv_column(key: str) -> str:
-    """The unit stands at the end: `latency_ms.median` is `latency_median_ms`."""
+    """Return the title of a key, with the unit at the end: `latency_ms.median` is `latency_median_ms`."""
     group, _, part = key.partition(".")
     stem = group.removesuffix("_ms") if part else group
     return "_".join(filter(None, (stem, part, "ms" if stem != group and part != "calls" else "")))
 
 
 def _csv_cell(value: Mapping[str, Any], group: str, part: str = "") -> Any:
-    """A text that a spreadsheet would compute gets the apostrophe that makes it a text there."""
+    """Return a cell; an apostrophe before a formula makes it text in a spreadsheet."""
     cell = (value[group] or {}).get(part) if part else value[group]
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
@@ -346,11 +346,11 @@ def markdown(results: Results) -> str:
 
 
 CURVES: Mapping[Curve, str] = {"batches": "batch size", "concurrency": "clients", "in_flight": "in flight"}
-"""Curve to what it counts."""
+"""Curve to the quantity that it counts."""
 
 
 def _curves(results: Results) -> Iterator[str]:
-    """A table of each curve that was measured: latency and throughput of each artifact at each count."""
+    """Yield a table for each measured curve: latency and throughput of each artifact at each count."""
     for curve, word in CURVES.items():
         points = {row.name: {point.count: point for point in getattr(row, curve)} for row in results.rows}
         counts = sorted({count for of_row in points.values() for count in of_row})
@@ -359,8 +359,8 @@ def _curves(results: Results) -> Iterator[str]:
         lines = [["median ms (samples/s)", *(f"{word} {count}" for count in counts)]]
         lines.append(["---", *["---:"] * len(counts)])
         for name, of_row in points.items():
-            found = [of_row.get(count) for count in counts]
-            cells = [f"{figure(p.median_ms)} ({figure(p.throughput_per_s)})" if p else DASH for p in found]
+            items = [of_row.get(count) for count in counts]
+            cells = [f"{figure(p.median_ms)} ({figure(p.throughput_per_s)})" if p else DASH for p in items]
             if of_row:
                 lines.append([markdown_cell(name), *cells])
         yield "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
@@ -378,7 +378,7 @@ def markdown_table(results: Results) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """Return a text of strangers as a cell of a table shows it: no markup of it counts."""
+    """Return untrusted text as a cell of a table, with its markup escaped."""
     return plain(text).translate(_MARKUP)
 
 

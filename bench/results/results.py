@@ -1,6 +1,6 @@
-"""Results: versioned JSON in which every number has its unit in its name and its environment beside it.
+"""The results file: versioned JSON, with the unit of each figure in its key, and the environment of the run.
 
-`Results` is the file, key for key; `results.schema.json` beside this file is made from it.
+`Results` mirrors the file, key for key; `results.schema.json` beside this file is generated from it.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ _KEY = re.compile(r"(?P<text>.*) - at `\$\.?(?P<key>.+)`\Z", re.DOTALL)
 
 
 class Measured(Struct, frozen=True):
-    """What one machine's part of several is compared with, and what it ran on."""
+    """Baseline and environment of one machine, in results of several."""
 
     baseline: str
     environment: dict[str, Any]
 
 
 class Results(Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND):
-    """What one `bench` measured, or several on machines of their own. Units are in the names.
+    """Results of one `bench`, or of several on different machines. Names contain the units.
 
     Attributes:
-        schema_version: Of the format.
-        created: When, ISO 8601 in UTC.
-        interrupted: Whether it was ended by hand, and holds what there was until then.
+        schema_version: Version of the format.
+        created: Time of the run, ISO 8601 in UTC.
+        interrupted: Whether the user ended the run, so that the results are incomplete.
         baseline: Name of the row that the others are compared with.
-        settings: What was asked for: `Settings`, and other keys.
-        environment: What it ran on: `Environment`, and other keys.
+        settings: Options of the run: `Settings`, and other keys.
+        environment: Machine and versions: `Environment`, and other keys.
         artifacts: One row per artifact.
         history: Summaries of earlier runs that were written to the same file, oldest first.
-        machines: Machine to what was measured there, where there are several: `Row.machine` names them.
+        machines: Baseline and environment by machine, in results of several; see `Row.machine`.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -64,7 +64,7 @@ class Results(Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND):
     machines: dict[str, Measured] = {}
 
     def baseline_of(self, row: Row) -> str:
-        """Return the name of the row that a row is compared with: the one of its machine."""
+        """Return the name of a row's baseline: that of its machine."""
         measured = self.machines.get(row.machine)
         return measured.baseline if measured else self.baseline
 
@@ -73,7 +73,7 @@ class Results(Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND):
 
     @property
     def confidence(self) -> float:
-        """Of the intervals of the speed-ups."""
+        """Level of the intervals of the speed-ups."""
         return float(self.settings.get("confidence", CONFIDENCE))
 
     def as_json(self) -> dict[str, Any]:
@@ -82,13 +82,13 @@ class Results(Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND):
             del value["machines"]
         for row in value["artifacts"]:
             for series in ("calls_ms", "gpu_memory_rounds_bytes"):
-                if not row[series]:  # of a file that keeps none, and where no GPU is
+                if not row[series]:  # not stored, or no GPU
                     del row[series]
         return value
 
 
 class BenchInterrupted(KeyboardInterrupt):
-    """Measuring was ended by Ctrl-C; `results` holds what there was, and is written already."""
+    """Ctrl-C ended the measurement; `results` holds the figures until then and is written already."""
 
     def __init__(self, results: Results) -> None:
         super().__init__("interrupted")
@@ -112,7 +112,7 @@ def parse_results(content: bytes, path: Path) -> Results:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
         problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise _no_results(path, problem) from error
+        raise _not_results(path, problem) from error
     kind, version = kind_and_version(value)
     if kind != KIND or version != SCHEMA_VERSION:
         raise ArtifactError(
@@ -122,17 +122,17 @@ def parse_results(content: bytes, path: Path) -> Results:
             file=path,
         )
     if _depth(value) > _DEEPEST:
-        raise _no_results(path, f"nested more than {_DEEPEST} deep")
+        raise _not_results(path, f"nested more than {_DEEPEST} deep")
     try:
         return read_results(value)
-    except UnicodeError as error:  # in a message about a key that no file can hold
-        raise _no_results(path, str(error)) from error
+    except UnicodeError as error:  # a key with a lone surrogate, in the message about it
+        raise _not_results(path, str(error)) from error
     except ValueError as error:
         problem = _KEY.sub(r"key '\g<key>': \g<text>", str(error))
-        raise _no_results(path, problem) from error
+        raise _not_results(path, problem) from error
 
 
-def _no_results(path: Path, problem: str) -> ArtifactError:
+def _not_results(path: Path, problem: str) -> ArtifactError:
     return ArtifactError(f"{path}: not a results file ({problem})", hint="measure again", file=path)
 
 
@@ -144,24 +144,24 @@ def read_results(value: Mapping[str, Any]) -> Results:
 
 
 class Noise(Struct):
-    """What disturbed the run, and what to do about it."""
+    """Disturbances of the run, each with a remedy."""
 
     noisy: bool = False
     reasons: tuple[str, ...] = ()
 
 
 class Environment(Struct):
-    """What it ran on. Keys without a type here are kept as they are.
+    """Machine and versions of the run. Keys without a type here are preserved.
 
     Attributes:
         processor: Name of the processor.
-        architecture: As `platform.machine` tells it.
-        features: Its instruction sets that inference is faster with.
+        architecture: Result of `platform.machine`.
+        features: Its instruction sets that accelerate inference.
         cores_usable: Cores that the process may use.
-        gpu: Name of the GPU; null where there is none.
+        gpu: Name of the GPU; null without a GPU.
         packages: Package to version.
         before, after: Load, clocks and temperatures at the beginning and at the end.
-        noise: What else used the machine meanwhile.
+        noise: Other load on the machine during the run.
     """
 
     processor: str | None = None
@@ -176,19 +176,19 @@ class Environment(Struct):
 
 
 class Settings(Struct):
-    """What was asked for. Keys without a type here are kept as they are.
+    """Options of the run. Keys without a type here are preserved.
 
     Attributes:
-        threads: Of every artifact.
+        threads: Threads of every artifact.
         inputs: Input to shape.
         batch_size: Samples per call.
-        data: Samples whose first batch is timed, or "made input".
+        data: Samples, of which the first batch is timed, or "made input".
         evaluation: Labelled samples of the accuracy.
         metric: The chosen metric of accuracy.
-        metric_note: Why `auto` chose it, or which form the outputs have.
+        metric_note: The reason of `auto` for its choice, or the form of the outputs.
         confidence: Level of the speed-ups' intervals, such as 0.99.
         command: Words that repeat the run.
-        recipe: Text of the recipe that it belongs to.
+        recipe: Text of the recipe of the run.
     """
 
     threads: int | None = None
@@ -216,7 +216,7 @@ class _Machine(Struct):
 
 
 class _Typed(Struct):
-    """The parts that `Results` holds as they are, with other keys."""
+    """The parts that `Results` holds as plain dictionaries, with types."""
 
     settings: Settings
     environment: Environment
@@ -225,24 +225,24 @@ class _Typed(Struct):
 
 
 def kind_and_version(value: object) -> tuple[str, int]:
-    """Return what a file of ours says that it is: "" and 0 where it does not."""
+    """Return the `kind` and `schema_version` of decoded JSON; "" and 0 if it has none."""
     kind, version = (value.get("kind"), value.get("schema_version")) if isinstance(value, dict) else ("", 0)
     return kind if isinstance(kind, str) else "", version if type(version) is int else 0
 
 
 def earlier_runs(path: str | Path | None) -> list[dict[str, Any]]:
-    """Return the history of a file with its own run behind it; empty for what is no results file."""
+    """Return the history of a results file plus a summary of its run; empty for other files."""
     if path is None or not Path(path).is_file():
         return []
     try:
-        before = load_results(Path(path))
+        previous = load_results(Path(path))
     except ArtifactError:
-        return []  # it is about to be replaced, whatever it is
-    return [*before.history, _summary(before)][-HISTORY_LIMIT:]
+        return []  # the new results replace it anyway
+    return [*previous.history, _summary(previous)][-HISTORY_LIMIT:]
 
 
 def _summary(results: Results) -> dict[str, Any]:
-    """What is kept of a run: when, where, and the figures of each artifact that was measured."""
+    """Return the history entry of a run: time, machine, and the figures of each measured artifact."""
     return {
         "created": results.created,
         "machine": machine_text(results.environment),
@@ -260,7 +260,7 @@ def _figures(row: Row) -> dict[str, Any]:
 
 
 def _depth(value: object) -> int:
-    """How many tables and lists lie in each other: what shows a file goes down by calling itself."""
+    """Return the nesting depth of tables and lists, to `_DEEPEST` + 1: the printing of a file recurses."""
     depth, level = 0, [value]
     while level and depth <= _DEEPEST:
         inner: list[object] = []
@@ -271,30 +271,30 @@ def _depth(value: object) -> int:
     return depth
 
 
-# Results of several machines, or of several GPUs of one, as one: each row is compared where it was measured.
+# Join results of several machines, or of several GPUs of one: each row is compared on its machine.
 #
 # results.cpu.json   pytorch, int8                      results.json   pytorch, int8
 # results.sm90.json  pytorch, engine             ─▶                    pytorch (sm90), engine
 
 
 def join_results(parts: Mapping[str, Results], *, history: Sequence[dict[str, Any]] = ()) -> Results:
-    """Return one results of several measurements, by their machine, such as "sm90" or "cuda:1".
+    """Return the joined results of several measurements, by machine, such as "sm90" or "cuda:1".
 
-    The first part keeps the names of its rows, and its settings and environment are those of the whole. A row
-    of another part whose name is taken gets that of its machine: the baseline is measured on each.
+    The first part provides settings and environment, and names its rows. If another part has a row of the
+    same name, the machine is appended to it: every machine measures the baseline.
     """
     (first_name, first), *_ = parts.items()
     if len(parts) == 1:
         return replace(first, history=[*history])
     rows, machines = list[Row](), dict[str, Measured]()
     for part_name, results in parts.items():
-        taken = {row.name for row in rows}
-        names = {row.name: _free(row.name, part_name, taken) for row in results.rows}
-        alone = {"": Measured(results.baseline, results.environment)}
-        for inner, measured in (results.machines or alone).items():
-            machines[_joined(part_name, inner)] = replace(measured, baseline=names[measured.baseline])
+        used_names = {row.name for row in rows}
+        names = {row.name: _unique_name(row.name, part_name, used_names) for row in results.rows}
+        single_machine = {"": Measured(results.baseline, results.environment)}
+        for inner, measured in (results.machines or single_machine).items():
+            machines[_machine_name(part_name, inner)] = replace(measured, baseline=names[measured.baseline])
         rows += [
-            replace(row, name=names[row.name], machine=_joined(part_name, row.machine))
+            replace(row, name=names[row.name], machine=_machine_name(part_name, row.machine))
             for row in results.rows
         ]
     noise = {name: results.environment.get("noise") or {} for name, results in parts.items()}
@@ -302,7 +302,7 @@ def join_results(parts: Mapping[str, Results], *, history: Sequence[dict[str, An
     reasons = [f"{name}: {reason}" for name, part in noise.items() for reason in part.get("reasons", ())]
     return replace(
         first,
-        baseline=machines[_joined(first_name, next(iter(first.machines), ""))].baseline,
+        baseline=machines[_machine_name(first_name, next(iter(first.machines), ""))].baseline,
         rows=rows,
         machines=machines,
         history=[*history],
@@ -312,11 +312,11 @@ def join_results(parts: Mapping[str, Results], *, history: Sequence[dict[str, An
     )
 
 
-def _joined(part: str, machine: str) -> str:
+def _machine_name(part: str, machine: str) -> str:
     return f"{part} {machine}".rstrip()
 
 
-def _free(name: str, machine: str, taken: set[str]) -> str:
-    while name in taken:
+def _unique_name(name: str, machine: str, used_names: set[str]) -> str:
+    while name in used_names:
         name = f"{name} ({machine})"
     return name

@@ -1,6 +1,6 @@
 """The measurements of one artifact: `Row` is the `artifacts` entry of `results.json`, key for key.
 
-In the file the unit of a group stands at its key (`latency_ms.median`), in the types at each figure
+In the file a group's key contains the unit (`latency_ms.median`), in the types each figure's name
 (`latency.median_ms`). A figure that was not measured is None.
 """
 
@@ -29,7 +29,7 @@ _IN_OWN_UNITS = ("perplexity", "kl", "mse")
 
 
 def unit_of(metric: str) -> Unit:
-    """Return what a metric's drop is counted in: "points" of a value within -1 and 1, or its own "units"."""
+    """Return the unit of a metric's drop: "points" for values within -1 and 1, "units" for other metrics."""
     name = metric.partition(":")[0]
     is_share = name in METRICS and name not in _IN_OWN_UNITS and not is_own_metric(metric)
     return "points" if is_share else "units"
@@ -67,9 +67,9 @@ class WarmUp(Struct, frozen=True):
     """How an artifact warmed up.
 
     Attributes:
-        calls: Calls that were made and do not count.
-        seconds: What they took.
-        stable: Whether the latency had stopped changing; False where the limit came first.
+        calls: Calls before the timed ones, which do not count.
+        seconds: Duration of these calls.
+        stable: Whether the latency had stopped changing; False if the limit came first.
     """
 
     calls: Whole
@@ -78,7 +78,7 @@ class WarmUp(Struct, frozen=True):
 
 
 class ColdStart(Struct, frozen=True, rename=_without_unit):
-    """From a new process to its first result; files may be in the system's cache."""
+    """Times from a new process to its first result; files may be in the system's cache."""
 
     process_ms: float
     load_ms: float
@@ -91,7 +91,7 @@ class ColdStart(Struct, frozen=True, rename=_without_unit):
 
 
 class Interval(Struct, frozen=True):
-    """A value and the ends of its interval, which are None where there are too few samples for one."""
+    """A value and the ends of its interval; the ends are None with too few samples."""
 
     value: float
     low: float | None = None
@@ -111,19 +111,19 @@ class Accuracy(Struct, frozen=True):
     """The metric over the evaluation data, against the baseline.
 
     Attributes:
-        metric: Its spelling, see `metrics.names`; the chosen one where it was to be chosen.
-        value: Of the artifact: a share for metrics in points, the metric's own units otherwise.
-        drop_points: How much worse it is than the baseline, in `unit`; negative where it is better.
-        low, high: Ends of the drop's interval; null where there are too few samples for one.
-        samples: How many were evaluated.
-        agreement: Share of predictions that are the baseline's; null where nothing is predicted.
+        metric: Name of the metric, see `metrics.names`; the chosen one with `auto`.
+        value: The artifact's value: a share for metrics in points, the metric's unit otherwise.
+        drop_points: Loss against the baseline, in `unit`; negative if the artifact is better.
+        low, high: Ends of the drop's interval; null with too few samples.
+        samples: Number of evaluated samples.
+        agreement: Share of predictions equal to the baseline's; null without predictions.
         per_class: The classes that changed most.
-        higher_is_better: Whether more of the metric is better.
-        agreement_low: Lower bound of `agreement`; null where a sample has several predictions.
-        units, changed: Samples, or batches where only these have a value; those of another score.
-        lost, gained: Samples that became wrong, and right; null where no answer is right or wrong.
-        candidates: Artifacts judged on the samples, for which all intervals together have their confidence.
-        statement: What the samples show, in words.
+        higher_is_better: Whether a larger value is better.
+        agreement_low: Lower bound of `agreement`; null if a sample has several predictions.
+        units, changed: Scored samples (batches if only these have a score), and those with another score.
+        lost, gained: Samples that became wrong, and right; null if no answer is right or wrong.
+        candidates: Artifacts judged on the samples; all their intervals together have the confidence.
+        statement: Evidence of the samples, in words.
     """
 
     metric: str
@@ -163,19 +163,19 @@ class Accuracy(Struct, frozen=True):
 class Difference(Struct, frozen=True, kw_only=True):
     """The difference of the outputs from the baseline's, of the worst output.
 
-    Infinite figures are null in the file, and `state` says which infinity the ratio is.
+    Infinite figures are null in the file; `state` distinguishes the two infinities of the ratio.
 
     Attributes:
-        output: Name of the worst.
-        snr_db: Its signal-to-noise ratio: `inf` where the outputs are equal, `-inf` where an error is
-            infinite, the shapes differ, or the reference is zero; None where the file does not say.
-        state: Which infinity `snr_db` is, if any.
-        max_abs_error: Its largest error; `inf` where one is infinite; None where the file does not say.
-        mean_abs_error: Its mean absolute error; as `max_abs_error` where it is infinite or not known.
-        agreement: Share of rows with the same argmax; None where the output is no classes.
+        output: Name of the worst output.
+        snr_db: Its signal-to-noise ratio: `inf` for equal outputs, `-inf` for an infinite error, other
+            shapes or a zero reference; None if not in the file.
+        state: "equal" for an `snr_db` of `inf`, "not finite" for `-inf`.
+        max_abs_error: Its largest error, possibly `inf`; None if not in the file.
+        mean_abs_error: Its mean absolute error; infinite and missing as `max_abs_error`.
+        agreement: Share of rows with the same argmax; None if the output holds no classes.
         passed: Whether every output passed.
-        criterion: What was required, in words.
-        mismatch: Outputs of another shape or type, or that are missing; not of extents that values decide.
+        criterion: Requirement, in words.
+        mismatch: Outputs that are missing or differ in shape or type; data-dependent extents may differ.
     """
 
     output: str = ""
@@ -202,12 +202,12 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 
 def state_of(snr_db: float) -> State:
-    """Return which infinity a signal-to-noise ratio is, if any: in JSON, null stands for both."""
+    """Return the class of a signal-to-noise ratio: JSON stores null for both infinities."""
     return "equal" if snr_db == math.inf else "finite" if snr_db > -math.inf else "not finite"
 
 
 class Energy(Struct, frozen=True, omit_defaults=True):
-    """Energy of an inference, and which counter `source` is; or why it was not measured."""
+    """Energy of an inference and its counter `source`, or the reason why it was not measured."""
 
     mj_per_sample: float | None = None
     source: str = ""
@@ -235,39 +235,38 @@ class Row(Struct, frozen=True):
 
     Attributes:
         name: Short and unique name.
-        artifact: Path or MODEL spelling.
-        engine: What runs it.
-        precision: Of its manifest; "fp32" for a MODEL, "unknown" on a server.
-        runs_on: "CPU", "GPU", or the GPUs it was built for; the server that holds it.
-        status: Whether it was measured; `reason` says why not.
+        artifact: Path, or spelling of a MODEL.
+        engine: Runtime that runs it.
+        precision: Precision in its manifest; "fp32" for a MODEL, "unknown" on a server.
+        runs_on: "CPU", "GPU", the GPUs it was built for, or its server.
+        status: Whether it was measured; `reason` explains why not.
         size_bytes: File with its side files; None for a MODEL.
         throughput_per_s: Samples per second over every timed block.
-        load_ms: From nothing to a loaded artifact, importing the runtime included.
+        load_ms: Time to load it, including the import of the runtime.
         peak_memory_bytes: Largest resident memory of the worker until the timing ended.
-        contains: What a latency contains.
-        speedup: Against the baseline; None for the baseline itself.
+        contains: Steps within a latency, such as "host to host".
+        speedup: Speed-up over the baseline; None for the baseline itself.
         round_medians_ms: The median latency of each round, in the order of measuring.
-        launch_rounds: How many of these each process of the artifact has.
-        warnings: What the user should know.
-        mode: How PyTorch runs a MODEL: eager, or one of `words.TORCH_MODES`; or cuda-graph, of an engine of
+        launch_rounds: Number of rounds in each launch.
+        warnings: Warnings for the user.
+        mode: Mode of PyTorch for a MODEL: eager, or one of `words.TORCH_MODES`; cuda-graph for an engine of
             TensorRT.
         device: "cpu", or the GPU it ran on as "cuda:0".
-        interpreter: Python that ran it, where that was another one.
-        packages: Versions of what the worker had loaded.
-        latency_quantiles_ms: 0%, 1%, ... 100% of the calls; empty where the file does not hold them.
-        calls_ms: The calls in the order of measuring, each one batch; every n-th where there are more than
-            `MOST_CALLS`.
-        gpu_memory_bytes: What the worker has on the GPU; `gpu_memory_rounds_bytes` behind each round.
+        interpreter: Python that ran it, if another one.
+        packages: Versions of the packages that the worker had loaded.
+        latency_quantiles_ms: 0%, 1%, ... 100% of the calls; empty if not stored.
+        calls_ms: The calls in the order of measuring, each one batch; every n-th beyond `MOST_CALLS`.
+        gpu_memory_bytes: GPU memory of the worker; `gpu_memory_rounds_bytes` after each round.
         batches, concurrency, in_flight: Curves over batch sizes, numbers of clients, and numbers of
             inferences in flight.
         size_ratio: How many times smaller `held_bytes` are than the baseline's, or than the first float file.
-        layers_by_precision: From the manifest's proof.
+        layers_by_precision: Layers from the verification in the manifest.
         output_tail: Last output of a worker that failed.
-        parameters: Values of its weights, without scales and zero points; None where that is not known.
-        weights_bytes: What its weights take, with scales and buffers; None where that is not known.
+        parameters: Number of weight values, without scales and zero points; None if unknown.
+        weights_bytes: Size of the weights, with scales and buffers; None if unknown.
         memory_ratio: How many times smaller its peak memory is than the baseline's.
-        machine: Where it was measured, where there are several: `Results.machines`.
-        layer_times_ms: Layer to its median time, by its runtime's profiler; empty where it was not measured.
+        machine: Key of `Results.machines`, in results of several machines.
+        layer_times_ms: Layer to its median time, by its runtime's profiler; empty if not measured.
     """
 
     name: str
@@ -320,22 +319,22 @@ class Row(Struct, frozen=True):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it failed, or has other outputs than the baseline."""
+        """Whether it failed, or its outputs do not match the baseline's in name, shape and type."""
         return self.status == "failed" or bool(self.difference and self.difference.mismatch)
 
     @property
     def held_bytes(self) -> int | None:
-        """Its size: of the file; of a MODEL, which has none, of the weights."""
+        """Size of its file; for a MODEL, which has no file, of its weights."""
         return self.size_bytes or self.weights_bytes
 
     @property
     def launches_ms(self) -> Sequence[Sequence[float]]:
-        """The round medians of each launch, as `speedup` takes them."""
+        """The round medians by launch, as `speedup` takes them."""
         ends = itertools.accumulate(self.launch_rounds)
         return [self.round_medians_ms[end - n : end] for n, end in zip(self.launch_rounds, ends, strict=True)]
 
 
-MOST_CALLS = 4096  # that a file keeps of an artifact
+MOST_CALLS = 4096  # stored calls of an artifact
 _GROUPS: Mapping[str, type[Struct]] = {
     "latency_ms": Latency, "gpu_latency_ms": GpuLatency, "warm_up": WarmUp, "cold_start_ms": ColdStart,
     "speedup": Speedup, "accuracy": Accuracy, "energy": Energy,
@@ -345,16 +344,16 @@ _GROUPS: Mapping[str, type[Struct]] = {
 def without_nulls(entry: Any) -> Any:
     """Return an `artifacts` entry without the figures that were NaN or infinite: JSON holds null for them.
 
-    A group that lacks a figure that its type requires was not measured: it is None.
+    A group without a required figure was not measured: it becomes None.
     """
     if not isinstance(entry, Mapping):
-        return entry  # the types refuse it
+        return entry  # `msgspec.convert` rejects it
     return {key: _group(_GROUPS[key], value) if key in _GROUPS else value for key, value in entry.items()}
 
 
 def _group(kind: type[Struct], table: Any) -> Any:
     if not isinstance(table, Mapping):
-        return table  # None, or what the types refuse
+        return table  # None, or a value that `msgspec.convert` rejects
     figures = {
         name: value
         for name, value in table.items()

@@ -1,9 +1,9 @@
 """Speed-ups with their intervals and verdicts.
 
-In each round every artifact runs one block, so the ratio of two block medians is free of drift that hits all
-alike. One interval, of `CONFIDENCE`, is shown, gives the verdict and ends the measuring. It is of 99%, not of
-95%, because measuring looks again and again at intervals. Differences below `SMALLEST_DIFFERENCE` are not
-called one, however sure they are: nobody ships another artifact for them.
+In each round every artifact runs one block, so drift that affects all artifacts alike cancels in the ratio of
+two block medians. One interval, of `CONFIDENCE`, is shown, gives the verdict and ends the measurement. It is
+of 99%, not 95%, because the measurement checks intervals repeatedly. A difference below `SMALLEST_DIFFERENCE`
+does not count, even a certain one: nobody ships another artifact for it.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from ...errors import InvalidOption
 CONFIDENCE = 0.99
 DROP_CONFIDENCE = 0.95  # of intervals of a drop in accuracy, see `metrics.bounds`
 SMALLEST_DIFFERENCE = 0.01
-FEWEST_ROUNDS = 8  # with fewer, their noise cannot be told
+FEWEST_ROUNDS = 8  # with fewer, their noise cannot be estimated
 
 Positive = Annotated[float, Meta(gt=0, le=1e300)]
 Verdict = Literal["faster", "slower", "no difference"]
 Launches = Sequence[Sequence[float]]
-"""Milliseconds: of each launch its rounds, in the order they were measured."""
+"""Milliseconds of each round, by launch, in the order of measuring."""
 
 
 class Speedup(Struct, frozen=True):
-    """How many times faster than the baseline.
+    """How many times faster an artifact is than the baseline.
 
     Attributes:
         value: Geometric mean over launches of the median over rounds of baseline time / artifact time.
         low, high: Its interval at `CONFIDENCE`.
-        rounds: Number of rounds that counted.
-        verdict: What may be said of it, see `verdict_of`.
-        correlation_rounds: Autocorrelation time: 1 for independent rounds, 4 where four count as one.
-        launches: Number of launches that counted.
+        rounds: Number of compared rounds.
+        verdict: Result of `verdict_of` for the interval.
+        correlation_rounds: Autocorrelation time: 1 for independent rounds, 4 if four count as one.
+        launches: Number of compared launches.
     """
 
     value: Positive
@@ -59,19 +59,19 @@ class Speedup(Struct, frozen=True):
 
 
 def verdict_of(low: float, high: float) -> Verdict:
-    """Return what an interval says: a difference where all of it is beyond `SMALLEST_DIFFERENCE`."""
+    """Return the verdict of an interval: a difference if all of it is beyond `SMALLEST_DIFFERENCE`."""
     if low > 1.0 + SMALLEST_DIFFERENCE:
         return "faster"
     return "slower" if high < 1.0 / (1.0 + SMALLEST_DIFFERENCE) else "no difference"
 
 
 def speedup(baseline_ms: Launches, artifact_ms: Launches) -> Speedup:
-    """Compare launches that shared their rounds; what either has alone at the end does not count."""
+    """Return the speed-up over the rounds that both have; surplus rounds at the end do not count."""
     return speedup_of(ratio_level(baseline_ms, artifact_ms))
 
 
 def ratio_level(baseline_ms: Launches, artifact_ms: Launches) -> Level:
-    """Return the level of the logarithms of baseline time / artifact time; see `speedup`."""
+    """Return the level of log(baseline time / artifact time); see `speedup`."""
     if any(value <= 0.0 for side in (baseline_ms, artifact_ms) for launch in side for value in launch):
         raise InvalidOption(
             "a latency is 0 ms or less; above 0 is required", hint="the results are damaged: measure again"
@@ -90,7 +90,7 @@ def ratio_level(baseline_ms: Launches, artifact_ms: Launches) -> Level:
 
 
 def speedup_of(level: Level) -> Speedup:
-    """Return the speed-up of a level of ratios, with its interval."""
+    """Return the speed-up, with its interval, from a level of log ratios."""
     half = half_width(level, CONFIDENCE)
     low, high = math.exp(level.mean - half), math.exp(level.mean + half)
     return Speedup(
@@ -99,29 +99,29 @@ def speedup_of(level: Level) -> Speedup:
     )  # fmt: skip
 
 
-# Two processes of one file differ for as long as they live: against one process, 20 launches of small
-# convolutions had a standard deviation of 0.95%, 14 of ResNet-50 one of 0.63% (ONNX Runtime 1.31.1, 2 cores
-# of an Intel Xeon, 8 rounds each, noise contained). So launches, not rounds, are what an interval counts: the
-# outermost level that is repeated (Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, ISMM 2013).
+# Two processes of the same file differ for as long as they run: against one process, 20 launches of small
+# convolutions had a standard deviation of 0.95%, 14 of ResNet-50 of 0.63% (ONNX Runtime 1.31.1, 2 cores of an
+# Intel Xeon, 8 rounds each, noise included). So an interval counts launches, not rounds: the outermost level
+# of repetition (Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, ISMM 2013).
 #
-# A few launches estimate their own variance badly. It is moderated by what is known of others (Smyth, Linear
-# Models and Empirical Bayes Methods, Statistical Applications in Genetics and Molecular Biology 3, 2004):
+# With few launches the variance estimate is unreliable, so it is shrunk toward a prior (Smyth, Linear Models
+# and Empirical Bayes Methods, Statistical Applications in Genetics and Molecular Biology 3, 2004):
 # `PRIOR_SPREAD` counts as `PRIOR_DEGREES` degrees of freedom, so even a single launch has a wide interval.
 
 
 PRIOR_SPREAD = 0.01  # standard deviation of the logarithm of the ratio of two processes of one file
 PRIOR_DEGREES = 3
-_MEDIAN_VARIANCE = math.pi / 2.0  # of a median, in units of a mean's, for normal noise
-_MAD = 1.4826  # standard deviation of normal noise in units of its median absolute deviation
+_MEDIAN_VARIANCE = math.pi / 2.0  # variance of a median / variance of a mean, for normal noise
+_MAD = 1.4826  # standard deviation / median absolute deviation, for normal noise
 
 
 class Level(NamedTuple):
-    """Mean of logarithms over launches, of the median over rounds, and how they vary.
+    """Mean over launches of the median log ratio over rounds, and its variation.
 
     Attributes:
         squares: Sum of the squared deviations of launches from `mean`.
-        within: Variance that the noise of rounds leaves in the median of one launch, on average.
-        correlation_rounds: Autocorrelation time: 1 for independent rounds, 4 where four count as one.
+        within: Variance of one launch's median due to the noise of its rounds, on average.
+        correlation_rounds: Autocorrelation time: 1 for independent rounds, 4 if four count as one.
     """
 
     mean: float
@@ -133,12 +133,12 @@ class Level(NamedTuple):
 
     @property
     def round_variance(self) -> float:
-        """Variance that one round leaves, in units of that by which two processes of one file differ."""
+        """Variance due to one round, in units of the variance between two processes of one file."""
         return self.within * self.rounds / self.launches / PRIOR_SPREAD**2
 
 
 def level_of(launches: Sequence[Sequence[float]]) -> Level:
-    """Return the level of logarithms; a last launch with less than half the usual rounds does not count."""
+    """Return the level of log ratios; a last launch with less than half the usual rounds does not count."""
     counted = [launch for launch in launches if launch]
     if len(counted) > 1 and 2 * len(counted[-1]) < median([len(launch) for launch in counted[:-1]]):
         counted.pop()
@@ -155,7 +155,7 @@ def level_of(launches: Sequence[Sequence[float]]) -> Level:
 
 
 def half_width(level: Level, confidence: float) -> float:
-    """Return how far the interval of a level of ratios reaches on each side."""
+    """Return the half width of the interval around the mean of a level."""
     freedom = PRIOR_DEGREES + level.launches - 1
     variance = (PRIOR_DEGREES * (PRIOR_SPREAD**2 + level.within) + level.squares) / freedom
     return student_quantile(confidence, freedom) * math.sqrt(variance * (1.0 / level.launches))
@@ -163,7 +163,7 @@ def half_width(level: Level, confidence: float) -> float:
 
 @functools.cache
 def student_quantile(confidence: float, degrees: int) -> float:
-    """Return the `t` for which Student's distribution has so much probability between `-t` and `t`."""
+    """Return the `t` for which Student's distribution has probability `confidence` between `-t` and `t`."""
     low, high = 0.0, 1.0
     while _student_inside(high, degrees) < confidence:
         low, high = high, 2.0 * high
@@ -174,7 +174,8 @@ def student_quantile(confidence: float, degrees: int) -> float:
 
 
 def _student_inside(t: float, degrees: int) -> float:
-    """Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4."""
+    """Return the probability between `-t` and `t` (Abramowitz and Stegun, Handbook of Mathematical Functions,
+    26.7.3 and 26.7.4)."""
     angle = math.atan2(t, math.sqrt(degrees))
     cosine = math.cos(angle)
     odd = degrees % 2
@@ -188,10 +189,10 @@ def _student_inside(t: float, degrees: int) -> float:
 
 
 def correlation_time(series: Sequence[float]) -> float:
-    """Return how many rounds in a row count as one, at least 1: of the signs around the median.
+    """Return the autocorrelation time in rounds, at least 1, of the signs around the median.
 
     `1 + 2 (rho_1 + rho_2 + ...)`, summed in pairs while a pair is positive (Geyer, Practical Markov Chain
-    Monte Carlo, Statistical Science 7, 1992, 3.3): a neighbour on the machine stays for seconds.
+    Monte Carlo, Statistical Science 7, 1992, 3.3): other load on the machine lasts for seconds.
     """
     middle, n = median(series), len(series)
     signs = [int(value > middle) - int(value < middle) for value in series]
@@ -215,6 +216,6 @@ def correlation_time(series: Sequence[float]) -> float:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the nearest-rank percentile, `share` in (0, 1]: a value that was really measured."""
+    """Return the nearest-rank percentile, `share` in (0, 1]: one of the measured values."""
     ordered = sorted(values)
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]

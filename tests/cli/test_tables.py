@@ -224,7 +224,7 @@ def test_a_word_that_is_no_option_stays_between_its_backticks() -> None:
 def test_doctor_prints_the_machine_the_precisions_and_the_extras(done: Qc) -> None:
     said = done("doctor").out
     for text in (
-        "processor: ", " memory, ", "INT8 on ", "what an artifact computes in here", "emulated",
+        "processor: ", " memory, ", "INT8 on ", "precisions on this machine", "emulated",
         "concluded from instruction sets and tables, not measured", "TensorFlow by ",
         install_hint("tensorflow"),
     ):  # fmt: skip
