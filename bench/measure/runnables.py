@@ -1,4 +1,4 @@
-"""Choose the artifacts of a benchmark and its baseline, and run each in a process, launch after launch."""
+"""Choose the artifacts of a benchmark and its baseline; start a worker process for each at every launch."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .rounds import TimingSeries
 def choose_runnables(
     artifacts: Sequence[str] | Mapping[str, str], spec: BenchSpec, devices: Sequence[int | None] = ()
 ) -> tuple[list[RunnableArtifact], str]:
-    """Return what is measured, the baseline first, and the baseline's name.
+    """Return the artifacts to measure, baseline first, and the baseline's name.
 
-    Every MODEL among the artifacts comes once more in each of `torch_modes`, those of `models` do not. Every
-    artifact comes once more on each further one of `devices` that its engine runs on, and engines of TensorRT
-    with CUDA graphs as `cuda_graph` says.
+    Each MODEL in `artifacts`, but not in `models`, is repeated in each of `torch_modes`. Each artifact is
+    repeated on each further entry of `devices` that its runtime supports. `cuda_graph` decides whether a
+    TensorRT engine runs with a CUDA graph: None runs each with one if possible, True adds rows.
     """
     baseline, cuda_graph, pythons = spec.baseline, spec.cuda_graph, parse_interpreters(spec.python)
     named = dict(artifacts) if isinstance(artifacts, Mapping) else {}
@@ -88,7 +88,7 @@ def choose_runnables(
 
 
 def _precision(model: RunnableArtifact, mode: str) -> str:
-    """What a MODEL computes in, in a mode: autocast's default is bfloat16 on processors, float16 on GPUs."""
+    """Return a MODEL's precision in a mode; autocast's default is bfloat16 on processors, float16 on GPUs."""
     if mode == "half":
         return "fp16"
     if mode == "autocast":
@@ -101,7 +101,7 @@ def _is_plan(runnable: RunnableArtifact) -> bool:
 
 
 def _on_devices(runnable: RunnableArtifact, devices: Sequence[int | None]) -> list[RunnableArtifact]:
-    """The artifact on each device where it runs; where it does by itself if that is none of them."""
+    """Return a copy of the artifact for each supported device; if none is listed, the artifact itself."""
     names = [
         device_text(number) for number in devices if ("cpu" if number is None else "cuda") in runnable.places
     ]
@@ -116,7 +116,7 @@ def _on_devices(runnable: RunnableArtifact, devices: Sequence[int | None]) -> li
 
 
 def row_of(runnable: RunnableArtifact) -> Row:
-    """Return the row of an artifact, before anything is measured."""
+    """Return the row of an artifact before measuring."""
     return Row(
         name=runnable.name,
         artifact=runnable.artifact,
@@ -137,7 +137,7 @@ def row_of(runnable: RunnableArtifact) -> Row:
 
 
 class WorkerPool:
-    """The workers of all artifacts that can run here."""
+    """The worker processes of all artifacts that can run here."""
 
     def __init__(
         self,
@@ -156,14 +156,14 @@ class WorkerPool:
         self.workers: dict[str, Worker] = {}
         self.timed: dict[str, TimingSeries] = {}
         self.cpu_s, self.switches = 0.0, 0
-        """Processor time and lost cores of all workers, of the first launch since `mark_usage`."""
+        """CPU seconds and involuntary context switches of all workers since `mark_usage`."""
 
     def close(self) -> None:
         """End all workers."""
         self._stack.close()
 
     def start(self) -> float:
-        """Start and load one worker after the other, undisturbed; return the seconds that it took."""
+        """Start and load one worker after the other, without other load; return the elapsed seconds."""
         began = time.monotonic()
         for runnable in self._runnables:
             if self._recorder.is_measured(runnable.name):
@@ -172,7 +172,7 @@ class WorkerPool:
         return time.monotonic() - began
 
     def relaunch(self) -> Mapping[str, Worker]:
-        """End all workers, and start those again that have not failed; one that does not start has then."""
+        """End all workers and start those without a failure again; a failed start becomes their failure."""
         self.count_usage()
         self._stack.close()
         self.workers.clear()
@@ -184,14 +184,14 @@ class WorkerPool:
                     self._start(runnable)
                 except QCompileError as error:
                     timed.failure = error
-        self._used = dict.fromkeys(self.workers, (0.0, 0))  # their start was ours too
+        self._used = dict.fromkeys(self.workers, (0.0, 0))  # counts their start, too
         return self.workers
 
     def mark_usage(self) -> None:
-        """Remember what the workers have used until now: it does not count."""
+        """Record the workers' usage so far, which `count_usage` subtracts."""
         self._used = {}
         for name, worker in self.workers.items():
-            with contextlib.suppress(QCompileError):  # one that has failed is reported elsewhere
+            with contextlib.suppress(QCompileError):  # the benchmark reports failed workers elsewhere
                 answer = worker.ask("usage")
                 self._used[name] = answer["cpu_s"], answer["involuntary_switches"]
 
@@ -243,7 +243,7 @@ class WorkerPool:
         self.workers[runnable.name] = worker
 
     def _start_without_graph(self, runnable: RunnableArtifact, error: ModelError) -> None:
-        """Start an engine plainly, in a process that has seen no capture, now and in all further launches."""
+        """Start an engine without a CUDA graph, in a new process, in this launch and all later ones."""
         plain = replace(runnable, mode="eager", falls_back=False)
         self._runnables = [plain if item is runnable else item for item in self._runnables]
         self._start(plain)
