@@ -1,12 +1,9 @@
-"""Accuracy over a data set, its drop against the baseline, and the drop's interval.
+"""Accuracy of each artifact over the evaluation data, its drop against the baseline, and the drop's interval.
 
-`metrics.names` lists the metrics. A drop is positive where the artifact is worse, whichever way the metric
-counts. It is in points (hundredths of a share) for shares, and in the metric's own units otherwise
-(`results.row.unit_of`).
+`metrics.names` lists the metrics. A positive drop means worse than the baseline, whether more or less of the
+metric is better. It is in points (hundredths) for shares, else in the metric's unit (`results.row.unit_of`).
 
-Measure accuracy and output differences of all artifacts over the evaluation data.
-
-All workers run the same batch before the next is read, so what is in memory does not grow with the data.
+All workers run one batch before the next one is read, so memory does not grow with the data.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ MOST_CLASSES_LISTED = 50
 
 
 class ScoreSums:
-    """What is kept of one artifact's answers while the data goes by: the scores of each batch, in order."""
+    """The scores of one artifact, batch by batch in order, without its outputs."""
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
@@ -84,18 +81,18 @@ class ScoreSums:
 
     @property
     def agreement(self) -> float | None:
-        """Share of predictions that are the baseline's; None where nothing is predicted."""
+        """Share of predictions equal to the baseline's; None without predictions."""
         return self._same / self._predictions if self._predictions else None
 
     def agreement_low(self, candidates: int) -> float | None:
-        """Return the exact lower bound of `agreement`; None where a sample has several predictions, which are
-        not independent."""
+        """Return the exact lower bound of `agreement`; None if a sample has several predictions, since those
+        are not independent."""
         if not self._predictions or self._predictions != self.samples:
             return None
         return clopper_pearson(self._same, self._predictions, tail_of(candidates))[0]
 
     def values(self) -> Values:
-        """Return the metric as a function of the weights of the units; made once."""
+        """Return the metric as a function of the units' weights; cached."""
         if self._values is None:
             self._values = self.metric.values(self.joined)
         return self._values
@@ -110,9 +107,9 @@ class ScoreSums:
 
 
 def accuracy(sums: ScoreSums, baseline: ScoreSums, candidates: int = 1) -> Accuracy:
-    """Return the accuracy of an artifact; `sums is baseline` for the baseline's own.
+    """Return the accuracy of an artifact, or of the baseline if `sums is baseline`.
 
-    `candidates` is how many artifacts are judged on these samples, of which one may be chosen.
+    `candidates` is the number of artifacts judged on these samples, from which one may be chosen.
     """
     metric, value = sums.metric, sums.value()
     drop = float(metric.drop(baseline.value(), value)) + 0.0
@@ -141,12 +138,12 @@ def accuracy(sums: ScoreSums, baseline: ScoreSums, candidates: int = 1) -> Accur
 
 
 class _Units(NamedTuple):
-    """How the units of an artifact compare with the baseline's.
+    """Comparison of an artifact's units with the baseline's.
 
     Attributes:
-        interval: Of the drop, in its unit; None where there are too few units.
-        changed: Units whose score differs.
-        lost, gained: Answers that became wrong, and right; None where answers are not right or wrong.
+        interval: Interval of the drop, in its unit; None if there are too few units.
+        changed: Units with a different score.
+        lost, gained: Answers that became wrong, and right; None unless every answer is right or wrong.
     """
 
     interval: tuple[float, float] | None
@@ -156,9 +153,9 @@ class _Units(NamedTuple):
 
 
 def _compare_units(sums: ScoreSums, baseline: ScoreSums, tail: float) -> _Units:
-    """Compare unit by unit; `bounds` says which interval serves."""
+    """Compare the scores unit by unit and compute the drop's interval; `bounds` lists the cases."""
     metric, units = sums.metric, sums.units
-    scale = metric.drop(1.0, 0.0)  # of a share that falls from 1 to 0
+    scale = metric.drop(1.0, 0.0)  # the drop of a share that falls from 1 to 0
     mine, theirs = (metric.unit_sums(side.joined) for side in (sums, baseline))
     if mine is None or theirs is None:
         changed, worst = _changed_rows(sums, baseline), None
@@ -188,14 +185,14 @@ def _compare_units(sums: ScoreSums, baseline: ScoreSums, tail: float) -> _Units:
 
 
 def _are_right_or_wrong(metric: Metric, *sides: Floats) -> bool:
-    """Return whether each unit counts once, with the value 0 or 1; zeros alone may be errors of any size."""
+    """Return whether each unit counts once, with value 0 or 1. In "units", zeros alone do not prove this."""
     values = np.stack(sides)
     is_binary = bool((values[:, :, 1] == 1.0).all() and np.isin(values[:, :, 0], (0.0, 1.0)).all())
     return is_binary and (metric.unit == "points" or bool(values[:, :, 0].any()))
 
 
 def _changed_rows(sums: ScoreSums, baseline: ScoreSums) -> int:
-    """Return how many units have other rows than the baseline's."""
+    """Return the number of units with other rows than the baseline's."""
     sides = []
     for scored in (sums.joined, baseline.joined):
         counts = np.bincount(scored.unit_of_row, minlength=scored.units)
@@ -204,13 +201,13 @@ def _changed_rows(sums: ScoreSums, baseline: ScoreSums) -> int:
 
 
 def described_inputs(io: ModelIO, runnables: Sequence[RunnableArtifact]) -> Sequence[TensorInfo]:
-    """Return inputs that say how samples become them: what is run, or one artifact's."""
+    """Return the first inputs with a `preprocessing`, of `io` or of an artifact; otherwise `io`'s."""
     inputs = [io.inputs, *(runnable.io.inputs for runnable in runnables if runnable.io is not None)]
     return next((tensors for tensors in inputs if any(t.preprocessing for t in tensors)), io.inputs)
 
 
 def truth_of(batch: Batch, metric: Metric, data: str) -> Truth:
-    """Return what is known of a batch of data; refuse one without the labels that a metric needs."""
+    """Return the labels of a batch as `Truth`; raise DataError if the metric needs labels and none exist."""
     if metric.needs_labels and batch.labels is None:
         raise DataError(
             f"{data}: has no labels, and {metric.name} needs them",
@@ -220,9 +217,9 @@ def truth_of(batch: Batch, metric: Metric, data: str) -> Truth:
 
 
 def check_evaluation(worker: Worker, io: ModelIO, data: str, metric: Metric) -> Metric:
-    """Score the baseline's first batch: what is wrong with labels or metric is said before measuring.
+    """Score the baseline's first batch, so that wrong labels or metrics raise before measuring.
 
-    Returns the metric; the chosen one where `metric` is to choose.
+    Returns the metric, or the one chosen by `auto`.
     """
     batch = next(iter(Data(data, io.inputs)))
     truth = truth_of(batch, metric, data)
@@ -241,11 +238,11 @@ def measure_quality(
     forms: Forms = MappingProxyType({}),
     earlier: int = 0,
 ) -> None:
-    """Measure accuracy and difference of every artifact whose row is measured, over evaluation samples.
+    """Measure accuracy and output difference of every measured artifact over the evaluation samples.
 
-    `workers` are the running artifacts by name, the baseline among them; `forms` are of its outputs. Without
-    a metric outputs alone are compared. The failure of an artifact is its own. `earlier` candidates were
-    judged on the samples before.
+    `workers` maps names to running artifacts, including the baseline; `forms` describes its outputs. Without
+    a metric, only outputs are compared. A failure affects only the row of its artifact. `earlier` is the
+    number of candidates that were judged on these samples before.
     """
     samples = Data(data, io.inputs)
     recorder.warn(recorder.base, *(f"evaluation: {note}" for note in samples.notes()))
@@ -256,7 +253,7 @@ def measure_quality(
 def measure_made_difference(
     workers: Mapping[str, Worker], recorder: Recorder, feeds: Feeds, forms: Forms = MappingProxyType({})
 ) -> None:
-    """Measure the difference of outputs on one made input, for want of data."""
+    """Measure the difference of outputs on random input, for a benchmark without data."""
     _compare(workers, recorder, [(feeds, Truth(None, samples_in(feeds), "made input"))], None, forms)
 
 
@@ -272,12 +269,12 @@ def _compare(
     compared = [name for name in workers if name != base and recorder.is_measured(name)]
     differences = {name: RunningDifference(recorder[name].precision, forms) for name in compared}
     sums = {name: ScoreSums(metric) for name in (base, *compared)} if metric else {}
-    # Float32 computes the baseline's function: it is not chosen for its answers.
+    # FP32 and FP64 artifacts do not count as candidates: they compute the baseline's function.
     candidates = earlier + max(1, sum(recorder[name].precision not in EXACT for name in compared))
     for feeds, truth in batches:
         reference = recorder.attempt(base, partial(_infer, workers[base], feeds))
         if reference is None:
-            return  # there is nothing to compare with
+            return  # a failed baseline ends the comparison
         scored = metric.score(reference, reference, truth) if metric else None
         if scored:
             sums[base].add(scored, scored, truth.samples)
