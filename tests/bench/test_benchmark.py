@@ -349,7 +349,7 @@ def test_a_graph_is_timed_whole(data: str) -> None:
 @pytest.mark.parametrize(
     ("name", "batch_size", "words", "hint"),
     [
-        ("falling", 12, r"'x' has batches of \[batch,5,2\] and \[batch,3,2\]; 12",
+        ("falling", 12, r"'x' has batches of \[batch,5,2\] and \[batch,3,2\]; the 12 timed",
          "measure batches of 4, or let the first batch hold 12"),
         ("equal", 13, "holds 12 samples; a batch of 13 is required", ""),
     ],
