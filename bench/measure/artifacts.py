@@ -174,7 +174,7 @@ def describe(
         io=io,
         runs_on=runs_on,
         size_bytes=size_bytes(path) if path.is_file() and path.suffix != ".py" else None,
-        why_not=_why_not(runtime, pythons),
+        why_not=_reason_not_runnable(runtime, pythons),
         device="cpu" if "cpu" in places else "cuda:0",
         places=places,
         python=pythons.python(runtime.name) if pythons else "",
@@ -187,7 +187,7 @@ def describe(
     )
 
 
-def _why_not(runtime: Engine, pythons: Interpreters | None) -> str:
+def _reason_not_runnable(runtime: Engine, pythons: Interpreters | None) -> str:
     if pythons and pythons.python(runtime.name):
         return pythons.why_not_run(runtime.name)
     if not runtime.name.startswith("tensorrt"):
@@ -287,10 +287,10 @@ def timing_feeds(
     for name in parts[0]:
         shapes = dict.fromkeys(feeds[name].shape[1:] for feeds in parts)
         if len(shapes) > 1:
-            two = " and ".join(format_shape(("batch", *shape)) for shape in list(shapes)[:2])
+            two_shapes = " and ".join(format_shape(("batch", *shape)) for shape in list(shapes)[:2])
             raise DataError(
-                f"{data}: input {name!r} has batches of {two}; the {batch_size} timed samples must have one "
-                "shape",
+                f"{data}: input {name!r} has batches of {two_shapes}; the {batch_size} timed samples must "
+                "have one shape",
                 hint=f"measure batches of {samples_in(parts[0])}, or let the first batch hold {batch_size}",
             )
     return {name: np.concatenate([feeds[name] for feeds in parts])[:batch_size] for name in parts[0]}
@@ -323,7 +323,7 @@ def start(
     worker: Worker, runnable: RunnableArtifact, runnables: Sequence[RunnableArtifact], threads: int
 ) -> dict[str, Any]:
     """Load an artifact in its worker; a MODEL without declared outputs uses those of another artifact."""
-    io = runnable.io or next((other.io for other in runnables if other.io), None)
+    io = runnable.io or next((candidate.io for candidate in runnables if candidate.io), None)
     return worker.ask(
         "load", artifact=runnable.artifact, threads=threads, io=io.as_json() if io else None,
         mode=runnable.mode, device=runnable.device,
@@ -360,12 +360,12 @@ def paired(
     """
     if len(reference) == len(outputs) and set(reference) != set(outputs):
         return dict(zip(reference, outputs.values(), strict=True))
-    both = [name for name in reference if name in outputs]
-    if len(reference) != len(outputs) and (complete or not both):
+    common = [name for name in reference if name in outputs]
+    if len(reference) != len(outputs) and (complete or not common):
         raise InvalidOption(
             f"outputs {', '.join(outputs)}; as many as the baseline's are required: {', '.join(reference)}"
         )
-    return {name: outputs[name] for name in (*both, *(name for name in outputs if name not in reference))}
+    return {name: outputs[name] for name in (*common, *(name for name in outputs if name not in reference))}
 
 
 def short_name(artifact: str) -> str:

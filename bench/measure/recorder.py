@@ -83,8 +83,8 @@ class Recorder:
                 self.change(row.name, memory_ratio=peak_bytes / row.peak_memory_bytes)
             if row.speedup is None:
                 continue
-            few = row.speedup.launches < _FEW_LAUNCHES  # `_speedup` has warned already
-            if not few and row.speedup.width > precision_target:
+            has_few_launches = row.speedup.launches < _FEW_LAUNCHES  # `_speedup` has warned already
+            if not has_few_launches and row.speedup.width > precision_target:
                 self.warn(
                     row.name,
                     f"the interval of its speed-up is wider than {precision_target:.1%}: "
@@ -102,7 +102,7 @@ class Recorder:
 
     def _latency(self, name: str, series: TimingSeries, samples: int) -> None:
         latencies = series.latencies_ms
-        shown = series.unsettled or series.warm_up
+        warm_up = series.unsettled or series.warm_up
         self.change(
             name,
             latency=latency_of(latencies),
@@ -112,7 +112,7 @@ class Recorder:
             round_medians_ms=tuple(series.round_medians_ms),
             launch_rounds=tuple(map(len, series.launches_ms)),
             gpu_memory_rounds_bytes=tuple(series.gpu_memory_bytes),
-            warm_up=shown and WarmUp(shown.calls, shown.seconds, shown.stable),
+            warm_up=warm_up and WarmUp(warm_up.calls, warm_up.seconds, warm_up.stable),
         )
         if len(latencies) < 100:
             self.warn(name, f"p99 from {len(latencies)} calls is the slowest of them; measure longer")

@@ -51,10 +51,10 @@ def warm_up(
         calls += len(durations)
         medians.append(median(durations))
         iterations = max(round(_WARM_UP_BLOCK_S * 1e9 / max(min(medians[-_WINDOW:]), 1.0)), 1)
-        spent = clock() - begin
-        stable = spent >= LEAST_S and is_stable(medians)
-        if stable or spent >= limit_s:
-            return TimedWarmUp(calls, spent, stable, min(medians[-_WINDOW:]))
+        elapsed_s = clock() - begin
+        stable = elapsed_s >= LEAST_S and is_stable(medians)
+        if stable or elapsed_s >= limit_s:
+            return TimedWarmUp(calls, elapsed_s, stable, min(medians[-_WINDOW:]))
 
 
 def is_stable(medians: Sequence[float]) -> bool:
@@ -147,19 +147,19 @@ def measure(
     """
     budget = _Budget(options, launch_s, decided)
     orders = itertools.cycle(balanced_orders(list(workers)))  # balanced over all launches together
-    began = clock()
+    launch_began = clock()
     for launch in itertools.count(1):
         for name, worker in workers.items():
             timed[name].launches_ms.append([])
-            _guard(timed[name], worker, functools.partial(_warm_up, worker, options.max_time_s, clock))
-        budget.launched(launch, began, clock())
+            _attempt(timed[name], worker, functools.partial(_warm_up, worker, options.max_time_s, clock))
+        budget.launched(launch, launch_began, clock())
         step: _Step = "round"
         for count in itertools.count(1):
             for name in (name for name in next(orders) if name in workers):
-                _guard(timed[name], workers[name], functools.partial(_block, workers[name]))
+                _attempt(timed[name], workers[name], functools.partial(_record_block, workers[name]))
                 if gpu_memory is not None and timed[name].failure is None:
-                    held = gpu_memory(name, workers[name].pid)
-                    timed[name].gpu_memory_bytes += [] if held is None else [held]
+                    memory_bytes = gpu_memory(name, workers[name].pid)
+                    timed[name].gpu_memory_bytes += [] if memory_bytes is None else [memory_bytes]
             uncertainty = _uncertainty(timed, baseline)
             widest = f", widest interval {uncertainty.widest:.1%}" if uncertainty.widest < 1 else ""
             progress(f"launch {launch}, round {count}{widest}")
@@ -168,7 +168,7 @@ def measure(
                 break
         if step == "end":
             return
-        began = clock()
+        launch_began = clock()
         workers = relaunch()
 
 
@@ -206,26 +206,26 @@ class _Budget:
         self, launch: int, count: int, uncertainty: _Uncertainty, timed: Mapping[str, TimingSeries],
         base: TimingSeries, now_s: float,
     ) -> _Step:  # fmt: skip
-        enough = max(len(series.round_medians_ms) for series in timed.values()) >= FEWEST_ROUNDS
-        over = now_s - self.start_s > self.options.max_time_s or base.failure is not None
-        if all(series.failure for series in timed.values()) or (enough and over):
+        has_enough_rounds = max(len(series.round_medians_ms) for series in timed.values()) >= FEWEST_ROUNDS
+        must_stop = now_s - self.start_s > self.options.max_time_s or base.failure is not None
+        if all(series.failure for series in timed.values()) or (has_enough_rounds and must_stop):
             return "end"
         round_s = (now_s - self.warm_s) / count
         share_s = self.options.max_time_s / FEWEST_LAUNCHES
-        slow = count >= _FEWEST_SLOW_ROUNDS and now_s - self.warm_s > share_s
+        is_slow = count >= _FEWEST_SLOW_ROUNDS and now_s - self.warm_s > share_s
         # Number of rounds per launch with the least uncertainty per time (Kalibera and Jones 2013, 6.3).
-        best = math.sqrt(uncertainty.variance * self.launch_s / round_s) if round_s > 0.0 else 0.0
-        if not slow and count < max(best, _FEWEST_LAUNCH_ROUNDS):
+        best_count = math.sqrt(uncertainty.variance * self.launch_s / round_s) if round_s > 0.0 else 0.0
+        if not is_slow and count < max(best_count, _FEWEST_LAUNCH_ROUNDS):
             return "round"
-        if enough and self._is_sure(launch, uncertainty, timed):
+        if has_enough_rounds and self._is_precise(launch, uncertainty, timed):
             return "end"
         remaining_s = self.start_s + self.options.max_time_s - now_s
         if self.launch_s + _FEWEST_SLOW_ROUNDS * round_s < remaining_s:
             return "launch"
         # Another round of this launch adds no information, unless it is the only launch.
-        return "end" if launch > 1 and enough else "round"
+        return "end" if launch > 1 and has_enough_rounds else "round"
 
-    def _is_sure(self, launch: int, uncertainty: _Uncertainty, timed: Mapping[str, TimingSeries]) -> bool:
+    def _is_precise(self, launch: int, uncertainty: _Uncertainty, timed: Mapping[str, TimingSeries]) -> bool:
         if self.decided is not None:
             return self.decided(timed)
         counted = min(launch, uncertainty.launches)
@@ -271,7 +271,7 @@ def _time_block(worker: Worker, timed: TimingSeries, **arguments: int) -> list[f
     return [ns / 1e6 for ns in durations]
 
 
-def _block(worker: Worker, timed: TimingSeries) -> None:
+def _record_block(worker: Worker, timed: TimingSeries) -> None:
     latencies_ms = _time_block(worker, timed, iterations=timed.iterations, discard=_DISCARD)
     timed.latencies_ms.extend(latencies_ms)
     timed.launches_ms[-1].append(median(latencies_ms))
@@ -290,10 +290,10 @@ def _uncertainty(timed: Mapping[str, TimingSeries], baseline: str) -> _Uncertain
     return uncertainty
 
 
-def _guard(timed: TimingSeries, worker: Worker, work: Callable[[TimingSeries], None]) -> None:
+def _attempt(timed: TimingSeries, worker: Worker, step: Callable[[TimingSeries], None]) -> None:
     if timed.failure is None:
         try:
-            work(timed)
+            step(timed)
         except QCompileError as error:
             timed.failure = error
             worker.kill()  # no further request follows

@@ -45,29 +45,29 @@ def choose_runnables(
         short = short_name(baseline)
         base = f"{short} (baseline)" if short in named else short
         named = {base: baseline, **named}
-    alone = dict(text.split("=", 1) for text in spec.models)
-    if twice := sorted(alone.keys() & named.keys()):
-        raise InvalidOption(f"`models`: the name {twice[0]!r} is taken", option="models")
+    models = dict(text.split("=", 1) for text in spec.models)
+    if duplicates := sorted(models.keys() & named.keys()):
+        raise InvalidOption(f"`models`: the name {duplicates[0]!r} is taken", option="models")
 
-    def placed(group: Mapping[str, str]) -> Iterator[RunnableArtifact]:
+    def on_devices(group: Mapping[str, str]) -> Iterator[RunnableArtifact]:
         for name, artifact in group.items():
             described = describe(artifact, name, trust=spec.trust, pythons=pythons)
             if cuda_graph is None and _is_plan(described):
                 described = replace(described, mode=CUDA_GRAPH, falls_back=True)
             yield from _on_devices(described, devices)
 
-    listed = list(placed(named))
-    runnables = [*listed, *placed(alone)]
+    listed = list(on_devices(named))
+    runnables = [*listed, *on_devices(models)]
     reference = next(runnable for runnable in runnables if runnable.name == base)
     if reference.why_not:
         raise InvalidOption(f"baseline {baseline}: cannot run here: {reference.why_not}")
-    in_modes = [runnable for runnable in listed if runnable.engine == "pytorch"]
-    if spec.torch_modes and not in_modes:
+    torch_models = [runnable for runnable in listed if runnable.engine == "pytorch"]
+    if spec.torch_modes and not torch_models:
         raise InvalidOption("`torch_modes`: no artifact is a PyTorch MODEL", option="torch_modes")
     for mode in dict.fromkeys(spec.torch_modes):
         runnables += [
             replace(model, name=f"{model.name} ({mode})", mode=mode, precision=_precision(model, mode))
-            for model in in_modes
+            for model in torch_models
         ]
     if cuda_graph:
         plans = [runnable for runnable in runnables if _is_plan(runnable)]
@@ -102,17 +102,17 @@ def _is_plan(runnable: RunnableArtifact) -> bool:
 
 def _on_devices(runnable: RunnableArtifact, devices: Sequence[int | None]) -> list[RunnableArtifact]:
     """Return a copy of the artifact for each supported device; if none is listed, the artifact itself."""
-    names = [
+    device_names = [
         device_text(number) for number in devices if ("cpu" if number is None else "cuda") in runnable.places
     ]
-    placed = [
+    copies = [
         replace(runnable, device=device, name=f"{runnable.name} ({device})" if index else runnable.name)
-        for index, device in enumerate(names)
+        for index, device in enumerate(device_names)
     ] or [runnable]
-    for index, copy in enumerate(placed):
+    for index, copy in enumerate(copies):
         if copy.device.startswith("cuda") and copy.runs_on == "CPU":
-            placed[index] = replace(copy, runs_on="GPU")
-    return placed
+            copies[index] = replace(copy, runs_on="GPU")
+    return copies
 
 
 def row_of(runnable: RunnableArtifact) -> Row:
@@ -205,8 +205,8 @@ class WorkerPool:
         self._used = {}
 
     def _start(self, runnable: RunnableArtifact) -> None:
-        launch = f" again ({self._launches + 1})" if self._launches else ""
-        self._progress(f"load {runnable.name}{launch}")
+        suffix = f" again ({self._launches + 1})" if self._launches else ""
+        self._progress(f"load {runnable.name}{suffix}")
         worker = self._stack.enter_context(
             Worker(
                 runnable.name,
@@ -217,9 +217,9 @@ class WorkerPool:
             )
         )
         try:
-            began = worker.hello()["started_ms"]
-            answer = start(worker, runnable, self._runnables, self._threads)
-            fed = worker.ask("feed", path=str(self._feeds))
+            started_ms = worker.hello()["started_ms"]
+            load_answer = start(worker, runnable, self._runnables, self._threads)
+            feed_answer = worker.ask("feed", path=str(self._feeds))
         except QCompileError as error:
             worker.kill()
             if runnable.falls_back and isinstance(error, ModelError) and not self._launches:
@@ -229,17 +229,17 @@ class WorkerPool:
                 raise
             self._recorder.failed(runnable.name, error)
             return
-        if not fed["at_rest"]:
+        if not feed_answer["at_rest"]:
             worker.freeze()
         if not self._launches:
-            cold_start = ColdStart(began, answer["load_ns"] / 1e6, fed["first_ns"] / 1e6)
+            cold_start = ColdStart(started_ms, load_answer["load_ns"] / 1e6, feed_answer["first_ns"] / 1e6)
             self._recorder.change(
                 runnable.name, cold_start=cold_start, load_ms=cold_start.load_ms,
-                contains=answer["contains"], packages=answer["packages"],
+                contains=load_answer["contains"], packages=load_answer["packages"],
             )  # fmt: skip
-            if answer["weights"]:
-                self._recorder.weights(runnable.name, WeightsHeld(**answer["weights"]))
-            self._recorder.warn(runnable.name, *fed["notes"])
+            if load_answer["weights"]:
+                self._recorder.weights(runnable.name, WeightsHeld(**load_answer["weights"]))
+            self._recorder.warn(runnable.name, *feed_answer["notes"])
         self.workers[runnable.name] = worker
 
     def _start_without_graph(self, runnable: RunnableArtifact, error: ModelError) -> None:

@@ -76,21 +76,21 @@ def rapl_counter(folder: Path = POWERCAP) -> tuple[Callable[[], float] | None, s
     )  # fmt: skip
     if not packages:
         return None, "", f"this system reports no energy (no intel-rapl in {folder})"
-    limits, last, carried = {}, {}, dict.fromkeys(packages, 0)
+    limits_uj, last_uj, wrapped_uj = {}, {}, dict.fromkeys(packages, 0)
     for path in packages:
         try:
-            limits[path] = int((path / "max_energy_range_uj").read_text())
-            last[path] = int((path / "energy_uj").read_text())
+            limits_uj[path] = int((path / "max_energy_range_uj").read_text())
+            last_uj[path] = int((path / "energy_uj").read_text())
         except OSError as error:
             return None, "", f"{error.filename}: cannot be read ({error.strerror}); root may read it"
 
     def read() -> float:
         for path in packages:
-            now = int((path / "energy_uj").read_text())
-            if now < last[path]:
-                carried[path] += limits[path]
-            last[path] = now
-        return sum(last[path] + carried[path] for path in packages) / 1e3
+            now_uj = int((path / "energy_uj").read_text())
+            if now_uj < last_uj[path]:
+                wrapped_uj[path] += limits_uj[path]
+            last_uj[path] = now_uj
+        return sum(last_uj[path] + wrapped_uj[path] for path in packages) / 1e3
 
     return read, f"RAPL, {len(packages)} processor package(s), idle power contained", ""
 
@@ -121,7 +121,7 @@ def measure_layer_times(workers: Workers, recorder: Recorder, progress: Progress
 POINT_S = 1.0
 _WARM_UP_S = 2.0
 _FEWEST_CALLS = 5
-_AT_ONCE: dict[str, tuple[str, Curve, str]] = {
+_CONCURRENCY_MODES: dict[str, tuple[str, Curve, str]] = {
     "clients": ("clients", "concurrency", "clients"),
     "streams": ("in_flight", "in_flight", "in flight"),
 }
@@ -168,17 +168,17 @@ def sweep_at_once(
     """
     on_gpu = {name: worker for name, worker in workers.items() if recorder[name].device.startswith("cuda")}
     for option, counts in counts_of.items():
-        _, _, words = _AT_ONCE[option]
+        _, _, label = _CONCURRENCY_MODES[option]
         for count in counts:
-            progress(f"{count} {words}")
-            step = partial(_at_once, recorder, option, count, samples)
-            each_worker(workers if option == "clients" else on_gpu, recorder, f"{count} {words}", step)
+            progress(f"{count} {label}")
+            step = partial(_run_point, recorder, option, count, samples)
+            each_worker(workers if option == "clients" else on_gpu, recorder, f"{count} {label}", step)
 
 
-def _at_once(recorder: Recorder, option: str, count: int, samples: int, name: str, worker: Worker) -> None:
-    do, curve, _ = _AT_ONCE[option]
+def _run_point(recorder: Recorder, option: str, count: int, samples: int, name: str, worker: Worker) -> None:
+    request, curve, _ = _CONCURRENCY_MODES[option]
     arguments: dict[str, Any] = {option: count, "seconds": POINT_S}
-    answer = worker.ask(do, **arguments)
+    answer = worker.ask(request, **arguments)
     if not answer["at_rest"]:
         worker.freeze()
     throughput_per_s = samples * len(answer["ns"]) / (answer["wall_ns"] / 1e9)
@@ -186,7 +186,7 @@ def _at_once(recorder: Recorder, option: str, count: int, samples: int, name: st
 
 
 def each_worker(
-    workers: Workers, recorder: Recorder, what: str, step: Callable[[str, Worker], object]
+    workers: Workers, recorder: Recorder, subject: str, step: Callable[[str, Worker], object]
 ) -> None:
     """Run `step` for every worker that responds.
 
@@ -198,7 +198,7 @@ def each_worker(
         try:
             step(name, worker)
         except QCompileError as error:
-            recorder.warn(name, f"{what}: {error.message.removeprefix(f'{name}: ')}")
+            recorder.warn(name, f"{subject}: {error.message.removeprefix(f'{name}: ')}")
             if isinstance(error, WorkerError):
                 recorder.change(name, output_tail=str(error.data.get("output", "")) or error.message)
                 worker.kill()

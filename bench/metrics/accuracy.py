@@ -52,18 +52,18 @@ class ScoreSums:
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
         self.scored: list[Scored] = []
-        self.samples, self._same, self._predictions = 0, 0, 0
+        self.samples, self._agreeing, self._predictions = 0, 0, 0
         self._values: Values | None = None
-        self._joined: Scored | None = None
+        self._joined_scores: Scored | None = None
 
     def add(self, scored: Scored, baseline: Scored, samples: int) -> None:
-        mine, theirs = scored.predictions, baseline.predictions
-        if mine is not None and theirs is not None and mine.shape == theirs.shape:
-            self._same += int((mine == theirs).sum())
-            self._predictions += mine.size
+        predicted, expected = scored.predictions, baseline.predictions
+        if predicted is not None and expected is not None and predicted.shape == expected.shape:
+            self._agreeing += int((predicted == expected).sum())
+            self._predictions += predicted.size
         self.scored.append(replace(scored, predictions=None))
         self.samples += samples
-        self._values = self._joined = None
+        self._values = self._joined_scores = None
 
     @property
     def units(self) -> int:
@@ -75,21 +75,21 @@ class ScoreSums:
 
     @property
     def joined(self) -> Scored:
-        if self._joined is None:
-            self._joined = joined(self.scored)
-        return self._joined
+        if self._joined_scores is None:
+            self._joined_scores = joined(self.scored)
+        return self._joined_scores
 
     @property
     def agreement(self) -> float | None:
         """Share of predictions equal to the baseline's; None without predictions."""
-        return self._same / self._predictions if self._predictions else None
+        return self._agreeing / self._predictions if self._predictions else None
 
     def agreement_low(self, candidates: int) -> float | None:
         """Return the exact lower bound of `agreement`; None if a sample has several predictions, since those
         are not independent."""
         if not self._predictions or self._predictions != self.samples:
             return None
-        return clopper_pearson(self._same, self._predictions, tail_of(candidates))[0]
+        return clopper_pearson(self._agreeing, self._predictions, tail_of(candidates))[0]
 
     def values(self) -> Values:
         """Return the metric as a function of the units' weights; cached."""
@@ -118,20 +118,20 @@ def accuracy(sums: ScoreSums, baseline: ScoreSums, candidates: int = 1) -> Accur
             metric.name, value, drop, samples=sums.samples, higher_is_better=metric.higher_is_better
         )
     require_pairs(baseline.units, sums.units)
-    compared = _compare_units(sums, baseline, tail_of(candidates))
-    values = sums.by_class
+    comparison = _compare_units(sums, baseline, tail_of(candidates))
+    class_values = sums.by_class
     changes = [
-        ClassChange(label, before, values[label][0], samples)
+        ClassChange(label, before, class_values[label][0], samples)
         for label, (before, samples) in baseline.by_class.items()
-        if label in values
+        if label in class_values
     ]
     changes.sort(key=lambda change: (-abs(change.value - change.baseline), change.label))
-    low, high = (None, None) if compared.interval is None else compared.interval
+    low, high = (None, None) if comparison.interval is None else comparison.interval
     result = Accuracy(
         metric.name, value, drop, low, high, sums.samples, sums.agreement,
         tuple(changes[:MOST_CLASSES_LISTED]) or None, metric.higher_is_better,
         agreement_low=sums.agreement_low(candidates),
-        units=sums.units, changed=compared.changed, lost=compared.lost, gained=compared.gained,
+        units=sums.units, changed=comparison.changed, lost=comparison.lost, gained=comparison.gained,
         candidates=candidates,
     )  # fmt: skip
     return structs.replace(result, statement=statement(result))
@@ -156,17 +156,17 @@ def _compare_units(sums: ScoreSums, baseline: ScoreSums, tail: float) -> _Units:
     """Compare the scores unit by unit and compute the drop's interval; `bounds` lists the cases."""
     metric, units = sums.metric, sums.units
     scale = metric.drop(1.0, 0.0)  # the drop of a share that falls from 1 to 0
-    mine, theirs = (metric.unit_sums(side.joined) for side in (sums, baseline))
-    if mine is None or theirs is None:
+    scores, base = (metric.unit_sums(side.joined) for side in (sums, baseline))
+    if scores is None or base is None:
         changed, worst = _changed_rows(sums, baseline), None
     else:
-        if _are_right_or_wrong(metric, mine, theirs):
-            falls, rises = (int((a[:, 0] > b[:, 0]).sum()) for a, b in ((theirs, mine), (mine, theirs)))
+        if _are_right_or_wrong(metric, scores, base):
+            falls, rises = (int((a[:, 0] > b[:, 0]).sum()) for a, b in ((base, scores), (scores, base)))
             lost, gained = (falls, rises) if metric.higher_is_better else (rises, falls)
             low, high = right_or_wrong_interval(lost, gained, units, tail)
             return _Units((low * abs(scale), high * abs(scale)), lost + gained, lost, gained)
-        changed = int((mine != theirs).any(axis=1).sum())
-        drops = scale * (theirs[:, 0] - mine[:, 0]) / max(float(theirs[:, 1].mean()), np.finfo(float).tiny)
+        changed = int((scores != base).any(axis=1).sum())
+        drops = scale * (base[:, 0] - scores[:, 0]) / max(float(base[:, 1].mean()), np.finfo(float).tiny)
         worst = (min(0.0, float(drops.min())), max(0.0, float(drops.max())))
     in_points = metric.unit == "points"
     if not in_points and min(units, changed) < min(FEWEST_UNITS, units):
@@ -197,7 +197,7 @@ def _changed_rows(sums: ScoreSums, baseline: ScoreSums) -> int:
     for scored in (sums.joined, baseline.joined):
         counts = np.bincount(scored.unit_of_row, minlength=scored.units)
         sides.append(np.split(scored.table, np.cumsum(counts)[:-1]))
-    return sum(not np.array_equal(mine, theirs, equal_nan=True) for mine, theirs in zip(*sides, strict=True))
+    return sum(not np.array_equal(rows, base, equal_nan=True) for rows, base in zip(*sides, strict=True))
 
 
 def described_inputs(io: ModelIO, runnables: Sequence[RunnableArtifact]) -> Sequence[TensorInfo]:
@@ -283,7 +283,7 @@ def _compare(
             if outputs is not None:
                 recorder.attempt(name, partial(differences[name].add, reference, outputs))
             if outputs is not None and metric and scored:
-                score = recorder.attempt(name, partial(_scored, metric, outputs, reference, truth))
+                score = recorder.attempt(name, partial(_score_outputs, metric, outputs, reference, truth))
                 if score is not None:
                     sums[name].add(score, scored, truth.samples)
     for name in filter(recorder.is_measured, compared):
@@ -295,7 +295,7 @@ def _compare(
         recorder.attempt(name, partial(accuracy, sums[name], sums[base], candidates), "accuracy")
 
 
-def _scored(metric: Metric, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
+def _score_outputs(metric: Metric, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
     return metric.score(paired(reference, outputs), reference, truth)
 
 

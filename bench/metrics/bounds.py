@@ -60,23 +60,23 @@ def right_or_wrong_interval(lost: float, gained: float, samples: float, tail: fl
             -clopper_pearson(round(gained), round(samples), tail)[1],
             clopper_pearson(round(lost), round(samples), tail)[1],
         )
-    return -_score_bound(gained, lost, samples, tail), _score_bound(lost, gained, samples, tail)
+    return -_tango_bound(gained, lost, samples, tail), _tango_bound(lost, gained, samples, tail)
 
 
-def _score_bound(lost: float, gained: float, samples: float, tail: float) -> float:
+def _tango_bound(lost: float, gained: float, samples: float, tail: float) -> float:
     """Return the largest drop that the score test of Tango does not reject."""
     z = NormalDist().inv_cdf(1.0 - tail)
     low, high = (lost - gained) / samples, 1.0
     for _ in range(60):
         middle = (low + high) / 2.0
-        if _score(lost, gained, samples, middle) >= -z:
+        if _tango_statistic(lost, gained, samples, middle) >= -z:
             low = middle
         else:
             high = middle
     return high
 
 
-def _score(lost: float, gained: float, samples: float, drop: float) -> float:
+def _tango_statistic(lost: float, gained: float, samples: float, drop: float) -> float:
     """Return Tango's statistic of a true drop, at the likeliest share of gained answers under that drop."""
     a = 2.0 * samples
     b = (a - lost + gained) * drop - lost - gained
@@ -98,23 +98,23 @@ def clopper_pearson(successes: int, trials: int, tail: float) -> Interval:
         low, high = 0.0, 1.0
         for _ in range(60):
             middle = (low + high) / 2.0
-            low, high = (middle, high) if _at_most(count, trials, middle) > tail else (low, middle)
+            low, high = (middle, high) if _binomial_cdf(count, trials, middle) > tail else (low, middle)
         return high
 
     low = 0.0 if successes == 0 else 1.0 - bound(trials - successes)
     return low, 1.0 if successes == trials else bound(successes)
 
 
-def _at_most(count: int, trials: int, share: float) -> float:
+def _binomial_cdf(count: int, trials: int, share: float) -> float:
     """Return the probability of at most `count` successes."""
-    terms = _binomials(trials)[: count + 1] + (
+    terms = _log_binomials(trials)[: count + 1] + (
         np.arange(count + 1) * math.log(share) + (trials - np.arange(count + 1)) * math.log1p(-share)
     )
     return float(np.exp(terms).sum())
 
 
 @functools.lru_cache(maxsize=4)
-def _binomials(trials: int) -> NDArray[np.float64]:
+def _log_binomials(trials: int) -> NDArray[np.float64]:
     """Return the logarithms of the binomial coefficients of `trials`."""
     factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, trials + 1)))])
     return np.asarray(factorials[-1] - factorials - factorials[::-1])
@@ -205,9 +205,9 @@ def _upper_percentile(drops: NDArray[np.float64], tail: float, middle: float) ->
 
     If too few resamples lie above it, extrapolate a less extreme percentile by the normal distribution.
     """
-    reached = max(tail, min(_FEWEST_BEYOND / len(drops), 0.5 * (1.0 - DROP_CONFIDENCE)))
-    end = float(np.quantile(drops, 1.0 - reached))
-    return middle + (end - middle) * NormalDist().inv_cdf(1.0 - tail) / NormalDist().inv_cdf(1.0 - reached)
+    inner_tail = max(tail, min(_FEWEST_BEYOND / len(drops), 0.5 * (1.0 - DROP_CONFIDENCE)))
+    end = float(np.quantile(drops, 1.0 - inner_tail))
+    return middle + (end - middle) * NormalDist().inv_cdf(1.0 - tail) / NormalDist().inv_cdf(1.0 - inner_tail)
 
 
 def require_pairs(baseline: int, artifact: int) -> None:
@@ -220,7 +220,7 @@ def resamples(units: int, count: int) -> Iterator[NDArray[np.float64]]:
     generator = np.random.default_rng(_SEED)
     rows = max(1, _CHUNK // units)
     for start in range(0, count, rows):
-        some = min(rows, count - start)
-        drawn = generator.integers(0, units, size=(some, units))
-        drawn += np.arange(some)[:, None] * units  # a separate range of numbers for each row
-        yield np.bincount(drawn.ravel(), minlength=some * units).reshape(some, units).astype(np.float64)
+        chunk = min(rows, count - start)
+        drawn = generator.integers(0, units, size=(chunk, units))
+        drawn += np.arange(chunk)[:, None] * units  # a separate range of numbers for each row
+        yield np.bincount(drawn.ravel(), minlength=chunk * units).reshape(chunk, units).astype(np.float64)

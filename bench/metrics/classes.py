@@ -33,7 +33,7 @@ Counted = tuple[NDArray[np.int64], NDArray[np.bool_]]
 
 
 def _class_counts(
-    classes: int, *columns: Counted, predictions: NDArray[np.int64], shown: Any = None
+    classes: int, *columns: Counted, predictions: NDArray[np.int64], stored: Any = None
 ) -> Scored:
     """Return rows of a class and its count in each of `columns`, for the classes present in each sample."""
     samples = len(predictions)
@@ -44,8 +44,8 @@ def _class_counts(
     )
     cells = np.flatnonzero(counts.any(axis=1))
     table = np.concatenate([cells[:, None] % classes, counts[cells]], axis=1).astype(np.float64)
-    shown = predictions if shown is None else shown
-    return Scored(table, np.bincount(cells // classes, minlength=samples), shown)
+    stored = predictions if stored is None else stored
+    return Scored(table, np.bincount(cells // classes, minlength=samples), stored)
 
 
 class TopK(Metric):
@@ -205,8 +205,8 @@ class F1(_ClassMetric):
         right = counted & (predictions == labels)
         columns = ((labels, right), (predictions, counted), (labels, counted))
         classes = 1 + max(int(labels.max(initial=0)), int(predictions.max(initial=0)))
-        shown = np.where(counted, predictions, IGNORED_POSITION)
-        return _class_counts(classes, *columns, predictions=predictions, shown=shown)
+        stored = np.where(counted, predictions, IGNORED_POSITION)
+        return _class_counts(classes, *columns, predictions=predictions, stored=stored)
 
     def each(self, right: Floats, predicted: Floats, true: Floats) -> Floats:
         return divide(2.0 * right, predicted + true)
@@ -234,9 +234,9 @@ class EntityF1(Metric):
 
         tags = np.array(self.preprocessing.classes if self.preprocessing else (), dtype=str)
         if not is_iob2(tags.tolist()):
-            named = f"the classes are named {', '.join(tags[:8])}" if len(tags) else "no classes are named"
+            names = f"the classes are named {', '.join(tags[:8])}" if len(tags) else "no classes are named"
             raise DataError(
-                f"{self.name}: {named}; IOB2 tags (O, B-PER, I-PER, ...) are required",
+                f"{self.name}: {names}; IOB2 tags (O, B-PER, I-PER, ...) are required",
                 hint="export with a `preprocessing` that names the classes, or give `metric` f1",
             )
         predictions, labels = predicted_classes(outputs, truth, self.name, classes_last=True)
@@ -245,8 +245,8 @@ class EntityF1(Metric):
         for counts, *sides in zip(counted, labels, predictions, strict=True):
             true, predicted = (set(get_entities(tags[side[counts]].tolist())) for side in sides)
             table.append([2.0 * len(true & predicted), float(len(true) + len(predicted))])
-        shown = np.where(counted, predictions, IGNORED_POSITION)
-        return Scored(np.array(table).reshape(-1, 2), None, shown)
+        stored = np.where(counted, predictions, IGNORED_POSITION)
+        return Scored(np.array(table).reshape(-1, 2), None, stored)
 
 
 def is_iob2(tags: Sequence[str]) -> bool:

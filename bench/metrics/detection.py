@@ -166,8 +166,8 @@ def _average_precision(
         hits = np.cumsum(by_detection[at], axis=0)
         precision = hits / (counted + np.spacing(1))
         best_behind = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
-        reached = np.searchsorted(_RECALLS, hits / np.where(boxes > 0, boxes, 1.0), side="right")
-        total += (best_behind * np.diff(reached, axis=0, prepend=0)).sum(axis=0)
+        recalls_reached = np.searchsorted(_RECALLS, hits / np.where(boxes > 0, boxes, 1.0), side="right")
+        total += (best_behind * np.diff(recalls_reached, axis=0, prepend=0)).sum(axis=0)
     return np.where(boxes > 0, total / (len(_RECALLS) * matched.shape[1]), np.nan)
 
 
@@ -177,15 +177,15 @@ def read_detections(
     """Return a description of the outputs' form, and the detections of each image."""
     preprocessing = preprocessing_of(inputs)
     classes = len(preprocessing.classes) if preprocessing else 0
-    size = next((one.shape[:1:-1] for one in inputs if len(one.shape) == 4), ())
+    size = next((tensor.shape[:1:-1] for tensor in inputs if len(tensor.shape) == 4), ())
     if isinstance(preprocessing, ImagePreprocessing):
         size = (preprocessing.width, preprocessing.height)
-    if found := boxes_labels_scores(outputs, samples):
-        (boxes, labels, scores), images = found
+    if named_detections := boxes_labels_scores(outputs, samples):
+        (boxes, labels, scores), images = named_detections
         return f"boxes {boxes!r}, labels {labels!r}, scores {scores!r}", images
-    read = _detr(outputs, samples, classes, size, where) or _rows_or_yolo(outputs, samples, classes)
-    if read:
-        return read
+    pair = _read_detr(outputs, samples, classes, size, where) or _read_rows_or_yolo(outputs, samples, classes)
+    if pair:
+        return pair
     shapes = ", ".join(f"{name!r} {array.dtype}{list(array.shape)}" for name, array in outputs.items())
     raise DataError(
         f"{where}: outputs {shapes} for {samples} images; boxes with labels and scores, DETR's logits and "
@@ -195,7 +195,7 @@ def read_detections(
     )
 
 
-def _detr(
+def _read_detr(
     outputs: Outputs, samples: int, classes: int, size: Sequence[Any], where: str
 ) -> tuple[str, list[Detections]] | None:
     arrays = {n: a for n, a in outputs.items() if a.dtype.kind == "f" and a.ndim == 3 and len(a) == samples}
@@ -212,23 +212,23 @@ def _detr(
                 hint="export with a `preprocessing`, or with a fixed height and width",
             )
         sigmoid, images = classes == arrays[logits].shape[2], []
-        for placed, scores in zip(
+        for image_boxes, scores in zip(
             _corners(arrays[boxes]) * [*size, *size], arrays[logits].astype(np.float64), strict=True
         ):
             if sigmoid:  # the pairs of query and class with the highest scores
                 pairs = (0.5 * (1.0 + np.tanh(0.5 * scores))).ravel()
                 best = np.argsort(-pairs, kind="stable")[:_MOST_PAIRS]
-                images.append((placed[best // scores.shape[1]], pairs[best], best % scores.shape[1]))
+                images.append((image_boxes[best // scores.shape[1]], pairs[best], best % scores.shape[1]))
             else:  # the most likely class of each query, except the last class
                 shares = np.exp(scores - scores.max(axis=1, keepdims=True))
                 shares = (shares / shares.sum(axis=1, keepdims=True))[:, :-1]
-                images.append((placed, shares.max(axis=1), shares.argmax(axis=1)))
-        how = "sigmoid scores" if sigmoid else "softmax, the last class is nothing"
-        return f"DETR: logits {logits!r} ({how}), boxes {boxes!r} as shares of the input", images
+                images.append((image_boxes, shares.max(axis=1), shares.argmax(axis=1)))
+        score_kind = "sigmoid scores" if sigmoid else "softmax, the last class is nothing"
+        return f"DETR: logits {logits!r} ({score_kind}), boxes {boxes!r} as shares of the input", images
     return None
 
 
-def _rows_or_yolo(outputs: Outputs, samples: int, classes: int) -> tuple[str, list[Detections]] | None:
+def _read_rows_or_yolo(outputs: Outputs, samples: int, classes: int) -> tuple[str, list[Detections]] | None:
     arrays = {name: array for name, array in outputs.items() if array.ndim == 3 and len(array) == samples}
     for name, array in arrays.items():
         if array.shape[2] == 6 and classes != 2 and (array[..., 5] == np.floor(array[..., 5])).all():
@@ -244,12 +244,12 @@ def _rows_or_yolo(outputs: Outputs, samples: int, classes: int) -> tuple[str, li
         if array.dtype.kind == "f" and layouts:
             transposed, first = layouts[0]
             shape = f"[images, {first} + classes, n]" if transposed else f"[images, n, {first} + classes]"
-            images = [_yolo_image(np.asarray(i.T if transposed else i, np.float64), first) for i in array]
+            images = [_decode_yolo(np.asarray(i.T if transposed else i, np.float64), first) for i in array]
             return f"YOLO {name!r} {shape}, overlaps suppressed", images
     return None
 
 
-def _yolo_image(rows: Floats, first: int) -> Detections:
+def _decode_yolo(rows: Floats, first: int) -> Detections:
     scores = rows[:, first:] * (rows[:, 4:5] if first == 5 else 1.0)
     at, classes = np.nonzero(scores > _SMALLEST_SCORE)
     boxes, best = _corners(rows[:, :4])[at], scores[at, classes]
@@ -266,15 +266,15 @@ def suppressed(
 
     order = np.argsort(-scores, kind="stable")[:_MOST_CANDIDATES]
     corners = boxes[order].astype(np.float64)
-    placed = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
-    stays = np.ones(len(order), bool)
+    xywh = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
+    survives = np.ones(len(order), bool)
     for index in range(len(order)):
-        behind = np.flatnonzero(stays & (classes[order] == classes[order[index]]))
-        behind = behind[behind > index]
-        if stays[index] and behind.size:
-            shared = iou(placed[index : index + 1], placed[behind], np.zeros(len(behind), np.uint8))[0]
-            stays[behind[shared > overlap]] = False
-    return order[stays]
+        lower = np.flatnonzero(survives & (classes[order] == classes[order[index]]))
+        lower = lower[lower > index]
+        if survives[index] and lower.size:
+            overlaps = iou(xywh[index : index + 1], xywh[lower], np.zeros(len(lower), np.uint8))[0]
+            survives[lower[overlaps > overlap]] = False
+    return order[survives]
 
 
 def _corners(boxes: NDArray[Any]) -> Floats:

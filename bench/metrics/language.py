@@ -106,10 +106,10 @@ class Divergence(Metric):
         normalized = is_distribution(expected)
         rows = []
         for *sides, counts in zip(output, expected, counted, strict=True):
-            mine, log = (log_probabilities(side[counts], normalized=normalized) for side in sides)
-            differs = (log > -np.inf) & (log != mine)
-            ratio = np.subtract(log, mine, out=np.zeros_like(log), where=differs)
-            rows.append([(np.exp(log) * ratio).sum(), float(counts.sum())])
+            log_q, log_p = (log_probabilities(side[counts], normalized=normalized) for side in sides)
+            differs = (log_p > -np.inf) & (log_p != log_q)
+            ratio = np.subtract(log_p, log_q, out=np.zeros_like(log_p), where=differs)
+            rows.append([(np.exp(log_p) * ratio).sum(), float(counts.sum())])
         return Scored(np.array(rows, np.float64).reshape(-1, 2))
 
 

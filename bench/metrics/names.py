@@ -23,7 +23,7 @@ from .metric import Metric, Outputs, Scored, Truth, are_classes, first_output
 from .values import DEFAULT_K, Ndcg, Neighbours, OwnMetric, Similarity, Spearman, cosine, mean_squared_error
 
 # Name of the metric to a function of the full text and the parameter after the colon.
-_MAKERS: Mapping[str, Callable[[str, str], Metric]] = {
+_FACTORIES: Mapping[str, Callable[[str, str], Metric]] = {
     "top1": lambda text, _: TopK(text, 1),
     "top5": lambda text, _: TopK(text, 5),
     "f1": lambda text, kind: EntityF1(text) if kind == "entities" else F1(text, kind or "macro"),
@@ -46,7 +46,7 @@ def read_metric(text: str, *, base: Path | None = None, inputs: Sequence[TensorI
     if text == AUTO:
         return Automatic(AUTO).for_inputs(inputs)
     name, colon, parameter = text.partition(":")
-    if name in _MAKERS and (not colon or name in METRIC_PARAMETERS):
+    if name in _FACTORIES and (not colon or name in METRIC_PARAMETERS):
         if colon and not re.fullmatch(METRIC_PARAMETERS[name][1], parameter):
             kinds = METRIC_PARAMETERS[name][1].split("|")
             if len(kinds) == 1:
@@ -56,7 +56,7 @@ def read_metric(text: str, *, base: Path | None = None, inputs: Sequence[TensorI
                 hint=did_you_mean(parameter, kinds, f"{name}:"),
                 option="metric",
             )
-        return _MAKERS[name](text, parameter).for_inputs(inputs)
+        return _FACTORIES[name](text, parameter).for_inputs(inputs)
     if not colon:
         raise InvalidOption(
             f"metric {text!r} is unknown; {METRIC} is required",
@@ -106,7 +106,7 @@ def choose(outputs: Outputs, truth: Truth, inputs: Sequence[TensorInfo]) -> tupl
         kind = "cosine" if labels.dtype.kind in "iub" else "neighbours"
         return kind, "embeddings are compared with the baseline's, not with labels of another kind"
     if are_classes(labels):
-        return _of_classes(labels, first, task, classes)
+        return _choose_for_classes(labels, first, task, classes)
     if labels.size == truth.samples and first.size == truth.samples:
         if task == "embedding":
             return "spearman", "labels are one number per sample"
@@ -114,7 +114,7 @@ def choose(outputs: Outputs, truth: Truth, inputs: Sequence[TensorInfo]) -> tupl
     return "mse", f"labels are numbers to compare with output {name!r}"
 
 
-def _of_classes(
+def _choose_for_classes(
     labels: NDArray[Any], first: NDArray[Any], task: str, classes: Sequence[str]
 ) -> tuple[str, str]:
     if labels.ndim == 2 and labels.shape[1] > 1:

@@ -87,7 +87,7 @@ def judge(
                 raise InvalidOption(
                     f"{kind} for {name!r}: no such output; the outputs are {', '.join(names)}"
                 )
-    judged = []
+    differences = []
     for name in (*names, *additional):
         expected, actual = ([batch.get(name) for batch in side] for side in (reference, outputs))
         form = forms.get(name, UNKNOWN)
@@ -96,29 +96,29 @@ def judge(
         for a, b in zip(expected, actual, strict=True):
             output.compare(a, b)
         if output.mismatch:
-            judged.append(OutputDifference(name, False, output.mismatch, np.inf, -np.inf, None))
+            differences.append(OutputDifference(name, False, output.mismatch, np.inf, -np.inf, None))
             continue
         pairs = zip(expected, actual, strict=True)
-        numbers = [_numbers(a, b) for a, b in pairs if a is not None and b is not None]
+        numbers = [_as_numbers(a, b) for a, b in pairs if a is not None and b is not None]
         sides = [a for a, _ in numbers], [b for _, b in numbers]
         passed, criterion = _verdict(output, *sides, precision, tolerances)
         rows, sums = output.rows, output.sums
         figures = (sums.max_abs_error, output.snr_db, rows.agreement, rows.cosine, rows.rule)
-        judged.append(OutputDifference(name, passed, output.with_masks(criterion), *figures))
-    if all(one.passed for one in judged):
-        return judged
+        differences.append(OutputDifference(name, passed, output.with_masks(criterion), *figures))
+    if all(entry.passed for entry in differences):
+        return differences
     boxes = BoxAgreement()
-    for batch, other in zip(reference, outputs, strict=True):
-        boxes.add(batch, other)
-    if all(one.passed for one in judged if one.output in boxes.names):
-        return judged
+    for batch, output_batch in zip(reference, outputs, strict=True):
+        boxes.add(batch, output_batch)
+    if all(entry.passed for entry in differences if entry.output in boxes.names):
+        return differences
     # Boxes may differ in order or number, so an elementwise comparison is meaningless for them.
     passed, criterion = boxes.verdict()
     return [
-        replace(one, passed=passed, criterion=criterion, agreement=boxes.share, cosine=None, rule="labels")
-        if one.output in boxes.names
-        else one
-        for one in judged
+        replace(entry, passed=passed, criterion=criterion, agreement=boxes.share, cosine=None, rule="labels")
+        if entry.output in boxes.names
+        else entry
+        for entry in differences
     ]
 
 
@@ -149,7 +149,7 @@ def _verdict(
     return _compare(actual, expected, compare), f"atol {atol:.3g}, rtol {rtol:g}"
 
 
-def _numbers(expected: NDArray[Any], actual: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _as_numbers(expected: NDArray[Any], actual: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return both sides in a form that Polygraphy subtracts: masks become 0, texts 1 if equal, else 0."""
     if expected.dtype.kind in "OUS":
         return np.ones(expected.shape), np.asarray(expected == actual, np.float64)
@@ -230,24 +230,24 @@ class RunningDifference:
                     output=boxes.names[0], agreement=boxes.share, passed=passed, criterion=criterion
                 )
         # The signal-to-noise ratio of labels is meaningless if enough of them are equal.
-        telling = [
+        informative = [
             name
             for name, output in self._outputs.items()
             if not (output.rows.rule == "labels" and verdicts[name][0])
         ]
-        name = min(telling or self._outputs, key=lambda name: self._outputs[name].snr_db)
+        name = min(informative or self._outputs, key=lambda name: self._outputs[name].snr_db)
         worst = self._outputs[name]
-        differing = "; ".join(
-            f"output {name!r}: {one.mismatch}"
-            for name, one in self._outputs.items()
-            if one.mismatch and name not in boxes.names and not one.rows.form.decider
+        mismatches = "; ".join(
+            f"output {name!r}: {sums.mismatch}"
+            for name, sums in self._outputs.items()
+            if sums.mismatch and name not in boxes.names and not sums.rows.form.decider
         )
         passed = all(passed for passed, _ in verdicts.values())
         criterion = worst.with_masks(verdicts[name][1])
         if worst.mismatch:
             return Difference(
                 output=name, snr_db=-math.inf, max_abs_error=math.inf, mean_abs_error=math.inf,
-                passed=passed, criterion=criterion, mismatch=differing or UNSET,
+                passed=passed, criterion=criterion, mismatch=mismatches or UNSET,
             )  # fmt: skip
         return Difference(
             output=name, snr_db=worst.snr_db, max_abs_error=worst.sums.max_abs_error,

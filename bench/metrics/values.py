@@ -33,7 +33,7 @@ def cosine(actual: Floats, expected: Floats) -> Floats:
     Equal rows, including zeros, yield 1; any other row against zeros yields 0.
     """
     # Scale first: the square of a large float32 fits into float64, that of a large float64 does not.
-    actual, expected = (rows / _scale(rows) for rows in (actual, expected))
+    actual, expected = (rows / _power_of_two_scale(rows) for rows in (actual, expected))
     lengths = np.linalg.norm(actual, axis=1) * np.linalg.norm(expected, axis=1)
     products = (actual * expected).sum(axis=1)
     equal = (actual == expected).all(axis=1)
@@ -57,7 +57,7 @@ class Similarity(Metric):
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         sides: list[list[Floats]] = []
-        for name, actual, expected in _pairs(outputs, reference, truth):
+        for name, actual, expected in _output_pairs(outputs, reference, truth):
             actual, expected = (by_sample(name, side, truth) for side in (actual, expected))
             a, b, _, unmasked = without_masks(expected, actual)
             if not unmasked:
@@ -66,12 +66,12 @@ class Similarity(Metric):
             require_numbers(f"{name} (expected)", expected, truth.where, finite=True)
             sides.append([side.reshape(len(side), -1).astype(np.float64) for side in (actual, expected)])
         if self._compare is cosine and all(actual.shape[1] == 1 for actual, _ in sides):
-            return _of_single_numbers(sides)
+            return _score_single_numbers(sides)
         mean = np.mean([self._compare(*pair) for pair in sides], axis=0)
         return Scored(np.stack([mean, np.ones(len(mean))], axis=1))
 
 
-def _of_single_numbers(sides: Sequence[Sequence[Floats]]) -> Scored:
+def _score_single_numbers(sides: Sequence[Sequence[Floats]]) -> Scored:
     """Score samples of one number each as 1 − Σ|error| / Σ|expected|, since their cosine is only a sign."""
     actual, expected = np.concatenate(sides, axis=2)
     errors = np.abs(actual - expected)
@@ -128,10 +128,10 @@ class OwnMetric(Metric):
                 array = np.asarray(returned)
                 values = array.astype(np.float64) if array.dtype.kind in "fiub" else None
         if values is None or values.shape not in ((), (truth.samples,)):
-            shown = type(returned).__name__ if values is None else f"an array of shape {values.shape}"
+            description = type(returned).__name__ if values is None else f"an array of shape {values.shape}"
             raise DataError(
-                f"metric {self.name}: returned {shown} for the {truth.samples} samples of {truth.where}; "
-                "one value per sample or one number is required"
+                f"metric {self.name}: returned {description} for the {truth.samples} samples of {truth.where}"
+                "; one value per sample or one number is required"
             )
         if not np.isfinite(values).all():
             raise DataError(
@@ -142,13 +142,13 @@ class OwnMetric(Metric):
         return Scored(np.stack([values.ravel() * weight, weight], axis=1))
 
 
-def _scale(rows: Floats) -> Floats:
+def _power_of_two_scale(rows: Floats) -> Floats:
     """Return a power of two near each row's largest magnitude; division by it leaves all mantissas."""
     largest = np.abs(rows).max(axis=1, keepdims=True, initial=0.0)
     return np.asarray(np.ldexp(1.0, np.frexp(largest)[1] - 1))
 
 
-def _pairs(
+def _output_pairs(
     outputs: Outputs, reference: Outputs, truth: Truth
 ) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
     name, first = first_output(outputs, truth.where)
@@ -299,6 +299,6 @@ def shared_neighbours(baseline: NDArray[np.float32], artifact: NDArray[np.float3
             similarity = np.round(side[block] @ side.T, 12)
             similarity[np.arange(len(block)), block] = -np.inf
             nearest.append(np.argsort(-similarity, axis=1, kind="stable")[:, :k])
-        theirs, mine = nearest
-        shares.append((theirs[:, :, None] == mine[:, None, :]).any(axis=2).mean(axis=1))
+        baseline_nearest, artifact_nearest = nearest
+        shares.append((baseline_nearest[:, :, None] == artifact_nearest[:, None, :]).any(axis=2).mean(axis=1))
     return np.concatenate(shares)
