@@ -333,10 +333,7 @@ def start(
 def infer_all(
     worker: Worker, feeds: Sequence[Feeds], notes: list[str] | None = None
 ) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
-    """Yield the outputs of each batch, passed as files instead of through the pipe.
-
-    Append the runner's notes to `notes`, each once.
-    """
+    """Yield the outputs of each batch, passed as files; append each note of the runner to `notes` once."""
     with temporary_folder("outputs") as folder:
         for batch in feeds:
             path, output = folder / "feeds.npz", folder / "outputs.npz"

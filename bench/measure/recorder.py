@@ -35,7 +35,7 @@ class Recorder:
         return self._rows[name].status == "measured"
 
     def attempt(self, name: str, step: Callable[[], T], figure: str = "") -> T | None:
-        """Run `step`; return its result, recorded as `figure` if given, or mark the row as failed: None."""
+        """Run `step`; return its result and record it as `figure`, or return None and mark the row failed."""
         try:
             answer = step()
         except QCompileError as error:

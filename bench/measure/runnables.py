@@ -28,8 +28,8 @@ def choose_runnables(
     """Return the artifacts to measure, baseline first, and the baseline's name.
 
     Each MODEL in `artifacts`, but not in `models`, is repeated in each of `torch_modes`. Each artifact is
-    repeated on each further entry of `devices` that its runtime supports. `cuda_graph` decides whether a
-    TensorRT engine runs with a CUDA graph: None runs each with one if possible, True adds rows.
+    repeated on each further entry of `devices` that its runtime supports. With `cuda_graph=None` a TensorRT
+    engine runs with a CUDA graph if possible, with False without; True adds rows with it.
     """
     baseline, cuda_graph, pythons = spec.baseline, spec.cuda_graph, parse_interpreters(spec.python)
     named = dict(artifacts) if isinstance(artifacts, Mapping) else {}
@@ -101,7 +101,7 @@ def _is_plan(runnable: RunnableArtifact) -> bool:
 
 
 def _on_devices(runnable: RunnableArtifact, devices: Sequence[int | None]) -> list[RunnableArtifact]:
-    """Return a copy of the artifact for each supported device; if none is listed, the artifact itself."""
+    """Return a copy of the artifact for each supported device; without any, the artifact itself."""
     device_names = [
         device_text(number) for number in devices if ("cpu" if number is None else "cuda") in runnable.places
     ]
@@ -159,7 +159,6 @@ class WorkerPool:
         """CPU seconds and involuntary context switches of all workers since `mark_usage`."""
 
     def close(self) -> None:
-        """End all workers."""
         self._stack.close()
 
     def start(self) -> float:

@@ -188,10 +188,7 @@ def _run_point(recorder: Recorder, option: str, count: int, samples: int, name: 
 def each_worker(
     workers: Workers, recorder: Recorder, subject: str, step: Callable[[str, Worker], object]
 ) -> None:
-    """Run `step` for every worker that responds.
-
-    A failure becomes a warning; the artifact's other figures remain. A dead worker gets no more requests.
-    """
+    """Run `step` for every worker that responds; a failure becomes a warning, and a dead worker is ended."""
     for name, worker in workers.items():
         if not recorder.is_measured(name) or recorder[name].output_tail:
             continue

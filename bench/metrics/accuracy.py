@@ -217,10 +217,7 @@ def truth_of(batch: Batch, metric: Metric, data: str) -> Truth:
 
 
 def check_evaluation(worker: Worker, io: ModelIO, data: str, metric: Metric) -> Metric:
-    """Score the baseline's first batch, so that wrong labels or metrics raise before measuring.
-
-    Returns the metric, or the one chosen by `auto`.
-    """
+    """Score the baseline's first batch to raise errors early; return the metric, for `auto` its choice."""
     batch = next(iter(Data(data, io.inputs)))
     truth = truth_of(batch, metric, data)
     outputs = _infer(worker, batch.feeds)

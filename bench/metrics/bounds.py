@@ -141,10 +141,7 @@ def fewest_samples(max_drop: float, candidates: int = 1) -> int:
 def samples_that_prove(
     lost: int, gained: int, samples: int, max_drop: float, candidates: int = 1
 ) -> int | None:
-    """Return the number of samples that proves a budget if answers change at the same rate as in `samples`.
-
-    None if no number of samples does.
-    """
+    """Return the number of samples that proves a budget at the same rate of changed answers, or None."""
     tail = tail_of(candidates)
 
     def proves(count: int) -> bool:

@@ -125,14 +125,11 @@ class Metric(ABC):
     def values(self, scored: Scored) -> Values:
         """Return the metric's value of all scores, as a function of the units' weights."""
         sums = self.unit_sums(scored)
-        assert sums is not None, "a metric that is no mean overrides `values`"
+        assert sums is not None, "a metric without a mean overrides `values`"
         return lambda weights: self.finished(divide(*(weights @ sums).T))
 
     def unit_sums(self, scored: Scored) -> Floats | None:
-        """Return sum and weight of each unit, [units, 2]; None unless the metric is a mean over units.
-
-        By default these are the last two columns.
-        """
+        """Return sum and weight of each unit, [units, 2], by default the last columns; None for non-means."""
         return scored.sums(slice(-2, None)) if self.is_mean else None
 
     def finished(self, values: Floats) -> Floats:

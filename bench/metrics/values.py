@@ -1,10 +1,8 @@
-"""Metrics of output values: cosine similarity, mean squared error, rankings, and a user's function.
+"""Metrics of output values: cosine, mean squared error, nDCG, Spearman, neighbours, and a user's function.
 
 Cosine and mean squared error compare the first output with the labels if these are targets. Without labels,
 or with classes (whole numbers in another shape than the output's), they compare every output with the
 baseline's; the baseline's value is then 1 or 0.
-
-Metrics of rankings: nDCG by scikit-learn, Spearman's correlation by scipy, and nearest neighbours.
 """
 
 from __future__ import annotations
