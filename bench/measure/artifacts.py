@@ -1,6 +1,6 @@
-"""The interpreters that run engines: TensorRT often lives in another environment than PyTorch.
+"""Describe the artifacts of a benchmark, choose their common input, and run them in worker processes.
 
-Runnable artifacts, the input that they share, and their outputs, each from a process of its own.
+A worker process may use another Python interpreter: TensorRT often has a separate environment from PyTorch.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from ...spec.tensors import (
 )
 
 WORKER = "qcompile.bench.worker"
-"""What serves an artifact in a process of its own."""
+"""Module of the worker process that serves one artifact."""
 
 
 class Interpreters:
-    """Engine to the interpreter that runs it, a Python or a script that starts one, and what these say."""
+    """Map an engine to its interpreter, a Python or a script that starts one, and test whether it runs."""
 
     def __init__(self, by_engine: Mapping[str, str]) -> None:
         self.by_engine, self._answers = by_engine, dict[str, str]()
@@ -52,7 +52,7 @@ class Interpreters:
         return self.by_engine.get(engine_name, "")
 
     def why_not_run(self, engine_name: str) -> str:
-        """Return why an engine cannot run in its interpreter; empty when it can. Asks once, in a worker."""
+        """Return why an engine cannot run in its interpreter, or "" if it can. The result is cached."""
         if engine_name not in self._answers:
             python = self.python(engine_name)
             try:
@@ -71,7 +71,7 @@ class Interpreters:
 
 
 def parse_interpreters(texts: Iterable[str]) -> Interpreters:
-    """Read `ENGINE=INTERPRETER`, such as `tensorrt=/opt/trt/bin/python`."""
+    """Parse `ENGINE=INTERPRETER` options, for example `tensorrt=/opt/trt/bin/python`."""
     by_engine: dict[str, str] = {}
     for text in texts:
         name, equals, python = text.partition("=")
@@ -80,7 +80,7 @@ def parse_interpreters(texts: Iterable[str]) -> Interpreters:
                 f"`python` {text!r}: ENGINE=INTERPRETER is required, as tensorrt=/opt/trt/bin/python",
                 option="python",
             )
-        engine(name)  # or it says which there are
+        engine(name)  # raises for an unknown name and lists the valid ones
         if name in by_engine:
             raise InvalidOption(f"`python` {name}: is given twice", option="python")
         path = shutil.which(python)
@@ -92,20 +92,19 @@ def parse_interpreters(texts: Iterable[str]) -> Interpreters:
 
 @dataclass(frozen=True)
 class RunnableArtifact:
-    """An artifact (a path) or MODEL to be run; empty fields and None are what is not known, or not needed.
+    """An artifact (a path) or MODEL to run. Empty fields and None mean unknown or not needed.
 
     Attributes:
         runs_on: "CPU", "GPU", or the GPUs it was built for.
-        why_not: Why it cannot run here; empty when it can.
-        python: Interpreter that runs it; empty for this one.
+        why_not: Reason it cannot run here; empty if it can.
+        python: Interpreter that runs it; empty for the current one.
         mode: How PyTorch runs a MODEL, see `engines.pytorch.MODES`; or `words.CUDA_GRAPH`.
-        device: Where it is run: "cpu", or the GPU as "cuda:0".
-        places: Where it could be: what was optimized for a processor runs on no GPU.
-        layers_by_precision: Precision to operator to number of layers, as the manifest proves it.
-        graph, made, weights: Its graph, what makes input for it, and what it holds; None where it is no ONNX
-            file.
-        rules: What its manifest says of the forms of outputs.
-        falls_back: Whether it runs without a CUDA graph where it cannot be captured, as trtexec does
+        device: Device to run on: "cpu", or a GPU such as "cuda:0".
+        places: Supported devices; a graph that ONNX Runtime optimized for a processor supports only "cpu".
+        layers_by_precision: Precision to operator to number of layers, as verified in the manifest.
+        graph, made, weights: Graph, generator of random input, and weights; None unless it is an ONNX file.
+        rules: The manifest's rules for the forms of outputs.
+        falls_back: Whether to run without a CUDA graph if the capture fails, as trtexec does
             (samples/common/sampleInference.cpp of 11.1, createEnqueueFunction).
     """
 
@@ -133,17 +132,17 @@ class RunnableArtifact:
 def describe(
     artifact: str, name: str = "", *, trust: bool = False, pythons: Interpreters | None = None
 ) -> RunnableArtifact:
-    """Look at an artifact or MODEL without running it; a file must be what its manifest says, or trusted."""
+    """Describe an artifact or MODEL without running it; unless `trust`, a file must match its manifest."""
     runtime = engine(engine_of(artifact, trust=trust))
     path = Path(artifact)
     if trust:
         accept(path)
     elif path.is_file():
-        checked_input(path)  # the digest, before anything is executed
+        checked_input(path)  # checks the digest before any code runs
     source = parse_source(artifact) if runtime.name in ("pytorch", "torchscript") else None
     if source and source.kind in TRUSTED_KINDS:
         with trusting(trust):
-            require_trust(source.file)  # its worker trusts it
+            require_trust(source.file)  # the worker loads it without a further check
     manifest = read_manifest(path) if path.is_file() else None
     io, precision, runs_on, layers, rules = None, "fp32", "CPU", None, None
     warnings: tuple[str, ...] = ()
@@ -161,8 +160,8 @@ def describe(
         target = manifest.target or ""
         if manifest.stage == "quantize" and target.startswith("tensorrt") and target != runtime.name:
             warnings = (
-                f"it was quantized for {target}, and {runtime.name} runs it: its accuracy says something, "
-                f"its speed does not; quantize with `target` {runtime.name} for this processor",
+                f"quantized for {target} but run by {runtime.name}: its accuracy is meaningful, its speed "
+                f"is not; quantize with `target` {runtime.name} for this processor",
             )
     places = runtime.places
     if runtime.name == "onnxruntime" and manifest and manifest.stage == "build":
@@ -175,7 +174,7 @@ def describe(
         io=io,
         runs_on=runs_on,
         size_bytes=size_bytes(path) if path.is_file() and path.suffix != ".py" else None,
-        why_not=_why_not(runtime, pythons),
+        why_not=_reason_not_runnable(runtime, pythons),
         device="cpu" if "cpu" in places else "cuda:0",
         places=places,
         python=pythons.python(runtime.name) if pythons else "",
@@ -188,17 +187,17 @@ def describe(
     )
 
 
-def _why_not(runtime: Engine, pythons: Interpreters | None) -> str:
+def _reason_not_runnable(runtime: Engine, pythons: Interpreters | None) -> str:
     if pythons and pythons.python(runtime.name):
         return pythons.why_not_run(runtime.name)
     if not runtime.name.startswith("tensorrt"):
-        return ""  # of the others, the worker itself says best why it cannot load
+        return ""  # the worker of another runtime reports a more exact reason when loading fails
     reason = runtime.why_not_run()
     return f"{reason}; {runtime.fix()}" if reason else ""
 
 
 def shared_io(runnables: Sequence[RunnableArtifact], inputs: Sequence[str] = ()) -> ModelIO:
-    """Return the inputs and outputs that all artifacts are run with: the first that are declared."""
+    """Return the inputs and outputs of all artifacts: `inputs`, or those that the first artifact declares."""
     if inputs:
         return ModelIO(tuple(parse_input(text) for text in inputs), ())
     for runnable in runnables:
@@ -207,7 +206,7 @@ def shared_io(runnables: Sequence[RunnableArtifact], inputs: Sequence[str] = ())
     from ...model.sources.example import make_example
     from ...model.sources.load import load_torch
 
-    for runnable in runnables:  # the example that a MODEL's function returns; loads the model, so it is last
+    for runnable in runnables:  # last, because it loads the model: the example of the MODEL's function
         if runnable.engine == "pytorch":
             loaded = load_torch(parse_source(runnable.artifact))
             if loaded.example is not None:
@@ -216,7 +215,7 @@ def shared_io(runnables: Sequence[RunnableArtifact], inputs: Sequence[str] = ())
 
 
 def forms_of(runnables: Sequence[RunnableArtifact]) -> dict[str, OutputForm]:
-    """Return what is known of the outputs: by the first graph, and what `rules` of an artifact said."""
+    """Return the form of each output, from the first artifact's graph and the `rules` of all manifests."""
     graph = next((runnable.graph for runnable in runnables if runnable.graph), None)
     if graph is None:
         return {}
@@ -233,7 +232,7 @@ def feeds_for(
     samples: int | None = None,
     batch_size: int | None = None,
 ) -> Iterator[Feeds]:
-    """Yield the batches that every artifact is given: from the data, or one made batch."""
+    """Yield the batches that every artifact runs on: from the data, or a single batch of random input."""
     if data is not None:
         for batch in Data(data, io.inputs, batch_size=batch_size, limit=samples):
             yield batch.feeds
@@ -248,7 +247,7 @@ def feeds_for(
 
 
 def try_extents(random: RandomInput, path: Path) -> None:
-    """Where only a trial tells which extents suit a model, let ONNX Runtime try them."""
+    """Let ONNX Runtime try extents for the model's input if the graph alone does not determine them."""
     if not random.is_guess:
         return
     session = make_session(path, session_options(optimize=False))
@@ -263,9 +262,9 @@ def timing_feeds(
     runnables: Sequence[RunnableArtifact] = (),
     batch_size: int | None = None,
 ) -> Feeds:
-    """Return the one batch that is timed: exactly `batch_size` samples, joined from the data's batches."""
+    """Return the batch to time: exactly `batch_size` samples, joined from the batches of the data."""
     fixed = {t.shape[0] for t in io.inputs if t.shape and isinstance(t.shape[0], int)}
-    is_one_call = first_axes_differ(io.inputs)  # those of some inputs are no samples
+    is_one_call = first_axes_differ(io.inputs)  # the first axis of some inputs does not count samples
     if batch_size is not None and not (is_one_call and batch_size == 1) and fixed - {batch_size}:
         raise InvalidOption(
             f"`batch_size` {batch_size}: the first axis of the model is fixed at {min(fixed)}",
@@ -288,10 +287,10 @@ def timing_feeds(
     for name in parts[0]:
         shapes = dict.fromkeys(feeds[name].shape[1:] for feeds in parts)
         if len(shapes) > 1:
-            two = " and ".join(format_shape(("batch", *shape)) for shape in list(shapes)[:2])
+            two_shapes = " and ".join(format_shape(("batch", *shape)) for shape in list(shapes)[:2])
             raise DataError(
-                f"{data}: input {name!r} has batches of {two}; {batch_size} samples of one shape, which "
-                "are timed, are required",
+                f"{data}: input {name!r} has batches of {two_shapes}; the {batch_size} timed samples must "
+                "have one shape",
                 hint=f"measure batches of {samples_in(parts[0])}, or let the first batch hold {batch_size}",
             )
     return {name: np.concatenate([feeds[name] for feeds in parts])[:batch_size] for name in parts[0]}
@@ -323,8 +322,8 @@ def require_runnable(runnable: RunnableArtifact) -> None:
 def start(
     worker: Worker, runnable: RunnableArtifact, runnables: Sequence[RunnableArtifact], threads: int
 ) -> dict[str, Any]:
-    """Load an artifact in its worker; a MODEL without declared outputs gets those of the others."""
-    io = runnable.io or next((other.io for other in runnables if other.io), None)
+    """Load an artifact in its worker; a MODEL without declared outputs uses those of another artifact."""
+    io = runnable.io or next((candidate.io for candidate in runnables if candidate.io), None)
     return worker.ask(
         "load", artifact=runnable.artifact, threads=threads, io=io.as_json() if io else None,
         mode=runnable.mode, device=runnable.device,
@@ -334,10 +333,7 @@ def start(
 def infer_all(
     worker: Worker, feeds: Sequence[Feeds], notes: list[str] | None = None
 ) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
-    """Yield the outputs of each batch; arrays travel as files, not through the pipe.
-
-    What the runner says of itself is added to `notes`, once.
-    """
+    """Yield the outputs of each batch, passed as files; append each note of the runner to `notes` once."""
     with temporary_folder("outputs") as folder:
         for batch in feeds:
             path, output = folder / "feeds.npz", folder / "outputs.npz"
@@ -352,27 +348,27 @@ def infer_all(
 def paired(
     reference: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]], *, complete: bool = True
 ) -> dict[str, NDArray[Any]]:
-    """Return outputs in the order and by the names of the baseline's: by name, or by position.
+    """Return the outputs in the baseline's order and under its names, paired by name or else by position.
 
-    Unless the pairs have to be `complete`, outputs that one side alone has are left as they are.
+    With `complete=False`, either side may have additional outputs; those of `outputs` come last.
 
     Raises:
-        InvalidOption: If the numbers of outputs differ, or no name is the same where they may.
+        InvalidOption: If the numbers of outputs differ (with `complete=False`: and no name matches).
     """
     if len(reference) == len(outputs) and set(reference) != set(outputs):
         return dict(zip(reference, outputs.values(), strict=True))
-    both = [name for name in reference if name in outputs]
-    if len(reference) != len(outputs) and (complete or not both):
+    common = [name for name in reference if name in outputs]
+    if len(reference) != len(outputs) and (complete or not common):
         raise InvalidOption(
             f"outputs {', '.join(outputs)}; as many as the baseline's are required: {', '.join(reference)}"
         )
-    return {name: outputs[name] for name in (*both, *(name for name in outputs if name not in reference))}
+    return {name: outputs[name] for name in (*common, *(name for name in outputs if name not in reference))}
 
 
 def short_name(artifact: str) -> str:
-    """Return how an artifact is called where the user gave no name: its file's, and the function's.
+    """Return the default name of an artifact: its file name, for a MODEL with the function.
 
-    A model by name keeps its package: `timm:resnet18`, and `hf:` before the name of a folder.
+    A model from a package keeps its prefix, as in `timm:resnet18`; `hf:` precedes the name of the folder.
     """
     plain, _, query = artifact.partition("?")
     kind, _, name = plain.partition(":")

@@ -1,4 +1,4 @@
-"""Record the rows of a running benchmark; nothing else changes a row."""
+"""Update the rows of a running benchmark: the only module that changes rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Recorder:
         return self._rows[name].status == "measured"
 
     def attempt(self, name: str, step: Callable[[], T], figure: str = "") -> T | None:
-        """Carry out a step, whose answer is a figure of the row; where it fails the row says so: None."""
+        """Run `step`; return its result and record it as `figure`, or return None and mark the row failed."""
         try:
             answer = step()
         except QCompileError as error:
@@ -55,7 +55,7 @@ class Recorder:
         self.change(name, warnings=(*self._rows[name].warnings, *texts))
 
     def weights(self, name: str, weights: WeightsHeld) -> None:
-        """Record what an artifact says of its weights, once it is loaded."""
+        """Record the size, parameters and precision of the weights of a loaded artifact."""
         precision, parameters = weights.precision or self._rows[name].precision, weights.parameters or None
         self.change(name, parameters=parameters, weights_bytes=weights.bytes, precision=precision)
 
@@ -71,7 +71,7 @@ class Recorder:
                     self._speedup(name, series[self.base], timing)
 
     def conclude(self, precision_target: float) -> None:
-        """Record what the rows say of each other: sizes, wide intervals, speed-ups between devices."""
+        """Record the ratios of sizes and memory; warn of wide intervals and of rows on different devices."""
         reference = self._rows[self.base]
         floats = (row.size_bytes for row in self.rows if row.precision == "fp32" and row.size_bytes)
         size_bytes = reference.held_bytes or next(floats, None)
@@ -83,8 +83,8 @@ class Recorder:
                 self.change(row.name, memory_ratio=peak_bytes / row.peak_memory_bytes)
             if row.speedup is None:
                 continue
-            few = row.speedup.launches < _FEW_LAUNCHES  # it was said why
-            if not few and row.speedup.width > precision_target:
+            has_few_launches = row.speedup.launches < _FEW_LAUNCHES  # `_speedup` has warned already
+            if not has_few_launches and row.speedup.width > precision_target:
                 self.warn(
                     row.name,
                     f"the interval of its speed-up is wider than {precision_target:.1%}: "
@@ -102,7 +102,7 @@ class Recorder:
 
     def _latency(self, name: str, series: TimingSeries, samples: int) -> None:
         latencies = series.latencies_ms
-        shown = series.unsettled or series.warm_up
+        warm_up = series.unsettled or series.warm_up
         self.change(
             name,
             latency=latency_of(latencies),
@@ -112,7 +112,7 @@ class Recorder:
             round_medians_ms=tuple(series.round_medians_ms),
             launch_rounds=tuple(map(len, series.launches_ms)),
             gpu_memory_rounds_bytes=tuple(series.gpu_memory_bytes),
-            warm_up=shown and WarmUp(shown.calls, shown.seconds, shown.stable),
+            warm_up=warm_up and WarmUp(warm_up.calls, warm_up.seconds, warm_up.stable),
         )
         if len(latencies) < 100:
             self.warn(name, f"p99 from {len(latencies)} calls is the slowest of them; measure longer")
@@ -123,7 +123,7 @@ class Recorder:
                 "launch or more: measure again, on a quieter machine",
             )
         if series.keeps_spinning:
-            self.warn(name, "its threads never come to rest; it was stopped while others were measured")
+            self.warn(name, "its threads never stop spinning; it was paused while others were measured")
 
     def _speedup(self, name: str, base: TimingSeries, timing: TimingSeries) -> None:
         try:
@@ -136,7 +136,7 @@ class Recorder:
             counted = "one launch" if ratio.launches == 1 else f"{ratio.launches} launches"
             self.warn(
                 name,
-                f"its speed-up rests on {counted}, and processes of one file differ: "
+                f"its speed-up comes from {counted}, and launches of one artifact differ: "
                 "measure longer (max time)",
             )
         if self._rows[name].precision == "int8" and ratio.verdict == "slower":
@@ -144,7 +144,7 @@ class Recorder:
 
 
 def latency_of(latencies_ms: Sequence[float]) -> Latency:
-    """Return the percentiles of calls, each a latency that was measured but the median of an even number."""
+    """Return the percentiles of calls: measured latencies, except that a median may be the mean of two."""
     return Latency(
         median_ms=float(np.median(latencies_ms)),
         p90_ms=percentile(latencies_ms, 0.90),

@@ -1,8 +1,8 @@
-"""Launches and rounds: every artifact is started several times, and runs one block per round, in balanced
-order, until the intervals are narrow.
+"""Time artifacts against each other. Each starts several times (launches); in each round every artifact runs
+one block, in balanced order. Measuring stops when the intervals are narrow.
 
-A launch warms up until Pettitt's test finds no point in the later half of the block medians where the level
-changes (Pettitt 1979, "A non-parametric approach to the change-point problem", Applied Statistics 28).
+A launch warms up until Pettitt's test finds no change of level in the later half of the block medians
+(Pettitt 1979, "A non-parametric approach to the change-point problem", Applied Statistics 28).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def warm_up(
     limit_s: float = LIMIT_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> TimedWarmUp:
-    """Call until the latency is stable; `time_calls` makes so many calls, in so many nanoseconds each."""
+    """Call until the latency is stable; `time_calls(n)` returns the nanoseconds of each of `n` calls."""
     begin = clock()
     medians: list[float] = []
     calls, iterations = 0, 1
@@ -51,23 +51,23 @@ def warm_up(
         calls += len(durations)
         medians.append(median(durations))
         iterations = max(round(_WARM_UP_BLOCK_S * 1e9 / max(min(medians[-_WINDOW:]), 1.0)), 1)
-        spent = clock() - begin
-        stable = spent >= LEAST_S and is_stable(medians)
-        if stable or spent >= limit_s:
-            return TimedWarmUp(calls, spent, stable, min(medians[-_WINDOW:]))
+        elapsed_s = clock() - begin
+        stable = elapsed_s >= LEAST_S and is_stable(medians)
+        if stable or elapsed_s >= limit_s:
+            return TimedWarmUp(calls, elapsed_s, stable, min(medians[-_WINDOW:]))
 
 
 def is_stable(medians: Sequence[float]) -> bool:
-    """Return whether the later half of block medians, at least 12 of them, shows no change of level."""
+    """Return whether the later half of the block medians, 12 or more, shows no change of level."""
     window = medians[-max(_WINDOW, len(medians) // 2) :]
     return len(window) >= _WINDOW and change_significance(window) > _SIGNIFICANCE
 
 
 def change_significance(values: Sequence[float]) -> float:
-    """Return the significance of the likeliest change of level, in [0, 1]; small where there is one.
+    """Return the significance of the most likely change of level, in [0, 1]; small if the level changes.
 
-    Pettitt's approximation `2 exp(-6 K**2 / (n**3 + n**2))`, K the largest of the rank sums
-    `sum of sign(x_i - x_j)` over all i up to t and j behind it.
+    Pettitt's approximation is `2 exp(-6 K**2 / (n**3 + n**2))`. K is the largest magnitude, over t, of the
+    sum of `sign(x_i - x_j)` over all i up to t and all j after it.
     """
     n = len(values)
     rank_sum, largest = 0, 0
@@ -77,14 +77,14 @@ def change_significance(values: Sequence[float]) -> float:
     return min(2.0 * math.exp(-6.0 * largest**2 / (n**3 + n**2)), 1.0)
 
 
-BLOCK_S = 0.15  # long against the clock and the scheduler, short enough for many rounds
-FEWEST_LAUNCHES = 5  # to stop early: few can lie close together by chance, and would be believed
+BLOCK_S = 0.15  # far above the resolution of clock and scheduler, short enough for many rounds
+FEWEST_LAUNCHES = 5  # to stop early: fewer may agree by chance
 _FEWEST_LAUNCH_ROUNDS = 4
-_FEWEST_SLOW_ROUNDS = 2  # where rounds are so slow that launches would be few
-_ROUND_VARIANCE = 3.0  # of a round, in units of that of a launch, until it can be told
-_DISCARD = 2  # calls after an idle pause: caches and threads wake up
+_FEWEST_SLOW_ROUNDS = 2  # per launch, if rounds take so long that few launches fit
+_ROUND_VARIANCE = 3.0  # of a round, in units of a launch's variance, before there is an estimate
+_DISCARD = 2  # calls after an idle pause, slow because of cold caches and sleeping threads
 _FEWEST_CALLS = 3
-_PATIENCE = 20.0  # times what a block should take, before its worker is given up
+_PATIENCE = 20.0  # multiple of a block's expected time after which its worker counts as hung
 _LEAST_PATIENCE_S = 30.0
 
 Workers = Mapping[str, Worker]
@@ -92,15 +92,15 @@ Workers = Mapping[str, Worker]
 
 @dataclass
 class TimingSeries:
-    """What was timed of one artifact.
+    """Timings of one artifact.
 
     Attributes:
         iterations: Calls per block.
-        warm_up, unsettled: Of its last launch, and of a launch whose latency did not settle.
-        launches_ms: Of each launch the median of each block; `latencies_ms` has every timed call.
-        gpu_memory_bytes: What its process held on a GPU behind each block, where that is told.
-        failure: Set when it failed in the middle; it is left out of further rounds.
-        keeps_spinning: Whether its threads went on spinning after a block, so that it was frozen in between.
+        warm_up, unsettled: Warm-up of the last launch, and of a launch whose latency did not settle.
+        launches_ms: Median of each block, by launch; `latencies_ms` has every timed call.
+        gpu_memory_bytes: GPU memory of its process after each block, if available.
+        failure: The error that ended its measurement; it takes no part in further rounds.
+        keeps_spinning: Whether its threads spin on after a block, so that its process is frozen in between.
     """
 
     iterations: int = 1
@@ -114,7 +114,7 @@ class TimingSeries:
 
     @property
     def round_medians_ms(self) -> list[float]:
-        """Median of each block, one for each round; of all launches, one after the other."""
+        """Median of each block, over all launches in order."""
         return [value for launch in self.launches_ms for value in launch]
 
 
@@ -131,33 +131,35 @@ def measure(
     gpu_memory: Callable[[str, int], int | None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Time loaded and fed workers against each other, launch after launch.
+    """Time loaded workers, which have their feeds, launch after launch, and add the results to `timed`.
 
-    An artifact that fails is left out of further rounds, and its process is ended; the others go on. Without
-    a baseline there is nothing to compare with, but the others get the rounds that their own figures need.
+    An artifact that fails takes no part in further rounds, and its process ends. If the baseline fails, the
+    others still complete the rounds that their latencies need. An interrupt leaves `timed` valid.
 
-    `relaunch` ends the workers and starts new ones of all that have not failed; it sets `failure` of those
-    that do not start. What is in `timed` when this is interrupted is whole. Of `options`, no launch is begun
-    that would not end before `max_time_s`, and no round after it, but the first eight; launches behind the
-    first and their warm-up are contained. `decided` is asked at the end of a launch whether to stop, in place
-    of `precision_target`. `launch_s` is what a launch takes, before the first of them was timed. `gpu_memory`
-    tells what a process holds on its GPU, in bytes, or None; it is asked between blocks.
+    Args:
+        relaunch: Ends all workers, starts those without a `failure` again, and sets the `failure` of a worker
+            that does not start.
+        options: No launch starts that would end after `max_time_s`, and no round starts after it, except the
+            first eight. This time includes the later launches with their warm-ups.
+        launch_s: Expected time of a launch, until the first one is timed.
+        decided: Called after a launch; returns whether to stop, in place of `precision_target`.
+        gpu_memory: Returns a process's GPU memory in bytes, or None; called between blocks.
     """
     budget = _Budget(options, launch_s, decided)
-    orders = itertools.cycle(balanced_orders(list(workers)))  # over launches: together they are balanced
-    began = clock()
+    orders = itertools.cycle(balanced_orders(list(workers)))  # balanced over all launches together
+    launch_began = clock()
     for launch in itertools.count(1):
         for name, worker in workers.items():
             timed[name].launches_ms.append([])
-            _guard(timed[name], worker, functools.partial(_warm_up, worker, options.max_time_s, clock))
-        budget.launched(launch, began, clock())
+            _attempt(timed[name], worker, functools.partial(_warm_up, worker, options.max_time_s, clock))
+        budget.launched(launch, launch_began, clock())
         step: _Step = "round"
         for count in itertools.count(1):
             for name in (name for name in next(orders) if name in workers):
-                _guard(timed[name], workers[name], functools.partial(_block, workers[name]))
+                _attempt(timed[name], workers[name], functools.partial(_record_block, workers[name]))
                 if gpu_memory is not None and timed[name].failure is None:
-                    held = gpu_memory(name, workers[name].pid)
-                    timed[name].gpu_memory_bytes += [] if held is None else [held]
+                    memory_bytes = gpu_memory(name, workers[name].pid)
+                    timed[name].gpu_memory_bytes += [] if memory_bytes is None else [memory_bytes]
             uncertainty = _uncertainty(timed, baseline)
             widest = f", widest interval {uncertainty.widest:.1%}" if uncertainty.widest < 1 else ""
             progress(f"launch {launch}, round {count}{widest}")
@@ -166,19 +168,18 @@ def measure(
                 break
         if step == "end":
             return
-        began = clock()
+        launch_began = clock()
         workers = relaunch()
 
 
 Decided = Callable[[Mapping[str, TimingSeries]], bool]
-"""A rule of its own for when enough was measured: whether to stop, of what was timed until now."""
+"""Return whether the timings so far suffice to stop."""
 _Step = Literal["round", "launch", "end"]
 
 
 @dataclass
 class _Uncertainty:
-    """The widest interval of a speed-up, the largest variance that a round leaves, and the fewest launches
-    that counted; see `Level`."""
+    """The widest interval of a speed-up, the largest `Level.round_variance`, the fewest `Level.launches`."""
 
     widest: float = 0.0
     variance: float = 0.0
@@ -187,8 +188,8 @@ class _Uncertainty:
 
 @dataclass
 class _Budget:
-    """What to do with the time there is: `launch_s` is what the last launch took until it was warm,
-    `start_s` and `warm_s` are when the first launch and the last one were."""
+    """Decide how to spend `max_time_s`. `launch_s` is the time of the last launch with its warm-up; `start_s`
+    and `warm_s` are when the first and the last launch were warm."""
 
     options: BenchOptions
     launch_s: float
@@ -197,7 +198,7 @@ class _Budget:
     warm_s: float = 0.0
 
     def launched(self, launch: int, began_s: float, now_s: float) -> None:
-        """Remember what a launch took; the start of the first was timed elsewhere, here its warm-up."""
+        """Record the time of a launch; of the first only the warm-up, added to its start in `launch_s`."""
         self.launch_s = now_s - began_s + (self.launch_s if launch == 1 else 0.0)
         self.start_s, self.warm_s = (now_s if launch == 1 else self.start_s), now_s
 
@@ -205,26 +206,26 @@ class _Budget:
         self, launch: int, count: int, uncertainty: _Uncertainty, timed: Mapping[str, TimingSeries],
         base: TimingSeries, now_s: float,
     ) -> _Step:  # fmt: skip
-        enough = max(len(series.round_medians_ms) for series in timed.values()) >= FEWEST_ROUNDS
-        over = now_s - self.start_s > self.options.max_time_s or base.failure is not None
-        if all(series.failure for series in timed.values()) or (enough and over):
+        has_enough_rounds = max(len(series.round_medians_ms) for series in timed.values()) >= FEWEST_ROUNDS
+        must_stop = now_s - self.start_s > self.options.max_time_s or base.failure is not None
+        if all(series.failure for series in timed.values()) or (has_enough_rounds and must_stop):
             return "end"
         round_s = (now_s - self.warm_s) / count
         share_s = self.options.max_time_s / FEWEST_LAUNCHES
-        slow = count >= _FEWEST_SLOW_ROUNDS and now_s - self.warm_s > share_s
-        # Rounds a launch that leave the least uncertainty for the time (Kalibera and Jones 2013, 6.3).
-        best = math.sqrt(uncertainty.variance * self.launch_s / round_s) if round_s > 0.0 else 0.0
-        if not slow and count < max(best, _FEWEST_LAUNCH_ROUNDS):
+        is_slow = count >= _FEWEST_SLOW_ROUNDS and now_s - self.warm_s > share_s
+        # Number of rounds per launch with the least uncertainty per time (Kalibera and Jones 2013, 6.3).
+        best_count = math.sqrt(uncertainty.variance * self.launch_s / round_s) if round_s > 0.0 else 0.0
+        if not is_slow and count < max(best_count, _FEWEST_LAUNCH_ROUNDS):
             return "round"
-        if enough and self._is_sure(launch, uncertainty, timed):
+        if has_enough_rounds and self._is_precise(launch, uncertainty, timed):
             return "end"
         remaining_s = self.start_s + self.options.max_time_s - now_s
         if self.launch_s + _FEWEST_SLOW_ROUNDS * round_s < remaining_s:
             return "launch"
-        # Further rounds of this launch would say nothing new, unless it is the only one.
-        return "end" if launch > 1 and enough else "round"
+        # Another round of this launch adds no information, unless it is the only launch.
+        return "end" if launch > 1 and has_enough_rounds else "round"
 
-    def _is_sure(self, launch: int, uncertainty: _Uncertainty, timed: Mapping[str, TimingSeries]) -> bool:
+    def _is_precise(self, launch: int, uncertainty: _Uncertainty, timed: Mapping[str, TimingSeries]) -> bool:
         if self.decided is not None:
             return self.decided(timed)
         counted = min(launch, uncertainty.launches)
@@ -232,7 +233,7 @@ class _Budget:
 
 
 def ask_timing(worker: Worker, expected_s: float, **arguments: Any) -> tuple[list[int], bool]:
-    """Return the nanoseconds of calls, and whether the worker came to rest; one that did not is frozen."""
+    """Return the nanoseconds of calls, and whether the worker's threads came to rest; freeze it if not."""
     answer = worker.ask("time", timeout_s=_patience_s(expected_s), **arguments)
     if not answer["at_rest"]:
         worker.freeze()
@@ -244,7 +245,7 @@ def _warm_up(worker: Worker, max_time_s: float, clock: Callable[[], float], time
 
     def time_calls(iterations: int) -> list[int]:
         nonlocal longest_ns
-        # The very first call may take as long as a compiler does.
+        # The very first call may include compilation.
         patience_s = _patience_s(iterations * longest_ns / 1e9) if longest_ns else None
         answer = worker.ask("time", timeout_s=patience_s, iterations=iterations, rest=False)
         longest_ns = max(longest_ns, *answer["ns"])
@@ -254,7 +255,7 @@ def _warm_up(worker: Worker, max_time_s: float, clock: Callable[[], float], time
     if not timed.warm_up.stable:
         timed.unsettled = timed.warm_up
     timed.iterations = max(int(BLOCK_S * 1e9 / timed.warm_up.call_ns), _FEWEST_CALLS)
-    # The first block does not count, as little as the warm-up does: it shows whether it comes to rest.
+    # Like the warm-up, the first block does not count: it shows whether the threads come to rest.
     _time_block(worker, timed, iterations=1)
 
 
@@ -270,7 +271,7 @@ def _time_block(worker: Worker, timed: TimingSeries, **arguments: int) -> list[f
     return [ns / 1e6 for ns in durations]
 
 
-def _block(worker: Worker, timed: TimingSeries) -> None:
+def _record_block(worker: Worker, timed: TimingSeries) -> None:
     latencies_ms = _time_block(worker, timed, iterations=timed.iterations, discard=_DISCARD)
     timed.latencies_ms.extend(latencies_ms)
     timed.launches_ms[-1].append(median(latencies_ms))
@@ -289,27 +290,27 @@ def _uncertainty(timed: Mapping[str, TimingSeries], baseline: str) -> _Uncertain
     return uncertainty
 
 
-def _guard(timed: TimingSeries, worker: Worker, work: Callable[[TimingSeries], None]) -> None:
+def _attempt(timed: TimingSeries, worker: Worker, step: Callable[[TimingSeries], None]) -> None:
     if timed.failure is None:
         try:
-            work(timed)
+            step(timed)
         except QCompileError as error:
             timed.failure = error
-            worker.kill()  # it is asked no more
+            worker.kill()  # no further request follows
 
 
 T = TypeVar("T")
 
 
 def balanced_orders(items: Sequence[T]) -> list[list[T]]:
-    """Return orders of `n` items in which each follows each other equally often: `n`, or `2 n` for odd `n`.
+    """Return orders of `n` items in which each follows each other equally often: `n`, or `2 n` if n is odd.
 
-    A block can feel what ran before it: caches, clocks, heat. The rows of a Williams square (Williams 1949,
-    "Experimental designs balanced for the estimation of residual effects of treatments") have every item at
-    every place once, and behind every other one once; an odd number needs its mirror image too.
+    A block may depend on the one before it: caches, clocks, heat. In the rows of a Williams square (Williams
+    1949, "Experimental designs balanced for the estimation of residual effects of treatments") every item has
+    every place once, and follows every other once; an odd number needs the mirror image, too.
     """
     n = len(items)
-    # 0, n-1, 1, n-2, ...: the steps between neighbours are all different.
+    # 0, n-1, 1, n-2, ...: all steps between neighbours differ.
     first = [n - 1 - place // 2 if place % 2 else place // 2 for place in range(n)]
     rows = [[items[(place + shift) % n] for place in first] for shift in range(n)]
     return rows + [row[::-1] for row in rows] if n % 2 and n > 1 else rows

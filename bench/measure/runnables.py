@@ -1,4 +1,4 @@
-"""Choose the artifacts of a benchmark and its baseline, and run each in a process, launch after launch."""
+"""Choose the artifacts of a benchmark and its baseline; start a worker process for each at every launch."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .rounds import TimingSeries
 def choose_runnables(
     artifacts: Sequence[str] | Mapping[str, str], spec: BenchSpec, devices: Sequence[int | None] = ()
 ) -> tuple[list[RunnableArtifact], str]:
-    """Return what is measured, the baseline first, and the baseline's name.
+    """Return the artifacts to measure, baseline first, and the baseline's name.
 
-    Every MODEL among the artifacts comes once more in each of `torch_modes`, those of `models` do not. Every
-    artifact comes once more on each further one of `devices` that its engine runs on, and engines of TensorRT
-    with CUDA graphs as `cuda_graph` says.
+    Each MODEL in `artifacts`, but not in `models`, is repeated in each of `torch_modes`. Each artifact is
+    repeated on each further entry of `devices` that its runtime supports. With `cuda_graph=None` a TensorRT
+    engine runs with a CUDA graph if possible, with False without; True adds rows with it.
     """
     baseline, cuda_graph, pythons = spec.baseline, spec.cuda_graph, parse_interpreters(spec.python)
     named = dict(artifacts) if isinstance(artifacts, Mapping) else {}
@@ -45,29 +45,29 @@ def choose_runnables(
         short = short_name(baseline)
         base = f"{short} (baseline)" if short in named else short
         named = {base: baseline, **named}
-    alone = dict(text.split("=", 1) for text in spec.models)
-    if twice := sorted(alone.keys() & named.keys()):
-        raise InvalidOption(f"`models`: the name {twice[0]!r} is taken", option="models")
+    models = dict(text.split("=", 1) for text in spec.models)
+    if duplicates := sorted(models.keys() & named.keys()):
+        raise InvalidOption(f"`models`: the name {duplicates[0]!r} is taken", option="models")
 
-    def placed(group: Mapping[str, str]) -> Iterator[RunnableArtifact]:
+    def on_devices(group: Mapping[str, str]) -> Iterator[RunnableArtifact]:
         for name, artifact in group.items():
             described = describe(artifact, name, trust=spec.trust, pythons=pythons)
             if cuda_graph is None and _is_plan(described):
                 described = replace(described, mode=CUDA_GRAPH, falls_back=True)
             yield from _on_devices(described, devices)
 
-    listed = list(placed(named))
-    runnables = [*listed, *placed(alone)]
+    listed = list(on_devices(named))
+    runnables = [*listed, *on_devices(models)]
     reference = next(runnable for runnable in runnables if runnable.name == base)
     if reference.why_not:
         raise InvalidOption(f"baseline {baseline}: cannot run here: {reference.why_not}")
-    in_modes = [runnable for runnable in listed if runnable.engine == "pytorch"]
-    if spec.torch_modes and not in_modes:
+    torch_models = [runnable for runnable in listed if runnable.engine == "pytorch"]
+    if spec.torch_modes and not torch_models:
         raise InvalidOption("`torch_modes`: no artifact is a PyTorch MODEL", option="torch_modes")
     for mode in dict.fromkeys(spec.torch_modes):
         runnables += [
             replace(model, name=f"{model.name} ({mode})", mode=mode, precision=_precision(model, mode))
-            for model in in_modes
+            for model in torch_models
         ]
     if cuda_graph:
         plans = [runnable for runnable in runnables if _is_plan(runnable)]
@@ -88,7 +88,7 @@ def choose_runnables(
 
 
 def _precision(model: RunnableArtifact, mode: str) -> str:
-    """What a MODEL computes in, in a mode: autocast's default is bfloat16 on processors, float16 on GPUs."""
+    """Return a MODEL's precision in a mode; autocast's default is bfloat16 on processors, float16 on GPUs."""
     if mode == "half":
         return "fp16"
     if mode == "autocast":
@@ -101,22 +101,22 @@ def _is_plan(runnable: RunnableArtifact) -> bool:
 
 
 def _on_devices(runnable: RunnableArtifact, devices: Sequence[int | None]) -> list[RunnableArtifact]:
-    """The artifact on each device where it runs; where it does by itself if that is none of them."""
-    names = [
+    """Return a copy of the artifact for each supported device; without any, the artifact itself."""
+    device_names = [
         device_text(number) for number in devices if ("cpu" if number is None else "cuda") in runnable.places
     ]
-    placed = [
+    copies = [
         replace(runnable, device=device, name=f"{runnable.name} ({device})" if index else runnable.name)
-        for index, device in enumerate(names)
+        for index, device in enumerate(device_names)
     ] or [runnable]
-    for index, copy in enumerate(placed):
+    for index, copy in enumerate(copies):
         if copy.device.startswith("cuda") and copy.runs_on == "CPU":
-            placed[index] = replace(copy, runs_on="GPU")
-    return placed
+            copies[index] = replace(copy, runs_on="GPU")
+    return copies
 
 
 def row_of(runnable: RunnableArtifact) -> Row:
-    """Return the row of an artifact, before anything is measured."""
+    """Return the row of an artifact before measuring."""
     return Row(
         name=runnable.name,
         artifact=runnable.artifact,
@@ -137,7 +137,7 @@ def row_of(runnable: RunnableArtifact) -> Row:
 
 
 class WorkerPool:
-    """The workers of all artifacts that can run here."""
+    """The worker processes of all artifacts that can run here."""
 
     def __init__(
         self,
@@ -156,14 +156,13 @@ class WorkerPool:
         self.workers: dict[str, Worker] = {}
         self.timed: dict[str, TimingSeries] = {}
         self.cpu_s, self.switches = 0.0, 0
-        """Processor time and lost cores of all workers, of the first launch since `mark_usage`."""
+        """CPU seconds and involuntary context switches of all workers since `mark_usage`."""
 
     def close(self) -> None:
-        """End all workers."""
         self._stack.close()
 
     def start(self) -> float:
-        """Start and load one worker after the other, undisturbed; return the seconds that it took."""
+        """Start and load one worker after the other, without other load; return the elapsed seconds."""
         began = time.monotonic()
         for runnable in self._runnables:
             if self._recorder.is_measured(runnable.name):
@@ -172,7 +171,7 @@ class WorkerPool:
         return time.monotonic() - began
 
     def relaunch(self) -> Mapping[str, Worker]:
-        """End all workers, and start those again that have not failed; one that does not start has then."""
+        """End all workers and start those without a failure again; a failed start becomes their failure."""
         self.count_usage()
         self._stack.close()
         self.workers.clear()
@@ -184,14 +183,14 @@ class WorkerPool:
                     self._start(runnable)
                 except QCompileError as error:
                     timed.failure = error
-        self._used = dict.fromkeys(self.workers, (0.0, 0))  # their start was ours too
+        self._used = dict.fromkeys(self.workers, (0.0, 0))  # counts their start, too
         return self.workers
 
     def mark_usage(self) -> None:
-        """Remember what the workers have used until now: it does not count."""
+        """Record the workers' usage so far, which `count_usage` subtracts."""
         self._used = {}
         for name, worker in self.workers.items():
-            with contextlib.suppress(QCompileError):  # one that has failed is reported elsewhere
+            with contextlib.suppress(QCompileError):  # the benchmark reports failed workers elsewhere
                 answer = worker.ask("usage")
                 self._used[name] = answer["cpu_s"], answer["involuntary_switches"]
 
@@ -205,8 +204,8 @@ class WorkerPool:
         self._used = {}
 
     def _start(self, runnable: RunnableArtifact) -> None:
-        launch = f" again ({self._launches + 1})" if self._launches else ""
-        self._progress(f"load {runnable.name}{launch}")
+        suffix = f" again ({self._launches + 1})" if self._launches else ""
+        self._progress(f"load {runnable.name}{suffix}")
         worker = self._stack.enter_context(
             Worker(
                 runnable.name,
@@ -217,9 +216,9 @@ class WorkerPool:
             )
         )
         try:
-            began = worker.hello()["started_ms"]
-            answer = start(worker, runnable, self._runnables, self._threads)
-            fed = worker.ask("feed", path=str(self._feeds))
+            started_ms = worker.hello()["started_ms"]
+            load_answer = start(worker, runnable, self._runnables, self._threads)
+            feed_answer = worker.ask("feed", path=str(self._feeds))
         except QCompileError as error:
             worker.kill()
             if runnable.falls_back and isinstance(error, ModelError) and not self._launches:
@@ -229,21 +228,21 @@ class WorkerPool:
                 raise
             self._recorder.failed(runnable.name, error)
             return
-        if not fed["at_rest"]:
+        if not feed_answer["at_rest"]:
             worker.freeze()
         if not self._launches:
-            cold_start = ColdStart(began, answer["load_ns"] / 1e6, fed["first_ns"] / 1e6)
+            cold_start = ColdStart(started_ms, load_answer["load_ns"] / 1e6, feed_answer["first_ns"] / 1e6)
             self._recorder.change(
                 runnable.name, cold_start=cold_start, load_ms=cold_start.load_ms,
-                contains=answer["contains"], packages=answer["packages"],
+                contains=load_answer["contains"], packages=load_answer["packages"],
             )  # fmt: skip
-            if answer["weights"]:
-                self._recorder.weights(runnable.name, WeightsHeld(**answer["weights"]))
-            self._recorder.warn(runnable.name, *fed["notes"])
+            if load_answer["weights"]:
+                self._recorder.weights(runnable.name, WeightsHeld(**load_answer["weights"]))
+            self._recorder.warn(runnable.name, *feed_answer["notes"])
         self.workers[runnable.name] = worker
 
     def _start_without_graph(self, runnable: RunnableArtifact, error: ModelError) -> None:
-        """Start an engine plainly, in a process that has seen no capture, now and in all further launches."""
+        """Start an engine without a CUDA graph, in a new process, in this launch and all later ones."""
         plain = replace(runnable, mode="eager", falls_back=False)
         self._runnables = [plain if item is runnable else item for item in self._runnables]
         self._start(plain)

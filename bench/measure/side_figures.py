@@ -1,5 +1,5 @@
-"""Figures beside the latency: times by the GPU's clock, energy, times of layers, and curves over batch sizes,
-clients that call at once, and inferences in flight, each point one second after a short warm-up."""
+"""Measure figures beside the latency: GPU-clock times, energy, layer times, and curves over batch sizes,
+concurrent clients, and inferences in flight. Each point takes one second after a short warm-up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GPU_CALLS = 50
 
 
 def measure_gpu_latencies(workers: Workers, recorder: Recorder) -> None:
-    """Measure by the GPU's clock what TensorRT and PyTorch run there; other runtimes have none."""
+    """Measure latencies by the GPU's clock for TensorRT and PyTorch; other runtimes have no such clock."""
     for name, worker in workers.items():
         row = recorder[name]
         has_clock = row.engine == "pytorch" or row.engine.startswith("tensorrt")
@@ -49,13 +49,13 @@ def measure_energy(
         recorder.attempt(name, partial(_energy, worker, warm_up.call_ns, samples, gpu), "energy")
 
 
-# Energy is that of counters of the whole board (NVML) or package (RAPL): whatever else runs is contained.
+# NVML counts the energy of the whole board, RAPL that of the whole package, other programs included.
 POWERCAP = Path("/sys/class/powercap")
-RUN_S = 2.0  # NVML renews its counter some ten times a second
+RUN_S = 2.0  # NVML updates its counter about ten times per second
 
 
 def _energy(worker: Worker, call_ns: float, samples: int, gpu: int | None) -> Energy:
-    """Run an artifact for two seconds between two readings of a counter; return the energy, or why not."""
+    """Run an artifact for two seconds between two counter readings; return the energy, or why not."""
     read, source, why_not = rapl_counter() if gpu is None else _gpu_counter(gpu)
     if read is None:
         return Energy(unavailable=why_not)
@@ -66,31 +66,31 @@ def _energy(worker: Worker, call_ns: float, samples: int, gpu: int | None) -> En
 
 
 def rapl_counter(folder: Path = POWERCAP) -> tuple[Callable[[], float] | None, str, str]:
-    """Return a counter of millijoules over all processor packages, its source, and why there is none.
+    """Return a counter of millijoules over all processor packages and its source, or None and the reason.
 
-    https://docs.kernel.org/power/powercap/powercap.html. Counters that wrap around are unwrapped.
+    See https://docs.kernel.org/power/powercap/powercap.html. The counter corrects wrap-around.
     """
     packages = sorted(
         zone for zone in folder.glob("intel-rapl:*")
         if zone.name.count(":") == 1 and (read_system(str(zone / "name")) or "").startswith("package")
     )  # fmt: skip
     if not packages:
-        return None, "", f"this system tells no energy (no intel-rapl in {folder})"
-    limits, last, carried = {}, {}, dict.fromkeys(packages, 0)
+        return None, "", f"this system reports no energy (no intel-rapl in {folder})"
+    limits_uj, last_uj, wrapped_uj = {}, {}, dict.fromkeys(packages, 0)
     for path in packages:
         try:
-            limits[path] = int((path / "max_energy_range_uj").read_text())
-            last[path] = int((path / "energy_uj").read_text())
+            limits_uj[path] = int((path / "max_energy_range_uj").read_text())
+            last_uj[path] = int((path / "energy_uj").read_text())
         except OSError as error:
             return None, "", f"{error.filename}: cannot be read ({error.strerror}); root may read it"
 
     def read() -> float:
         for path in packages:
-            now = int((path / "energy_uj").read_text())
-            if now < last[path]:
-                carried[path] += limits[path]
-            last[path] = now
-        return sum(last[path] + carried[path] for path in packages) / 1e3
+            now_uj = int((path / "energy_uj").read_text())
+            if now_uj < last_uj[path]:
+                wrapped_uj[path] += limits_uj[path]
+            last_uj[path] = now_uj
+        return sum(last_uj[path] + wrapped_uj[path] for path in packages) / 1e3
 
     return read, f"RAPL, {len(packages)} processor package(s), idle power contained", ""
 
@@ -100,14 +100,14 @@ def _gpu_counter(gpu: int) -> tuple[Callable[[], float] | None, str, str]:
     if nvml is None:
         return None, "", why_not
     if nvml.energy_mj() is None:
-        return None, "", "this GPU does not tell its energy to NVML"
+        return None, "", "this GPU does not report its energy to NVML"
     return lambda: nvml.energy_mj() or 0.0, "NVML, the whole board, idle power contained", ""
 
 
 def measure_layer_times(workers: Workers, recorder: Recorder, progress: Progress) -> None:
-    """Ask for the times of all layers; where a runtime tells none, the row has the reason as a warning.
+    """Record the times of all layers; if a runtime reports none, record its reason as a warning.
 
-    It must come last: each worker closes what it has measured, and opens the artifact with the profiler on.
+    This step must be the last: each worker closes its artifact and opens it again with the profiler on.
     """
 
     def step(name: str, worker: Worker) -> None:
@@ -121,17 +121,17 @@ def measure_layer_times(workers: Workers, recorder: Recorder, progress: Progress
 POINT_S = 1.0
 _WARM_UP_S = 2.0
 _FEWEST_CALLS = 5
-_AT_ONCE: dict[str, tuple[str, Curve, str]] = {
+_CONCURRENCY_MODES: dict[str, tuple[str, Curve, str]] = {
     "clients": ("clients", "concurrency", "clients"),
     "streams": ("in_flight", "in_flight", "in flight"),
 }
-"""Option to the request of the worker, the curve of the row, and words."""
+"""Option to the worker's request, the row's curve, and the words for progress."""
 
 
 def sweep_batches(
     workers: Workers, recorder: Recorder, feeds_of: Mapping[int, Feeds], folder: Path, progress: Progress
 ) -> None:
-    """Measure over batch sizes; afterwards the workers have the feeds in the folder again."""
+    """Measure over batch sizes; afterwards give the workers the feeds of the folder again."""
     for batch_size, feeds in feeds_of.items():
         path = folder / f"batch-{batch_size}.npz"
         save_arrays(path, feeds)
@@ -161,24 +161,24 @@ def sweep_at_once(
     samples: int,
     progress: Progress,
 ) -> None:
-    """Measure over numbers of clients, threads that call one artifact in a closed loop; and, of what runs on
-    a GPU, over numbers of inferences that one thread keeps in flight ("streams").
+    """Measure over numbers of clients, threads that call one artifact in a closed loop; on a GPU, also over
+    numbers of inferences that one thread has in flight ("streams").
 
-    The latency of a point of the latter is from the start of an inference until its outputs were waited for.
+    The latency of an inference in flight lasts from its start until its outputs are ready.
     """
     on_gpu = {name: worker for name, worker in workers.items() if recorder[name].device.startswith("cuda")}
     for option, counts in counts_of.items():
-        _, _, words = _AT_ONCE[option]
+        _, _, label = _CONCURRENCY_MODES[option]
         for count in counts:
-            progress(f"{count} {words}")
-            step = partial(_at_once, recorder, option, count, samples)
-            each_worker(workers if option == "clients" else on_gpu, recorder, f"{count} {words}", step)
+            progress(f"{count} {label}")
+            step = partial(_run_point, recorder, option, count, samples)
+            each_worker(workers if option == "clients" else on_gpu, recorder, f"{count} {label}", step)
 
 
-def _at_once(recorder: Recorder, option: str, count: int, samples: int, name: str, worker: Worker) -> None:
-    do, curve, _ = _AT_ONCE[option]
+def _run_point(recorder: Recorder, option: str, count: int, samples: int, name: str, worker: Worker) -> None:
+    request, curve, _ = _CONCURRENCY_MODES[option]
     arguments: dict[str, Any] = {option: count, "seconds": POINT_S}
-    answer = worker.ask(do, **arguments)
+    answer = worker.ask(request, **arguments)
     if not answer["at_rest"]:
         worker.freeze()
     throughput_per_s = samples * len(answer["ns"]) / (answer["wall_ns"] / 1e9)
@@ -186,19 +186,16 @@ def _at_once(recorder: Recorder, option: str, count: int, samples: int, name: st
 
 
 def each_worker(
-    workers: Workers, recorder: Recorder, what: str, step: Callable[[str, Worker], object]
+    workers: Workers, recorder: Recorder, subject: str, step: Callable[[str, Worker], object]
 ) -> None:
-    """Do a step with every worker that can be asked.
-
-    One that fails is a warning: the artifact's other figures stand. A dead worker is asked no more.
-    """
+    """Run `step` for every worker that responds; a failure becomes a warning, and a dead worker is ended."""
     for name, worker in workers.items():
         if not recorder.is_measured(name) or recorder[name].output_tail:
             continue
         try:
             step(name, worker)
         except QCompileError as error:
-            recorder.warn(name, f"{what}: {error.message.removeprefix(f'{name}: ')}")
+            recorder.warn(name, f"{subject}: {error.message.removeprefix(f'{name}: ')}")
             if isinstance(error, WorkerError):
                 recorder.change(name, output_tail=str(error.data.get("output", "")) or error.message)
                 worker.kill()

@@ -1,12 +1,9 @@
-"""Accuracy over a data set, its drop against the baseline, and the drop's interval.
+"""Accuracy of each artifact over the evaluation data, its drop against the baseline, and the drop's interval.
 
-`metrics.names` lists the metrics. A drop is positive where the artifact is worse, whichever way the metric
-counts. It is in points (hundredths of a share) for shares, and in the metric's own units otherwise
-(`results.row.unit_of`).
+`metrics.names` lists the metrics. A positive drop means worse than the baseline, whether more or less of the
+metric is better. It is in points (hundredths) for shares, else in the metric's unit (`results.row.unit_of`).
 
-Measure accuracy and output differences of all artifacts over the evaluation data.
-
-All workers run the same batch before the next is read, so what is in memory does not grow with the data.
+All workers run one batch before the next one is read, so memory does not grow with the data.
 """
 
 from __future__ import annotations
@@ -50,23 +47,23 @@ MOST_CLASSES_LISTED = 50
 
 
 class ScoreSums:
-    """What is kept of one artifact's answers while the data goes by: the scores of each batch, in order."""
+    """The scores of one artifact, batch by batch in order, without its outputs."""
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
         self.scored: list[Scored] = []
-        self.samples, self._same, self._predictions = 0, 0, 0
+        self.samples, self._agreeing, self._predictions = 0, 0, 0
         self._values: Values | None = None
-        self._joined: Scored | None = None
+        self._joined_scores: Scored | None = None
 
     def add(self, scored: Scored, baseline: Scored, samples: int) -> None:
-        mine, theirs = scored.predictions, baseline.predictions
-        if mine is not None and theirs is not None and mine.shape == theirs.shape:
-            self._same += int((mine == theirs).sum())
-            self._predictions += mine.size
+        predicted, expected = scored.predictions, baseline.predictions
+        if predicted is not None and expected is not None and predicted.shape == expected.shape:
+            self._agreeing += int((predicted == expected).sum())
+            self._predictions += predicted.size
         self.scored.append(replace(scored, predictions=None))
         self.samples += samples
-        self._values = self._joined = None
+        self._values = self._joined_scores = None
 
     @property
     def units(self) -> int:
@@ -78,24 +75,24 @@ class ScoreSums:
 
     @property
     def joined(self) -> Scored:
-        if self._joined is None:
-            self._joined = joined(self.scored)
-        return self._joined
+        if self._joined_scores is None:
+            self._joined_scores = joined(self.scored)
+        return self._joined_scores
 
     @property
     def agreement(self) -> float | None:
-        """Share of predictions that are the baseline's; None where nothing is predicted."""
-        return self._same / self._predictions if self._predictions else None
+        """Share of predictions equal to the baseline's; None without predictions."""
+        return self._agreeing / self._predictions if self._predictions else None
 
     def agreement_low(self, candidates: int) -> float | None:
-        """Return the exact lower bound of `agreement`; None where a sample has several predictions, which are
-        not independent."""
+        """Return the exact lower bound of `agreement`; None if a sample has several predictions, since those
+        are not independent."""
         if not self._predictions or self._predictions != self.samples:
             return None
-        return clopper_pearson(self._same, self._predictions, tail_of(candidates))[0]
+        return clopper_pearson(self._agreeing, self._predictions, tail_of(candidates))[0]
 
     def values(self) -> Values:
-        """Return the metric as a function of the weights of the units; made once."""
+        """Return the metric as a function of the units' weights; cached."""
         if self._values is None:
             self._values = self.metric.values(self.joined)
         return self._values
@@ -110,9 +107,9 @@ class ScoreSums:
 
 
 def accuracy(sums: ScoreSums, baseline: ScoreSums, candidates: int = 1) -> Accuracy:
-    """Return the accuracy of an artifact; `sums is baseline` for the baseline's own.
+    """Return the accuracy of an artifact, or of the baseline if `sums is baseline`.
 
-    `candidates` is how many artifacts are judged on these samples, of which one may be chosen.
+    `candidates` is the number of artifacts judged on these samples, from which one may be chosen.
     """
     metric, value = sums.metric, sums.value()
     drop = float(metric.drop(baseline.value(), value)) + 0.0
@@ -121,32 +118,32 @@ def accuracy(sums: ScoreSums, baseline: ScoreSums, candidates: int = 1) -> Accur
             metric.name, value, drop, samples=sums.samples, higher_is_better=metric.higher_is_better
         )
     require_pairs(baseline.units, sums.units)
-    compared = _compare_units(sums, baseline, tail_of(candidates))
-    values = sums.by_class
+    comparison = _compare_units(sums, baseline, tail_of(candidates))
+    class_values = sums.by_class
     changes = [
-        ClassChange(label, before, values[label][0], samples)
+        ClassChange(label, before, class_values[label][0], samples)
         for label, (before, samples) in baseline.by_class.items()
-        if label in values
+        if label in class_values
     ]
     changes.sort(key=lambda change: (-abs(change.value - change.baseline), change.label))
-    low, high = (None, None) if compared.interval is None else compared.interval
+    low, high = (None, None) if comparison.interval is None else comparison.interval
     result = Accuracy(
         metric.name, value, drop, low, high, sums.samples, sums.agreement,
         tuple(changes[:MOST_CLASSES_LISTED]) or None, metric.higher_is_better,
         agreement_low=sums.agreement_low(candidates),
-        units=sums.units, changed=compared.changed, lost=compared.lost, gained=compared.gained,
+        units=sums.units, changed=comparison.changed, lost=comparison.lost, gained=comparison.gained,
         candidates=candidates,
     )  # fmt: skip
     return structs.replace(result, statement=statement(result))
 
 
 class _Units(NamedTuple):
-    """How the units of an artifact compare with the baseline's.
+    """Comparison of an artifact's units with the baseline's.
 
     Attributes:
-        interval: Of the drop, in its unit; None where there are too few units.
-        changed: Units whose score differs.
-        lost, gained: Answers that became wrong, and right; None where answers are not right or wrong.
+        interval: Interval of the drop, in its unit; None if there are too few units.
+        changed: Units with a different score.
+        lost, gained: Answers that became wrong, and right; None unless every answer is right or wrong.
     """
 
     interval: tuple[float, float] | None
@@ -156,20 +153,20 @@ class _Units(NamedTuple):
 
 
 def _compare_units(sums: ScoreSums, baseline: ScoreSums, tail: float) -> _Units:
-    """Compare unit by unit; `bounds` says which interval serves."""
+    """Compare the scores unit by unit and compute the drop's interval; `bounds` lists the cases."""
     metric, units = sums.metric, sums.units
-    scale = metric.drop(1.0, 0.0)  # of a share that falls from 1 to 0
-    mine, theirs = (metric.unit_sums(side.joined) for side in (sums, baseline))
-    if mine is None or theirs is None:
+    scale = metric.drop(1.0, 0.0)  # the drop of a share that falls from 1 to 0
+    scores, base = (metric.unit_sums(side.joined) for side in (sums, baseline))
+    if scores is None or base is None:
         changed, worst = _changed_rows(sums, baseline), None
     else:
-        if _are_right_or_wrong(metric, mine, theirs):
-            falls, rises = (int((a[:, 0] > b[:, 0]).sum()) for a, b in ((theirs, mine), (mine, theirs)))
+        if _are_right_or_wrong(metric, scores, base):
+            falls, rises = (int((a[:, 0] > b[:, 0]).sum()) for a, b in ((base, scores), (scores, base)))
             lost, gained = (falls, rises) if metric.higher_is_better else (rises, falls)
             low, high = right_or_wrong_interval(lost, gained, units, tail)
             return _Units((low * abs(scale), high * abs(scale)), lost + gained, lost, gained)
-        changed = int((mine != theirs).any(axis=1).sum())
-        drops = scale * (theirs[:, 0] - mine[:, 0]) / max(float(theirs[:, 1].mean()), np.finfo(float).tiny)
+        changed = int((scores != base).any(axis=1).sum())
+        drops = scale * (base[:, 0] - scores[:, 0]) / max(float(base[:, 1].mean()), np.finfo(float).tiny)
         worst = (min(0.0, float(drops.min())), max(0.0, float(drops.max())))
     in_points = metric.unit == "points"
     if not in_points and min(units, changed) < min(FEWEST_UNITS, units):
@@ -188,29 +185,29 @@ def _compare_units(sums: ScoreSums, baseline: ScoreSums, tail: float) -> _Units:
 
 
 def _are_right_or_wrong(metric: Metric, *sides: Floats) -> bool:
-    """Return whether each unit counts once, with the value 0 or 1; zeros alone may be errors of any size."""
+    """Return whether each unit counts once, with value 0 or 1. In "units", zeros alone do not prove this."""
     values = np.stack(sides)
     is_binary = bool((values[:, :, 1] == 1.0).all() and np.isin(values[:, :, 0], (0.0, 1.0)).all())
     return is_binary and (metric.unit == "points" or bool(values[:, :, 0].any()))
 
 
 def _changed_rows(sums: ScoreSums, baseline: ScoreSums) -> int:
-    """Return how many units have other rows than the baseline's."""
+    """Return the number of units with other rows than the baseline's."""
     sides = []
     for scored in (sums.joined, baseline.joined):
         counts = np.bincount(scored.unit_of_row, minlength=scored.units)
         sides.append(np.split(scored.table, np.cumsum(counts)[:-1]))
-    return sum(not np.array_equal(mine, theirs, equal_nan=True) for mine, theirs in zip(*sides, strict=True))
+    return sum(not np.array_equal(rows, base, equal_nan=True) for rows, base in zip(*sides, strict=True))
 
 
 def described_inputs(io: ModelIO, runnables: Sequence[RunnableArtifact]) -> Sequence[TensorInfo]:
-    """Return inputs that say how samples become them: what is run, or one artifact's."""
+    """Return the first inputs with a `preprocessing`, of `io` or of an artifact; otherwise `io`'s."""
     inputs = [io.inputs, *(runnable.io.inputs for runnable in runnables if runnable.io is not None)]
     return next((tensors for tensors in inputs if any(t.preprocessing for t in tensors)), io.inputs)
 
 
 def truth_of(batch: Batch, metric: Metric, data: str) -> Truth:
-    """Return what is known of a batch of data; refuse one without the labels that a metric needs."""
+    """Return the labels of a batch as `Truth`; raise DataError if the metric needs labels and none exist."""
     if metric.needs_labels and batch.labels is None:
         raise DataError(
             f"{data}: has no labels, and {metric.name} needs them",
@@ -220,10 +217,7 @@ def truth_of(batch: Batch, metric: Metric, data: str) -> Truth:
 
 
 def check_evaluation(worker: Worker, io: ModelIO, data: str, metric: Metric) -> Metric:
-    """Score the baseline's first batch: what is wrong with labels or metric is said before measuring.
-
-    Returns the metric; the chosen one where `metric` is to choose.
-    """
+    """Score the baseline's first batch to raise errors early; return the metric, for `auto` its choice."""
     batch = next(iter(Data(data, io.inputs)))
     truth = truth_of(batch, metric, data)
     outputs = _infer(worker, batch.feeds)
@@ -241,11 +235,11 @@ def measure_quality(
     forms: Forms = MappingProxyType({}),
     earlier: int = 0,
 ) -> None:
-    """Measure accuracy and difference of every artifact whose row is measured, over evaluation samples.
+    """Measure accuracy and output difference of every measured artifact over the evaluation samples.
 
-    `workers` are the running artifacts by name, the baseline among them; `forms` are of its outputs. Without
-    a metric outputs alone are compared. The failure of an artifact is its own. `earlier` candidates were
-    judged on the samples before.
+    `workers` maps names to running artifacts, including the baseline; `forms` describes its outputs. Without
+    a metric, only outputs are compared. A failure affects only the row of its artifact. `earlier` is the
+    number of candidates that were judged on these samples before.
     """
     samples = Data(data, io.inputs)
     recorder.warn(recorder.base, *(f"evaluation: {note}" for note in samples.notes()))
@@ -256,7 +250,7 @@ def measure_quality(
 def measure_made_difference(
     workers: Mapping[str, Worker], recorder: Recorder, feeds: Feeds, forms: Forms = MappingProxyType({})
 ) -> None:
-    """Measure the difference of outputs on one made input, for want of data."""
+    """Measure the difference of outputs on random input, for a benchmark without data."""
     _compare(workers, recorder, [(feeds, Truth(None, samples_in(feeds), "made input"))], None, forms)
 
 
@@ -272,12 +266,12 @@ def _compare(
     compared = [name for name in workers if name != base and recorder.is_measured(name)]
     differences = {name: RunningDifference(recorder[name].precision, forms) for name in compared}
     sums = {name: ScoreSums(metric) for name in (base, *compared)} if metric else {}
-    # Float32 computes the baseline's function: it is not chosen for its answers.
+    # FP32 and FP64 artifacts do not count as candidates: they compute the baseline's function.
     candidates = earlier + max(1, sum(recorder[name].precision not in EXACT for name in compared))
     for feeds, truth in batches:
         reference = recorder.attempt(base, partial(_infer, workers[base], feeds))
         if reference is None:
-            return  # there is nothing to compare with
+            return  # a failed baseline ends the comparison
         scored = metric.score(reference, reference, truth) if metric else None
         if scored:
             sums[base].add(scored, scored, truth.samples)
@@ -286,7 +280,7 @@ def _compare(
             if outputs is not None:
                 recorder.attempt(name, partial(differences[name].add, reference, outputs))
             if outputs is not None and metric and scored:
-                score = recorder.attempt(name, partial(_scored, metric, outputs, reference, truth))
+                score = recorder.attempt(name, partial(_score_outputs, metric, outputs, reference, truth))
                 if score is not None:
                     sums[name].add(score, scored, truth.samples)
     for name in filter(recorder.is_measured, compared):
@@ -298,7 +292,7 @@ def _compare(
         recorder.attempt(name, partial(accuracy, sums[name], sums[base], candidates), "accuracy")
 
 
-def _scored(metric: Metric, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
+def _score_outputs(metric: Metric, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
     return metric.score(paired(reference, outputs), reference, truth)
 
 

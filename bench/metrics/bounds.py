@@ -1,20 +1,20 @@
-"""Intervals of a drop in accuracy: what the samples at hand say about all samples.
+"""Confidence intervals of a drop in accuracy, from the evaluated samples to all samples.
 
-Baseline and artifact answer the same samples, so every interval is paired. Each end misses with a
-probability of `(1 - DROP_CONFIDENCE) / 2`, divided by the number of candidates that were judged on these
-samples (Bonferroni): the best of six looks better than it is.
+Baseline and artifact answer the same samples, so every interval is paired. Each end misses with probability
+`(1 - DROP_CONFIDENCE) / 2`, divided by the number of candidates judged on these samples (Bonferroni), since
+the best of several candidates looks better than it is.
 
 1. Right or wrong answers, ten samples or more: the score interval of Tango (Equivalence test and confidence
    interval for the difference in proportions for the paired-sample design, Statistics in Medicine 17, 1998).
-   Where no answer changed, its upper end is `z^2 / (n + z^2)`.
+   If no answer changed, its upper end is `z^2 / (n + z^2)`.
 2. Right or wrong answers, fewer than ten samples: the exact bounds of Clopper and Pearson (Biometrika 26,
    1934) on the share of lost answers, and on that of gained ones.
 3. Every other metric: the percentiles of a paired bootstrap (Efron and Tibshirani, An Introduction to the
-   Bootstrap, 1993, chapter 13), to which one more sample is added, with a weight drawn from Beta(1, n). That
-   is the interval of Gaffke (Mathematical Methods of Statistics 14, 2005; Learned-Miller and Thomas,
-   arXiv 1905.06208, 2019) with resampled weights of the samples at hand. The added sample loses 100 points
-   where fewer than `FEWEST_UNITS` samples differ; with right or wrong answers of which none changed, this is
-   the bound of Clopper and Pearson. Otherwise it loses as much as the worst sample.
+   Bootstrap, 1993, chapter 13), with one additional sample of weight Beta(1, n). This is the interval of
+   Gaffke (Mathematical Methods of Statistics 14, 2005; Learned-Miller and Thomas, arXiv 1905.06208, 2019)
+   with resampled weights. If fewer than `FEWEST_UNITS` samples differ, the additional sample loses 100
+   points; for right or wrong answers without any change this equals the bound of Clopper and Pearson.
+   Otherwise it loses as much as the worst sample.
 """
 
 from __future__ import annotations
@@ -32,51 +32,51 @@ from ..results.statistics import DROP_CONFIDENCE
 
 RESAMPLES = 2000
 FEWEST_UNITS = 10
-"""Of fewer samples, or of fewer that differ, a resample says little about other samples."""
+"""With fewer samples, or fewer differing ones, a resample does not represent other samples."""
 
 _SEED = 20260721
-_CHUNK = 1 << 16  # numbers drawn at once: what a cache holds
-_FEWEST_BEYOND = 10  # resamples that a percentile needs beyond it
+_CHUNK = 1 << 16  # numbers drawn at once, which fit a cache
+_FEWEST_BEYOND = 10  # resamples required beyond a percentile
 
 Interval = tuple[float, float]
 
 
 def tail_of(candidates: int) -> float:
-    """Return the probability that one end of an interval misses, where one of `candidates` is chosen."""
+    """Return the probability that one end of an interval misses, if one of `candidates` is chosen."""
     return (1.0 - DROP_CONFIDENCE) / 2.0 / max(candidates, 1)
 
 
 def right_or_wrong_interval(lost: float, gained: float, samples: float, tail: float) -> Interval:
-    """Return the interval of the share of samples that are lost on balance.
+    """Return the interval of the share of lost minus gained samples.
 
     Args:
         lost: Samples that the baseline answers rightly and the artifact wrongly.
         gained: Samples that the artifact answers rightly and the baseline wrongly.
         samples: All samples, at least 1.
-        tail: Probability with which each end may miss.
+        tail: Probability that an end misses.
     """
     if samples < FEWEST_UNITS:
         return (
             -clopper_pearson(round(gained), round(samples), tail)[1],
             clopper_pearson(round(lost), round(samples), tail)[1],
         )
-    return -_score_bound(gained, lost, samples, tail), _score_bound(lost, gained, samples, tail)
+    return -_tango_bound(gained, lost, samples, tail), _tango_bound(lost, gained, samples, tail)
 
 
-def _score_bound(lost: float, gained: float, samples: float, tail: float) -> float:
+def _tango_bound(lost: float, gained: float, samples: float, tail: float) -> float:
     """Return the largest drop that the score test of Tango does not reject."""
     z = NormalDist().inv_cdf(1.0 - tail)
     low, high = (lost - gained) / samples, 1.0
     for _ in range(60):
         middle = (low + high) / 2.0
-        if _score(lost, gained, samples, middle) >= -z:
+        if _tango_statistic(lost, gained, samples, middle) >= -z:
             low = middle
         else:
             high = middle
     return high
 
 
-def _score(lost: float, gained: float, samples: float, drop: float) -> float:
+def _tango_statistic(lost: float, gained: float, samples: float, drop: float) -> float:
     """Return Tango's statistic of a true drop, at the likeliest share of gained answers under that drop."""
     a = 2.0 * samples
     b = (a - lost + gained) * drop - lost - gained
@@ -90,45 +90,45 @@ def _score(lost: float, gained: float, samples: float, drop: float) -> float:
 
 
 def clopper_pearson(successes: int, trials: int, tail: float) -> Interval:
-    """Return the exact interval of a share: each end is the share that makes so many successes, or a more
-    extreme number, as probable as `tail`."""
+    """Return the exact interval of a share. At each end, the observed number of successes or a more extreme
+    one has the probability `tail`."""
 
     def bound(count: int) -> float:
-        """Return the share for which at most `count` successes have the probability `tail`."""
+        """Return the share at which at most `count` successes have the probability `tail`."""
         low, high = 0.0, 1.0
         for _ in range(60):
             middle = (low + high) / 2.0
-            low, high = (middle, high) if _at_most(count, trials, middle) > tail else (low, middle)
+            low, high = (middle, high) if _binomial_cdf(count, trials, middle) > tail else (low, middle)
         return high
 
     low = 0.0 if successes == 0 else 1.0 - bound(trials - successes)
     return low, 1.0 if successes == trials else bound(successes)
 
 
-def _at_most(count: int, trials: int, share: float) -> float:
+def _binomial_cdf(count: int, trials: int, share: float) -> float:
     """Return the probability of at most `count` successes."""
-    terms = _binomials(trials)[: count + 1] + (
+    terms = _log_binomials(trials)[: count + 1] + (
         np.arange(count + 1) * math.log(share) + (trials - np.arange(count + 1)) * math.log1p(-share)
     )
     return float(np.exp(terms).sum())
 
 
 @functools.lru_cache(maxsize=4)
-def _binomials(trials: int) -> NDArray[np.float64]:
+def _log_binomials(trials: int) -> NDArray[np.float64]:
     """Return the logarithms of the binomial coefficients of `trials`."""
     factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, trials + 1)))])
     return np.asarray(factorials[-1] - factorials - factorials[::-1])
 
 
 def fewest_samples(max_drop: float, candidates: int = 1) -> int:
-    """Return how many samples keep a budget if not one answer changes.
+    """Return the number of samples that proves a budget if no answer changes.
 
     Args:
         max_drop: The budget as a share; half a point is 0.005.
-        candidates: How many artifacts are judged on the samples.
+        candidates: Number of artifacts judged on the samples.
 
     Raises:
-        DataError: If no number suffices: the budget is 0.
+        DataError: If the budget is 0, which no number of samples proves.
     """
     if max_drop <= 0.0:
         raise DataError(
@@ -141,10 +141,7 @@ def fewest_samples(max_drop: float, candidates: int = 1) -> int:
 def samples_that_prove(
     lost: int, gained: int, samples: int, max_drop: float, candidates: int = 1
 ) -> int | None:
-    """Return how many samples would keep a budget if answers changed as often as in these.
-
-    None if no number of samples would.
-    """
+    """Return the number of samples that proves a budget at the same rate of changed answers, or None."""
     tail = tail_of(candidates)
 
     def proves(count: int) -> bool:
@@ -173,17 +170,17 @@ def resampled_interval(
     added: Interval | None,
     count: int = RESAMPLES,
 ) -> Interval | None:
-    """Return the interval of a drop by the paired bootstrap; its draws depend on the number of units alone.
+    """Return the interval of a drop by the paired bootstrap; its draws depend only on the number of units.
 
     Args:
-        units: Samples, or batches where only a batch has a value.
-        drop: How often each unit was drawn, [resamples, units], to drops [resamples], which may be NaN.
-        tail: Probability with which each end may miss.
-        added: Drop of the sample that is added for the low end, and for the high one; None adds none.
+        units: Number of samples, or of batches if a value exists only per batch.
+        drop: Maps draws per unit, [resamples, units], to drops [resamples], which may be NaN.
+        tail: Probability that an end misses.
+        added: Drop of the additional sample, for the low and for the high end; None adds no sample.
         count: Number of resamples.
 
     Returns:
-        The ends; None where no resample has a value.
+        The ends; None if no resample has a value.
     """
     drops = np.concatenate([drop(weights) for weights in resamples(units, count)])
     share = np.random.default_rng(_SEED + 1).beta(1.0, units, size=len(drops))
@@ -203,24 +200,24 @@ def resampled_interval(
 def _upper_percentile(drops: NDArray[np.float64], tail: float, middle: float) -> float:
     """Return the value with a share of `tail` above it.
 
-    Where too few resamples lie beyond it, it is extrapolated as of a normal distribution.
+    If too few resamples lie above it, extrapolate a less extreme percentile by the normal distribution.
     """
-    reached = max(tail, min(_FEWEST_BEYOND / len(drops), 0.5 * (1.0 - DROP_CONFIDENCE)))
-    end = float(np.quantile(drops, 1.0 - reached))
-    return middle + (end - middle) * NormalDist().inv_cdf(1.0 - tail) / NormalDist().inv_cdf(1.0 - reached)
+    inner_tail = max(tail, min(_FEWEST_BEYOND / len(drops), 0.5 * (1.0 - DROP_CONFIDENCE)))
+    end = float(np.quantile(drops, 1.0 - inner_tail))
+    return middle + (end - middle) * NormalDist().inv_cdf(1.0 - tail) / NormalDist().inv_cdf(1.0 - inner_tail)
 
 
 def require_pairs(baseline: int, artifact: int) -> None:
     if artifact != baseline:
-        raise DataError(f"{artifact} values against {baseline} of the baseline; as many are required")
+        raise DataError(f"{artifact} values, {baseline} of the baseline; equal numbers are required")
 
 
 def resamples(units: int, count: int) -> Iterator[NDArray[np.float64]]:
-    """Yield how often each unit was drawn, [some, units], until there are `count` rows."""
+    """Yield the number of draws of each unit, [rows, units], `count` rows in total."""
     generator = np.random.default_rng(_SEED)
     rows = max(1, _CHUNK // units)
     for start in range(0, count, rows):
-        some = min(rows, count - start)
-        drawn = generator.integers(0, units, size=(some, units))
-        drawn += np.arange(some)[:, None] * units  # a range of numbers of its own for each row
-        yield np.bincount(drawn.ravel(), minlength=some * units).reshape(some, units).astype(np.float64)
+        chunk = min(rows, count - start)
+        drawn = generator.integers(0, units, size=(chunk, units))
+        drawn += np.arange(chunk)[:, None] * units  # a separate range of numbers for each row
+        yield np.bincount(drawn.ravel(), minlength=chunk * units).reshape(chunk, units).astype(np.float64)

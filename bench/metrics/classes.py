@@ -25,17 +25,17 @@ from .metric import (
     scores_over_labels,
 )
 
-IGNORED_PIXEL = 255  # label of a pixel that does not count, as Pascal VOC and Cityscapes have it
+IGNORED_PIXEL = 255  # label of a pixel that does not count, as in Pascal VOC and Cityscapes
 _MOST_CLASSES = 4096
 
 Counted = tuple[NDArray[np.int64], NDArray[np.bool_]]
-"""Classes of positions [samples, positions...], and which of the positions count."""
+"""Classes of positions [samples, positions...], and a mask of the positions that count."""
 
 
 def _class_counts(
-    classes: int, *columns: Counted, predictions: NDArray[np.int64], shown: Any = None
+    classes: int, *columns: Counted, predictions: NDArray[np.int64], stored: Any = None
 ) -> Scored:
-    """Return rows [class, positions counted by each column] of the classes of each sample."""
+    """Return rows of a class and its count in each of `columns`, for the classes present in each sample."""
     samples = len(predictions)
     first = np.arange(samples).reshape(-1, *[1] * (predictions.ndim - 1)) * classes
     counts = np.stack(
@@ -44,16 +44,16 @@ def _class_counts(
     )
     cells = np.flatnonzero(counts.any(axis=1))
     table = np.concatenate([cells[:, None] % classes, counts[cells]], axis=1).astype(np.float64)
-    shown = predictions if shown is None else shown
-    return Scored(table, np.bincount(cells // classes, minlength=samples), shown)
+    stored = predictions if stored is None else stored
+    return Scored(table, np.bincount(cells // classes, minlength=samples), stored)
 
 
 class TopK(Metric):
-    """Share of labels among the `k` largest scores of the first output; every position counts alike.
+    """Share of labels among the `k` largest scores of the first output; all positions have equal weight.
 
     Scores are [batch, classes] with one label per sample, or [batch, classes, positions...] or
-    [batch, positions..., classes] with one per position. Of equal scores the first wins, as with argmax.
-    Columns of the table: class, labels among the largest scores, labels; a row for each class of a sample.
+    [batch, positions..., classes] with one per position. The first of equal scores wins, as with argmax.
+    Columns of the table, one row per class of a sample: class, labels among the largest scores, labels.
     """
 
     def __init__(self, name: str, k: int) -> None:
@@ -72,7 +72,7 @@ class TopK(Metric):
         score = np.take_along_axis(scores, at, axis=1)
         index = np.arange(scores.shape[1]).reshape(1, -1, *[1] * (scores.ndim - 2))
         before = (scores > score) | ((scores == score) & (index < at))
-        right = (before.sum(axis=1) < self.k) & counted  # without sorting the others
+        right = (before.sum(axis=1) < self.k) & counted  # avoids a sort
         predictions = scores.argmax(axis=1)
         return _class_counts(scores.shape[1], (labels, right), (labels, counted), predictions=predictions)
 
@@ -81,7 +81,7 @@ class TopK(Metric):
 
 
 def _values_of_classes(scored: Scored, each: Callable[..., Floats]) -> dict[int, tuple[float, int]]:
-    """Return value and number of samples of each class that is labelled, which the last column counts."""
+    """Return value and number of samples of each labelled class; the last column counts labels."""
     table, values = scored.table, {}
     for label in np.unique(table[table[:, -1] > 0, 0]):
         rows = table[table[:, 0] == label, 1:]
@@ -91,7 +91,7 @@ def _values_of_classes(scored: Scored, each: Callable[..., Floats]) -> dict[int,
 
 
 class _ClassMetric(Metric):
-    """A mean of values of classes, each of counts over the data: class, right, predicted, labelled."""
+    """A mean over classes of a value of counts over the data. Columns: class, right, predicted, labelled."""
 
     is_mean = False
 
@@ -122,9 +122,8 @@ class MeanIoU(_ClassMetric):
     """Mean over classes of intersection over union, counted over all pixels of the data.
 
     The first output is scores [batch, classes, height, width] or a map of classes [batch, height, width];
-    labels are [batch, height, width]. Pixels labelled 255 do not count. The mean is over the classes that
-    occur in the labels, which are the same for every artifact; a class that is only predicted counts
-    against those it was taken for.
+    labels are [batch, height, width]. Pixels labelled 255 do not count. The mean is over the classes in the
+    labels, equal for every artifact; a class that is only predicted lowers the value of the labelled one.
     """
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
@@ -173,7 +172,7 @@ def _class_map(
 def predicted_classes(
     outputs: Outputs, truth: Truth, metric: str, *, classes_last: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return predictions and labels of one shape; the output is scores, or classes of the labels' shape."""
+    """Return predictions and labels of one shape, from scores or from classes in the labels' shape."""
     name, output = first_output(outputs, truth.where)
     labels = class_labels(truth, metric)
     require_numbers(name, output, truth.where, finite=False)
@@ -188,7 +187,7 @@ class F1(_ClassMetric):
     """F1 over classes, `2 right / (predicted + labelled)`; positions labelled -100 do not count.
 
     Averages are those of scikit-learn's `f1_score`: `macro` is the mean over the classes that occur in labels
-    or predictions, `weighted` weighs them by the labels, `micro` counts all together, `binary` is of class 1.
+    or predictions, `weighted` weights them by their labels, `micro` sums all counts, `binary` is of class 1.
     """
 
     def __init__(self, name: str, average: str) -> None:
@@ -206,8 +205,8 @@ class F1(_ClassMetric):
         right = counted & (predictions == labels)
         columns = ((labels, right), (predictions, counted), (labels, counted))
         classes = 1 + max(int(labels.max(initial=0)), int(predictions.max(initial=0)))
-        shown = np.where(counted, predictions, IGNORED_POSITION)
-        return _class_counts(classes, *columns, predictions=predictions, shown=shown)
+        stored = np.where(counted, predictions, IGNORED_POSITION)
+        return _class_counts(classes, *columns, predictions=predictions, stored=stored)
 
     def each(self, right: Floats, predicted: Floats, true: Floats) -> Floats:
         return divide(2.0 * right, predicted + true)
@@ -222,10 +221,9 @@ class F1(_ClassMetric):
 
 
 class EntityF1(Metric):
-    """Micro F1 of whole entities in IOB2 tags, as seqeval's `f1_score` counts them.
+    """Micro F1 of whole entities in IOB2 tags, as in seqeval's `f1_score`.
 
-    Positions labelled -100 are left out first. Columns: twice the entities that are right, entities labelled
-    and predicted.
+    Positions labelled -100 are left out first. Columns: twice the correct entities; labelled plus predicted.
     """
 
     package = ("seqeval", "seqeval")
@@ -236,9 +234,9 @@ class EntityF1(Metric):
 
         tags = np.array(self.preprocessing.classes if self.preprocessing else (), dtype=str)
         if not is_iob2(tags.tolist()):
-            named = f"the classes are named {', '.join(tags[:8])}" if len(tags) else "no classes are named"
+            names = f"the classes are named {', '.join(tags[:8])}" if len(tags) else "no classes are named"
             raise DataError(
-                f"{self.name}: {named}; IOB2 tags (O, B-PER, I-PER, ...) are required",
+                f"{self.name}: {names}; IOB2 tags (O, B-PER, I-PER, ...) are required",
                 hint="export with a `preprocessing` that names the classes, or give `metric` f1",
             )
         predictions, labels = predicted_classes(outputs, truth, self.name, classes_last=True)
@@ -247,10 +245,10 @@ class EntityF1(Metric):
         for counts, *sides in zip(counted, labels, predictions, strict=True):
             true, predicted = (set(get_entities(tags[side[counts]].tolist())) for side in sides)
             table.append([2.0 * len(true & predicted), float(len(true) + len(predicted))])
-        shown = np.where(counted, predictions, IGNORED_POSITION)
-        return Scored(np.array(table).reshape(-1, 2), None, shown)
+        stored = np.where(counted, predictions, IGNORED_POSITION)
+        return Scored(np.array(table).reshape(-1, 2), None, stored)
 
 
 def is_iob2(tags: Sequence[str]) -> bool:
-    """Return whether names of classes are tags of entities: O, and B- or I- with a type."""
+    """Return whether all class names are entity tags: O, or B- or I- with a type."""
     return bool(tags) and all(tag == "O" or tag[:2] in ("B-", "I-") for tag in tags)

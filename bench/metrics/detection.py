@@ -1,11 +1,11 @@
-"""Mean average precision of detectors: pycocotools matches, and reads outputs of the common forms.
+"""Mean average precision of detectors, by pycocotools. The forms of outputs that this module reads:
 
 | form                     | outputs                                                                    |
 |--------------------------|----------------------------------------------------------------------------|
-| boxes, labels and scores | `[n, 4]`, `[n]`, `[n]` of one image (torchvision), or with an axis of images in front; a whole number per image (TensorRT's NMS) says how many of them count |
+| boxes, labels and scores | `[n, 4]`, `[n]`, `[n]` of one image (torchvision), or with a leading axis of images; a whole number per image (TensorRT's NMS) is the number of valid boxes |
 | DETR                     | logits `[images, n, classes]`, and boxes cx, cy, width, height as shares of the input `[images, n, 4]`. With one class more than the model names, the last is "nothing" and scores are a softmax; with as many, they are sigmoids |
 | rows                     | `[images, n, 6]`: x1, y1, x2, y2, score, class                              |
-| YOLO                     | `[images, n, 4 + classes]` or its transpose: cx, cy, width, height in pixels and the score of each class; `5 + classes` with the score of an object in front. Overlaps are suppressed here |
+| YOLO                     | `[images, n, 4 + classes]` or its transpose: cx, cy, width, height in pixels and the score of each class; with `5 + classes` an objectness score precedes the classes. This module suppresses overlaps |
 """  # noqa: E501
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from .metric import Floats, Metric, Outputs, Scored, Truth, Values, divide, requ
 
 AREAS = {"small": (0.0, 32.0**2), "medium": (32.0**2, 96.0**2), "large": (96.0**2, 1e10)}
 """COCO's ranges of a box's area in square pixels; boxes outside are ignored."""
-_MOST_DETECTIONS = 100  # of a class in an image
+_MOST_DETECTIONS = 100  # per class and image
 _RECALLS = np.linspace(0.0, 1.0, 101)
-_MOST_PAIRS = 300  # of query and class that sigmoid scores of DETR's successors give, as RT-DETR takes them
-_SMALLEST_SCORE, _LARGEST_OVERLAP, _MOST_CANDIDATES = 1e-3, 0.7, 1000  # of YOLO: Ultralytics' for validation
+_MOST_PAIRS = 300  # of query and class, by the sigmoid scores of DETR's successors, as in RT-DETR
+_SMALLEST_SCORE, _LARGEST_OVERLAP, _MOST_CANDIDATES = 1e-3, 0.7, 1000  # Ultralytics' values for validation
 
 
 class MeanAveragePrecision(Metric):
     """COCO's mAP: the mean over classes, 10 thresholds of IoU (0.50 to 0.95) and 101 recalls.
 
-    `map:50` and `map:75` have that threshold alone; `map:small`, `map:medium` and `map:large` boxes of that
-    area. Labels are [images, most, 5 to 7]: class, x1, y1, x2, y2 in pixels of the model's input, and where
-    given whether a box is a crowd, and its area; class -1 pads. Columns: class, score (NaN for a labelled box
-    that is to be found), and for each threshold whether a detection is matched, and whether it is ignored.
-    An image is matched once, so resampled images repeat no matching.
+    `map:50` and `map:75` use that threshold alone; `map:small`, `map:medium` and `map:large` only boxes of
+    that area. Labels are [images, most, 5 to 7]: class, x1, y1, x2, y2 in pixels of the model's input, and
+    optionally whether the box is a crowd, and its area; class -1 is padding. Columns: class; score, NaN for
+    a labelled box that counts; for each threshold whether a detection is matched, and whether it is ignored.
+    Each image is matched once; resampling repeats no matching.
     """
 
     package = ("pycocotools", "pycocotools")
     is_mean = False
     resamples = 500
-    undefined = "no box is to be found in the labels; at least one is required"
+    undefined = "the labels hold no box that counts; at least one is required"
 
     def __init__(self, name: str, kind: str = "") -> None:
         super().__init__(name)
@@ -89,7 +89,7 @@ class MeanAveragePrecision(Metric):
         }
 
     def _curves(self, scored: Scored) -> dict[int, tuple[Any, ...]]:
-        """Class to boxes to be found in each image, and image, matched and ignored of detections by score."""
+        """Return by class: boxes per image; image, matched, ignored of each detection, by falling score."""
         table, unit, curves = scored.table, scored.unit_of_row, {}
         is_box = np.isnan(table[:, 1])
         for label in np.unique(table[is_box, 0]):
@@ -101,7 +101,7 @@ class MeanAveragePrecision(Metric):
 
 
 def match(images: Sequence[Detections], labels: Sequence[Floats], thresholds: Floats, area: Any) -> Scored:
-    """Match detections with labelled boxes by COCOeval; see the columns of `MeanAveragePrecision`."""
+    """Match detections with labelled boxes by COCOeval; `MeanAveragePrecision` documents the columns."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
@@ -140,11 +140,11 @@ def match(images: Sequence[Detections], labels: Sequence[Floats], thresholds: Fl
 
 
 def _annotations(images: Iterable[Floats]) -> Iterable[dict[str, Any]]:
-    """Rows [class, x1, y1, x2, y2, is a crowd, area, score] of images in COCO's form; -1 where unknown."""
+    """Yield rows [class, x1, y1, x2, y2, is a crowd, area, score] of images in COCO's form; -1 is unknown."""
     identifier = 0
     for image, rows in enumerate(images):
         for label, x1, y1, x2, y2, crowd, area, score in rows.tolist():
-            identifier += 1  # 0 would be no match
+            identifier += 1  # COCOeval reads an id of 0 as no match
             size = [x1, y1, x2 - x1, y2 - y1]
             yield {
                 "id": identifier, "image_id": image, "category_id": int(label), "bbox": size, "score": score,
@@ -166,26 +166,26 @@ def _average_precision(
         hits = np.cumsum(by_detection[at], axis=0)
         precision = hits / (counted + np.spacing(1))
         best_behind = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
-        reached = np.searchsorted(_RECALLS, hits / np.where(boxes > 0, boxes, 1.0), side="right")
-        total += (best_behind * np.diff(reached, axis=0, prepend=0)).sum(axis=0)
+        recalls_reached = np.searchsorted(_RECALLS, hits / np.where(boxes > 0, boxes, 1.0), side="right")
+        total += (best_behind * np.diff(recalls_reached, axis=0, prepend=0)).sum(axis=0)
     return np.where(boxes > 0, total / (len(_RECALLS) * matched.shape[1]), np.nan)
 
 
 def read_detections(
     outputs: Outputs, samples: int, inputs: Sequence[TensorInfo], where: str
 ) -> tuple[str, list[Detections]]:
-    """Return the form of a detector's outputs in words, and the detections of each image."""
+    """Return a description of the outputs' form, and the detections of each image."""
     preprocessing = preprocessing_of(inputs)
     classes = len(preprocessing.classes) if preprocessing else 0
-    size = next((one.shape[:1:-1] for one in inputs if len(one.shape) == 4), ())
+    size = next((tensor.shape[:1:-1] for tensor in inputs if len(tensor.shape) == 4), ())
     if isinstance(preprocessing, ImagePreprocessing):
         size = (preprocessing.width, preprocessing.height)
-    if found := boxes_labels_scores(outputs, samples):
-        (boxes, labels, scores), images = found
+    if named_detections := boxes_labels_scores(outputs, samples):
+        (boxes, labels, scores), images = named_detections
         return f"boxes {boxes!r}, labels {labels!r}, scores {scores!r}", images
-    read = _detr(outputs, samples, classes, size, where) or _rows_or_yolo(outputs, samples, classes)
-    if read:
-        return read
+    pair = _read_detr(outputs, samples, classes, size, where) or _read_rows_or_yolo(outputs, samples, classes)
+    if pair:
+        return pair
     shapes = ", ".join(f"{name!r} {array.dtype}{list(array.shape)}" for name, array in outputs.items())
     raise DataError(
         f"{where}: outputs {shapes} for {samples} images; boxes with labels and scores, DETR's logits and "
@@ -195,11 +195,11 @@ def read_detections(
     )
 
 
-def _detr(
+def _read_detr(
     outputs: Outputs, samples: int, classes: int, size: Sequence[Any], where: str
 ) -> tuple[str, list[Detections]] | None:
     arrays = {n: a for n, a in outputs.items() if a.dtype.kind == "f" and a.ndim == 3 and len(a) == samples}
-    # With three classes and "nothing" the logits look like boxes: the name decides.
+    # Logits of three classes and "nothing" have the shape of boxes, so names with "box" come first.
     for boxes in sorted(arrays, key=lambda name: "box" not in name.lower()):
         logits = next(
             (n for n, a in arrays.items() if n != boxes and a.shape[:2] == arrays[boxes].shape[:2]), None
@@ -208,27 +208,27 @@ def _detr(
             continue
         if not size or not all(isinstance(extent, int) for extent in size):
             raise DataError(
-                f"{where}: boxes {boxes!r} are shares of an input whose height and width are not known",
+                f"{where}: boxes {boxes!r} are shares of an input of unknown height and width",
                 hint="export with a `preprocessing`, or with a fixed height and width",
             )
         sigmoid, images = classes == arrays[logits].shape[2], []
-        for placed, scores in zip(
+        for image_boxes, scores in zip(
             _corners(arrays[boxes]) * [*size, *size], arrays[logits].astype(np.float64), strict=True
         ):
             if sigmoid:  # the pairs of query and class with the highest scores
                 pairs = (0.5 * (1.0 + np.tanh(0.5 * scores))).ravel()
                 best = np.argsort(-pairs, kind="stable")[:_MOST_PAIRS]
-                images.append((placed[best // scores.shape[1]], pairs[best], best % scores.shape[1]))
-            else:  # of each query its likeliest class but the last
+                images.append((image_boxes[best // scores.shape[1]], pairs[best], best % scores.shape[1]))
+            else:  # the most likely class of each query, except the last class
                 shares = np.exp(scores - scores.max(axis=1, keepdims=True))
                 shares = (shares / shares.sum(axis=1, keepdims=True))[:, :-1]
-                images.append((placed, shares.max(axis=1), shares.argmax(axis=1)))
-        how = "sigmoid scores" if sigmoid else "softmax, the last class is nothing"
-        return f"DETR: logits {logits!r} ({how}), boxes {boxes!r} as shares of the input", images
+                images.append((image_boxes, shares.max(axis=1), shares.argmax(axis=1)))
+        score_kind = "sigmoid scores" if sigmoid else "softmax, the last class is nothing"
+        return f"DETR: logits {logits!r} ({score_kind}), boxes {boxes!r} as shares of the input", images
     return None
 
 
-def _rows_or_yolo(outputs: Outputs, samples: int, classes: int) -> tuple[str, list[Detections]] | None:
+def _read_rows_or_yolo(outputs: Outputs, samples: int, classes: int) -> tuple[str, list[Detections]] | None:
     arrays = {name: array for name, array in outputs.items() if array.ndim == 3 and len(array) == samples}
     for name, array in arrays.items():
         if array.shape[2] == 6 and classes != 2 and (array[..., 5] == np.floor(array[..., 5])).all():
@@ -244,12 +244,12 @@ def _rows_or_yolo(outputs: Outputs, samples: int, classes: int) -> tuple[str, li
         if array.dtype.kind == "f" and layouts:
             transposed, first = layouts[0]
             shape = f"[images, {first} + classes, n]" if transposed else f"[images, n, {first} + classes]"
-            images = [_yolo_image(np.asarray(i.T if transposed else i, np.float64), first) for i in array]
+            images = [_decode_yolo(np.asarray(i.T if transposed else i, np.float64), first) for i in array]
             return f"YOLO {name!r} {shape}, overlaps suppressed", images
     return None
 
 
-def _yolo_image(rows: Floats, first: int) -> Detections:
+def _decode_yolo(rows: Floats, first: int) -> Detections:
     scores = rows[:, first:] * (rows[:, 4:5] if first == 5 else 1.0)
     at, classes = np.nonzero(scores > _SMALLEST_SCORE)
     boxes, best = _corners(rows[:, :4])[at], scores[at, classes]
@@ -260,21 +260,21 @@ def _yolo_image(rows: Floats, first: int) -> Detections:
 def suppressed(
     boxes: Floats, scores: Floats, classes: NDArray[np.int64], overlap: float = _LARGEST_OVERLAP
 ) -> NDArray[np.int64]:
-    """Return the indices of detections, by falling score, whose boxes (x1, y1, x2, y2) overlap no better one
-    of their class by more than this intersection over union."""
+    """Non-maximum suppression: return the indices, by falling score, of detections without a better one of
+    their class that overlaps by more than `overlap` (intersection over union). Boxes are x1, y1, x2, y2."""
     from pycocotools.mask import iou
 
     order = np.argsort(-scores, kind="stable")[:_MOST_CANDIDATES]
     corners = boxes[order].astype(np.float64)
-    placed = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
-    stays = np.ones(len(order), bool)
+    xywh = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
+    survives = np.ones(len(order), bool)
     for index in range(len(order)):
-        behind = np.flatnonzero(stays & (classes[order] == classes[order[index]]))
-        behind = behind[behind > index]
-        if stays[index] and behind.size:
-            shared = iou(placed[index : index + 1], placed[behind], np.zeros(len(behind), np.uint8))[0]
-            stays[behind[shared > overlap]] = False
-    return order[stays]
+        lower = np.flatnonzero(survives & (classes[order] == classes[order[index]]))
+        lower = lower[lower > index]
+        if survives[index] and lower.size:
+            overlaps = iou(xywh[index : index + 1], xywh[lower], np.zeros(len(lower), np.uint8))[0]
+            survives[lower[overlaps > overlap]] = False
+    return order[survives]
 
 
 def _corners(boxes: NDArray[Any]) -> Floats:

@@ -1,10 +1,10 @@
-"""Metrics of language: perplexity, the divergence from the baseline, and error rates of transcripts by jiwer.
+"""Metrics of language: perplexity, divergence from the baseline, and error rates of transcripts by jiwer.
 
-Outputs of the first two are logits. An output whose baseline is a distribution (no value below 0, sums of 1)
-is taken as probabilities, of which those below 1e-12 count as 1e-12.
+The first two take logits. If the baseline's output is a distribution (no value below 0, sums of 1), the
+outputs are probabilities instead, and values below 1e-12 count as 1e-12.
 
-A hypothesis is a text, or the classes of a CTC model, whose repeats and blanks are left out (Graves et al.,
-Connectionist Temporal Classification, ICML 2006): the likeliest class at each step, no search.
+A hypothesis is a text, or a CTC model's classes without repeats and blanks (Graves et al., Connectionist
+Temporal Classification, ICML 2006). Decoding takes the most likely class at each step, without a search.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _WORD_BEGIN = "▁"
 class Perplexity(Metric):
     """`exp` of the mean negative log-likelihood of the labels, in nats, over all positions of the data.
 
-    The first output is logits [batch, length, vocabulary]; labels are [batch, length], -100 where a position
-    does not count. A causal model's logits at a position are for the label at the next one (as transformers
-    shifts them); those of a masked model for the label at the same.
+    The first output is logits [batch, length, vocabulary]; labels are [batch, length], -100 for positions
+    that do not count. The logits at a position predict the next label in a causal model (transformers shifts
+    them in the same way), and the label at the same position in a masked model.
     """
 
     unit, higher_is_better = "units", False
@@ -69,7 +69,7 @@ class Perplexity(Metric):
         require_classes(labels[counted], logits.shape[2], truth.where)
         normalized = is_distribution(reference[name])
         rows = []
-        for row, label, counts in zip(logits, labels, counted, strict=True):  # one at a time: they are large
+        for row, label, counts in zip(logits, labels, counted, strict=True):  # by sample, to save memory
             scores = log_probabilities(row[counts], normalized=normalized)
             rows.append([-scores[np.arange(len(scores)), label[counts]].sum(), float(len(scores))])
         return Scored(np.array(rows, np.float64).reshape(-1, 2))
@@ -83,7 +83,7 @@ class Divergence(Metric):
     """Mean over rows of KL(baseline ‖ artifact) of the softmax, in nats.
 
     The first output is [batch, classes], [batch, positions, classes], or [batch, classes, height, width].
-    Positions that labels [batch, positions] mark with -100 do not count; other labels are not looked at.
+    Positions that labels [batch, positions] mark with -100 do not count; other labels have no effect.
     """
 
     unit, higher_is_better, needs_labels = "units", False, False
@@ -106,10 +106,10 @@ class Divergence(Metric):
         normalized = is_distribution(expected)
         rows = []
         for *sides, counts in zip(output, expected, counted, strict=True):
-            mine, log = (log_probabilities(side[counts], normalized=normalized) for side in sides)
-            differs = (log > -np.inf) & (log != mine)
-            ratio = np.subtract(log, mine, out=np.zeros_like(log), where=differs)
-            rows.append([(np.exp(log) * ratio).sum(), float(counts.sum())])
+            log_q, log_p = (log_probabilities(side[counts], normalized=normalized) for side in sides)
+            differs = (log_p > -np.inf) & (log_p != log_q)
+            ratio = np.subtract(log_p, log_q, out=np.zeros_like(log_p), where=differs)
+            rows.append([(np.exp(log_p) * ratio).sum(), float(counts.sum())])
         return Scored(np.array(rows, np.float64).reshape(-1, 2))
 
 
@@ -121,7 +121,7 @@ def is_distribution(values: NDArray[Any]) -> bool:
 
 
 def log_probabilities(values: NDArray[Any], *, normalized: bool) -> Floats:
-    """Return the logarithm of the softmax over the last axis, or of what are probabilities already."""
+    """Return the log-softmax over the last axis, or, if `normalized`, the logarithm of the probabilities."""
     wide: Floats = values.astype(np.float64)
     if normalized:
         wide = np.maximum(wide, _SMALLEST_PROBABILITY)
@@ -135,7 +135,7 @@ class ErrorRate(Metric):
     """Substitutions, deletions and insertions over the words, or characters, of all references together.
 
     The first output is texts [batch], CTC logits [batch, steps, classes] or their classes [batch, steps];
-    labels are texts [batch]. Blanks around and between words are as jiwer's defaults have them; case counts.
+    labels are texts [batch]. Whitespace is handled by jiwer's defaults; case is significant.
     """
 
     package = ("jiwer", "jiwer")
@@ -157,7 +157,7 @@ class ErrorRate(Metric):
     def _errors(self, reference: str, hypothesis: str) -> tuple[int, int]:
         import jiwer
 
-        if not reference.strip():  # jiwer 3 refuses it; jiwer 4 counts what is there as insertions
+        if not reference.strip():  # jiwer 3 raises for it; jiwer 4 counts the hypothesis as insertions
             text = hypothesis.strip()
             return len(text.split()) if self.name == "wer" else len(text), 0
         process = jiwer.process_words if self.name == "wer" else jiwer.process_characters
@@ -179,12 +179,12 @@ class ErrorRate(Metric):
             raise DataError(
                 f"{truth.where}: output {name!r} {output.dtype}{list(output.shape)} for "
                 f"{truth.samples} samples; texts [batch], or CTC logits [batch, steps, classes], required",
-                hint="number labels that are names of classes; or give `metric` file.py:function",
+                hint="use numbers for labels that are class names; or give `metric` file.py:function",
             )
         audio = self.preprocessing
         if not isinstance(audio, AudioPreprocessing) or not audio.vocabulary:
             raise DataError(
-                f"{self.name}: the model's inputs name no vocabulary, which decodes output {name!r}",
+                f"{self.name}: the model's inputs have no vocabulary to decode output {name!r}",
                 hint="export with a `preprocessing` of kind audio that has `vocabulary` and `blank`",
             )
         if classes.size and classes.max() >= len(audio.vocabulary):
@@ -196,9 +196,9 @@ class ErrorRate(Metric):
 
 
 def ctc_text(classes: NDArray[np.int64], vocabulary: Sequence[str], blank: int) -> str:
-    """Return the text of a path of classes: repeats joined, blanks left out.
+    """Return the text of a sequence of CTC classes, without repeats and blanks.
 
-    `|` and a leading `▁` are blanks between words; entries such as `<unk>` and `[PAD]` are left out.
+    `|` and a leading `▁` become spaces between words; entries like `<unk>` and `[PAD]` are left out.
     """
     path = classes[np.append(True, classes[1:] != classes[:-1])] if classes.size else classes
     pieces = [vocabulary[index] for index in path if index != blank]

@@ -1,5 +1,8 @@
-"""A metric: a table of numbers, a row or several for each sample, and a value computed from it and from how
-often each sample counts: 1 for the value itself, 0, 1, 2, ... for a resample."""
+"""Base class of metrics, and checks of their labels and outputs.
+
+A metric scores outputs into a table with one or more rows per sample. Its value depends on the table and a
+weight per sample: 1 for the value itself; 0, 1, 2, ... for a resample.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ from .bounds import RESAMPLES
 Floats = NDArray[np.float64]
 Outputs = Mapping[str, NDArray[Any]]
 Values = Callable[[Floats], Floats]
-"""How often each unit counts, [resamples, units], to the values [resamples]; NaN where there is none."""
+"""Map the weight of each unit, [resamples, units], to the values [resamples]; NaN if undefined."""
 
 IGNORED_POSITION = -100  # label of a position that does not count: PyTorch's default `ignore_index`
 _CLASSES_LAST: tuple[Task, ...] = ("token-classification", "language-model", "speech-recognition")
 
 
 class Truth(NamedTuple):
-    """What is known about a batch: classes or targets, first axis the samples; and where it came from."""
+    """Labels of a batch (classes or targets, samples on the first axis), and their origin for messages."""
 
     labels: NDArray[Any] | None
     samples: int
@@ -37,12 +40,12 @@ class Truth(NamedTuple):
 
 @dataclass(frozen=True)
 class Scored:
-    """What is kept of one artifact's outputs.
+    """Scores of one artifact's outputs.
 
     Attributes:
-        table: [rows, columns]; a metric says what its columns are.
-        counts: Rows of each unit, a sample, or a batch where only the batch has a value; None for one each.
-        predictions: Of each sample, position or pixel, such as a class; compared with the baseline's.
+        table: [rows, columns]; each metric defines its columns.
+        counts: Rows per unit (a sample, or a batch if only the batch has a value); None for one each.
+        predictions: Classes or texts by sample, position or pixel, for a comparison with the baseline.
     """
 
     table: NDArray[Any]
@@ -72,16 +75,16 @@ def joined(parts: Sequence[Scored]) -> Scored:
 
 
 class Metric(ABC):
-    """A number that says how good outputs are.
+    """A measure of how good outputs are.
 
     Attributes:
-        unit: What a drop is counted in: points are hundredths of a share.
-        is_mean: Whether its value is a mean over units; others have `values` of their own.
-        resamples: How often the samples are drawn for the interval of a drop.
-        undefined: Why there is no value where `values` says NaN.
-        note: What was taken for granted, for people: which form the outputs have, which metric was chosen.
-        inputs: The model's; what they say of their preprocessing names task, classes and vocabulary.
-        package: Module and name of the package that computes it; empty without.
+        unit: Unit of a drop; points are hundredths of a share.
+        is_mean: Whether its value is a mean over units; other metrics override `values`.
+        resamples: Number of resamples for the interval of a drop.
+        undefined: Reason for a NaN from `values`.
+        note: Assumption to report: the outputs' form, or the metric that `auto` chose.
+        inputs: The model's inputs; their preprocessing names task, classes and vocabulary.
+        package: Module and name of the required package; empty if none.
     """
 
     name: str
@@ -108,45 +111,42 @@ class Metric(ABC):
 
     @property
     def classes_last(self) -> bool:
-        """Whether the task's scores are [batch, positions, classes], as those of transformers are."""
+        """Whether the task's scores are [batch, positions, classes], as in transformers."""
         return self.preprocessing is not None and self.preprocessing.task in _CLASSES_LAST
 
     def resolved(self, outputs: Outputs, truth: Truth) -> Metric:
-        """Return the metric for the baseline's outputs of the first batch; another only for `auto`."""
+        """Return the metric for the baseline's outputs of the first batch: itself, except for `auto`."""
         return self
 
     @abstractmethod
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        """Look at one batch; outputs have the names of `reference`, which the baseline's are."""
+        """Score one batch; `outputs` has the names of `reference`, the baseline's outputs."""
 
     def values(self, scored: Scored) -> Values:
-        """Return the values of everything that was scored, for any weights of its units."""
+        """Return the metric's value of all scores, as a function of the units' weights."""
         sums = self.unit_sums(scored)
-        assert sums is not None, "a metric that is no mean has values of its own"
+        assert sums is not None, "a metric without a mean overrides `values`"
         return lambda weights: self.finished(divide(*(weights @ sums).T))
 
     def unit_sums(self, scored: Scored) -> Floats | None:
-        """Return sum and weight of each unit, [units, 2]; None where the metric is no mean over units.
-
-        Unless a metric says otherwise, these are the last two columns.
-        """
+        """Return sum and weight of each unit, [units, 2], by default the last columns; None for non-means."""
         return scored.sums(slice(-2, None)) if self.is_mean else None
 
     def finished(self, values: Floats) -> Floats:
         return values
 
     def classes(self, scored: Scored) -> dict[int, tuple[float, int]]:
-        """Return value and number of samples of each class of the labels; empty without classes."""
+        """Return value and number of samples of each labelled class; empty without classes."""
         return {}
 
     def drop(self, baseline: Any, value: Any) -> Any:
-        """Return how much worse a value is than the baseline's, in the metric's unit; below 0: better."""
+        """Return how much worse than the baseline a value is, in the metric's unit; negative if better."""
         worse = baseline - value if self.higher_is_better else value - baseline
         return (100.0 if self.unit == "points" else 1.0) * worse
 
 
 def divide(numerator: NDArray[np.float64], denominator: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the quotient; NaN where the denominator is 0."""
+    """Return the quotient; NaN if the denominator is 0."""
     quotient = np.full(np.broadcast(numerator, denominator).shape, np.nan)
     np.divide(numerator, denominator, out=quotient, where=denominator != 0)
     return quotient
@@ -159,7 +159,7 @@ def first_output(outputs: Outputs, where: str) -> tuple[str, NDArray[Any]]:
 
 
 def require_numbers(name: str, array: NDArray[Any], where: str, *, finite: bool) -> None:
-    """Refuse an output of text, with NaN, or (`finite`) with infinities."""
+    """Raise DataError for an output of text, with NaN, or (`finite`) with infinities."""
     if array.dtype.kind not in "fiub":
         raise DataError(f"{where}: output {name!r} is of type {array.dtype}; numbers are required")
     if array.dtype.kind != "f":
@@ -201,7 +201,7 @@ def scores_over_labels(
     """Return scores as [batch, classes, positions...], and labels as [batch, positions...].
 
     Scores are [batch, classes], [batch, classes, positions...] or [batch, positions..., classes];
-    `classes_last` says which it is where both fit. An axis of extent 1 behind the labels is left out.
+    `classes_last` decides if two forms fit. A trailing axis of extent 1 is removed from labels.
     """
     if scores.ndim >= 2:
         shapes = {False: (scores.shape[0], *scores.shape[2:]), True: scores.shape[:-1]}
@@ -219,6 +219,4 @@ def scores_over_labels(
 def require_classes(labels: NDArray[np.int64], classes: int, where: str) -> None:
     wrong = labels[(labels < 0) | (labels >= classes)]
     if wrong.size:
-        raise DataError(
-            f"{where}: label {wrong[0]}; 0 to {classes - 1} is required: there are {classes} classes"
-        )
+        raise DataError(f"{where}: label {wrong[0]}; 0 to {classes - 1} is required for {classes} classes")

@@ -1,4 +1,4 @@
-"""Read the spelling of a metric; `docs/measuring.md` has the table of them, and what `auto` chooses."""
+"""Read the name of a metric, and choose the metric of `auto`; `docs/measuring.md` lists names and choices."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .language import Divergence, ErrorRate, Perplexity
 from .metric import Metric, Outputs, Scored, Truth, are_classes, first_output
 from .values import DEFAULT_K, Ndcg, Neighbours, OwnMetric, Similarity, Spearman, cosine, mean_squared_error
 
-# The spelling, and what stands behind its colon, to the metric.
-_MAKERS: Mapping[str, Callable[[str, str], Metric]] = {
+# Name of the metric to a function of the full text and the parameter after the colon.
+_FACTORIES: Mapping[str, Callable[[str, str], Metric]] = {
     "top1": lambda text, _: TopK(text, 1),
     "top5": lambda text, _: TopK(text, 5),
     "f1": lambda text, kind: EntityF1(text) if kind == "entities" else F1(text, kind or "macro"),
@@ -42,11 +42,11 @@ _MAKERS: Mapping[str, Callable[[str, str], Metric]] = {
 
 
 def read_metric(text: str, *, base: Path | None = None, inputs: Sequence[TensorInfo] = ()) -> Metric:
-    """Return the metric of a spelling; the file of a function is looked for from `base`."""
+    """Return the metric that `text` names; the path of a user function is relative to `base`."""
     if text == AUTO:
         return Automatic(AUTO).for_inputs(inputs)
     name, colon, parameter = text.partition(":")
-    if name in _MAKERS and (not colon or name in METRIC_PARAMETERS):
+    if name in _FACTORIES and (not colon or name in METRIC_PARAMETERS):
         if colon and not re.fullmatch(METRIC_PARAMETERS[name][1], parameter):
             kinds = METRIC_PARAMETERS[name][1].split("|")
             if len(kinds) == 1:
@@ -56,7 +56,7 @@ def read_metric(text: str, *, base: Path | None = None, inputs: Sequence[TensorI
                 hint=did_you_mean(parameter, kinds, f"{name}:"),
                 option="metric",
             )
-        return _MAKERS[name](text, parameter).for_inputs(inputs)
+        return _FACTORIES[name](text, parameter).for_inputs(inputs)
     if not colon:
         raise InvalidOption(
             f"metric {text!r} is unknown; {METRIC} is required",
@@ -67,7 +67,7 @@ def read_metric(text: str, *, base: Path | None = None, inputs: Sequence[TensorI
 
 
 class Automatic(Metric):
-    """Chooses another metric when it sees the first batch."""
+    """Placeholder for `auto`: chooses another metric from the first batch."""
 
     needs_labels = False
 
@@ -78,7 +78,7 @@ class Automatic(Metric):
         return metric
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        raise NotImplementedError("resolve it with the first batch")
+        raise NotImplementedError("`auto` scores nothing: call `resolved` first")
 
 
 def choose(outputs: Outputs, truth: Truth, inputs: Sequence[TensorInfo]) -> tuple[str, str]:
@@ -106,15 +106,15 @@ def choose(outputs: Outputs, truth: Truth, inputs: Sequence[TensorInfo]) -> tupl
         kind = "cosine" if labels.dtype.kind in "iub" else "neighbours"
         return kind, "embeddings are compared with the baseline's, not with labels of another kind"
     if are_classes(labels):
-        return _of_classes(labels, first, task, classes)
+        return _choose_for_classes(labels, first, task, classes)
     if labels.size == truth.samples and first.size == truth.samples:
         if task == "embedding":
             return "spearman", "labels are one number per sample"
         return "mse", "labels are one number per sample"
-    return "mse", f"labels are numbers, which output {name!r} is compared with"
+    return "mse", f"labels are numbers to compare with output {name!r}"
 
 
-def _of_classes(
+def _choose_for_classes(
     labels: NDArray[Any], first: NDArray[Any], task: str, classes: Sequence[str]
 ) -> tuple[str, str]:
     if labels.ndim == 2 and labels.shape[1] > 1:
@@ -129,7 +129,7 @@ def _of_classes(
     if labels.ndim == 3:
         return "miou", "labels are a class of each pixel"
     if first.dtype.kind in "iub" and labels.squeeze().shape == first.squeeze().shape:
-        return "f1:micro", "labels and outputs are one class each, so it is the share of right ones"
+        return "f1:micro", "labels and outputs are one class each; this is the share of correct outputs"
     if labels.size == len(labels) == first.size:
         return "mse", "labels and outputs are one number per sample"
     where = "sample" if labels.size == len(labels) else "position"

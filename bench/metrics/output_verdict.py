@@ -1,8 +1,8 @@
-"""Compare outputs: by Polygraphy's tolerances for floats, by the rule of their kind for integers.
+"""Compare outputs: floats by Polygraphy's tolerances, integers by the rule of their kind.
 
-What counts as equal depends on the precision (`model.outputs.judgement`), unless tolerances are given
-for an output. `judge` asks Polygraphy, which has all batches at once. `RunningDifference` compares batch by
-batch by the same rules, and keeps no outputs.
+The precision decides which outputs count as equal (`model.outputs.judgement`), unless an output has
+tolerances. `judge` compares all batches at once with Polygraphy. `RunningDifference` compares batch by batch,
+by the same rules, without storing outputs.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from .metric import Outputs
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Limits that replace the defaults, by output name; the name "" is every other output."""
+    """Limits that replace the defaults, by output name; "" means every output not named."""
 
     atol: Mapping[str, float] = field(default_factory=dict)
     rtol: Mapping[str, float] = field(default_factory=dict)
     snr_db: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, output: str) -> list[float | None]:
-        """Return `atol`, `rtol` and `snr_db` of an output; None where nothing limits it."""
+        """Return `atol`, `rtol` and `snr_db` of an output; None means no limit."""
         return [limits.get(output, limits.get("")) for limits in (self.atol, self.rtol, self.snr_db)]
 
 
 @dataclass(frozen=True)
 class OutputDifference:
-    """The verdict on one output, and what was required, in words.
+    """Verdict on one output, with the requirement in words.
 
     Attributes:
-        passed: Polygraphy's verdict (tolerances on every batch, the signal-to-noise ratio on all together),
-            and the agreement for INT8.
-        agreement: Of classes: the share of rows with the same argmax.
-        cosine: Of embeddings: the mean cosine of the rows.
-        rule: What the output was taken for: "classes", "embedding" or "signal".
+        passed: Polygraphy's verdict (tolerances per batch, signal-to-noise ratio over all batches), combined
+            with the agreement for INT8.
+        agreement: Share of rows with the same argmax, for classes.
+        cosine: Mean cosine of the rows, for embeddings.
+        rule: Assumed kind of the output: "classes", "embedding", "labels" or "signal".
     """
 
     output: str
@@ -74,8 +74,8 @@ def judge(
 ) -> list[OutputDifference]:
     """Compare outputs batch by batch with Polygraphy.
 
-    `rules` are what the user says of outputs, `forms` what a graph says. Outputs pair by name, or by position
-    where names differ and their number is the same.
+    `rules` come from the user, `forms` from a graph. Outputs pair by name, or by position if there are as
+    many but under other names.
     """
     tolerances, rules, names = tolerances or Tolerances(), rules or {}, list(reference[0])
     outputs = [paired(a, b, complete=False) for a, b in zip(reference, outputs, strict=True)]
@@ -87,7 +87,7 @@ def judge(
                 raise InvalidOption(
                     f"{kind} for {name!r}: no such output; the outputs are {', '.join(names)}"
                 )
-    judged = []
+    differences = []
     for name in (*names, *additional):
         expected, actual = ([batch.get(name) for batch in side] for side in (reference, outputs))
         form = forms.get(name, UNKNOWN)
@@ -96,29 +96,29 @@ def judge(
         for a, b in zip(expected, actual, strict=True):
             output.compare(a, b)
         if output.mismatch:
-            judged.append(OutputDifference(name, False, output.mismatch, np.inf, -np.inf, None))
+            differences.append(OutputDifference(name, False, output.mismatch, np.inf, -np.inf, None))
             continue
         pairs = zip(expected, actual, strict=True)
-        numbers = [_numbers(a, b) for a, b in pairs if a is not None and b is not None]
+        numbers = [_as_numbers(a, b) for a, b in pairs if a is not None and b is not None]
         sides = [a for a, _ in numbers], [b for _, b in numbers]
         passed, criterion = _verdict(output, *sides, precision, tolerances)
         rows, sums = output.rows, output.sums
         figures = (sums.max_abs_error, output.snr_db, rows.agreement, rows.cosine, rows.rule)
-        judged.append(OutputDifference(name, passed, output.with_masks(criterion), *figures))
-    if all(one.passed for one in judged):
-        return judged
+        differences.append(OutputDifference(name, passed, output.with_masks(criterion), *figures))
+    if all(entry.passed for entry in differences):
+        return differences
     boxes = BoxAgreement()
-    for batch, other in zip(reference, outputs, strict=True):
-        boxes.add(batch, other)
-    if all(one.passed for one in judged if one.output in boxes.names):
-        return judged
-    # Another order of boxes, or one more of them: element by element that says nothing.
+    for batch, output_batch in zip(reference, outputs, strict=True):
+        boxes.add(batch, output_batch)
+    if all(entry.passed for entry in differences if entry.output in boxes.names):
+        return differences
+    # Boxes may differ in order or number, so an elementwise comparison is meaningless for them.
     passed, criterion = boxes.verdict()
     return [
-        replace(one, passed=passed, criterion=criterion, agreement=boxes.share, cosine=None, rule="labels")
-        if one.output in boxes.names
-        else one
-        for one in judged
+        replace(entry, passed=passed, criterion=criterion, agreement=boxes.share, cosine=None, rule="labels")
+        if entry.output in boxes.names
+        else entry
+        for entry in differences
     ]
 
 
@@ -135,7 +135,7 @@ def _verdict(
     if atol is None and rtol is None:
         if precision in BY_SIGNAL:
             passed, criterion = output.verdict()
-            if output.rows.rule in ("classes", "signal"):  # Polygraphy's ratio is that of all channels
+            if output.rows.rule in ("classes", "signal"):  # Polygraphy computes one ratio over all channels
                 passed &= _polygraphy_snr(expected, actual, SNR_DB)
             return passed, criterion
         if output.may_flip:
@@ -144,13 +144,13 @@ def _verdict(
     atol, rtol = atol or 0.0, rtol or 0.0
     from polygraphy.comparator import SimpleCompareFunc
 
-    # Its rtol is relative to the second side, which is the reference here.
+    # Polygraphy's rtol is relative to the second side, here the reference.
     compare = SimpleCompareFunc(atol=atol, rtol=rtol, infinities_compare_equal=True)
     return _compare(actual, expected, compare), f"atol {atol:.3g}, rtol {rtol:g}"
 
 
-def _numbers(expected: NDArray[Any], actual: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Both sides as Polygraphy subtracts them: masks are 0, texts 1 where they are equal."""
+def _as_numbers(expected: NDArray[Any], actual: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return both sides in a form that Polygraphy subtracts: masks become 0, texts 1 if equal, else 0."""
     if expected.dtype.kind in "OUS":
         return np.ones(expected.shape), np.asarray(expected == actual, np.float64)
     a, b = without_masks(expected, actual)[:2]
@@ -161,8 +161,8 @@ def _numbers(expected: NDArray[Any], actual: NDArray[Any]) -> tuple[NDArray[Any]
 def _polygraphy_snr(expected: list[NDArray[Any]], output: list[NDArray[Any]], limit: float) -> bool:
     from polygraphy.comparator import SnrCompareFunc
 
-    # The signal is the first side. All batches are one: the verdict is on the ratio that is told, and how
-    # samples were batched does not change it.
+    # The first side is the signal. Batches are joined, so that the verdict uses the reported ratio, which
+    # does not depend on the batch size.
     first, second = (np.concatenate([batch.ravel() for batch in side]) for side in (expected, output))
     return not first.size or _compare([first], [second], SnrCompareFunc(snr_threshold=limit))
 
@@ -179,12 +179,12 @@ def _compare(first: list[NDArray[Any]], second: list[NDArray[Any]], compare: Any
 
 
 class _OutputSums(OutputSums):
-    """Sums that remember the first shape or type that differs, in words, as `mismatch`."""
+    """Sums that store the first difference of shape or type, in words, as `mismatch`."""
 
     mismatch = ""
 
     def compare(self, expected: NDArray[Any] | None, actual: NDArray[Any] | None) -> None:
-        """Add a batch, of which both sides, or one, has the output."""
+        """Add a batch; None means that a side lacks the output."""
         if differs := mismatch(expected, actual, self.precision):
             self.mismatch = self.mismatch or "{} is required, {} found".format(*differs)
         elif expected is not None and actual is not None:
@@ -192,26 +192,26 @@ class _OutputSums(OutputSums):
 
     @property
     def snr_db(self) -> float:
-        """Of everything added; -inf where the shapes differ."""
+        """Ratio over all batches so far; -inf if the shapes differ."""
         return -math.inf if self.mismatch else super().snr_db
 
     def verdict(self) -> tuple[bool, str]:
         return (False, self.mismatch) if self.mismatch else super().verdict()
 
     def with_masks(self, criterion: str) -> str:
-        """Return a criterion and what is to be said of masked values."""
+        """Return a criterion with a note on masked values, if any."""
         return f"{criterion}; {self.sums.masks}" if self.sums.masks else criterion
 
 
 class RunningDifference:
-    """The difference of one artifact from the baseline; its precision decides what counts as equal."""
+    """Accumulate one artifact's difference from the baseline; `precision` sets the limits for equality."""
 
     def __init__(self, precision: str, forms: Mapping[str, OutputForm] = MappingProxyType({})) -> None:
         self._precision, self._forms, self._outputs = precision, forms, dict[str, _OutputSums]()
         self._boxes = BoxAgreement()
 
     def add(self, reference: Outputs, outputs: Outputs) -> None:
-        """Add a batch; outputs pair as in `paired`."""
+        """Add a batch; `paired` matches the outputs."""
         outputs = paired(reference, outputs, complete=False)
         for name in {**reference, **outputs}:
             if name not in self._outputs:
@@ -220,7 +220,7 @@ class RunningDifference:
         self._boxes.add(reference, outputs)
 
     def result(self) -> Difference:
-        """Return the worst output's figures, and whether all passed."""
+        """Return the worst output's figures, and whether all outputs passed."""
         verdicts, boxes = {name: output.verdict() for name, output in self._outputs.items()}, self._boxes
         if not all(verdicts[name][0] for name in boxes.names):
             passed, criterion = boxes.verdict()
@@ -229,25 +229,25 @@ class RunningDifference:
                 return Difference(
                     output=boxes.names[0], agreement=boxes.share, passed=passed, criterion=criterion
                 )
-        # The signal-to-noise ratio of labels says nothing where enough of them are equal.
-        telling = [
+        # The signal-to-noise ratio of labels is meaningless if enough of them are equal.
+        informative = [
             name
             for name, output in self._outputs.items()
             if not (output.rows.rule == "labels" and verdicts[name][0])
         ]
-        name = min(telling or self._outputs, key=lambda name: self._outputs[name].snr_db)
+        name = min(informative or self._outputs, key=lambda name: self._outputs[name].snr_db)
         worst = self._outputs[name]
-        differing = "; ".join(
-            f"output {name!r}: {one.mismatch}"
-            for name, one in self._outputs.items()
-            if one.mismatch and name not in boxes.names and not one.rows.form.decider
+        mismatches = "; ".join(
+            f"output {name!r}: {sums.mismatch}"
+            for name, sums in self._outputs.items()
+            if sums.mismatch and name not in boxes.names and not sums.rows.form.decider
         )
         passed = all(passed for passed, _ in verdicts.values())
         criterion = worst.with_masks(verdicts[name][1])
         if worst.mismatch:
             return Difference(
                 output=name, snr_db=-math.inf, max_abs_error=math.inf, mean_abs_error=math.inf,
-                passed=passed, criterion=criterion, mismatch=differing or UNSET,
+                passed=passed, criterion=criterion, mismatch=mismatches or UNSET,
             )  # fmt: skip
         return Difference(
             output=name, snr_db=worst.snr_db, max_abs_error=worst.sums.max_abs_error,

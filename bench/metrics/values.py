@@ -1,10 +1,8 @@
-"""Metrics of the outputs' values: cosine similarity, mean squared error, and the user's own function.
+"""Metrics of output values: cosine, mean squared error, nDCG, Spearman, neighbours, and a user's function.
 
-Cosine and mean squared error compare the first output with the labels where these are targets. Where there
-are no labels, or they are classes (whole numbers in another shape than the output's), every output is
-compared with the baseline's, whose own value is then 1 or 0.
-
-Metrics of rankings: nDCG by scikit-learn, Spearman's correlation by scipy, and nearest neighbours.
+Cosine and mean squared error compare the first output with the labels if these are targets. Without labels,
+or with classes (whole numbers in another shape than the output's), they compare every output with the
+baseline's; the baseline's value is then 1 or 0.
 """
 
 from __future__ import annotations
@@ -30,10 +28,10 @@ PerSample = Callable[[Floats, Floats], Floats]
 def cosine(actual: Floats, expected: Floats) -> Floats:
     """Return the cosine of each pair of rows, [samples, elements] to [samples].
 
-    Equal rows have 1, also where they are zero; anything else against zero has 0.
+    Equal rows, including zeros, yield 1; any other row against zeros yields 0.
     """
-    # Scaled first: the square of a large float32 fits, that of a large float64 does not.
-    actual, expected = (rows / _scale(rows) for rows in (actual, expected))
+    # Scale first: the square of a large float32 fits into float64, that of a large float64 does not.
+    actual, expected = (rows / _power_of_two_scale(rows) for rows in (actual, expected))
     lengths = np.linalg.norm(actual, axis=1) * np.linalg.norm(expected, axis=1)
     products = (actual * expected).sum(axis=1)
     equal = (actual == expected).all(axis=1)
@@ -46,7 +44,7 @@ def mean_squared_error(actual: Floats, expected: Floats) -> Floats:
 
 
 class Similarity(Metric):
-    """The mean over samples of a comparison with the targets, or with the baseline's outputs."""
+    """Mean over samples of a comparison with the targets, or with the baseline's outputs."""
 
     def __init__(
         self, name: str, compare: PerSample, *, unit: Literal["points", "units"], higher_is_better: bool
@@ -57,7 +55,7 @@ class Similarity(Metric):
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         sides: list[list[Floats]] = []
-        for name, actual, expected in _pairs(outputs, reference, truth):
+        for name, actual, expected in _output_pairs(outputs, reference, truth):
             actual, expected = (by_sample(name, side, truth) for side in (actual, expected))
             a, b, _, unmasked = without_masks(expected, actual)
             if not unmasked:
@@ -66,13 +64,13 @@ class Similarity(Metric):
             require_numbers(f"{name} (expected)", expected, truth.where, finite=True)
             sides.append([side.reshape(len(side), -1).astype(np.float64) for side in (actual, expected)])
         if self._compare is cosine and all(actual.shape[1] == 1 for actual, _ in sides):
-            return _of_single_numbers(sides)
+            return _score_single_numbers(sides)
         mean = np.mean([self._compare(*pair) for pair in sides], axis=0)
         return Scored(np.stack([mean, np.ones(len(mean))], axis=1))
 
 
-def _of_single_numbers(sides: Sequence[Sequence[Floats]]) -> Scored:
-    """Score samples of one number each as 1 − Σ|error| / Σ|expected|: their cosine is their sign alone."""
+def _score_single_numbers(sides: Sequence[Sequence[Floats]]) -> Scored:
+    """Score samples of one number each as 1 − Σ|error| / Σ|expected|, since their cosine is only a sign."""
     actual, expected = np.concatenate(sides, axis=2)
     errors = np.abs(actual - expected)
     sizes = np.maximum(np.abs(expected), errors) + np.finfo(np.float32).tiny
@@ -80,9 +78,9 @@ def _of_single_numbers(sides: Sequence[Sequence[Floats]]) -> Scored:
 
 
 def by_sample(name: str, array: NDArray[Any], truth: Truth) -> NDArray[Any]:
-    """Return an output with its axis of samples first: the first axis that has as many.
+    """Return an output with its samples on the first axis, moved from the first axis of that extent.
 
-    An LSTM has its states as [directions, batch, hidden]. All of an output is one where there is one sample.
+    An LSTM returns its states as [directions, batch, hidden]. With one sample, the output is that sample.
     """
     if truth.samples == 1 and array.shape[:1] != (1,):
         return array[None]
@@ -97,10 +95,10 @@ def by_sample(name: str, array: NDArray[Any], truth: Truth) -> NDArray[Any]:
 
 
 class OwnMetric(Metric):
-    """`file.py:function`, called with a batch's outputs (name to array) and labels (None without).
+    """`file.py:function`, called with a batch's outputs (name to array) and labels (None if missing).
 
-    It returns one value per sample, or one number for the batch, which counts as often as the batch has
-    samples and is then resampled as a whole. `function.higher_is_better = False` where less is better.
+    It returns one value per sample, or one number for the batch. That number has the weight of the batch's
+    samples, and the batch is resampled as a whole. `function.higher_is_better = False` if less is better.
     """
 
     unit = "units"
@@ -116,7 +114,7 @@ class OwnMetric(Metric):
         self.higher_is_better = better
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        # Copies: what a function changes in place is compared with other artifacts afterwards.
+        # Copies, because the function may change arrays that other artifacts are compared with.
         copies, labels = copy.deepcopy((dict(outputs), truth.labels))
         returned = call(lambda: self._function(copies, labels), self._source)
         if hasattr(returned, "detach"):  # a torch tensor, without importing torch
@@ -128,10 +126,10 @@ class OwnMetric(Metric):
                 array = np.asarray(returned)
                 values = array.astype(np.float64) if array.dtype.kind in "fiub" else None
         if values is None or values.shape not in ((), (truth.samples,)):
-            shown = type(returned).__name__ if values is None else f"an array of shape {values.shape}"
+            description = type(returned).__name__ if values is None else f"an array of shape {values.shape}"
             raise DataError(
-                f"metric {self.name}: returned {shown} for the {truth.samples} samples of {truth.where}; "
-                "one value per sample or one number is required"
+                f"metric {self.name}: returned {description} for the {truth.samples} samples of {truth.where}"
+                "; one value per sample or one number is required"
             )
         if not np.isfinite(values).all():
             raise DataError(
@@ -142,13 +140,13 @@ class OwnMetric(Metric):
         return Scored(np.stack([values.ravel() * weight, weight], axis=1))
 
 
-def _scale(rows: Floats) -> Floats:
-    """A power of two near each row's largest magnitude: dividing by it changes no bit of the fractions."""
+def _power_of_two_scale(rows: Floats) -> Floats:
+    """Return a power of two near each row's largest magnitude; division by it leaves all mantissas."""
     largest = np.abs(rows).max(axis=1, keepdims=True, initial=0.0)
     return np.asarray(np.ldexp(1.0, np.frexp(largest)[1] - 1))
 
 
-def _pairs(
+def _output_pairs(
     outputs: Outputs, reference: Outputs, truth: Truth
 ) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
     name, first = first_output(outputs, truth.where)
@@ -173,14 +171,14 @@ def _pairs(
 
 
 DEFAULT_K = 10
-_BLOCK = 1 << 22  # similarities that are held at once
+_BLOCK = 1 << 22  # similarities in memory at once
 
 
 class Ndcg(Metric):
     """Mean over samples of scikit-learn's `ndcg_score`, with the relevance itself as the gain.
 
     The first output is scores [batch, items]; labels are the items' relevance in that shape, 0 or more. A
-    sample without a relevant item counts as 0. `k` ranks count; None for all. Columns: value, 1.
+    sample without a relevant item counts as 0. `k` is the number of ranks; None for all. Columns: value, 1.
     """
 
     package = ("sklearn", "scikit-learn")
@@ -213,7 +211,7 @@ class Ndcg(Metric):
 class Spearman(Metric):
     """scipy's `spearmanr` of a scalar output with targets; equal values share their mean rank.
 
-    The first output is [batch] or [batch, 1], and so are the targets. Columns: output, target.
+    Output and targets are [batch] or [batch, 1]. Columns: output, target.
     """
 
     package = ("scipy", "scipy")
@@ -249,9 +247,9 @@ class Spearman(Metric):
 class Neighbours(Metric):
     """Mean over samples of the share of the `k` nearest others, by cosine, that are also the baseline's.
 
-    The first output of shape [batch, size] is the embedding. Neighbours are looked for once, among all
-    evaluated samples; of equal similarities the earlier sample is nearer. Resamples draw the samples' shares,
-    not their neighbours. Columns, in float32: the baseline's embedding, then the artifact's.
+    The first output of shape [batch, size] is the embedding. Neighbours are computed once, among all
+    evaluated samples; of equal similarities the earlier sample is nearer. Resampling draws the samples'
+    shares, not their neighbours. Columns, in float32: the baseline's embedding, then the artifact's.
     """
 
     needs_labels = False
@@ -285,7 +283,7 @@ class Neighbours(Metric):
 
 
 def shared_neighbours(baseline: NDArray[np.float32], artifact: NDArray[np.float32], k: int) -> Floats:
-    """Return the share of each sample's `k` nearest others that two sets of embeddings share."""
+    """Return, for each sample, the share of its `k` nearest neighbours common to two sets of embeddings."""
     sides = []
     for embeddings in (baseline, artifact):
         lengths = np.linalg.norm(embeddings.astype(np.float64), axis=1, keepdims=True)
@@ -295,10 +293,10 @@ def shared_neighbours(baseline: NDArray[np.float32], artifact: NDArray[np.float3
     for start in range(0, samples, rows):
         block, nearest = np.arange(start, min(start + rows, samples)), []
         for side in sides:
-            # Rounded, so that equal embeddings are equally near however the product was computed.
+            # Rounding makes equal embeddings equally near, independent of the order of the sums.
             similarity = np.round(side[block] @ side.T, 12)
             similarity[np.arange(len(block)), block] = -np.inf
             nearest.append(np.argsort(-similarity, axis=1, kind="stable")[:, :k])
-        theirs, mine = nearest
-        shares.append((theirs[:, :, None] == mine[:, None, :]).any(axis=2).mean(axis=1))
+        baseline_nearest, artifact_nearest = nearest
+        shares.append((baseline_nearest[:, :, None] == artifact_nearest[:, None, :]).any(axis=2).mean(axis=1))
     return np.concatenate(shares)

@@ -207,7 +207,7 @@ def test_every_resample_draws_as_many_as_there_are() -> None:
 
 
 def test_units_that_do_not_pair_are_refused() -> None:
-    with pytest.raises(DataError, match="9 values against 10 of the baseline"):
+    with pytest.raises(DataError, match="9 values, 10 of the baseline"):
         require_pairs(10, 9)
 
 

@@ -224,7 +224,7 @@ def test_a_drop_has_an_interval_over_images_and_classes() -> None:
     [
         (np.zeros((2, 3)), r"labels of shape \(2, 3\) for 2 images; map needs boxes"),
         (np.zeros((2, 3, 4)), r"labels of shape \(2, 3, 4\) for 2 images"),
-        (np.full((2, 3, 5), -1.0), "map: no box is to be found in the labels"),
+        (np.full((2, 3, 5), -1.0), "map: the labels hold no box that counts"),
         (None, "has no labels for 2 images; map needs boxes"),
     ],
 )
@@ -382,7 +382,7 @@ def test_the_size_of_the_input_is_that_of_its_preprocessing_or_its_shape() -> No
     for inputs, corner in ((INPUT, [300, 150]), ([TensorInfo("x", "float32", ("n", 3, 32, 64))], [96, 48])):
         assert read(outputs, inputs=inputs)[1][0][0, 2:].tolist() == corner
     for unknown in ([], [TensorInfo("x", "float32", ("n", 3, "h", "w"))]):
-        with pytest.raises(DataError, match=r"height and width are not known.*\n  hint: .*preprocessing"):
+        with pytest.raises(DataError, match=r"unknown height and width.*\n  hint: .*preprocessing"):
             read(outputs, inputs=unknown)
 
 

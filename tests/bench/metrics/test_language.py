@@ -103,7 +103,7 @@ def test_classes_that_the_baseline_rules_out_do_not_diverge() -> None:
         ("perplexity", np.zeros((2, 3, 4)), np.full((2, 3), 9), "label 9; 0 to 3 is required"),
         ("perplexity", np.zeros((2, 3, 4)), np.full((2, 3), -100), "no label counts"),
         ("kl", np.zeros((10, 3)), None, "equal shapes with an axis of samples"),
-        ("wer", np.zeros((2, 4, 6)), TEXTS, "the model's inputs name no vocabulary.*\n  hint:.*vocabulary"),
+        ("wer", np.zeros((2, 4, 6)), TEXTS, "the model's inputs have no vocabulary.*\n  hint:.*vocabulary"),
         ("wer", np.zeros((2, 6)), TEXTS, r"texts \[batch\], or CTC logits"),
         ("wer", TEXTS, np.array([1, 2]), r"labels of type int64 and shape \(2,\); a text"),
         ("wer:speech", np.full((2, 3), 6), TEXTS, "holds class 6; the vocabulary has 6 entries"),
