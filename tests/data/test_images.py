@@ -219,7 +219,7 @@ def test_a_model_of_a_fixed_batch_gets_whole_batches(pets: Path) -> None:
     data = Data(str(pets), [fixed])
     assert ([batch.samples for batch in data], data.total) == ([4], 4)
     assert data.notes() == ["the last 2 samples fill no batch of 4, and are left out"]
-    with pytest.raises(DataError, match="takes 4 samples at a time; at most 3 were asked for"):
+    with pytest.raises(DataError, match="at most 3 samples; the model requires batches of 4"):
         list(Data(f"{pets}?samples=3", [fixed]))
 
 
