@@ -71,7 +71,7 @@ def test_texts_are_made_of_the_words_of_a_vocabulary(tokenizer: Path) -> None:
     assert set(found) == set(ranks), "words, which are one token each"
     share = sum(found[number] for number in ranks[:5]) / found.total()
     assert abs(share - np.log(6) / np.log(len(ranks) + 1)) < 0.05
-    assert "texts of your own tell more" in data.notes()[0]
+    assert "prefer real texts" in data.notes()[0]
     again = Data(f"vocabulary:{tokenizer}?samples=200", inputs(tokenizer), batch_size=1)
     assert again.digest() == data.digest()
     assert len(list(Data(f"vocabulary:{tokenizer}", inputs(tokenizer), batch_size=1))) == 64
