@@ -1,7 +1,7 @@
 """Find out which channels of a graph's outputs come from different heads, and which last axes are dynamic.
 
 If an output joins boxes in pixels and scores below 1, its decibels are those of the boxes. The graph shows
-which channels belong together. Inputs of a `Concat` along the channels of convolutions and products, or behind
+which channels belong together. Inputs of `Concat` along the channels of convolutions and products, or behind
 different operators, are separate parts (`cat(boxes, scores.sigmoid())`). Inputs joined along positions, with
 the same operators, are one part (the scales of a detector). `OutputSums` joins parts of similar magnitude.
 

@@ -1,4 +1,4 @@
-"""Input of other extents than samples have, made of these, for the dynamic axes of a model."""
+"""Resize samples to other extents of a model's dynamic axes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from ..graph.input_notes import read_notes
 from .random_input import Domain, RandomInput, read_domains
 
 BATCHES = (1, 5)
-"""Samples of the batches of `at_other_extents`: one, and more than a vector of four."""
+"""Batch sizes of `at_other_extents`: one, and more than a vector of four."""
 
 
 def at_other_extents(model: onnx.ModelProto, feeds: Feeds) -> list[Feeds]:
-    """Return input with other extents of its dynamic axes, each by itself: other batches, half of the rest.
+    """Return feeds with one dynamic axis resized each: to other batch sizes, or to half of another axis.
 
-    Samples are repeated and ends are left out, so values are such as the input has; lengths and indices stop
-    at the end of their axis. Axes keep to the ranges
-    that are noted in the file; whether the model takes the extents is not known.
+    Samples are repeated or cut, so values are real; lengths and indices are limited to the extent of their
+    axis. Axes respect the ranges noted in the file. The model may still reject the extents.
     """
     inputs, notes, made = model_io(model).inputs, read_notes(model), RandomInput(model)
     axes: dict[str, dict[str, list[int]]] = {}  # name of a dynamic axis, input to its indices
@@ -49,7 +48,7 @@ def at_other_extents(model: onnx.ModelProto, feeds: Feeds) -> list[Feeds]:
 
 
 def _within_extents(feeds: Feeds, inputs: Sequence[TensorInfo], domains: Mapping[str, Domain]) -> Feeds:
-    """Feeds with no length and no index beyond the axis that it is of."""
+    """Return the feeds with lengths and indices limited to the extents of their axes."""
     extents = named_extents(inputs, {name: array.shape for name, array in feeds.items()})
     limited = dict(feeds)
     for name, domain in domains.items():
