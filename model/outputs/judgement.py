@@ -248,8 +248,8 @@ FLOAT_RTOL = 1e-3
 class ErrorSums:
     """Distance of an output from its reference, summed piece by piece without storing values.
 
-    NaN at the same place is equal, and masks are left out (see `masks`). Another value against NaN or a mask is
-    an infinite error. Each text has the value 1, and an error of 1 if it differs.
+    NaN at the same place is equal, and masks are left out (see `masks`). Any other value against them is an
+    infinite error. Each text has the value 1, and an error of 1 if it differs.
 
     `signal` and `noise` are sums of squares, of the reference and of the error; `max_abs` is the reference's.
     The output does not mask `unmasked` of the reference's `masked` values.

@@ -82,7 +82,7 @@ class Domain:
 def read_domains(model: onnx.ModelProto, samples: Sequence[Feeds] = ()) -> dict[str, Domain]:
     """Return input name to domain; the values of large weights are not needed.
 
-    With real `samples`, values are drawn from the samples.
+    With real `samples`, values resemble those of the samples.
     """
     trace, domains = _Trace(model), {}
     for tensor in model_io(model).inputs:
@@ -122,7 +122,7 @@ class _Trace:
         named = named_domain(tensor)
         uses = list(self._uses(tensor.name))
         if tensor.dtype.startswith(("int", "uint")):
-            filled = (self._filled(node, name) for node, name in uses)
+            filled = (self._filled_extent(node, name) for node, name in uses)
             if longest := tuple(dict.fromkeys(bound for bound in filled if bound not in ("", 0, "?"))):
                 return Domain("length", longest)
             bounds = (bound for node, name in uses for bound in self._bounds(node, name))
@@ -141,9 +141,9 @@ class _Trace:
 
     def _uses(self, name: str) -> Iterator[tuple[onnx.NodeProto, str]]:
         """Yield each node that a value reaches unchanged (`_KEEP_VALUE`), and the value's name there."""
-        waiting, seen = [name], {name}
-        while waiting:
-            current = waiting.pop()
+        pending, seen = [name], {name}
+        while pending:
+            current = pending.pop()
             for node in self.readers.get(current, ()):
                 yield node, current
                 keeps = node.op_type in _KEEP_VALUE and (
@@ -151,9 +151,9 @@ class _Trace:
                     or current in (node.input[1:] if node.op_type == "Where" else node.input[:1])
                 )
                 if keeps:
-                    new = [output for output in node.output if output and output not in seen]
-                    seen.update(new)
-                    waiting += new
+                    outputs = [output for output in node.output if output and output not in seen]
+                    seen.update(outputs)
+                    pending += outputs
 
     def _bounds(self, node: onnx.NodeProto, name: str) -> tuple[Dim, ...]:
         """Return the extents that bound this value if it holds indices for the node."""
@@ -177,7 +177,7 @@ class _Trace:
         axis = attribute(node, "axis", 0)
         return (shape[axis],) if -len(shape) <= axis < len(shape) else ()
 
-    def _filled(self, node: onnx.NodeProto, name: str) -> Dim:
+    def _filled_extent(self, node: onnx.NodeProto, name: str) -> Dim:
         """Return the extent of the axis that this value holds filled lengths of, or "" for other values."""
         place = {"GRU": 4, "LSTM": 4, "RNN": 4, "ReverseSequence": 1}.get(node.op_type, len(node.input))
         if len(node.input) <= place or node.input[place] != name:
@@ -223,7 +223,7 @@ def random_feeds(
     `domains` determine the values, else names and types of the inputs.
     """
     generator = np.random.default_rng(seed)
-    named = {name: min(few) for name, few in named_extents(inputs, shapes or {}).items()}
+    named = {name: min(sizes) for name, sizes in named_extents(inputs, shapes or {}).items()}
     shapes = {
         t.name: (shapes or {}).get(t.name)
         or tuple(dim if isinstance(dim, int) else named.get(dim, extent) for dim in t.shape)
@@ -236,7 +236,7 @@ def random_feeds(
     for tensor in inputs:
         if tensor.dtype in ("string", "undefined"):
             raise DataError(
-                f"input {tensor.name!r} is of {tensor.dtype}; no random input can be made for it",
+                f"input {tensor.name!r} is of {tensor.dtype}; no input can be made for it",
                 hint="give `data`",
                 tensor=tensor.name,
             )
@@ -265,7 +265,7 @@ def run_on(
 class RandomInput:
     """Generates input for one ONNX model; the values of large weights are not needed.
 
-    `inputs` replace the graph's; values are drawn from `samples` if present.
+    `inputs` replace the graph's; values resemble those of `samples` if present.
     """
 
     def __init__(
@@ -295,12 +295,12 @@ class RandomInput:
         return bool(with_axes) and all(0 in tensor.dynamic_axes for tensor in with_axes)
 
     def is_batch(self, axis: int, name: str) -> bool:
-        """Return whether a dynamic axis is the batch: an axis with the name of a first axis. If first axes have
-        a batch name that also occurs elsewhere, only this name counts, as in `[time, batch], [batch]`."""
+        """Return whether a dynamic axis is the batch: an axis with the name of a first axis. If first axes
+        have a batch's name that also occurs elsewhere, only it counts, as in `[time, batch], [batch]`."""
         first = {tensor.shape[0] for tensor in self.inputs if tensor.shape}
         inner = {dim for tensor in self.inputs for dim in tensor.shape[1:]}
-        called = {dim for dim in first & inner if isinstance(dim, str) and _BATCH.fullmatch(dim)}
-        return self.has_batch and (name in (called or first - {"?"}) or (name == "?" and not axis))
+        batch_names = {dim for dim in first & inner if isinstance(dim, str) and _BATCH.fullmatch(dim)}
+        return self.has_batch and (name in (batch_names or first - {"?"}) or (name == "?" and not axis))
 
     def feeds(self, batch: int = 1, *, seed: int = 0) -> Feeds:
         """Return random input with `batch` samples."""
@@ -309,14 +309,14 @@ class RandomInput:
     def run(self, run: Callable[[Feeds], Result], batch: int = 1, *, seed: int = 0) -> tuple[Feeds, Result]:
         """Return input that the model accepts, and the result; several extents are tried for unknown axes.
 
-        Later calls of `feeds` use the extents that succeeded. If all fail, raise the first error of `run` with
-        the shapes of the input in its message.
+        Later calls of `feeds` use the extents that succeeded. If all fail, raise the first error of `run` and
+        add the input's shapes to its message.
         """
-        first: QCompileError | None = None
+        first_error: QCompileError | None = None
         last = len(EXTENTS) if self.is_guess else self._guess + 1
         for guess in range(self._guess, last):
             self._guess = guess
-            if first is not None and sum(map(math.prod, self._shapes(batch).values())) > _MOST_TRIED:
+            if first_error is not None and sum(map(math.prod, self._shapes(batch).values())) > _MOST_TRIED:
                 continue
             feeds = self.feeds(batch, seed=seed)
             try:
@@ -324,15 +324,15 @@ class RandomInput:
             except EngineUnavailable:
                 raise
             except QCompileError as error:
-                first = first or error
+                first_error = first_error or error
         self._guess = 0
-        assert first is not None, "there is one guess at least"
+        assert first_error is not None, "there is one guess at least"
         arrays = self.feeds(batch, seed=seed).items()
         shapes = ", ".join(f"{name}:{format_shape(array.shape)}:{array.dtype}" for name, array in arrays)
-        message = f"{first.message} (with random input: {shapes})"
+        message = f"{first_error.message} (with random input: {shapes})"
         # If the graph cannot be compiled, real samples do not help.
-        hint = first.hint if isinstance(first, BuildError) else _WAYS_OUT
-        raise type(first)(message, hint=hint, **first.data) from first
+        hint = first_error.hint if isinstance(first_error, BuildError) else _WAYS_OUT
+        raise type(first_error)(message, hint=hint, **first_error.data) from first_error
 
     def _shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
         named: dict[str, int] = {}
@@ -379,7 +379,7 @@ def _values(
     generator: np.random.Generator,
 ) -> NDArray[Any]:
     if domain.seen:
-        return _as_seen(domain, shape, generator)
+        return _values_like(domain, shape, generator)
     if domain.kind == "index":
         most = max(_bound(domain, extents), 1)
         if domain.excluded:
@@ -395,9 +395,9 @@ def _values(
             values[..., shape[-1] - max(shape[-1] // _PADDED, 1) :] = 0
         return values
     if domain.kind == "length":
-        known = [extents.get(dim, 0) if isinstance(dim, str) else dim for dim in domain.bounds]
-        beside = [extent for name, extent in extents.items() if name not in tensor.shape]
-        most = min(filter(None, known), default=max(beside or extents.values(), default=1))
+        extents_of_bounds = [extents.get(dim, 0) if isinstance(dim, str) else dim for dim in domain.bounds]
+        other_extents = [extent for name, extent in extents.items() if name not in tensor.shape]
+        most = min(filter(None, extents_of_bounds), default=max(other_extents or extents.values(), default=1))
         return np.full(shape, most)
     if domain.kind == "boxes":  # corners x1, y1, x2, y2 with x1 < x2 and y1 < y2, within 32 x 32
         corners = generator.uniform(0.0, 16.0, (*shape[:-1], 2))
@@ -410,7 +410,7 @@ def _values(
     return generator.integers(0, 2, shape)
 
 
-def _as_seen(domain: Domain, shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[Any]:
+def _values_like(domain: Domain, shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[Any]:
     """Return values like the samples': whole rows; floats, each from any row; integers within their range.
 
     With one row, or rows of other shapes, values are drawn from any position.

@@ -42,8 +42,8 @@ _SIGNATURE = re.compile(
 def onnxruntime_words(error: BaseException) -> str:
     """Return the reason in an error of ONNX Runtime, and the node."""
     text = " ".join(str(error).partition("\nStacktrace")[0].split()) or type(error).__name__
-    text = _NODE.sub(lambda match: f"{match[1]} {_named(match[2])}: ", _HEAD.sub("", text))
-    return _PLACE.sub(lambda match: _said(match[1]), text)
+    text = _NODE.sub(lambda match: f"{match[1]} {_original_name(match[2])}: ", _HEAD.sub("", text))
+    return _PLACE.sub(lambda match: _strip_source(match[1]), text)
 
 
 def lacking(operator: str, domain: str, model: onnx.ModelProto) -> str:
@@ -63,13 +63,13 @@ def refused_words(error: BaseException, read: Callable[[], onnx.ModelProto]) -> 
     return f"{node}: {words}" if node else words
 
 
-def _named(node: str) -> str:
+def _original_name(node: str) -> str:
     while match := RENAMED.fullmatch(node):
         node = match[1]
     return repr(node)
 
 
-def _said(text: str) -> str:
+def _strip_source(text: str) -> str:
     """Remove the leading function signature or condition from a text of the source."""
     condition = _CONDITION.match(text)
     signature = None if condition else _SIGNATURE.match(text)
@@ -78,8 +78,8 @@ def _said(text: str) -> str:
 
 _REFUSALS: Sequence[tuple[str, str]] = (
     (r"not a registered function|no conversion rule|find an implementation|unsupported type",
-     "the runtime does not support this operator or its types: use ONNX operators in float32 in the model, or "
-     "build for another target"),
+     "the runtime does not support this operator or its types: use ONNX operators in float32, or build for "
+     "another target"),
     (r"opset \d+ is under development|unsupported model ir version",
      f"it is newer than the runtime: export it with opset {NEWEST} or older"),
     (r"type error|same element type", "cast the inputs of that operator in the model to supported types"),
@@ -91,7 +91,7 @@ _REFUSALS: Sequence[tuple[str, str]] = (
 )  # fmt: skip
 _FAILURES: Sequence[tuple[str, str]] = (
     (r"out of (data )?bounds|out of range|non-existing",
-     "an index is out of range for the model: check the values of the data against the model"),
+     "an index is out of the model's range: check the values of the data against the model"),
     (r"shape|dimension|broadcast|extent|channel|rank|larger than|exceed|greater than|divide",
      "the graph does not accept these extents: use samples with the extents of its export, or export it with "
      "dynamic axes (`inputs`)"),
@@ -100,12 +100,12 @@ _FAILURES: Sequence[tuple[str, str]] = (
 
 def refusal_hint(words: str) -> str:
     """Return the hint for a graph that ONNX Runtime or OpenVINO rejects, by the words of the error."""
-    return _first(_REFUSALS, words, "qcompile inspect shows its operators and opset")
+    return _first_hint(_REFUSALS, words, "qcompile inspect shows its operators and opset")
 
 
 def failure_hint(words: str) -> str:
     """Return the hint for input on which a runtime fails, by the words of the error."""
-    return _first(_FAILURES, words, "check the sample's shape and values against the model")
+    return _first_hint(_FAILURES, words, "check the sample's shape and values against the model")
 
 
 def failed_sample(error: Exception, where: str) -> DataError:
@@ -115,6 +115,6 @@ def failed_sample(error: Exception, where: str) -> DataError:
     return DataError(text, hint=failure_hint(words), sample=where)
 
 
-def _first(rows: Sequence[tuple[str, str]], words: str, otherwise: str) -> str:
+def _first_hint(rows: Sequence[tuple[str, str]], words: str, otherwise: str) -> str:
     hints = (hint for pattern, hint in rows if re.search(pattern, words, re.IGNORECASE))
     return next(hints, otherwise)
