@@ -1,1 +1,1 @@
-"""What DATA may be: arrays, folders of images, functions; read batch by batch."""
+"""Readers of DATA: arrays, images, texts, recordings, tables and functions, batch by batch."""

@@ -1,7 +1,7 @@
-"""Arrays in files: `.npz`, `.npy`, folders of them, and Polygraphy's JSON. Nothing is unpickled.
+"""Read samples from arrays in files: `.npz`, `.npy`, folders of both, and Polygraphy's JSON. Never unpickles.
 
-Rows of `.npy` files and of uncompressed `.npz` files are mapped. A file of a folder, and an inference of
-Polygraphy's, is a batch as it lies, or the samples that it can be split into. Keys choose samples by number.
+Rows of `.npy` files and of uncompressed `.npz` files are memory-mapped. A file of a folder, and an inference
+in Polygraphy's JSON, is one batch; a draw splits it into samples if possible. Keys select samples by number.
 """
 
 from __future__ import annotations
@@ -30,49 +30,49 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def load_arrays(path: Path) -> Arrays:
-    """Return the arrays of an .npz by name; an .npy has the empty name."""
-    with _numpy_data(path), path.open("rb") as file:  # numpy leaves the file open when it is no archive
+    """Return the arrays of an .npz by name; the array of an .npy has an empty name."""
+    with _numpy_errors(path), path.open("rb") as file:  # np.load(path) does not close an invalid archive
         loaded = np.load(file, allow_pickle=False)
         arrays = {"": loaded} if isinstance(loaded, np.ndarray) else dict(loaded.items())
-        if strange := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
-            raise ValueError(f"{strange[0]} is no array")
+        if non_arrays := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+            raise ValueError(f"{non_arrays[0]} is no array")
         return arrays
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the arrays in an .npz or .npy without reading their values."""
-    with _numpy_data(path):
+    with _numpy_errors(path):
         if path.suffix == ".npy":
             with path.open("rb") as file:
-                return {"": _header(file)[0]}
+                return {"": _read_header(file)[0]}
         shapes = {}
         with zipfile.ZipFile(path) as archive:
             for entry in archive.namelist():
                 with archive.open(entry) as member:
-                    shapes[entry.removesuffix(".npy")] = _header(member)[0]
+                    shapes[entry.removesuffix(".npy")] = _read_header(member)[0]
         return shapes
 
 
 def map_arrays(path: Path) -> Arrays:
-    """Return the arrays of a file; those that are not compressed are mapped, and read when they are used."""
-    with _numpy_data(path):
+    """Return the arrays of a file by name; uncompressed arrays are memory-mapped and read on use."""
+    with _numpy_errors(path):
         if path.suffix == ".npy":
             return {"": np.load(path, mmap_mode="r", allow_pickle=False)}
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             return {
-                entry.filename.removesuffix(".npy"): _mapped(path, archive, entry, file)
+                entry.filename.removesuffix(".npy"): _map_array(path, archive, entry, file)
                 for entry in archive.infolist()
             }
 
 
-def _numpy_data(path: Path) -> contextlib.AbstractContextManager[None]:
+def _numpy_errors(path: Path) -> contextlib.AbstractContextManager[None]:
     hint = "pickled objects are not read; save plain arrays with numpy.savez"
     return translated(f"{path}: cannot be read as numpy data", DataError, hint=hint, file=path)
 
 
-def _mapped(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, file: IO[bytes]) -> NDArray[Any]:
+def _map_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, file: IO[bytes]) -> NDArray[Any]:
     with archive.open(entry) as member:
-        shape, by_column, dtype = _header(member)
+        shape, by_column, dtype = _read_header(member)
         if entry.compress_type != zipfile.ZIP_STORED or 0 in shape or dtype.hasobject:
             member.seek(0)
             return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
@@ -86,7 +86,7 @@ def _mapped(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, file: 
     return np.memmap(path, dtype, "r", offset, shape, "F" if by_column else "C")
 
 
-def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     read = np.lib.format.read_array_header_2_0
     if np.lib.format.read_magic(file) == (1, 0):
         read = np.lib.format.read_array_header_1_0
@@ -94,7 +94,7 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 class ArraySet(SampleSet):
-    """The samples of a file or folder of arrays, for a model with these inputs."""
+    """Samples of a file or folder of arrays, for a model with `inputs`."""
 
     def __init__(self, kind: str, path: Path, inputs: Sequence[TensorInfo]) -> None:
         self._is_folder, self._inputs = kind == "arrays", inputs
@@ -102,8 +102,8 @@ class ArraySet(SampleSet):
         readers = {"arrays": _Files, "polygraphy": _Inferences}
 
         def read() -> Reader:
-            of_rows = _Files if _is_one_batch(path, kind, inputs) else _Rows
-            return readers.get(kind, of_rows)(path, inputs)
+            row_reader = _Files if _is_one_batch(path, kind, inputs) else _Rows
+            return readers.get(kind, row_reader)(path, inputs)
 
         self._open: Callable[[], Any] = functools.cache(read)
 
@@ -126,7 +126,7 @@ class ArraySet(SampleSet):
         return classes
 
     def digest(self, order: Callable[[], Sequence[int]]) -> str:
-        del order  # keys are digested beside; a limit takes the first
+        del order  # covers whole files: `Data.digest` adds the keys, and a limit takes the first samples
         names = hashlib.sha256("\n".join(path.name for path in self._files()).encode()).hexdigest()
         return digest_files(self._files()) + (f":{names[:16]}" if self._is_folder else "")
 
@@ -137,14 +137,13 @@ class ArraySet(SampleSet):
 class _Rows(Reader):
     """Rows of the arrays of one file.
 
-    A 0-d array is repeated for every sample. If the model's input is a scalar, each row is a batch of its
-    own.
+    A 0-d array is repeated for every sample. If an input of the model is a scalar, each row is one batch.
     """
 
     def __init__(self, path: Path, inputs: Sequence[TensorInfo]) -> None:
         self._path, self._inputs, self._is_whole = path, inputs, False
         self._scalars = {tensor.name for tensor in inputs if not tensor.shape}
-        shapes = _by_input(path, read_shapes(path), inputs)
+        shapes = _key_by_input(path, read_shapes(path), inputs)
         for name, shape in shapes.items():
             if not shape and inputs and name not in self._scalars:
                 message = f"{path}: {name or 'it'} is a scalar; a first axis of samples is required"
@@ -162,8 +161,8 @@ class _Rows(Reader):
         return super().arrange(order, 1 if self._is_split else batch_size, fixed=fixed)
 
     def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
-        """Yield rows; a whole file's checksums are checked after its last row."""
-        arrays = _by_input(self._path, map_arrays(self._path), self._inputs)
+        """Yield batches of rows; after a complete pass over an .npz, verify its checksums."""
+        arrays = _key_by_input(self._path, map_arrays(self._path), self._inputs)
         for group in groups:
             first, end = group[0], group[-1] + 1
             rows = slice(first, end) if len(group) == end - first else list(group)
@@ -175,13 +174,13 @@ class _Rows(Reader):
             }
             yield Batch(feeds, take_labels(feeds, self._inputs), f"{self._path.name}[{first}:{end}]")
         if self._path.suffix == ".npz" and self._is_whole:
-            with _numpy_data(self._path), zipfile.ZipFile(self._path) as archive:
+            with _numpy_errors(self._path), zipfile.ZipFile(self._path) as archive:
                 if damaged := archive.testzip():
                     raise ValueError(f"Bad CRC-32 for file {damaged!r}")
 
 
 class _Stored(Reader):
-    """Batches of these shapes as `load` has them, or the samples that they can be split into."""
+    """Stored batches with `shapes`, read by `load`; a draw splits them into samples if possible."""
 
     def __init__(self, shapes: Sequence[Shapes], load: Callable[[int], Batch]) -> None:
         self._load, self._places = functools.lru_cache(maxsize=1)(load), list[tuple[int, int]]()
@@ -195,13 +194,13 @@ class _Stored(Reader):
         self.count = len(self._places)
 
     def arrange(self, order: list[int], batch_size: int, *, fixed: bool) -> list[list[int]]:
-        """Return stored batches, cut at the end of `order`; drawn samples make batches of one shape each."""
+        """Return stored batches if `order` is a prefix (the last may be cut), else runs of equal shape."""
         if order == list(range(len(order))):
             stored = itertools.groupby(order, lambda index: self._places[index][0])
             groups = [(self._extents[number], list(rows)) for number, rows in stored]
             return [rows for extent, rows in groups if len(rows) == extent or not fixed]
         if any(() in rows.values() for rows in self._rows):
-            batch_size = 1  # samples that have scalars are not put together
+            batch_size = 1  # samples with a scalar input cannot be concatenated
         of_shape = itertools.groupby(order, lambda index: self._rows[self._places[index][0]])
         runs = (super(_Stored, self).arrange(list(rows), batch_size, fixed=fixed) for _, rows in of_shape)
         return list(itertools.chain.from_iterable(runs))
@@ -224,7 +223,7 @@ class _Stored(Reader):
 
 
 def _is_one_batch(path: Path, kind: str, inputs: Sequence[TensorInfo]) -> bool:
-    """Return whether a file holds no rows: in file and model the inputs' first axes differ, as of a graph."""
+    """Return whether an .npz is one batch: its first axes differ in file and model, e.g. for a graph."""
     if kind != "npz" or len({tensor.shape[:1] for tensor in inputs}) < 2:
         return False
     shapes = read_shapes(path)
@@ -232,7 +231,7 @@ def _is_one_batch(path: Path, kind: str, inputs: Sequence[TensorInfo]) -> bool:
 
 
 class _Files(_Stored):
-    """The `.npy` and `.npz` files of a folder, in the order of their names; or a file that is a batch."""
+    """Batches in files: the `.npy` and `.npz` files of a folder, sorted by name, or a single file."""
 
     def __init__(self, path: Path, inputs: Sequence[TensorInfo]) -> None:
         files, ranks = [path], {tensor.name: len(tensor.shape) for tensor in inputs}
@@ -240,7 +239,7 @@ class _Files(_Stored):
             files = _sample_files(path)
 
         def shapes(file: Path) -> Shapes:
-            stored = _by_input(file, read_shapes(file), inputs)
+            stored = _key_by_input(file, read_shapes(file), inputs)
             return {
                 name: (1,) * (len(stored[name]) == rank - 1) + stored[name] for name, rank in ranks.items()
             }
@@ -249,7 +248,7 @@ class _Files(_Stored):
             file = files[number]
             arrays = load_arrays(file)
             labels = take_labels(arrays, inputs)
-            arrays = _by_input(file, arrays, inputs)
+            arrays = _key_by_input(file, arrays, inputs)
             feeds = {  # a file holds a batch, or one sample without the first axis
                 name: arrays[name][None] if arrays[name].ndim == rank - 1 else arrays[name]
                 for name, rank in ranks.items()
@@ -260,7 +259,7 @@ class _Files(_Stored):
 
 
 class _Inferences(_Stored):
-    """What `polygraphy run --save-inputs` saved: a JSON list with a dict of arrays for each inference."""
+    """Inferences saved by `polygraphy run --save-inputs`: a JSON list with one dict of arrays each."""
 
     def __init__(self, path: Path, inputs: Sequence[TensorInfo]) -> None:
         inferences, names = load_polygraphy(path), [tensor.name for tensor in inputs]
@@ -278,7 +277,7 @@ class _Inferences(_Stored):
 
 
 def load_polygraphy(path: Path) -> list[Arrays]:
-    """Return the dicts of arrays of a file that `polygraphy.json.save_json` wrote, without Polygraphy."""
+    """Return the arrays of each inference in a file of `polygraphy.json.save_json`, without Polygraphy."""
     with translated(f"{path}: cannot be read as JSON", DataError, file=path):
         content = json.loads(path.read_bytes())
     if not isinstance(content, list) or not all(isinstance(feeds, dict) for feeds in content):
@@ -289,19 +288,19 @@ def load_polygraphy(path: Path) -> list[Arrays]:
         )
     return [
         {
-            name: _decoded(value, f"{path}[{number}] {name!r}")
+            name: _decode_array(value, f"{path}[{number}] {name!r}")
             for name, value in feeds.items() if name != "polygraphy_class"
         }
         for number, feeds in enumerate(content)
     ]  # fmt: skip
 
 
-def _decoded(value: Any, where: str) -> NDArray[Any]:
-    if isinstance(value, dict) and isinstance(value.get("values"), dict):  # a tensor in a wrapper of its own
+def _decode_array(value: Any, where: str) -> NDArray[Any]:
+    if isinstance(value, dict) and isinstance(value.get("values"), dict):  # a wrapped tensor
         value = value["values"]
     text = value.get("array", value.get("tensor")) if isinstance(value, dict) else None
     if not isinstance(text, str):
-        raise DataError(f"{where}: is no array; what polygraphy.json writes of one is required")
+        raise DataError(f"{where}: not an array; an array written by polygraphy.json is required")
     hint = "pickled objects are not read"
     with translated(f"{where}: cannot be read as an array", DataError, hint=hint):
         content = io.BytesIO(base64.b64decode(text, validate=True))
@@ -319,8 +318,8 @@ def _sample_files(folder: Path) -> list[Path]:
     return files
 
 
-def _by_input(path: Path, values: dict[str, Any], inputs: Sequence[TensorInfo]) -> dict[str, Any]:
-    """The values of a file by input name: a `.npy` file has no names."""
+def _key_by_input(path: Path, values: dict[str, Any], inputs: Sequence[TensorInfo]) -> dict[str, Any]:
+    """Return values by input name; the unnamed array of an `.npy` file belongs to the only input."""
     if path.suffix == ".npy" and inputs:
         if len(inputs) != 1:
             raise DataError(

@@ -1,8 +1,8 @@
-"""Read DATA batch by batch, and check it against the model's inputs; docs/data.md says what is drawn.
+"""Read DATA batch by batch, and check each batch against the model's inputs. docs/data.md: rules of drawing.
 
-A sample's half depends on its name and the seed alone, so that it stays there when others are added or
-removed; where one half of a small set would be empty, samples are dealt out in turn. Every beginning of a
-draw is balanced too, so that reading only its first samples is a smaller draw.
+A sample's half (calibration or evaluation) depends only on its name and the seed, so adding or removing other
+samples does not move it. If one half of a small set would be empty, samples alternate between the halves.
+Every prefix of a draw is balanced over the classes, so the first samples of a draw are a smaller draw.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ DEFAULT_BATCH = 8
 
 
 MOST_READ = 2048
-"""Samples of a function over which some are spread: it may yield without end."""
+"""Most samples that `spread` reads from a function, which may be infinite."""
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Batches that hold so many `samples`, spread over `total`, which are all unless more may follow."""
+    """`samples` samples, taken evenly from the first `total`; with `is_all`, `total` is all of the data."""
 
     batches: list[Feeds]
     samples: int
@@ -48,19 +48,19 @@ class Spread:
 
 
 def _evenly(items: Sequence[Item], count: int) -> list[Item]:
-    """Return so many items, each from the middle of an equal part; all where they are fewer."""
+    """Return `count` items, each from the middle of an equal part of `items`; all if there are fewer."""
     count = min(count, len(items))
     return [items[(2 * number + 1) * len(items) // (2 * count)] for number in range(count)]
 
 
 class Data:
-    """Samples that can be read again and again.
+    """Samples of a DATA spelling; every iteration reads them anew.
 
     Args:
-        batch_size: Samples fed at once; a fixed first axis of the model decides over it.
-        limit: Stop after this many samples; None reads all. A first batch that cannot be split is read whole.
-        is_spread: Whether so many are taken evenly from all, as `spread` does, in place of the first.
-        depends: Files elsewhere that a function reads, for the digest.
+        batch_size: Samples per batch; a fixed first axis of the model overrides it.
+        limit: Most samples to read; None reads all. A first batch that cannot be split is read whole.
+        is_spread: Whether the limited samples are taken evenly from all of the data instead of its beginning.
+        depends: Further files that a function reads; they are part of the digest.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class Data:
         self.spec, self.inputs, self.limit = spec, tuple(inputs), limit
         fixed = {tensor.shape[0] for tensor in inputs if tensor.shape and isinstance(tensor.shape[0], int)}
         self.is_fixed = bool(fixed)
-        """Whether the model takes batches of one size only, which are not taken apart."""
+        """Whether the model takes batches of one fixed size only; these are never split."""
         self.batch_size = int(fixed.pop()) if len(fixed) == 1 else batch_size or DEFAULT_BATCH
         if self.is_fixed and limit is not None:
             self.limit = max(limit, self.batch_size)
         self._depends, self._is_spread = tuple(depends), is_spread
         folder = base or Path.cwd()
-        # A recipe without data asks for the digest of none.
+        # A recipe without data also computes a digest.
         spelling = parse_spelling(spec) if spec else Spelling("", "arrays", str(folder))
         self._function: Source | None = None
         if spelling.kind == FUNCTION:
@@ -98,7 +98,7 @@ class Data:
         self.spelling, self.query = spelling, read_query(spelling.query, spec)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield checked batches."""
+        """Yield the batches, each checked against the model's inputs."""
         if self._function is not None and self._is_spread and self.limit is not None:
             batches = self._spread_of_function(self.limit, 0, None).batches
             yield from (Batch(feeds, None, f"{self.spec} batch {n}") for n, feeds in enumerate(batches))
@@ -108,10 +108,10 @@ class Data:
             yield from map(self._checked, self._reader.batches(self._groups))
 
     def spread(self, samples: int, *, behind: int = 0) -> Spread:
-        """Return so many samples, or a batch that cannot be split, evenly from all of the data.
+        """Return `samples` samples, or whole batches that cannot be split, taken evenly from all of the data.
 
-        They lie behind the first `behind` where there are enough. A function is iterated once, at most to
-        sample `MOST_READ`, and holds twice as many at a time.
+        The first `behind` samples are skipped if enough samples follow. A function is iterated once, for at
+        most `MOST_READ` samples, with at most twice the requested samples in memory.
         """
         if self._function is not None:
             return self._spread_of_function(samples, behind, self.limit)
@@ -119,13 +119,13 @@ class Data:
         if len(order) - behind < samples:
             behind = 0
         size = self.batch_size if self.is_fixed else 1
-        chosen = _evenly(order[behind:], -(-samples // size) * size)
-        groups = self._reader.arrange(chosen, self.batch_size, fixed=self.is_fixed)
+        indices = _evenly(order[behind:], -(-samples // size) * size)
+        groups = self._reader.arrange(indices, self.batch_size, fixed=self.is_fixed)
         batches = [self._checked(batch).feeds for batch in self._reader.batches(groups)]
         return Spread(batches, sum(map(len, groups)), len(order))
 
     def _spread_of_function(self, samples: int, behind: int, limit: int | None) -> Spread:
-        parts: list[tuple[int, Batch, int]] = []  # number of its first sample, a sample or batch, its samples
+        parts: list[tuple[int, Batch, int]] = []  # first sample's number, a sample or batch, sample count
         total, step, size, number = 0, 1, 0, 0
         for batch in self._from_function(limit):
             size = size or batch.samples
@@ -140,8 +140,8 @@ class Data:
                 total, number = total + weight, number + 1
             if total >= MOST_READ:
                 break
-        later = [part for part in parts if part[0] >= behind]
-        parts = later if sum(part[2] for part in later) >= samples else parts
+        parts_behind = [part for part in parts if part[0] >= behind]
+        parts = parts_behind if sum(part[2] for part in parts_behind) >= samples else parts
         parts = _evenly(parts, max(samples // max(part[2] for part in parts), 1))
         batches: list[Feeds] = []
         for _, part, weight in parts:
@@ -161,7 +161,7 @@ class Data:
         return Spread(batches, sum(part[2] for part in parts), total, is_all=total < MOST_READ)
 
     def first_unchecked(self) -> Feeds:
-        """Return the first batch, of any types and shapes; the inputs tell no more than names."""
+        """Return the first batch without checks of dtype and shape: the inputs only provide names."""
         stored = self._function is None
         batches = self._reader.batches(self._groups[:1]) if stored else self._read_function()
         first = next(batches, None)
@@ -170,9 +170,9 @@ class Data:
         return first.feeds
 
     def at(self, holds: Callable[[int], bool]) -> Iterator[Batch]:
-        """Yield the batches whose number, from 0, `holds` says, as `__iter__` has them.
+        """Yield the batches of `__iter__` for which `holds(number)` is true, numbered from 0.
 
-        No other is decoded; but a function is iterated, and a JSON file of Polygraphy decoded as a whole.
+        Other batches are not decoded, but a function is iterated, and Polygraphy's JSON is decoded whole.
         """
         if self._function is not None:
             yield from (batch for number, batch in enumerate(self) if holds(number))
@@ -181,18 +181,18 @@ class Data:
             yield from map(self._checked, self._reader.batches(groups))
 
     def extents(self) -> Sequence[int] | None:
-        """Return into how many samples each batch can be split, without reading it; None of a function."""
+        """Return the number of samples in each batch without reading the data, or None for a function."""
         return None if self._function is not None else [len(group) for group in self._groups]
 
     @property
     def total(self) -> int | None:
-        """Number of samples; None where only reading a function's data would tell."""
+        """Number of samples; for a function the limit or None, because counting would read its data."""
         if self._function is not None:
             return self.limit
-        return sum(map(len, self._arranged))
+        return sum(map(len, self._all_groups))
 
     def digest(self) -> str:
-        """Return a digest that changes when the samples that are read may have changed."""
+        """Return a digest that changes if the samples may have changed."""
         if self._function is not None:
             return digest_source(self._function, depends=self._depends)
         content = self._samples.digest(lambda: self._order)
@@ -201,7 +201,7 @@ class Data:
         return f"{content}:{digest_texts(self.spelling.keyed())}"
 
     def notes(self) -> list[str]:
-        """Return what a user should know of the data: files that were left out, how labels were found."""
+        """Return notes for the user: files left out, numbering of labels."""
         if self._function is not None:
             return []
         if not self.inputs:
@@ -214,19 +214,19 @@ class Data:
 
     @functools.cached_property
     def _groups(self) -> list[list[int]]:
-        """The indices of each batch."""
+        """The sample indices of each batch."""
         if not self._order:
             raise self._empty("what the keys leave out")
-        if not self._arranged:
+        if not self._all_groups:
             raise DataError(
-                f"{self.spec}: the model takes {self.batch_size} samples at a time; "
-                f"at most {len(self._order)} were asked for",
+                f"{self.spec}: at most {len(self._order)} samples; "
+                f"the model requires batches of {self.batch_size}",
                 hint="raise the limit, or export the model with a dynamic batch",
             )
-        return self._arranged
+        return self._all_groups
 
     @functools.cached_property
-    def _arranged(self) -> list[list[int]]:
+    def _all_groups(self) -> list[list[int]]:
         return self._reader.arrange(self._order, self.batch_size, fixed=self.is_fixed)
 
     @functools.cached_property
@@ -249,25 +249,25 @@ class Data:
         if not order and self.query.part and names:
             raise DataError(
                 f"{self.spec}: none of {len(names)} samples is in this half",
-                hint="give another seed, or a set of its own for each half",
+                hint="use another seed, or a separate set for each half",
             )
         return order
 
     def _checked(self, batch: Batch) -> Batch:
-        """With the feeds in the order of the model's inputs: the first of them counts samples."""
+        """Return the checked batch with feeds in the model's input order: the first one counts samples."""
         names = [tensor.name for tensor in self.inputs if tensor.name in batch.feeds]
         feeds = {name: batch.feeds[name] for name in (*names, *batch.feeds)}
         check_feeds(self.inputs, feeds, batch.where)
         return Batch(feeds, batch.labels, batch.where)
 
     def _read_function(self) -> Iterator[Batch]:
-        assert self._function is not None, "the data is one"
+        assert self._function is not None, "DATA is a function"
         return read_function(self._function, self.inputs, limit=self.limit)
 
     def _from_function(self, limit: int | None) -> Iterator[Batch]:
         seen = 0
         for batch in map(self._checked, self._read_function()):
-            # Where one input has an axis of samples of a fixed extent, another's first axis is time.
+            # With a fixed batch size, the first axis of the first input may be time instead of samples.
             samples = self.batch_size if self.is_fixed and batch.samples else batch.samples
             is_whole = not batch.can_be_split()
             if limit is not None and seen + samples > limit and (seen or not is_whole):
@@ -296,16 +296,16 @@ def select(
 ) -> list[int]:
     """Return the indices of the samples to read, in the order of reading.
 
-    `names` tell each sample from the others. At most `limit` are drawn, like `samples`. `classes` gives the
-    class of each, called only where needed; None where they have none.
+    `names` identify the samples. At most `limit` are drawn, like `samples`. `classes` returns the class of
+    each sample, or None without classes; only a balanced draw calls it.
     """
     indices = _half(names, query.part, query.seed) if query.part else list(range(len(names)))
     count = min((number for number in (query.samples, limit) if number is not None), default=None)
     if count is None:
         return indices
-    drawn = _shuffled(names, indices, query.seed)
+    drawn = _shuffle(names, indices, query.seed)
     of_class = classes() if query.balanced else None
-    if of_class is not None:  # the first of each class first, then the second of each, and so on
+    if of_class is not None:  # round robin: the first sample of each class, then the second of each, …
         seen: dict[Hashable, int] = {}
         turns: dict[int, int] = {}
         for index in drawn:
@@ -315,18 +315,18 @@ def select(
 
 
 def half_of(name: str, seed: int) -> str:
-    """Return the half that a sample of this name belongs to."""
+    """Return the half, "calibration" or "evaluation", of the sample `name`."""
     return "calibration" if _hash(f"{seed}:{name}")[0] & 1 else "evaluation"
 
 
 def _half(names: Sequence[str], part: str, seed: int) -> list[int]:
     halves = [half_of(name, seed) for name in names]
     if len(set(halves)) == 1 and len(names) > 1:
-        return sorted(_shuffled(names, range(len(names)), seed)[PARTS.index(part) :: 2])
+        return sorted(_shuffle(names, range(len(names)), seed)[PARTS.index(part) :: 2])
     return [index for index, half in enumerate(halves) if half == part]
 
 
-def _shuffled(names: Sequence[str], indices: Sequence[int], seed: int) -> list[int]:
+def _shuffle(names: Sequence[str], indices: Sequence[int], seed: int) -> list[int]:
     return sorted(indices, key=lambda index: (_hash(f"draw:{seed}:{names[index]}"), index))
 
 

@@ -1,6 +1,6 @@
 """Folders of images with classes, maps or boxes: decoding, resize, crop and normalization as in training.
 
-docs/data.md says how images, maps and boxes are read.
+docs/data.md describes images, maps and boxes.
 
 | step       | as                                                                                        |
 |------------|-------------------------------------------------------------------------------------------|
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from PIL import Image
 
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
-"""Pillow tells formats by content, and would run Ghostscript for PostScript."""
-_NO_CLASS = 255  # of pixels that belong to none
+"""Formats that Pillow may open: it detects them by content, and would run Ghostscript for PostScript."""
+_NO_CLASS = 255  # value of pixels without a class
 _BOX_COLUMNS = 7
 
 
 class ImageFolder(readers.SampleSet):
-    """A folder of images; two or more folders in it with images are classes."""
+    """Images of a folder; if two or more subfolders contain images, the subfolders are the classes."""
 
     def __init__(self, spelling: Spelling) -> None:
         self.spelling = spelling
@@ -56,14 +56,14 @@ class ImageFolder(readers.SampleSet):
         return [name.split("/")[0] for name in self.names] if self.has_classes else None
 
     def file(self, index: int) -> tuple[Path, str]:
-        """Return the path of an image, also as text for messages."""
+        """Return the path of an image, and its text for messages."""
         path = self.root / self.names[index]
         return path, str(path)
 
     def digest(self, order: Callable[[], Sequence[int]]) -> str:
         files, labels = [self.file(index)[0] for index in order()], self.classes() or [""] * len(self.names)
         texts = [f"{self.names[index]}\n{labels[index]}" for index in order()]
-        # All labels: their set numbers the classes.
+        # All labels: the numbers of the classes depend on the whole set.
         classes = readers.digest_texts(sorted(set(self.classes() or ())))
         return f"{readers.digest_contents(files)}:{readers.digest_texts(texts)}:{classes}"
 
@@ -76,7 +76,7 @@ class ImageFolder(readers.SampleSet):
 
 
 class ImageReader(readers.Reader):
-    """Decodes images for what `image_input` returned; `label` takes the image's width and height, too."""
+    """Reader of images for `target` (see `image_input`); `label` gets the index and the (width, height)."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class ImageReader(readers.Reader):
 
 
 class MaskedImages(ImageFolder):
-    """The images of a folder that have a map in another."""
+    """Images of a folder, each with a map of classes in a second folder."""
 
     has_classes = False
 
@@ -112,7 +112,7 @@ class MaskedImages(ImageFolder):
         self.root = readers.split_folder(spelling)
         names, self.notes = readers.list_images(self.root)
         self.names = [name for name in names if not (self.root / name).is_relative_to(folder)]
-        self.masks = [folder / name for name in _masks_of(self.names, folder)]
+        self.masks = [folder / name for name in _find_masks(self.names, folder)]
 
     def digest(self, order: Callable[[], Sequence[int]]) -> str:
         files = [self.root / self.names[index] for index in order()] + [self.masks[i] for i in order()]
@@ -126,7 +126,7 @@ class MaskedImages(ImageFolder):
 
 
 def read_mask(path: Path, size: tuple[int, int], preprocessing: ImagePreprocessing) -> NDArray[np.int64]:
-    """Return the map of an image of this width and height, int64 [height, width] of the model's input."""
+    """Return the map for an image of `size` (width, height): int64 [height, width] of the model's input."""
     from PIL import Image
 
     mask = decode(path, "", str(path))
@@ -144,7 +144,7 @@ def read_mask(path: Path, size: tuple[int, int], preprocessing: ImagePreprocessi
     return np.asarray(place(classes, placement(preprocessing, *size), "nearest", _NO_CLASS), np.int64)
 
 
-def _masks_of(names: Sequence[str], folder: Path) -> list[str]:
+def _find_masks(names: Sequence[str], folder: Path) -> list[str]:
     by_path: dict[str, str] = {}
     by_name: dict[str, list[str]] = {}
     for mask in readers.list_files(folder):
@@ -152,16 +152,16 @@ def _masks_of(names: Sequence[str], folder: Path) -> list[str]:
         by_name.setdefault(Path(mask).stem, []).append(mask)
     masks = []
     for name in names:
-        plain = Path(name).with_suffix("")
-        same = [by_path[str(plain)]] if str(plain) in by_path else by_name.get(plain.name, [])
-        if len(same) != 1:
-            what = f"{len(same)} masks have its name" if same else "no mask has its name"
+        stem = Path(name).with_suffix("")
+        matches = [by_path[str(stem)]] if str(stem) in by_path else by_name.get(stem.name, [])
+        if len(matches) != 1:
+            problem = f"{len(matches)} masks have its name" if matches else "no mask has its name"
             raise DataError(
-                f"{folder}: {what}: {name}; one is required for each image",
-                hint=f"add {plain}.png, or move the image away",
+                f"{folder}: {problem}: {name}; one is required for each image",
+                hint=f"add {stem}.png, or move the image away",
                 file=folder,
             )
-        masks += same
+        masks += matches
     return masks
 
 
@@ -190,7 +190,7 @@ class _Annotations(msgspec.Struct):
 
 
 class AnnotatedImages(ImageFolder):
-    """The images that a file of annotations names, with or without boxes."""
+    """Images listed in a file of COCO annotations, with or without boxes."""
 
     has_classes, notes = False, ()
 
@@ -227,7 +227,7 @@ class AnnotatedImages(ImageFolder):
         return f"{readers.digest_contents(files)}:{names}:{digest_files([self.path])}"
 
     def _boxes_of(self, index: int, numbers: Mapping[int, int]) -> NDArray[np.float64]:
-        """The boxes of an image, [boxes, 7] in its pixels, with these numbers of the categories."""
+        """Return the boxes [n, 7] of an image in its pixels; `numbers` maps category id to class number."""
         rows = []
         for box in self._boxes[index]:
             number = numbers.get(box.category_id)
@@ -247,12 +247,12 @@ class AnnotatedImages(ImageFolder):
         preprocessing, names = target[0], list(self.categories.values())
         numbers = {number: place for place, number in enumerate(self.categories)}
         if preprocessing.classes:
-            named, notes = class_numbers(names, preprocessing.classes, what="categories")
+            number_of_name, notes = class_numbers(names, preprocessing.classes, what="categories")
             if not notes:
-                numbers = {number: named[name] for number, name in self.categories.items()}
+                numbers = {number: number_of_name[name] for number, name in self.categories.items()}
 
         def label(index: int, size: tuple[int, int]) -> NDArray[np.float32]:
-            """The boxes [n, 7] of an image of this width and height, in pixels of the model's input."""
+            """Return the boxes [n, 7] for an image of this size, in pixels of the model's input."""
             where, boxes = placement(preprocessing, *size), self._boxes_of(index, numbers)
             ratio = np.array([where.resized[0] / size[0], where.resized[1] / size[1]])
             corners = boxes[:, 1:5].reshape(-1, 2, 2) * ratio + np.array(where.offset)
@@ -275,7 +275,7 @@ class _BoxReader(ImageReader):
 
 
 def decode(source: Path | IO[bytes], mode: str, where: str) -> Image.Image:
-    """Return the image in "RGB" or "L"; in any mode where `mode` is empty."""
+    """Return the image in mode "RGB" or "L", or in its stored mode if `mode` is empty."""
     readers.require_package("PIL", "pillow", "reads images")
     from PIL import Image
 
@@ -285,10 +285,10 @@ def decode(source: Path | IO[bytes], mode: str, where: str) -> Image.Image:
         Image.open(source, formats=FORMATS) as image,
     ):
         image.load()
-        return _converted(image, mode) if mode else image.copy()
+        return _convert_mode(image, mode) if mode else image.copy()
 
 
-def _converted(image: Any, mode: str) -> Image.Image:
+def _convert_mode(image: Any, mode: str) -> Image.Image:
     from PIL import Image
 
     if image.mode.startswith("I"):
@@ -299,13 +299,13 @@ def _converted(image: Any, mode: str) -> Image.Image:
     if image.mode == "F":
         raise ValueError("its pixels are floating-point numbers; 8 or 16 bits are required")
     if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # else Pillow warns, and the colours are the same
+        image = image.convert("RGBA")  # avoids Pillow's warning; the colours are the same
     converted: Image.Image = image.convert(mode) if image.mode != mode else image.copy()
     return converted
 
 
 def image_input(inputs: Sequence[TensorInfo], spelling: Spelling) -> tuple[ImagePreprocessing, TensorInfo]:
-    """Return how images become which input: as the spelling says, else as the model itself does."""
+    """Return the preprocessing (of the spelling, else of the model), and the input that takes the images."""
     names = "imagenet (or cifar10, timm:NAME, torchvision:NAME, hf:NAME_OR_FOLDER, FILE.json)"
     preprocessing = preprocessing_for(inputs, spelling, ImagePreprocessing, what="images", names=names)
     name = preprocessing.input
@@ -322,15 +322,15 @@ def image_input(inputs: Sequence[TensorInfo], spelling: Spelling) -> tuple[Image
 
 
 class PixelPlacement(NamedTuple):
-    """Where an image's pixels land in the model's input."""
+    """Placement of an image's pixels in the model's input."""
 
     resized: tuple[int, int]  # width and height
-    offset: tuple[int, int]  # left and top of the resized image in the input; negative where it is cropped
+    offset: tuple[int, int]  # left and top of the resized image in the input; negative: cropped
     size: tuple[int, int]  # width and height of the input
 
 
 def placement(preprocessing: ImagePreprocessing, width: int, height: int) -> PixelPlacement:
-    """Return where an image of these extents lands."""
+    """Return the placement of an image of this size."""
     size, extents = (preprocessing.width, preprocessing.height), (width, height)
     resize = preprocessing.resize or (size[1], size[0])
     resized = (resize[-1], resize[0])
@@ -369,7 +369,7 @@ def as_input(image: Image.Image, preprocessing: ImagePreprocessing) -> NDArray[n
     placed = place(image, placement(preprocessing, *image.size), preprocessing.interpolation, fill)
     pixels = np.asarray(placed, np.float32)
     pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-    # What torch divides by 255 is not the same as what is multiplied by 1/255, in the last bit.
+    # torch divides by 255; a product with 1/255 differs in the last bit.
     is_255th = preprocessing.scale == 1 / 255
     scaled = pixels / np.float32(255) if is_255th else pixels * np.float32(preprocessing.scale)
     mean, std = (

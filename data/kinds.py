@@ -1,4 +1,4 @@
-"""Find the kind of DATA from what lies at its path, open it, and list the files that reading it opens."""
+"""Detect the kind of DATA from the files at its path, open it, and list the files that reading it opens."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _BY_SUFFIX = {".npz": "npz", ".npy": "npy", ".json": "polygraphy"} | {
 _SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth")
 _EXAMINED = 10_000
-"""Files that are looked at to tell the kind of a folder."""
+"""Most files that are examined to detect the kind of a folder."""
 
 
 def find_kind(spelling: Spelling) -> str:
-    """Return the kind of what lies at a spelling's path."""
+    """Return the kind of the data at a spelling's path; raise InvalidOption unless one kind matches."""
     path = Path(spelling.path)
     with reading(path):
         is_folder = path.is_dir()
@@ -58,7 +58,7 @@ def _kind_of_folder(path: Path, names: Sequence[str], spec: str) -> str:
     if any(name in _SAVED or name in METADATA for name in names):
         return "datasets"
     if any(name.endswith((".npz", ".npy")) for name in names) or not names:
-        return "arrays"  # of an empty folder its reader says so
+        return "arrays"  # the reader reports an empty folder
     first: dict[str, str] = {}
     for name in itertools.islice(list_files(path), _EXAMINED):
         for kind, suffixes in (("images", IMAGES), ("audio", RECORDINGS), ("datasets", TABLES)):
@@ -74,7 +74,7 @@ def _kind_of_folder(path: Path, names: Sequence[str], spec: str) -> str:
 
 
 def open_set(spelling: Spelling, inputs: Sequence[TensorInfo]) -> SampleSet:
-    """Return the samples of a spelling whose kind is known and whose paths are absolute."""
+    """Return the samples of a spelling with a known kind and absolute paths."""
     if spelling.kind in ARRAYS:
         return ArraySet(spelling.kind, Path(spelling.path), inputs)
     if spelling.kind != "images":
@@ -87,10 +87,9 @@ def open_set(spelling: Spelling, inputs: Sequence[TensorInfo]) -> SampleSet:
 
 
 def data_files(spec: str, base: Path) -> Iterator[Path]:
-    """Yield the files of a spelling, one by one, without opening them: a folder may hold millions.
+    """Yield the files of a spelling one by one, without opening them: a folder may hold millions.
 
-    Relative paths start from `base`. Of a function they are those that its digest is of; it can open others,
-    which `depends` names.
+    Relative paths start from `base`. For a function: the files in its digest; `depends` lists others.
     """
     spelling = parse_spelling(spec)
     if spelling.kind == FUNCTION:
@@ -100,20 +99,20 @@ def data_files(spec: str, base: Path) -> Iterator[Path]:
     spelling = spelling.with_kind(find_kind(spelling))
     for key, value in spelling.query.items():
         if key in FILE_KEYS:
-            yield from _listed(Path(value), IMAGES)
+            yield from _list_with_suffixes(Path(value), IMAGES)
         elif key == "preprocessing":
             yield from preprocessing_files(value, base=base)
     path = Path(spelling.path)
     if spelling.kind == "images":
-        yield from _listed(split_folder(spelling), IMAGES)
+        yield from _list_with_suffixes(split_folder(spelling), IMAGES)
     elif spelling.kind == "arrays":
-        yield from (file for file in _listed(path, (".npy", ".npz")) if file.parent == path)
+        yield from (file for file in _list_with_suffixes(path, (".npy", ".npz")) if file.parent == path)
     else:
-        yield from _listed(path, ())
+        yield from _list_with_suffixes(path, ())
 
 
-def _listed(path: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
-    """A file, or those of a folder with these suffixes; with none, all of them."""
+def _list_with_suffixes(path: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
+    """Yield `path`, or the files of a folder with these suffixes; all files if `suffixes` is empty."""
     if not path.is_dir():
         yield path
         return

@@ -1,6 +1,6 @@
-"""Texts and recordings as a model's inputs, by its tokenizer or feature extractor, batch by batch.
+"""Convert texts and recordings to model inputs with a tokenizer or feature extractor, batch by batch.
 
-docs/data.md says how texts are padded, and recordings resampled.
+docs/data.md describes padding and resampling.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from .spelling import Spelling, whole
 from .table import IGNORED, Table, preprocessing_for
 
 _NAMES = "hf:NAME_OR_FOLDER (or FILE.json)"
-_AT_ONCE = 1024
-"""Texts that are tokenized at once to find their lengths."""
+_TEXTS_PER_CALL = 1024
+"""Texts per tokenizer call when their lengths are computed."""
 _SCIPY_BYTES = 512 << 20
 _RATES_HZ = (100, 768_000)
-"""Of recordings; the filter of another rate would take gigabytes."""
+"""Accepted sample rates of recordings; the resampling filter of other rates would need gigabytes."""
 _FRAMES_AT_ONCE = 1 << 14
 _LARGEST_FACTOR = 50_000
 
 
 def load_processor(kind: str, name: str, what: str) -> Any:
-    """Return a tokenizer or feature extractor of a folder or the local cache, never with its own code."""
+    """Return a tokenizer or feature extractor from a folder or the local cache, without running its code."""
     require_package("transformers", "transformers", f"loads a {what}")
     import transformers
 
@@ -53,11 +53,11 @@ def load_processor(kind: str, name: str, what: str) -> Any:
 def _feeds_of(
     arrays: Mapping[str, Any], names: Sequence[str], dtypes: Mapping[str, Any], processor: str
 ) -> dict[str, NDArray[Any]]:
-    """What a processor made, by the names of the inputs; `processor` names it in messages."""
+    """Return a processor's arrays by input name, cast to `dtypes`; `processor` names it in messages."""
     for name in names:
         if name not in arrays:
             raise DataError(
-                f"{processor}: makes {', '.join(arrays)}, and not input {name!r}",
+                f"{processor}: returns {', '.join(arrays)}, not input {name!r}",
                 hint="give the samples as arrays (.npz) or by a function",
                 tensor=name,
             )
@@ -67,7 +67,7 @@ def _feeds_of(
 class TextReader(Reader):
     """Tokenizes the texts, or pairs of texts, of a table batch by batch."""
 
-    threads = 1  # the tokenizer has threads of its own
+    threads = 1  # the tokenizer itself is multithreaded
 
     def __init__(self, table: Table, inputs: Sequence[TensorInfo], spelling: Spelling) -> None:
         preprocessing = preprocessing_for(inputs, spelling, TextPreprocessing, what="texts", names=_NAMES)
@@ -82,7 +82,7 @@ class TextReader(Reader):
         )
         self._table, self._in_buckets = table, bucket != "false"
         self.tokenizer = load_processor("AutoTokenizer", preprocessing.tokenizer, "tokenizer")
-        if self.tokenizer.pad_token is None:  # masked, so any will do
+        if self.tokenizer.pad_token is None:  # padding is masked, so any token will do
             self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.unk_token
         self._dtypes = {tensor.name: tensor.dtype for tensor in inputs}
         shapes = [tensor.shape for tensor in inputs if tensor.name in preprocessing.inputs]
@@ -112,10 +112,10 @@ class TextReader(Reader):
         return Sample({"text": text}, label, where)
 
     def join(self, samples: Sequence[Sample]) -> Batch:
-        arrays, words = self._tokenized([sample.feeds["text"] for sample in samples])
+        arrays, words = self._tokenize([sample.feeds["text"] for sample in samples])
         labels = None
         if isinstance(samples[0].label, list):
-            # The first token of each word has its label, all others none.
+            # The first token of each word gets its label; other tokens are ignored.
             labels = np.full((len(words), len(words[0])), IGNORED, np.int64)
             for row, (sample, word_of) in enumerate(zip(samples, words, strict=True)):
                 for column, word in enumerate(word_of):
@@ -132,11 +132,11 @@ class TextReader(Reader):
     def arrange(self, order: list[int], batch_size: int, *, fixed: bool) -> list[list[int]]:
         if self._in_buckets:
             unknown = [index for index in order if index not in self._lengths]
-            for start in range(0, len(unknown), _AT_ONCE):
-                part = unknown[start : start + _AT_ONCE]
+            for start in range(0, len(unknown), _TEXTS_PER_CALL):
+                part = unknown[start : start + _TEXTS_PER_CALL]
                 encoded = self._encode([self.text(index) for index in part])["input_ids"]
                 self._lengths.update(zip(part, (self._padded(len(ids)) for ids in encoded), strict=True))
-            order = sorted(order, key=self._lengths.__getitem__)  # stable: the order stays within a length
+            order = sorted(order, key=self._lengths.__getitem__)  # stable for texts of equal length
         return super().arrange(order, batch_size, fixed=fixed)
 
     def notes_of(self, groups: Sequence[Sequence[int]]) -> list[str]:
@@ -145,26 +145,26 @@ class TextReader(Reader):
         counts = sorted(Counter(max(self._lengths[index] for index in group) for group in groups).items())
         return ["padded lengths (batches): " + ", ".join(f"{length} ({count})" for length, count in counts)]
 
-    def _tokenized(
+    def _tokenize(
         self, texts: Sequence[Sequence[Any]]
     ) -> tuple[dict[str, NDArray[np.int64]], list[list[int | None]]]:
-        """Arrays [n, length] by the tokenizer's names, and the word of each token of texts in words."""
+        """Return the tokenizer's arrays [n, length] by name, and each token's word index (texts in words)."""
         encoded, in_words = self._encode(texts), isinstance(texts[0][0], list)
         if in_words and not self.tokenizer.is_fast:
             raise DataError(
-                f"tokenizer {self.preprocessing.tokenizer}: is a slow one, without words of tokens",
+                f"tokenizer {self.preprocessing.tokenizer}: slow tokenizers have no word_ids",
                 hint="save the fast tokenizer (tokenizer.json) beside the model",
             )
         length = self._padded(max(len(ids) for ids in encoded["input_ids"]))
-        with quiet():  # it advises another method
+        with quiet():  # transformers recommends __call__ instead
             padded = self.tokenizer.pad(
                 dict(encoded), padding="max_length", max_length=length, return_tensors="np"
             )
         words, is_left = [], self.tokenizer.padding_side == "left"
         for row in range(len(texts)) if in_words else ():
-            of_tokens = encoded.word_ids(row)
-            padding = [None] * (length - len(of_tokens))
-            words.append([*padding, *of_tokens] if is_left else [*of_tokens, *padding])
+            word_ids = encoded.word_ids(row)
+            padding = [None] * (length - len(word_ids))
+            words.append([*padding, *word_ids] if is_left else [*word_ids, *padding])
         return {name: np.asarray(array, np.int64) for name, array in padded.items()}, words
 
     def _encode(self, texts: Sequence[Sequence[Any]]) -> Any:
@@ -188,7 +188,7 @@ class TextReader(Reader):
 
 
 class AudioReader(Reader):
-    """Decodes the recordings of a table, and makes the model's inputs of the waveforms of a batch."""
+    """Decodes the recordings of a table, and converts their waveforms to model inputs batch by batch."""
 
     def __init__(self, table: Table, inputs: Sequence[TensorInfo], spelling: Spelling) -> None:
         self._table, what = table, "recordings"
@@ -227,12 +227,12 @@ class AudioReader(Reader):
 
     def _features(self, waveforms: Sequence[NDArray[np.float32]]) -> dict[str, NDArray[Any]]:
         assert self._extractor is not None
-        takes = inspect.signature(self._extractor.__call__).parameters
+        parameters = inspect.signature(self._extractor.__call__).parameters
         options: dict[str, Any] = {"sampling_rate": self.preprocessing.rate_hz, "return_tensors": "np"}
-        # Some pad to a length of their own; one that would not pad at all cannot make a batch.
-        if "padding" in takes and not takes["padding"].default:
+        # Some extractors pad to a fixed length. Others do not pad by default, but a batch requires it.
+        if "padding" in parameters and not parameters["padding"].default:
             options["padding"] = True
-        if "return_attention_mask" in takes and "attention_mask" in self.preprocessing.inputs:
+        if "return_attention_mask" in parameters and "attention_mask" in self.preprocessing.inputs:
             options["return_attention_mask"] = True
         with translated(f"feature extractor {self.preprocessing.extractor}: failed", DataError), quiet():
             return dict(self._extractor(list(waveforms), **options))
@@ -241,7 +241,7 @@ class AudioReader(Reader):
 def decode_audio(
     source: Path | IO[bytes], rate_hz: int, max_seconds: float, where: str
 ) -> NDArray[np.float32]:
-    """Return the samples of a recording, from -1 to 1, cut to so many seconds."""
+    """Return the samples of a recording in [-1, 1], resampled and cut to `max_seconds`."""
     require_package("soundfile", "soundfile", "reads recordings")
     import soundfile
 
@@ -254,7 +254,7 @@ def decode_audio(
         if not least <= stored_hz <= most:
             raise ValueError(f"it has {stored_hz} samples per second; {least} to {most} are required")
         frames = math.ceil(max_seconds * stored_hz)
-        while frames > 0:  # a header may promise more than there is
+        while frames > 0:  # the header may announce more frames than the file holds
             part = file.read(min(frames, _FRAMES_AT_ONCE), dtype="float32", always_2d=True)
             if not len(part):
                 break
@@ -274,7 +274,7 @@ def decode_audio(
 
 
 def resampling_ratio(stored_hz: int, rate_hz: int) -> Fraction:
-    """Return the ratio of two rates; one without a common factor is rounded, which keeps the filter short."""
+    """Return `rate_hz / stored_hz`, rounded to terms of at most 50,000 to limit the length of the filter."""
     if stored_hz > rate_hz:
         return Fraction(rate_hz, stored_hz).limit_denominator(_LARGEST_FACTOR)
     return 1 / Fraction(stored_hz, rate_hz).limit_denominator(_LARGEST_FACTOR)

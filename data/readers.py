@@ -1,4 +1,4 @@
-"""Samples, batches, files: a reader makes a model's inputs of numbered samples, a function yields batches."""
+"""Sample sets, readers and batches for every kind of DATA; functions as data; lists of files."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ Shapes = Mapping[str, tuple[int, ...]]
 LABELS = "labels"
 MOST_THREADS = 8
 AHEAD = 2
-"""Samples that are decoded, or being decoded, per thread, before the first of them is taken."""
+"""Samples decoded ahead per thread, finished or in progress."""
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 RECORDINGS = (".wav", ".flac", ".ogg")
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-"""Labels and texts of the files beside it, as `imagefolder` and `audiofolder` of `datasets` read them."""
+"""Labels and texts of the files beside them, in the form of `imagefolder` and `audiofolder` of `datasets`."""
 FORMATS: Mapping[str, tuple[str, str]] = {
     ".txt": ("text", "text"), ".jsonl": ("jsonl", "json"), ".ndjson": ("jsonl", "json"),
     ".csv": ("csv", "csv"), ".tsv": ("csv", "csv"),
     ".parquet": ("datasets", "parquet"), ".arrow": ("datasets", "arrow"),
 }  # fmt: skip
-"""Ending of a file of rows to the kind of DATA that it is, and the builder of `datasets` that reads it."""
+"""File suffix to the kind of DATA, and to the builder of `datasets` that reads the file."""
 TABLES = tuple(suffix for suffix, (kind, _) in FORMATS.items() if kind == "datasets")
-_BESIDE = (".csv", ".json", ".txt", ".md")
+_SIDECARS = (".csv", ".json", ".txt", ".md")
 _SPLITS = {
     "train": ("train", "training"), "validation": ("validation", "val", "valid"), "test": ("test", "testing"),
 }  # fmt: skip
@@ -55,7 +55,7 @@ _SPLITS = {
 
 @dataclass(frozen=True)
 class Batch:
-    """Feeds of one inference, a label per sample if the data has them, and where they are, for messages."""
+    """Feeds of one inference, a label per sample if the data has labels, and their origin for messages."""
 
     feeds: Feeds
     labels: NDArray[Any] | None
@@ -67,7 +67,7 @@ class Batch:
         return samples_in(self.feeds)
 
     def can_be_split(self) -> bool:
-        """Whether there are several samples, which are the first axis of every input."""
+        """Return whether the batch has several samples, along the first axis of every input."""
         return extent_of({name: array.shape for name, array in self.feeds.items()}) > 1
 
     def head(self, samples: int) -> Batch:
@@ -88,14 +88,14 @@ class Batch:
 
 
 def extent_of(shapes: Shapes) -> int:
-    """Return into how many samples a batch can be split: 1 unless they are the first axis of every input."""
+    """Return the extent of the first axis if all inputs share it, else 1: the batch cannot be split."""
     extents = {shape[0] if shape else 0 for shape in shapes.values()}
     return max(1, *extents) if len(extents) == 1 else 1
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample, without the axis of samples; `feeds` are what `Reader.join` takes."""
+    """One sample, without the axis of samples; `feeds` is the input of `Reader.join`."""
 
     feeds: dict[str, Any]
     label: Any
@@ -103,46 +103,46 @@ class Sample:
 
 
 class Reader:
-    """Makes a model's inputs of samples, by `threads` at once; None: as many as cores, at most 8."""
+    """Converts samples to a model's inputs in `threads` threads; None: one per core, at most 8."""
 
     notes: Sequence[str] = ()
     threads: int | None = None
 
     def read(self, index: int) -> Sample:
-        """Return one sample; called by several threads at once. Readers of whole batches have none."""
+        """Return one sample; several threads call this. Readers of whole batches do not implement it."""
         raise NotImplementedError
 
     def join(self, samples: Sequence[Sample]) -> Batch:
-        """Put samples of one shape together."""
+        """Return the batch of samples of one shape."""
         feeds = {name: np.stack([sample.feeds[name] for sample in samples]) for name in samples[0].feeds}
         return joined(feeds, samples)
 
     def arrange(self, order: list[int], batch_size: int, *, fixed: bool) -> list[list[int]]:
-        """Return the indices of each batch; `fixed` leaves out what fills none."""
+        """Return the sample indices of each batch; `fixed` drops an incomplete batch."""
         groups = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
         return [group for group in groups if len(group) == batch_size] if fixed else groups
 
     def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
-        """Yield the batches of these samples, decoded ahead by threads."""
+        """Yield a batch for each group of samples; threads decode ahead."""
         samples = in_order(self.read, (index for group in groups for index in group), threads=self.threads)
         for group in groups:
             yield self.join([next(samples) for _ in group])
 
     def notes_of(self, groups: Sequence[Sequence[int]]) -> list[str]:
-        """Return what a user should know of these batches."""
+        """Return notes on these batches for the user."""
         return []
 
 
 class SampleSet(ABC):
-    """The samples at a path, listed without being decoded."""
+    """Samples at a path, listed without decoding."""
 
     names: Sequence[str]
-    """What tells each sample from the others: its file, or its content; not its place in the set."""
+    """Identifiers of the samples: file, content or number; other samples should not change them."""
     notes: Sequence[str] = ()
-    """What a user should know of the set: what was left out."""
+    """Notes on the set for the user, e.g. skipped files."""
 
     def classes(self) -> Sequence[Hashable] | None:
-        """Return the class of each sample, to draw them evenly; None where they have none."""
+        """Return the class of each sample for a balanced draw, or None without classes."""
         return None
 
     @abstractmethod
@@ -151,13 +151,13 @@ class SampleSet(ABC):
 
     @abstractmethod
     def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
-        """Return what makes these inputs of the samples."""
+        """Return the reader that converts these samples to `inputs`."""
 
 
 def joined(feeds: Feeds, samples: Sequence[Sample], labels: NDArray[Any] | None = None) -> Batch:
-    """Return the batch of samples that these feeds are made of.
+    """Return the batch of `samples` with `feeds`.
 
-    Labels are classes int64 [n], scores float32 [n], texts [n], or maps int64 [n, ...], unless they are said.
+    Labels default to the samples': classes int64 [n], scores float32 [n], texts [n] or maps int64 [n, ...].
     """
     values = [sample.label for sample in samples]
     if labels is None and values[0] is not None:
@@ -169,31 +169,31 @@ def joined(feeds: Feeds, samples: Sequence[Sample], labels: NDArray[Any] | None 
 
 
 def threads_for_reading() -> int:
-    """Return how many threads decode."""
+    """Return the number of threads that decode."""
     return max(1, min(MOST_THREADS, granted_cores() or os.cpu_count() or 1))
 
 
 def in_order(
     function: Callable[[Item], Result], items: Iterable[Item], *, threads: int | None = None
 ) -> Iterator[Result]:
-    """Yield `function(item)` of each item in order, computed by threads.
+    """Yield `function(item)` for each item, in order, computed by threads.
 
-    At most `AHEAD` results per thread exist beside those taken. An exception is raised in its place. When
-    the reader stops, by Ctrl-C too, what has not begun is never begun.
+    At most `AHEAD` results per thread are pending. An exception is raised at the place of its result. If the
+    consumer stops, also by Ctrl-C, pending calls are cancelled.
     """
     count = threads or threads_for_reading()
     if count == 1:
         yield from map(function, items)
         return
     pool = ThreadPoolExecutor(count, thread_name_prefix="qcompile-read")
-    waiting: deque[Future[Result]] = deque()
+    pending: deque[Future[Result]] = deque()
     try:
         for item in items:
-            waiting.append(pool.submit(function, item))
-            if len(waiting) >= AHEAD * count:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+            pending.append(pool.submit(function, item))
+            if len(pending) >= AHEAD * count:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
@@ -208,23 +208,23 @@ def digest_texts(texts: Iterable[str]) -> str:
 
 
 def digest_contents(paths: Sequence[Path]) -> str:
-    """Return a digest of the contents of many files, read in parallel, and once while they do not change."""
+    """Return a digest of the contents of files, read in parallel; unchanged files are read only once."""
     return digest_texts(in_order(lambda path: known_digest([path]), paths))
 
 
 def require_package(module: str, package: str, use: str, *, extra: str = "data") -> None:
-    """Make sure that a package can be imported."""
+    """Raise EngineUnavailable if a package cannot be imported."""
     import_package(module, f"{package} {use}, and cannot be imported", extra=extra, engine=package)
 
 
 MANY = 10_000
-"""Samples after which a function of unknown length, read without a limit, may be endless."""
+"""Number of samples that triggers a warning about a function of unknown length without a limit."""
 
 
 def read_function(
     source: Source, inputs: Sequence[TensorInfo], *, limit: int | None = None
 ) -> Iterator[Batch]:
-    """Yield what a function yields, or what the iterable it returns holds; `limit` ends nothing here."""
+    """Yield the batches of a function (a generator, or its iterable); `limit` only prevents the warning."""
     result = call(load_function(source), source)
     if not isinstance(result, Iterable):
         kind = type(result).__name__
@@ -233,14 +233,14 @@ def read_function(
     is_unlimited = limit is None and not isinstance(result, Sized)
     for index in itertools.count():
         try:
-            with beside(source):  # a generator runs, and imports, when it is asked for the next
+            with beside(source):  # next() runs the generator, which may import
                 item = next(iterator)
         except StopIteration:
             return
         except QCompileError:
             raise
         except (Exception, SystemExit) as error:
-            # To end here would calibrate on part of the data without a word.
+            # Stopping here would silently calibrate on a part of the data.
             raise DataError(
                 f"{source.spec}: raised {type(error).__name__} at batch {index}: {error}"
                 f"{where_raised(error, source.path)}",
@@ -254,16 +254,16 @@ def read_function(
 
 
 def _as_batch(item: Any, inputs: Sequence[TensorInfo], where: str) -> Batch:
-    beside = None
+    paired_labels = None
     if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Mapping):
-        item, beside = item
+        item, paired_labels = item
     if isinstance(item, Mapping):
-        arrays = {str(name): _array(value, where) for name, value in item.items()}
+        arrays = {str(name): _copy_array(value, where) for name, value in item.items()}
         labels = take_labels(arrays, inputs)
         require_inputs(arrays, inputs, where)
-        return Batch(arrays, labels if beside is None else _array(beside, where), where)
+        return Batch(arrays, labels if paired_labels is None else _copy_array(paired_labels, where), where)
     names = [tensor.name for tensor in inputs]
-    values = [_array(value, where) for value in (item if isinstance(item, tuple | list) else [item])]
+    values = [_copy_array(value, where) for value in (item if isinstance(item, tuple | list) else [item])]
     if len(values) - len(names) not in (0, 1):
         raise DataError(
             f"{where}: {len(values)} arrays; the model takes {len(names)} ({', '.join(names)}), "
@@ -274,12 +274,12 @@ def _as_batch(item: Any, inputs: Sequence[TensorInfo], where: str) -> Batch:
 
 
 def take_labels(arrays: dict[str, Any], inputs: Sequence[TensorInfo]) -> Any:
-    """Remove the labels from the arrays of a batch and return them; an input called `labels` is no label."""
+    """Remove the labels from the arrays of a batch and return them; None if `labels` is a model input."""
     return None if any(tensor.name == LABELS for tensor in inputs) else arrays.pop(LABELS, None)
 
 
 def require_inputs(names: Collection[str], inputs: Sequence[TensorInfo], where: str) -> None:
-    """Refuse data that lacks an input; a stray array is refused by `check_feeds`."""
+    """Raise DataError if an input is missing; `check_feeds` reports unknown arrays."""
     missing = [tensor.name for tensor in inputs if tensor.name not in names]
     if missing:
         raise DataError(
@@ -289,11 +289,11 @@ def require_inputs(names: Collection[str], inputs: Sequence[TensorInfo], where: 
         )
 
 
-def _array(value: Any, where: str) -> NDArray[Any]:
-    """Return a copy: a loader may fill the same memory again for its next batch."""
+def _copy_array(value: Any, where: str) -> NDArray[Any]:
+    """Return the value as a new array: a loader may reuse its memory for the next batch."""
     kind, hint = type(value).__name__, "yield a dict of arrays, a tuple of arrays, or (inputs, labels)"
     with translated(f"{where}: holds a {kind} that is no array", DataError, hint=hint):
-        if hasattr(value, "detach"):  # a torch tensor, without importing torch
+        if hasattr(value, "detach"):  # a torch tensor, detected without importing torch
             value = value.detach().cpu().numpy()
         if not isinstance(value, np.ndarray | np.generic | int | float | list):
             raise DataError(f"{where}: holds {kind}; arrays or tensors are required", hint=hint)
@@ -303,12 +303,12 @@ def _array(value: Any, where: str) -> NDArray[Any]:
 def list_files(root: Path) -> Iterator[str]:
     """Yield the paths of all files below a folder, relative to it, with `/`, sorted folder by folder.
 
-    Names that begin with a dot are left out. Links are followed, but not into a folder that they lie in.
+    Names that begin with a dot are skipped. Links are followed, except to a folder above the link.
     """
-    yield from _below(root, "", (os.path.realpath(root),))
+    yield from _walk(root, "", (os.path.realpath(root),))
 
 
-def _below(folder: Path, prefix: str, above: tuple[str, ...]) -> Iterator[str]:
+def _walk(folder: Path, prefix: str, above: tuple[str, ...]) -> Iterator[str]:
     with os.scandir(folder) as scanned:
         entries = sorted(scanned, key=lambda entry: entry.name)
     for entry in entries:
@@ -319,22 +319,22 @@ def _below(folder: Path, prefix: str, above: tuple[str, ...]) -> Iterator[str]:
         elif entry.is_dir():
             real = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
             if real not in above:
-                yield from _below(folder / entry.name, f"{prefix}{entry.name}/", (*above, real))
+                yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", (*above, real))
 
 
 def list_images(root: Path) -> tuple[list[str], list[str]]:
-    """Return the images below a folder, relative to it, and what was left out."""
+    """Return the images below a folder, relative to it, and notes on skipped files."""
     files = list(list_files(root))
     names = [name for name in files if name.lower().endswith(IMAGES)]
     if not names:
         message = f"{root}: holds no image; at least one file {', '.join(sorted(IMAGES))} is required"
         raise DataError(message, file=root)
-    strays = sum(not name.lower().endswith((*IMAGES, *_BESIDE)) for name in files)
+    strays = sum(not name.lower().endswith((*IMAGES, *_SIDECARS)) for name in files)
     return names, [f"{strays} files in {root} are no images, and are left out"] if strays else []
 
 
 def split_folder(spelling: Spelling) -> Path:
-    """Return the folder of the split that a spelling names; its own folder without splits."""
+    """Return the folder of the spelling's split, or the data's folder if it has no splits."""
     root, split, spec = Path(spelling.path), spelling.query.get("split", ""), spelling.spec
     present = sorted(path.name for path in root.iterdir() if path.is_dir())
     spellings = {name: names for names in _SPLITS.values() for name in names}

@@ -1,7 +1,7 @@
 """Rows of tables, texts, images and recordings, read by Hugging Face's `datasets` from local files alone.
 
-No builder runs code of a data set, and none asks a network: files are named one by one. docs/data.md has what
-may lie where.
+Builders neither run code of a data set nor use the network: each file is passed by name. docs/data.md has the
+layouts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RowSet(readers.SampleSet):
         if self.is_saved:
             self.files = [file for file in below if not file.name.startswith("cache-")]
         elif path.is_file() or (tables and spelling.kind != "audio"):
-            self.files = self._of_split(tables or [path])
+            self.files = self._files_of_split(tables or [path])
         elif spelling.kind in ("audio", "datasets"):
             self.root, self.media = readers.split_folder(spelling), True
             self.files = [self.root / name for name in readers.list_files(self.root)]
@@ -54,14 +54,14 @@ class RowSet(readers.SampleSet):
 
     @functools.cached_property
     def table(self) -> Table:
-        """The rows, read when they are needed."""
+        """The rows, read on first use."""
         try:
             with quiet():
                 table = self._media_files() if self.media else Table(self.root, self._rows(), self.spelling)
         except QCompileError:
             raise
-        except Exception as error:  # pyarrow's and datasets' own types, OSError, KeyError, ...
-            cause: BaseException = error  # the builders' own say only that there was one
+        except Exception as error:  # types of pyarrow and datasets, OSError, KeyError, ...
+            cause: BaseException = error  # an error of a builder omits the reason
             while cause.__cause__ is not None:
                 cause = cause.__cause__
             message = f"{self.root}: cannot be read by datasets ({first_line(cause)})"
@@ -81,7 +81,7 @@ class RowSet(readers.SampleSet):
         return undecoded(splits[self._split(list(splits))])
 
     def _media_files(self) -> Table:
-        """Image or audio files, with the columns of the metadata beside them, or the folder of each."""
+        """Return image or audio files with the columns of their metadata, or with folders as labels."""
         suffixes: tuple[str, ...] = readers.RECORDINGS
         if self.spelling.kind != "audio" and any(
             file.suffix.lower() in readers.IMAGES for file in self.files
@@ -113,8 +113,8 @@ class RowSet(readers.SampleSet):
         self.notes = [f"{strays} files in {self.root} are left out"] if strays else []
         return Table(self.root, columns, self.spelling, names=names)
 
-    def _of_split(self, files: Sequence[Path]) -> list[Path]:
-        """The files of the split: they begin with its name, or lie in a folder of it."""
+    def _files_of_split(self, files: Sequence[Path]) -> list[Path]:
+        """Return the files of the split: names begin with its name, or their folder has its name."""
         split, splits = self.spelling.query.get("split", ""), dict[str, list[Path]]()
         if self.root.is_file():
             if split:
@@ -122,19 +122,19 @@ class RowSet(readers.SampleSet):
             return [self.root]
         for file in files:
             match = _SPLIT_OF_FILE.match(file.name)
-            inside = file.parent.name if file.parent != self.root else split if file.stem == split else ""
-            splits.setdefault(inside or (match[1] or match[2] if match else ""), []).append(file)
+            folder = file.parent.name if file.parent != self.root else split if file.stem == split else ""
+            splits.setdefault(folder or (match[1] or match[2] if match else ""), []).append(file)
         return splits[self._split(list(splits))]
 
     def _split(self, splits: Sequence[str]) -> str:
         split = self.spelling.query.get("split", "")
         if split not in splits and (split or len(splits) > 1):
             present = ", ".join(filter(None, splits))
-            what = f"holds {present}; one of them is required"
+            problem = f"holds {present}; one of them is required"
             if split:
-                what = f"split={split}: no such split; found {present or 'one only'}"
+                problem = f"split={split}: no such split; found {present or 'one only'}"
             hint = "" if split else f"add ?split={next(filter(None, splits))}"
-            raise wrong(self.spelling.spec, what, hint)
+            raise wrong(self.spelling.spec, problem, hint)
         return split or splits[0]
 
     @property
@@ -143,11 +143,11 @@ class RowSet(readers.SampleSet):
         table = self.table
         if table.names or table.media:
             return table.names or [str(row) for row in range(len(table))]
-        return ["\x1f".join(map(_plain, texts)) for texts in zip(*table.texts, strict=True)]
+        return ["\x1f".join(map(_as_text, texts)) for texts in zip(*table.texts, strict=True)]
 
     def classes(self) -> Sequence[Hashable] | None:
         labels = list(self.table.columns[self.table.label]) if self.table.label else [None]
-        # Scores, and labels of words, are no classes to draw evenly.
+        # A balanced draw requires classes: not scores, not labels of words.
         return labels if all(isinstance(label, str | int) for label in labels) else None
 
     def digest(self, order: Callable[[], Sequence[int]]) -> str:
@@ -163,29 +163,26 @@ class RowSet(readers.SampleSet):
         return ImageReader(target, table.file, lambda row, _: labels[row] if labels else None, notes)
 
 
-def _plain(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return "\x1e".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-_LEAST_MADE, _MOST_MADE = 64, 10_000
+_FEWEST_TEXTS, _MOST_TEXTS = 64, 10_000
 _WORD_MARKS = ("▁", "Ġ", "")
-"""What begins a word in the vocabularies of SentencePiece, of bytes, and of WordPiece."""
+"""Prefix of the first token of a word in vocabularies of SentencePiece, byte-level BPE and WordPiece."""
 _FEWEST_WORDS, _MOST_WORDS = 4, 96
 
 
 class VocabularySet(readers.SampleSet):
-    """Texts of words that a tokenizer knows, for a model of whose texts there are none at hand.
+    """Random texts from the words of a tokenizer, for a model without real texts.
 
-    A vocabulary is ordered by frequency, roughly. Words are drawn by rank after Zipf (1949): ranks from r to
-    2 r are as likely for every r; and so are lengths of texts.
+    A vocabulary is roughly ordered by frequency. Word ranks follow Zipf (1949): the ranks from r to 2 r are
+    equally likely for every r. Text lengths have the same distribution.
     """
 
     def __init__(self, spelling: Spelling) -> None:
         self.spelling = spelling
-        self.notes = [
-            f"texts were made of single words that the tokenizer of {spelling.path} knows: texts of your own "
-            "tell more"
-        ]
+        self.notes = [f"texts are random words from the tokenizer of {spelling.path}: prefer real texts"]
 
     @functools.cached_property
     def names(self) -> Sequence[str]:  # type: ignore[override]
@@ -193,14 +190,14 @@ class VocabularySet(readers.SampleSet):
         words = _words(load_processor("AutoTokenizer", self.spelling.path, "tokenizer"))
         if not words:
             raise DataError(f"{self.spelling.path}: its tokenizer knows no words", file=self.spelling.path)
-        made = random.Random(0)
+        generator = random.Random(0)
 
-        def drawn(low: int, high: int) -> int:
-            return min(int(math.exp(made.uniform(math.log(low), math.log(high)))), high - 1)
+        def draw(low: int, high: int) -> int:
+            return min(int(math.exp(generator.uniform(math.log(low), math.log(high)))), high - 1)
 
-        count = min(max(_LEAST_MADE, int(self.spelling.query.get("samples", 0))), _MOST_MADE)
-        lengths = [drawn(_FEWEST_WORDS, _MOST_WORDS) for _ in range(count)]
-        return [" ".join(words[drawn(1, len(words) + 1) - 1] for _ in range(length)) for length in lengths]
+        count = min(max(_FEWEST_TEXTS, int(self.spelling.query.get("samples", 0))), _MOST_TEXTS)
+        lengths = [draw(_FEWEST_WORDS, _MOST_WORDS) for _ in range(count)]
+        return [" ".join(words[draw(1, len(words) + 1) - 1] for _ in range(length)) for length in lengths]
 
     def digest(self, order: Callable[[], Sequence[int]]) -> str:
         return readers.digest_texts(self.names)
@@ -211,11 +208,11 @@ class VocabularySet(readers.SampleSet):
 
 
 def _words(tokenizer: Any) -> list[str]:
-    """The words of letters that are one token, by their numbers."""
+    """Return the words that are one token of letters, in the order of their numbers."""
     tokens = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     for mark in _WORD_MARKS:
-        begun = [token for token, _ in tokens if token.startswith(mark)]
-        texts = [tokenizer.convert_tokens_to_string([token]).strip() for token in begun]
+        word_tokens = [token for token, _ in tokens if token.startswith(mark)]
+        texts = [tokenizer.convert_tokens_to_string([token]).strip() for token in word_tokens]
         if words := [text for text in texts if text.isalpha()]:
             return words
     return []

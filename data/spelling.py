@@ -1,8 +1,8 @@
 """Parse the spelling of DATA (docs/data.md): `[KIND:]PATH[?key=value&...]`, or `file.py:function`.
 
 The query begins at the first `?`. In PATH and in values, `%3F` stands for `?`, `%26` for `&` and `%25` for
-`%`. A kind is a known word before the first `:`; a path that begins with such a word and a colon is written
-with `./` in front of it. Without a kind, it is found from what lies at the path (`kinds`).
+`%`. A kind is a known word before the first `:`; write `./` before a path that begins with a word and a
+colon. Without a kind, `kinds` detects it from the files at the path.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "npy": _SAMPLING,
     "arrays": (*_SAMPLING, "balanced"),
 }
-"""Kind to the keys that its query may have."""
+"""Kind to the keys that its query accepts."""
 FILE_KEYS = ("masks", "annotations")
-"""Keys whose values are paths; `preprocessing` may be one."""
+"""Keys with a path as value; `preprocessing` may be a path, too."""
 _ALL_KEYS = tuple(dict.fromkeys(key for keys in KEYS.values() for key in keys))
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _ESCAPES = {"%": "%25", "?": "%3F", "&": "%26"}
@@ -44,7 +44,7 @@ _ESCAPED_MARK = "a `?` that belongs to the path is written %3F"
 
 @dataclass(frozen=True)
 class Query:
-    """Which samples of a set: so many drawn at random, balanced over classes, of a half (`PARTS`) or all."""
+    """Selection of samples: number (None: all), seed, balance over classes, and half (`PARTS`; "": both)."""
 
     samples: int | None = None
     seed: int = 0
@@ -53,7 +53,7 @@ class Query:
 
 
 def read_query(values: Mapping[str, str], spec: str) -> Query:
-    """Read the keys `samples`, `seed`, `balanced` and `part`; others are left to the kinds."""
+    """Read the keys `samples`, `seed`, `balanced` and `part`; other keys are ignored."""
     for key, words in (("balanced", ("true", "false")), ("part", PARTS)):
         if (word := values.get(key, words[0])) not in words:
             hint = did_you_mean(word, words, f"{key}=")
@@ -67,12 +67,12 @@ def read_query(values: Mapping[str, str], spec: str) -> Query:
 
 
 def wrong(spec: str, problem: str, hint: str = "") -> InvalidOption:
-    """Return the refusal of a spelling."""
+    """Return the error for a wrong spelling."""
     return InvalidOption(f"data {spec!r}: {problem}", hint=hint)
 
 
 def whole(text: str, key: str, spec: str, *, least: int) -> int:
-    """Read a whole number."""
+    """Return a whole number; raise InvalidOption if it is malformed or below `least`."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else -1
     if number < least:
         raise wrong(spec, f"{key}={text}; a whole number of at least {least} is required")
@@ -81,7 +81,7 @@ def whole(text: str, key: str, spec: str, *, least: int) -> int:
 
 @dataclass(frozen=True)
 class Spelling:
-    """A parsed spelling, unescaped; a function's `path` is the whole; an empty `kind` is not known yet."""
+    """A parsed spelling, unescaped. `path` of a function is the whole text; `kind` is "" until detected."""
 
     spec: str = field(compare=False)
     kind: str
@@ -89,19 +89,19 @@ class Spelling:
     query: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """The spelling that is read as this one."""
+        """Return a text that parses to this spelling."""
         if self.kind == FUNCTION:
             return self.path
         path = _escape(self.path)
         if not self.kind and ":" in path:
             path = path if path.startswith(("/", ".", "~")) else f"./{path}"
-            path += "/" if _is_function(path) else ""  # a folder of such a name
+            path += "/" if _is_function(path) else ""  # a folder named like a function
         text = f"{self.kind}:{path}" if self.kind else path
         query = "&".join(f"{key}={_escape(value)}" for key, value in self.query.items())
         return f"{text}?{query}" if query else text
 
     def with_kind(self, kind: str) -> Spelling:
-        """Return it with this kind, which the keys suit."""
+        """Return the spelling with this kind; raise InvalidOption for a key that the kind does not accept."""
         keys = KEYS.get(kind, () if kind == FUNCTION else _ALL_KEYS)
         for key, value in self.query.items():
             if key in keys:
@@ -110,15 +110,15 @@ class Spelling:
                 continue
             if kind == FUNCTION:
                 raise wrong(self.spec, f"a function takes no keys; {key}= was given")
-            what = f"data of kind {kind}" if kind else "data"
-            near = "" if key in _ALL_KEYS else did_you_mean(key, keys)
+            subject = f"data of kind {kind}" if kind else "data"
+            hint = "" if key in _ALL_KEYS else did_you_mean(key, keys)
             raise wrong(
-                self.spec, f"{key}= is no key of {what}; {', '.join(keys)} are", near or _ESCAPED_MARK
+                self.spec, f"{key}= is no key of {subject}; {', '.join(keys)} are", hint or _ESCAPED_MARK
             )
         return replace(self, kind=kind)
 
     def located(self, base: Path) -> Spelling:
-        """Return it with absolute paths; a key's file is looked for in the data's folder, then in `base`."""
+        """Return the spelling with absolute paths; files in keys are first searched beside the data."""
         if self.kind == FUNCTION:
             return replace(self, path=parse_source(self.path, base=base).absolute)
         path = absolute_path(self.path, base)
@@ -128,11 +128,11 @@ class Spelling:
                 beside = absolute_path(value, path if path.is_dir() else path.parent)
                 query[key] = str(beside if beside.exists() else absolute_path(value, base))
             elif key == "preprocessing" and ":" in value:
-                query[key] = parse_source(value, base=base).absolute  # a folder of hf:
+                query[key] = parse_source(value, base=base).absolute  # a folder after hf:
         return replace(self, path=str(path), query=query)
 
     def seen_from(self, folder: Path) -> Spelling:
-        """Return it as a file in `folder` names it."""
+        """Return the spelling with paths relative to `folder`."""
         folder = folder.resolve()
         if self.kind == FUNCTION:
             source = parse_source(self.path)
@@ -146,19 +146,19 @@ class Spelling:
         return replace(self, path=os.path.relpath(located.path, folder), query=query)
 
     def keyed(self) -> list[str]:
-        """Return what decides how samples are read: kind and query, files by their content."""
+        """Return the values that determine reading, for a digest: kind and keys, with files by content."""
         texts = [self.kind]
         for key, value in sorted(self.query.items()):
             if key == "preprocessing":
                 value = digest_preprocessing(value)
-            elif key in FILE_KEYS:  # a folder's files are the samples'
+            elif key in FILE_KEYS:  # the digest of the samples covers files in a folder
                 value = digest_files([Path(value)]) if Path(value).is_file() else ""
             texts.append(f"{key}={value}")
         return texts
 
 
 def parse_spelling(spec: str) -> Spelling:
-    """Read a spelling."""
+    """Parse a spelling; raise InvalidOption if it is wrong."""
     head, question, text = spec.partition("?")
     kind, path = _kind_and_path(spec, head)
     query: dict[str, str] = {}
@@ -180,12 +180,12 @@ def _kind_and_path(spec: str, head: str) -> tuple[str, str]:
         return word, _unescape(path)
     is_function = _is_function(head)
     if colon and _WORD.fullmatch(word):
-        near = did_you_mean(word, KEYS)
-        if not is_function or (near and importlib.util.find_spec(word) is None):
+        hint = did_you_mean(word, KEYS)
+        if not is_function or (hint and importlib.util.find_spec(word) is None):
             raise wrong(
                 spec,
                 f"unknown kind {word!r}; {', '.join(KEYS)} are known",
-                hint=near or f"a path that begins like this is written ./{head}",
+                hint=hint or f"a path that begins like this is written ./{head}",
             )
     if is_function:
         return FUNCTION, head

@@ -1,4 +1,4 @@
-"""Columns of rows that `datasets` reads from local files; labels and preprocessing of samples."""
+"""Tables of samples: their columns, the numbers of their labels, and the preprocessing of samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .readers import FORMATS, require_package
 from .spelling import Spelling, wrong
 
 IGNORED = -100
-"""Label of a token that has none."""
+"""Label of tokens without a label."""
 _MOST_DIGITS = 18  # of an int64
 
 Kind = TypeVar("Kind", bound=Preprocessing)
@@ -31,27 +31,27 @@ Kind = TypeVar("Kind", bound=Preprocessing)
 def preprocessing_for(
     inputs: Sequence[TensorInfo], spelling: Spelling, kind: type[Kind], *, what: str, names: str
 ) -> Kind:
-    """Return how samples become the model's inputs: by the key `preprocessing`, else as the model says.
+    """Return the preprocessing of samples: from the key `preprocessing`, else the model's.
 
-    `kind` suits the samples, `what` names them for messages ("images"), `names` says what the key may be.
+    `kind` is its required type, `what` names the samples in messages ("images"), `names` lists valid values.
     """
-    named = spelling.query.get("preprocessing", "")
+    key_value = spelling.query.get("preprocessing", "")
     of_model = preprocessing_of(inputs)
-    preprocessing = find_preprocessing(named) if named else of_model
+    preprocessing = find_preprocessing(key_value) if key_value else of_model
     if preprocessing is None:
         raise InvalidOption(
-            f"data {spelling.spec!r}: how {what} become the model's inputs is not known",
+            f"data {spelling.spec!r}: preprocessing of {what} for this model is unknown",
             hint=f"add ?preprocessing={names}, or export with `preprocessing`",
             option="preprocessing",
         )
     if not isinstance(preprocessing, kind):
         raise wrong(spelling.spec, f"the model takes {preprocessing.kind}, and these are {what}")
-    if not named:
+    if not key_value:
         return preprocessing
     fitted = next(iter(fit_preprocessing(preprocessing, inputs).values()))
     assert isinstance(fitted, kind)
-    # The classes are those of the model's outputs: how CIFAR is prepared does not make them CIFAR's.
-    named_classes = () if named in PRESETS else fitted.classes
+    # Classes belong to the model's outputs: preprocessing as for CIFAR does not imply CIFAR's classes.
+    named_classes = () if key_value in PRESETS else fitted.classes
     classes, task = (of_model.classes, of_model.task) if of_model else ((), "")
     return replace(fitted, classes=classes or named_classes, task=task or fitted.task)
 
@@ -59,44 +59,44 @@ def preprocessing_for(
 def class_numbers(
     names: Sequence[str], classes: Sequence[str], *, what: str = "folders"
 ) -> tuple[dict[str, int], list[str]]:
-    """Return the number of each class's name, and what to tell of it.
+    """Return a number for each class name, and notes on the numbering.
 
-    1. Where the model's classes are known and hold every name, in any case and with `_` for a space, or as
-       one of the synonyms between commas, they number the names.
-    2. Names that are all whole numbers are the numbers themselves.
-    3. Else names are numbered in sorted order, as torchvision's ImageFolder does; told where the model has
-       another number of classes.
+    1. If the model's classes contain every name (in any case, with `_` for a space, or as one of the synonyms
+       between commas), the number is the class's index.
+    2. Names that are all whole numbers are the numbers.
+    3. Else names are numbered in sorted order, as in torchvision's ImageFolder, with a note if the model has
+       class names.
     """
     names = sorted(set(names))
     synonyms: dict[str, set[int]] = {}
     for number, text in enumerate(classes):
-        for name in {_plain(text), *(_plain(part) for part in text.split(","))}:
+        for name in {_normalized(text), *(_normalized(part) for part in text.split(","))}:
             synonyms.setdefault(name, set()).add(number)
     unique = {name: min(numbers) for name, numbers in synonyms.items() if len(numbers) == 1}
-    strangers = [name for name in names if _plain(name) not in unique]
-    if unique and not strangers:
-        return {name: unique[_plain(name)] for name in names}, []
+    unknown = [name for name in names if _normalized(name) not in unique]
+    if unique and not unknown:
+        return {name: unique[_normalized(name)] for name in names}, []
     if all(name.isascii() and name.isdigit() and len(name) < 10 for name in names):
         return {name: int(name) for name in names}, []
     notes = [
-        f"{what} are numbered in sorted order: {len(strangers)} of {len(names)} names, as {strangers[0]!r}, "
+        f"{what} are numbered in sorted order: {len(unknown)} of {len(names)} names, as {unknown[0]!r}, "
         f"are none of the model's {len(classes)} classes, as {classes[0]!r}"
     ] if classes else []  # fmt: skip
     return {name: number for number, name in enumerate(names)}, notes
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return " ".join(name.replace("_", " ").lower().split())
 
 
 def read_labels(
     values: Sequence[Any], classes: Sequence[str], *, where: Callable[[int], str], names: Sequence[str] = ()
 ) -> tuple[list[Any], list[str]]:
-    """Return labels as numbers, and what to tell of them.
+    """Return labels as numbers, and notes on the numbering.
 
-    Whole numbers are classes, and so are names (`class_numbers` numbers them); where a label is a number with
-    a fraction, all are scores. A list has one label for each word. Numbers may be texts, as files have them.
-    `classes` are the model's; `names` those that numbers stand for, where the data set has them.
+    Whole numbers and names are classes (`class_numbers` numbers names). A number with a fraction makes all
+    labels scores. A list holds one label per word. Numbers may be texts, as in files. `classes` are the
+    model's class names, `names` the data set's.
     """
     distinct = set()
     for index, value in enumerate(values):
@@ -115,8 +115,8 @@ def _label_numbers(
     labels: set[Any], classes: Sequence[str], names: Sequence[str]
 ) -> tuple[dict[Any, Any], list[str]]:
     if names and not any(isinstance(label, str) for label in labels):
-        named, notes = class_numbers(names, classes, what="labels") if classes else ({}, [])
-        order = {n: n if notes or not classes else named[name] for n, name in enumerate(names)}
+        number_of_name, notes = class_numbers(names, classes, what="labels") if classes else ({}, [])
+        order = {n: n if notes or not classes else number_of_name[name] for n, name in enumerate(names)}
         return {IGNORED: IGNORED, -1: -1, **order}, notes
     texts = {label: str(int(label) if isinstance(label, bool) else label).strip() for label in labels}
     if all(
@@ -135,15 +135,15 @@ _TEXTS = (
     ("text",), ("sentence",), ("content",), ("tokens",), ("words",), ("premise", "hypothesis"),
     ("sentence1", "sentence2"), ("question1", "question2"), ("question", "sentence"),
 )  # fmt: skip
-"""Columns of texts by the names that data sets commonly give them; two are a pair."""
+"""Common names of text columns; two names are a pair."""
 _LABELS = ("label", "labels", "target", "ner_tags", "tags", "fine_label", "score")
 _TRANSCRIPTS = ("text", "sentence", "transcription", "transcript", "normalized_text")
 
 
 class Table:
-    """Columns of rows, and which column is what: the keys `column` and `label` decide over the common names.
+    """Columns of rows and their roles; the keys `column` and `label` override the common names.
 
-    `rows` are a split of `datasets`, or column name to values; `names` the file of each row that is a file.
+    `rows` is a split of `datasets`, or column name to values; `names` are the files of rows that are files.
     """
 
     def __init__(self, path: Path, rows: Any, spelling: Spelling, names: Sequence[str] = ()) -> None:
@@ -176,7 +176,7 @@ class Table:
         return len(next(iter(self.columns.values()), ()))
 
     def where(self, row: int) -> str:
-        """Return where a row is: "reviews.csv row 3", "lines.txt line 4", or its file."""
+        """Return the origin of a row: "reviews.csv row 3", "lines.txt line 4", or its file."""
         if self.names:
             return str(self._path / self.names[row])
         place = f"line {self.lines[row] + 1}" if self.lines else f"row {row}"
@@ -184,12 +184,12 @@ class Table:
 
     @functools.cached_property
     def texts(self) -> list[Sequence[Any]]:
-        """The column of the texts, or both of a pair: `column=`, or by their common names."""
+        """The text column, or both of a pair: from `column=`, or by common names."""
         common = (names for names in _TEXTS if all(name in self.columns for name in names))
         names, data = self._named or next(common, ()), f"data {self._spelling.spec!r}"
         if not names:
             raise InvalidOption(
-                f"{data}: no column has a name that texts have; found {', '.join(self.columns)}",
+                f"{data}: no column has a common name of texts; found {', '.join(self.columns)}",
                 hint="add ?column=NAME, or column=FIRST,SECOND for pairs",
             )
         if len(names) > 2:
@@ -197,19 +197,19 @@ class Table:
         return [self.columns[name] for name in names]
 
     def labels(self, classes: Sequence[str], *, texts: bool = False) -> tuple[list[Any] | None, list[str]]:
-        """Return the labels as numbers, and what to tell of them; `texts` gives the transcripts."""
+        """Return the labels as numbers (with `texts`: the transcripts), and notes on the numbering."""
         if texts:
             name = self._named_label or self._first_of(_TRANSCRIPTS)
             return (list(self.columns[name]) if name else None), []
         if not self.label:
             return None, []
         feature = self._features.get(self.label)
-        feature = getattr(feature, "feature", feature)  # of a list
+        feature = getattr(feature, "feature", feature)  # element type of a list
         names = tuple(getattr(feature, "names", None) or ())
         return read_labels(list(self.columns[self.label]), classes, where=self.where, names=names)
 
     def file(self, row: int) -> tuple[Path | io.BytesIO, str]:
-        """Return the image or recording of a row, as a path or its content, and where it is."""
+        """Return the image or recording of a row, as a path or its content, and its origin."""
         value, where = self.columns[self._media_column][row], self.where(row)
         if isinstance(value, Path):
             return value, where
@@ -224,9 +224,9 @@ class Table:
 
 
 def load_rows(files: Sequence[Path], builder: str) -> Any:
-    """Return the rows of local files of one format, one behind the other; images and recordings not decoded.
+    """Return the concatenated rows of local files of one format; images and recordings are not decoded.
 
-    `builder` is one of `datasets`; empty where the suffix tells it.
+    `builder` is a builder of `datasets`; if empty, the suffix determines it.
     """
     require_package("datasets", "datasets", "reads tables")
     import datasets
@@ -234,7 +234,7 @@ def load_rows(files: Sequence[Path], builder: str) -> Any:
     suffix = files[0].suffix.lower()
     builder = builder or FORMATS.get(suffix, ("", "json"))[1]
     options: dict[str, Any] = {"encoding": "utf-8-sig"} if builder in ("csv", "json", "text") else {}
-    if builder == "csv":  # every column is text: "007" and "NA" stay what they are
+    if builder == "csv":  # read every column as text: a parser would change "007" and "NA"
         options |= {"keep_default_na": False, "sep": "\t" if suffix == ".tsv" else ","}
         with files[0].open(newline="", encoding="utf-8-sig") as text:
             head = next(csv.reader(text, delimiter=options["sep"]), [])
@@ -255,7 +255,7 @@ def load_rows(files: Sequence[Path], builder: str) -> Any:
 
 
 def undecoded(rows: Any) -> Any:
-    """Return rows whose images and recordings are not decoded."""
+    """Return the rows without decoding of images and recordings."""
     import datasets
 
     for name, feature in list(rows.features.items()):

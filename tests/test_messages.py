@@ -56,10 +56,10 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     f"build fixed.onnx {' '.join(RTX)}": ("fixed.onnx: tensorrt_rtx", "--min-shapes"),
     f"build lacked.onnx {' '.join(RTX)}": ("has no Det: node 'dt'", "build for onnxruntime"),
-    f"build foreign.onnx {' '.join(RTX)} --precision fp16": (ODD, "operators of ONNX"),
-    "build foreign.onnx --target onnxruntime -o o.onnx": (ODD, "operators of ONNX"),
+    f"build foreign.onnx {' '.join(RTX)} --precision fp16": (ODD, "ONNX operators"),
+    "build foreign.onnx --target onnxruntime -o o.onnx": (ODD, "ONNX operators"),
     "build foreign.onnx --target openvino -o o.onnx": (
-        "foreign.onnx: OpenVINO refuses it: Odd 'odd': No conversion rule", "operators of ONNX",
+        "foreign.onnx: OpenVINO refuses it: Odd 'odd': No conversion rule", "ONNX operators",
     ),
     "diff table.onnx table.onnx --data table.npz": (
         f"table.onnx: ONNX Runtime fails on x:4x4: {GATHER}", "index",

@@ -1,1 +1,1 @@
-"""Outputs: what they are, and how those of two models compare."""
+"""Forms of model outputs, and rules to compare the outputs of two models."""

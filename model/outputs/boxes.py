@@ -1,4 +1,4 @@
-"""Boxes, labels and scores that a detector returns, and how many of them another finds, too."""
+"""Compare the detections of two models: how many boxes of one the other finds, too."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from .judgement import enough_agreement
 
 Outputs = Mapping[str, NDArray[Any]]
 Detections = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[Any]]
-"""Of an image: boxes [n, 4] (x1, y1, x2, y2 in pixels of the model's input), scores [n], classes [n]."""
+"""Of one image: boxes [n, 4] (x1, y1, x2, y2 in pixels of the model's input), scores [n], classes [n]."""
 
 SAME_BOX = 0.5
-"""Least intersection over union of boxes that show the same."""
+"""Least intersection over union of two matching boxes."""
 
 
 @dataclass
 class BoxAgreement:
-    """How many of the boxes that two detectors find, batch by batch, the other finds, too.
+    """Share of boxes that two detectors both find, summed over batches.
 
-    Two boxes are partners where they are of one class, and their intersection over union is `SAME_BOX` or
-    more; those with higher scores choose first. Boxes without a score pad.
+    Boxes match if they have the same class and an intersection over union of at least `SAME_BOX`. Boxes with
+    higher scores are matched first. Boxes without a positive score are padding.
 
-    `names` are the outputs: boxes, labels and scores; empty where a batch holds none.
+    `names` are the outputs: boxes, labels and scores; empty if a batch lacks them.
     """
 
     names: tuple[str, ...] = ()
-    same: int = 0  # boxes with a partner, of both sides
+    same: int = 0  # matched boxes of both sides
     rows: int = 0  # all boxes of both sides
     is_known: bool = True
 
     def add(self, reference: Outputs, outputs: Outputs) -> None:
-        """Add a batch; both with the same names."""
+        """Add a batch of outputs with equal names."""
         corners = next((a for a in reference.values() if a.dtype.kind == "f" and a.shape[-1:] == (4,)), None)
         samples = len(corners) if corners is not None and corners.ndim == 3 else 1
         sides = [boxes_labels_scores(side, samples) for side in (reference, outputs)] if self.is_known else []
@@ -44,47 +44,47 @@ class BoxAgreement:
             self.is_known, self.names = False, ()
             return
         self.names = first[0]
-        for one, other in zip(first[1], second[1], strict=True):
-            a, b = ([column[side[1] > 0.0] for column in side] for side in (one, other))
-            self.same, self.rows = self.same + 2 * _partners(a, b), self.rows + len(a[0]) + len(b[0])
+        for reference_image, output_image in zip(first[1], second[1], strict=True):
+            a, b = ([column[side[1] > 0.0] for column in side] for side in (reference_image, output_image))
+            self.same, self.rows = self.same + 2 * _matches(a, b), self.rows + len(a[0]) + len(b[0])
 
     @property
     def share(self) -> float | None:
-        """Share of the boxes with a partner; None without any."""
+        """Share of matched boxes; None without boxes."""
         return self.same / self.rows if self.rows else None
 
     def verdict(self) -> tuple[bool, str]:
-        """Return whether the boxes agree, and what was required, in words."""
+        """Return whether the boxes agree, and the requirement as text."""
         enough, words = enough_agreement(self.same, self.rows)
         words = words.replace("same argmax", "a partner").replace("rows", "boxes")
         return enough, f"boxes: {words}" + ("" if words.endswith(")") else f"; {self.same} of {self.rows}")
 
 
-def _partners(first: Sequence[NDArray[Any]], second: Sequence[NDArray[Any]]) -> int:
-    (boxes, scores, classes), (others, _, theirs) = first, second
-    if not len(boxes) or not len(others):
+def _matches(first: Sequence[NDArray[Any]], second: Sequence[NDArray[Any]]) -> int:
+    (boxes, scores, classes), (other_boxes, _, other_classes) = first, second
+    if not len(boxes) or not len(other_boxes):
         return 0
-    a, b = boxes.astype(np.float64)[:, None], others.astype(np.float64)[None]
+    a, b = boxes.astype(np.float64)[:, None], other_boxes.astype(np.float64)[None]
     sides = np.clip(np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2]), 0.0, None)
     shared, areas = sides.prod(-1), [(box[..., 2:] - box[..., :2]).prod(-1) for box in (a, b)]
     unions = np.maximum(areas[0] + areas[1] - shared, np.finfo(np.float64).tiny)
-    overlaps = shared / unions * (classes[:, None] == theirs[None])
-    found = 0
+    overlaps = shared / unions * (classes[:, None] == other_classes[None])
+    count = 0
     for index in np.argsort(-scores, kind="stable"):
         best = int(overlaps[index].argmax())
         if overlaps[index, best] >= SAME_BOX:
-            found += 1
+            count += 1
             overlaps[:, best] = 0.0
-    return found
+    return count
 
 
 def boxes_labels_scores(
     outputs: Outputs, samples: int
 ) -> tuple[tuple[str, str, str], list[Detections]] | None:
-    """Return the names of a detector's outputs and the detections of each image; None where they are none.
+    """Return the names of a detector's outputs and the detections of each image; None for other outputs.
 
-    The outputs are boxes [n, 4], labels [n] and scores [n] of one image, or with an axis of images in front;
-    a whole number for each image says how many of them count.
+    The outputs are boxes [n, 4], labels [n] and scores [n] of one image, or the same with a leading axis of
+    images. An integer output with one value per image is the number of its valid boxes.
     """
     for boxes, array in outputs.items():
         shape = array.shape[:-1]

@@ -1,22 +1,22 @@
-"""Rules that decide whether an artifact's outputs match its model's, output by output.
+"""Decide whether an artifact's outputs match its model's, output by output.
 
 In fp32, tf32, fp16 and bf16 each element must be within `RTOL` relative, or within `ATOL_SHARE` of the
-output's largest magnitude; below fp32, labels pass by the table too. INT8, FP8, INT4, NVFP4 and MXFP8 have
-steps of a 256th of the range and more: no element-wise tolerance says whether they are good, but what the
-output is:
+output's largest magnitude; below fp32, labels may also pass by the table. INT8, FP8, INT4, NVFP4 and MXFP8
+have steps of 1/256 of the range or more, too coarse for an element-wise tolerance. The rule depends on the
+kind of output:
 
-| an output is   | where                                                     | and passes with               |
+| kind           | condition                                                 | passes with                   |
 |----------------|-----------------------------------------------------------|-------------------------------|
-| an `embedding` | it has two axes, and every row of the reference length 1  | a mean cosine of 0.98         |
-| `classes`      | it has two axes, no name of features; or the user says so | 15 dB, the same argmax in 95% |
-| `labels`       | it holds whole numbers, such as the class of each box     | the same value in 95%         |
-| a `signal`     | it is anything else, or its last axis varies              | 15 dB                         |
+| an `embedding` | two axes, and every row of the reference has length 1     | a mean cosine of 0.98         |
+| `classes`      | two axes, and not named like features; or the user's rule | 15 dB, the same argmax in 95% |
+| `labels`       | whole numbers, e.g. the class of each box                 | the same value in 95%         |
+| a `signal`     | anything else, or a last axis of variable extent          | 15 dB                         |
 
-Where different heads make the channels of an output (`output_forms`), each group of like magnitude has to
-pass by itself, and the decibels of the output are those of the worst group.
+If different heads produce the channels of an output (`output_forms`), each group of similar magnitude must
+pass, and the decibels of the output are those of its worst group.
 
-The argmax of few rows fails where an artifact that agrees in 95% of all rows would do as badly in less than
-5% of such samples (the upper tail of the binomial distribution of its flips).
+With few rows, the argmax fails only if an artifact that agrees in 95% of all rows would do as badly in less
+than 5% of samples of this size (the upper tail of the binomial distribution of its flips).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ ATOL_SHARE = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
 BY_SIGNAL = ("fp8", "int8", "int4", "nvfp4", "mxfp8")
 
 SNR_DB = 15.0
-_ROUNDING_DB = 100.0  # of float32: an argmax that differs there is one of equal values
+_ROUNDING_DB = 100.0  # of float32: at this ratio, a different argmax is a tie
 AGREEMENT = 0.95
 COSINE = 0.98
 _CHANCE = 0.05
-_LIKE = 8.0  # parts whose root mean squares differ by less are of like magnitude
-_SILENT = 0.01  # the largest score of what is found nowhere
-_UNIT = 1e-3  # by how much the length of an embedding may differ from 1
+_SIMILAR = 8.0  # parts with root mean squares within this factor are of similar magnitude
+_SILENT = 0.01  # below this largest score, a head detects nothing
+_UNIT = 1e-3  # tolerance for the length 1 of an embedding
 _FEATURES = re.compile(r"embed|pool|hidden|feature|state|latent|vector|repr|mask|box|recon|image|pixel", re.I)
 
 Batches = Sequence[NDArray[Any]]
@@ -56,10 +56,10 @@ Batches = Sequence[NDArray[Any]]
 
 @dataclass
 class RowAgreement:
-    """The rows of one output, batch by batch; nothing is kept.
+    """Agreement of the rows of one output, summed over batches without storing values.
 
-    `same` of `rows` have the same argmax over the last axis; of labels, equal elements. `form` is what is
-    known of the output beforehand; `cosines` is the sum over the rows.
+    `same` of `rows` have the same argmax over the last axis; for labels, both count elements. `form` is known
+    before the run. `cosines` is the sum over the rows.
     """
 
     name: str
@@ -75,24 +75,24 @@ class RowAgreement:
     _last: int = 0
 
     def add(self, expected: NDArray[Any], actual: NDArray[Any]) -> None:
-        """Add a batch; both of one shape."""
+        """Add a batch; both sides have the same shape."""
         if self.form.rule == "labels" or (self.form.rule is None and expected.dtype.kind in "iub"):
-            # The difference of two class numbers is no error: 7 for 1 is as wrong as 2 for 1.
+            # The difference of two class numbers is meaningless: 7 for 1 is as wrong as 2 for 1.
             self._whole = True
             self.same, self.rows = self.same + int((expected == actual).sum()), self.rows + expected.size
             return
         self._two_axes &= expected.ndim == 2 and expected.dtype.kind == "f" and not self.form.is_free
         last = expected.shape[-1] if expected.ndim else 0
-        self._two_axes &= self._last in (0, last)  # so many frames or words are no classes
+        self._two_axes &= self._last in (0, last)  # a varying extent counts frames or words, not classes
         self._last = last
         self._several &= expected.ndim > 0 and expected.shape[-1] > 1
         if not self._several or expected.dtype.kind in "OUS" or not expected.size:
             return
         if not self._two_axes and self.form.rule is None:
-            return  # a signal already
+            return  # certainly a signal
         x, y = (side.astype(np.float64) for side in without_masks(expected, actual)[:2])
         masked = masked_values(expected)
-        if masked is not None:  # of the others, which is the largest
+        if masked is not None:  # argmax of the other values
             expected, actual = np.where(masked, -np.inf, x), np.where(masked & (x == 0.0), -np.inf, y)
         same = expected.argmax(-1) == actual.argmax(-1)
         self.same, self.rows = self.same + int(same.sum()), self.rows + same.size
@@ -105,7 +105,7 @@ class RowAgreement:
 
     @property
     def rule(self) -> Rule:
-        """What the output is taken for, see the module's table."""
+        """Rule for the output, see the module's table."""
         if self._whole:
             return "labels"
         if not self._several or not self.rows:
@@ -120,16 +120,16 @@ class RowAgreement:
 
     @property
     def agreement(self) -> float | None:
-        """Share of rows with the same argmax, or of equal labels; None where that means nothing."""
+        """Share of rows with the same argmax, or of equal labels; None with other rules."""
         return self.same / self.rows if self.rule in ("classes", "labels") and self.rows else None
 
     @property
     def cosine(self) -> float | None:
-        """Mean cosine of the rows; None where that means nothing."""
+        """Mean cosine of the rows of an embedding; None with other rules."""
         return self.cosines / self.rows if self.rule == "embedding" else None
 
     def verdict(self, *, loud: bool) -> tuple[bool, str]:
-        """Return whether the output passes, `loud` where it has `SNR_DB`, and the criterion as text."""
+        """Return whether the output passes (`loud`: it has `SNR_DB`), and the criterion as text."""
         if self.rule == "embedding":
             return self.cosines / self.rows >= COSINE, f"embedding: mean cosine ≥ {COSINE:g}"
         if self.rule == "signal":
@@ -142,7 +142,7 @@ class RowAgreement:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict on one output: whether it passed, what was required, what was measured."""
+    """Verdict on one output: whether it passed, the criterion, the measured figures."""
 
     output: str
     passed: bool
@@ -154,7 +154,7 @@ class Judgement:
 
     @property
     def is_labels(self) -> bool:
-        """Whether its ratio of signal to noise says nothing."""
+        """Whether these are labels, for which a signal-to-noise ratio is meaningless."""
         return self.criterion.startswith("labels")
 
     @property
@@ -170,7 +170,7 @@ class Judgement:
 def lowest_db(precision: str) -> float:
     """Return the signal-to-noise ratio below which most elements are wrong for a precision, in decibels.
 
-    An error of the relative tolerance in every element: 60 for fp32, 40 for fp16, 26 for bf16; 15 for int8.
+    Each element then errs by the relative tolerance: 60 for fp32, 40 for fp16, 26 for bf16; 15 for int8.
     """
     return SNR_DB if precision in BY_SIGNAL else -20.0 * math.log10(RTOL.get(precision, RTOL["fp32"]))
 
@@ -187,7 +187,7 @@ def judge_by_precision(
     precision: str,
     forms: Mapping[str, OutputForm] = MappingProxyType({}),
 ) -> list[Judgement]:
-    """Judge every output of an artifact (name to batches) by the rule of its precision, as `diff` does."""
+    """Judge every output of an artifact (name to batches) by the rule of its precision, like `diff`."""
     judgements = []
     for name, expected in reference.items():
         output = OutputSums(name, forms.get(name, UNKNOWN), precision)
@@ -205,21 +205,21 @@ def judge_outputs(
     actual: Mapping[str, Batches],
     forms: Mapping[str, OutputForm] = MappingProxyType({}),
 ) -> list[Judgement]:
-    """Judge every output of an integer artifact; arguments as of `judge_by_precision`."""
+    """Judge every output of an integer artifact, like `judge_by_precision`; raise if shapes differ."""
     for name, expected in reference.items():
         for a, b in zip(expected, actual[name], strict=True):
             if a.shape != b.shape:
                 raise ModelError(
                     f"output {name!r} is {format_shape(b.shape)}, and {format_shape(a.shape)} in float: "
                     "how many elements it has depends on values (NonZero, a boolean index), which differ",
-                    hint="keep what these values are computed of in float (`exclude`), or return all "
+                    hint="keep the layers that compute these values in float (`exclude`), or return all "
                     "elements and the mask beside them",
                 )
     return judge_by_precision(reference, actual, "int8", forms)
 
 
 def enough_agreement(same: int, rows: int) -> tuple[bool, str]:
-    """Return whether so many rows with the same argmax are 95%, within chance, and what was required."""
+    """Return whether `same` of `rows` are 95%, within chance, and the requirement as text."""
     required = f"same argmax in ≥ {AGREEMENT:.0%} of rows"
     if not rows or same / rows >= AGREEMENT:
         return True, required
@@ -229,7 +229,7 @@ def enough_agreement(same: int, rows: int) -> tuple[bool, str]:
 
 
 def flips_by_chance(flips: int, rows: int) -> float:
-    """Return how likely at least so many flips are, where each row flips with probability `1 - AGREEMENT`."""
+    """Return the probability of at least `flips` flips if each row flips with probability `1 - AGREEMENT`."""
     total, share = math.lgamma(rows + 1), 1.0 - AGREEMENT
     return math.fsum(
         math.exp(
@@ -246,13 +246,13 @@ FLOAT_RTOL = 1e-3
 
 @dataclass
 class ErrorSums:
-    """The distance of an output from its reference, summed up piece by piece; nothing else is kept.
+    """Distance of an output from its reference, summed piece by piece without storing values.
 
-    NaN that stands at the same place is equal, masks are left out (see `masks`); anything else against
-    them is an infinite error. Texts are equal (1) or not (0).
+    NaN at the same place is equal, and masks are left out (see `masks`). Any other value against them is an
+    infinite error. Each text has the value 1, and an error of 1 if it differs.
 
     `signal` and `noise` are sums of squares, of the reference and of the error; `max_abs` is the reference's.
-    Of `masked` values `unmasked` are masked no more.
+    The output does not mask `unmasked` of the reference's `masked` values.
     """
 
     signal: float = 0.0
@@ -267,7 +267,7 @@ class ErrorSums:
     def add(self, reference: NDArray[Any], output: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Add elements of both sides; return the reference's values and absolute errors, flat, in float64.
 
-        Where the reference is not finite, or masked, its value is 0.
+        Reference values that are masked or not finite become 0.
         """
         if reference.shape != output.shape:
             raise ValueError(f"shapes differ: {reference.shape} and {output.shape}")
@@ -284,10 +284,10 @@ class ErrorSums:
         return values, error
 
     def join(self, other: ErrorSums) -> None:
-        """Add what another summed up."""
+        """Add the sums of another instance."""
         for name, value in vars(other).items():
-            mine = getattr(self, name)
-            setattr(self, name, max(mine, value) if name.startswith("max") else mine + value)
+            total = getattr(self, name)
+            setattr(self, name, max(total, value) if name.startswith("max") else total + value)
 
     @property
     def rms(self) -> float:
@@ -301,27 +301,27 @@ class ErrorSums:
 
     @property
     def mean_abs_error(self) -> float:
-        """Mean absolute error over all elements but masked ones; 0 where nothing was compared."""
+        """Mean absolute error over elements that are not masked; 0 without elements."""
         return self.abs_error / max(self.elements - self.masked, 1)
 
     @property
     def masks(self) -> str:
-        """What is to be said of masked values; empty without them."""
+        """Note on masked values; empty without them."""
         if self.unmasked:
             return f"{self.unmasked} of {self.masked} masked values masked no more"
         return f"{self.masked} masked values left out" if self.masked else ""
 
     @property
     def close(self) -> bool:
-        """Whether the difference is what float32 rounding explains."""
+        """Whether float32 rounding explains the difference."""
         return self.max_abs_error <= FLOAT_RTOL * self.max_abs + 1e-6
 
 
 class OutputSums:
-    """What is kept of one output of all batches so far; `form` is what is known of it beforehand.
+    """Measures of one output over all batches so far; `form` is known before the run.
 
-    `atol` is the smallest absolute tolerance for which every element passes by it or the relative one of the
-    precision.
+    `atol` is the smallest absolute tolerance with which every element passes, by it or by the precision's
+    relative tolerance.
     """
 
     def __init__(self, name: str, form: OutputForm = UNKNOWN, precision: str = "int8") -> None:
@@ -330,10 +330,10 @@ class OutputSums:
         self._by_part = [ErrorSums() for _ in self.parts.ends] if self.parts else []
 
     def add(self, expected: NDArray[Any], actual: NDArray[Any]) -> None:
-        """Add a batch; both of one shape."""
+        """Add a batch; both sides have the same shape."""
         values, error = self.sums.add(expected, actual)
         if self.precision not in BY_SIGNAL:
-            # As Polygraphy has it, an element fails only beyond both tolerances, not beyond their sum.
+            # As in Polygraphy, an element fails if it exceeds both tolerances, not their sum.
             _, rtol = default_tolerances(self.precision, 0.0)
             self.atol = max(self.atol, float(error[error > rtol * np.abs(values)].max(initial=0.0)))
         self.rows.add(expected, actual)
@@ -344,9 +344,9 @@ class OutputSums:
 
     @property
     def groups(self) -> dict[str, ErrorSums]:
-        """Parts of like magnitude together, by the operators that make them; one group of all without parts.
+        """Parts joined by similar magnitude, named after their operators; without parts, a single group.
 
-        Scores of which none reaches `_SILENT` find nothing, rightly or wrongly: they are left out.
+        Parts with scores below `_SILENT` are left out, because they detect nothing.
         """
         if self.parts is None:
             return {"": self.sums}
@@ -355,7 +355,7 @@ class OutputSums:
         for operator, sums in sorted(parts, key=lambda part: -part[1].rms):
             if operator in BOUNDED and sums.max_abs < _SILENT:
                 continue
-            if groups and sums.rms >= groups[-1][1] / _LIKE:
+            if groups and sums.rms >= groups[-1][1] / _SIMILAR:
                 groups[-1][0].append(operator)
                 groups[-1][2].join(sums)
             else:
@@ -368,18 +368,18 @@ class OutputSums:
 
     @property
     def snr_db(self) -> float:
-        """Of everything added; of the worst group where different heads make it."""
+        """Signal-to-noise ratio, of the worst group if different heads produce the output."""
         return min(sums.snr_db for sums in self.groups.values())
 
     def verdict(self) -> tuple[bool, str]:
-        """Return whether the output passes by the rule of the precision, and the criterion as text."""
+        """Return whether the output passes the rule of the precision, and the criterion as text."""
         groups = self.groups
         if self.precision in BY_SIGNAL:
             passed, criterion = self.rows.verdict(loud=self.snr_db >= SNR_DB)
             passed |= self.rows.rule == "classes" and self.snr_db >= _ROUNDING_DB
             if len(groups) > 1 and self.rows.rule in ("classes", "signal"):
-                told = "; ".join(f"{name}: {sums.snr_db:.1f} dB" for name, sums in groups.items())
-                criterion += f" in each group of channels ({told})"
+                figures = "; ".join(f"{name}: {sums.snr_db:.1f} dB" for name, sums in groups.items())
+                criterion += f" in each group of channels ({figures})"
             return passed, criterion
         atol, rtol = default_tolerances(self.precision, self.sums.max_abs)
         if self.atol > atol and self.may_flip:
@@ -388,7 +388,7 @@ class OutputSums:
 
     @property
     def may_flip(self) -> bool:
-        """Whether these are labels below fp32: the least error changes some."""
+        """Whether these are labels below fp32: the smallest error changes some."""
         return self.rows.rule == "labels" and self.precision != "fp32"
 
 
@@ -400,7 +400,7 @@ def output_error(reference: NDArray[Any], output: NDArray[Any]) -> ErrorSums:
 
 
 def decibels(signal: float, noise: float) -> float:
-    """Return `10 log10(signal / noise)`; `inf` without noise, `-inf` without signal or of infinite noise."""
+    """Return `10 log10(signal / noise)`; `inf` for zero noise, `-inf` for zero signal or infinite noise."""
     if noise == 0.0:
         return math.inf
     if signal == 0.0 or not math.isfinite(noise):

@@ -1,12 +1,12 @@
-"""What a graph says of its outputs: which of their channels come from different heads, which axis is free.
+"""Find out which channels of a graph's outputs come from different heads, and which last axes are dynamic.
 
-The decibels of an output that holds boxes in pixels and scores below 1 are those of the boxes. A graph tells
-which channels belong together: what `Concat` joins along the channels of convolutions and products, or behind
-different operators, are parts (`cat(boxes, scores.sigmoid())`); what it joins along positions, made alike, is
-one part (the scales of a detector). `OutputSums` takes parts of like magnitude together, by their values.
+If an output joins boxes in pixels and scores below 1, its decibels are those of the boxes. The graph shows
+which channels belong together. Inputs of `Concat` along the channels of convolutions and products, or behind
+different operators, are separate parts (`cat(boxes, scores.sigmoid())`). Inputs joined along positions, with
+the same operators, are one part (the scales of a detector). `OutputSums` joins parts of similar magnitude.
 
-The walk goes from an output backwards through operators that move values or change each by itself. At every
-other operator it ends.
+The walk goes from an output backward through operators that move values or change them element by element.
+It ends at every other operator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Rule = Literal["classes", "embedding", "labels", "signal"]
 RULES: tuple[Rule, ...] = ("classes", "embedding", "labels", "signal")
 
 BOUNDED = ("Sigmoid", "Softmax", "HardSigmoid")
-"""Operators whose results lie between 0 and 1."""
+"""Operators with results between 0 and 1."""
 
 _CHANNELS = {"Conv": 1, "ConvTranspose": 1, "QLinearConv": 1, "MatMul": -1, "Gemm": -1, "FusedConv": 1}
 _SAME = ("Cast", "DequantizeLinear", "Identity", "QuantizeLinear")
@@ -42,7 +42,7 @@ Shape = Sequence[int | str]
 
 @dataclass(frozen=True)
 class Parts:
-    """Which channels of an output belong together: those up to each end along the axis, with their maker."""
+    """Channels of an output that belong together: end of each part along the axis, and its operator."""
 
     axis: int
     ends: tuple[int, ...]
@@ -51,13 +51,13 @@ class Parts:
 
 @dataclass(frozen=True)
 class OutputForm:
-    """What is known of an output beforehand.
+    """Properties of an output that are known before the run.
 
     Attributes:
-        rule: What the user says that it is.
-        is_free: Whether its last axis varies with the input: no classes then.
-        parts: Its channels where different heads make them.
-        decider: The operator by which its extents depend on values; empty where they do not.
+        rule: The user's rule.
+        is_free: Whether the last axis varies with the input, so it does not hold classes.
+        parts: Parts of its channels if different heads produce them.
+        decider: The operator that makes its extents depend on values; empty if they do not.
     """
 
     rule: Rule | None = None
@@ -70,7 +70,7 @@ UNKNOWN = OutputForm()
 
 
 def parse_rules(texts: Sequence[str]) -> dict[str, Rule]:
-    """Read `OUTPUT:RULE` or `RULE`, what the user says of an output; the name "" is every other output."""
+    """Parse the user's rules, `OUTPUT:RULE` or `RULE`; the name "" stands for every other output."""
     rules: dict[str, Rule] = {}
     for text in texts:
         name, _, rule = text.rpartition(":")
@@ -83,14 +83,10 @@ def parse_rules(texts: Sequence[str]) -> dict[str, Rule]:
 
 
 def output_forms(model: onnx.ModelProto, rules: Sequence[str] = ()) -> dict[str, OutputForm]:
-    """Return the form of every output of a graph; weights are not needed.
-
-    Args:
-        rules: What the user says of outputs, see `parse_rules`.
-    """
-    walk, said = _Walk(model), parse_rules(rules)
+    """Return the form of every output of a graph; weights are not needed. `rules`: see `parse_rules`."""
+    walk, user_rules = _Walk(model), parse_rules(rules)
     names = [value.name for value in model.graph.output]
-    if unknown := said.keys() - {"", *names}:
+    if unknown := user_rules.keys() - {"", *names}:
         raise InvalidOption(
             f"rule for {min(unknown)!r}: no such output; the outputs are {', '.join(names)}", option="rules"
         )
@@ -98,13 +94,13 @@ def output_forms(model: onnx.ModelProto, rules: Sequence[str] = ()) -> dict[str,
     for value in model.graph.output:
         shape = walk.shapes.get(value.name, ())
         is_free = len(shape) > 1 and not isinstance(shape[-1], int)
-        rule, decider = said.get(value.name, said.get("")), deciders.get(value.name, "")
+        rule, decider = user_rules.get(value.name, user_rules.get("")), deciders.get(value.name, "")
         forms[value.name] = OutputForm(rule, is_free, walk.parts(str(value.name)), decider)
     return forms
 
 
 class _Layout(NamedTuple):
-    """On which axis the channels of a tensor lie, None where unknown; extent and maker of each part."""
+    """Axis of a tensor's channels (None: unknown), and extent and operators of each part."""
 
     axis: int | None
     parts: tuple[tuple[int, str], ...]
@@ -114,22 +110,22 @@ class _Layout(NamedTuple):
         return tuple(maker for _, maker in self.parts)
 
     def behind(self, operator: str) -> _Layout:
-        """The same channels behind an operator that changes each value by itself."""
+        """Return the layout behind an element-wise operator."""
         return _Layout(self.axis, tuple((extent, f"{operator} {maker}") for extent, maker in self.parts))
 
 
 class _Walk:
-    """Looks for the parts of a graph's tensors."""
+    """Finds the parts of a graph's tensors."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.made_by, self.shapes = producers(model.graph), dict[str, Shape](infer_shapes(model))
         self.stored = stored_tensors(model.graph)
         self.shapes |= {name: tuple(tensor.dims) for name, tensor in self.stored.items()}
-        self.found: dict[str, _Layout] = {}
+        self.layouts: dict[str, _Layout] = {}
         self.depth = 0
 
     def parts(self, output: str) -> Parts | None:
-        """Return the parts of an output; None where it has one."""
+        """Return the parts of an output, or None if it has one part or unknown ones."""
         axis, parts = self.layout(output)
         extents = [extent for extent, _ in parts]
         if axis is None or not 1 < len(parts) <= _MOST_PARTS or min(extents) < 1:
@@ -140,29 +136,29 @@ class _Walk:
         return Parts(axis, ends, tuple(maker.partition(" ")[0] for _, maker in parts))
 
     def layout(self, name: str) -> _Layout:
-        """Return the layout of a tensor, found once."""
-        if name not in self.found:
+        """Return the layout of a tensor; each is computed once."""
+        if name not in self.layouts:
             self.depth += 1
-            self.found[name] = self._layout(name)
+            self.layouts[name] = self._layout(name)
             self.depth -= 1
-        return self.found[name]
+        return self.layouts[name]
 
     def _layout(self, name: str) -> _Layout:
         node, shape = self.made_by.get(name), self.shapes.get(name, ())
         if node is None or name in self.stored:
             return _Layout(None, ((0, "constant" if name in self.stored else "input"),))
         operator, deep = node.op_type, self.depth > _DEEPEST
-        follow = {
+        handlers = {
             "Concat": self._concat,
             "Transpose": self._transpose,
-            "Split": self._cut,
-            "Slice": self._cut,
+            "Split": self._slice,
+            "Slice": self._slice,
         }
-        follow |= dict.fromkeys(_RESHAPES, self._reshape) | dict.fromkeys(_BY_ELEMENT, self._by_element)
+        handlers |= dict.fromkeys(_RESHAPES, self._reshape) | dict.fromkeys(_BY_ELEMENT, self._by_element)
         if operator in _SAME and not deep:
             return self.layout(node.input[0])
-        if operator in follow and not deep:
-            return follow[operator](node, name)
+        if operator in handlers and not deep:
+            return handlers[operator](node, name)
         axis = _CHANNELS.get(operator)
         if axis is None or not shape:
             return _Layout(None, ((0, operator),))
@@ -173,53 +169,53 @@ class _Walk:
         rank = len(self.shapes.get(name, ()))
         sources = [source for source in node.input if source and source not in self.stored]
         for source in sources:
-            found = self.layout(source)
-            if len(self.shapes.get(source, ())) == rank and found.axis is not None:
-                return found.behind(node.op_type)
+            layout = self.layout(source)
+            if len(self.shapes.get(source, ())) == rank and layout.axis is not None:
+                return layout.behind(node.op_type)
         return (self.layout(sources[0]) if sources else _Layout(None, ((0, ""),))).behind(node.op_type)
 
     def _transpose(self, node: onnx.NodeProto, name: str) -> _Layout:
-        found, rank = self.layout(node.input[0]), len(self.shapes.get(name, ()))
+        layout, rank = self.layout(node.input[0]), len(self.shapes.get(name, ()))
         order = attribute(node, "perm") or list(range(rank))[::-1]
-        return found._replace(axis=None if found.axis is None else list(order).index(found.axis))
+        return layout._replace(axis=None if layout.axis is None else list(order).index(layout.axis))
 
     def _reshape(self, node: onnx.NodeProto, name: str) -> _Layout:
-        found = self.layout(node.input[0])
+        layout = self.layout(node.input[0])
         before, after = self.shapes.get(node.input[0], ()), self.shapes.get(name, ())
-        return found._replace(axis=None if found.axis is None else _moved(found.axis, before, after))
+        return layout._replace(axis=None if layout.axis is None else _axis_after(layout.axis, before, after))
 
-    def _cut(self, node: onnx.NodeProto, name: str) -> _Layout:
-        """What Split or Slice leaves of a tensor: all parts where it cuts another axis."""
-        found = self.layout(node.input[0])
+    def _slice(self, node: onnx.NodeProto, name: str) -> _Layout:
+        """Return the layout behind Split or Slice: unchanged unless it cuts the axis of the channels."""
+        layout = self.layout(node.input[0])
         before, after = self.shapes.get(node.input[0], ()), self.shapes.get(name, ())
-        if found.axis is None or len(before) != len(after) or before[found.axis] == after[found.axis]:
-            return found
-        if len(found.parts) == 1:
-            return _Layout(found.axis, ((_extent(after, found.axis), found.parts[0][1]),))
-        return _Layout(None, ((0, " ".join(found.makers)),))
+        if layout.axis is None or len(before) != len(after) or before[layout.axis] == after[layout.axis]:
+            return layout
+        if len(layout.parts) == 1:
+            return _Layout(layout.axis, ((_extent(after, layout.axis), layout.parts[0][1]),))
+        return _Layout(None, ((0, " ".join(layout.makers)),))
 
     def _concat(self, node: onnx.NodeProto, name: str) -> _Layout:
         axis = attribute(node, "axis", 0) % max(len(self.shapes.get(name, ())), 1)
-        joined = [self.layout(source) for source in node.input]
-        first, parts = joined[0], list[tuple[int, str]]()
-        on_channels = all(one.axis == axis for one in joined)
-        if not on_channels and all(one.makers == first.makers for one in joined):
-            same = all(one.axis == first.axis != axis for one in joined)
+        layouts = [self.layout(source) for source in node.input]
+        first, parts = layouts[0], list[tuple[int, str]]()
+        on_channels = all(layout.axis == axis for layout in layouts)
+        if not on_channels and all(layout.makers == first.makers for layout in layouts):
+            same = all(layout.axis == first.axis != axis for layout in layouts)
             return first if same else _Layout(None, first.parts)
-        for source, one in zip(node.input, joined, strict=True):
-            whole = _extent(self.shapes.get(source, ()), axis), " ".join(one.makers)
-            parts += one.parts if one.axis == axis else (whole,)
+        for source, layout in zip(node.input, layouts, strict=True):
+            whole = _extent(self.shapes.get(source, ()), axis), " ".join(layout.makers)
+            parts += layout.parts if layout.axis == axis else (whole,)
         return _Layout(axis, tuple(parts))
 
 
 def _extent(shape: Shape, axis: int) -> int:
-    """An extent; 0 where it is not known."""
+    """Return an extent, or 0 if it is unknown."""
     extent = shape[axis] if axis < len(shape) else 0
     return extent if isinstance(extent, int) else 0
 
 
-def _moved(axis: int, before: Shape, after: Shape) -> int | None:
-    """Where an axis is after a reshape that keeps it; None where it is split, joined or not known."""
+def _axis_after(axis: int, before: Shape, after: Shape) -> int | None:
+    """Return the place of an axis after a reshape; None if it is split, joined or unknown."""
     extent = before[axis] if axis < len(before) else ""
     if not isinstance(extent, int):
         return None

@@ -1,4 +1,4 @@
-"""Input of other extents than samples have, made of these, for the dynamic axes of a model."""
+"""Resize samples to other extents of a model's dynamic axes."""
 
 from __future__ import annotations
 
@@ -15,33 +15,32 @@ from ..graph.input_notes import read_notes
 from .random_input import Domain, RandomInput, read_domains
 
 BATCHES = (1, 5)
-"""Samples of the batches of `at_other_extents`: one, and more than a vector of four."""
+"""Batch sizes of `at_other_extents`: one, and more than a vector of four."""
 
 
 def at_other_extents(model: onnx.ModelProto, feeds: Feeds) -> list[Feeds]:
-    """Return input with other extents of its dynamic axes, each by itself: other batches, half of the rest.
+    """Return feeds with one dynamic axis resized each: to other batch sizes, or to half of another axis.
 
-    Samples are repeated and ends are left out, so values are such as the input has; lengths and indices stop
-    at the end of their axis. Axes keep to the ranges
-    that are noted in the file; whether the model takes the extents is not known.
+    Samples are repeated or cut, so values are real; lengths and indices are limited to the extent of their
+    axis. Axes respect the ranges noted in the file. The model may still reject the extents.
     """
-    inputs, notes, made = model_io(model).inputs, read_notes(model), RandomInput(model)
+    inputs, notes, random_input = model_io(model).inputs, read_notes(model), RandomInput(model)
     axes: dict[str, dict[str, list[int]]] = {}  # name of a dynamic axis, input to its indices
-    wanted: dict[str, set[int]] = {}
+    new_extents: dict[str, set[int]] = {}
     for tensor in inputs:
         for axis, dim in tensor.dynamic_axes.items():
-            is_batch = made.is_batch(axis, dim)
-            now = feeds[tensor.name].shape[axis]
+            is_batch = random_input.is_batch(axis, dim)
+            current = feeds[tensor.name].shape[axis]
             name = "batch" if is_batch else f"{tensor.name}/{axis}" if dim == "?" else f"axis {dim}"
             axes.setdefault(name, {}).setdefault(tensor.name, []).append(axis)
             note = notes.get(tensor.name)
             limits = note.axes.get(axis) if note else None
-            extents = BATCHES if is_batch else (max(now // 2, 1),)
-            others = {limits.nearest(extent) if limits else extent for extent in extents} - {now, 0}
-            wanted[name] = (wanted[name] & others) if name in wanted else others
+            extents = BATCHES if is_batch else (max(current // 2, 1),)
+            allowed = {limits.nearest(extent) if limits else extent for extent in extents} - {current, 0}
+            new_extents[name] = (new_extents[name] & allowed) if name in new_extents else allowed
     resized = (
         {name: _resized(array, axes[axis].get(name, []), extent) for name, array in feeds.items()}
-        for axis, extents in wanted.items()
+        for axis, extents in new_extents.items()
         for extent in sorted(extents)
         if all(feeds[name].shape[index] for name, indices in axes[axis].items() for index in indices)
     )
@@ -49,13 +48,13 @@ def at_other_extents(model: onnx.ModelProto, feeds: Feeds) -> list[Feeds]:
 
 
 def _within_extents(feeds: Feeds, inputs: Sequence[TensorInfo], domains: Mapping[str, Domain]) -> Feeds:
-    """Feeds with no length and no index beyond the axis that it is of."""
+    """Return the feeds with lengths and indices limited to the extents of their axes."""
     extents = named_extents(inputs, {name: array.shape for name, array in feeds.items()})
     limited = dict(feeds)
     for name, domain in domains.items():
-        known = [min(extents.get(dim, {0})) for dim in domain.bounds if isinstance(dim, str)]
-        if name in feeds and any(known):
-            most = min(filter(None, known)) - (domain.kind != "length")
+        bounds = [min(extents.get(dim, {0})) for dim in domain.bounds if isinstance(dim, str)]
+        if name in feeds and any(bounds):
+            most = min(filter(None, bounds)) - (domain.kind != "length")
             limited[name] = np.minimum(feeds[name], most).astype(feeds[name].dtype)
     return limited
 

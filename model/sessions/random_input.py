@@ -1,15 +1,15 @@
-"""Generate random input of a model that is valid, for checks and benchmarks without user data.
+"""Generate valid random input for a model, for checks and benchmarks without user data.
 
-The nodes that read an input tell what values it takes, `input_notes` from the file which extents.
+The consumers of an input determine its values; `input_notes` from the file determine its extents.
 
-| domain     | an input is it where                                                                          |
+| domain     | condition                                                                                     |
 |------------|-----------------------------------------------------------------------------------------------|
-| `index`    | its values select rows: of a table of embeddings, of the nodes of a graph, of classes         |
-| `mask`     | it is named so, is of booleans, or is an integer that is compared, cast to bool or multiplied |
-| `position` | it is named so: 0, 1, 2, … along its last axis                                                |
-| `boxes`    | its last axis holds corners: it is named so, or goes to `RoiAlign`                            |
-| `length`   | it is named so: how much of an axis is filled                                                 |
-| `image`    | bytes of three axes or more                                                                   |
+| `index`    | values select rows: of a table of embeddings, of the nodes of a graph, of classes             |
+| `mask`     | named like a mask, boolean, or an integer that is compared, cast to bool or multiplied        |
+| `position` | named like a position: 0, 1, 2, … along its last axis                                         |
+| `boxes`    | last axis holds corners: named like boxes, or an input of `RoiAlign`                          |
+| `length`   | named like a length, or sequence lengths of an RNN: the filled extent of an axis              |
+| `image`    | bytes with three axes or more                                                                 |
 | `normal`   | all else: standard normal floats, integers of 0 and 1                                         |
 """
 
@@ -45,7 +45,7 @@ _KEEP_VALUE = frozenset(
     Gather GatherElements GatherND Clip Min Max Where Pad Trilu Dropout
     """.split()
 )
-"""Operators whose outputs hold values of their first input (of `Where` and `Concat`: of any)."""
+"""Operators that output values of their first input (`Concat`, `Min`, `Max`: any; `Where`: both cases)."""
 
 _AS_MASK = frozenset(
     ["Mul", "Not", "And", "Or", "Xor", "Equal", "Greater", "Less", "Sub", "ReduceSum", "CumSum"]
@@ -54,7 +54,7 @@ _SELECTING = {
     "Gather": 1, "GatherElements": 1, "ScatterElements": 1, "GatherND": 1, "ScatterND": 1, "RoiAlign": 2,
     "OneHot": 0,
 }  # fmt: skip
-"""Operator to which of its operands selects."""
+"""Operator to the position of the operand that holds indices."""
 _NAMED_MASK = re.compile(r"mask|(?<![a-z])pad(?![a-z])", re.I)
 _NAMED_POSITION = re.compile(r"position|(?<![a-z])pos(?![a-z])", re.I)
 _NAMED_BOXES = re.compile(r"box|(?<![a-z])rois?(?![a-z])", re.I)
@@ -63,14 +63,14 @@ _NAMED_LENGTH = re.compile(r"length|(?<![a-z])lens?(?![a-z])", re.I)
 
 @dataclass(frozen=True)
 class Domain:
-    """The values of one input.
+    """Valid values of one input.
 
     Attributes:
         kind: See the table above.
-        bounds: Of indices: each is below all of these; of lengths: none is above. A text is the extent of the
-            dynamic axis of that name.
-        excluded: Indices that are not drawn: of padding, of the end of a text.
-        seen: Arrays of real samples, from which values are drawn, or between whose ends they lie.
+        bounds: Exclusive upper bounds of indices, inclusive ones of lengths. A text stands for the extent of
+            the dynamic axis of this name.
+        excluded: Indices that are never drawn, e.g. of padding and of the end of a text.
+        seen: Arrays of real samples; values are drawn from them, or from their range.
     """
 
     kind: Kind = "normal"
@@ -80,9 +80,9 @@ class Domain:
 
 
 def read_domains(model: onnx.ModelProto, samples: Sequence[Feeds] = ()) -> dict[str, Domain]:
-    """Return input name to the values that it may take; the values of large weights are not needed.
+    """Return input name to domain; the values of large weights are not needed.
 
-    Beside real `samples`, these are values that the samples show.
+    With real `samples`, values resemble those of the samples.
     """
     trace, domains = _Trace(model), {}
     for tensor in model_io(model).inputs:
@@ -94,7 +94,7 @@ def read_domains(model: onnx.ModelProto, samples: Sequence[Feeds] = ()) -> dict[
 
 
 def named_domain(tensor: TensorInfo) -> Domain:
-    """Return what the name and the type of an input alone tell, where there is no graph."""
+    """Return the domain by the input's name and type alone, for a model without a graph."""
     whole = tensor.dtype.startswith(("int", "uint"))
     if tensor.dtype == "bool" or (_NAMED_MASK.search(tensor.name) and len(tensor.shape) > 1):
         return Domain("mask")
@@ -110,7 +110,7 @@ def named_domain(tensor: TensorInfo) -> Domain:
 
 
 class _Trace:
-    """Where the values of inputs go in one graph."""
+    """Traces the values of inputs through one graph."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.readers = consumers(model.graph)
@@ -122,7 +122,7 @@ class _Trace:
         named = named_domain(tensor)
         uses = list(self._uses(tensor.name))
         if tensor.dtype.startswith(("int", "uint")):
-            filled = (self._filled(node, name) for node, name in uses)
+            filled = (self._filled_extent(node, name) for node, name in uses)
             if longest := tuple(dict.fromkeys(bound for bound in filled if bound not in ("", 0, "?"))):
                 return Domain("length", longest)
             bounds = (bound for node, name in uses for bound in self._bounds(node, name))
@@ -140,10 +140,10 @@ class _Trace:
         return Domain("boxes") if is_corners and "float" in tensor.dtype else named
 
     def _uses(self, name: str) -> Iterator[tuple[onnx.NodeProto, str]]:
-        """Every node that a value reaches unchanged (`_KEEP_VALUE`), with the name that it has there."""
-        waiting, seen = [name], {name}
-        while waiting:
-            current = waiting.pop()
+        """Yield each node that a value reaches unchanged (`_KEEP_VALUE`), and the value's name there."""
+        pending, seen = [name], {name}
+        while pending:
+            current = pending.pop()
             for node in self.readers.get(current, ()):
                 yield node, current
                 keeps = node.op_type in _KEEP_VALUE and (
@@ -151,13 +151,13 @@ class _Trace:
                     or current in (node.input[1:] if node.op_type == "Where" else node.input[:1])
                 )
                 if keeps:
-                    new = [output for output in node.output if output and output not in seen]
-                    seen.update(new)
-                    waiting += new
+                    outputs = [output for output in node.output if output and output not in seen]
+                    seen.update(outputs)
+                    pending += outputs
 
     def _bounds(self, node: onnx.NodeProto, name: str) -> tuple[Dim, ...]:
-        """The extents of what a node selects from by this value."""
-        if node.op_type == "Equal":  # with 0, 1, 2, …: how `one_hot` of JAX and TensorFlow is written
+        """Return the extents that bound this value if it holds indices for the node."""
+        if node.op_type == "Equal":  # with 0, 1, 2, …: `one_hot` of JAX and TensorFlow
             rows = self._values(next((other for other in node.input if other != name), ""))
             return (rows.size,) if rows.size > 2 and np.array_equal(rows, np.arange(rows.size)) else ()
         place = _SELECTING.get(node.op_type, len(node.input))
@@ -169,7 +169,7 @@ class _Trace:
         shape = self.shapes.get(node.input[0], ())
         if node.op_type == "RoiAlign":
             return shape[:1]
-        if node.op_type in ("GatherND", "ScatterND"):  # as many leading axes as a tuple of indices is long
+        if node.op_type in ("GatherND", "ScatterND"):  # one leading axis for each element of an index tuple
             indices = self.shapes.get(name, ())
             length = indices[-1] if indices and isinstance(indices[-1], int) else 1
             first = attribute(node, "batch_dims", 0)
@@ -177,8 +177,8 @@ class _Trace:
         axis = attribute(node, "axis", 0)
         return (shape[axis],) if -len(shape) <= axis < len(shape) else ()
 
-    def _filled(self, node: onnx.NodeProto, name: str) -> Dim:
-        """The extent of the axis of which this value says how much is filled; empty where it says nothing."""
+    def _filled_extent(self, node: onnx.NodeProto, name: str) -> Dim:
+        """Return the extent of the axis that this value holds filled lengths of, or "" for other values."""
         place = {"GRU": 4, "LSTM": 4, "RNN": 4, "ReverseSequence": 1}.get(node.op_type, len(node.input))
         if len(node.input) <= place or node.input[place] != name:
             return ""
@@ -187,7 +187,7 @@ class _Trace:
         return shape[axis] if axis < len(shape) else ""
 
     def _values(self, name: str) -> NDArray[Any]:
-        """The values of a stored tensor in one line; none of one that is not stored, or in another file."""
+        """Return the flat values of a stored tensor; empty if it is not stored, or in another file."""
         tensor = self.stored.get(name)
         return np.empty(0) if tensor is None or tensor.external_data else tensor_values(tensor).ravel()
 
@@ -197,14 +197,14 @@ Result = TypeVar("Result")
 EXTENTS = (
     (64, 16), (224, 64), (32, 8), (128, 128), (48, 1024), (256, 512), (64, 2048), (384, 16000), (1, 1),
 )  # fmt: skip
-"""Extents of image axes and of other axes that are tried where nothing is known, the cheap ones first."""
+"""Extents to try for unknown axes: (of image axes, of other axes), cheap ones first."""
 _MOST_TRIED = 1 << 26
-"""Values of an input that is a guess: where a batch is taken for a length, two lengths make gigabytes."""
+"""Most values of a guessed input: a batch mistaken for a length, and a real length, multiply to gigabytes."""
 _IMAGE = re.compile(r"(?i)(.*_)?(h|w|height|width|rows|columns)")
 _BATCH = re.compile(r"(?i)b|n|bs|(.*_)?batch(_size)?")
 LENGTH = re.compile(r"(?i)(.*_)?(t|time|l|len|length|seq|sequence|seq_len|tokens|frames|samples)")
 
-_PADDED = 4  # a quarter of a row of a mask is padding
+_PADDED = 4  # 1/4 of a row of a mask is padding
 _WAYS_OUT = (
     "give real samples with `data`, or export with extents that suit: `inputs` 'x:[batch,3,height=64,...]'"
 )
@@ -218,13 +218,12 @@ def random_feeds(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     domains: Mapping[str, Domain] | None = None,
 ) -> Feeds:
-    """Return random input: every dynamic axis of `extent`, but for the inputs with `shapes`, and axes of the
-    same names.
+    """Return random input. Dynamic axes have `extent`, except in `shapes` and in axes named in `shapes`.
 
-    What values inputs take is what `domains` say, else their names and types.
+    `domains` determine the values, else names and types of the inputs.
     """
     generator = np.random.default_rng(seed)
-    named = {name: min(few) for name, few in named_extents(inputs, shapes or {}).items()}
+    named = {name: min(sizes) for name, sizes in named_extents(inputs, shapes or {}).items()}
     shapes = {
         t.name: (shapes or {}).get(t.name)
         or tuple(dim if isinstance(dim, int) else named.get(dim, extent) for dim in t.shape)
@@ -242,7 +241,7 @@ def random_feeds(
                 tensor=tensor.name,
             )
         if tensor.dtype == "bfloat16":
-            import ml_dtypes  # noqa: F401 - which gives NumPy the name
+            import ml_dtypes  # noqa: F401 - registers the name in NumPy
         domain = (domains or {}).get(tensor.name) or named_domain(tensor)
         values = _values(domain, tensor, shapes[tensor.name], extents, generator)
         feeds[tensor.name] = np.asarray(values, tensor.dtype)
@@ -256,17 +255,17 @@ def run_on(
     *,
     inputs: Sequence[TensorInfo] | None = None,
 ) -> tuple[Feeds, Result]:
-    """Run a model on a real sample, or on random input where there is none; return the input and the result.
+    """Run a model on a real sample, or else on random input; return the input and the result.
 
-    `inputs` are what `run` takes, where that is not what the graph says.
+    `inputs` are the inputs of `run` if they differ from the graph's.
     """
     return RandomInput(model, inputs).run(run) if sample is None else (sample, run(sample))
 
 
 class RandomInput:
-    """Makes input for one ONNX model, of which the values of large weights are not needed.
+    """Generates input for one ONNX model; the values of large weights are not needed.
 
-    `inputs` are what it takes, where the graph does not say so; values are such as `samples` have.
+    `inputs` replace the graph's; values resemble those of `samples` if present.
     """
 
     def __init__(
@@ -282,7 +281,7 @@ class RandomInput:
 
     @property
     def is_guess(self) -> bool:
-        """Whether an axis has an extent that nothing but a trial confirms."""
+        """Whether the extent of an axis is a guess that only a run can confirm."""
         return any(
             tensor.name not in self._notes and not self.is_batch(axis, dim)
             for tensor in self.inputs
@@ -291,33 +290,33 @@ class RandomInput:
 
     @property
     def has_batch(self) -> bool:
-        """Whether the first axis of every input that has axes is dynamic: it is taken for the batch."""
+        """Whether the first axis of every input with axes is dynamic, so it counts as the batch."""
         with_axes = [tensor for tensor in self.inputs if tensor.shape]
         return bool(with_axes) and all(0 in tensor.dynamic_axes for tensor in with_axes)
 
     def is_batch(self, axis: int, name: str) -> bool:
-        """Whether a dynamic axis is taken for the batch: a first one, and where a name of these is one of the
-        batch, and stands at another place, too, those of such names alone, as in `[time, batch], [batch]`."""
+        """Return whether a dynamic axis is the batch: an axis with the name of a first axis. If first axes
+        have a batch's name that also occurs elsewhere, only it counts, as in `[time, batch], [batch]`."""
         first = {tensor.shape[0] for tensor in self.inputs if tensor.shape}
         inner = {dim for tensor in self.inputs for dim in tensor.shape[1:]}
-        called = {dim for dim in first & inner if isinstance(dim, str) and _BATCH.fullmatch(dim)}
-        return self.has_batch and (name in (called or first - {"?"}) or (name == "?" and not axis))
+        batch_names = {dim for dim in first & inner if isinstance(dim, str) and _BATCH.fullmatch(dim)}
+        return self.has_batch and (name in (batch_names or first - {"?"}) or (name == "?" and not axis))
 
     def feeds(self, batch: int = 1, *, seed: int = 0) -> Feeds:
-        """Return random input of so many samples."""
+        """Return random input with `batch` samples."""
         return random_feeds(self.inputs, seed=seed, shapes=self._shapes(batch), domains=self._domains)
 
     def run(self, run: Callable[[Feeds], Result], batch: int = 1, *, seed: int = 0) -> tuple[Feeds, Result]:
-        """Return input that the model takes, and what it gives; other extents are tried where none are known.
+        """Return input that the model accepts, and the result; several extents are tried for unknown axes.
 
-        Later calls of `feeds` keep to the extents that were found. If it takes none, the first error of `run`
-        is raised, with the input that was made up.
+        Later calls of `feeds` use the extents that succeeded. If all fail, raise the first error of `run` and
+        add the input's shapes to its message.
         """
-        first: QCompileError | None = None
+        first_error: QCompileError | None = None
         last = len(EXTENTS) if self.is_guess else self._guess + 1
         for guess in range(self._guess, last):
             self._guess = guess
-            if first is not None and sum(map(math.prod, self._shapes(batch).values())) > _MOST_TRIED:
+            if first_error is not None and sum(map(math.prod, self._shapes(batch).values())) > _MOST_TRIED:
                 continue
             feeds = self.feeds(batch, seed=seed)
             try:
@@ -325,22 +324,22 @@ class RandomInput:
             except EngineUnavailable:
                 raise
             except QCompileError as error:
-                first = first or error
+                first_error = first_error or error
         self._guess = 0
-        assert first is not None, "there is one guess at least"
+        assert first_error is not None, "there is one guess at least"
         arrays = self.feeds(batch, seed=seed).items()
         shapes = ", ".join(f"{name}:{format_shape(array.shape)}:{array.dtype}" for name, array in arrays)
-        message = f"{first.message} (the input was made up: {shapes})"
-        # Of a graph that cannot be compiled real samples are no way out.
-        hint = first.hint if isinstance(first, BuildError) else _WAYS_OUT
-        raise type(first)(message, hint=hint, **first.data) from first
+        message = f"{first_error.message} (with random input: {shapes})"
+        # If the graph cannot be compiled, real samples do not help.
+        hint = first_error.hint if isinstance(first_error, BuildError) else _WAYS_OUT
+        raise type(first_error)(message, hint=hint, **first_error.data) from first_error
 
     def _shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
         named: dict[str, int] = {}
         return {tensor.name: self._shape(tensor, batch, named) for tensor in self.inputs}
 
     def _shape(self, tensor: TensorInfo, batch: int, named: dict[str, int]) -> tuple[int, ...]:
-        """The shape of an input; axes that are `named` have these extents, and others are added."""
+        """Return the shape of an input; `named` holds the extents by axis name, and gets new ones."""
         note = self._notes.get(tensor.name)
         noted = note.example if note and len(note.example) == len(tensor.shape) else None
         shape = []
@@ -351,7 +350,7 @@ class RandomInput:
             if self.is_batch(axis, dim):
                 extent = batch
             elif axis == 0 and self._guess and not noted and _BATCH.fullmatch(dim):
-                extent = 1  # beside a state, which is of one sample
+                extent = 1  # beside a state of one sample
             else:
                 extent = noted[axis] if noted else usual_extent(tensor, axis, self._guess)
             if note and axis in note.axes:
@@ -361,7 +360,7 @@ class RandomInput:
 
 
 def usual_extent(tensor: TensorInfo, axis: int, guess: int) -> int:
-    """Return what `EXTENTS` guesses of an axis: an image's or a length, by its name, else by its place."""
+    """Return the extent in `EXTENTS[guess]` for an image's axis or a length, by name, else by position."""
     image, length = EXTENTS[guess]
     name = str(tensor.shape[axis])
     if _IMAGE.fullmatch(name) or LENGTH.fullmatch(name):
@@ -380,7 +379,7 @@ def _values(
     generator: np.random.Generator,
 ) -> NDArray[Any]:
     if domain.seen:
-        return _as_seen(domain, shape, generator)
+        return _values_like(domain, shape, generator)
     if domain.kind == "index":
         most = max(_bound(domain, extents), 1)
         if domain.excluded:
@@ -396,9 +395,9 @@ def _values(
             values[..., shape[-1] - max(shape[-1] // _PADDED, 1) :] = 0
         return values
     if domain.kind == "length":
-        known = [extents.get(dim, 0) if isinstance(dim, str) else dim for dim in domain.bounds]
-        beside = [extent for name, extent in extents.items() if name not in tensor.shape]
-        most = min(filter(None, known), default=max(beside or extents.values(), default=1))
+        extents_of_bounds = [extents.get(dim, 0) if isinstance(dim, str) else dim for dim in domain.bounds]
+        other_extents = [extent for name, extent in extents.items() if name not in tensor.shape]
+        most = min(filter(None, extents_of_bounds), default=max(other_extents or extents.values(), default=1))
         return np.full(shape, most)
     if domain.kind == "boxes":  # corners x1, y1, x2, y2 with x1 < x2 and y1 < y2, within 32 x 32
         corners = generator.uniform(0.0, 16.0, (*shape[:-1], 2))
@@ -411,10 +410,10 @@ def _values(
     return generator.integers(0, 2, shape)
 
 
-def _as_seen(domain: Domain, shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[Any]:
-    """Values that samples show: rows of them; floats each of any row; whole numbers between the ends.
+def _values_like(domain: Domain, shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[Any]:
+    """Return values like the samples': whole rows; floats, each from any row; integers within their range.
 
-    Of one row, or of rows of other shapes, values stand at any place.
+    With one row, or rows of other shapes, values are drawn from any position.
     """
     rows = [a if shape else a[None] for a in domain.seen if a.shape[1:] == shape[1:]]
     pool = np.concatenate(rows) if rows else np.empty(0)
@@ -434,5 +433,5 @@ def _as_seen(domain: Domain, shape: tuple[int, ...], generator: np.random.Genera
 
 
 def _bound(domain: Domain, extents: Mapping[str, int]) -> int:
-    """The number that every index is below; 2 where an extent is not known: most tables have two rows."""
+    """Return the exclusive upper bound of indices; 2 for an unknown extent, as most tables have two rows."""
     return min(dim if isinstance(dim, int) else extents.get(dim, 2) for dim in domain.bounds)

@@ -1,6 +1,6 @@
-"""What a runtime says of a graph that it refuses or fails on, for users: the node, a sentence, the way out.
+"""Turn a runtime's error about a graph into a message for users: the node, the reason, and a hint.
 
-ONNX Runtime says it behind a status code, a place in its source, a signature and a condition:
+ONNX Runtime prefixes the reason with a status code, a place in its source, a signature and a condition:
 
     [ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Reshape node. Name:'fix'
     Status Message: /onnxruntime_src/.../reshape_helper.h:91 onnxruntime::ReshapeHelper::ReshapeHelper(...)
@@ -8,7 +8,7 @@ ONNX Runtime says it behind a status code, a place in its source, a signature an
 
     Reshape 'fix': The input tensor cannot be reshaped to the requested shape.
 
-The forms are those of 1.31.1.
+The patterns match texts of 1.31.1.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .. import onnx
 from ..graph.graph import every_graph
 
 RENAMED = re.compile(r"(.+?)(_token_\d+|_nchwc|/\w+Fusion\w*|_(?:quant|QuantizeLinear)\w*)$")
-"""How the optimizer names what it made of a node: `conv1_token_4`, `conv1_nchwc`, `mm/MatMulAddFusion`."""
+"""The optimizer's name for a node made from another: `conv1_token_4`, `conv1_nchwc`, `mm/MatMulAddFusion`."""
 
 _HEAD = re.compile(
     r"^\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .*? failed: ?|Fatal error: "
     r"|This is an invalid model\. |^Exception during initialization: "
 )
-"""A status code, and the file that was read, which is often another than the user's."""
+"""A status code, and the loaded file, which is often not the user's."""
 _NODE = re.compile(r"Non-zero status code returned while running (\S+) node\. Name:'(.*?)' Status Message: ")
 _UNREGISTERED = re.compile(r"(?:ai\.onnx|(.*?)):(\w+)\(-?\d+\) is not a registered")
 _PLACE = re.compile(r"\S*\w\.(?:cc|cpp|cu|cuh|h|hpp):\d+ (.*)")
@@ -40,14 +40,14 @@ _SIGNATURE = re.compile(
 
 
 def onnxruntime_words(error: BaseException) -> str:
-    """Return what ONNX Runtime says is wrong, and at which node."""
+    """Return the reason in an error of ONNX Runtime, and the node."""
     text = " ".join(str(error).partition("\nStacktrace")[0].split()) or type(error).__name__
-    text = _NODE.sub(lambda match: f"{match[1]} {_named(match[2])}: ", _HEAD.sub("", text))
-    return _PLACE.sub(lambda match: _said(match[1]), text)
+    text = _NODE.sub(lambda match: f"{match[1]} {_original_name(match[2])}: ", _HEAD.sub("", text))
+    return _PLACE.sub(lambda match: _strip_source(match[1]), text)
 
 
 def lacking(operator: str, domain: str, model: onnx.ModelProto) -> str:
-    """Return the first node of an operator, as messages name it; empty where there is none."""
+    """Return the first node of an operator, formatted for messages, or "" without one."""
     for graph in every_graph(model.graph):
         for node in graph.node:
             if (node.op_type, node.domain) == (operator, domain):
@@ -56,21 +56,21 @@ def lacking(operator: str, domain: str, model: onnx.ModelProto) -> str:
 
 
 def refused_words(error: BaseException, read: Callable[[], onnx.ModelProto]) -> str:
-    """As `onnxruntime_words`, of a model that is refused: an operator that is not known has its node."""
+    """Return `onnxruntime_words` of a rejected model; for an unknown operator, name its node."""
     words = onnxruntime_words(error)
     unknown = _UNREGISTERED.match(words)
     node = lacking(unknown[2], unknown[1] or "", read()) if unknown else ""
     return f"{node}: {words}" if node else words
 
 
-def _named(node: str) -> str:
+def _original_name(node: str) -> str:
     while match := RENAMED.fullmatch(node):
         node = match[1]
     return repr(node)
 
 
-def _said(text: str) -> str:
-    """A text of the source without the function and the condition that stand in front of it."""
+def _strip_source(text: str) -> str:
+    """Remove the leading function signature or condition from a text of the source."""
     condition = _CONDITION.match(text)
     signature = None if condition else _SIGNATURE.match(text)
     return text[(condition or signature).end() :] if condition or signature else text  # type: ignore[union-attr]
@@ -78,43 +78,43 @@ def _said(text: str) -> str:
 
 _REFUSALS: Sequence[tuple[str, str]] = (
     (r"not a registered function|no conversion rule|find an implementation|unsupported type",
-     "the runtime has no such operator, or not for these types: write it with operators of ONNX, in float32, "
-     "in the model, or build for another target"),
+     "the runtime does not support this operator or its types: use ONNX operators in float32, or build for "
+     "another target"),
     (r"opset \d+ is under development|unsupported model ir version",
      f"it is newer than the runtime: export it with opset {NEWEST} or older"),
-    (r"type error|same element type", "cast the inputs of that operator in the model to types that it takes"),
+    (r"type error|same element type", "cast the inputs of that operator in the model to supported types"),
     (r"shapeinferenceerror|shapes are inconsistent|incompatible",
      "shapes in the graph contradict each other: correct them in the model, and export it again"),
     (r"conversion is failed|during initialization|cannot compile|could not create|unsupported",
-     "the runtime has the operator, but not in this form: change what it names in the model, or build for "
-     "another target"),
+     "the runtime does not support this form of the operator: change it in the model, or build for another "
+     "target"),
 )  # fmt: skip
 _FAILURES: Sequence[tuple[str, str]] = (
     (r"out of (data )?bounds|out of range|non-existing",
-     "an index is beyond what the model has: check the values of the data against the model"),
+     "an index is out of the model's range: check the values of the data against the model"),
     (r"shape|dimension|broadcast|extent|channel|rank|larger than|exceed|greater than|divide",
-     "the graph does not take these extents: give samples of those that it was exported with, or export it "
-     "with dynamic axes (`inputs`)"),
+     "the graph does not accept these extents: use samples with the extents of its export, or export it with "
+     "dynamic axes (`inputs`)"),
 )  # fmt: skip
 
 
 def refusal_hint(words: str) -> str:
-    """Return the way out where ONNX Runtime or OpenVINO refuses a graph, by its words."""
-    return _first(_REFUSALS, words, "qcompile inspect shows its operators and opset")
+    """Return the hint for a graph that ONNX Runtime or OpenVINO rejects, by the words of the error."""
+    return _first_hint(_REFUSALS, words, "qcompile inspect shows its operators and opset")
 
 
 def failure_hint(words: str) -> str:
-    """Return the way out where a runtime fails on input, by its words."""
-    return _first(_FAILURES, words, "check the sample's shape and values against the model")
+    """Return the hint for input on which a runtime fails, by the words of the error."""
+    return _first_hint(_FAILURES, words, "check the sample's shape and values against the model")
 
 
 def failed_sample(error: Exception, where: str) -> DataError:
-    """Return what ONNX Runtime's failure on a sample is for users."""
+    """Return the error for a sample on which ONNX Runtime fails."""
     words = onnxruntime_words(error)
     text = f"{where}: the model failed on it: {words}"
     return DataError(text, hint=failure_hint(words), sample=where)
 
 
-def _first(rows: Sequence[tuple[str, str]], words: str, otherwise: str) -> str:
+def _first_hint(rows: Sequence[tuple[str, str]], words: str, otherwise: str) -> str:
     hints = (hint for pattern, hint in rows if re.search(pattern, words, re.IGNORECASE))
     return next(hints, otherwise)

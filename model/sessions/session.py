@@ -1,32 +1,32 @@
-"""Create ONNX Runtime sessions, and find where its optimizer goes wrong, and which precision it brings.
+"""Create ONNX Runtime sessions, detect graphs that its optimizer breaks, and find the precisions it executes.
 
-`requantized`: layers that it quantizes further than their Q/DQ graph says.
+`requantized`: layers that the optimizer quantizes although their Q/DQ graph does not.
 
     x ─ DQ ─ Conv(w, b) ─ Q        becomes        x ─ DQ ─ Conv(DQ(int8 w), DQ(int32 b)) ─ Q
 
-Its transformer WeightBiasQuantization (from 1.21 on, microsoft/onnxruntime 22889 and 22969; of Conv,
-ConvTranspose and Gemm) goes wrong where
+The transformer WeightBiasQuantization (from 1.21 on, microsoft/onnxruntime 22889 and 22969; of Conv,
+ConvTranspose and Gemm) is wrong if
 
-1. the weight is float32 on purpose, as the layer is to stay in float: it becomes int8, with one scale for
+1. the weight is float32 on purpose, because the layer is a float layer: it becomes int8, with one scale for
    all channels;
-2. the bias is of 16 bits: `b / (scale of x * scale of w)` is computed in its type, and is infinite from 65504
+2. the bias has 16 bits: `b / (scale of x * scale of w)` is computed in its type, and is infinite from 65504
    on in float16;
 3. that quotient is above the largest int32.
 
-It takes layers right behind a DequantizeLinear of one scale.
+It applies to layers directly behind a DequantizeLinear with one scale.
 
-`has_zero_padded_pool`: MaxPools of zeros that it makes MaxPools of nothing.
+`has_zero_padded_pool`: MaxPools that lose their padding with zeros.
 
     x ─ Pad(value 0) ─ MaxPool        becomes        x ─ MaxPool(pads)
 
-Its transformer Pad_Fusion (microsoft/onnxruntime 18136, in 1.17) moves the padding into the pool, where it is
-no value: at the border, the largest of negative values and 0 becomes the largest of the negative values. Seen
-with 1.31.1, on networks with TensorFlow's padding (BiT). onnxsim did the same (onnxsim/onnxsim 290).
+The transformer Pad_Fusion (microsoft/onnxruntime 18136, in 1.17) moves the padding into the pool, where it is
+not a value: at the border, the maximum of negative values and 0 becomes the maximum of the negative values.
+Seen with 1.31.1, on networks with TensorFlow's padding (BiT). onnxsim did the same (onnxsim/onnxsim 290).
 
-`has_signed_pairs`: Q/DQ of int8 from opset 21 on, behind which it adds pairs that it then refuses.
+`has_signed_pairs`: Q/DQ of int8 from opset 21 on, behind which the optimizer adds pairs that it then rejects.
 
-Its QDQPropagationTransformer writes the type of a new QuantizeLinear to `output_dtype`, too. On x86 another
-optimizer makes uint8 of int8, and leaves that at int8. Seen with 1.31.1 and 1.32.0, not with 1.24.4.
+The QDQPropagationTransformer also writes the type of a new QuantizeLinear to `output_dtype`. On x86 another
+optimizer changes int8 to uint8, but not in that attribute. Seen with 1.31.1 and 1.32.0, not with 1.24.4.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ from ..graph.onnx_file import Graph, copy_weightless, is_large, read_graph
 from .refusals import RENAMED, failure_hint, onnxruntime_words, refusal_hint, refused_words
 
 SIGNED_ACTIVATIONS = "session.qdqisint8allowed"
-"""Whether Q/DQ of int8 activations becomes integer kernels: on where the processor is ARM, off on x86."""
+"""Whether Q/DQ of int8 activations becomes integer kernels; default: on for ARM processors, off for x86."""
 
 CORES = "QCOMPILE_CORES"
-"""Variable with the cores that a process may use, where it shares the machine, as a stage of a cluster."""
+"""Environment variable: cores that a process may use on a shared machine, e.g. in a stage of a cluster."""
 
 
 def usable_cores() -> int:
-    """Return the number of cores this process may use: what 0 threads stands for."""
-    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(there, granted_cores() or there)
+    """Return the number of cores that this process may use; 0 threads mean this number."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(available, granted_cores() or available)
 
 
 def granted_cores() -> int:
-    """Return the cores that who started this process has granted it; 0 where nobody has."""
+    """Return the cores that the parent process granted in `CORES`, or 0."""
     text = os.environ.get(CORES, "")
     return int(text) if text.isdecimal() and text.isascii() else 0
 
@@ -84,15 +84,15 @@ def granted_cores() -> int:
 def session_options(
     threads: int = 0, *, layouts: bool = True, optimize: bool = True, integers: bool = True
 ) -> Any:
-    """Return session options with no log of their own.
+    """Return session options without logs.
 
     Args:
-        threads: Thread count; 0 leaves the choice to ONNX Runtime.
+        threads: Thread count; 0 means the granted cores, or ONNX Runtime's default.
         layouts: Whether memory layouts are optimized too. That level crashes the process on some float16
-            graphs (seen with 1.31.1: a Transformer's encoder), so it is left out where they may come.
-        optimize: Whether the graph is optimized at all; a file that the optimizer wrote is run as it is.
-        integers: Whether Q/DQ pairs become integer kernels. Without, they round floats, and what is stored
-            is rounded once: 18 times as fast as a graph that is not optimized (a Swin for TensorRT).
+            graphs (seen with 1.31.1: a Transformer's encoder), so it is off where these may occur.
+        optimize: Whether the graph is optimized at all; off for a file that the optimizer wrote.
+        integers: Whether Q/DQ pairs become integer kernels. If not, they round floats, and stored values are
+            rounded once: 18 times as fast as a graph that is not optimized (a Swin for TensorRT).
     """
     onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
@@ -103,7 +103,7 @@ def session_options(
         options.graph_optimization_level = levels.ORT_ENABLE_EXTENDED
     if not integers:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
-    options.log_severity_level = 4  # failures arrive as exceptions, and are presented once
+    options.log_severity_level = 4  # failures are raised as exceptions
     if threads := threads or granted_cores():
         options.intra_op_num_threads = threads
     return options
@@ -118,10 +118,10 @@ def make_session(
     providers: Sequence[Any] = ("CPUExecutionProvider",),
     error: type[QCompileError] = ModelError,
 ) -> Any:
-    """Return a session of a file or a graph, on the processor unless other providers are given.
+    """Return a session of a file or a graph, on the CPU unless other providers are given.
 
-    The large weights of a graph are mapped from the file that they lie in. `outputs` stand in place of the
-    graph's. The optimizers `without` are left out, besides those that would change what is computed.
+    The large weights of a graph are mapped from their file. `outputs` replace the graph's. The optimizers
+    `without` are disabled, and those that would change results. Raise `error` if ONNX Runtime rejects it.
     """
     source: str | bytes
     lent: list[Any] = []
@@ -134,7 +134,7 @@ def make_session(
                 refill(model.model.graph.output, outputs)
             with model.file() as file:
                 return make_session(file, options, without=without, providers=providers, error=error)
-        folder = str(model.path.resolve().parent)  # of the file itself: ONNX Runtime follows no link
+        folder = str(model.path.resolve().parent)  # resolved: ONNX Runtime follows no link
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
         source, lent = _lend_weights(model.model, options, outputs)
         path, unfit = model.path, _unfit_for(model.model)
@@ -142,7 +142,7 @@ def make_session(
         path = model.path if isinstance(model, Graph) else model
         source = str(path)
         if NOT_UTF8.search(source):
-            problem = f"{path}: its name is not UTF-8; ONNX Runtime opens no such file"
+            problem = f"{path}: its name is not UTF-8; ONNX Runtime cannot open it"
             raise error(problem, hint="rename it", file=path)
         unfit, _ = session_facts(path)
     onnxruntime = import_onnxruntime()
@@ -150,14 +150,14 @@ def make_session(
     if FLOAT8 in unfit and options.graph_optimization_level != levels.ORT_DISABLE_ALL:
         options.graph_optimization_level = levels.ORT_ENABLE_BASIC
     fit = {FLOAT8, *((QDQ_PROPAGATION,) if _takes_signed(options) else ())}
-    left_out = [*without, *(name for name in unfit if name not in fit)]
+    disabled = [*without, *(name for name in unfit if name not in fit)]
     try:
         session = onnxruntime.InferenceSession(
-            source, options, providers=list(providers), disabled_optimizers=left_out
+            source, options, providers=list(providers), disabled_optimizers=disabled
         )
-        session.lent_weights = lent  # it reads them where they lie, and does not own them
+        session.lent_weights = lent  # keeps memory alive that the session reads but does not own
         return session
-    except Exception as refusal:  # its exceptions share no narrower base
+    except Exception as refusal:  # the exceptions of ONNX Runtime share no narrower base
         words = refused_words(
             refusal, lambda: (model if isinstance(model, Graph) else read_graph(path)).model
         )
@@ -172,21 +172,21 @@ _LENT = {1: "float32", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 10: "float
 def _lend_weights(
     model: onnx.ModelProto, options: Any, outputs: Sequence[onnx.ValueInfoProto] = ()
 ) -> tuple[bytes, list[Any]]:
-    """Return the model as bytes, and its large weights, which `options` hand over as they lie in memory.
+    """Return the model as bytes, and its large weights, which `options` pass by reference.
 
-    They are neither written nor parsed: half of the time that a session of a ResNet-50 takes.
+    Weights are neither serialized nor parsed, which would take half of the time of a ResNet-50's session.
     """
     onnxruntime = import_onnxruntime()
     light, names, values = copy_weightless(model), [], []
     if outputs:
         refill(light.graph.output, outputs)
-    # What nothing reads, ONNX Runtime has forgotten when it looks for it, and refuses.
-    read = {name for node in model.graph.node for name in (*node.input, *captured_names(node))}
-    read |= {value.name for value in light.graph.output}
-    read -= {value.name for value in model.graph.input}
+    # ONNX Runtime discards initializers without consumers, and then fails because they are missing.
+    consumed = {name for node in model.graph.node for name in (*node.input, *captured_names(node))}
+    consumed |= {value.name for value in light.graph.output}
+    consumed -= {value.name for value in model.graph.input}
     for tensor in model.graph.initializer:
         raw = b"" if tensor.data_location == tensor.EXTERNAL else tensor.raw_data
-        if len(raw) < _LENT_BYTES or tensor.data_type not in _LENT or tensor.name not in read:
+        if len(raw) < _LENT_BYTES or tensor.data_type not in _LENT or tensor.name not in consumed:
             light.graph.initializer.append(tensor)
             continue
         array = np.frombuffer(raw, _LENT[tensor.data_type]).reshape(tensor.dims)
@@ -209,7 +209,7 @@ def optimize_file(
     without: Sequence[str] = (),
     error: type[QCompileError] = ModelError,
 ) -> None:
-    """Write the graph as ONNX Runtime's optimizer leaves it; `options` are changed."""
+    """Write the graph after ONNX Runtime's optimizer; `options` are changed."""
     options.optimized_model_filepath = str(output)
     if large:
         options.add_session_config_entry(
@@ -219,23 +219,23 @@ def optimize_file(
 
 
 def run_session(session: Any, names: list[str], feeds: Feeds, subject: str) -> list[Any]:
-    """Return the named outputs."""
+    """Return the named outputs; raise ModelError if the run fails."""
     try:
         return list(session.run(names, feeds))
-    except Exception as error:  # its exceptions share no narrower base
+    except Exception as error:  # the exceptions of ONNX Runtime share no narrower base
         raise failed_on(feeds, error, subject) from error
 
 
 _ROUNDS, _BLOCK_S, _MOST_S = 5, 0.03, 2.0
 _LONGER = 1.1
 _LEAST_S = 5e-4
-"""Below it the call itself costs most, and INT8 has no purpose but a smaller file."""
+"""Below this time, the call itself dominates, and INT8 only reduces the size of the file."""
 
 
 def slower_note(plain: Callable[[], object], other: Callable[[], object]) -> list[str]:
-    """Return what a user should know where an artifact is slower than its float model on the same sample.
+    """Return a note if an artifact is slower than its float model on the same sample.
 
-    Both run in turns, in blocks of 30 ms, for 2 s at most; what counts is the least ratio of five rounds.
+    Both run in turns, in blocks of 30 ms, for at most 2 s; the least ratio of five rounds counts.
     """
     ratios: list[float] = []
     end = time.perf_counter() + _MOST_S
@@ -250,12 +250,12 @@ def slower_note(plain: Callable[[], object], other: Callable[[], object]) -> lis
         return []
     return [
         f"on this processor it takes {min(ratios):.1f} times as long as the float model: "
-        "compare both with `qcompile bench`, and keep the float model where speed is what counts"
+        "compare both with `qcompile bench`, and use the float model if speed counts"
     ]
 
 
 def _block_s(run: Callable[[], object]) -> float:
-    """How long a run takes, on average over a block."""
+    """Return the mean seconds of a run over a block."""
     start, runs = time.perf_counter(), 0
     while (passed := time.perf_counter() - start) < _BLOCK_S or not runs:
         run()
@@ -264,7 +264,7 @@ def _block_s(run: Callable[[], object]) -> float:
 
 
 def failed_on(feeds: Feeds, error: Exception, subject: str) -> ModelError:
-    """Return the error for input that ONNX Runtime fails on."""
+    """Return the error for input on which ONNX Runtime fails."""
     shapes = ", ".join(f"{name}:{format_shape(array.shape)}" for name, array in feeds.items())
     words = onnxruntime_words(error)
     return ModelError(f"{subject}: ONNX Runtime fails on {shapes}: {words}", hint=failure_hint(words))
@@ -277,7 +277,7 @@ def import_onnxruntime() -> Any:
 
 WEIGHT_BIAS_QUANTIZATION, PAD_FUSION, ADD_FUSION = "WeightBiasQuantization", "Pad_Fusion", "MatMulAddFusion"
 QDQ_PROPAGATION = "QDQPropagationTransformer"
-"""Their names among the optimizers that a session can leave out."""
+"""Names of optimizers that a session can disable."""
 
 _FLOAT, _FLOAT16, _BFLOAT16 = 1, 10, 16
 _LAYERS = ("Conv", "ConvTranspose", "Gemm")
@@ -286,7 +286,7 @@ _LARGEST_INT32 = 2.0**31 - 1
 
 
 def requantized(model: onnx.ModelProto) -> Iterator[tuple[onnx.GraphProto, onnx.NodeProto]]:
-    """Yield the layers, each with the graph that holds it; a bias that is not loaded counts as small."""
+    """Yield these layers, each with its graph; a bias that is not loaded counts as small."""
     stored: dict[str, onnx.TensorProto] = {}
     for graph in every_graph(model.graph):
         stored |= stored_tensors(graph)
@@ -301,7 +301,7 @@ def requantized(model: onnx.ModelProto) -> Iterator[tuple[onnx.GraphProto, onnx.
             if scale in stored and math.prod(stored[scale].dims) != 1:
                 continue
             if weight is None or weight.op_type in _FOLDED:
-                name = node.input[1]  # stored as float32, or folded to one that is
+                name = node.input[1]  # stored as float32, directly or before folded nodes
                 while name not in stored and name in made_by and made_by[name].op_type in _FOLDED:
                     name = made_by[name].input[0]
                 if name in stored and stored[name].data_type == _FLOAT:
@@ -315,18 +315,18 @@ def requantized(model: onnx.ModelProto) -> Iterator[tuple[onnx.GraphProto, onnx.
 def _overflows(
     bias: onnx.TensorProto, activation: Any, weight: Any, stored: Mapping[str, onnx.TensorProto]
 ) -> bool:
-    """Whether a bias cannot be stored as int32 in the scale of its products."""
+    """Return whether a bias overflows int32 with the scale of its products."""
     if bias.data_type in (_FLOAT16, _BFLOAT16):
         return True
     tensors = [bias, stored.get(activation.input[1]), stored.get(weight.input[1])]
-    loaded = [one for one in tensors if one and one.data_type == _FLOAT and not one.external_data]
+    loaded = [t for t in tensors if t and t.data_type == _FLOAT and not t.external_data]
     if len(loaded) < len(tensors):
         return False
-    b, x, w = (tensor_values(one).astype(np.float64).reshape(-1) for one in loaded)
+    b, x, w = (tensor_values(t).astype(np.float64).reshape(-1) for t in loaded)
     with np.errstate(divide="ignore", invalid="ignore"):
         try:
             quotient = np.abs(b) / (x * w)
-        except ValueError:  # scales of blocks, which it passes over
+        except ValueError:  # blockwise scales, which the optimizer skips
             return False
     return bool(np.any(quotient > _LARGEST_INT32))
 
@@ -336,14 +336,14 @@ def _dequantizes(node: Any) -> bool:
 
 
 FLOAT8 = "float8"
-"""Optimizers above the basic ones make integer kernels of FP8 pairs: 1.31.1 refuses most of such graphs;
-1.32.0 refuses none, and computed a small network wrongly, by its largest value."""
+"""All optimizers above the basic ones, which make integer kernels of FP8 pairs: 1.31.1 rejects most of these
+graphs; 1.32.0 rejects none, but computed a small network wrong, by its largest value."""
 _FLOAT8 = range(17, 21)
 _TYPED_PAIRS = 21
 
 
 def has_zero_padded_pool(model: onnx.ModelProto) -> bool:
-    """Return whether there is a MaxPool behind a Pad of 0, or of a value that is not known."""
+    """Return whether a MaxPool follows a Pad of 0, or of an unknown value."""
     for graph in every_graph(model.graph):
         pads = (node for node in graph.node if node.op_type == "Pad" and node.domain in ONNX_DOMAINS)
         padded = {pad.output[0]: pad for pad in pads if attribute(pad, "mode", "constant") == "constant"}
@@ -354,12 +354,12 @@ def has_zero_padded_pool(model: onnx.ModelProto) -> bool:
 
 
 def session_facts(path: Path) -> tuple[tuple[str, ...], bool]:
-    """Return the optimizers that a session of a file must leave out (`FLOAT8`: all above the basic ones), and
-    whether it is in plain forms."""
+    """Return the optimizers that a session of a file must disable (`FLOAT8`: all above the basic ones), and
+    whether runtimes can read the file as it is."""
     try:
         status = path.stat()
         return _facts_of_file(path, status.st_mtime_ns, status.st_size)
-    except (OSError, QCompileError):  # the runtime that is given it says what is wrong
+    except (OSError, QCompileError):  # the runtime will report the problem
         return (), True
 
 
@@ -370,19 +370,19 @@ def _facts_of_file(path: Path, _changed: int, _size: int) -> tuple[tuple[str, ..
 
 
 def _unfit_for(model: onnx.ModelProto) -> tuple[str, ...]:
-    _, *inside = every_graph(model.graph)
-    found = {
+    _, *subgraphs = every_graph(model.graph)
+    defects = {
         PAD_FUSION: has_zero_padded_pool(model),
-        # What it makes inside a node has the names of what it makes outside (1.31.1): that is no valid file.
-        ADD_FUSION: any(node.op_type == "MatMul" for graph in inside for node in graph.node),
+        # In subgraphs it repeats names of the outer graph (1.31.1), which makes the file invalid.
+        ADD_FUSION: any(node.op_type == "MatMul" for graph in subgraphs for node in graph.node),
         QDQ_PROPAGATION: has_signed_pairs(model),
         FLOAT8: any(tensor.data_type in _FLOAT8 for tensor in model.graph.initializer),
     }
-    return tuple(name for name, is_found in found.items() if is_found)
+    return tuple(name for name, is_present in defects.items() if is_present)
 
 
 def has_signed_pairs(model: onnx.ModelProto) -> bool:
-    """Return whether activations are quantized to int8 in an opset whose QuantizeLinear says a type."""
+    """Return whether activations are quantized to int8, in an opset with a type in QuantizeLinear."""
     stored = stored_tensors(model.graph)
     pairs = (node for node in model.graph.node if node.op_type == "QuantizeLinear")
     kinds = (stored[name].data_type for node in pairs for name in node.input[2:] if name in stored)
@@ -390,15 +390,15 @@ def has_signed_pairs(model: onnx.ModelProto) -> bool:
 
 
 def _takes_signed(options: Any) -> bool:
-    """Whether a session leaves int8 at int8."""
+    """Return whether a session does not change int8 to uint8."""
     try:
         return bool(options.get_session_config_entry(SIGNED_ACTIVATIONS) == "1")
-    except RuntimeError:  # nobody has said
+    except RuntimeError:  # not set
         return is_arm()
 
 
 def _is_zero(pad: onnx.NodeProto, stored: dict[str, onnx.TensorProto]) -> bool:
-    """Whether it pads with 0, which is also what it does where nothing is said."""
+    """Return whether a Pad inserts 0, also its default."""
     if len(pad.input) < 3 or not pad.input[2]:
         return float(attribute(pad, "value", 0.0)) == 0.0  # up to opset 10
     tensor = stored.get(pad.input[2])
@@ -408,39 +408,39 @@ def _is_zero(pad: onnx.NodeProto, stored: dict[str, onnx.TensorProto]) -> bool:
 def missed_nodes(
     planned: Sequence[onnx.NodeProto], model: onnx.ModelProto, optimized: onnx.ModelProto, precision: str
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the planned nodes that run in another precision, each with that, and those of which is unknown.
+    """Return planned nodes that run in another precision, with it, and those of unknown precision.
 
-    A planned node that is nowhere in `optimized`, which the optimizer made of `model`, became part of another
-    node. It is unknown only where a node of another precision is there that no planned node's name explains.
+    A planned node without a trace in `optimized`, which the optimizer made of `model`, was fused into another
+    node. Its precision is unknown only if some node of another precision matches no planned node's name.
     """
-    asked = {node.name for node in planned}
+    planned_names = {node.name for node in planned}
     nodes = {node.name for node in model.graph.node}
-    made = {output: node.name for node in model.graph.node for output in node.output if output}
-    names = made | {name: name for name in nodes}  # a node's name before that of a result
+    by_result = {output: node.name for node in model.graph.node for output in node.output if output}
+    names = by_result | {name: name for name in nodes}  # a node's name before that of a result
     missed: dict[str, str] = {}
     located: set[str] = set()
-    strangers = False
+    has_unknown = False
     for kind, computed in weighted_nodes(optimized, as_executed=True).items():
         for node in computed:
-            if origin := _origin(node, names, made, asked):
+            if origin := _origin(node, names, by_result, planned_names):
                 located.add(origin)
                 if kind != precision:
                     missed[origin] = kind
-            elif kind != precision:  # whether the optimizer made it, which gives it no name of the file
-                strangers |= node.name not in nodes or node.op_type.startswith("Fused")
-    left = [node.name for node in planned if node.name not in located]
-    return missed, left if strangers else []
+            elif kind != precision:  # the optimizer made it if its name is not in the file, or if it is fused
+                has_unknown |= node.name not in nodes or node.op_type.startswith("Fused")
+    unlocated = [node.name for node in planned if node.name not in located]
+    return missed, unlocated if has_unknown else []
 
 
 def _origin(
-    node: onnx.NodeProto, names: Mapping[str, str], made: Mapping[str, str], planned: Collection[str]
+    node: onnx.NodeProto, names: Mapping[str, str], by_result: Mapping[str, str], planned: Collection[str]
 ) -> str:
-    """The planned node that a node was made of, by names that nodes and results had; "" for none."""
-    own = node.name.removeprefix("fused ")
-    for given, known in ((own, names), *((output, made) for output in node.output)):
-        name = given
-        while name not in known and (match := RENAMED.match(name)):
+    """Return the planned node from which `node` was made, by names of nodes and results; "" for none."""
+    plain_name = node.name.removeprefix("fused ")
+    for start, lookup in ((plain_name, names), *((output, by_result) for output in node.output)):
+        name = start
+        while name not in lookup and (match := RENAMED.match(name)):
             name = match.group(1)
-        if (origin := known.get(name, "")) in planned:
+        if (origin := lookup.get(name, "")) in planned:
             return origin
     return ""

@@ -242,7 +242,7 @@ def test_what_polygraphy_saves_is_read_as_its_loader_reads_it(tmp_path: Path) ->
     [
         ("{", "cannot be read as JSON"),
         ('{"x": 1}', "is no file of Polygraphy's inputs; a list of dicts.*\n  hint: save it"),
-        ('[{"x": 1}]', r"inputs\.json\[0\] 'x': is no array"),
+        ('[{"x": 1}]', r"inputs\.json\[0\] 'x': not an array"),
         ('[{"x": {"array": "%%%"}}]', "cannot be read as an array"),
         (
             '[{"x": {"array": "gANOLg=="}}]',

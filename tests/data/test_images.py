@@ -183,7 +183,7 @@ def test_without_a_preprocessing_the_way_to_give_it_is_said(pets: Path) -> None:
     [batch] = Data(f"{pets}?preprocessing=imagenet", [plain])
     assert batch.feeds["x"].shape == (6, 3, 8, 8)
     for query, input_, message in (
-        ("", plain, r"is not known\n  hint: add \?preprocessing=imagenet"),
+        ("", plain, r"is unknown\n  hint: add \?preprocessing=imagenet"),
         ("?preprocessing=imagnet", plain, r"preprocessing 'imagnet'.*\n  hint: did you mean 'imagenet'"),
         ("?preprocessing=imagenet", replace(plain, shape=("n", 3)), "one input of four axes is required"),
     ):
@@ -219,7 +219,7 @@ def test_a_model_of_a_fixed_batch_gets_whole_batches(pets: Path) -> None:
     data = Data(str(pets), [fixed])
     assert ([batch.samples for batch in data], data.total) == ([4], 4)
     assert data.notes() == ["the last 2 samples fill no batch of 4, and are left out"]
-    with pytest.raises(DataError, match="takes 4 samples at a time; at most 3 were asked for"):
+    with pytest.raises(DataError, match="at most 3 samples; the model requires batches of 4"):
         list(Data(f"{pets}?samples=3", [fixed]))
 
 
@@ -241,7 +241,7 @@ def test_the_digest_is_of_what_is_read(pets: Path) -> None:
 def test_a_half_of_a_single_image_may_be_empty(tmp_path: Path) -> None:
     save(tmp_path / "1.png")
     [other] = {"calibration", "evaluation"} - {half_of("1.png", 0)}
-    with pytest.raises(DataError, match=r"none of 1 samples is in this half\n  hint: give another seed"):
+    with pytest.raises(DataError, match=r"none of 1 samples is in this half\n  hint: use another seed"):
         list(Data(f"{tmp_path}?part={other}", [X]))
 
 

@@ -71,7 +71,7 @@ def test_texts_are_made_of_the_words_of_a_vocabulary(tokenizer: Path) -> None:
     assert set(found) == set(ranks), "words, which are one token each"
     share = sum(found[number] for number in ranks[:5]) / found.total()
     assert abs(share - np.log(6) / np.log(len(ranks) + 1)) < 0.05
-    assert "texts of your own tell more" in data.notes()[0]
+    assert "prefer real texts" in data.notes()[0]
     again = Data(f"vocabulary:{tokenizer}?samples=200", inputs(tokenizer), batch_size=1)
     assert again.digest() == data.digest()
     assert len(list(Data(f"vocabulary:{tokenizer}", inputs(tokenizer), batch_size=1))) == 64
@@ -217,7 +217,7 @@ def test_what_cannot_be_read_is_named(
 
 def test_without_a_tokenizer_the_way_to_give_it_is_said(tmp_path: Path) -> None:
     spec = write(tmp_path / "a.txt", LINES)
-    with pytest.raises(InvalidOption, match=r"is not known\n  hint: add \?preprocessing=hf:NAME_OR_FOLDER"):
+    with pytest.raises(InvalidOption, match=r"is unknown\n  hint: add \?preprocessing=hf:NAME_OR_FOLDER"):
         list(Data(spec, [TensorInfo("input_ids", "int64", ("batch", "length"))]))
     with pytest.raises(DataError, match=r"tokenizer no/such: cannot be loaded .*\n  hint: give a folder"):
         list(Data(spec, inputs(Path("no/such"))))
@@ -355,7 +355,7 @@ def test_what_is_no_recording_is_named(tmp_path: Path) -> None:
     unknown = TensorInfo("x", "float32", ("n", "t"))
     for input_, message in (
         (info(), r"b\.wav: cannot be decoded as a recording .*\n  hint: remove or replace"),
-        (unknown, r"how recordings become .* not known\n  hint: add \?preprocessing=hf:"),
+        (unknown, r"preprocessing of recordings .* is unknown\n  hint: add \?preprocessing=hf:"),
         (info(extractor="no/such"), "feature extractor no/such: cannot be loaded"),
     ):
         with pytest.raises((DataError, InvalidOption), match=message):

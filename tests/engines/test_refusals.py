@@ -12,7 +12,7 @@ from qcompile import build
 from qcompile.errors import BuildError, IntentNotReached
 
 CASES = {
-    "an operator": ("float[4] x", "", "[n] y = other.Odd(x)", "Odd", "operators of ONNX"),
+    "an operator": ("float[4] x", "", "[n] y = other.Odd(x)", "Odd", "ONNX operators"),
     "types": ("float[4] x", "int64[4] w = {1, 2, 3, 4}", "[n] y = Add(x, w)", "type", "cast the inputs"),
     "shapes": ("float[2,4] x", "float[3] w = {1, 2, 3}", "[n] y = Add(x, w)", "Add", "contradict"),
 }

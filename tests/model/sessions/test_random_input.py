@@ -153,7 +153,7 @@ def test_a_refusal_names_the_input_that_was_made_up_and_the_way_to_real_input() 
     def run(_: Feeds) -> None:
         raise ModelError("it fails", file="m.onnx")
 
-    with pytest.raises(ModelError, match=r"it fails \(the input was made up: ids:1x16:int64") as caught:
+    with pytest.raises(ModelError, match=r"it fails \(with random input: ids:1x16:int64") as caught:
         made.run(run)
     assert "`data`" in caught.value.hint
     assert caught.value.data["file"] == "m.onnx"
