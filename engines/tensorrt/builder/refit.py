@@ -1,4 +1,4 @@
-"""Refit a built engine with new weights: the kernels stay, nothing is timed again."""
+"""Refit a built engine with new weights, without choosing or timing kernels again."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ _SAME_MODEL = "the model must be the one the engine was built from, with other w
 def refit_plan(
     adapter: Adapter, engine_file: Path, graph: Path, output: Path, *, source: str, progress: Progress
 ) -> Artifact:
-    """Give an engine the weights of a graph of the same structure, and write it with its manifest.
-
-    The graph is as it would be built: quantized or converted already. `output` may be the engine itself.
-    """
+    """Give an engine the weights of a graph with the same structure, and write it with its manifest. The
+    graph must already be quantized or converted, as for a build. `output` may be the engine itself."""
     artifact = load_artifact(engine_file)
     built_on: Any = artifact.manifest.options.get("device") or 0
     device = int(built_on) if find_gpu(int(built_on)) is not None else 0
@@ -59,7 +57,7 @@ def refit_plan(
         progress("refit")
         _refit(adapter, opened, parsed, source)
         if hasattr(adapter.module, "SerializationFlag"):
-            # With all weights: from 10 on, the plan of a stripped engine would leave them out again.
+            # Include all weights: from 10 on, the plan of a stripped engine would omit them again.
             config = opened.engine.create_serialization_config()
             config.clear_flag(adapter.module.SerializationFlag.EXCLUDE_WEIGHTS)
             plan = opened.engine.serialize_with_config(config)
@@ -82,7 +80,7 @@ def refit_plan(
 def _refit(adapter: Adapter, opened: OpenPlan, graph: Graph, source: str) -> None:
     logger = opened.log.logger
     refitter = adapter.module.Refitter(opened.engine, logger)
-    weights: dict[str, Any] = {}  # TensorRT reads them when it refits: they live until then
+    weights: dict[str, Any] = {}  # must live until TensorRT reads them in the refit
     unknown: list[str] = []
     if hasattr(adapter.module, "OnnxParserRefitter"):  # from 10 on
         parser = adapter.module.OnnxParserRefitter(refitter, logger)
@@ -91,7 +89,7 @@ def _refit(adapter: Adapter, opened: OpenPlan, graph: Graph, source: str) -> Non
             reasons = "; ".join(errors[:_SHOWN]) or opened.said()
             raise BuildError(f"{source}: {adapter.name} refuses its weights: {reasons}", hint=_SAME_MODEL)
     else:
-        # Before 10 no parser refits, and weights go by the names of the initializers.
+        # Before 10 no parser can refit; weights are set by the initializers' names.
         weights = {tensor.name: tensor_values(tensor) for tensor in graph.load().graph.initializer}
         there = [name for name in refitter.get_all_weights() if name in weights]
         unknown = [name for name in there if not refitter.set_named_weights(name, weights[name])]
@@ -105,7 +103,7 @@ def _refit(adapter: Adapter, opened: OpenPlan, graph: Graph, source: str) -> Non
 
 
 def weights_digest(graph: Graph) -> str:
-    """Return the digest of all tensors that a graph stores, in any order.
+    """Return the digest of all tensors stored in a graph, independent of their order.
 
     An engine with REFIT_IDENTICAL takes only the weights of its build: "if the refit weights are not
     identical to the build-time weights, behavior is undefined" (NvInfer.h of 10.16, kREFIT_IDENTICAL).
@@ -118,7 +116,7 @@ def weights_digest(graph: Graph) -> str:
 
 
 def _plain(io: ModelIO) -> list[tuple[str, str, list[int]]]:
-    """Inputs and outputs without the names of their dynamic axes, which do not matter."""
+    """Return inputs and outputs without the names of dynamic axes, which may differ."""
     return [
         (tensor.name, tensor.dtype, [-1 if isinstance(dim, str) else dim for dim in tensor.shape])
         for tensor in (*io.inputs, *io.outputs)

@@ -1,9 +1,8 @@
-"""Explain what TensorRT's ONNX parser refuses: the node at fault, the parser's words, and the way out.
+"""Explain refusals of TensorRT's ONNX parser: the node at fault, the parser's message, and a hint.
 
-The hints are chosen by the parser's words and the operator. The words of 8.5 and 10.1 are those of
+The hints depend on the parser's message and the operator. The messages of 8.5 and 10.1 come from
 builtin_op_importers.cpp, onnxOpImporters.cpp, importerUtils.cpp and ModelImporter.cpp of onnx/onnx-tensorrt,
-8.5-GA and 10.1-GA; those of today are what TensorRT-RTX 1.7.1 says. What no row recognises gets a hint that
-says no cause.
+8.5-GA and 10.1-GA; current ones come from TensorRT-RTX 1.7.1. An unrecognized message gets a general hint.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..adapter import Adapter
 from ..log import plain
 
 _NAMESPACE = "namespace"
-"""Node metadata of PyTorch's exporter: the path of modules the node comes from."""
+"""Key of PyTorch's exporter in a node's metadata: the path of the node's module."""
 
 _QUANTIZED = "it must be quantized for tensorrt: `qcompile quantize` the float model with `target` tensorrt"
 _CHANGE = "change that in the model"
@@ -75,13 +74,13 @@ _HINTS: Sequence[tuple[str, str, str]] = (
      "simplify first, which folds constants; what stays must be a constant in the model, or its axes numbers "
      "in `inputs` of the export"),
 )  # fmt: skip
-"""Operator, what the parser says of it in any case, and the way out; the first row that fits counts."""
+"""Patterns of the operator and of the parser's message (any case), and the hint; the first match counts."""
 
 _OTHERWISE = "simplify first, or write the node with other operators; `target` onnxruntime has more of them"
 
 
 def refusal(adapter: Adapter, error: Any, model: onnx.ModelProto, shown: str) -> UnsupportedOperator:
-    """Return the error for what a parser refuses; `shown` is how messages name the file."""
+    """Return the error for a refusal of the parser; `shown` is the file's name in messages."""
     words = _words(str(error.desc()))
     name = error.node_name() if hasattr(error, "node_name") else ""
     operator = error.node_operator() if hasattr(error, "node_operator") else ""
@@ -103,7 +102,7 @@ def refusal(adapter: Adapter, error: Any, model: onnx.ModelProto, shown: str) ->
 
 
 def hint_for(operator: str, words: str) -> str:
-    """Return the way out of a refusal of an operator, by the parser's words."""
+    """Return the hint for a refused operator, by the parser's message."""
     for operators, pattern, hint in _HINTS:
         fits = not operators or re.fullmatch(operators, operator)
         if fits and re.search(pattern, words, re.IGNORECASE):
@@ -112,8 +111,8 @@ def hint_for(operator: str, words: str) -> str:
 
 
 def _words(description: str) -> str:
-    """What the parser says, on a line: without its conditions in C++, places in its source, and CUDA's
-    absence, which it repeats where no GPU is."""
+    """Return the parser's message on one line, without C++ conditions, source locations, and the CUDA errors
+    that it repeats on a machine without a GPU."""
     text = " ".join(description.split())
     text = re.sub(r"\[checkMacros\.cpp::\w+::\d+\] Error Code 1: Cuda Runtime \(.*?\)\)\)?", "", text)
     text = re.sub(
@@ -127,7 +126,7 @@ def _words(description: str) -> str:
 
 
 def _node(model: onnx.ModelProto, index: int, name: str) -> onnx.NodeProto | None:
-    """The refused node: by name, also inside of others, or by its place."""
+    """Return the refused node: by name, in subgraphs too, or by its index."""
     nodes = model.graph.node
     by_place = nodes[index] if 0 <= index < len(nodes) else None
     if not name or (by_place is not None and by_place.name == name):
@@ -138,7 +137,7 @@ def _node(model: onnx.ModelProto, index: int, name: str) -> onnx.NodeProto | Non
 
 
 def _node_without_place(model: onnx.ModelProto, words: str) -> onnx.NodeProto | None:
-    """The node that words without a place are of: by an initializer that it reads, or a value it names."""
+    """Return the node of a message without location: by an initializer, an activation or a reduction."""
     stored = re.search(r"import initializer: (\S+)$", words)
     value = re.search(r"unknown activation type: (\w+)", words, re.IGNORECASE)
     reduces = "reduction type" in words.lower()
@@ -155,7 +154,7 @@ def _node_without_place(model: onnx.ModelProto, words: str) -> onnx.NodeProto | 
 
 
 def _foreign_inputs(model: onnx.ModelProto, words: str) -> str:
-    """Inputs and their types, where the parser refuses a type and does not say which."""
+    """Return the inputs and their types if the parser refuses a type without naming it, else ""."""
     if "type to TensorRT data type" not in words:
         return ""
     kinds = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
@@ -164,7 +163,7 @@ def _foreign_inputs(model: onnx.ModelProto, words: str) -> str:
 
 
 def _module_path(node: onnx.NodeProto) -> str:
-    """`layer4.1.conv2`, of the exporter's ": Net/layer4: Sequential/layer4.1.conv2: Conv2d/conv2d: aten"."""
+    """Return "layer4.1.conv2" for ": Net/layer4: Sequential/layer4.1.conv2: Conv2d/conv2d: aten"."""
     for entry in node.metadata_props:
         if entry.key == _NAMESPACE:
             scopes = [part.split(":")[0].strip() for part in entry.value.split("/")]
