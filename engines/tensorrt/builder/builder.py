@@ -83,9 +83,9 @@ class Prepared:
         self.profiles = profiles = make_profiles(io.inputs, spec, shape_tensors, notes)
         add_profiles(builder, config, profiles)
         configure(adapter, builder, config, log, options)
-        not_cached = use_cache(config, log, self.timing_cache)
+        cache_warnings = use_cache(config, log, self.timing_cache)
         self.layers = compute_layers(network)
-        self.warnings = (*not_cached, *keep_layers(adapter, network, config, log, request))
+        self.warnings = (*cache_warnings, *keep_layers(adapter, network, config, log, request))
         self.feeder = feeder = scales if isinstance(scales, Feeder) else None
         if feeder is not None:
             feeder.inputs = calibration_inputs(adapter, network, feeder.first)
@@ -107,13 +107,13 @@ class Prepared:
 
 def build_plan(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
     """Parse, check, build, and write the plan to `request.output`."""
-    with _building(adapter, request) as scales:
+    with _device_and_scales(adapter, request) as scales:
         return _build(adapter, request, scales)
 
 
 def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
     """Parse, check and configure as `build_plan` does, and return a description of the build."""
-    with _building(adapter, request) as scales:
+    with _device_and_scales(adapter, request) as scales:
         prepared = Prepared(adapter, request, scales)
         return {
             "tensorrt": adapter.name,
@@ -129,7 +129,7 @@ def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
 
 
 @contextmanager
-def _building(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
+def _device_and_scales(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
     """Make the device current in the block, and yield the scales."""
     device, subject = request.spec.tensorrt.device, request.source or request.model
     try:
@@ -146,14 +146,14 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
     prepared = Prepared(adapter, request, scales)
     options, feeder, config = request.spec.tensorrt, prepared.feeder, prepared.config
     needs = needs_of_options(vars(options))
-    plan = _built(adapter, request, prepared)
+    plan = _build_and_write(adapter, request, prepared)
     inspections: list[Inspection] = []
     if prepared.gpu is not None:
         request.progress("inspect")
         inspections = inspect_plan(adapter, plan, needs, prepared.profiles)
-    unkept = merge_cache(config, prepared.log, prepared.timing_cache)
+    cache_warnings = merge_cache(config, prepared.log, prepared.timing_cache)
     problems = dict.fromkeys(inspection.problem for inspection in inspections if inspection.problem)
-    unsaid = [f"TensorRT's inspector does not say what is in the engine: {problem}" for problem in problems]
+    unreported = [f"TensorRT's inspector does not report every layer: {problem}" for problem in problems]
     weak = _weak(adapter, request)
     layers, planned, reached, proof = prove(adapter, request, prepared.layers, inspections, weak=weak)
     proof |= {**prepared.facts, "has_run": False}
@@ -171,13 +171,13 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
         device=prepared.gpu.as_json() if prepared.gpu else {"gpus": list(request.spec.gpus)},
         versions={adapter.package: adapter.version},
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {request.onnx.opset}")],
-        warnings=(*prepared.warnings, *map(plain, prepared.log.warnings), *unsaid, *unkept),
+        warnings=(*prepared.warnings, *map(plain, prepared.log.warnings), *unreported, *cache_warnings),
         calibration_cache=feeder.cache if feeder is not None else b"",
         layers=layers,
     )
 
 
-def _built(adapter: Adapter, request: BuildRequest, prepared: Prepared) -> Any:
+def _build_and_write(adapter: Adapter, request: BuildRequest, prepared: Prepared) -> Any:
     request.progress("build")
     watchers = [watcher for watcher in (prepared.monitor, prepared.feeder) if watcher is not None]
     with interrupt_deferred() as raise_if_interrupted:
@@ -190,8 +190,8 @@ def _built(adapter: Adapter, request: BuildRequest, prepared: Prepared) -> Any:
     if plan is None:
         gpus = ", ".join(request.spec.gpus) or "the one here"
         subject = f"{request.source or request.model}: {adapter.name}"
-        way_out = f"it was {request.precision} for GPUs {gpus}: try another `precision`, simplify first, or"
-        raise build_failure(prepared.log, subject, f"{way_out} build for onnxruntime")
+        hint = f"it was {request.precision} for GPUs {gpus}: try another `precision`, simplify first, or"
+        raise build_failure(prepared.log, subject, f"{hint} build for onnxruntime")
     with request.output.open("wb") as file:  # written first: a later failure must not lose the engine
         file.write(memoryview(plan))
     return plan
@@ -244,17 +244,17 @@ def interrupt_deferred() -> Iterator[Callable[[], None]]:
     Only signals with a Python handler are deferred. The yielded function handles pending signals early and
     raises their exceptions, for callbacks that can pass them on.
     """
-    came: list[int] = []
-    before: dict[int, Callable[[int, FrameType | None], object]] = {}
+    pending: list[int] = []
+    handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
 
     def note(number: int, __: FrameType | None) -> None:
-        came.append(number)
+        pending.append(number)
         if number == signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)
 
     def handle() -> None:
-        for number in list(came):
-            before[number](number, None)
+        for number in list(pending):
+            handlers[number](number, None)
 
     if threading.current_thread() is not threading.main_thread():  # Python handles signals only there
         yield handle
@@ -262,11 +262,11 @@ def interrupt_deferred() -> Iterator[Callable[[], None]]:
     for number in (getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)):
         handler = signal.getsignal(number)
         if callable(handler):  # not SIG_IGN, SIG_DFL or a handler that C code installed
-            before[number] = handler
+            handlers[number] = handler
             signal.signal(number, note)
     try:
         yield handle
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
     handle()

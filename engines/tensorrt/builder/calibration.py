@@ -250,8 +250,8 @@ def scaling(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
 
 
 def set_ranges(adapter: Adapter, network: Any, log: Log, amax: Mapping[str, float]) -> None:
-    every = [*network_inputs(network), *(tensor for tensor, _ in layer_outputs(network))]
-    tensors = [item for item in every if member_name(item.dtype) in FLOATS and item.name in amax]
+    candidates = [*network_inputs(network), *(tensor for tensor, _ in layer_outputs(network))]
+    tensors = [item for item in candidates if member_name(item.dtype) in FLOATS and item.name in amax]
     refused: list[str] = []
     for tensor in tensors:
         limit = amax[tensor.name]

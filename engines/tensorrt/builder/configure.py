@@ -113,14 +113,14 @@ def build_routes(config: Any) -> dict[str, str]:
 def add_profiles(builder: Any, config: Any, profiles: Sequence[Sequence[InputRange]]) -> None:
     for number, ranges in enumerate(profiles, 1):
         if config.add_optimization_profile(_profile(builder, ranges)) < 0:
-            spelled = ", ".join(map(_spelled, ranges))
+            spelled = ", ".join(map(_describe, ranges))
             raise BuildError(f"TensorRT refuses optimization profile {number} ({spelled})")
 
 
 def set_calibration_profile(builder: Any, config: Any, ranges: Sequence[InputRange]) -> None:
     """Set a calibration profile with only the data's shapes; TensorRT calibrates at its OPT shape."""
     if not config.set_calibration_profile(_profile(builder, ranges)):
-        raise BuildError(f"TensorRT refuses the calibration profile ({', '.join(map(_spelled, ranges))})")
+        raise BuildError(f"TensorRT refuses the calibration profile ({', '.join(map(_describe, ranges))})")
 
 
 def _profile(builder: Any, ranges: Sequence[InputRange]) -> Any:
@@ -132,12 +132,12 @@ def _profile(builder: Any, ranges: Sequence[InputRange]) -> Any:
         try:
             set_range(item.name, item.min, item.opt, item.max)
         except (RuntimeError, TypeError, ValueError) as error:
-            problem = f"TensorRT refuses the range of {_spelled(item)}: {first_line(error)}"
+            problem = f"TensorRT refuses the range of {_describe(item)}: {first_line(error)}"
             raise BuildError(problem) from error
     return profile
 
 
-def _spelled(item: InputRange) -> str:
+def _describe(item: InputRange) -> str:
     least, usual, most = (format_shape(shape) for shape in (item.min, item.opt, item.max))
     kind = "values of input" if item.of_values else "input"
     return f"{kind} {item.name!r}: {least}, {usual}, {most} (min, opt, max)"
@@ -167,36 +167,36 @@ def make_profiles(
     profiles = []
     for index, text in enumerate(texts or [""], 1):
         option = f"`profiles` {index}" if texts else ""
-        shapes = _parsed(text, option) if texts else {kind: spec.shapes(f"{kind}_shapes") for kind in kinds}
+        shapes = _parse(text, option) if texts else {kind: spec.shapes(f"{kind}_shapes") for kind in kinds}
         missing = [tensor.name for tensor in dynamic if texts and tensor.name not in shapes["opt"]]
         if missing:
             raise InvalidOption(f"{option}: gives no shapes for {', '.join(missing)}", option="profiles")
         _check_shapes(inputs, shapes, shape_tensors, option)
-        named: dict[str, tuple[int, int, int]] = {}
-        given = {name for few in shapes.values() for name in few}
+        axis_ranges: dict[str, tuple[int, int, int]] = {}
+        specified = {name for few in shapes.values() for name in few}
         by_name = {}
-        for tensor in sorted(dynamic, key=lambda tensor: tensor.name not in given):
+        for tensor in sorted(dynamic, key=lambda tensor: tensor.name not in specified):
             of_values, note = tensor.name in shape_tensors, notes.get(tensor.name)
-            item = by_name[tensor.name] = _range(tensor, shapes, of_values, note, batches, named)
+            item = by_name[tensor.name] = _input_range(tensor, shapes, of_values, note, batches, axis_ranges)
             for axis, name in () if of_values else tensor.dynamic_axes.items():
-                if name != "?" and tensor.name in given:
-                    named.setdefault(name, (item.min[axis], item.opt[axis], item.max[axis]))
+                if name != "?" and tensor.name in specified:
+                    axis_ranges.setdefault(name, (item.min[axis], item.opt[axis], item.max[axis]))
         ranges = [by_name[tensor.name] for tensor in dynamic]
         _check_shared_axes(inputs, ranges)
         profiles.append(ranges)
     return [ranges for ranges in profiles if ranges]
 
 
-def _parsed(text: str, option: str) -> dict[str, Shapes]:
+def _parse(text: str, option: str) -> dict[str, Shapes]:
     """Return the shapes of a profile, by kind and input."""
     shapes: dict[str, dict[str, tuple[int, ...]]] = {"min": {}, "opt": {}, "max": {}}
     for part in re.split(r",(?=[^,\[\]]*:)", text):
-        name, colon, spelled = part.strip().rpartition(":")
-        spellings = spelled.split("..")
-        if not (name and colon) or len(spellings) != len(shapes):
+        name, colon, shapes_text = part.strip().rpartition(":")
+        shape_texts = shapes_text.split("..")
+        if not (name and colon) or len(shape_texts) != len(shapes):
             hint = "for instance image:1x3x224x224..8x3x224x224..32x3x224x224"
             raise InvalidOption(f"{option}: {part!r} is not NAME:MIN..OPT..MAX", hint=hint, option="profiles")
-        for of_kind, shape in zip(shapes.values(), spellings, strict=True):
+        for of_kind, shape in zip(shapes.values(), shape_texts, strict=True):
             extents = parse_shape(shape, option=option)
             if any(isinstance(extent, str) for extent in extents):
                 shown = format_shape(extents)
@@ -227,9 +227,9 @@ def _check_shapes(
         for name, shape in shapes.items():
             tensor = next((tensor for tensor in inputs if tensor.name == name), None)
             if tensor is None:
-                listed = ", ".join(tensor.name for tensor in inputs)
+                names = ", ".join(tensor.name for tensor in inputs)
                 subject = option or f"`{kind}_shapes`"
-                raise InvalidOption(f"{subject}: no input {name!r}; the inputs are {listed}")
+                raise InvalidOption(f"{subject}: no input {name!r}; the inputs are {names}")
             count = tensor.shape[0] if tensor.shape else 1
             if name in shape_tensors and len(shape) != count:
                 problem = f"input {name!r} holds a shape of {count} values; its {kind} has {len(shape)}"
@@ -241,7 +241,7 @@ def _check_shapes(
                 )
 
 
-def _range(
+def _input_range(
     tensor: TensorInfo,
     by_kind: Mapping[str, Shapes],
     of_values: bool,
@@ -263,20 +263,20 @@ def _range(
             hint = "give the values with `min_shapes`, `opt_shapes` and `max_shapes`, or `profiles`"
             raise InvalidOption(f"input {tensor.name!r}: {problem}", hint=hint)
         if note is not None and len(note.example) == len(tensor.shape):
-            usual = _from_note(tensor, note, batches)
+            default = _range_from_note(tensor, note, batches)
         elif (unknown := {axis for axis, dim in tensor.dynamic_axes.items() if dim not in named}) - {0}:
             axes = f"axes {sorted(unknown)} of {format_shape(tensor.shape)}"
             problem = f"input {tensor.name!r}: {axes} are dynamic and no shapes are given"
             raise InvalidOption(problem, hint="give `min_shapes`, `opt_shapes` and `max_shapes`")
         else:
             low, opt, high = (fill_dynamic(tensor, n) for n in (1, _DEFAULT_OPT, _DEFAULT_MAX))
-            usual = InputRange(tensor.name, low, opt, high)
+            default = InputRange(tensor.name, low, opt, high)
         low, opt, high = (
             tuple(
                 named[dim][kind] if isinstance(dim, str) and dim in named else extent
                 for dim, extent in zip(tensor.shape, shape, strict=True)
             )
-            for kind, shape in enumerate((usual.min, usual.opt, usual.max))
+            for kind, shape in enumerate((default.min, default.opt, default.max))
         )
     opt = opt or high or low
     assert opt is not None
@@ -291,7 +291,7 @@ def _range(
     return InputRange(tensor.name, low, opt, high, of_values)
 
 
-def _from_note(tensor: TensorInfo, note: InputNote, batches: Collection[str]) -> InputRange:
+def _range_from_note(tensor: TensorInfo, note: InputNote, batches: Collection[str]) -> InputRange:
     """Return the default range of an input from the model file's note about it."""
     shapes: list[tuple[int, int, int]] = []
     for axis, extent in enumerate(tensor.shape):
@@ -303,8 +303,8 @@ def _from_note(tensor: TensorInfo, note: InputNote, batches: Collection[str]) ->
             shapes.append((extent, extent, extent))
             continue
         is_batch = (axis == 0 or extent in batches) and example <= _DEFAULT_MAX
-        usual = (_DEFAULT_OPT, max(_DEFAULT_MAX, largest)) if is_batch else (example, largest or 2 * example)
-        opt, high = (limits.nearest(number) for number in usual)
+        sizes = (_DEFAULT_OPT, max(_DEFAULT_MAX, largest)) if is_batch else (example, largest or 2 * example)
+        opt, high = (limits.nearest(size) for size in sizes)
         if axis and not is_batch and limits.maximum is not None:
             high = limits.nearest(limits.maximum)
         shapes.append((limits.nearest(1), opt, high))
@@ -344,16 +344,16 @@ def use_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
     if file is None:
         return ()
     try:
-        refusal = _attach(config, log, _read(file.path))
+        refusal = _set_cache(config, log, _read_cache(file.path))
     except OSError as error:
         if not file.is_ours:
             raise InvalidOption(f"{file}: {error.strerror}", option="timing_cache") from error
         refusal = str(error.strerror)
     if not refusal:
         return ()
-    fate = "it will be replaced" if file.is_ours else "it is of another device or version, or damaged"
-    _attach(config, log, b"")
-    return (f"{file} is not used, kernels are timed anew: {refusal}; {fate}",)
+    consequence = "it will be replaced" if file.is_ours else "it is of another device or version, or damaged"
+    _set_cache(config, log, b"")
+    return (f"{file} is not used, kernels are timed anew: {refusal}; {consequence}",)
 
 
 def merge_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
@@ -362,14 +362,14 @@ def merge_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...
     if file is None:
         return ()
     try:
-        refusal = _merge(config, log, file)
+        refusal = _merge_into_file(config, log, file)
     except Exception as error:  # of the disk or of a binding
         why = getattr(error, "message", None) or getattr(error, "strerror", None) or str(error)
         refusal = why or type(error).__name__
     return (f"{file}: what was measured is not kept: {refusal}",) if refusal else ()
 
 
-def _merge(config: Any, log: Log, file: CacheFile) -> str:
+def _merge_into_file(config: Any, log: Log, file: CacheFile) -> str:
     measured = config.get_timing_cache()
     if measured is None:
         return "TensorRT has no timing cache of this build"
@@ -379,12 +379,12 @@ def _merge(config: Any, log: Log, file: CacheFile) -> str:
             import fcntl
 
             fcntl.flock(lock, fcntl.LOCK_EX)  # another build holds it only while it writes a file
-        theirs = _read(file.path)
-        if theirs:
-            with listening(log) as heard:
-                other = config.create_timing_cache(theirs)
-                combined = other is not None and measured.combine(other, False)
-            refusal = _complaint(heard) or ("" if combined else "it cannot be merged with the file's")
+        stored = _read_cache(file.path)
+        if stored:
+            with listening(log) as cache_log:
+                stored_cache = config.create_timing_cache(stored)
+                combined = stored_cache is not None and measured.combine(stored_cache, False)
+            refusal = _cache_message(cache_log) or ("" if combined else "it cannot be merged with the file's")
             if refusal and not file.is_ours:
                 return f"{refusal}; remove the file, or name another with `timing_cache`"
         serialized = measured.serialize()
@@ -395,21 +395,21 @@ def _merge(config: Any, log: Log, file: CacheFile) -> str:
     return ""
 
 
-def _attach(config: Any, log: Log, content: bytes) -> str:
+def _set_cache(config: Any, log: Log, content: bytes) -> str:
     """Create a timing cache from `content` and set it; return TensorRT's refusal, "" if it accepts."""
-    with listening(log) as heard:
+    with listening(log) as cache_log:
         cache = config.create_timing_cache(content)
-        taken = cache is not None and config.set_timing_cache(cache, False)
-    return _complaint(heard) or ("" if taken else "TensorRT refuses it")
+        accepted = cache is not None and config.set_timing_cache(cache, False)
+    return _cache_message(cache_log) or ("" if accepted else "TensorRT refuses it")
 
 
-def _complaint(heard: Log) -> str:
+def _cache_message(log: Log) -> str:
     """Return TensorRT's first message about a cache, errors before warnings; "" without any."""
-    messages = [*heard.errors, *(text for text in heard.warnings if "cache" in text.lower())]
+    messages = [*log.errors, *(text for text in log.warnings if "cache" in text.lower())]
     return plain(messages[0]) if messages else ""
 
 
-def _read(path: Path) -> bytes:
+def _read_cache(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:

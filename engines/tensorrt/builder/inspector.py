@@ -45,7 +45,7 @@ from ..runner.io_tensors import InputRange
 UNREPORTED = "unreported"
 """Precision of a layer for which the inspector reports no type."""
 
-_SPELLINGS = {
+_PRECISIONS = {
     "uint8": "uint8", "int8": "int8", "fp8|e4m3|e5m2": "fp8", "int4": "int4", "fp4|e2m1": "fp4",
     "bf16|bfloat": "bf16", "half|fp16|float16": "fp16", "double|fp64|float64": "fp64", "float|fp32": "fp32",
     "int32": "int32", "int64": "int64", "bool": "bool",
@@ -212,10 +212,10 @@ def _layer(entry: dict[str, Any]) -> EngineLayer:
     return replace(layer, precision=next(reported, UNREPORTED))
 
 
-def spelled_precision(spelled: object) -> str:
+def spelled_precision(type_name: object) -> str:
     """Return the precision for a version's name of a type; UNREPORTED for "N/A due to dynamic shapes"."""
-    lowered = spelled.lower() if isinstance(spelled, str) else ""
-    return next((name for pattern, name in _SPELLINGS.items() if re.search(pattern, lowered)), UNREPORTED)
+    text = type_name.lower() if isinstance(type_name, str) else ""
+    return next((name for pattern, name in _PRECISIONS.items() if re.search(pattern, text)), UNREPORTED)
 
 
 def _name(entry: object) -> str:
@@ -277,12 +277,12 @@ def inspect_plan(
         problem = _choose_shapes(context, index, ranges, shape_values)
         if context is not None and not problem:
             inspector.execution_context = context
-        read = _answered(adapter, inspector, engine, index)
+        report = _inspect_profile(adapter, inspector, engine, index)
         weights = None if stat is None else int(engine.get_engine_stat(stat.TOTAL_WEIGHTS_SIZE))
-        problem = "; ".join(filter(None, [problem, read.problem]))
+        problem = "; ".join(filter(None, [problem, report.problem]))
         memory, count = adapter.memory_bytes(engine), int(engine.num_layers)
-        read = replace(read, problem=problem, memory_bytes=memory, weights_bytes=weights, count=count)
-        inspections.append(read)
+        report = replace(report, problem=problem, memory_bytes=memory, weights_bytes=weights, count=count)
+        inspections.append(report)
         del shape_values
     del inspector  # before the engine: in 8.5 it holds no reference to it (python/src/infer/pyCore.cpp)
     return inspections
@@ -296,34 +296,34 @@ def _choose_shapes(context: Any, index: int, ranges: Sequence[InputRange], shape
             return f"profile {index} cannot be chosen"
         for item in ranges:
             if item.of_values:
-                wide = str(context.engine.get_tensor_dtype(item.name)).endswith("INT64")  # from 10 on
-                shape_values.append(np.array(item.opt, np.int64 if wide else np.int32))
-                taken = context.set_tensor_address(item.name, shape_values[-1].ctypes.data)
+                is_int64 = str(context.engine.get_tensor_dtype(item.name)).endswith("INT64")  # from 10 on
+                shape_values.append(np.array(item.opt, np.int64 if is_int64 else np.int32))
+                accepted = context.set_tensor_address(item.name, shape_values[-1].ctypes.data)
             else:
-                taken = context.set_input_shape(item.name, item.opt)
-            if not taken:
+                accepted = context.set_input_shape(item.name, item.opt)
+            if not accepted:
                 return f"profile {index} does not take the OPT shape of {item.name!r}"
     except (RuntimeError, ValueError, TypeError) as error:
         return f"profile {index} does not take its OPT shapes: {error}"
     return ""
 
 
-def _answered(adapter: Adapter, inspector: Any, engine: Any, profile: int) -> Inspection:
+def _inspect_profile(adapter: Adapter, inspector: Any, engine: Any, profile: int) -> Inspection:
     """Return the inspector's report about a profile: for the whole engine, or else layer by layer."""
-    whole = read_layers(_asked(adapter, inspector.get_engine_information), profile)
+    whole = read_layers(_answer(adapter, inspector.get_engine_information), profile)
     if (whole.layers or whole.moving) and not whole.problem:
         return whole
     count = engine.num_layers
-    answers = [decoded(_asked(adapter, inspector.get_layer_information, at)) for at in range(count)]
-    lost = sum(1 for _, problem in answers if problem)
+    answers = [decoded(_answer(adapter, inspector.get_layer_information, at)) for at in range(count)]
+    unreadable = sum(1 for _, problem in answers if problem)
     single = read_layers([answer for answer, problem in answers if not problem], profile)
     if not single.layers and not single.moving:
         return Inspection(problem=whole.problem or ("" if not count else "it names no layer"))
-    problem = f"of {lost} of {count} layers there is no answer" if lost else single.problem
+    problem = f"of {unreadable} of {count} layers there is no answer" if unreadable else single.problem
     return Inspection(single.layers, single.moving, problem)
 
 
-def _asked(adapter: Adapter, ask: Any, *which: int) -> object:
+def _answer(adapter: Adapter, ask: Any, *which: int) -> object:
     """Return one answer; None if there is no answer or it is not UTF-8 (a truncated name)."""
     try:
         return ask(*which, adapter.module.LayerInformationFormat.JSON)

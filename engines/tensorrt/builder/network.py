@@ -90,8 +90,8 @@ def keep_layers(adapter: Adapter, network: Any, config: Any, log: Log, request: 
     missing = [name for name in layers if name not in by_node]
     exact = {*spec.layer_precisions, *spec.exclude, *spec.only} & set(missing)
     if not by_node or exact:
-        named = [name for name in missing if name in exact] or missing
-        raise InvalidOption(f"`layers`: the network has no layer {', '.join(named)}", option="layers")
+        reported = [name for name in missing if name in exact] or missing
+        raise InvalidOption(f"`layers`: the network has no layer {', '.join(reported)}", option="layers")
     for name, layers_of_node in by_node.items():
         for layer in layers_of_node:
             _force(adapter, layer, layers[name], log)
@@ -112,7 +112,7 @@ def _layers_by_node(network: Any, names: Collection[str]) -> dict[str, list[Any]
     for layer in map(network.get_layer, range(network.num_layers)):
         numbered = _NUMBERED.fullmatch(layer.name)
         candidates = [layer.name, in_metadata(layer), numbered[1] if numbered else ""]
-        name = next((one for one in candidates if one in names), "")
+        name = next((candidate for candidate in candidates if candidate in names), "")
         if name:
             by_node.setdefault(name, []).append(layer)
     return by_node
@@ -187,9 +187,9 @@ def compute_layers(network: Any) -> list[ComputeLayer]:
     layers that only move data and, for NVFP4, a CAST (as Model-Optimizer writes it). "int4" means that only
     the weights have 4 bits. All other layers compute in the type of their first operand.
     """
-    made_by = {tensor.name: layer for tensor, layer in layer_outputs(network) if tensor is not None}
+    producers = {tensor.name: layer for tensor, layer in layer_outputs(network) if tensor is not None}
     return [
-        ComputeLayer(layer.name, kind, _precision(layer, made_by), in_metadata(layer))
+        ComputeLayer(layer.name, kind, _precision(layer, producers), in_metadata(layer))
         for layer in map(network.get_layer, range(network.num_layers))
         if (kind := member_name(layer.type)) in _COMPUTES
     ]
@@ -203,26 +203,26 @@ def by_precision(layers: Sequence[ComputeLayer]) -> dict[str, dict[str, int]]:
     return {precision: dict(counts) for precision, counts in precisions.items()}
 
 
-def _precision(layer: Any, made_by: dict[str, Any]) -> str:
+def _precision(layer: Any, producers: dict[str, Any]) -> str:
     operands = [layer.get_input(index) for index in range(min(layer.num_inputs, 2))]
     operands = [tensor for tensor in operands if tensor is not None]
-    stored = [_stored_type(tensor, made_by) for tensor in operands]
+    stored = [_quantized_type(tensor, producers) for tensor in operands]
     if len(stored) == 2 and stored[1] == "INT4":
         return "int4"
     dtype = stored[0] if len(stored) == 2 and all(stored) else member_name(operands[0].dtype)
     return _NAMES.get(dtype, dtype.lower())
 
 
-def _stored_type(tensor: Any, made_by: dict[str, Any]) -> str:
+def _quantized_type(tensor: Any, producers: dict[str, Any]) -> str:
     """Return the type from which a tensor is dequantized, for MXFP8 the type of its scales; else "".
 
     TensorRT 8 quantizes only to INT8, and reports FLOAT until the build: "x_QuantizeLinear_Output ->
     (-1, 16, 16, 16)[FLOAT]" (its parser's log at 8.5.3.1 on an H200, 2026-11-28).
     """
-    layer, cast = made_by.get(tensor.name), False
+    layer, cast = producers.get(tensor.name), False
     while layer is not None and (kind := member_name(layer.type)) in (*_MOVES, "CAST"):
         cast = cast or kind == "CAST"
-        layer = made_by.get(layer.get_input(0).name)
+        layer = producers.get(layer.get_input(0).name)
     if layer is None or member_name(layer.type) != "DEQUANTIZE":
         return ""
     stored = member_name(layer.get_input(0).dtype)
@@ -248,14 +248,14 @@ def judge(planned: Sequence[ComputeLayer], precision: str, inspections: Sequence
     the precision if all profiles that report it agree."""
     verdict = Verdict()
     problem = next((inspection.problem for inspection in inspections if inspection.problem), "")
-    has_blocks = any(home.is_block for inspection in inspections for home in inspection.layers)
+    has_blocks = any(item.is_block for inspection in inspections for item in inspection.layers)
     for layer in planned:
-        homes = [home for inspection in inspections for home in _homes(layer, inspection.layers)]
-        precisions = {home.precision for home in homes} - {UNREPORTED}
+        matches = [item for inspection in inspections for item in _engine_layers(layer, inspection.layers)]
+        precisions = {item.precision for item in matches} - {UNREPORTED}
         if not precisions:
-            if any(home.is_block for home in homes):
+            if any(item.is_block for item in matches):
                 reason = "inside a fused block, of which TensorRT tells no precision"
-            elif homes:
+            elif matches:
                 reason = "TensorRT tells no type of it"
             elif problem:
                 reason = f"TensorRT's inspector: {problem}"
@@ -271,22 +271,22 @@ def judge(planned: Sequence[ComputeLayer], precision: str, inspections: Sequence
     return verdict
 
 
-def _homes(layer: ComputeLayer, layers: Sequence[EngineLayer]) -> list[EngineLayer]:
+def _engine_layers(layer: ComputeLayer, layers: Sequence[EngineLayer]) -> list[EngineLayer]:
     """Return the engine layers that multiply for a network layer. Its name can also be on a kernel that adds
     its bias (from 10 on), or on its block."""
-    homes = [home for home in layers if home.members.has(layer.name, layer.node)]
-    products = [home for home in homes if home.multiplies and not home.is_block]
-    return products or [home for home in homes if home.is_block] or homes
+    matching = [item for item in layers if item.members.has(layer.name, layer.node)]
+    products = [item for item in matching if item.multiplies and not item.is_block]
+    return products or [item for item in matching if item.is_block] or matching
 
 
 _BY_WEIGHTS_ALONE = "int4"
 """These layers multiply floats: the engine reports the floats' type."""
 _FLOATS = ("fp32", "fp16", "bf16")
-_TOLD_AS = {"nvfp4": "fp4", "mxfp8": "fp8"}
+_INSPECTOR_NAMES = {"nvfp4": "fp4", "mxfp8": "fp8"}
 """Possible names of block formats in the inspector: the types of their values in NvInferRuntimeBase.h."""
 _BINDING = "no other type is permitted: the network's are binding, or no flag allows one"
-_ASKED = "Q/DQ or flags ask for it, and TensorRT tells no types inside what it fuses"
-_UNASKED = "no GPU is here to ask the engine"
+_REQUESTED = "Q/DQ or flags ask for it, and TensorRT tells no types inside what it fuses"
+_NOT_INSPECTED = "no GPU is here to ask the engine"
 
 
 def prove(
@@ -318,33 +318,33 @@ def prove(
     absent = [node.name for node in nodes if node.name not in planned_names]
     absent.sort(key=lambda name: name not in states)
     missing = max(len(nodes) - len(planned), 0)
-    lost = {name: states.get(name, "not in TensorRT's network") for name in absent[:missing]}
+    missing_nodes = {name: states.get(name, "not in TensorRT's network") for name in absent[:missing]}
     if (not inspections and not chooses) or precision == _BY_WEIGHTS_ALONE:
         verdict = Verdict(reached=[layer.name for layer in planned])
     elif not inspections:
-        verdict = Verdict(unreported=dict.fromkeys(planned_names, _UNASKED))
+        verdict = Verdict(unreported=dict.fromkeys(planned_names, _NOT_INSPECTED))
     else:
-        verdict = judge(planned, _TOLD_AS.get(precision, precision), inspections)
-    told = dict.fromkeys(verdict.unreported, UNREPORTED)
-    told |= dict.fromkeys(verdict.reached, precision) | verdict.fell_back
-    fell_back = {name: _why(name, kind, precision, weak) for name, kind in verdict.fell_back.items()}
+        verdict = judge(planned, _INSPECTOR_NAMES.get(precision, precision), inspections)
+    precisions = dict.fromkeys(verdict.unreported, UNREPORTED)
+    precisions |= dict.fromkeys(verdict.reached, precision) | verdict.fell_back
+    fell_back = {name: _reason(name, kind, precision, weak) for name, kind in verdict.fell_back.items()}
     binding = precision in _FLOATS and not chooses
-    evidence = (_BINDING if binding else _ASKED) if verdict.unreported else ""
-    counted = [replace(layer, precision=told.get(layer.name, layer.precision)) for layer in layers]
+    evidence = (_BINDING if binding else _REQUESTED) if verdict.unreported else ""
+    counted = [replace(layer, precision=precisions.get(layer.name, layer.precision)) for layer in layers]
     if request.precision == "tf32":
-        counted = [replace(one, precision="tf32") if one.precision == "fp32" else one for one in counted]
+        counted = [replace(item, precision="tf32") if item.precision == "fp32" else item for item in counted]
     proof: dict[str, object] = {
         "layers_by_precision": by_precision(counted),
         "typing": "weak" if weak else "strong",
     }
     if inspections:
         proof |= {"fell_back": fell_back, **inspections[0].as_json()}
-    names, missed = (*planned_names, *lost), {**lost, **fell_back}
+    names, missed = (*planned_names, *missing_nodes), {**missing_nodes, **fell_back}
     by_name = Planned(names, missed, verdict.unreported, not binding, evidence)
     return by_name, max(len(nodes), len(planned)), len(verdict.reached), proof
 
 
-def _why(name: str, kind: str, precision: str, weak: bool) -> str:
+def _reason(name: str, kind: str, precision: str, weak: bool) -> str:
     if weak:
         forced = f"`layers` '{name}={precision}' forces it"
         return f"{kind}: it had no {precision} kernel or timed it slower; {forced}"

@@ -38,7 +38,7 @@ def refit_plan(
         raise EngineUnavailable(problem, hint="refit it on the machine it is for", engine=adapter.target)
     check_version_and_gpu(engine_file, artifact.manifest, adapter, gpu)
     parsed = read_graph(graph)
-    if artifact.manifest.io is not None and _plain(parsed.io) != _plain(artifact.manifest.io):
+    if artifact.manifest.io is not None and _signature(parsed.io) != _signature(artifact.manifest.io):
         problem = f"{source}: its inputs and outputs are not those of {engine_file}"
         hint = "refit takes other weights of the same model; build it instead"
         raise ModelError(problem, hint=hint, file=source)
@@ -91,8 +91,8 @@ def _refit(adapter: Adapter, opened: OpenPlan, graph: Graph, source: str) -> Non
     else:
         # Before 10 no parser can refit; weights are set by the initializers' names.
         weights = {tensor.name: tensor_values(tensor) for tensor in graph.load().graph.initializer}
-        there = [name for name in refitter.get_all_weights() if name in weights]
-        unknown = [name for name in there if not refitter.set_named_weights(name, weights[name])]
+        settable_names = [name for name in refitter.get_all_weights() if name in weights]
+        unknown = [name for name in settable_names if not refitter.set_named_weights(name, weights[name])]
     missing = list(refitter.get_missing_weights()) + unknown
     if missing:
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
@@ -115,7 +115,7 @@ def weights_digest(graph: Graph) -> str:
     return f"sha256:{hashlib.sha256(chr(10).join(sorted(tensors)).encode()).hexdigest()}"
 
 
-def _plain(io: ModelIO) -> list[tuple[str, str, list[int]]]:
+def _signature(io: ModelIO) -> list[tuple[str, str, list[int]]]:
     """Return inputs and outputs without the names of dynamic axes, which may differ."""
     return [
         (tensor.name, tensor.dtype, [-1 if isinstance(dim, str) else dim for dim in tensor.shape])

@@ -76,15 +76,15 @@ _HINTS: Sequence[tuple[str, str, str]] = (
 )  # fmt: skip
 """Patterns of the operator and of the parser's message (any case), and the hint; the first match counts."""
 
-_OTHERWISE = "simplify first, or write the node with other operators; `target` onnxruntime has more of them"
+_DEFAULT = "simplify first, or write the node with other operators; `target` onnxruntime has more of them"
 
 
 def refusal(adapter: Adapter, error: Any, model: onnx.ModelProto, shown: str) -> UnsupportedOperator:
     """Return the error for a refusal of the parser; `shown` is the file's name in messages."""
-    words = _words(str(error.desc()))
+    words = _clean_message(str(error.desc()))
     name = error.node_name() if hasattr(error, "node_name") else ""
     operator = error.node_operator() if hasattr(error, "node_operator") else ""
-    node = _node(model, error.node(), name) or _node_without_place(model, words)
+    node = _node(model, error.node(), name) or _node_of_message(model, words)
     if node is not None:
         operator = operator or node.op_type
         name = name or node.name or f"making {', '.join(node.output)}"
@@ -93,7 +93,7 @@ def refusal(adapter: Adapter, error: Any, model: onnx.ModelProto, shown: str) ->
     subject = f"{operator} {name!r}" if operator else "the graph"
     return UnsupportedOperator(
         f"{shown}: {adapter.name} refuses {subject} of opset {opset(model)}{where}: {words}"
-        f"{_foreign_inputs(model, words)}",
+        f"{_input_types(model, words)}",
         hint=hint_for(operator, words),
         operator=operator,
         node=name,
@@ -107,10 +107,10 @@ def hint_for(operator: str, words: str) -> str:
         fits = not operators or re.fullmatch(operators, operator)
         if fits and re.search(pattern, words, re.IGNORECASE):
             return hint
-    return _OTHERWISE
+    return _DEFAULT
 
 
-def _words(description: str) -> str:
+def _clean_message(description: str) -> str:
     """Return the parser's message on one line, without C++ conditions, source locations, and the CUDA errors
     that it repeats on a machine without a GPU."""
     text = " ".join(description.split())
@@ -136,7 +136,7 @@ def _node(model: onnx.ModelProto, index: int, name: str) -> onnx.NodeProto | Non
     )
 
 
-def _node_without_place(model: onnx.ModelProto, words: str) -> onnx.NodeProto | None:
+def _node_of_message(model: onnx.ModelProto, words: str) -> onnx.NodeProto | None:
     """Return the node of a message without location: by an initializer, an activation or a reduction."""
     stored = re.search(r"import initializer: (\S+)$", words)
     value = re.search(r"unknown activation type: (\w+)", words, re.IGNORECASE)
@@ -153,7 +153,7 @@ def _node_without_place(model: onnx.ModelProto, words: str) -> onnx.NodeProto | 
     return None
 
 
-def _foreign_inputs(model: onnx.ModelProto, words: str) -> str:
+def _input_types(model: onnx.ModelProto, words: str) -> str:
     """Return the inputs and their types if the parser refuses a type without naming it, else ""."""
     if "type to TensorRT data type" not in words:
         return ""
