@@ -48,7 +48,7 @@ class BoundContext:
         """Bind feeds: choose profile and shapes, copy to page-locked memory, set every address."""
         self.synchronize()
         self.binding = object()
-        is_new = self._choose(profile, feed_shapes)
+        is_new = self._choose_shapes(profile, feed_shapes)
         self._uploads, self._owners, self._device_copies = [], [], {}
         for tensor in self._loaded.inputs:
             self._bind_input(tensor, values[tensor.name])
@@ -135,7 +135,7 @@ class BoundContext:
         if graph is not None:
             graph.free()
 
-    def _choose(self, profile: Profile, feed_shapes: FeedShapes) -> bool:
+    def _choose_shapes(self, profile: Profile, feed_shapes: FeedShapes) -> bool:
         """Choose profile and shapes; return whether they differ from the previous ones."""
         binding = (profile.index, feed_shapes.key)
         if self._bound == binding:
@@ -185,7 +185,7 @@ class BoundContext:
         name = tensor.name
         shape = tuple(int(extent) for extent in self._context.get_tensor_shape(name))
         if any(extent < 0 for extent in shape):
-            self._let_allocate(name)
+            self._set_output_allocator(name)
             return
         self._on_host[name] = self._host[name].view(shape, tensor.dtype)
         if tensor.on_host:
@@ -193,7 +193,7 @@ class BoundContext:
         else:
             self._set_address(name, self._device[name].reserve(self._on_host[name].nbytes))
 
-    def _let_allocate(self, name: str) -> None:
+    def _set_output_allocator(self, name: str) -> None:
         if self._loaded.cuda_graph:
             problem = f"output {name!r}: its shape depends on data, which no CUDA graph can capture"
             raise ModelError(problem, hint=GRAPH_HINT, tensor=name)
@@ -232,14 +232,14 @@ class BoundContext:
         if not self._context.execute_async_v3(self._stream.handle):
             for allocator in self._allocators.values():
                 allocator.raise_again()
-            raise self._refused("the engine failed")
+            raise self._failure("the engine failed")
 
     def _download(self) -> None:
         for tensor in self._loaded.outputs:
             if tensor.name in self._allocators:
                 shape: tuple[int, ...] | None = self._allocators[tensor.name].shape
                 if shape is None:
-                    raise self._refused(f"output {tensor.name!r} was given no shape")
+                    raise self._failure(f"output {tensor.name!r} was given no shape")
                 self._on_host[tensor.name] = self._host[tensor.name].view(shape, tensor.dtype)
             if self._on_host[tensor.name].nbytes and not tensor.on_host:
                 target, source = self._host[tensor.name].used, self._device[tensor.name].address
@@ -253,11 +253,11 @@ class BoundContext:
         self.synchronize()
         try:
             if not self._loaded.adapter.can_be_captured(self._context, self._stream.handle):
-                raise self._refused("TensorRT says that it is not capturable")
+                raise self._failure("TensorRT says that it is not capturable")
             self._graph = CudaGraph(self._cuda, self._stream, self._execute)
         except (CudaError, ModelError) as error:
             problem = f"{self._loaded.path}: it cannot be captured in a CUDA graph: {first_line(error)}"
             raise ModelError(problem, hint=GRAPH_HINT) from error
 
-    def _refused(self, what: str) -> ModelError:
-        return ModelError(f"{self._loaded.path}: {what}: {self._loaded.said()}")
+    def _failure(self, problem: str) -> ModelError:
+        return ModelError(f"{self._loaded.path}: {problem}: {self._loaded.said()}")

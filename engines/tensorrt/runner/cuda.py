@@ -164,7 +164,7 @@ class CudaGraph:
 
     def __init__(self, cuda: Cuda, stream: Stream, enqueue: Callable[[], None]) -> None:
         self._cuda, self._stream = cuda, stream
-        with _no_collection():
+        with _gc_disabled():
             cuda.call("cuStreamBeginCapture", stream.handle, _THREAD_LOCAL)
             try:
                 enqueue()
@@ -188,7 +188,7 @@ class CudaGraph:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def _gc_disabled() -> Iterator[None]:
     """Disable garbage collection: freeing device memory would invalidate a capture."""
     restore = gc.enable if gc.isenabled() else gc.disable
     gc.disable()

@@ -187,15 +187,15 @@ def read_profiles(
         for tensor in inputs:
             if -1 in tensor.shape:
                 extents = engine.get_tensor_profile_shape(tensor.name, index)
-                ranges.append(_range(tensor.name, extents, of_values=False))
+                ranges.append(_read_range(tensor.name, extents, of_values=False))
             if not tensor.on_host:
                 continue
             values = adapter.profile_values(engine, tensor.name, index)
-            noted = declared[index].get(tensor.name) if len(declared) == count else None
-            if not values and noted and -1 not in tensor.shape:
-                values = [noted[kind] for kind in ("min", "opt", "max")]
+            declared_range = declared[index].get(tensor.name) if len(declared) == count else None
+            if not values and declared_range and -1 not in tensor.shape:
+                values = [declared_range[kind] for kind in ("min", "opt", "max")]
             if values:
-                ranges.append(_range(tensor.name, values, of_values=True))
+                ranges.append(_read_range(tensor.name, values, of_values=True))
         profiles.append(Profile(index, tuple(ranges)))
     return tuple(profiles)
 
@@ -221,6 +221,6 @@ def fitting_profiles(profiles: Sequence[Profile], feed_shapes: FeedShapes) -> li
     raise DataError(f"{problem}; required: {'; or '.join(each)}", hint=hint)
 
 
-def _range(name: str, extents: Sequence[Any], *, of_values: bool) -> InputRange:
+def _read_range(name: str, extents: Sequence[Any], *, of_values: bool) -> InputRange:
     low, opt, high = (tuple(int(extent) for extent in shape) for shape in extents)
     return InputRange(name, low, opt, high, of_values)

@@ -121,8 +121,8 @@ class LoadedEngine:
         With detailed profiling verbosity, an engine would mark each layer of each inference, which costs
         latency (NvInferRuntime.h, `setNvtxVerbosity`). Inspector and profiler do not need the markers.
         """
-        how = self._config if self._config is not None else self._strategy
-        context = self.engine.create_execution_context(*(() if how is None else (how,)))
+        options = self._config if self._config is not None else self._strategy
+        context = self.engine.create_execution_context(*(() if options is None else (options,)))
         if context is None:
             raise ModelError(f"{self.path}: no execution context can be made: {self.said()}")
         context.nvtx_verbosity = self.adapter.module.ProfilingVerbosity.NONE

@@ -180,12 +180,12 @@ def _check_dense(name: str, shape: tuple[int, ...], strides: tuple[float, ...]) 
         expected *= extent
 
 
-class _KeptError:
+class _StoredError:
     """Mixin of a callback: stores its first error until TensorRT has returned."""
 
     _raised: BaseException | None = None
 
-    def _keep(self, error: BaseException) -> None:
+    def _store(self, error: BaseException) -> None:
         self._raised = self._raised or error.with_traceback(None)  # a traceback would hold this run's frames
 
     def raise_again(self) -> None:
@@ -226,7 +226,7 @@ def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
     ordinary device memory: freeing the smaller buffer waits for the device, so the stream is not needed.
     """
 
-    class OutputAllocator(_KeptError, module.IOutputAllocator):  # type: ignore[misc]
+    class OutputAllocator(_StoredError, module.IOutputAllocator):  # type: ignore[misc]
         def __init__(self) -> None:
             module.IOutputAllocator.__init__(self)
             self.shape: tuple[int, ...] | None = None
@@ -238,7 +238,7 @@ def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
                     raise ModelError(f"output {tensor_name!r}: {problem}")
                 return buffer.reserve(size)
             except BaseException as error:  # Ctrl-C too
-                self._keep(error)
+                self._store(error)
                 return 0  # a null pointer; for None the binding complains on stderr (pyCore.cpp)
 
         def reallocate_output_async(
@@ -263,7 +263,7 @@ def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str])
     return value (pyCore.cpp, PyDebugListener). `tensors` omits types that NumPy arrays cannot have.
     """
 
-    class Listener(_KeptError, module.IDebugListener):  # type: ignore[misc]
+    class Listener(_StoredError, module.IDebugListener):  # type: ignore[misc]
         def __init__(self) -> None:
             module.IDebugListener.__init__(self)
             self.tensors: dict[str, NDArray[Any]] = {}
@@ -286,7 +286,7 @@ def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str])
                     context.cuda.copy_to_host(raw(array), addr)
                 self.tensors[name] = array
             except BaseException as error:
-                self._keep(error)
+                self._store(error)
             return True
 
     return Listener()

@@ -51,7 +51,7 @@ class StreamSlot:
     def __init__(self, loaded: LoadedEngine, notes: list[str]) -> None:
         self._loaded, self._notes = loaded, notes
         captured_here = loaded.cuda_graph and not loaded.captures_itself
-        self._kept = GRAPHS_KEPT if captured_here and loaded.contexts_share_profiles else 1
+        self._max_contexts = GRAPHS_KEPT if captured_here and loaded.contexts_share_profiles else 1
         self._contexts: OrderedDict[object, BoundContext] = OrderedDict()
         self.stream: Any = Stream(loaded.context.cuda)
         try:
@@ -62,19 +62,19 @@ class StreamSlot:
 
     def bind(self, values: Values, feed_shapes: FeedShapes, profile: Profile, *, graph: bool) -> BoundContext:
         """Bind the context for these shapes: a new one if the limit permits, else replacing the oldest."""
-        key = feed_shapes.key if self._kept > 1 else None
+        key = feed_shapes.key if self._max_contexts > 1 else None
         while True:
             try:
                 bound = self._context(key)
                 bound.bind(values, feed_shapes, profile, graph=graph)
             except (ModelError, CudaOutOfMemory) as error:
-                older = [other for other in self._contexts if other != key]
+                older = [shape for shape in self._contexts if shape != key]
                 if not older or (key in self._contexts and isinstance(error, ModelError)):
                     raise
                 self._contexts.pop(older[0]).free()
-                self._kept = len(older)
+                self._max_contexts = len(older)
                 self._notes.append(
-                    f"CUDA graphs of {self._kept} input shapes are kept in place of {GRAPHS_KEPT}: memory "
+                    f"CUDA graphs of {self._max_contexts} input shapes are kept in place of {GRAPHS_KEPT}: memory "
                     "does not suffice for more; other shapes are captured again"
                 )
             else:
@@ -85,7 +85,7 @@ class StreamSlot:
             if None in self._contexts:  # the first context, still unused
                 self._contexts[key] = self._contexts.pop(None)
             else:
-                if len(self._contexts) == self._kept:
+                if len(self._contexts) == self._max_contexts:
                     self._contexts.popitem(last=False)[1].free()
                 self._contexts[key] = BoundContext(self._loaded, self.stream)
         self._contexts.move_to_end(key)
@@ -118,7 +118,7 @@ class StreamSlots:
         except BaseException:
             self.free()
             raise
-        self._held = list(range(streams))  # index of each stream's profile if contexts cannot share profiles
+        self._profiles = list(range(streams))  # of each stream, if contexts cannot share a profile
 
     def choose(self, turn: int, feed_shapes: FeedShapes) -> tuple[StreamSlot, Profile]:
         """Return the stream and the profile for inference number `turn`."""
@@ -126,11 +126,11 @@ class StreamSlots:
         place = turn % len(self.all)
         if not self._exclusive:
             return self.all[place], fitting[0]
-        held = [profile for profile in fitting if profile.index in self._held]
-        if not held:
-            self._held[place], held = fitting[0].index, fitting[:1]
-        profile = held[turn % len(held)]
-        return self.all[self._held.index(profile.index)], profile
+        usable = [profile for profile in fitting if profile.index in self._profiles]
+        if not usable:
+            self._profiles[place], usable = fitting[0].index, fitting[:1]
+        profile = usable[turn % len(usable)]
+        return self.all[self._profiles.index(profile.index)], profile
 
     def free(self) -> None:
         """Free all streams, each even if freeing another one fails."""
@@ -256,9 +256,9 @@ class TensorRTRunner(Runner):
     @contextmanager
     def in_flight(self, feeds: Feeds, count: int) -> Iterator[Sequence[InFlight]]:
         """Yield `count` inferences on separate streams; the CUDA context is current in the block."""
-        with self.share(streams=count) as other, self._context.active("inferences in flight"):
-            slots = [other._bind(feeds, stream=index) for index in range(count)]
-            yield [InFlight(bound.start, bound.synchronize) for bound in slots]
+        with self.share(streams=count) as runner, self._context.active("inferences in flight"):
+            contexts = [runner._bind(feeds, stream=index) for index in range(count)]
+            yield [InFlight(bound.start, bound.synchronize) for bound in contexts]
 
     def gpu_times(self, feeds: Feeds, iterations: int) -> GpuTimes:
         """Run `iterations` times and return durations from CUDA events; `GpuTimes` defines each."""
