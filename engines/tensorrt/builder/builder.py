@@ -188,9 +188,9 @@ def _build_and_write(adapter: Adapter, request: BuildRequest, prepared: Prepared
         if watcher.raised is not None:
             raise watcher.raised
     if plan is None:
-        gpus = ", ".join(request.spec.gpus) or "the one here"
+        gpus = ", ".join(request.spec.gpus) or "of this host"
         subject = f"{request.source or request.model}: {adapter.name}"
-        hint = f"it was {request.precision} for GPUs {gpus}: try another `precision`, simplify first, or"
+        hint = f"{request.precision} for GPUs {gpus} failed: try another `precision`, simplify first, or"
         raise build_failure(prepared.log, subject, f"{hint} build for onnxruntime")
     with request.output.open("wb") as file:  # written first: a later failure must not lose the engine
         file.write(memoryview(plan))

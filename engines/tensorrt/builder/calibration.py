@@ -159,7 +159,7 @@ class CalibrationInput:
             expected = f"TensorRT calibrates at one shape, {first_batch}, {format_shape(self.shape)}"
             problem = f"has shape {format_shape(array.shape)}; {expected}"
         elif converted is None:
-            problem = f"is {array.dtype} with values that {self.dtype}, which TensorRT reads, does not hold"
+            problem = f"is {array.dtype}; TensorRT reads {self.dtype}, which cannot hold its values"
         elif values != self.values:
             shape, first = (", ".join(map(str, extents or ())) for extents in (values, self.values))
             problem = f"holds the shape {shape}; TensorRT calibrates at one, {first_batch}, {first}"
@@ -262,4 +262,4 @@ def set_ranges(adapter: Adapter, network: Any, log: Log, amax: Mapping[str, floa
         problem = f"takes no range for {len(refused)} tensors: {', '.join(refused[:_SHOWN])}"
         raise CalibrationError(f"{adapter.name} {problem}", tensor=refused[0])
     if not tensors:
-        raise CalibrationError("the parsed network has none of the tensors that the ranges are of")
+        raise CalibrationError("the parsed network has no tensor of the ranges file")

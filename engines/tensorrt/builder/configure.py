@@ -56,7 +56,7 @@ def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: Te
         with setting(log, option, name):
             setattr(config, attribute, value)
         if getattr(config, attribute) != value:
-            raise InvalidOption(f"{option}: {name} did not take it", option=option.split()[0])
+            raise InvalidOption(f"{option}: {name} ignored it", option=option.split()[0])
     if options.tactic_sources:
         with setting(log, "`tactic_sources`", name):
             config.set_tactic_sources(adapter.tactic_sources(options.tactic_sources))
@@ -74,7 +74,7 @@ def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: Te
         with setting(log, option, name):
             config.set_flag(flag)
         if not config.get_flag(flag):
-            raise InvalidOption(f"{option}: {name} did not take it", option=option)
+            raise InvalidOption(f"{option}: {name} ignored it", option=option)
 
 
 def _attributes(adapter: Adapter, config: Any, options: TensorRTOptions) -> Iterator[tuple[str, str, Any]]:
@@ -233,7 +233,7 @@ def _check_shapes(
             count = tensor.shape[0] if tensor.shape else 1
             if name in shape_tensors and len(shape) != count:
                 problem = f"input {name!r} holds a shape of {count} values; its {kind} has {len(shape)}"
-                raise InvalidOption(problem, hint="give the least, usual and largest values it holds")
+                raise InvalidOption(problem, hint="give its minimum, optimal and maximum values")
             if name not in shape_tensors and not tensor.accepts(shape):
                 raise InvalidOption(
                     f"input {name!r}: {kind} shape {format_shape(shape)} does not fit "
@@ -353,7 +353,7 @@ def use_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
         return ()
     consequence = "it will be replaced" if file.is_ours else "it is of another device or version, or damaged"
     _set_cache(config, log, b"")
-    return (f"{file} is not used, kernels are timed anew: {refusal}; {consequence}",)
+    return (f"{file} is not used, kernels are timed again: {refusal}; {consequence}",)
 
 
 def merge_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
@@ -366,7 +366,7 @@ def merge_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...
     except Exception as error:  # of the disk or of a binding
         why = getattr(error, "message", None) or getattr(error, "strerror", None) or str(error)
         refusal = why or type(error).__name__
-    return (f"{file}: what was measured is not kept: {refusal}",) if refusal else ()
+    return (f"{file}: kernel timings are not saved: {refusal}",) if refusal else ()
 
 
 def _merge_into_file(config: Any, log: Log, file: CacheFile) -> str:

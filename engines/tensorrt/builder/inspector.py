@@ -268,7 +268,7 @@ def inspect_plan(
     context = engine.create_execution_context() if profiles else None
     if profiles and context is None:
         problem = f"the engine just built cannot run here: {opened.said()}"
-        raise BuildError(problem, hint="lower `max_shapes`, or end what else uses the GPU")
+        raise BuildError(problem, hint="lower `max_shapes`, or free memory on the GPU")
     inspector = engine.create_engine_inspector()
     stat = getattr(adapter.module, "EngineStat", None)  # from 10 on
     inspections = []

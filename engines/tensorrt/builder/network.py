@@ -155,7 +155,7 @@ def mark_debug_tensors(adapter: Adapter, network: Any, names: Sequence[str] | No
     if not names:
         return
     if not hasattr(network, "mark_debug"):
-        raise InvalidOption(f"debug tensors: {adapter.name} has none; TensorRT 10 or newer has")
+        raise InvalidOption(f"debug tensors: {adapter.name} has none; TensorRT 10 is required")
     for tensor, _ in layer_outputs(network):
         if tensor.name in names and not network.mark_debug(tensor):
             raise InvalidOption(f"debug tensors: {adapter.name} does not mark {tensor.name!r}")

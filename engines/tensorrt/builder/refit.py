@@ -44,8 +44,8 @@ def refit_plan(
         raise ModelError(problem, hint=hint, file=source)
     built_with = artifact.manifest.proof.get("weights")
     if built_with and built_with != weights_digest(parsed):
-        problem = f"{source}: its weights are not those that {engine_file} was built with; it takes no others"
-        hint = "build the engine with `refit` beside `strip_weights`, then it takes other weights"
+        problem = f"{source}: its weights differ; {engine_file} accepts only the weights of its build"
+        hint = "build the engine with both `refit` and `strip_weights` to change its weights"
         raise ModelError(problem, hint=hint, file=source)
     with current_device(device, str(engine_file)):
         progress("load the engine")

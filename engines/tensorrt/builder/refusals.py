@@ -30,10 +30,10 @@ _HINTS: Sequence[tuple[str, str, str]] = (
      "a scale is 0 or negative: quantize the float model again"),
     (r"QLinear\w+|QAttention|QGemm|DynamicQuantize\w+|\w+Integer\w*", r"plugin", _QUANTIZED),
     (r"NonZero|RoiAlign|InstanceNormalization", r"plugin",
-     "TensorRT has it as a plugin, which is not here: give its library with `plugins`, or write the model "
+     "TensorRT has it as a plugin, which is missing: give its library with `plugins`, or write the model "
      "without it (torch.where with three inputs in place of a boolean index)"),
     (r"", r"plugin (creator|not found)|could not find plugin|no importer registered",
-     "it is no operator of TensorRT: give a library that has it with `plugins`, or write it with operators "
+     "TensorRT lacks the operator: give a library that has it with `plugins`, or write it with operators "
      "of ONNX in the model"),
     (r"", r"import initializer",
      "a stored tensor has a type that TensorRT lacks: cast it to float32 or int32 in the model"),
@@ -43,7 +43,7 @@ _HINTS: Sequence[tuple[str, str, str]] = (
     (r"Cast", r"unsupported data type|unsupported cast",
      "cast to float32, float16, int32 or bool in the model"),
     (r"MatMul|Gemm|Conv\w*|Einsum", r"type",
-     "TensorRT multiplies floats alone: cast both operands to float32 in the model"),
+     "TensorRT multiplies only floats: cast both operands to float32 in the model"),
     (r"", r"must have same input types|bound to different types|types .* identical",
      "cast one of its inputs to the type of the other in the model"),
     (r"", r"requires inputs with type|must have type|(input|data) type|type of .* not supported",
@@ -64,14 +64,14 @@ _HINTS: Sequence[tuple[str, str, str]] = (
     (r"Pad", r"mode|dynamic|axes", f"{_CHANGE}: mode constant, reflect or edge, with constant pads"),
     (r"BatchNormalization|Dropout", r"training",
      "the file is in training mode: export it in evaluation mode (model.eval())"),
-    (r"MaxPool", r"outputs|indices", "its indices cannot be had: remove what reads them in the model"),
+    (r"MaxPool", r"outputs|indices", "its indices are not supported: remove their consumers"),
     (r"\w+Pool", r"dilations", f"{_CHANGE}: dilations of 1"),
     (r"LRN", r"window", f"{_CHANGE}: an odd size, 1 to 15"),
     (r"", r"unknown activation", f"{_CHANGE}: activations such as Sigmoid, Tanh and Relu"),
     (r"Scatter\w+", r"reduction",
      "write the sum as a product with a one-hot matrix in the model, or build for onnxruntime"),
     (r"", r"must be (an? )?(initializer|constant)|as an initializer|a constant tensor|dynamic",
-     "simplify first, which folds constants; what stays must be a constant in the model, or its axes numbers "
+     "simplify first, which folds constants; then make the input a constant in the model, or fix its axes "
      "in `inputs` of the export"),
 )  # fmt: skip
 """Patterns of the operator and of the parser's message (any case), and the hint; the first match counts."""
@@ -81,10 +81,10 @@ _DEFAULT = "simplify first, or write the node with other operators; `target` onn
 
 def refusal(adapter: Adapter, error: Any, model: onnx.ModelProto, shown: str) -> UnsupportedOperator:
     """Return the error for a refusal of the parser; `shown` is the file's name in messages."""
-    words = _clean_message(str(error.desc()))
+    message = _clean_message(str(error.desc()))
     name = error.node_name() if hasattr(error, "node_name") else ""
     operator = error.node_operator() if hasattr(error, "node_operator") else ""
-    node = _node(model, error.node(), name) or _node_of_message(model, words)
+    node = _node(model, error.node(), name) or _node_of_message(model, message)
     if node is not None:
         operator = operator or node.op_type
         name = name or node.name or f"making {', '.join(node.output)}"
@@ -92,20 +92,20 @@ def refusal(adapter: Adapter, error: Any, model: onnx.ModelProto, shown: str) ->
     where = f" (PyTorch module {module})" if module else ""
     subject = f"{operator} {name!r}" if operator else "the graph"
     return UnsupportedOperator(
-        f"{shown}: {adapter.name} refuses {subject} of opset {opset(model)}{where}: {words}"
-        f"{_input_types(model, words)}",
-        hint=hint_for(operator, words),
+        f"{shown}: {adapter.name} refuses {subject} of opset {opset(model)}{where}: {message}"
+        f"{_input_types(model, message)}",
+        hint=hint_for(operator, message),
         operator=operator,
         node=name,
         module=module,
     )
 
 
-def hint_for(operator: str, words: str) -> str:
+def hint_for(operator: str, message: str) -> str:
     """Return the hint for a refused operator, by the parser's message."""
     for operators, pattern, hint in _HINTS:
         fits = not operators or re.fullmatch(operators, operator)
-        if fits and re.search(pattern, words, re.IGNORECASE):
+        if fits and re.search(pattern, message, re.IGNORECASE):
             return hint
     return _DEFAULT
 
@@ -136,11 +136,11 @@ def _node(model: onnx.ModelProto, index: int, name: str) -> onnx.NodeProto | Non
     )
 
 
-def _node_of_message(model: onnx.ModelProto, words: str) -> onnx.NodeProto | None:
+def _node_of_message(model: onnx.ModelProto, message: str) -> onnx.NodeProto | None:
     """Return the node of a message without location: by an initializer, an activation or a reduction."""
-    stored = re.search(r"import initializer: (\S+)$", words)
-    value = re.search(r"unknown activation type: (\w+)", words, re.IGNORECASE)
-    reduces = "reduction type" in words.lower()
+    stored = re.search(r"import initializer: (\S+)$", message)
+    value = re.search(r"unknown activation type: (\w+)", message, re.IGNORECASE)
+    reduces = "reduction type" in message.lower()
     for graph in every_graph(model.graph):
         for node in graph.node:
             texts = {text for item in node.attribute for text in (item.s, *item.strings)}
@@ -153,9 +153,9 @@ def _node_of_message(model: onnx.ModelProto, words: str) -> onnx.NodeProto | Non
     return None
 
 
-def _input_types(model: onnx.ModelProto, words: str) -> str:
+def _input_types(model: onnx.ModelProto, message: str) -> str:
     """Return the inputs and their types if the parser refuses a type without naming it, else ""."""
-    if "type to TensorRT data type" not in words:
+    if "type to TensorRT data type" not in message:
         return ""
     kinds = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
     inputs = [f"{name}:{onnx.TensorProto.DataType.Name(kind).lower()}" for name, kind in kinds.items()]

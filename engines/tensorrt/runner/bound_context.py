@@ -239,7 +239,7 @@ class BoundContext:
             if tensor.name in self._allocators:
                 shape: tuple[int, ...] | None = self._allocators[tensor.name].shape
                 if shape is None:
-                    raise self._failure(f"output {tensor.name!r} was given no shape")
+                    raise self._failure(f"output {tensor.name!r} has no shape")
                 self._on_host[tensor.name] = self._host[tensor.name].view(shape, tensor.dtype)
             if self._on_host[tensor.name].nbytes and not tensor.on_host:
                 target, source = self._host[tensor.name].used, self._device[tensor.name].address
@@ -253,7 +253,7 @@ class BoundContext:
         self.synchronize()
         try:
             if not self._loaded.adapter.can_be_captured(self._context, self._stream.handle):
-                raise self._failure("TensorRT says that it is not capturable")
+                raise self._failure("TensorRT cannot capture it")
             self._graph = CudaGraph(self._cuda, self._stream, self._execute)
         except (CudaError, ModelError) as error:
             problem = f"{self._loaded.path}: it cannot be captured in a CUDA graph: {first_line(error)}"

@@ -195,7 +195,7 @@ class RuntimeCacheFile:
         if content == self._header(blob) + blob:
             if cache.deserialize(blob):
                 self._blob_digest = _digest(blob)
-                self.note = f"kernels are those of {self.path.name}; the first start without it compiles them"
+                self.note = f"kernels are read from {self.path.name}; without it they are compiled"
                 return
             reason = "TensorRT-RTX refuses it, as of another GPU or driver"
         self.note = f"{self.path} is not used: {reason}; kernels are compiled again"

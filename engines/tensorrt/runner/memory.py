@@ -175,7 +175,7 @@ def _check_dense(name: str, shape: tuple[int, ...], strides: tuple[float, ...]) 
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if extent != 1 and stride != expected:
             strided = f"of shape {format_shape(shape)} is strided on the device"
-            hint = "give .contiguous() or its like; nothing is copied silently"
+            hint = "give a contiguous copy, such as tensor.contiguous()"
             raise refused_input(name, f"{strided}; row-major without gaps is required", hint)
         expected *= extent
 
@@ -255,7 +255,7 @@ def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
     return OutputAllocator()
 
 
-def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str]) -> Any:
+def make_listener(module: Any, context: PrimaryContext, names: Collection[str]) -> Any:
     """Return an `IDebugListener` that copies the tensors of these names (TensorRT 10 and newer).
 
     TensorRT calls it when a tensor is computed; the value is valid only during the call. The listener waits
@@ -271,7 +271,7 @@ def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str])
         def process_debug_tensor(
             self, addr: int, location: Any, type: Any, shape: Any, name: str, stream: int
         ) -> bool:
-            if name not in wanted:
+            if name not in names:
                 return True
             try:
                 try:

@@ -74,8 +74,8 @@ class StreamSlot:
                 self._contexts.pop(older[0]).free()
                 self._max_contexts = len(older)
                 self._notes.append(
-                    f"CUDA graphs of {self._max_contexts} input shapes are kept in place of {GRAPHS_KEPT}: memory "
-                    "does not suffice for more; other shapes are captured again"
+                    f"memory suffices for CUDA graphs of {self._max_contexts} input shapes, not "
+                    f"{GRAPHS_KEPT}; other shapes are captured again"
                 )
             else:
                 return bound
