@@ -13,7 +13,7 @@ import pytest
 
 from qcompile.cli import main
 from qcompile.core.files import open_lock, temporary_folder
-from qcompile.engines.tensorrt.builder.configure import CacheFile, _merge
+from qcompile.engines.tensorrt.builder.configure import CacheFile, _merge_into_file
 
 if TYPE_CHECKING:
     from qcompile.engines.tensorrt.log import Log
@@ -33,7 +33,7 @@ def test_the_lock_of_a_timing_cache_follows_no_link(tmp_path: Path, precious: Pa
     (tmp_path / "t.cache.lock").symlink_to(precious)
     config, log = SimpleNamespace(get_timing_cache=object), cast("Log", None)
     with pytest.raises(OSError, match="is a link"):
-        _merge(config, log, CacheFile(tmp_path / "t.cache", is_ours=True))
+        _merge_into_file(config, log, CacheFile(tmp_path / "t.cache", is_ours=True))
     assert precious.read_text() == "of the user"
 
 

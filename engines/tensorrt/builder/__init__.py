@@ -1,1 +1,1 @@
-"""Build an ONNX file into a plan: parse, configure, build, prove."""
+"""Build an ONNX file into a plan: parse, configure, build, verify."""

@@ -1,8 +1,8 @@
 """Build an ONNX file into a serialized engine (plan), report its progress, and stop it on Ctrl-C.
 
-Python raises KeyboardInterrupt in whatever it runs next. While TensorRT builds, that is a callback: mostly
-the logger, whose binding drops the exception (`PyLogger::log` in pyCore.cpp), and the build would go on.
-So signals are kept out of callbacks, and `IProgressMonitor`, where TensorRT has one, cancels the build.
+Python raises KeyboardInterrupt in the Python code that runs next. During a TensorRT build this is a callback,
+usually the logger; its binding drops the exception (`PyLogger::log` in pyCore.cpp), and the build continues.
+Signals are therefore deferred, and `IProgressMonitor`, if TensorRT has it, cancels the build.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class Prepared:
-    """A network that is parsed and configured; the parser holds the weights until it is built. The warnings
-    are of what the build was not given, and of named layers that are not there."""
+    """A parsed and configured network; the parser holds the weights until the build. `warnings` report an
+    unused timing cache and named layers that are absent from the network."""
 
     def __init__(self, adapter: Adapter, request: BuildRequest, scales: Scales) -> None:
         spec, path, weak = request.spec, Path(request.model), scales is not None
@@ -65,7 +65,7 @@ class Prepared:
         io = request.onnx.io
         notes = with_samples(read_notes(request.onnx.model), io.inputs, request.samples)
         if not any(tensor.dtype in ("int32", "int64") and len(tensor.shape) <= 1 for tensor in io.inputs):
-            # Such an input can hold a shape; then only the parsed network tells what a range is of.
+            # An integer input of rank 0 or 1 can hold a shape; only the parsed network shows whether it does.
             make_profiles(io.inputs, spec, notes=notes)
         self.log = log = make_log(adapter.module)
         self.builder = builder = adapter.module.Builder(log.logger)
@@ -83,9 +83,9 @@ class Prepared:
         self.profiles = profiles = make_profiles(io.inputs, spec, shape_tensors, notes)
         add_profiles(builder, config, profiles)
         configure(adapter, builder, config, log, options)
-        not_cached = use_cache(config, log, self.timing_cache)
+        cache_warnings = use_cache(config, log, self.timing_cache)
         self.layers = compute_layers(network)
-        self.warnings = (*not_cached, *keep_layers(adapter, network, config, log, request))
+        self.warnings = (*cache_warnings, *keep_layers(adapter, network, config, log, request))
         self.feeder = feeder = scales if isinstance(scales, Feeder) else None
         if feeder is not None:
             feeder.inputs = calibration_inputs(adapter, network, feeder.first)
@@ -100,20 +100,20 @@ class Prepared:
 
     @property
     def facts(self) -> dict[str, object]:
-        """What a dry run and the proof tell alike."""
+        """Return the entries shared by a dry run's report and the manifest's proof."""
         ranges = [{item.name: item.as_json() for item in profile} for profile in self.profiles]
         return {"network_layers": int(self.network.num_layers), "profiles": ranges}
 
 
 def build_plan(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
     """Parse, check, build, and write the plan to `request.output`."""
-    with _building(adapter, request) as scales:
+    with _device_and_scales(adapter, request) as scales:
         return _build(adapter, request, scales)
 
 
 def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
-    """Parse, check and configure as `build_plan` does, and return what would be built."""
-    with _building(adapter, request) as scales:
+    """Parse, check and configure as `build_plan` does, and return a description of the build."""
+    with _device_and_scales(adapter, request) as scales:
         prepared = Prepared(adapter, request, scales)
         return {
             "tensorrt": adapter.name,
@@ -129,15 +129,15 @@ def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
 
 
 @contextmanager
-def _building(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
-    """Have the device current and the scales at hand."""
+def _device_and_scales(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
+    """Make the device current in the block, and yield the scales."""
     device, subject = request.spec.tensorrt.device, request.source or request.model
     try:
         with current_device(device, subject), scaling(adapter, request) as scales:
             yield scales
     except BaseException as error:
-        # The traceback would keep TensorRT's objects alive until the garbage collector finds them,
-        # perhaps while a later build logs: their destructors log too, and wait for it forever.
+        # The traceback would hold TensorRT's objects until garbage collection, which may run while a later
+        # build logs. Their destructors log too, and would wait for that build's logging forever.
         traceback.clear_frames(error.__traceback__)
         raise
 
@@ -146,14 +146,14 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
     prepared = Prepared(adapter, request, scales)
     options, feeder, config = request.spec.tensorrt, prepared.feeder, prepared.config
     needs = needs_of_options(vars(options))
-    plan = _built(adapter, request, prepared)
+    plan = _build_and_write(adapter, request, prepared)
     inspections: list[Inspection] = []
     if prepared.gpu is not None:
         request.progress("inspect")
         inspections = inspect_plan(adapter, plan, needs, prepared.profiles)
-    unkept = merge_cache(config, prepared.log, prepared.timing_cache)
+    cache_warnings = merge_cache(config, prepared.log, prepared.timing_cache)
     problems = dict.fromkeys(inspection.problem for inspection in inspections if inspection.problem)
-    unsaid = [f"TensorRT's inspector does not say what is in the engine: {problem}" for problem in problems]
+    unreported = [f"TensorRT's inspector does not report every layer: {problem}" for problem in problems]
     weak = _weak(adapter, request)
     layers, planned, reached, proof = prove(adapter, request, prepared.layers, inspections, weak=weak)
     proof |= {**prepared.facts, "has_run": False}
@@ -171,13 +171,13 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
         device=prepared.gpu.as_json() if prepared.gpu else {"gpus": list(request.spec.gpus)},
         versions={adapter.package: adapter.version},
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {request.onnx.opset}")],
-        warnings=(*prepared.warnings, *map(plain, prepared.log.warnings), *unsaid, *unkept),
+        warnings=(*prepared.warnings, *map(plain, prepared.log.warnings), *unreported, *cache_warnings),
         calibration_cache=feeder.cache if feeder is not None else b"",
         layers=layers,
     )
 
 
-def _built(adapter: Adapter, request: BuildRequest, prepared: Prepared) -> Any:
+def _build_and_write(adapter: Adapter, request: BuildRequest, prepared: Prepared) -> Any:
     request.progress("build")
     watchers = [watcher for watcher in (prepared.monitor, prepared.feeder) if watcher is not None]
     with interrupt_deferred() as raise_if_interrupted:
@@ -188,25 +188,25 @@ def _built(adapter: Adapter, request: BuildRequest, prepared: Prepared) -> Any:
         if watcher.raised is not None:
             raise watcher.raised
     if plan is None:
-        gpus = ", ".join(request.spec.gpus) or "the one here"
+        gpus = ", ".join(request.spec.gpus) or "of this host"
         subject = f"{request.source or request.model}: {adapter.name}"
-        way_out = f"it was {request.precision} for GPUs {gpus}: try another `precision`, simplify first, or"
-        raise build_failure(prepared.log, subject, f"{way_out} build for onnxruntime")
-    with request.output.open("wb") as file:  # first of all: nothing after it may cost the engine
+        hint = f"{request.precision} for GPUs {gpus} failed: try another `precision`, simplify first, or"
+        raise build_failure(prepared.log, subject, f"{hint} build for onnxruntime")
+    with request.output.open("wb") as file:  # written first: a later failure must not lose the engine
         file.write(memoryview(plan))
     return plan
 
 
 def _weak(adapter: Adapter, request: BuildRequest) -> bool:
-    """Whether TensorRT chooses types by itself: it knows no strong ones, or calibrates."""
+    """Return whether TensorRT chooses the types: the network is weakly typed, or TensorRT calibrates."""
     return bool(request.spec.calibrator) or not adapter.strongly_typed
 
 
 def make_monitor(module: Any, progress: Progress) -> Any:
-    """Return an `IProgressMonitor` that passes the outermost phase on.
+    """Return an `IProgressMonitor` that reports the steps of the outermost phase to `progress`.
 
-    What is raised meanwhile, such as by `before_each_step` (a Ctrl-C that was deferred), must not cross
-    TensorRT's C++: it is kept in `raised`, the build is cancelled, and the caller raises it.
+    Exceptions, for instance a deferred Ctrl-C from `before_each_step`, must not cross TensorRT's C++. The
+    monitor stores one in `raised` and cancels the build; the caller raises it.
     """
 
     class Monitor(module.IProgressMonitor):  # type: ignore[misc]
@@ -239,34 +239,34 @@ def make_monitor(module: Any, progress: Progress) -> Any:
 
 @contextmanager
 def interrupt_deferred() -> Iterator[Callable[[], None]]:
-    """Take note of Ctrl-C in the block, and handle it at its end; a second one ends the process at once.
+    """Defer Ctrl-C, SIGTERM and SIGHUP to the end of the block; a second Ctrl-C ends the process at once.
 
-    So with SIGTERM and SIGHUP, where Python code handles them; one that is ignored stays so. The function
-    that is yielded handles a signal earlier, which raises: for a callback that can pass it on.
+    Only signals with a Python handler are deferred. The yielded function handles pending signals early and
+    raises their exceptions, for callbacks that can pass them on.
     """
-    came: list[int] = []
-    before: dict[int, Callable[[int, FrameType | None], object]] = {}
+    pending: list[int] = []
+    handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
 
     def note(number: int, __: FrameType | None) -> None:
-        came.append(number)
+        pending.append(number)
         if number == signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)
 
     def handle() -> None:
-        for number in list(came):
-            before[number](number, None)
+        for number in list(pending):
+            handlers[number](number, None)
 
-    if threading.current_thread() is not threading.main_thread():  # Python handles signals in the main one
+    if threading.current_thread() is not threading.main_thread():  # Python handles signals only there
         yield handle
         return
     for number in (getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)):
         handler = signal.getsignal(number)
-        if callable(handler):  # neither ignored, nor the system's, nor installed from elsewhere
-            before[number] = handler
+        if callable(handler):  # not SIG_IGN, SIG_DFL or a handler that C code installed
+            handlers[number] = handler
             signal.signal(number, note)
     try:
         yield handle
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
     handle()

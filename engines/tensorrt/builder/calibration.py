@@ -1,14 +1,14 @@
-"""Scales of a float graph that TensorRT itself quantizes (8.5 to 10): of a ranges file, or of calibrators.
+"""Scales for a float graph that TensorRT itself quantizes (8.5 to 10), from a ranges file or calibrators.
 
-Ranges are set on the network's tensors (`ITensor.set_dynamic_range`, as sampleINT8API does): a calibration
-cache made of them works only with the header that TensorRT expects (NVIDIA/TensorRT issue 1378). A calibrator
-answers "none" at the end of the data; an error in between, which must not look like it, is kept, and the
-builder raises it and throws the engine away.
+Ranges are set on the network's tensors (`ITensor.set_dynamic_range`, as in sampleINT8API): a calibration
+cache made from them works only with the header that TensorRT expects (NVIDIA/TensorRT issue 1378). A
+calibrator returns None at the end of the data, and after an error, which it stores; the builder then raises
+the error and discards the engine.
 
-TensorRT checks nothing: it reads a buffer at the address it is given (`IInt8Calibrator::getBatch` of
-NvInfer.h), of float32 unless the network's input is an integer of 32 or 64 bits or a bool (Polygraphy,
+TensorRT does not check a batch. It reads the buffer at the returned address (`IInt8Calibrator::getBatch` of
+NvInfer.h) as float32, unless the network's input is a 32- or 64-bit integer or a bool (Polygraphy,
 backend/trt/calibrator.py of release/10.16, `set_input_metadata`; issue 4196 of NVIDIA/TensorRT).
-The network's types are not always the model's: TensorRT 8 has no 64-bit integers (onnx-tensorrt 8.5-GA,
+The network's types can differ from the model's: TensorRT 8 has no 64-bit integers (onnx-tensorrt 8.5-GA,
 onnx2trt_utils.cpp, `convertDtype`).
 """
 
@@ -45,11 +45,11 @@ _CLASSES = {"entropy": "IInt8EntropyCalibrator2", "minmax": "IInt8MinMaxCalibrat
 
 @dataclass
 class Feeder:
-    """Copies batches to the device, one at a time; what TensorRT's calibrator calls.
+    """Copies calibration batches to the device, one at a time, when TensorRT's calibrator requests them.
 
-    TensorRT calibrates at the shapes of the first batch; `batches` are all, the first too. Its inputs are
-    known once the network is parsed. `raised` went wrong meanwhile: the engine is worthless. `cache` are
-    TensorRT's own scales; `before_each_step` may raise, such as a Ctrl-C that was deferred.
+    TensorRT calibrates at the shapes of `first`, which `batches` includes. `inputs` is set after parsing.
+    `raised` is the first error, after which the engine is unusable. `cache` holds the scales that TensorRT
+    computes. `before_each_step` may raise, for instance a deferred Ctrl-C.
     """
 
     first: Batch
@@ -64,7 +64,7 @@ class Feeder:
     before_each_step: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def next(self, names: list[str]) -> list[int] | None:
-        """Return the addresses of the next batch on the device, in the order of `names`; None at its end."""
+        """Return the device addresses of the next batch, in the order of `names`; None after the last one."""
         try:
             self.before_each_step()
             batch = next(self.batches, None) if self.raised is None else None
@@ -96,7 +96,7 @@ class DeviceBuffers:
             return address
 
     def close(self) -> None:
-        """Free the buffers, each even if another one fails to be."""
+        """Free every buffer, even if freeing another one fails."""
         with ExitStack() as stack:
             stack.enter_context(self._context.active("freeing"))
             while self._buffers:
@@ -107,20 +107,20 @@ def make_calibrator(adapter: Adapter, feeder: Feeder) -> Any:
     base: Any = getattr(adapter.module, _CLASSES[feeder.kind])
 
     class FedCalibrator(base):  # type: ignore[misc]
-        """Hands everything on; nothing is raised into TensorRT."""
+        """Passes every call to the feeder; no exception crosses TensorRT's C++."""
 
         def __init__(self) -> None:
             base.__init__(self)
 
         def get_batch_size(self) -> int:
-            # Of implicit-batch networks; with explicit batch the shape of the profile counts.
+            # For implicit-batch networks; explicit-batch networks use the profile's shape.
             return 1
 
         def get_batch(self, names: list[str]) -> list[int] | None:
             return feeder.next(names)
 
         def read_calibration_cache(self) -> bytes | None:
-            """What it wrote itself, when it builds again. With another header it would do nothing."""
+            """Return the cache of an earlier calibration in this build; TensorRT ignores other headers."""
             return feeder.cache or None
 
         def write_calibration_cache(self, cache: Any) -> None:
@@ -135,14 +135,14 @@ _NUMPY = {
     "INT64": "int64",
     "BOOL": "bool",
 }
-"""Type of a network's input to the type of the samples that TensorRT reads. INT8 is not there: "auto
+"""Type of a network's input to the type of the samples that TensorRT reads. INT8 is absent: "auto
 calibration does not support this case" (trtexec 8.6, samples/common/sampleEngines.cpp)."""
 
 
 @dataclass(frozen=True)
 class CalibrationInput:
-    """An input of the network, as TensorRT calibrates it: in one type, and at the first sample's shape,
-    [batch, ...]; where its values are shapes, at the first sample's `values`."""
+    """A network input as TensorRT calibrates it: in one dtype, at the first sample's shape, [batch, ...].
+    `values` are those of the first sample if the input holds a shape, else None."""
 
     name: str
     dtype: np.dtype[Any]
@@ -150,7 +150,7 @@ class CalibrationInput:
     values: tuple[int, ...] | None = None
 
     def take(self, batch: Batch) -> NDArray[Any]:
-        """Return a sample's array, contiguous and of the type that TensorRT reads."""
+        """Return a batch's array, contiguous and in TensorRT's type; raise DataError if it does not fit."""
         array = np.asarray(batch.feeds[self.name])
         values = None if self.values is None else tuple(int(value) for value in array.reshape(-1))
         converted = convert(array, self.dtype)
@@ -159,7 +159,7 @@ class CalibrationInput:
             expected = f"TensorRT calibrates at one shape, {first_batch}, {format_shape(self.shape)}"
             problem = f"has shape {format_shape(array.shape)}; {expected}"
         elif converted is None:
-            problem = f"is {array.dtype} with values that {self.dtype}, which TensorRT reads, does not hold"
+            problem = f"is {array.dtype}; TensorRT reads {self.dtype}, which cannot hold its values"
         elif values != self.values:
             shape, first = (", ".join(map(str, extents or ())) for extents in (values, self.values))
             problem = f"holds the shape {shape}; TensorRT calibrates at one, {first_batch}, {first}"
@@ -176,10 +176,10 @@ class CalibrationInput:
 
 
 def convert(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-    """Return an array in another type, contiguous; None where a value is lost.
+    """Return an array as a contiguous array of another type; None if a value would be lost.
 
-    Integers and bools must come out equal. Floats may be rounded, as whoever calls the engine rounds them,
-    and none may become infinite.
+    Integers and bools must convert exactly. Floats may be rounded, as callers of the engine round them, but
+    must not become infinite.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         converted = np.ascontiguousarray(array.astype(dtype, copy=False)).reshape(array.shape)
@@ -209,18 +209,18 @@ def calibration_inputs(adapter: Adapter, network: Any, first: Batch) -> dict[str
     return inputs
 
 
-_LEAST = 127 * 2.0**-149  # amax whose scale is float32's smallest: nothing below it is told apart from zero
+_LEAST = 127 * 2.0**-149  # amax with float32's smallest scale: smaller scales underflow to zero
 _SHOWN = 3
 
 
 Scales = Feeder | Mapping[str, float] | None
-"""Where TensorRT gets the scales of a float graph from: batches, or tensor name to amax, > 0, of a ranges
-file; None where they are in the graph."""
+"""Source of a float graph's scales: a `Feeder` of batches, or tensor name to amax, > 0, from a ranges file;
+None if the graph has the scales."""
 
 
 @contextmanager
 def scaling(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
-    """Yield the scales of a float graph; what feeds TensorRT's own calibrator holds memory of the device."""
+    """Yield the scales for a build; a `Feeder` holds device memory until the block ends."""
     spec = request.spec
     if not spec.calibrator:
         yield None
@@ -235,12 +235,12 @@ def scaling(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
         ranges = load_ranges(spec.ranges)
         ranges.require_model(model, weightless.digest())
         method = parse_method(spec.method) if spec.method else None
-        # A tensor that was always zero is exact at any scale, and 1 is one that TensorRT takes.
+        # A tensor that was always zero is exact at any scale; TensorRT accepts an amax of 1.
         yield {name: max(ranges.amax(name, method) or 1.0, _LEAST) for name in sorted(ranges.names())}
         return
     assert spec.data is not None, "the spec requires one of them"
     batches = iter(Data(spec.data, weightless.io.inputs, batch_size=1))
-    first = next(batches)  # there is one: no samples are an error
+    first = next(batches)  # never empty: missing samples raise an error
     device = DeviceBuffers(spec.tensorrt.device)
     try:
         kind = "minmax" if spec.calibrator == "minmax" else "entropy"
@@ -250,8 +250,8 @@ def scaling(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
 
 
 def set_ranges(adapter: Adapter, network: Any, log: Log, amax: Mapping[str, float]) -> None:
-    every = [*network_inputs(network), *(tensor for tensor, _ in layer_outputs(network))]
-    tensors = [item for item in every if member_name(item.dtype) in FLOATS and item.name in amax]
+    candidates = [*network_inputs(network), *(tensor for tensor, _ in layer_outputs(network))]
+    tensors = [item for item in candidates if member_name(item.dtype) in FLOATS and item.name in amax]
     refused: list[str] = []
     for tensor in tensors:
         limit = amax[tensor.name]
@@ -262,4 +262,4 @@ def set_ranges(adapter: Adapter, network: Any, log: Log, amax: Mapping[str, floa
         problem = f"takes no range for {len(refused)} tensors: {', '.join(refused[:_SHOWN])}"
         raise CalibrationError(f"{adapter.name} {problem}", tensor=refused[0])
     if not tensors:
-        raise CalibrationError("the parsed network has none of the tensors that the ranges are of")
+        raise CalibrationError("the parsed network has no tensor of the ranges file")

@@ -1,14 +1,14 @@
-"""Apply options to TensorRT's builder configuration, and refuse what TensorRT does not take.
+"""Apply options to TensorRT's builder configuration, and reject options that TensorRT refuses.
 
-The shapes that a dynamic input may have, its optimization profiles, are checked before the build starts.
-The timing cache has TensorRT's kernel timings, per device and version, for the next build. Builds that run
-at once may share a file: it is read when a build begins, and when one ends, what others wrote meanwhile is
-merged in under a lock.
+Optimization profiles (the permitted shapes of dynamic inputs) are checked before the build starts. The
+timing cache stores TensorRT's kernel timings per device and version for later builds. Concurrent builds may
+share a file: a build reads it at the start and, at the end, merges its timings into it under a lock.
 
-Where TensorRT does not take a cache, a warning says so, and the kernels are timed anew: TensorRT 8.5 without
-cuDNN cannot read what it wrote itself (KataGo issue 739). It makes an empty cache of such bytes, which
-`set_timing_cache` may take: TensorRT's log decides, as neither trtexec 8.5 (samples/common/sampleEngines.cpp,
-`networkToSerializedEngine`) nor Polygraphy (backend/trt/config.py) asks what it returns.
+If TensorRT rejects a cache, a warning reports it, and kernels are timed again: TensorRT 8.5 without cuDNN
+cannot read the caches that it wrote (KataGo issue 739). It creates an empty cache from these bytes, which
+`set_timing_cache` may accept. Therefore TensorRT's log decides first: neither trtexec 8.5
+(samples/common/sampleEngines.cpp, `networkToSerializedEngine`) nor Polygraphy (backend/trt/config.py) checks
+the return value.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from ..log import Log, listening, plain, setting
 from ..runner.io_tensors import InputRange
 
 _FLAGS = ("version_compatible", "exclude_lean_runtime", "gpu_fallback", "sparse_weights", "weight_streaming")
-"""Options that are builder flags of the same name."""
+"""Options with a builder flag of the same name."""
 _VERBOSITY = {"": "DETAILED", "detailed": "DETAILED", "layer-names": "LAYER_NAMES_ONLY", "none": "NONE"}
 
 
 def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: TensorRTOptions) -> None:
-    """Set everything but precision, GPUs, profiles, calibrator and timing cache."""
+    """Set all options except precision, GPUs, profiles, calibrator and timing cache."""
     module, name = adapter.module, adapter.name
     adapter.share_profiles(config)
     config.profiling_verbosity = getattr(module.ProfilingVerbosity, _VERBOSITY[options.profiling_verbosity])
@@ -56,7 +56,7 @@ def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: Te
         with setting(log, option, name):
             setattr(config, attribute, value)
         if getattr(config, attribute) != value:
-            raise InvalidOption(f"{option}: {name} did not take it", option=option.split()[0])
+            raise InvalidOption(f"{option}: {name} ignored it", option=option.split()[0])
     if options.tactic_sources:
         with setting(log, "`tactic_sources`", name):
             config.set_tactic_sources(adapter.tactic_sources(options.tactic_sources))
@@ -74,11 +74,11 @@ def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: Te
         with setting(log, option, name):
             config.set_flag(flag)
         if not config.get_flag(flag):
-            raise InvalidOption(f"{option}: {name} did not take it", option=option)
+            raise InvalidOption(f"{option}: {name} ignored it", option=option)
 
 
 def _attributes(adapter: Adapter, config: Any, options: TensorRTOptions) -> Iterator[tuple[str, str, Any]]:
-    """Option in words, the configuration's attribute, and its value."""
+    """Yield each option's text for messages, the attribute of the configuration, and its value."""
     if (effort := options.optimization_level) >= 0:
         yield f"`optimization_level` {effort}", "builder_optimization_level", effort
     if options.aux_streams >= 0:
@@ -89,7 +89,7 @@ def _attributes(adapter: Adapter, config: Any, options: TensorRTOptions) -> Iter
     if options.l2_limit_bytes:
         yield "`tiling_l2_limit`", "l2_limit_for_tiling", options.l2_limit_bytes
     if options.build_route:
-        # A recipe of a stranger must not reach options of the compiler that it does not list.
+        # Recipes may come from strangers: only compiler options that TensorRT lists are permitted.
         adapter.require_config("build_route", "`build_route`")
         routes = build_routes(config)
         for option in (word.partition("=")[0] for word in options.build_route.split()):
@@ -103,10 +103,8 @@ def _attributes(adapter: Adapter, config: Any, options: TensorRTOptions) -> Iter
 
 
 def build_routes(config: Any) -> dict[str, str]:
-    """Return the options that a `build_route` may be made of, each with its values; {} before 11.1.
-
-    JSON, as NvInfer.h of 11.1:11402 (getAllBuildRoutes) shows it; empty in TensorRT-RTX 1.7.1.
-    """
+    """Return the options permitted in `build_route`, each with its values; {} before 11.1. Source: JSON, as
+    in NvInfer.h of 11.1:11402 (getAllBuildRoutes); empty in TensorRT-RTX 1.7.1."""
     text = getattr(config, "all_build_routes", "")
     options = json.loads(text)["tuner_options"] if text else []
     return {str(option["option"]): str(option["allowed_values"]) for option in options}
@@ -115,31 +113,31 @@ def build_routes(config: Any) -> dict[str, str]:
 def add_profiles(builder: Any, config: Any, profiles: Sequence[Sequence[InputRange]]) -> None:
     for number, ranges in enumerate(profiles, 1):
         if config.add_optimization_profile(_profile(builder, ranges)) < 0:
-            spelled = ", ".join(map(_spelled, ranges))
+            spelled = ", ".join(map(_describe, ranges))
             raise BuildError(f"TensorRT refuses optimization profile {number} ({spelled})")
 
 
 def set_calibration_profile(builder: Any, config: Any, ranges: Sequence[InputRange]) -> None:
-    """TensorRT calibrates at the OPT shape of a profile; this one has the shapes of the data only."""
+    """Set a calibration profile with only the data's shapes; TensorRT calibrates at its OPT shape."""
     if not config.set_calibration_profile(_profile(builder, ranges)):
-        raise BuildError(f"TensorRT refuses the calibration profile ({', '.join(map(_spelled, ranges))})")
+        raise BuildError(f"TensorRT refuses the calibration profile ({', '.join(map(_describe, ranges))})")
 
 
 def _profile(builder: Any, ranges: Sequence[InputRange]) -> Any:
-    """A profile of ranges. Its setters raise RuntimeError where C++ answers false (pyCore.cpp), and TypeError
-    for what no `Dims` can hold."""
+    """Return a profile with these ranges. Its setters raise RuntimeError if C++ returns false (pyCore.cpp),
+    and TypeError for values that `Dims` cannot hold."""
     profile = builder.create_optimization_profile()
     for item in ranges:
         set_range = profile.set_shape_input if item.of_values else profile.set_shape
         try:
             set_range(item.name, item.min, item.opt, item.max)
         except (RuntimeError, TypeError, ValueError) as error:
-            problem = f"TensorRT refuses the range of {_spelled(item)}: {first_line(error)}"
+            problem = f"TensorRT refuses the range of {_describe(item)}: {first_line(error)}"
             raise BuildError(problem) from error
     return profile
 
 
-def _spelled(item: InputRange) -> str:
+def _describe(item: InputRange) -> str:
     least, usual, most = (format_shape(shape) for shape in (item.min, item.opt, item.max))
     kind = "values of input" if item.of_values else "input"
     return f"{kind} {item.name!r}: {least}, {usual}, {most} (min, opt, max)"
@@ -156,10 +154,10 @@ def make_profiles(
     shape_tensors: Collection[str] = (),
     notes: Mapping[str, InputNote] | None = None,
 ) -> list[list[InputRange]]:
-    """Return a range for every dynamic input, for each profile; no profile where nothing is dynamic.
+    """Return the ranges of all dynamic inputs, for each profile; [] if no input is dynamic.
 
-    A profile of the spec is a text `NAME:MIN..OPT..MAX`, inputs divided by commas; without one, its shapes
-    make the one profile. The ranges of `shape_tensors` are of their values. `notes` are the file's.
+    A profile of the spec is a text `NAME:MIN..OPT..MAX`, with commas between inputs. Without one, the spec's
+    shapes form one profile. Ranges of `shape_tensors` are ranges of values. `notes` come from the file.
     """
     texts, notes, kinds = spec.tensorrt.profiles, notes or {}, ("min", "opt", "max")
     if texts and (spec.min_shapes or spec.opt_shapes or spec.max_shapes):
@@ -169,36 +167,36 @@ def make_profiles(
     profiles = []
     for index, text in enumerate(texts or [""], 1):
         option = f"`profiles` {index}" if texts else ""
-        shapes = _parsed(text, option) if texts else {kind: spec.shapes(f"{kind}_shapes") for kind in kinds}
+        shapes = _parse(text, option) if texts else {kind: spec.shapes(f"{kind}_shapes") for kind in kinds}
         missing = [tensor.name for tensor in dynamic if texts and tensor.name not in shapes["opt"]]
         if missing:
             raise InvalidOption(f"{option}: gives no shapes for {', '.join(missing)}", option="profiles")
         _check_shapes(inputs, shapes, shape_tensors, option)
-        named: dict[str, tuple[int, int, int]] = {}
-        given = {name for few in shapes.values() for name in few}
+        axis_ranges: dict[str, tuple[int, int, int]] = {}
+        specified = {name for few in shapes.values() for name in few}
         by_name = {}
-        for tensor in sorted(dynamic, key=lambda tensor: tensor.name not in given):
+        for tensor in sorted(dynamic, key=lambda tensor: tensor.name not in specified):
             of_values, note = tensor.name in shape_tensors, notes.get(tensor.name)
-            item = by_name[tensor.name] = _range(tensor, shapes, of_values, note, batches, named)
+            item = by_name[tensor.name] = _input_range(tensor, shapes, of_values, note, batches, axis_ranges)
             for axis, name in () if of_values else tensor.dynamic_axes.items():
-                if name != "?" and tensor.name in given:
-                    named.setdefault(name, (item.min[axis], item.opt[axis], item.max[axis]))
+                if name != "?" and tensor.name in specified:
+                    axis_ranges.setdefault(name, (item.min[axis], item.opt[axis], item.max[axis]))
         ranges = [by_name[tensor.name] for tensor in dynamic]
         _check_shared_axes(inputs, ranges)
         profiles.append(ranges)
     return [ranges for ranges in profiles if ranges]
 
 
-def _parsed(text: str, option: str) -> dict[str, Shapes]:
-    """The shapes of a profile, by kind and input."""
+def _parse(text: str, option: str) -> dict[str, Shapes]:
+    """Return the shapes of a profile, by kind and input."""
     shapes: dict[str, dict[str, tuple[int, ...]]] = {"min": {}, "opt": {}, "max": {}}
     for part in re.split(r",(?=[^,\[\]]*:)", text):
-        name, colon, spelled = part.strip().rpartition(":")
-        spellings = spelled.split("..")
-        if not (name and colon) or len(spellings) != len(shapes):
+        name, colon, shapes_text = part.strip().rpartition(":")
+        shape_texts = shapes_text.split("..")
+        if not (name and colon) or len(shape_texts) != len(shapes):
             hint = "for instance image:1x3x224x224..8x3x224x224..32x3x224x224"
             raise InvalidOption(f"{option}: {part!r} is not NAME:MIN..OPT..MAX", hint=hint, option="profiles")
-        for of_kind, shape in zip(shapes.values(), spellings, strict=True):
+        for of_kind, shape in zip(shapes.values(), shape_texts, strict=True):
             extents = parse_shape(shape, option=option)
             if any(isinstance(extent, str) for extent in extents):
                 shown = format_shape(extents)
@@ -208,7 +206,7 @@ def _parsed(text: str, option: str) -> dict[str, Shapes]:
 
 
 def _check_shared_axes(inputs: Sequence[TensorInfo], ranges: Sequence[InputRange]) -> None:
-    """One axis name, one range: TensorRT finds out only when an inference fails."""
+    """Require one range for each axis name; TensorRT reports a mismatch only at inference."""
     tensors = {tensor.name: tensor for tensor in inputs}
     first: dict[str, tuple[str, tuple[int, int, int]]] = {}
     for item in ranges:
@@ -229,13 +227,13 @@ def _check_shapes(
         for name, shape in shapes.items():
             tensor = next((tensor for tensor in inputs if tensor.name == name), None)
             if tensor is None:
-                listed = ", ".join(tensor.name for tensor in inputs)
+                names = ", ".join(tensor.name for tensor in inputs)
                 subject = option or f"`{kind}_shapes`"
-                raise InvalidOption(f"{subject}: no input {name!r}; the inputs are {listed}")
+                raise InvalidOption(f"{subject}: no input {name!r}; the inputs are {names}")
             count = tensor.shape[0] if tensor.shape else 1
             if name in shape_tensors and len(shape) != count:
                 problem = f"input {name!r} holds a shape of {count} values; its {kind} has {len(shape)}"
-                raise InvalidOption(problem, hint="give the least, usual and largest values it holds")
+                raise InvalidOption(problem, hint="give its minimum, optimal and maximum values")
             if name not in shape_tensors and not tensor.accepts(shape):
                 raise InvalidOption(
                     f"input {name!r}: {kind} shape {format_shape(shape)} does not fit "
@@ -243,7 +241,7 @@ def _check_shapes(
                 )
 
 
-def _range(
+def _input_range(
     tensor: TensorInfo,
     by_kind: Mapping[str, Shapes],
     of_values: bool,
@@ -251,12 +249,12 @@ def _range(
     batches: Collection[str],
     named: Mapping[str, tuple[int, int, int]],
 ) -> InputRange:
-    """The range of a dynamic input; without shapes, axes that are `named` have their ranges of other inputs.
+    """Return the range of a dynamic input.
 
-    A shape that is not given follows from those that are: min from opt, opt from max or min, max from
-    opt. When nothing is given, a batch gets 1, 8 and 16, on whichever axis its name (of `batches`) stands;
-    other axes get the ranges of the file's notes, the example's extent as opt, and twice that as max where
-    there is no end. Where the notes tell the extents of data, opt is their median, and max holds them.
+    A missing shape follows from the others: min from opt, opt from max or min, max from opt. Without any
+    shape, axes in `named` get their ranges from other inputs. A batch axis, in any position with a name of
+    `batches`, gets 1, 8 and 16. Other axes get the limits of `note`: opt is the example's extent, max the
+    limit or twice that extent. If the note has extents of data, opt is their median, and max covers them.
     """
     low, opt, high = (by_kind[kind].get(tensor.name) for kind in ("min", "opt", "max"))
     if low is None and opt is None and high is None:
@@ -265,20 +263,20 @@ def _range(
             hint = "give the values with `min_shapes`, `opt_shapes` and `max_shapes`, or `profiles`"
             raise InvalidOption(f"input {tensor.name!r}: {problem}", hint=hint)
         if note is not None and len(note.example) == len(tensor.shape):
-            usual = _from_note(tensor, note, batches)
+            default = _range_from_note(tensor, note, batches)
         elif (unknown := {axis for axis, dim in tensor.dynamic_axes.items() if dim not in named}) - {0}:
             axes = f"axes {sorted(unknown)} of {format_shape(tensor.shape)}"
             problem = f"input {tensor.name!r}: {axes} are dynamic and no shapes are given"
             raise InvalidOption(problem, hint="give `min_shapes`, `opt_shapes` and `max_shapes`")
         else:
             low, opt, high = (fill_dynamic(tensor, n) for n in (1, _DEFAULT_OPT, _DEFAULT_MAX))
-            usual = InputRange(tensor.name, low, opt, high)
+            default = InputRange(tensor.name, low, opt, high)
         low, opt, high = (
             tuple(
                 named[dim][kind] if isinstance(dim, str) and dim in named else extent
                 for dim, extent in zip(tensor.shape, shape, strict=True)
             )
-            for kind, shape in enumerate((usual.min, usual.opt, usual.max))
+            for kind, shape in enumerate((default.min, default.opt, default.max))
         )
     opt = opt or high or low
     assert opt is not None
@@ -293,20 +291,20 @@ def _range(
     return InputRange(tensor.name, low, opt, high, of_values)
 
 
-def _from_note(tensor: TensorInfo, note: InputNote, batches: Collection[str]) -> InputRange:
-    """The default range of an input of which the file knows what suits the model."""
+def _range_from_note(tensor: TensorInfo, note: InputNote, batches: Collection[str]) -> InputRange:
+    """Return the default range of an input from the model file's note about it."""
     shapes: list[tuple[int, int, int]] = []
     for axis, extent in enumerate(tensor.shape):
         limits, example, largest = note.axes.get(axis, AxisRange()), note.example[axis], 0
         if note.seen and axis in note.seen:
             least, example, most = note.seen[axis]
-            largest = most if least < most else 0  # of one extent alone nothing follows
+            largest = most if least < most else 0  # a single extent does not imply a range
         if isinstance(extent, int):
             shapes.append((extent, extent, extent))
             continue
         is_batch = (axis == 0 or extent in batches) and example <= _DEFAULT_MAX
-        usual = (_DEFAULT_OPT, max(_DEFAULT_MAX, largest)) if is_batch else (example, largest or 2 * example)
-        opt, high = (limits.nearest(number) for number in usual)
+        sizes = (_DEFAULT_OPT, max(_DEFAULT_MAX, largest)) if is_batch else (example, largest or 2 * example)
+        opt, high = (limits.nearest(size) for size in sizes)
         if axis and not is_batch and limits.maximum is not None:
             high = limits.nearest(limits.maximum)
         shapes.append((limits.nearest(1), opt, high))
@@ -316,8 +314,8 @@ def _from_note(tensor: TensorInfo, note: InputNote, batches: Collection[str]) ->
 
 @dataclass(frozen=True)
 class CacheFile:
-    """A file of kernel timings. One that `is_ours`, named by device and version, is replaced where it cannot
-    be read; one that the user named may be another device's, and is left as it is."""
+    """A file of kernel timings. An unreadable file is replaced if it `is_ours`, named by device and version.
+    A file that the user named may belong to another device and is not changed."""
 
     path: Path
     is_ours: bool
@@ -327,7 +325,7 @@ class CacheFile:
 
 
 def cache_file(adapter: Adapter, gpu: Gpu | None, choice: str) -> CacheFile | None:
-    """Return where the timing cache of this device and version lies; None for none."""
+    """Return the timing cache of this device and version; None if the build uses no cache."""
     if choice == OFF or (choice == AUTO and not adapter.keeps_timing_caches):
         return None
     if not adapter.keeps_timing_caches:
@@ -342,53 +340,51 @@ def cache_file(adapter: Adapter, gpu: Gpu | None, choice: str) -> CacheFile | No
 
 
 def use_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
-    """Give a build what was measured before; return warnings of what it was not given."""
+    """Load the timing cache into a build; return a warning if TensorRT rejects it."""
     if file is None:
         return ()
     try:
-        refusal = _attach(config, log, _read(file.path))
+        refusal = _set_cache(config, log, _read_cache(file.path))
     except OSError as error:
         if not file.is_ours:
             raise InvalidOption(f"{file}: {error.strerror}", option="timing_cache") from error
         refusal = str(error.strerror)
     if not refusal:
         return ()
-    fate = "it will be replaced" if file.is_ours else "it is of another device or version, or damaged"
-    _attach(config, log, b"")
-    return (f"{file} is not used, kernels are timed anew: {refusal}; {fate}",)
+    consequence = "it will be replaced" if file.is_ours else "it is of another device or version, or damaged"
+    _set_cache(config, log, b"")
+    return (f"{file} is not used, kernels are timed again: {refusal}; {consequence}",)
 
 
 def merge_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
-    """Write what a build measured, merged with what others wrote meanwhile; returns why nothing was kept.
-
-    The engine is on the disk by now, and whatever happens here leaves it there.
-    """
+    """Write the timings of a build, merged with those of concurrent builds; return a warning on failure. A
+    failure does not affect the engine, which is already on disk."""
     if file is None:
         return ()
     try:
-        refusal = _merge(config, log, file)
-    except Exception as error:  # of the disk, or of a binding that was given nothing
+        refusal = _merge_into_file(config, log, file)
+    except Exception as error:  # of the disk or of a binding
         why = getattr(error, "message", None) or getattr(error, "strerror", None) or str(error)
         refusal = why or type(error).__name__
-    return (f"{file}: what was measured is not kept: {refusal}",) if refusal else ()
+    return (f"{file}: kernel timings are not saved: {refusal}",) if refusal else ()
 
 
-def _merge(config: Any, log: Log, file: CacheFile) -> str:
+def _merge_into_file(config: Any, log: Log, file: CacheFile) -> str:
     measured = config.get_timing_cache()
     if measured is None:
         return "TensorRT has no timing cache of this build"
     file.path.parent.mkdir(parents=True, exist_ok=True)
     with open_lock(file.path.with_name(f"{file.path.name}.lock")) as lock:
-        with contextlib.suppress(ImportError):  # not POSIX: the rename still keeps the file whole
+        with contextlib.suppress(ImportError):  # not POSIX: the rename alone prevents a partial file
             import fcntl
 
-            fcntl.flock(lock, fcntl.LOCK_EX)  # another build holds it as long as writing a file takes
-        theirs = _read(file.path)
-        if theirs:
-            with listening(log) as heard:
-                other = config.create_timing_cache(theirs)
-                combined = other is not None and measured.combine(other, False)
-            refusal = _complaint(heard) or ("" if combined else "it cannot be merged with the file's")
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another build holds it only while it writes a file
+        stored = _read_cache(file.path)
+        if stored:
+            with listening(log) as cache_log:
+                stored_cache = config.create_timing_cache(stored)
+                combined = stored_cache is not None and measured.combine(stored_cache, False)
+            refusal = _cache_message(cache_log) or ("" if combined else "it cannot be merged with the file's")
             if refusal and not file.is_ours:
                 return f"{refusal}; remove the file, or name another with `timing_cache`"
         serialized = measured.serialize()
@@ -399,21 +395,21 @@ def _merge(config: Any, log: Log, file: CacheFile) -> str:
     return ""
 
 
-def _attach(config: Any, log: Log, content: bytes) -> str:
-    """Make a cache of what is known and give it to a build; returns why TensorRT does not take it."""
-    with listening(log) as heard:
+def _set_cache(config: Any, log: Log, content: bytes) -> str:
+    """Create a timing cache from `content` and set it; return TensorRT's refusal, "" if it accepts."""
+    with listening(log) as cache_log:
         cache = config.create_timing_cache(content)
-        taken = cache is not None and config.set_timing_cache(cache, False)
-    return _complaint(heard) or ("" if taken else "TensorRT refuses it")
+        accepted = cache is not None and config.set_timing_cache(cache, False)
+    return _cache_message(cache_log) or ("" if accepted else "TensorRT refuses it")
 
 
-def _complaint(heard: Log) -> str:
-    """What TensorRT said of a cache, its cause first."""
-    messages = [*heard.errors, *(text for text in heard.warnings if "cache" in text.lower())]
+def _cache_message(log: Log) -> str:
+    """Return TensorRT's first message about a cache, errors before warnings; "" without any."""
+    messages = [*log.errors, *(text for text in log.warnings if "cache" in text.lower())]
     return plain(messages[0]) if messages else ""
 
 
-def _read(path: Path) -> bytes:
+def _read_cache(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:

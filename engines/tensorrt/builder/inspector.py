@@ -1,8 +1,8 @@
-"""What TensorRT's inspector tells of an engine's layers, in the words of any version.
+"""Read an engine's layers from TensorRT's inspector, in the format of any version.
 
-An answer may be nothing (issues 4438 and 2583: an engine of several profiles), cut off, or hold control
-characters (issue 2779); layers may be names alone, at another verbosity. What cannot be read is not known,
-and never an error: the engine is built by then.
+An answer may be empty (issues 4438 and 2583: an engine of several profiles), truncated, or contain control
+characters (issue 2779). At another verbosity, layers are names only. Unreadable parts count as unknown and
+are never an error, because the engine is already built.
 
 | | 8.2 to 10 | 11 |
 |---|---|---|
@@ -11,19 +11,19 @@ and never an error: the engine is built by then.
 
 (migration guide 11.0, "Migrating IEngineInspector Usage"; trex/activations.py for the sentences and words.)
 
-The network's layers are in the name and the metadata of an engine's layer:
+The name and the metadata of an engine's layer list the network's layers:
 
     Conv_5 + Add_6 + Relu_7                        layers in one kernel (TREX, resnet fp16, 8.4)
-    conv1.weight + QuantizeLinear_7 + Conv_9       with the constants and Q/DQ that went in (TREX, resnet qat)
-    Conv_48 + PWN(Clip_52)                         pointwise layers, at times nested (TREX, mobilenet_v2 qat)
+    conv1.weight + QuantizeLinear_7 + Conv_9       with the fused constants and Q/DQ (TREX, resnet qat)
+    Conv_48 + PWN(Clip_52)                         pointwise layers, sometimes nested (TREX, mobilenet_v2 qat)
     conv_a || conv_b                               side by side on one input
-    Conv_0 + Relu_1 [profile 1]                    of another profile than the first (TREX, trex/parser.py)
+    Conv_0 + Relu_1 [profile 1]                    of a profile after the first (TREX, trex/parser.py)
     {ForeignNode[first...last]}                    a block: two of its layers (issue 4397)
     /a/MatMul+/b/MatMul_myl0_44                    a kernel of a block; dots are underscores (issue 4397)
 
-From 8.6 on `Metadata` has the ONNX nodes, `[ONNX Layer: NAME | PROPERTY ...]`, one behind the other or with
-a control character between them (onnx-tensorrt, 10.0-GA importerUtils.cpp `processMetadata`; issue 2779). A
-node that became several layers has its name there; layers have numbers behind it (`generateUniqueName`).
+From 8.6 on `Metadata` lists the ONNX nodes, `[ONNX Layer: NAME | PROPERTY ...]`, adjacent or separated by a
+control character (onnx-tensorrt, 10.0-GA importerUtils.cpp `processMetadata`; issue 2779). If a node becomes
+several layers, their metadata has its name; the layers' names get numeric suffixes (`generateUniqueName`).
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from ..plan import PlanNeeds, open_plan
 from ..runner.io_tensors import InputRange
 
 UNREPORTED = "unreported"
-"""The precision of a layer of which the inspector tells none."""
+"""Precision of a layer for which the inspector reports no type."""
 
-_SPELLINGS = {
+_PRECISIONS = {
     "uint8": "uint8", "int8": "int8", "fp8|e4m3|e5m2": "fp8", "int4": "int4", "fp4|e2m1": "fp4",
     "bf16|bfloat": "bf16", "half|fp16|float16": "fp16", "double|fp64|float64": "fp64", "float|fp32": "fp32",
     "int32": "int32", "int64": "int64", "bool": "bool",
 }  # fmt: skip
-"""How types are spelled, of which a sentence holds one: "Row major linear FP16 format", "Half"."""
+"""Precision by the pattern of its name; answers contain "Row major linear FP16 format" or "Half"."""
 
 _TYPE_KEYS = ("Format/Datatype", "Datatype", "DataType", "Data Type")
 _WEIGHT_KEYS = ("Weights", "ConvWeights")
-"""The second of "ConvActPool", a convolution with the pooling behind it (TREX, resnet-qat-residual)."""
+"""The second is the key in "ConvActPool", a convolution followed by pooling (TREX, resnet-qat-residual)."""
 
 _MOVE_ONLY = ("Reformat", "NoOp", "Shape", "Constant", "signal", "wait", "TrainStation")
-"""The last three wait for other streams, or for sizes that depend on data (trex/parser.py, TREX v0.1.8)."""
+"""The last three wait for other streams, or for data-dependent sizes (trex/parser.py, TREX v0.1.8)."""
 
 _BLOCKS = ("myelin", "kgen", "fusion")
 _PRODUCT = re.compile("conv|gemm|matrix|matmul|fullyconnected", re.IGNORECASE)
@@ -65,7 +65,7 @@ _PRODUCT = re.compile("conv|gemm|matrix|matmul|fullyconnected", re.IGNORECASE)
 
 _TYPE = r"(?:tf32|bf16|f16|f32|f64|i8|u8|i32|e4m3|e5m2|e2m1)"
 _OPERANDS = re.compile(rf"_{_TYPE}{_TYPE}_({_TYPE}){_TYPE}_{_TYPE}(?:_|$)")
-"""In a kernel's name: in and out, operands and sum, scale; `_i8f16_i8i32_f32_` multiplies INT8 (TREX)."""
+"""Types in a kernel's name: input, output, operand, sum, scale; `_i8f16_i8i32_f32_` is for INT8 (TREX)."""
 _OF_OPERANDS = {
     "i8": "int8", "e4m3": "fp8", "e5m2": "fp8", "bf16": "bf16", "f16": "fp16", "f32": "fp32", "tf32": "fp32",
 }  # fmt: skip
@@ -80,26 +80,25 @@ _NODE = re.compile(r"\[ONNX Layer: (.*?)(?: \| [^\x1e\x1f]*?)?\](?=\[ONNX Layer:
 
 @dataclass(frozen=True)
 class Members:
-    """Names of the network's layers and of the ONNX nodes that an engine's layer is made of; of `kernels`
-    they have underscores for dots."""
+    """The network layers and ONNX nodes in an engine layer; names in `kernels` have underscores for dots."""
 
     layers: frozenset[str] = frozenset()
     nodes: frozenset[str] = frozenset()
     kernels: frozenset[str] = frozenset()
 
     def has(self, layer: str, node: str = "") -> bool:
-        """Whether a layer of the network is among them."""
+        """Return whether a network layer, or its ONNX node, is among them."""
         is_named = layer in self.layers or layer in self.nodes or layer.replace(".", "_") in self.kernels
         return is_named or (bool(node) and node in self.nodes)
 
 
 @dataclass(frozen=True)
 class EngineLayer:
-    """One layer of an engine; what is not told of it is empty.
+    """A layer of an engine; unreported fields are empty.
 
-    Its kind is TensorRT's, such as "CaskConvolution", its tactic the kernel's name. Its precision is that of
-    its first input, its weights or its kernel, as far as one is told; "unreported" of others, and of blocks:
-    what goes in and comes out is not what is computed inside.
+    `kind` is TensorRT's, for instance "CaskConvolution"; `tactic` is the kernel's name. `precision` is the
+    type of the first input, the weights or the kernel's operands: the first that is reported, else
+    "unreported". Blocks are always "unreported": their input and output types can differ from those inside.
     """
 
     name: str
@@ -110,25 +109,23 @@ class EngineLayer:
 
     @property
     def is_block(self) -> bool:
-        """Whether it is a fused block of TensorRT's second compiler, whose types are not those inside.
-
-        A kernel inside a block that tells its operands is none: "gemm", or "fusion" with such a tactic.
-        """
+        """Return whether this is a fused block of TensorRT's second compiler, with unknown types inside. A
+        kernel in a block that shows its operands is not a block: "gemm", or "fusion" with such a tactic."""
         fused = self.kind.lower() in _BLOCKS and not _OPERANDS.search(self.tactic)
         return fused or "{ForeignNode[" in self.name
 
     @property
     def multiplies(self) -> bool:
-        """Whether it is a convolution or a matrix product, with or without what is fused to it."""
+        """Return whether this is a convolution or a matrix product, fused with other layers or not."""
         return bool(_PRODUCT.search(self.kind)) or bool(_OPERANDS.search(self.tactic))
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What the inspector tells of an engine, in one of its profiles.
+    """The inspector's report about an engine in one profile.
 
-    The layers are those that compute; `moving` counts those that only copy, reformat, wait or hold constants,
-    `count` all; `problem` is why not everything is known. `memory_bytes` are of one execution context.
+    `layers` are those that compute; `moving` counts layers that only copy, reformat, wait or hold constants;
+    `count` counts all. `problem` explains missing information. `memory_bytes` is for one execution context.
     """
 
     layers: Sequence[EngineLayer] = ()
@@ -139,7 +136,7 @@ class Inspection:
     count: int = 0
 
     def as_json(self) -> dict[str, object]:
-        """Return the form kept in manifests; layers are no number where none could be read."""
+        """Return the form written to manifests; "engine_layers" is None if no layer could be read."""
         precisions: dict[str, Counter[str]] = {}
         for layer in self.layers:
             precisions.setdefault(layer.precision, Counter())[layer.kind or "of unknown kind"] += 1
@@ -158,9 +155,9 @@ class Inspection:
 def read_layers(answer: object, profile: int = 0) -> Inspection:
     """Return the layers of a profile from an answer of the inspector.
 
-    It is of `get_engine_information`, or a list of decoded answers of `get_layer_information`. Before 10 the
-    layers of all profiles are listed, those of the first without a number (trex/parser.py); from 10 on once
-    for all (Polygraphy, backend/trt/util.py `str_from_engine`).
+    `answer` is the text of `get_engine_information`, or a list of decoded answers of `get_layer_information`.
+    Before 10 it lists the layers of every profile, those of the first without a number (trex/parser.py); from
+    10 on it lists them once for all profiles (Polygraphy, backend/trt/util.py `str_from_engine`).
     """
     value, problem = (answer, "") if isinstance(answer, list) else decoded(answer)
     if problem:
@@ -187,7 +184,7 @@ def read_layers(answer: object, profile: int = 0) -> Inspection:
 
 
 def decoded(answer: object) -> tuple[Any, str]:
-    """Return an answer's JSON, or why there is none in it."""
+    """Return an answer's JSON value and "", or None and the reason why it cannot be read."""
     if answer is None or (isinstance(answer, str) and not answer.strip("\0 \t\r\n")):
         return None, "its answer is empty"
     if not isinstance(answer, str):
@@ -199,7 +196,7 @@ def decoded(answer: object) -> tuple[Any, str]:
 
 
 def _layer(entry: dict[str, Any]) -> EngineLayer:
-    """A layer, with the type of its first input; where that depends on shapes, of the weights or operands."""
+    """Return a layer with the type of its first input or, if unreported, of its weights or operands."""
     name, kind, tactic = _name(entry), _text(entry, "LayerType"), _text(entry, "TacticName")
     layer = EngineLayer(name, kind, UNREPORTED, tactic, members(name, _text(entry, "Metadata")))
     if layer.is_block:
@@ -215,10 +212,10 @@ def _layer(entry: dict[str, Any]) -> EngineLayer:
     return replace(layer, precision=next(reported, UNREPORTED))
 
 
-def spelled_precision(spelled: object) -> str:
-    """Return the precision that a version's spelling of a type means; of "N/A due to dynamic shapes" none."""
-    lowered = spelled.lower() if isinstance(spelled, str) else ""
-    return next((name for pattern, name in _SPELLINGS.items() if re.search(pattern, lowered)), UNREPORTED)
+def spelled_precision(type_name: object) -> str:
+    """Return the precision for a version's name of a type; UNREPORTED for "N/A due to dynamic shapes"."""
+    text = type_name.lower() if isinstance(type_name, str) else ""
+    return next((name for pattern, name in _PRECISIONS.items() if re.search(pattern, text)), UNREPORTED)
 
 
 def _name(entry: object) -> str:
@@ -231,7 +228,7 @@ def _text(entry: dict[str, Any], key: str) -> str:
 
 
 def members(name: str, metadata: str = "") -> Members:
-    """Return what the inspector says that a layer is made of."""
+    """Return the network layers and ONNX nodes in an engine layer's name and metadata."""
     nodes = frozenset(_NODE.findall(metadata))
     plain = _PROFILE.sub("", name)
     kernel = _KERNEL.sub("", plain)
@@ -244,7 +241,7 @@ def members(name: str, metadata: str = "") -> Members:
 
 
 def in_metadata(layer: Any) -> str:
-    """Return the ONNX node that a network layer's metadata names first; empty where it names none (8.5)."""
+    """Return the first ONNX node in a network layer's metadata; "" without metadata (8.5)."""
     match = _NODE.search(getattr(layer, "metadata", ""))
     return match.group(1) if match else ""
 
@@ -257,11 +254,11 @@ def _parts(text: str, separator: str = "") -> list[str]:
 def inspect_plan(
     adapter: Adapter, plan: Any, needs: PlanNeeds, profiles: Sequence[Sequence[InputRange]]
 ) -> list[Inspection]:
-    """Deserialize a plan on the GPU here and read what it is made of, for each profile at its OPT shapes.
+    """Deserialize a plan on this machine's GPU and inspect it in each profile, at the profile's OPT shapes.
 
-    Types depend on the shapes: without a context that knows them, TensorRT tells "N/A due to dynamic shapes"
-    in their place. 8.5.3.1 does so with one, too, where a profile is a range (an H200, 2026-11-28); then the
-    weights and the kernel's name tell.
+    Types depend on shapes: without a context that has shapes, TensorRT reports "N/A due to dynamic shapes".
+    8.5.3.1 does so even with shapes if a profile is a range (an H200, 2026-11-28); then the weights and the
+    kernel's name show the types.
     """
     try:
         opened = open_plan(adapter, plan, needs, subject="the engine just built")
@@ -271,7 +268,7 @@ def inspect_plan(
     context = engine.create_execution_context() if profiles else None
     if profiles and context is None:
         problem = f"the engine just built cannot run here: {opened.said()}"
-        raise BuildError(problem, hint="lower `max_shapes`, or end what else uses the GPU")
+        raise BuildError(problem, hint="lower `max_shapes`, or free memory on the GPU")
     inspector = engine.create_engine_inspector()
     stat = getattr(adapter.module, "EngineStat", None)  # from 10 on
     inspections = []
@@ -280,56 +277,54 @@ def inspect_plan(
         problem = _choose_shapes(context, index, ranges, shape_values)
         if context is not None and not problem:
             inspector.execution_context = context
-        read = _answered(adapter, inspector, engine, index)
+        report = _inspect_profile(adapter, inspector, engine, index)
         weights = None if stat is None else int(engine.get_engine_stat(stat.TOTAL_WEIGHTS_SIZE))
-        problem = "; ".join(filter(None, [problem, read.problem]))
+        problem = "; ".join(filter(None, [problem, report.problem]))
         memory, count = adapter.memory_bytes(engine), int(engine.num_layers)
-        read = replace(read, problem=problem, memory_bytes=memory, weights_bytes=weights, count=count)
-        inspections.append(read)
+        report = replace(report, problem=problem, memory_bytes=memory, weights_bytes=weights, count=count)
+        inspections.append(report)
         del shape_values
-    del inspector  # before the engine: in 8.5 it does not keep it alive (python/src/infer/pyCore.cpp)
+    del inspector  # before the engine: in 8.5 it holds no reference to it (python/src/infer/pyCore.cpp)
     return inspections
 
 
 def _choose_shapes(context: Any, index: int, ranges: Sequence[InputRange], shape_values: list[Any]) -> str:
-    """Give a context the OPT shapes of a profile; returns why it does not take them.
-
-    The bindings return False, or raise RuntimeError (python/src/infer/pyCore.cpp).
-    """
+    """Set the OPT shapes of a profile on a context; return TensorRT's refusal, "" if it accepts. The
+    bindings return False, or raise RuntimeError (python/src/infer/pyCore.cpp)."""
     try:
-        if index and not context.set_optimization_profile_async(index, 0):  # a context begins with profile 0
+        if index and not context.set_optimization_profile_async(index, 0):  # a new context has profile 0
             return f"profile {index} cannot be chosen"
         for item in ranges:
             if item.of_values:
-                wide = str(context.engine.get_tensor_dtype(item.name)).endswith("INT64")  # from 10 on
-                shape_values.append(np.array(item.opt, np.int64 if wide else np.int32))
-                taken = context.set_tensor_address(item.name, shape_values[-1].ctypes.data)
+                is_int64 = str(context.engine.get_tensor_dtype(item.name)).endswith("INT64")  # from 10 on
+                shape_values.append(np.array(item.opt, np.int64 if is_int64 else np.int32))
+                accepted = context.set_tensor_address(item.name, shape_values[-1].ctypes.data)
             else:
-                taken = context.set_input_shape(item.name, item.opt)
-            if not taken:
+                accepted = context.set_input_shape(item.name, item.opt)
+            if not accepted:
                 return f"profile {index} does not take the OPT shape of {item.name!r}"
     except (RuntimeError, ValueError, TypeError) as error:
         return f"profile {index} does not take its OPT shapes: {error}"
     return ""
 
 
-def _answered(adapter: Adapter, inspector: Any, engine: Any, profile: int) -> Inspection:
-    """What the inspector says of a profile: of the engine as a whole, or else layer by layer."""
-    whole = read_layers(_asked(adapter, inspector.get_engine_information), profile)
+def _inspect_profile(adapter: Adapter, inspector: Any, engine: Any, profile: int) -> Inspection:
+    """Return the inspector's report about a profile: for the whole engine, or else layer by layer."""
+    whole = read_layers(_answer(adapter, inspector.get_engine_information), profile)
     if (whole.layers or whole.moving) and not whole.problem:
         return whole
     count = engine.num_layers
-    answers = [decoded(_asked(adapter, inspector.get_layer_information, at)) for at in range(count)]
-    lost = sum(1 for _, problem in answers if problem)
+    answers = [decoded(_answer(adapter, inspector.get_layer_information, at)) for at in range(count)]
+    unreadable = sum(1 for _, problem in answers if problem)
     single = read_layers([answer for answer, problem in answers if not problem], profile)
     if not single.layers and not single.moving:
         return Inspection(problem=whole.problem or ("" if not count else "it names no layer"))
-    problem = f"of {lost} of {count} layers there is no answer" if lost else single.problem
+    problem = f"of {unreadable} of {count} layers there is no answer" if unreadable else single.problem
     return Inspection(single.layers, single.moving, problem)
 
 
-def _asked(adapter: Adapter, ask: Any, *which: int) -> object:
-    """One answer; None where TensorRT has none, or its text is no UTF-8 (a name that was cut)."""
+def _answer(adapter: Adapter, ask: Any, *which: int) -> object:
+    """Return one answer; None if there is no answer or it is not UTF-8 (a truncated name)."""
     try:
         return ask(*which, adapter.module.LayerInformationFormat.JSON)
     except (UnicodeDecodeError, RuntimeError):

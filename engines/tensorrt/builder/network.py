@@ -1,8 +1,8 @@
 """Parse an ONNX file into TensorRT's network, and compare the precision of its layers with the request.
 
-In a strongly typed network the types of tensors are binding: what is read from the parsed network, without
-a GPU, is what will run. In a weakly typed one TensorRT chooses, and the built engine is asked (`inspector`)
-in each of its profiles.
+In a strongly typed network the tensor types are binding: the parsed network shows, without a GPU, which types
+will run. In a weakly typed network TensorRT chooses them, so the built engine is inspected in each profile
+(`inspector`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def parse(
 ) -> Any:
     """Parse an ONNX file into a network and return the parser, which holds the weights until the build.
 
-    `shown` is how messages name the file, `portable` whether the engine is version or hardware compatible,
-    which the plugin that 8.6 makes of InstanceNormalization is not (NvOnnxParser.h of 8.6-GA,
-    kNATIVE_INSTANCENORM; trtexec sets it).
+    `shown` is the file's name in messages. `portable` is for version- or hardware-compatible engines: they
+    exclude 8.6's plugin for InstanceNormalization (NvOnnxParser.h of 8.6-GA, kNATIVE_INSTANCENORM; trtexec
+    sets it).
     """
     parser = adapter.module.OnnxParser(network, log.logger)
     if portable and hasattr(adapter.module, "OnnxParserFlag"):
@@ -50,7 +50,7 @@ def parse(
 
 
 def set_formats(adapter: Adapter, network: Any, log: Log, formats: Mapping[str, tuple[str, str]]) -> None:
-    """Set the memory formats of inputs and outputs; their types are in the graph already."""
+    """Set the memory formats of inputs and outputs; the graph already has their types."""
     outputs = map(network.get_output, range(network.num_outputs))
     tensors = {tensor.name: tensor for tensor in (*network_inputs(network), *outputs)}
     members = adapter.module.TensorFormat.__members__
@@ -76,12 +76,12 @@ def layer_outputs(network: Any) -> list[tuple[Any, Any]]:
 
 
 def keep_layers(adapter: Adapter, network: Any, config: Any, log: Log, request: BuildRequest) -> list[str]:
-    """Force layers of a weakly typed network to the precisions of a request.
+    """Force layers of a weakly typed network to the requested precisions.
 
-    Layers that compute integers or booleans, or on shapes, are left alone, as trtexec leaves them
-    (samples/common/sampleEngines.cpp of release/8.5, setLayerPrecisions). Returned is what was not found, as
-    sentences: the parser folds constants, and leaves no layer of such a node. It is refused where the user
-    gave the layer by its name, and not by a pattern.
+    Layers that compute integers, booleans or shapes are not changed, as in trtexec
+    (samples/common/sampleEngines.cpp of release/8.5, setLayerPrecisions). Returns a warning about missing
+    layers: the parser folds constants, and their nodes have no layer. Raises InvalidOption if the user gave
+    the name of a missing layer instead of a pattern.
     """
     spec, layers = request.spec, request.layers
     if not layers:
@@ -90,8 +90,8 @@ def keep_layers(adapter: Adapter, network: Any, config: Any, log: Log, request: 
     missing = [name for name in layers if name not in by_node]
     exact = {*spec.layer_precisions, *spec.exclude, *spec.only} & set(missing)
     if not by_node or exact:
-        named = [name for name in missing if name in exact] or missing
-        raise InvalidOption(f"`layers`: the network has no layer {', '.join(named)}", option="layers")
+        reported = [name for name in missing if name in exact] or missing
+        raise InvalidOption(f"`layers`: the network has no layer {', '.join(reported)}", option="layers")
     for name, layers_of_node in by_node.items():
         for layer in layers_of_node:
             _force(adapter, layer, layers[name], log)
@@ -103,23 +103,23 @@ def keep_layers(adapter: Adapter, network: Any, config: Any, log: Log, request: 
 
 
 def _layers_by_node(network: Any, names: Collection[str]) -> dict[str, list[Any]]:
-    """ONNX node to the layers that the parser made of it.
+    """Return, by ONNX node, the layers that the parser created for it.
 
-    The first has its name, further ones a number behind it (ImporterContext::registerLayer); from 8.6 on each
-    says in its metadata which node it is of ("[ONNX Layer: NAME]").
+    The first layer has the node's name, later ones a numeric suffix (ImporterContext::registerLayer). From
+    8.6 on, each layer's metadata names its node ("[ONNX Layer: NAME]").
     """
     by_node: dict[str, list[Any]] = {}
     for layer in map(network.get_layer, range(network.num_layers)):
         numbered = _NUMBERED.fullmatch(layer.name)
         candidates = [layer.name, in_metadata(layer), numbered[1] if numbered else ""]
-        name = next((one for one in candidates if one in names), "")
+        name = next((candidate for candidate in candidates if candidate in names), "")
         if name:
             by_node.setdefault(name, []).append(layer)
     return by_node
 
 
 def _force(adapter: Adapter, layer: Any, precision: str, log: Log) -> None:
-    """Force a layer whose outputs are floats, and no shape; others are left alone."""
+    """Force a layer with floating-point outputs that are not shapes; do not change other layers."""
     kind, option = _TYPES[precision], f"`layers` {layer.name}={precision}"
     outputs = [*map(layer.get_output, range(layer.num_outputs))]
     first = [layer.get_input(0)] if layer.num_inputs else []
@@ -133,20 +133,20 @@ def _force(adapter: Adapter, layer: Any, precision: str, log: Log) -> None:
     dtype = getattr(adapter.module.DataType, kind)
     with setting(log, option, adapter.name):
         layer.precision = dtype
-        for index in floats if precision != "int8" else ():  # an int8 output would need a range of its own
+        for index in floats if precision != "int8" else ():  # an INT8 output would need a dynamic range
             layer.set_output_type(index, dtype)
 
 
 def marks_unfused(adapter: Adapter) -> bool:
-    """Whether this TensorRT can show tensors without keeping them out of fusions."""
+    """Return whether this TensorRT can show tensors without preventing their fusion."""
     return hasattr(adapter.module.INetworkDefinition, "mark_unfused_tensors_as_debug_tensors")
 
 
 def mark_debug_tensors(adapter: Adapter, network: Any, names: Sequence[str] | None) -> None:
-    """Mark what an engine can show while it runs: tensors by name, or with None those that will not be fused.
+    """Mark the tensors that an engine can show while it runs: by name, or for None all unfused tensors.
 
-    `markDebug` keeps a tensor out of fusions; `markUnfusedTensorsAsDebugTensors` (10.12 and newer) does not,
-    and shows what the builder left unfused, by the names that the inspector has (NvInfer.h, release/10.16).
+    `markDebug` prevents a tensor's fusion. `markUnfusedTensorsAsDebugTensors` (10.12 and newer) does not: it
+    shows the tensors that are not fused, under the inspector's names (NvInfer.h, release/10.16).
     """
     if names is None:
         if not marks_unfused(adapter) or not network.mark_unfused_tensors_as_debug_tensors():
@@ -155,7 +155,7 @@ def mark_debug_tensors(adapter: Adapter, network: Any, names: Sequence[str] | No
     if not names:
         return
     if not hasattr(network, "mark_debug"):
-        raise InvalidOption(f"debug tensors: {adapter.name} has none; TensorRT 10 or newer has")
+        raise InvalidOption(f"debug tensors: {adapter.name} has none; TensorRT 10 is required")
     for tensor, _ in layer_outputs(network):
         if tensor.name in names and not network.mark_debug(tensor):
             raise InvalidOption(f"debug tensors: {adapter.name} does not mark {tensor.name!r}")
@@ -171,9 +171,8 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class ComputeLayer:
-    """A layer of a network that does arithmetic: the parser's name, "CONVOLUTION", "DECONVOLUTION" or
-    "MATRIX_MULTIPLY", the precision of its operands in the network, and the ONNX node that it was made of,
-    empty where the network does not tell (8.5)."""
+    """A network layer that does arithmetic: the parser's name, the kind ("CONVOLUTION", "DECONVOLUTION" or
+    "MATRIX_MULTIPLY"), the precision of the operands, and the ONNX node ("" without metadata, 8.5)."""
 
     name: str
     kind: str
@@ -182,48 +181,48 @@ class ComputeLayer:
 
 
 def compute_layers(network: Any) -> list[ComputeLayer]:
-    """Return the layers that do the arithmetic, with the types of the network.
+    """Return the layers that do arithmetic, with their precision in the network.
 
-    A layer computes in INT8, FP8, NVFP4 or MXFP8 when each operand comes from a DEQUANTIZE layer, through
-    layers that only move data, and for NVFP4 a CAST (as Model-Optimizer writes it); "int4" are
-    weights of 4 bits alone; all others compute in the type of their first operand.
+    A layer computes in INT8, FP8, NVFP4 or MXFP8 if each operand comes from a DEQUANTIZE layer, through
+    layers that only move data and, for NVFP4, a CAST (as Model-Optimizer writes it). "int4" means that only
+    the weights have 4 bits. All other layers compute in the type of their first operand.
     """
-    made_by = {tensor.name: layer for tensor, layer in layer_outputs(network) if tensor is not None}
+    producers = {tensor.name: layer for tensor, layer in layer_outputs(network) if tensor is not None}
     return [
-        ComputeLayer(layer.name, kind, _precision(layer, made_by), in_metadata(layer))
+        ComputeLayer(layer.name, kind, _precision(layer, producers), in_metadata(layer))
         for layer in map(network.get_layer, range(network.num_layers))
         if (kind := member_name(layer.type)) in _COMPUTES
     ]
 
 
 def by_precision(layers: Sequence[ComputeLayer]) -> dict[str, dict[str, int]]:
-    """Return precision to kind of layer to count."""
+    """Return the number of layers by precision and kind."""
     precisions: dict[str, Counter[str]] = {}
     for layer in layers:
         precisions.setdefault(layer.precision, Counter())[layer.kind] += 1
     return {precision: dict(counts) for precision, counts in precisions.items()}
 
 
-def _precision(layer: Any, made_by: dict[str, Any]) -> str:
+def _precision(layer: Any, producers: dict[str, Any]) -> str:
     operands = [layer.get_input(index) for index in range(min(layer.num_inputs, 2))]
     operands = [tensor for tensor in operands if tensor is not None]
-    stored = [_stored_type(tensor, made_by) for tensor in operands]
+    stored = [_quantized_type(tensor, producers) for tensor in operands]
     if len(stored) == 2 and stored[1] == "INT4":
         return "int4"
     dtype = stored[0] if len(stored) == 2 and all(stored) else member_name(operands[0].dtype)
     return _NAMES.get(dtype, dtype.lower())
 
 
-def _stored_type(tensor: Any, made_by: dict[str, Any]) -> str:
-    """The type of what a tensor is dequantized from, of MXFP8 that of its scales; empty for other tensors.
+def _quantized_type(tensor: Any, producers: dict[str, Any]) -> str:
+    """Return the type from which a tensor is dequantized, for MXFP8 the type of its scales; else "".
 
-    TensorRT 8 tells FLOAT of it until it builds, and quantizes to INT8 alone: "x_QuantizeLinear_Output ->
+    TensorRT 8 quantizes only to INT8, and reports FLOAT until the build: "x_QuantizeLinear_Output ->
     (-1, 16, 16, 16)[FLOAT]" (its parser's log at 8.5.3.1 on an H200, 2026-11-28).
     """
-    layer, cast = made_by.get(tensor.name), False
+    layer, cast = producers.get(tensor.name), False
     while layer is not None and (kind := member_name(layer.type)) in (*_MOVES, "CAST"):
         cast = cast or kind == "CAST"
-        layer = made_by.get(layer.get_input(0).name)
+        layer = producers.get(layer.get_input(0).name)
     if layer is None or member_name(layer.type) != "DEQUANTIZE":
         return ""
     stored = member_name(layer.get_input(0).dtype)
@@ -236,8 +235,8 @@ def _stored_type(tensor: Any, made_by: dict[str, Any]) -> str:
 
 @dataclass
 class Verdict:
-    """Network layers that reached a precision in the engine; those that fell back, to the precision that the
-    inspector tells; those of which it tells nothing, to the reason."""
+    """Network layers by result: `reached` a precision in the engine; `fell_back`, to the precision that the
+    inspector reports; `unreported`, to the reason."""
 
     reached: list[str] = field(default_factory=list)
     fell_back: dict[str, str] = field(default_factory=dict)
@@ -245,20 +244,18 @@ class Verdict:
 
 
 def judge(planned: Sequence[ComputeLayer], precision: str, inspections: Sequence[Inspection]) -> Verdict:
-    """Compare the layers that should compute in a precision with what the engine tells of them.
-
-    A layer has reached it when it has in every profile that tells.
-    """
+    """Compare the layers that should compute in a precision with the inspected engine. A layer has reached
+    the precision if all profiles that report it agree."""
     verdict = Verdict()
     problem = next((inspection.problem for inspection in inspections if inspection.problem), "")
-    has_blocks = any(home.is_block for inspection in inspections for home in inspection.layers)
+    has_blocks = any(item.is_block for inspection in inspections for item in inspection.layers)
     for layer in planned:
-        homes = [home for inspection in inspections for home in _homes(layer, inspection.layers)]
-        precisions = {home.precision for home in homes} - {UNREPORTED}
+        matches = [item for inspection in inspections for item in _engine_layers(layer, inspection.layers)]
+        precisions = {item.precision for item in matches} - {UNREPORTED}
         if not precisions:
-            if any(home.is_block for home in homes):
+            if any(item.is_block for item in matches):
                 reason = "inside a fused block, of which TensorRT tells no precision"
-            elif homes:
+            elif matches:
                 reason = "TensorRT tells no type of it"
             elif problem:
                 reason = f"TensorRT's inspector: {problem}"
@@ -274,24 +271,22 @@ def judge(planned: Sequence[ComputeLayer], precision: str, inspections: Sequence
     return verdict
 
 
-def _homes(layer: ComputeLayer, layers: Sequence[EngineLayer]) -> list[EngineLayer]:
-    """The engine's layers that multiply for a layer of the network.
-
-    Its name is on others, too: on a kernel that adds its bias (from 10 on), or on the block that it is in.
-    """
-    homes = [home for home in layers if home.members.has(layer.name, layer.node)]
-    products = [home for home in homes if home.multiplies and not home.is_block]
-    return products or [home for home in homes if home.is_block] or homes
+def _engine_layers(layer: ComputeLayer, layers: Sequence[EngineLayer]) -> list[EngineLayer]:
+    """Return the engine layers that multiply for a network layer. Its name can also be on a kernel that adds
+    its bias (from 10 on), or on its block."""
+    matching = [item for item in layers if item.members.has(layer.name, layer.node)]
+    products = [item for item in matching if item.multiplies and not item.is_block]
+    return products or [item for item in matching if item.is_block] or matching
 
 
 _BY_WEIGHTS_ALONE = "int4"
-"""Products of such layers are of floats: the engine tells the floats' type."""
+"""These layers multiply floats: the engine reports the floats' type."""
 _FLOATS = ("fp32", "fp16", "bf16")
-_TOLD_AS = {"nvfp4": "fp4", "mxfp8": "fp8"}
-"""How the inspector can spell block formats: by the types of their values in NvInferRuntimeBase.h."""
+_INSPECTOR_NAMES = {"nvfp4": "fp4", "mxfp8": "fp8"}
+"""Possible names of block formats in the inspector: the types of their values in NvInferRuntimeBase.h."""
 _BINDING = "no other type is permitted: the network's are binding, or no flag allows one"
-_ASKED = "Q/DQ or flags ask for it, and TensorRT tells no types inside what it fuses"
-_UNASKED = "no GPU is here to ask the engine"
+_REQUESTED = "Q/DQ or flags ask for it, and TensorRT tells no types inside what it fuses"
+_NOT_INSPECTED = "no GPU is here to ask the engine"
 
 
 def prove(
@@ -302,10 +297,10 @@ def prove(
     *,
     weak: bool,
 ) -> tuple[Planned, int, int, dict[str, object]]:
-    """Compare the request with the network, and with the engine's words in each profile, where a GPU is here.
+    """Compare the request with the network and, if a GPU is present, with the engine in each profile.
 
-    Returned are the planned layers by name; how many should compute in the precision, and how many do, by the
-    engine's words or, where none can be asked, strong types; the proof for the manifest.
+    Returns the planned layers by name; how many layers should compute in the precision; how many do,
+    according to the engine or, without an inspection, to strong types; and the proof for the manifest.
     """
     precision = "fp32" if request.precision == "tf32" else request.precision
     in_graph = adapter.graph_precision(request.precision)
@@ -318,38 +313,38 @@ def prove(
     ]
     planned_names = tuple(dict.fromkeys(layer.name for layer in planned))
     nodes = () if chooses else weighted_nodes(request.onnx.model).get(in_graph, ())
-    # The parser may name a layer otherwise: where it has as many in the precision, no node is lost.
+    # The parser may rename layers: if it has as many in the precision as the graph, no node is lost.
     states = {layer.name: f"in TensorRT's network it is {layer.precision}" for layer in layers}
     absent = [node.name for node in nodes if node.name not in planned_names]
     absent.sort(key=lambda name: name not in states)
     missing = max(len(nodes) - len(planned), 0)
-    lost = {name: states.get(name, "not in TensorRT's network") for name in absent[:missing]}
+    missing_nodes = {name: states.get(name, "not in TensorRT's network") for name in absent[:missing]}
     if (not inspections and not chooses) or precision == _BY_WEIGHTS_ALONE:
         verdict = Verdict(reached=[layer.name for layer in planned])
     elif not inspections:
-        verdict = Verdict(unreported=dict.fromkeys(planned_names, _UNASKED))
+        verdict = Verdict(unreported=dict.fromkeys(planned_names, _NOT_INSPECTED))
     else:
-        verdict = judge(planned, _TOLD_AS.get(precision, precision), inspections)
-    told = dict.fromkeys(verdict.unreported, UNREPORTED)
-    told |= dict.fromkeys(verdict.reached, precision) | verdict.fell_back
-    fell_back = {name: _why(name, kind, precision, weak) for name, kind in verdict.fell_back.items()}
+        verdict = judge(planned, _INSPECTOR_NAMES.get(precision, precision), inspections)
+    precisions = dict.fromkeys(verdict.unreported, UNREPORTED)
+    precisions |= dict.fromkeys(verdict.reached, precision) | verdict.fell_back
+    fell_back = {name: _reason(name, kind, precision, weak) for name, kind in verdict.fell_back.items()}
     binding = precision in _FLOATS and not chooses
-    evidence = (_BINDING if binding else _ASKED) if verdict.unreported else ""
-    counted = [replace(layer, precision=told.get(layer.name, layer.precision)) for layer in layers]
+    evidence = (_BINDING if binding else _REQUESTED) if verdict.unreported else ""
+    counted = [replace(layer, precision=precisions.get(layer.name, layer.precision)) for layer in layers]
     if request.precision == "tf32":
-        counted = [replace(one, precision="tf32") if one.precision == "fp32" else one for one in counted]
+        counted = [replace(item, precision="tf32") if item.precision == "fp32" else item for item in counted]
     proof: dict[str, object] = {
         "layers_by_precision": by_precision(counted),
         "typing": "weak" if weak else "strong",
     }
     if inspections:
         proof |= {"fell_back": fell_back, **inspections[0].as_json()}
-    names, missed = (*planned_names, *lost), {**lost, **fell_back}
+    names, missed = (*planned_names, *missing_nodes), {**missing_nodes, **fell_back}
     by_name = Planned(names, missed, verdict.unreported, not binding, evidence)
     return by_name, max(len(nodes), len(planned)), len(verdict.reached), proof
 
 
-def _why(name: str, kind: str, precision: str, weak: bool) -> str:
+def _reason(name: str, kind: str, precision: str, weak: bool) -> str:
     if weak:
         forced = f"`layers` '{name}={precision}' forces it"
         return f"{kind}: it had no {precision} kernel or timed it slower; {forced}"

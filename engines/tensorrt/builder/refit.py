@@ -1,4 +1,4 @@
-"""Refit a built engine with new weights: the kernels stay, nothing is timed again."""
+"""Refit a built engine with new weights, without choosing or timing kernels again."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ _SAME_MODEL = "the model must be the one the engine was built from, with other w
 def refit_plan(
     adapter: Adapter, engine_file: Path, graph: Path, output: Path, *, source: str, progress: Progress
 ) -> Artifact:
-    """Give an engine the weights of a graph of the same structure, and write it with its manifest.
-
-    The graph is as it would be built: quantized or converted already. `output` may be the engine itself.
-    """
+    """Give an engine the weights of a graph with the same structure, and write it with its manifest. The
+    graph must already be quantized or converted, as for a build. `output` may be the engine itself."""
     artifact = load_artifact(engine_file)
     built_on: Any = artifact.manifest.options.get("device") or 0
     device = int(built_on) if find_gpu(int(built_on)) is not None else 0
@@ -40,14 +38,14 @@ def refit_plan(
         raise EngineUnavailable(problem, hint="refit it on the machine it is for", engine=adapter.target)
     check_version_and_gpu(engine_file, artifact.manifest, adapter, gpu)
     parsed = read_graph(graph)
-    if artifact.manifest.io is not None and _plain(parsed.io) != _plain(artifact.manifest.io):
+    if artifact.manifest.io is not None and _signature(parsed.io) != _signature(artifact.manifest.io):
         problem = f"{source}: its inputs and outputs are not those of {engine_file}"
         hint = "refit takes other weights of the same model; build it instead"
         raise ModelError(problem, hint=hint, file=source)
     built_with = artifact.manifest.proof.get("weights")
     if built_with and built_with != weights_digest(parsed):
-        problem = f"{source}: its weights are not those that {engine_file} was built with; it takes no others"
-        hint = "build the engine with `refit` beside `strip_weights`, then it takes other weights"
+        problem = f"{source}: its weights differ; {engine_file} accepts only the weights of its build"
+        hint = "build the engine with both `refit` and `strip_weights` to change its weights"
         raise ModelError(problem, hint=hint, file=source)
     with current_device(device, str(engine_file)):
         progress("load the engine")
@@ -59,7 +57,7 @@ def refit_plan(
         progress("refit")
         _refit(adapter, opened, parsed, source)
         if hasattr(adapter.module, "SerializationFlag"):
-            # With all weights: from 10 on, the plan of a stripped engine would leave them out again.
+            # Include all weights: from 10 on, the plan of a stripped engine would omit them again.
             config = opened.engine.create_serialization_config()
             config.clear_flag(adapter.module.SerializationFlag.EXCLUDE_WEIGHTS)
             plan = opened.engine.serialize_with_config(config)
@@ -82,7 +80,7 @@ def refit_plan(
 def _refit(adapter: Adapter, opened: OpenPlan, graph: Graph, source: str) -> None:
     logger = opened.log.logger
     refitter = adapter.module.Refitter(opened.engine, logger)
-    weights: dict[str, Any] = {}  # TensorRT reads them when it refits: they live until then
+    weights: dict[str, Any] = {}  # must live until TensorRT reads them in the refit
     unknown: list[str] = []
     if hasattr(adapter.module, "OnnxParserRefitter"):  # from 10 on
         parser = adapter.module.OnnxParserRefitter(refitter, logger)
@@ -91,10 +89,10 @@ def _refit(adapter: Adapter, opened: OpenPlan, graph: Graph, source: str) -> Non
             reasons = "; ".join(errors[:_SHOWN]) or opened.said()
             raise BuildError(f"{source}: {adapter.name} refuses its weights: {reasons}", hint=_SAME_MODEL)
     else:
-        # Before 10 no parser refits, and weights go by the names of the initializers.
+        # Before 10 no parser can refit; weights are set by the initializers' names.
         weights = {tensor.name: tensor_values(tensor) for tensor in graph.load().graph.initializer}
-        there = [name for name in refitter.get_all_weights() if name in weights]
-        unknown = [name for name in there if not refitter.set_named_weights(name, weights[name])]
+        settable_names = [name for name in refitter.get_all_weights() if name in weights]
+        unknown = [name for name in settable_names if not refitter.set_named_weights(name, weights[name])]
     missing = list(refitter.get_missing_weights()) + unknown
     if missing:
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
@@ -105,7 +103,7 @@ def _refit(adapter: Adapter, opened: OpenPlan, graph: Graph, source: str) -> Non
 
 
 def weights_digest(graph: Graph) -> str:
-    """Return the digest of all tensors that a graph stores, in any order.
+    """Return the digest of all tensors stored in a graph, independent of their order.
 
     An engine with REFIT_IDENTICAL takes only the weights of its build: "if the refit weights are not
     identical to the build-time weights, behavior is undefined" (NvInfer.h of 10.16, kREFIT_IDENTICAL).
@@ -117,8 +115,8 @@ def weights_digest(graph: Graph) -> str:
     return f"sha256:{hashlib.sha256(chr(10).join(sorted(tensors)).encode()).hexdigest()}"
 
 
-def _plain(io: ModelIO) -> list[tuple[str, str, list[int]]]:
-    """Inputs and outputs without the names of their dynamic axes, which do not matter."""
+def _signature(io: ModelIO) -> list[tuple[str, str, list[int]]]:
+    """Return inputs and outputs without the names of dynamic axes, which may differ."""
     return [
         (tensor.name, tensor.dtype, [-1 if isinstance(dim, str) else dim for dim in tensor.shape])
         for tensor in (*io.inputs, *io.outputs)

@@ -1,9 +1,8 @@
-"""Explain what TensorRT's ONNX parser refuses: the node at fault, the parser's words, and the way out.
+"""Explain refusals of TensorRT's ONNX parser: the node at fault, the parser's message, and a hint.
 
-The hints are chosen by the parser's words and the operator. The words of 8.5 and 10.1 are those of
+The hints depend on the parser's message and the operator. The messages of 8.5 and 10.1 come from
 builtin_op_importers.cpp, onnxOpImporters.cpp, importerUtils.cpp and ModelImporter.cpp of onnx/onnx-tensorrt,
-8.5-GA and 10.1-GA; those of today are what TensorRT-RTX 1.7.1 says. What no row recognises gets a hint that
-says no cause.
+8.5-GA and 10.1-GA; current ones come from TensorRT-RTX 1.7.1. An unrecognized message gets a general hint.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..adapter import Adapter
 from ..log import plain
 
 _NAMESPACE = "namespace"
-"""Node metadata of PyTorch's exporter: the path of modules the node comes from."""
+"""Key of PyTorch's exporter in a node's metadata: the path of the node's module."""
 
 _QUANTIZED = "it must be quantized for tensorrt: `qcompile quantize` the float model with `target` tensorrt"
 _CHANGE = "change that in the model"
@@ -31,10 +30,10 @@ _HINTS: Sequence[tuple[str, str, str]] = (
      "a scale is 0 or negative: quantize the float model again"),
     (r"QLinear\w+|QAttention|QGemm|DynamicQuantize\w+|\w+Integer\w*", r"plugin", _QUANTIZED),
     (r"NonZero|RoiAlign|InstanceNormalization", r"plugin",
-     "TensorRT has it as a plugin, which is not here: give its library with `plugins`, or write the model "
+     "TensorRT has it as a plugin, which is missing: give its library with `plugins`, or write the model "
      "without it (torch.where with three inputs in place of a boolean index)"),
     (r"", r"plugin (creator|not found)|could not find plugin|no importer registered",
-     "it is no operator of TensorRT: give a library that has it with `plugins`, or write it with operators "
+     "TensorRT lacks the operator: give a library that has it with `plugins`, or write it with operators "
      "of ONNX in the model"),
     (r"", r"import initializer",
      "a stored tensor has a type that TensorRT lacks: cast it to float32 or int32 in the model"),
@@ -44,7 +43,7 @@ _HINTS: Sequence[tuple[str, str, str]] = (
     (r"Cast", r"unsupported data type|unsupported cast",
      "cast to float32, float16, int32 or bool in the model"),
     (r"MatMul|Gemm|Conv\w*|Einsum", r"type",
-     "TensorRT multiplies floats alone: cast both operands to float32 in the model"),
+     "TensorRT multiplies only floats: cast both operands to float32 in the model"),
     (r"", r"must have same input types|bound to different types|types .* identical",
      "cast one of its inputs to the type of the other in the model"),
     (r"", r"requires inputs with type|must have type|(input|data) type|type of .* not supported",
@@ -65,27 +64,27 @@ _HINTS: Sequence[tuple[str, str, str]] = (
     (r"Pad", r"mode|dynamic|axes", f"{_CHANGE}: mode constant, reflect or edge, with constant pads"),
     (r"BatchNormalization|Dropout", r"training",
      "the file is in training mode: export it in evaluation mode (model.eval())"),
-    (r"MaxPool", r"outputs|indices", "its indices cannot be had: remove what reads them in the model"),
+    (r"MaxPool", r"outputs|indices", "its indices are not supported: remove their consumers"),
     (r"\w+Pool", r"dilations", f"{_CHANGE}: dilations of 1"),
     (r"LRN", r"window", f"{_CHANGE}: an odd size, 1 to 15"),
     (r"", r"unknown activation", f"{_CHANGE}: activations such as Sigmoid, Tanh and Relu"),
     (r"Scatter\w+", r"reduction",
      "write the sum as a product with a one-hot matrix in the model, or build for onnxruntime"),
     (r"", r"must be (an? )?(initializer|constant)|as an initializer|a constant tensor|dynamic",
-     "simplify first, which folds constants; what stays must be a constant in the model, or its axes numbers "
+     "simplify first, which folds constants; then make the input a constant in the model, or fix its axes "
      "in `inputs` of the export"),
 )  # fmt: skip
-"""Operator, what the parser says of it in any case, and the way out; the first row that fits counts."""
+"""Patterns of the operator and of the parser's message (any case), and the hint; the first match counts."""
 
-_OTHERWISE = "simplify first, or write the node with other operators; `target` onnxruntime has more of them"
+_DEFAULT = "simplify first, or write the node with other operators; `target` onnxruntime has more of them"
 
 
 def refusal(adapter: Adapter, error: Any, model: onnx.ModelProto, shown: str) -> UnsupportedOperator:
-    """Return the error for what a parser refuses; `shown` is how messages name the file."""
-    words = _words(str(error.desc()))
+    """Return the error for a refusal of the parser; `shown` is the file's name in messages."""
+    message = _clean_message(str(error.desc()))
     name = error.node_name() if hasattr(error, "node_name") else ""
     operator = error.node_operator() if hasattr(error, "node_operator") else ""
-    node = _node(model, error.node(), name) or _node_without_place(model, words)
+    node = _node(model, error.node(), name) or _node_of_message(model, message)
     if node is not None:
         operator = operator or node.op_type
         name = name or node.name or f"making {', '.join(node.output)}"
@@ -93,27 +92,27 @@ def refusal(adapter: Adapter, error: Any, model: onnx.ModelProto, shown: str) ->
     where = f" (PyTorch module {module})" if module else ""
     subject = f"{operator} {name!r}" if operator else "the graph"
     return UnsupportedOperator(
-        f"{shown}: {adapter.name} refuses {subject} of opset {opset(model)}{where}: {words}"
-        f"{_foreign_inputs(model, words)}",
-        hint=hint_for(operator, words),
+        f"{shown}: {adapter.name} refuses {subject} of opset {opset(model)}{where}: {message}"
+        f"{_input_types(model, message)}",
+        hint=hint_for(operator, message),
         operator=operator,
         node=name,
         module=module,
     )
 
 
-def hint_for(operator: str, words: str) -> str:
-    """Return the way out of a refusal of an operator, by the parser's words."""
+def hint_for(operator: str, message: str) -> str:
+    """Return the hint for a refused operator, by the parser's message."""
     for operators, pattern, hint in _HINTS:
         fits = not operators or re.fullmatch(operators, operator)
-        if fits and re.search(pattern, words, re.IGNORECASE):
+        if fits and re.search(pattern, message, re.IGNORECASE):
             return hint
-    return _OTHERWISE
+    return _DEFAULT
 
 
-def _words(description: str) -> str:
-    """What the parser says, on a line: without its conditions in C++, places in its source, and CUDA's
-    absence, which it repeats where no GPU is."""
+def _clean_message(description: str) -> str:
+    """Return the parser's message on one line, without C++ conditions, source locations, and the CUDA errors
+    that it repeats on a machine without a GPU."""
     text = " ".join(description.split())
     text = re.sub(r"\[checkMacros\.cpp::\w+::\d+\] Error Code 1: Cuda Runtime \(.*?\)\)\)?", "", text)
     text = re.sub(
@@ -127,7 +126,7 @@ def _words(description: str) -> str:
 
 
 def _node(model: onnx.ModelProto, index: int, name: str) -> onnx.NodeProto | None:
-    """The refused node: by name, also inside of others, or by its place."""
+    """Return the refused node: by name, in subgraphs too, or by its index."""
     nodes = model.graph.node
     by_place = nodes[index] if 0 <= index < len(nodes) else None
     if not name or (by_place is not None and by_place.name == name):
@@ -137,11 +136,11 @@ def _node(model: onnx.ModelProto, index: int, name: str) -> onnx.NodeProto | Non
     )
 
 
-def _node_without_place(model: onnx.ModelProto, words: str) -> onnx.NodeProto | None:
-    """The node that words without a place are of: by an initializer that it reads, or a value it names."""
-    stored = re.search(r"import initializer: (\S+)$", words)
-    value = re.search(r"unknown activation type: (\w+)", words, re.IGNORECASE)
-    reduces = "reduction type" in words.lower()
+def _node_of_message(model: onnx.ModelProto, message: str) -> onnx.NodeProto | None:
+    """Return the node of a message without location: by an initializer, an activation or a reduction."""
+    stored = re.search(r"import initializer: (\S+)$", message)
+    value = re.search(r"unknown activation type: (\w+)", message, re.IGNORECASE)
+    reduces = "reduction type" in message.lower()
     for graph in every_graph(model.graph):
         for node in graph.node:
             texts = {text for item in node.attribute for text in (item.s, *item.strings)}
@@ -154,9 +153,9 @@ def _node_without_place(model: onnx.ModelProto, words: str) -> onnx.NodeProto | 
     return None
 
 
-def _foreign_inputs(model: onnx.ModelProto, words: str) -> str:
-    """Inputs and their types, where the parser refuses a type and does not say which."""
-    if "type to TensorRT data type" not in words:
+def _input_types(model: onnx.ModelProto, message: str) -> str:
+    """Return the inputs and their types if the parser refuses a type without naming it, else ""."""
+    if "type to TensorRT data type" not in message:
         return ""
     kinds = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
     inputs = [f"{name}:{onnx.TensorProto.DataType.Name(kind).lower()}" for name, kind in kinds.items()]
@@ -164,7 +163,7 @@ def _foreign_inputs(model: onnx.ModelProto, words: str) -> str:
 
 
 def _module_path(node: onnx.NodeProto) -> str:
-    """`layer4.1.conv2`, of the exporter's ": Net/layer4: Sequential/layer4.1.conv2: Conv2d/conv2d: aten"."""
+    """Return "layer4.1.conv2" for ": Net/layer4: Sequential/layer4.1.conv2: Conv2d/conv2d: aten"."""
     for entry in node.metadata_props:
         if entry.key == _NAMESPACE:
             scopes = [part.split(":")[0].strip() for part in entry.value.split("/")]

@@ -1,4 +1,4 @@
-"""An execution context with its buffers on one stream: everything that one inference in flight needs."""
+"""An execution context with its buffers on one stream: all resources of one inference in flight."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ Values = Mapping[str, "NDArray[Any] | DeviceInput"]
 
 
 class BoundContext:
-    """An execution context, bound to feeds, run, and bound again. The primary context must be active.
-
-    `binding` changes identity on every `bind`; compare it to detect that another caller has bound since.
-    """
+    """An execution context that is bound to feeds, run, and bound again. The primary context must be active.
+    `binding` changes identity on every `bind`; compare it to detect that another caller has bound since."""
 
     def __init__(self, loaded: LoadedEngine, stream: Stream) -> None:
         self._loaded = loaded
@@ -47,15 +45,15 @@ class BoundContext:
         self._under_way = False
 
     def bind(self, values: Values, feed_shapes: FeedShapes, profile: Profile, *, graph: bool = True) -> None:
-        """Take the feeds: choose profile and shapes, copy to page-locked memory, set every address."""
+        """Bind feeds: choose profile and shapes, copy to page-locked memory, set every address."""
         self.synchronize()
         self.binding = object()
-        is_new = self._choose(profile, feed_shapes)
+        is_new = self._choose_shapes(profile, feed_shapes)
         self._uploads, self._owners, self._device_copies = [], [], {}
         for tensor in self._loaded.inputs:
             self._bind_input(tensor, values[tensor.name])
         if is_new and self._loaded.user_managed:
-            # For the shapes that are bound (trtexec: sampleInference.cpp of 10.16:393).
+            # For the bound shapes (trtexec: sampleInference.cpp of 10.16:393).
             size = int(self._context.update_device_memory_size_for_shapes())
             self._context.set_device_memory(self._activations.reserve(size), size)
         for tensor in self._loaded.outputs:
@@ -70,13 +68,13 @@ class BoundContext:
         self._download()
 
     def synchronize(self) -> None:
-        """Wait until nothing is under way."""
+        """Wait for the run under way, if any."""
         if self._under_way:
             self._stream.synchronize()
             self._under_way = False
 
     def outputs_on_host(self, *, copied: bool) -> dict[str, NDArray[Any]]:
-        """Return the outputs: copies, or the page-locked memory, which the next run writes again."""
+        """Return the outputs: copies, or the page-locked memory, which the next run overwrites."""
         return {name: array.copy() if copied else array for name, array in self._on_host.items()}
 
     def gpu_times(self, iterations: int) -> GpuTimes:
@@ -85,8 +83,8 @@ class BoundContext:
         return time_runs(iterations, lambda: Event(self._cuda), self._stream, *phases)
 
     def layer_times(self, iterations: int, warmup: int) -> dict[str, float]:
-        """Run with TensorRT's profiler and return layer to its median time in milliseconds."""
-        self._drop_graph()  # a graph does not report, and what the profiler changes is not in it
+        """Run with TensorRT's profiler and return the median time of each layer in milliseconds."""
+        self._drop_graph()  # a graph reports no times, and was captured without the profiler
         for _ in range(warmup):
             self.start()
             self.synchronize()
@@ -101,10 +99,8 @@ class BoundContext:
         return dict(profiler.median_ms())
 
     def run_listened(self, listener: Any) -> None:
-        """Run once, ordinarily, while TensorRT tells a listener its debug tensors, unfused ones too.
-
-        Bindings before 10.12 do not keep the listener alive.
-        """
+        """Run once without a graph, while TensorRT passes debug tensors, unfused ones too, to a listener.
+        The caller holds the listener: bindings before 10.12 do not."""
         self._drop_graph()
         context = self._context
         with ExitStack() as stack:
@@ -119,7 +115,7 @@ class BoundContext:
             self.synchronize()
 
     def free(self) -> None:
-        """Free buffers, graph and execution context; each is freed even if another one fails to be."""
+        """Free buffers, graph and execution context; each is freed even if freeing another one fails."""
         self.binding = object()
         with ExitStack() as stack:
             stack.callback(self._forget)
@@ -139,8 +135,8 @@ class BoundContext:
         if graph is not None:
             graph.free()
 
-    def _choose(self, profile: Profile, feed_shapes: FeedShapes) -> bool:
-        """Choose profile and shapes; returns whether they are not those of before."""
+    def _choose_shapes(self, profile: Profile, feed_shapes: FeedShapes) -> bool:
+        """Choose profile and shapes; return whether they differ from the previous ones."""
         binding = (profile.index, feed_shapes.key)
         if self._bound == binding:
             return False
@@ -158,7 +154,7 @@ class BoundContext:
             refusal = f"input {name!r} cannot be of shape {format_shape(shape)}"
             self._loaded.require(refusal, self._context.set_input_shape, name, shape)
         for tensor in self._loaded.inputs:
-            if tensor.on_host:  # its values are written anew, so its address is set anew behind them
+            if tensor.on_host:  # its values change: its address must be set again after them
                 self._addresses.pop(tensor.name, None)
         self._bound = binding
         return True
@@ -172,7 +168,7 @@ class BoundContext:
             if not self._loaded.cuda_graph:
                 self._set_address(name, value.address or buffer.reserve(1))
                 return
-            # A graph reads where it was captured: a new address each time would capture it anew each time.
+            # A graph reads from the captured address: a new address would require a new capture each time.
             self._set_address(name, buffer.reserve(value.nbytes))
             if value.nbytes:
                 self._device_copies[name] = value
@@ -189,7 +185,7 @@ class BoundContext:
         name = tensor.name
         shape = tuple(int(extent) for extent in self._context.get_tensor_shape(name))
         if any(extent < 0 for extent in shape):
-            self._let_allocate(name)
+            self._set_output_allocator(name)
             return
         self._on_host[name] = self._host[name].view(shape, tensor.dtype)
         if tensor.on_host:
@@ -197,7 +193,7 @@ class BoundContext:
         else:
             self._set_address(name, self._device[name].reserve(self._on_host[name].nbytes))
 
-    def _let_allocate(self, name: str) -> None:
+    def _set_output_allocator(self, name: str) -> None:
         if self._loaded.cuda_graph:
             problem = f"output {name!r}: its shape depends on data, which no CUDA graph can capture"
             raise ModelError(problem, hint=GRAPH_HINT, tensor=name)
@@ -236,32 +232,32 @@ class BoundContext:
         if not self._context.execute_async_v3(self._stream.handle):
             for allocator in self._allocators.values():
                 allocator.raise_again()
-            raise self._refused("the engine failed")
+            raise self._failure("the engine failed")
 
     def _download(self) -> None:
         for tensor in self._loaded.outputs:
             if tensor.name in self._allocators:
                 shape: tuple[int, ...] | None = self._allocators[tensor.name].shape
                 if shape is None:
-                    raise self._refused(f"output {tensor.name!r} was given no shape")
+                    raise self._failure(f"output {tensor.name!r} has no shape")
                 self._on_host[tensor.name] = self._host[tensor.name].view(shape, tensor.dtype)
             if self._on_host[tensor.name].nbytes and not tensor.on_host:
                 target, source = self._host[tensor.name].used, self._device[tensor.name].address
                 self._cuda.copy_to_host(target, source, self._stream)
 
     def _capture(self) -> None:
-        """Run once, as TensorRT requires after new shapes, then capture; a failure is an error."""
+        """Run once, as TensorRT requires after new shapes, then capture; raise ModelError if this fails."""
         self._under_way = True
         self._upload()
         self._execute()
         self.synchronize()
         try:
             if not self._loaded.adapter.can_be_captured(self._context, self._stream.handle):
-                raise self._refused("TensorRT says that it is not capturable")
+                raise self._failure("TensorRT cannot capture it")
             self._graph = CudaGraph(self._cuda, self._stream, self._execute)
         except (CudaError, ModelError) as error:
             problem = f"{self._loaded.path}: it cannot be captured in a CUDA graph: {first_line(error)}"
             raise ModelError(problem, hint=GRAPH_HINT) from error
 
-    def _refused(self, what: str) -> ModelError:
-        return ModelError(f"{self._loaded.path}: {what}: {self._loaded.said()}")
+    def _failure(self, problem: str) -> ModelError:
+        return ModelError(f"{self._loaded.path}: {problem}: {self._loaded.said()}")

@@ -1,8 +1,8 @@
-"""CUDA's contexts, streams, events and graphs, by libcuda; contexts by PyCUDA where it is installed.
+"""CUDA contexts, streams, events and graphs through libcuda; contexts through PyCUDA if it is installed.
 
-PyCUDA keeps a stack of contexts of its own, so that where it is installed contexts are made current by it.
-All functions but graphs' need a current context. None is created, and none stays current: each block makes
-the primary one, which PyTorch uses too, current and leaves the thread as it found it.
+PyCUDA maintains a separate stack of contexts, so with PyCUDA contexts must be made current through it. All
+functions except those of graphs need a current context. Each block makes the primary context, which PyTorch
+uses too, current, and afterwards restores the thread's previous context. No other context is created.
 """
 
 from __future__ import annotations
@@ -23,23 +23,21 @@ from ....errors import EngineUnavailable, InvalidOption, ModelError, first_line
 from ...libcuda import CudaError, CudaOutOfMemory, Libcuda
 
 _NON_BLOCKING = 1
-"""CU_STREAM_NON_BLOCKING: nothing waits for the default stream, or makes it wait."""
+"""CU_STREAM_NON_BLOCKING: no synchronization with the default stream."""
 _THREAD_LOCAL = 1
-"""CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may go on allocating."""
+"""CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may allocate during a capture."""
 
 
 class Cuda(Libcuda):
-    """The driver's functions that are used here; objects free what they hold when they are collected.
-
-    `package` is what a primary context was retained by: the library, or `pycuda.driver`.
-    """
+    """The driver functions in use here; objects free their resources when they are garbage-collected.
+    `package` is the module that retains primary contexts: the library, or `pycuda.driver`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.package = self.library
 
     def retain(self, device: int) -> Any:
-        """Return the handle of a device's primary context, which is retained until the process ends."""
+        """Return the handle of a device's primary context, retained until the process ends."""
         self.call("cuInit", 0)
         return self.call("cuDevicePrimaryCtxRetain", self.call("cuDeviceGet", device))
 
@@ -50,7 +48,7 @@ class Cuda(Libcuda):
         self.call("cuCtxPopCurrent")
 
     def owned(self, owner: object, function: str, handle: int) -> Callable[[], object]:
-        """Let a function free a handle, once, in the context of now, at the latest with the owner."""
+        """Return a function that frees a handle, once, in the current context. It runs when `owner` ends."""
         context = self.call("cuCtxGetCurrent")
 
         def free() -> None:
@@ -62,11 +60,11 @@ class Cuda(Libcuda):
                     self.call("cuCtxPopCurrent")
 
         finalize = weakref.finalize(owner, free)
-        finalize.atexit = False  # the process gives all back
+        finalize.atexit = False  # the end of the process frees everything
         return finalize
 
     def pagelocked_empty(self, size_bytes: int) -> NDArray[np.uint8]:
-        """Return bytes in page-locked memory, which is freed with the last view of it."""
+        """Return bytes in page-locked memory, which is freed with its last view."""
         address = self.call("cuMemHostAlloc", size_bytes, 0)
         memory = (ctypes.c_uint8 * size_bytes).from_address(address)
         self.owned(memory, "cuMemFreeHost", address)
@@ -74,11 +72,11 @@ class Cuda(Libcuda):
         return array
 
     def copy_to_device(self, target: int, source: NDArray[np.uint8], stream: Stream | None = None) -> None:
-        """Copy to the device, and wait; with a stream enqueue it, from page-locked memory."""
+        """Copy to the device, and wait; with a stream, only enqueue the copy, from page-locked memory."""
         self._copy("cuMemcpyHtoD", target, source.ctypes.data, source.nbytes, stream=stream)
 
     def copy_to_host(self, target: NDArray[np.uint8], source: int, stream: Stream | None = None) -> None:
-        """Copy from the device, and wait; with a stream enqueue it, to page-locked memory."""
+        """Copy from the device, and wait; with a stream, only enqueue the copy, to page-locked memory."""
         self._copy("cuMemcpyDtoH", target.ctypes.data, source, target.nbytes, stream=stream)
 
     def _copy(self, function: str, *arguments: int, stream: Stream | None) -> None:
@@ -86,15 +84,13 @@ class Cuda(Libcuda):
         self.call(function + ending, *arguments, *last)
 
     def synchronize(self, stream: int | None = None) -> None:
-        """Let the host wait for the work on a stream, by its handle, or on all of the context."""
+        """Make the host wait for the work on a stream, by its handle, or for all work of the context."""
         self.call("cuCtxSynchronize") if stream is None else self.call("cuStreamSynchronize", stream)
 
 
 class PyCuda(Cuda):
-    """The driver with contexts of the module `pycuda.driver`.
-
-    PyCUDA frees the user's arrays in the context that it believes to be current.
-    """
+    """The driver with contexts of `pycuda.driver`, which frees the user's arrays in the context that it
+    regards as current."""
 
     def __init__(self, package: Any) -> None:
         super().__init__()
@@ -114,7 +110,7 @@ class PyCuda(Cuda):
         try:
             return function(*arguments)
         except self.package.Error as error:
-            # Its traceback would keep the callers' frames.
+            # Without its traceback, which would hold the callers' frames.
             raise CudaError(first_line(error)) from error.with_traceback(None)
 
 
@@ -126,7 +122,7 @@ def load_cuda() -> Cuda:
     """
     try:
         import pycuda.driver
-    except Exception:  # ImportError, of a library of the toolkit too; OSError: no libcuda
+    except Exception:  # ImportError, also for a library of the toolkit; OSError: no libcuda
         return Cuda()
     return PyCuda(pycuda.driver)
 
@@ -140,12 +136,12 @@ class Stream:
         self._cuda.synchronize(self.handle)
 
     def wait_for_event(self, event: Event) -> None:
-        """Let it wait for an event; the host does not wait."""
+        """Make the stream wait for an event; the host does not wait."""
         self._cuda.call("cuStreamWaitEvent", self.handle, event.handle, 0)
 
 
 class Event:
-    """An event that knows its time."""
+    """A CUDA event that records its time."""
 
     def __init__(self, cuda: Cuda) -> None:
         self._cuda, self.handle = cuda, int(cuda.call("cuEventCreate", 0))
@@ -158,24 +154,22 @@ class Event:
         self._cuda.call("cuEventSynchronize", self.handle)
 
     def elapsed_time(self, end: Event) -> float:
-        """Return the milliseconds from this to another one; both have happened."""
+        """Return the milliseconds from this event to `end`; both must have happened."""
         return float(self._cuda.call("cuEventElapsedTime", self.handle, end.handle))
 
 
 class CudaGraph:
-    """The work that `enqueue` puts on a stream, captured as a graph.
-
-    The context is active, nothing may be under way on the stream, and `enqueue` must not wait for it.
-    """
+    """The work that `enqueue` puts on a stream, captured as a graph. The context must be active, the stream
+    idle, and `enqueue` must not wait for the stream."""
 
     def __init__(self, cuda: Cuda, stream: Stream, enqueue: Callable[[], None]) -> None:
         self._cuda, self._stream = cuda, stream
-        with _no_collection():
+        with _gc_disabled():
             cuda.call("cuStreamBeginCapture", stream.handle, _THREAD_LOCAL)
             try:
                 enqueue()
             except BaseException:
-                # The stream must leave capture mode; that the capture is void is what is being raised.
+                # End the stream's capture mode; the error raised here already reports the failed capture.
                 with suppress(CudaError):
                     cuda.call("cuGraphDestroy", cuda.call("cuStreamEndCapture", stream.handle))
                 raise
@@ -186,7 +180,7 @@ class CudaGraph:
             cuda.call("cuGraphDestroy", graph)
 
     def launch(self) -> None:
-        """Replay it on the stream it was captured from."""
+        """Replay the graph on the stream from which it was captured."""
         self._cuda.call("cuGraphLaunch", self._executable, self._stream.handle)
 
     def free(self) -> None:
@@ -194,8 +188,8 @@ class CudaGraph:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep Python from collecting garbage: what that frees on the device voids a capture."""
+def _gc_disabled() -> Iterator[None]:
+    """Disable garbage collection: freeing device memory would invalidate a capture."""
     restore = gc.enable if gc.isenabled() else gc.disable
     gc.disable()
     try:
@@ -205,14 +199,12 @@ def _no_collection() -> Iterator[None]:
 
 
 _retained: dict[tuple[Any, int], Any] = {}
-"""Package and device to the context's handle, which is retained once, until the process ends."""
+"""Package and device to the handle of the primary context, retained once until the process ends."""
 
 
 class PrimaryContext:
-    """A device's primary context, which everything in the process shares, PyTorch included.
-
-    `subject` is what needs it, such as the engine's file: every message begins with it.
-    """
+    """A device's primary context, which the whole process shares, PyTorch included. `subject` begins every
+    message: the file or the purpose that needs the device."""
 
     def __init__(self, device: int, subject: str, *, engine: str = "tensorrt") -> None:
         if device < 0:
@@ -231,10 +223,10 @@ class PrimaryContext:
 
     @contextmanager
     def active(self, doing: str) -> Iterator[None]:
-        """Make the context current in the block, and translate CUDA's errors, which say what it does.
+        """Make the context current in the block, and translate CUDA errors; `doing` names the operation.
 
-        The finished frames of an error, and of what caused it in the block, lose their locals here: whoever
-        keeps the error would keep memory of the device and TensorRT's objects with them.
+        The finished frames of an error and of its causes in the block lose their locals. Otherwise a stored
+        error would hold device memory and TensorRT's objects.
         """
         outer = sys.exc_info()[1]
         self.cuda.push(self._handle)
@@ -258,10 +250,8 @@ class PrimaryContext:
 
 @contextmanager
 def current_device(device: int, subject: str) -> Iterator[None]:
-    """Let TensorRT build on a device in the block: it takes the one whose context is current in the thread.
-
-    Device 0 is CUDA's default: where it cannot be made current, as without a GPU, nothing is done.
-    """
+    """Make a device's context current in the block: TensorRT builds on the thread's current device. Device 0
+    is CUDA's default: if it cannot be made current, as without a GPU, the block runs anyway."""
     active: AbstractContextManager[None] = nullcontext()
     try:
         active = PrimaryContext(device, subject).active("building")

@@ -1,7 +1,7 @@
-"""The inputs and outputs of a deserialized engine, its optimization profiles, and 64-bit integers.
+"""Inputs, outputs and optimization profiles of a deserialized engine, and the model's 64-bit integers.
 
-TensorRT 8 narrows a model's int64: feeds of the model's type are taken, and narrowed only where every value
-fits. What has 64 bits in the model has them in the outputs again.
+TensorRT 8 narrows a model's int64 to int32. Feeds have the model's type and are narrowed if every value fits.
+Outputs that are int64 in the model are widened again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ....errors import DataError, ModelError
 from ....spec.tensors import ModelIO, TensorInfo, format_shape
 from ..adapter import Adapter, member_name
 
-# By name: the module's own nptype() uses numpy names that numpy 2 has dropped (TensorRT 8.5).
+# By name: TensorRT's nptype() uses NumPy names that NumPy 2 removed (TensorRT 8.5).
 _NUMPY = {
     "FLOAT": "float32", "HALF": "float16", "INT8": "int8", "INT32": "int32", "INT64": "int64",
     "BOOL": "bool", "UINT8": "uint8", "BF16": "bfloat16", "FP8": "float8_e4m3fn",
@@ -29,8 +29,7 @@ _INT32 = np.iinfo(np.int32)
 
 @dataclass(frozen=True)
 class IOTensor:
-    """An input or output; an extent of -1 is dynamic. Values that shapes depend on are read or written
-    `on_host`."""
+    """An input or output; an extent of -1 is dynamic. Shapes depend on the values of `on_host` ones."""
 
     name: str
     dtype: np.dtype[Any]
@@ -40,7 +39,7 @@ class IOTensor:
 
     @property
     def info(self) -> TensorInfo:
-        """The form used everywhere else; dynamic axes have no name in an engine."""
+        """Return the tensor's `TensorInfo`; an engine has no names for dynamic axes."""
         shape = tuple(extent if extent >= 0 else "?" for extent in self.shape)
         return TensorInfo(self.name, str(self.dtype), shape)
 
@@ -88,10 +87,8 @@ def refused_input(name: str, problem: str, hint: str = "") -> DataError:
 
 
 class WideIntegers:
-    """The inputs and outputs that the model has wider than its engine.
-
-    `io` is the engine's, with the 64-bit integers of the model, which the engine's manifest tells.
-    """
+    """Converts the model's int64 inputs and outputs that the engine has as int32. `io` is the engine's, with
+    the 64-bit integers of the model according to the engine's manifest."""
 
     def __init__(self, engine: ModelIO, model: ModelIO | None) -> None:
         declared = {tensor.name: tensor.dtype for tensor in (*model.inputs, *model.outputs)} if model else {}
@@ -125,12 +122,12 @@ class WideIntegers:
 
 
 DeclaredProfiles = Sequence[Mapping[str, Mapping[str, Sequence[int]]]]
-"""As manifests have them: for each profile, input to "min", "opt" and "max" of its shape or its values."""
+"""A manifest's profiles: for each profile, input to "min", "opt" and "max" of its shape or its values."""
 
 
 @dataclass(frozen=True)
 class FeedShapes:
-    """Input to its shape, and shape input to its elements, in order, by which a profile is chosen."""
+    """Input to shape, and shape input to its elements in order; both determine the profile."""
 
     shapes: Mapping[str, tuple[int, ...]]
     values: Mapping[str, tuple[float, ...]]
@@ -142,7 +139,7 @@ class FeedShapes:
 
 @dataclass(frozen=True)
 class InputRange:
-    """Smallest, optimal and largest shape of one dynamic input, or values of one that holds a shape."""
+    """Smallest, optimal and largest shape of a dynamic input, or values of an input that holds a shape."""
 
     name: str
     min: tuple[int, ...]
@@ -172,7 +169,7 @@ class Profile:
     ranges: tuple[InputRange, ...]
 
     def slack(self, feed_shapes: FeedShapes) -> tuple[int, int, int]:
-        """Smaller is tighter: elements it allows, then elements between its optimum and the shapes."""
+        """Return a sort key, lower if tighter: allowed elements, elements off the optimum, index."""
         shapes = [item for item in self.ranges if not item.of_values]
         allowed = sum(math.prod(item.max) for item in shapes)
         off = sum(abs(math.prod(item.opt) - math.prod(feed_shapes.shapes[item.name])) for item in shapes)
@@ -182,31 +179,29 @@ class Profile:
 def read_profiles(
     adapter: Adapter, engine: Any, inputs: Sequence[IOTensor], declared: DeclaredProfiles
 ) -> tuple[Profile, ...]:
-    """Return the optimization profiles of an engine; without dynamic inputs one that takes all.
-
-    The ranges of shape inputs are the declared ones where TensorRT does not tell them, as 8.x does not.
-    """
+    """Return the optimization profiles of an engine; without dynamic inputs, one that accepts all feeds.
+    Ranges of shape inputs come from `declared` if TensorRT does not report them (8.x)."""
     count, profiles = engine.num_optimization_profiles, []
     for index in range(count):
         ranges = []
         for tensor in inputs:
             if -1 in tensor.shape:
                 extents = engine.get_tensor_profile_shape(tensor.name, index)
-                ranges.append(_range(tensor.name, extents, of_values=False))
+                ranges.append(_read_range(tensor.name, extents, of_values=False))
             if not tensor.on_host:
                 continue
             values = adapter.profile_values(engine, tensor.name, index)
-            noted = declared[index].get(tensor.name) if len(declared) == count else None
-            if not values and noted and -1 not in tensor.shape:
-                values = [noted[kind] for kind in ("min", "opt", "max")]
+            declared_range = declared[index].get(tensor.name) if len(declared) == count else None
+            if not values and declared_range and -1 not in tensor.shape:
+                values = [declared_range[kind] for kind in ("min", "opt", "max")]
             if values:
-                ranges.append(_range(tensor.name, values, of_values=True))
+                ranges.append(_read_range(tensor.name, values, of_values=True))
         profiles.append(Profile(index, tuple(ranges)))
     return tuple(profiles)
 
 
 def fitting_profiles(profiles: Sequence[Profile], feed_shapes: FeedShapes) -> list[Profile]:
-    """Return the profiles that take these shapes, the tightest first."""
+    """Return the profiles that accept these shapes, the tightest first; raise DataError if none does."""
     fitting = [item for item in profiles if all(extents.holds(feed_shapes) for extents in item.ranges)]
     if fitting:
         return sorted(fitting, key=lambda profile: profile.slack(feed_shapes))
@@ -226,6 +221,6 @@ def fitting_profiles(profiles: Sequence[Profile], feed_shapes: FeedShapes) -> li
     raise DataError(f"{problem}; required: {'; or '.join(each)}", hint=hint)
 
 
-def _range(name: str, extents: Sequence[Any], *, of_values: bool) -> InputRange:
+def _read_range(name: str, extents: Sequence[Any], *, of_values: bool) -> InputRange:
     low, opt, high = (tuple(int(extent) for extent in shape) for shape in extents)
     return InputRange(name, low, opt, high, of_values)

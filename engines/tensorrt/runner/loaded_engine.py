@@ -1,7 +1,7 @@
-"""An engine on its device with what makes its execution contexts, held by one runner or by several.
+"""A loaded engine and the means to create its execution contexts, shared by one runner or several.
 
-TensorRT-RTX compiles kernels where an engine runs. Its `IRuntimeConfig` says how, and keeps what it compiled
-in a runtime cache; other TensorRTs have nothing to say there.
+TensorRT-RTX compiles kernels on the machine that runs the engine. Its `IRuntimeConfig` controls this and
+stores the kernels in a runtime cache; other TensorRTs need neither.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ GRAPH_HINT = "leave cuda_graph off"
 
 @dataclass(frozen=True)
 class EngineUse:
-    """How an engine is loaded: the profiles are its manifest's, with the values of shape inputs; kernels that
-    TensorRT-RTX compiles are kept beside it with `runtime_cache`; the digest is one that was checked."""
+    """Options for loading an engine. `profiles` are the manifest's, with values of shape inputs.
+    `runtime_cache` stores TensorRT-RTX's compiled kernels beside the engine. `digest` is already verified."""
 
     device: int = 0
     cuda_graph: bool = False
@@ -38,13 +38,13 @@ class EngineUse:
 
 
 class LoadedEngine:
-    """A deserialized engine in the memory of its device; the last holder that lets go frees it.
+    """A deserialized engine in the memory of its device; the last holder that releases it frees it.
 
     Attributes:
-        captures_itself: Whether TensorRT captures and replays: from TensorRT-RTX 1.2 on. It knows when its
-            kernels for a shape are compiled; a capture from outside would need engines built with the flag
-            REQUIRE_USER_ALLOCATION (release notes 1.2), and would keep the kernels of that moment.
-        user_managed: Whether whoever binds shapes allocates the memory of execution contexts.
+        captures_itself: Whether TensorRT captures and replays (TensorRT-RTX 1.2 and newer). It can wait until
+            a shape's kernels are compiled. A capture from outside would need engines built with the flag
+            REQUIRE_USER_ALLOCATION (release notes 1.2), and would contain the kernels of that moment.
+        user_managed: Whether the caller that binds shapes allocates the memory of execution contexts.
     """
 
     def __init__(self, adapter: Adapter, path: Path, use: EngineUse) -> None:
@@ -88,8 +88,8 @@ class LoadedEngine:
         if self._strategy is not None:
             self._config.set_execution_context_allocation_strategy(self._strategy)
         strategies = module.DynamicShapesKernelSpecializationStrategy
-        # The default, LAZY, computes with other kernels until those for a shape are compiled: times and last
-        # bits of an output would change from call to call, and the cache would miss what is not ready yet.
+        # The default, LAZY, uses other kernels until a shape's kernels are compiled: times and last bits of
+        # an output would change between calls, and the cache would lack kernels that are not ready.
         self._config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
         if self.captures_itself:
             strategy = module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
@@ -104,35 +104,35 @@ class LoadedEngine:
 
     @property
     def contexts_share_profiles(self) -> bool:
-        """Whether execution contexts need no profile of their own: TensorRT shares, or nothing is dynamic."""
+        """Return whether contexts need no separate profiles: TensorRT shares them, or no shape is dynamic."""
         return not (self.profiles and self.profiles[0].ranges) or self.adapter.shares_profiles()
 
     @property
     def engine(self) -> Any:
-        """The `ICudaEngine`; None once it is released."""
+        """The `ICudaEngine`; None after its release."""
         return self._opened.engine if self._opened is not None else None
 
     def said(self) -> str:
         return self._opened.said() if self._opened is not None else "no reason given"
 
     def make_context(self) -> Any:
-        """Return a new execution context, without NVTX markers of its layers.
+        """Return a new execution context, without NVTX markers for its layers.
 
-        An engine built with detailed profiling verbosity would mark each layer of each inference, which costs
-        latency (NvInferRuntime.h, `setNvtxVerbosity`). Inspector and profiler do not depend on it.
+        With detailed profiling verbosity, an engine would mark each layer of each inference, which costs
+        latency (NvInferRuntime.h, `setNvtxVerbosity`). Inspector and profiler do not need the markers.
         """
-        how = self._config if self._config is not None else self._strategy
-        context = self.engine.create_execution_context(*(() if how is None else (how,)))
+        options = self._config if self._config is not None else self._strategy
+        context = self.engine.create_execution_context(*(() if options is None else (options,)))
         if context is None:
             raise ModelError(f"{self.path}: no execution context can be made: {self.said()}")
         context.nvtx_verbosity = self.adapter.module.ProfilingVerbosity.NONE
         return context
 
     def require(self, refusal: str, call: Callable[..., Any], *arguments: Any) -> None:
-        """Make a call of an execution context that TensorRT may refuse.
+        """Call a method of an execution context; raise ModelError if TensorRT refuses.
 
-        `set_optimization_profile_async` raises RuntimeError where C++ answers false; the others answer False,
-        and raise where the binding itself refuses, as for more than 8 axes (pyCore.cpp,
+        `set_optimization_profile_async` raises RuntimeError if C++ returns false. Other methods return False,
+        or raise if the binding itself refuses, as for more than 8 axes (pyCore.cpp,
         `context_set_optimization_profile_async` and `castDimsFromPyIterable`, release/8.5 to 11.1).
         """
         try:
@@ -150,7 +150,7 @@ class LoadedEngine:
         return self
 
     def release(self) -> None:
-        """Let go of it, its contexts freed: the last holder writes the runtime cache and frees all."""
+        """Release one holder without contexts; the last one writes the runtime cache and frees the engine."""
         with self._lock:
             self._holders -= 1
             if self._holders:
@@ -168,11 +168,11 @@ _MAGIC = b"qcompile runtime cache 1\n"
 
 
 class RuntimeCacheFile:
-    """The kernels that TensorRT-RTX compiled for an engine, in a file beside it: the next process need not.
+    """A file beside an engine with the kernels that TensorRT-RTX compiled, for later processes.
 
     TensorRT-RTX refuses a cache of another version, GPU or driver (`IRuntimeCache.deserialize` of 1.7). It
-    cannot know whether the file is whole and which engine it is of: the header says both. `note` tells the
-    user what became of the file that was there.
+    cannot detect a damaged file or another engine; the header does. `note` reports the file's use to the
+    user.
     """
 
     def __init__(self, engine: Path, version: str, digest: str = "") -> None:
@@ -182,7 +182,7 @@ class RuntimeCacheFile:
         self._blob_digest = ""
 
     def load(self, cache: Any) -> None:
-        """Fill a runtime cache from the file; one that cannot be used is left empty, and `note` says why."""
+        """Fill a runtime cache from the file, or leave it empty if that is unusable; set `note`."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
@@ -195,13 +195,13 @@ class RuntimeCacheFile:
         if content == self._header(blob) + blob:
             if cache.deserialize(blob):
                 self._blob_digest = _digest(blob)
-                self.note = f"kernels are those of {self.path.name}; the first start without it compiles them"
+                self.note = f"kernels are read from {self.path.name}; without it they are compiled"
                 return
             reason = "TensorRT-RTX refuses it, as of another GPU or driver"
         self.note = f"{self.path} is not used: {reason}; kernels are compiled again"
 
     def save(self, cache: Any) -> None:
-        """Write what was compiled since. Of several processes the last one wins: each has what it needs."""
+        """Write newly compiled kernels. The last of several processes wins: each has the kernels it needs."""
         serialized = cache.serialize()
         blob = b"" if serialized is None else bytes(serialized)
         if not blob or _digest(blob) == self._blob_digest:
@@ -210,11 +210,11 @@ class RuntimeCacheFile:
             with writing(self.path) as temporary:
                 temporary.write_bytes(self._header(blob) + blob)
         except (OSError, InvalidOption, StorageError):
-            return  # a cache is no result: where it cannot be kept, the next process compiles again
+            return  # the cache is optional: without it the next process compiles again
         self._blob_digest = _digest(blob)
 
     def _header(self, blob: bytes) -> bytes:
-        """What stands before the bytes that TensorRT-RTX wrote."""
+        """Return the header, which precedes the bytes from TensorRT-RTX."""
         return _MAGIC + json.dumps({**self._about, "sha256": _digest(blob)}).encode() + b"\n"
 
 

@@ -1,11 +1,11 @@
-"""Memory of an inference, on the GPU and page-locked, and what TensorRT calls back to use it.
+"""Device and page-locked memory of an inference, and the callbacks through which TensorRT uses it.
 
-A copy is asynchronous only from and to page-locked memory. Arrays on the GPU are read by
+Only copies from and to page-locked memory are asynchronous. Arrays on the GPU are read through
 `__cuda_array_interface__` (PyTorch, CuPy, Numba), without a copy:
-https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html. All of it needs an active context.
+https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html. All functions need an active context.
 
-No exception of a profiler, output allocator or debug listener may cross TensorRT's C++, whose bindings print
-and drop one (python/src/infer/pyCore.cpp): the first is kept, and raised once TensorRT has returned.
+Exceptions of a profiler, output allocator or debug listener must not cross TensorRT's C++: its bindings print
+and drop them (python/src/infer/pyCore.cpp). The first one is stored, and raised after TensorRT returns.
 """
 
 from __future__ import annotations
@@ -27,16 +27,14 @@ from .cuda import Cuda, Event, PrimaryContext
 from .io_tensors import numpy_dtype, refused_input
 
 ALIGNMENT_BYTES = 256
-"""What CUDA aligns every allocation to."""
+"""CUDA's alignment of every allocation."""
 _DEVICE_ORDINAL = 9
 """CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL of cuda.h."""
 
 
 class DeviceBuffer:
-    """One allocation on the device; a larger one takes its place when it is too small.
-
-    Its `address` and `size_bytes` are 0 before the first `reserve`.
-    """
+    """An allocation on the device, replaced by a larger one if it is too small. Its `address` and
+    `size_bytes` are 0 before the first `reserve`."""
 
     def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda
@@ -44,7 +42,7 @@ class DeviceBuffer:
         self.address = self.size_bytes = 0
 
     def reserve(self, size_bytes: int) -> int:
-        """Return the address of at least `size_bytes`, and at least one byte: TensorRT takes no null."""
+        """Return the address of at least `size_bytes`, and at least one byte: TensorRT rejects null."""
         if self._release is None or size_bytes > self.size_bytes:
             self.free()
             address, size_bytes = int(self._cuda.call("cuMemAlloc", max(size_bytes, 1))), max(size_bytes, 1)
@@ -60,10 +58,10 @@ class DeviceBuffer:
 
 
 class HostBuffer:
-    """One page-locked allocation on the host; a larger one takes its place when it is too small.
+    """A page-locked allocation on the host, replaced by a larger one if it is too small.
 
-    The memory itself is freed with the last array that shows it, so that no array ever shows freed memory.
-    Whoever uses CUDA keeps such arrays out of local variables: the frames of an error would hold them.
+    The memory is freed with the last array that views it, so an array never views freed memory. Code that
+    calls CUDA must not hold these arrays in local variables, because the frames of an error would hold them.
     """
 
     def __init__(self, cuda: Cuda) -> None:
@@ -72,7 +70,7 @@ class HostBuffer:
         self._used_bytes = 0
 
     def view(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return an array of this shape and dtype in the buffer; any earlier one shows the same memory."""
+        """Return an array of this shape and dtype in the buffer; earlier arrays share its memory."""
         size_bytes = math.prod(shape) * dtype.itemsize
         if self._bytes is None or size_bytes > self._bytes.nbytes:
             self._bytes = None  # before the new one is allocated, not after
@@ -94,17 +92,17 @@ class HostBuffer:
 
 
 def raw(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return the bytes of a contiguous array: types such as bfloat16 have no buffer protocol."""
+    """Return the bytes of a contiguous array, also for types without buffer protocol (bfloat16)."""
     flat: NDArray[np.uint8] = array.reshape(-1).view(np.uint8)
     return flat
 
 
 @dataclass(frozen=True)
 class DeviceInput:
-    """An array on the device; `dtype` and `shape` are as an array's, so that it is checked like one.
+    """An array on the device; `dtype` and `shape` permit the same checks as for a NumPy array.
 
-    The owner must live as long as the memory is used. Its producer has written it when `written` happens, or
-    already where that is None.
+    `owner` must live while the memory is used. The event `written` marks the end of the producer's writing;
+    None if it has already ended.
     """
 
     address: int
@@ -119,10 +117,10 @@ class DeviceInput:
 
 
 def read_device_input(name: str, value: Any, context: PrimaryContext) -> DeviceInput:
-    """Return where a feed lies on the device, and the event of what still writes it.
+    """Return the location of a feed on the device, and the event after which its producer has written it.
 
-    The protocol's version 3 tells the stream that writes. PyTorch has version 2, which tells none: the host
-    waits for the device.
+    Version 3 of the protocol provides the producer's stream. PyTorch implements version 2, without the
+    stream: the host waits for the device.
     """
     import ml_dtypes
 
@@ -148,7 +146,7 @@ def read_device_input(name: str, value: Any, context: PrimaryContext) -> DeviceI
     written = None
     if interface["version"] >= 3 and interface.get("stream") is not None:
         written = Event(context.cuda)
-        # The handle is of any stream; 1 is the legacy default one, 2 the thread's.
+        # Any stream's handle; 1 is the legacy default stream, 2 the per-thread default stream.
         context.cuda.call("cuEventRecord", written.handle, int(interface["stream"]))
     elif interface["version"] < 3:
         context.cuda.synchronize()
@@ -177,34 +175,34 @@ def _check_dense(name: str, shape: tuple[int, ...], strides: tuple[float, ...]) 
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if extent != 1 and stride != expected:
             strided = f"of shape {format_shape(shape)} is strided on the device"
-            hint = "give .contiguous() or its like; nothing is copied silently"
+            hint = "give a contiguous copy, such as tensor.contiguous()"
             raise refused_input(name, f"{strided}; row-major without gaps is required", hint)
         expected *= extent
 
 
-class _KeptError:
-    """The first error of a callback, until TensorRT has returned."""
+class _StoredError:
+    """Mixin of a callback: stores its first error until TensorRT has returned."""
 
     _raised: BaseException | None = None
 
-    def _keep(self, error: BaseException) -> None:
-        self._raised = self._raised or error.with_traceback(None)  # which would keep the frames of this run
+    def _store(self, error: BaseException) -> None:
+        self._raised = self._raised or error.with_traceback(None)  # a traceback would hold this run's frames
 
     def raise_again(self) -> None:
-        """Raise the error of the run, and keep it no longer."""
+        """Raise the stored error, if any, and forget it."""
         raised, self._raised = self._raised, None
         if raised is not None:
             try:
                 raise raised
             finally:
-                del raised  # else it holds its own frame, and so the engine
+                del raised  # otherwise it would hold its frame, and thus the engine
 
 
 def make_profiler(module: Any) -> Any:
-    """Return an `IProfiler` with `median_ms()`, layer to its median time so far.
+    """Return an `IProfiler`; its `median_ms()` is the median time of each layer so far.
 
     TensorRT reports each layer after each run while the profiler is attached, which makes runs slower and
-    synchronous: the times compare layers with each other, and their sum is no latency.
+    synchronous: the times are for comparing layers, and their sum is not a latency.
     """
 
     class Profiler(module.IProfiler):  # type: ignore[misc]
@@ -222,13 +220,13 @@ def make_profiler(module: Any) -> Any:
 
 
 def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
-    """Return an `IOutputAllocator` for one output, whose shape depends on data; `shape` is None before a run.
+    """Return an `IOutputAllocator` for an output with data-dependent shape; `shape` is None before a run.
 
     TensorRT before 10 calls `reallocate_output`, 10 and newer `reallocate_output_async`. The memory is
-    ordinary device memory: freeing the smaller one waits for the device, so no stream needs to be asked.
+    ordinary device memory: freeing the smaller buffer waits for the device, so the stream is not needed.
     """
 
-    class OutputAllocator(_KeptError, module.IOutputAllocator):  # type: ignore[misc]
+    class OutputAllocator(_StoredError, module.IOutputAllocator):  # type: ignore[misc]
         def __init__(self) -> None:
             module.IOutputAllocator.__init__(self)
             self.shape: tuple[int, ...] | None = None
@@ -240,8 +238,8 @@ def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
                     raise ModelError(f"output {tensor_name!r}: {problem}")
                 return buffer.reserve(size)
             except BaseException as error:  # Ctrl-C too
-                self._keep(error)
-                return 0  # a null pointer; of None the binding complains on stderr (pyCore.cpp)
+                self._store(error)
+                return 0  # a null pointer; for None the binding complains on stderr (pyCore.cpp)
 
         def reallocate_output_async(
             self, tensor_name: str, memory: int, size: int, alignment: int, stream: int
@@ -257,15 +255,15 @@ def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
     return OutputAllocator()
 
 
-def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str]) -> Any:
-    """Return an `IDebugListener` that copies tensors of these names (TensorRT 10 and newer).
+def make_listener(module: Any, context: PrimaryContext, names: Collection[str]) -> Any:
+    """Return an `IDebugListener` that copies the tensors of these names (TensorRT 10 and newer).
 
-    TensorRT calls it when a tensor has its value, which is there for the time of the call alone: it waits
-    for the stream, and copies (samples/common/debugTensorWriter.cpp, release/10.16). What it returns is not
-    looked at (pyCore.cpp, PyDebugListener). Its `tensors` are those of types that arrays have.
+    TensorRT calls it when a tensor is computed; the value is valid only during the call. The listener waits
+    for the stream, and copies (samples/common/debugTensorWriter.cpp, release/10.16). TensorRT ignores the
+    return value (pyCore.cpp, PyDebugListener). `tensors` omits types that NumPy arrays cannot have.
     """
 
-    class Listener(_KeptError, module.IDebugListener):  # type: ignore[misc]
+    class Listener(_StoredError, module.IDebugListener):  # type: ignore[misc]
         def __init__(self) -> None:
             module.IDebugListener.__init__(self)
             self.tensors: dict[str, NDArray[Any]] = {}
@@ -273,12 +271,12 @@ def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str])
         def process_debug_tensor(
             self, addr: int, location: Any, type: Any, shape: Any, name: str, stream: int
         ) -> bool:
-            if name not in wanted:
+            if name not in names:
                 return True
             try:
                 try:
                     dtype = numpy_dtype(type, name)
-                except ModelError:  # such as four bits
+                except ModelError:  # for instance a 4-bit type
                     return True
                 array = np.empty(tuple(int(extent) for extent in shape), dtype)
                 context.cuda.synchronize(stream)
@@ -288,7 +286,7 @@ def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str])
                     context.cuda.copy_to_host(raw(array), addr)
                 self.tensors[name] = array
             except BaseException as error:
-                self._keep(error)
+                self._store(error)
             return True
 
     return Listener()

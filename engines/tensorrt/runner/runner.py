@@ -4,7 +4,7 @@
                                   (host only)             ▲     or a CUDA graph of it
           on the device already ──────────────────────────┘
 
-The device's primary context is used, the one that PyTorch uses too; it is current only inside these calls.
+It uses the device's primary context, as PyTorch does; the context is current only during these calls.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _OWN_PROFILE = (
     "profile of its own"
 )
 GRAPHS_KEPT = 4
-"""Input shapes per stream whose CUDA graphs are kept, each with an execution context and buffers."""
+"""Maximum number of input shapes per stream with a CUDA graph, each with an execution context and buffers."""
 
 
 class StreamSlot:
-    """One stream with its execution contexts: one, or with CUDA graphs one for each of the last shapes.
+    """A stream with one execution context or, with CUDA graphs, one for each of the most recent input shapes.
 
     "Use one execution context per captured graph" (NVIDIA, TensorRT best practices, CUDA graphs): changing a
-    context whose graph is replayed later is undefined. TensorRT-RTX keeps the graphs of one context itself.
-    Each has the memory of its profile: where that does not suffice, fewer are kept, and a note says so.
+    context and then replaying its graph is undefined. TensorRT-RTX manages the graphs of one context itself.
+    Each context has the memory of its profile. If memory is short, the slot uses fewer and adds a note.
     """
 
     def __init__(self, loaded: LoadedEngine, notes: list[str]) -> None:
         self._loaded, self._notes = loaded, notes
         captured_here = loaded.cuda_graph and not loaded.captures_itself
-        self._kept = GRAPHS_KEPT if captured_here and loaded.contexts_share_profiles else 1
+        self._max_contexts = GRAPHS_KEPT if captured_here and loaded.contexts_share_profiles else 1
         self._contexts: OrderedDict[object, BoundContext] = OrderedDict()
         self.stream: Any = Stream(loaded.context.cuda)
         try:
@@ -61,38 +61,38 @@ class StreamSlot:
             raise
 
     def bind(self, values: Values, feed_shapes: FeedShapes, profile: Profile, *, graph: bool) -> BoundContext:
-        """Bind the context for these shapes: a new one if there is room, else the oldest's place."""
-        key = feed_shapes.key if self._kept > 1 else None
+        """Bind the context for these shapes: a new one if the limit permits, else replacing the oldest."""
+        key = feed_shapes.key if self._max_contexts > 1 else None
         while True:
             try:
                 bound = self._context(key)
                 bound.bind(values, feed_shapes, profile, graph=graph)
             except (ModelError, CudaOutOfMemory) as error:
-                older = [other for other in self._contexts if other != key]
+                older = [shape for shape in self._contexts if shape != key]
                 if not older or (key in self._contexts and isinstance(error, ModelError)):
                     raise
                 self._contexts.pop(older[0]).free()
-                self._kept = len(older)
+                self._max_contexts = len(older)
                 self._notes.append(
-                    f"CUDA graphs of {self._kept} input shapes are kept in place of {GRAPHS_KEPT}: memory "
-                    "does not suffice for more; other shapes are captured again"
+                    f"memory suffices for CUDA graphs of {self._max_contexts} input shapes, not "
+                    f"{GRAPHS_KEPT}; other shapes are captured again"
                 )
             else:
                 return bound
 
     def _context(self, key: object) -> BoundContext:
         if key not in self._contexts:
-            if None in self._contexts:  # the first, which nothing has used yet
+            if None in self._contexts:  # the first context, still unused
                 self._contexts[key] = self._contexts.pop(None)
             else:
-                if len(self._contexts) == self._kept:
+                if len(self._contexts) == self._max_contexts:
                     self._contexts.popitem(last=False)[1].free()
                 self._contexts[key] = BoundContext(self._loaded, self.stream)
         self._contexts.move_to_end(key)
         return self._contexts[key]
 
     def free(self) -> None:
-        """Free everything, the stream last."""
+        """Free all contexts, then the stream."""
         with ExitStack() as stack:
             stack.callback(setattr, self, "stream", None)
             while self._contexts:
@@ -100,7 +100,7 @@ class StreamSlot:
 
 
 class StreamSlots:
-    """All streams of a runner; the engine's context is active. The user reads the notes."""
+    """All streams of a runner. The engine's context must be active. `notes` are shown to the user."""
 
     def __init__(self, loaded: LoadedEngine, streams: int, notes: list[str]) -> None:
         self._loaded = loaded
@@ -118,38 +118,37 @@ class StreamSlots:
         except BaseException:
             self.free()
             raise
-        self._held = list(range(streams))  # the profile of each stream, where it needs one of its own
+        self._profiles = list(range(streams))  # of each stream, if contexts cannot share a profile
 
     def choose(self, turn: int, feed_shapes: FeedShapes) -> tuple[StreamSlot, Profile]:
-        """Return stream and profile for the inference of this turn."""
+        """Return the stream and the profile for inference number `turn`."""
         fitting = fitting_profiles(self._loaded.profiles, feed_shapes)
         place = turn % len(self.all)
         if not self._exclusive:
             return self.all[place], fitting[0]
-        held = [profile for profile in fitting if profile.index in self._held]
-        if not held:
-            self._held[place], held = fitting[0].index, fitting[:1]
-        profile = held[turn % len(held)]
-        return self.all[self._held.index(profile.index)], profile
+        usable = [profile for profile in fitting if profile.index in self._profiles]
+        if not usable:
+            self._profiles[place], usable = fitting[0].index, fitting[:1]
+        profile = usable[turn % len(usable)]
+        return self.all[self._profiles.index(profile.index)], profile
 
     def free(self) -> None:
-        """Free everything, each even if another one fails to be."""
+        """Free all streams, each even if freeing another one fails."""
         with ExitStack() as stack:
             while self.all:
                 stack.callback(self.all.pop().free)
 
 
 class TensorRTRunner(Runner):
-    """An engine with its execution contexts, streams and buffers on one device. Not for several threads.
+    """An engine with its execution contexts, streams and buffers on one device. Not thread-safe.
 
-    A feed is a numpy array, or an array on the same device with `__cuda_array_interface__`, such as a CUDA
-    tensor of PyTorch: that is used where it lies, once its producer's stream has written it.
+    A feed is a NumPy array, or an array on the same device with `__cuda_array_interface__`, for instance a
+    CUDA tensor of PyTorch. A device array is used in place, after its producer's stream has written it.
 
     With `cuda_graph`, `execute_async_v3` is captured once for each input shape, after one ordinary run, and
-    replayed; the graphs of the last four shapes are kept, and inputs on the device are copied to where the
-    graph reads. TensorRT-RTX captures and replays by itself. So many inferences of `infer_many` as there are
-    streams may be under way at once. 64-bit integers of the `declared` inputs and outputs that the engine has
-    with 32 are narrowed if they fit.
+    replayed. Each stream holds the graphs of the last four shapes; inputs on the device are copied to the
+    captured addresses. TensorRT-RTX captures and replays itself. `infer_many` runs up to one inference per
+    stream at once. Fitting values of `declared` int64 inputs are narrowed if the engine has int32.
     """
 
     def __init__(
@@ -184,8 +183,8 @@ class TensorRTRunner(Runner):
             raise
 
     def share(self, *, streams: int = 1) -> TensorRTRunner:
-        """Return another runner of the same engine, such as one for another thread, with weights on the
-        device once; either may be closed first."""
+        """Return another runner of the same engine, for instance for another thread. Both use the same
+        weights on the device; either may be closed first."""
         self._require_open()
         if not self.can_be_shared:
             raise InvalidOption(f"{self._path}: {_OWN_PROFILE}", hint="load the engine again")
@@ -198,7 +197,7 @@ class TensorRTRunner(Runner):
         return self._loaded.contexts_share_profiles
 
     def infer(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
-        """Run once on arrays on the host or on the device, and return copies that outlive the runner."""
+        """Run once on host or device arrays, and return copies that outlive the runner."""
         self._require_open()
         with self._context.active("inference"):
             bound = self._bind(feeds)
@@ -207,7 +206,7 @@ class TensorRTRunner(Runner):
             return self._on_host(bound)
 
     def infer_many(self, many: Sequence[Feeds]) -> list[dict[str, NDArray[Any]]]:
-        """Run on each of several feeds, as many at once as there are streams, and return outputs in order."""
+        """Run on each of several feeds, up to one per stream at once, and return the outputs in order."""
         self._require_open()
         outputs: list[dict[str, NDArray[Any]]] = [{} for _ in many]
         under_way: dict[StreamSlot, tuple[int, BoundContext]] = {}
@@ -231,11 +230,8 @@ class TensorRTRunner(Runner):
         return outputs
 
     def prepare(self, feeds: Feeds) -> Callable[[], dict[str, NDArray[Any]]]:
-        """Bind the feeds and return the call that copies, runs and copies back.
-
-        With CUDA graphs the capture happens here. The arrays that the call returns are the runner's own:
-        the next run writes them again.
-        """
+        """Bind the feeds and return the call that copies, runs and copies back. With CUDA graphs, the
+        capture happens here. The next run overwrites the returned arrays."""
 
         def bind() -> tuple[BoundContext, object]:
             self._require_open()
@@ -248,7 +244,7 @@ class TensorRTRunner(Runner):
         def run() -> dict[str, NDArray[Any]]:
             nonlocal bound, binding
             self._require_open()
-            if bound.binding is not binding:  # the runner was used for something else in between
+            if bound.binding is not binding:  # the runner was bound to other feeds in between
                 bound, binding = bind()
             with self._context.active("inference"):
                 bound.start()
@@ -259,20 +255,20 @@ class TensorRTRunner(Runner):
 
     @contextmanager
     def in_flight(self, feeds: Feeds, count: int) -> Iterator[Sequence[InFlight]]:
-        """Yield `count` inferences on streams of their own; the CUDA context stays current in the block."""
-        with self.share(streams=count) as other, self._context.active("inferences in flight"):
-            slots = [other._bind(feeds, stream=index) for index in range(count)]
-            yield [InFlight(bound.start, bound.synchronize) for bound in slots]
+        """Yield `count` inferences on separate streams; the CUDA context is current in the block."""
+        with self.share(streams=count) as runner, self._context.active("inferences in flight"):
+            contexts = [runner._bind(feeds, stream=index) for index in range(count)]
+            yield [InFlight(bound.start, bound.synchronize) for bound in contexts]
 
     def gpu_times(self, feeds: Feeds, iterations: int) -> GpuTimes:
-        """Run `iterations` times and return durations by CUDA events; `GpuTimes` says what each contains."""
+        """Run `iterations` times and return durations from CUDA events; `GpuTimes` defines each."""
         self._require_open()
         with self._context.active("timing"):
             return self._bind(feeds).gpu_times(iterations)
 
     def layer_times(self, feeds: Feeds, iterations: int = 10) -> dict[str, float]:
-        """Return layer, as the engine was built to name it, to its median time in milliseconds, by TensorRT's
-        profiler, without CUDA graphs."""
+        """Return the median time of each layer in milliseconds, by TensorRT's profiler, without CUDA graphs.
+        Layer names depend on the engine's profiling verbosity."""
         self._require_open()
         if iterations < 1:
             raise InvalidOption(f"iterations: {iterations}; 1 or more is required")
@@ -280,10 +276,10 @@ class TensorRTRunner(Runner):
             return self._bind(feeds, graph=False).layer_times(iterations, _WARMUP)
 
     def debug_tensors(self, feeds: Feeds, names: Collection[str]) -> dict[str, NDArray[Any]]:
-        """Run once, and return the outputs and the debug tensors of these names that the engine shows.
+        """Run once, and return the outputs and those debug tensors of these names that the engine shows.
 
-        An engine shows what it was built to show (`BuildRequest.debug_tensors`), and that a tensor is in
-        row-major order TensorRT does not say.
+        The build determines which tensors an engine shows (`BuildRequest.debug_tensors`). TensorRT does not
+        report whether a tensor is in row-major order.
         """
         self._require_open()
         with self._context.active("reading debug tensors"):
@@ -294,7 +290,7 @@ class TensorRTRunner(Runner):
             return {**listener.tensors, **self._on_host(bound)}
 
     def close(self) -> None:
-        """Free buffers and execution contexts, then, unless another runner holds it, the engine."""
+        """Free buffers and execution contexts, then the engine unless another runner holds it."""
         if not self._is_open:
             return
         self._is_open = False

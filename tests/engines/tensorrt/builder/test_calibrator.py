@@ -206,7 +206,7 @@ def test_halves_and_bytes_get_float32_samples(
 @pytest.mark.parametrize(
     ("version", "name", "value", "said"),
     [
-        ("8.5.3", "ids", [[1, 2**31]], "1.npz: input 'ids' is int64 with values that int32"),
+        ("8.5.3", "ids", [[1, 2**31]], "1.npz: input 'ids' is int64; TensorRT reads int32"),
         ("10.16", "size", [4, 4], "holds the shape 4, 4; TensorRT calibrates at one.* 3, 4"),
         ("10.16", "ids", [[1, 2], [3, 4]], "input 'ids' has shape 2x2"),
     ],

@@ -116,7 +116,7 @@ def test_a_silent_inspector_leaves_layers_unreported(machine: OnMachine, tmp_pat
     assert strong.proof["reached_in_precision"] == 0
     assert strong.proof["unreported_share"] == 1
     assert "binding" in str(strong.proof["evidence"])
-    assert any("inspector does not say what is in the engine" in text for text in strong.warnings)
+    assert any("inspector does not report every layer" in text for text in strong.warnings)
     here = silenced(machine("8.5.3"), single="")
     with pytest.raises(IntentNotReached, match="fp16 was asked for and cannot be proven: 54 of 54 layers"):
         here.build(model, "fp16", strict=True)

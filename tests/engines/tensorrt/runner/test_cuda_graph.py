@@ -101,8 +101,7 @@ def test_where_memory_does_not_suffice_for_more_graphs_fewer_are_kept(newest: Si
         assert gpu.live["execution context"] == 2
         assert gpu.made["executable graph"] == 5  # the last is one of the two that are kept
         assert runner.notes == [
-            "CUDA graphs of 2 input shapes are kept in place of 4: memory does not suffice for more; other "
-            "shapes are captured again"
+            "memory suffices for CUDA graphs of 2 input shapes, not 4; other shapes are captured again"
         ]
 
 
@@ -225,7 +224,7 @@ def test_the_next_process_compiles_nothing_and_adds_what_it_compiles(rtx: Simula
     assert rtx.gpu.made["compiled kernel"] == 2
     content = cache_of(rtx).read_bytes()
     (note,) = notes_of_a_run(rtx, **CACHE)
-    assert note.startswith("kernels are those of m.engine.runtime_cache;")
+    assert note.startswith("kernels are read from m.engine.runtime_cache;")
     assert rtx.gpu.made["compiled kernel"] == 2
     assert cache_of(rtx).read_bytes() == content
     assert rtx.gpu.is_clean

@@ -348,7 +348,7 @@ def test_each_call_that_can_fail_fails_in_words_and_leaves_nothing(simulation: S
         if error is None:  # memory for fewer graphs
             assert job == graphs
             assert gpu.failed in ("create_execution_context", "cuMemAlloc", "cuMemHostAlloc")
-            assert "memory does not suffice" in opened[0].notes[0]
+            assert "memory suffices for" in opened[0].notes[0]
         assert gpu.stack == [PYTORCHS], gpu.failed
         for runner in opened:  # still useable, unless it could not be made
             np.testing.assert_array_equal(runner.infer({"x": values(3, 4)})[OUTPUT[job]].shape, (3, 4))
