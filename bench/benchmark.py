@@ -1,4 +1,4 @@
-"""`qcompile bench`: artifacts against a baseline, each in its own process, in interleaved rounds."""
+"""`qcompile bench`: measure artifacts against a baseline in separate processes and interleaved rounds."""
 
 from __future__ import annotations
 
@@ -56,23 +56,23 @@ def benchmark(
     """Measure artifacts against a baseline.
 
     Args:
-        artifacts: Paths or MODEL spellings, or name to them; the baseline is one of them, or another MODEL.
-        spec: How they are measured.
-        history: Results whose runs become the history of these; by default those that `output` replaces.
-        command: Words that repeat this run, for the results.
-        recipe: Text of the recipe it belongs to, for the results.
-        unbuilt: Rows of artifacts that could not be built, with their reasons; they are added as they are.
-        decided: Asked at the end of every launch whether to stop, in place of `precision_target`.
-        compare_made: Compare outputs on the made input, where there is neither data nor evaluation.
-        progress: Told of every step.
+        artifacts: Paths or MODEL arguments, or names to these. A baseline that is not among them is added.
+        spec: Options of the measurement.
+        history: Results file whose runs become the history; by default the file that `output` replaces.
+        command: Command line that repeats this run, for the results file.
+        recipe: Text of the recipe that started this run, for the results file.
+        unbuilt: Rows of artifacts that could not be built, with the reasons; added unchanged.
+        decided: Called after each launch; returns whether to stop. Replaces `precision_target`.
+        compare_made: Whether to compare outputs on random input if neither data nor evaluation is set.
+        progress: Called at every step.
         options: Fields of `BenchSpec` by name, in place of those of `spec`.
 
     Returns:
-        The results; an artifact that cannot run or fails has its reason, the others their numbers.
+        The results. The row of an artifact that cannot run or fails has the reason instead of figures.
 
     Raises:
         QCompileError: If the baseline cannot be loaded, or the data does not fit.
-        BenchInterrupted: After Ctrl-C, with what was measured until then; `output` is written.
+        BenchInterrupted: After Ctrl-C, with the results so far; `output` is written.
     """
     spec = spec_from_call(BenchSpec, spec, options)
     if spec.output is not None:
@@ -83,7 +83,7 @@ def benchmark(
             progress=progress,
         )  # fmt: skip
         return measure_every_gpu(on_one_gpu, artifacts, spec, history, unbuilt)
-    metric = accuracy.read_metric(spec.metric)  # a wrong one is refused even where nothing is evaluated
+    metric = accuracy.read_metric(spec.metric)  # raises on an unknown name even without evaluation data
     quality = metric if spec.evaluation is not None else None
     numbers = gpus.parse_devices(spec.devices)
     gpu = next((number for number in numbers if number is not None), 0)
@@ -125,7 +125,7 @@ def benchmark(
                 )  # fmt: skip
             elif compare_made and recorder.is_measured(base):
                 accuracy.measure_made_difference(workers, recorder, feeds, forms_of(runnables))
-            if decided is None:  # who has a rule of his own wants its answer, not every figure
+            if decided is None:  # a caller with a stop rule needs no further figures
                 side_figures.measure_gpu_latencies(workers, recorder)
                 side_figures.measure_energy(workers, recorder, timed, samples_in(feeds), progress)
             side_figures.sweep_batches(workers, recorder, swept, folder, progress)
@@ -135,9 +135,9 @@ def benchmark(
                 side_figures.measure_layer_times(workers, recorder, progress)
     except KeyboardInterrupt as error:
         if not any(series.round_medians_ms for series in timed.values()):
-            raise  # nothing to keep
+            raise  # no round was measured
         stopped = error
-        unknown = "it was interrupted before anyone looked what else ran: measure again"
+        unknown = "interrupted before other load on the machine was checked: measure again"
         surroundings = {"after": state(gpu), "noise": {"noisy": True, "reasons": [unknown]}} | surroundings
     recorder.conclude(spec.precision_target)
     results = Results(
@@ -162,7 +162,7 @@ def benchmark(
     return _saved(results, spec, stopped)
 
 
-_OF_ROWS = ("torch_modes", "models", "python", "timeout_s")  # rows tell them, or they change no figure
+_OF_ROWS = ("torch_modes", "models", "python", "timeout_s")  # stored in rows, or without effect on figures
 _ORDER = (
     "threads", "inputs", "batch_size", "data", "evaluation", "metric", "metric_note", "precision_target",
     "max_time_s", "confidence",
@@ -170,7 +170,7 @@ _ORDER = (
 
 
 def _settings(spec: BenchSpec, about: Mapping[str, Any], **measured: Any) -> dict[str, Any]:
-    """Return what results say of the options, and what became of some of them; `about` stands behind all."""
+    """Return the settings for the results file: options with the values used, then `about`."""
     options = {option.name: getattr(spec, option.name) for option in fields_of(BenchOptions)}
     values = {"evaluation": spec.evaluation, **options, **measured}
     names = [*_ORDER, *(name for name in options if name not in (*_ORDER, *_OF_ROWS))]
@@ -189,8 +189,8 @@ def _measure(
     decided: Decided | None,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Rounds, and what they and others did to the machine meanwhile; returns `before`, `after`, `noise`."""
-    load_average = surroundings["before"]["load_average_1min"]  # ours is in it from now on
+    """Run the rounds. Return the machine state before and after them, and the noise between."""
+    load_average = surroundings["before"]["load_average_1min"]  # later values include our load
     timed = pool.timed
 
     def gpu_memory(name: str, pid: int) -> int | None:
@@ -205,7 +205,7 @@ def _measure(
             pool.workers, pool.relaunch, recorder.base, timed, options, launch_s=launch_s, decided=decided,
             gpu_memory=gpu_memory, progress=progress,
         )  # fmt: skip
-    finally:  # also when it is interrupted
+    finally:  # also after Ctrl-C
         recorder.timed(timed, samples)
     seconds, after = time.monotonic() - began, state(gpu)
     pool.count_usage()
@@ -230,7 +230,7 @@ def measure_every_gpu(
 ) -> Results:
     """Measure on every GPU of this machine.
 
-    What runs on the processor alone is measured once, beside the first GPU; the baseline beside each.
+    Artifacts that run on the CPU only are measured once, with the first GPU; the baseline with each GPU.
     """
     count = len(gpus.find_gpus())
     if not count:
@@ -250,7 +250,7 @@ def measure_every_gpu(
             parts[device], stopped = interrupted.results, interrupted
             break
         alone = {*(text.partition("=")[0] for text in spec.models), *(row.name for row in unbuilt)}
-        modes = ("eager",) if spec.cuda_graph else ("eager", CUDA_GRAPH)  # without rows that are added
+        modes = ("eager",) if spec.cuda_graph else ("eager", CUDA_GRAPH)  # excludes rows added per mode
         artifacts = {
             row.name: row.artifact
             for row in parts[device].rows
