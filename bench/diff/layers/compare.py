@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ....spec.keywords import LayerDiffKeywords
 
-SAMPLES = 8  # enough to place a fault: a tensor has thousands of elements in each
+SAMPLES = 8  # enough to locate a fault: each sample has thousands of elements per tensor
 
 
 def layer_diff(
@@ -38,14 +38,14 @@ def layer_diff(
     progress: Progress = silent,
     **options: Unpack[LayerDiffKeywords],
 ) -> LayerDiff:
-    """Compare an artifact with its reference tensor by tensor; a tensor that diverges is a result, no error.
+    """Compare an artifact with its reference tensor by tensor; a diverging tensor is a result, not an error.
 
     Args:
-        reference: ONNX file that is right by definition.
-        artifact: Its quantized, FP16 or BF16 version, or an engine of TensorRT.
-        spec: How.
-        source: What an engine was built from, to see inside; without it, its outputs alone are compared.
-        progress: Told of every run.
+        reference: ONNX file with the correct values.
+        artifact: Its quantized, FP16 or BF16 version, or a TensorRT engine.
+        spec: Options of the comparison.
+        source: Sources of the engine, to compare its inner tensors; without it, only outputs are compared.
+        progress: Called at every run.
         options: Fields of `LayerDiffSpec` by name, in place of those of `spec`.
     """
     spec = spec_from_call(LayerDiffSpec, spec, options)
@@ -101,7 +101,7 @@ def _pairs(reference: Side, model: onnx.ModelProto, artifact: Side, source: Engi
 
 
 def observable(pairs: Pairs, graph: onnx.ModelProto) -> Pairs:
-    """Return the pairs of a graph that can be outputs of an engine: of integers, what they are scaled to."""
+    """Return the pairs that can be outputs of an engine; integers become their DequantizeLinear's output."""
     readers = consumers(graph.graph)
     visible: dict[int, TensorPair] = {}
     for index, pair in enumerate(pairs.pairs):

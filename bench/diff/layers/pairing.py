@@ -1,12 +1,12 @@
 """Pair the tensors of an artifact with those of the reference, by name, else by structure.
 
-1. A tensor of the artifact has the name of the reference's: they pair, unless
-2. an activation was folded away. The quantizer takes `Relu` out in front of a QuantizeLinear whose lowest
-   integer is zero: the float then called as Relu's output is Relu's input, and only the integers are it.
-3. Integers pair by the name of what QuantizeLinear reads, or by the node that writes them.
-4. A renamed output is found through its node: by name, else by operator, what it reads, and position.
+1. Tensors of the same name pair, except in case 2.
+2. The quantizer removes `Relu` before a QuantizeLinear with a lowest integer of zero. The float tensor named
+   as Relu's output then is Relu's input; only the integers pair with Relu's output.
+3. Integers pair by the name of QuantizeLinear's input, or by their producer.
+4. A renamed output pairs through its node: by node name, else by operator, inputs and position.
 
-Casts, and DequantizeLinear behind integers that are read already, are no tensors of their own.
+Casts, and DequantizeLinear of integers that are paired already, do not count as tensors.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _PASS_ON = frozenset(["QuantizeLinear", "DequantizeLinear", "Cast", "Identity"])
 
 @dataclass(frozen=True)
 class TensorPair:
-    """A tensor of the reference and the one that stands for it in the artifact.
+    """A tensor of the reference and its counterpart in the artifact.
 
     Attributes:
-        node, operator: What makes it in the artifact; its QuantizeLinear counts as part of the node, unless
-            the float value is read elsewhere too and pairs by itself.
-        form: How the artifact's is read.
-        upstream: Bit i is set when pair i lies before this one in the artifact.
-        parents: The pairs right before this one, with nothing that pairs in between.
+        node, operator: Producer in the artifact. A QuantizeLinear counts as part of its producer, unless the
+            float tensor has other consumers and forms a pair by itself.
+        form: Conversion of the artifact's values.
+        upstream: Bit i is set if pair i is upstream of this one in the artifact.
+        parents: The pairs directly before this one, without other pairs in between.
     """
 
     reference: str
@@ -52,7 +52,7 @@ class TensorPair:
 class Pairs:
     """All pairs, in the artifact's order of execution, and float tensors without a partner.
 
-    Those of the reference are folded into a kernel; those of the artifact count without Q/DQ and casts.
+    Those of the reference are folded into a kernel; those of the artifact exclude Q/DQ and casts.
     """
 
     pairs: tuple[TensorPair, ...]
@@ -64,14 +64,14 @@ class Pairs:
 
 
 def float_tensors(model: onnx.ModelProto) -> dict[str, str]:
-    """Return name to dtype of the float tensors that depend on an input, inputs among them."""
+    """Return name to dtype of the float tensors that depend on an input, including inputs."""
     constants = constant_names(model)
     types = infer_types(model)
     return {name: kind for name, kind in types.items() if kind in FLOATS and name not in constants}
 
 
 def pair_tensors(reference: onnx.ModelProto, artifact: onnx.ModelProto) -> Pairs:
-    """Pair the float tensors of two graphs, weights not looked at."""
+    """Pair the float tensors of two graphs; ignore weights."""
     walk = _PairWalk(reference, artifact)
     for node in artifact.graph.node:
         walk.visit(node)
@@ -79,7 +79,7 @@ def pair_tensors(reference: onnx.ModelProto, artifact: onnx.ModelProto) -> Pairs
 
 
 def pair_outputs(reference: onnx.ModelProto, outputs: Iterable[str]) -> Pairs:
-    """Pair the outputs of an engine, whose graph cannot be seen, with the tensors of these names."""
+    """Pair the outputs of an engine with the tensors of these names; its graph cannot be read."""
     pairs, names = pair_tensors(reference, reference), set(outputs)
     shown = [index for index, pair in enumerate(pairs.pairs) if pair.reference in names]
     return replace(subset(pairs, shown), artifact_only=())
@@ -88,7 +88,7 @@ def pair_outputs(reference: onnx.ModelProto, outputs: Iterable[str]) -> Pairs:
 def subset(pairs: Pairs, indexes: Sequence[int]) -> Pairs:
     """Keep only these pairs; recompute each pair's ancestors among them."""
     place = {index: at for at, index in enumerate(indexes)}
-    nearest: list[set[int]] = []  # those of them right before each pair, behind those that are left out
+    nearest: list[set[int]] = []  # of each pair, the closest upstream pairs that remain
     for pair in pairs.pairs:
         sets = ({place[parent]} if parent in place else nearest[parent] for parent in pair.parents)
         nearest.append(set().union(*sets))
@@ -106,7 +106,7 @@ def subset(pairs: Pairs, indexes: Sequence[int]) -> Pairs:
 
 
 class _Reference:
-    """What is asked about the reference's graph."""
+    """The reference's graph, indexed for the search of partners."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         graph, self.floats = model.graph, float_tensors(model)
@@ -122,7 +122,7 @@ class _Reference:
 
 
 def structure(node: onnx.NodeProto, index: int, read: Iterable[str]) -> tuple[object, ...]:
-    """Return what a renamed output is recognized by: operator, position, and what its node reads."""
+    """Return the key that identifies a renamed output: operator, position, and inputs of its node."""
     operator = "Add" if node.op_type == "Sum" else node.op_type
     return operator, index, *read
 
@@ -138,7 +138,7 @@ class _PairWalk:
         self.readers = consumers(self.graph)
         self.outputs = {value.name for value in self.graph.output}
         self.nodes = {plain_name(node) for node in self.graph.node}
-        # Tensors in ONNX Runtime's blocked layout, which only its own convolutions can read.
+        # Tensors in ONNX Runtime's blocked layout, which only its NCHWc convolutions can read.
         self.blocked = {
             name
             for node in self.graph.node
@@ -146,8 +146,8 @@ class _PairWalk:
             for name in node.output
         }
         self.as_ref = {value.name: value.name for value in self.graph.input}  # tensor to the reference's
-        self.upstream: dict[str, int] = {}  # tensor to the pairs before it, itself included
-        # Tensor to itself as a pair, or to the pairs right before.
+        self.upstream: dict[str, int] = {}  # tensor to a bit set of the pairs up to it
+        # Tensor to its pair, or to the closest pairs before it.
         self.nearest: dict[str, frozenset[int]] = {}
         self.seen: dict[tuple[object, ...], int] = defaultdict(int)
         self.pairs: list[TensorPair] = []
@@ -181,7 +181,7 @@ class _PairWalk:
     def _partner(
         self, node: onnx.NodeProto, index: int, name: str
     ) -> tuple[str, Form, onnx.NodeProto] | None:
-        """The reference's tensor, how it is read, and the node that answers for it; None for no pair."""
+        """Return the reference's tensor, the conversion, and the producer; None if there is no pair."""
         if name in self.forms.scales:
             return self._of_integers(node, index, name)
         if self.types.get(name, "float32") not in FLOATS:
@@ -192,7 +192,7 @@ class _PairWalk:
                 self.as_ref[name] = passed
             if node.op_type != "DequantizeLinear" or self.forms.of(node.input[0]) is not None:
                 return None
-            if passed in self.reference.floats:  # FP8, or a scale that is computed
+            if passed in self.reference.floats:  # FP8, or a computed scale
                 return str(passed), Form(channels_last=name in self.forms.channels_last), node
         partner = self._of_float(node, index, name)
         if partner is None:
@@ -259,7 +259,7 @@ class _PairWalk:
         return alike[at] if floats and at < len(alike) else None
 
     def _after_activation(self, partner: str | None, name: str) -> str | None:
-        """What comes out of the activation behind a tensor of the reference, where the artifact has none."""
+        """Return the output of an activation that follows in the reference only, else `partner`."""
         readers = self.reference.readers.get(partner or "", [])
         if partner is None or len(readers) != 1 or readers[0].op_type not in _ACTIVATIONS:
             return partner
@@ -274,7 +274,7 @@ class _PairWalk:
         return [n for reader in self.readers.get(node.output[0], []) for n in self._behind(reader)]
 
     def _goes_into_integers(self, name: str) -> bool:
-        """Whether QuantizeLinear alone reads a tensor, so that its integers are what there is of it."""
+        """Return whether QuantizeLinear is the only consumer of a tensor, so that only integers remain."""
         readers = self.readers.get(name, [])
         stored = (n.op_type == "QuantizeLinear" and self.forms.of(n.output[0]) is not None for n in readers)
         return bool(readers) and name not in self.outputs and all(stored)

@@ -1,7 +1,7 @@
-"""The two sides of a comparison, why two cannot be compared, and how a tensor is read as its reference's.
+"""The two sides of a layer comparison: checks of both, and conversion of tensors to the reference's form.
 
-Where a graph is quantized, the integers are read and scaled here: what a kernel writes is observed as it
-is, at a quarter of the memory, and the fusion of operator and QuantizeLinear is left alone.
+In a quantized graph, the integers are read and scaled here. The values are exactly those that the kernel
+writes, take a quarter of the memory, and preserve the fusion of operator and QuantizeLinear.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _SCALE_FIRST = frozenset(["QLinearConcat"])
 
 @dataclass(frozen=True)
 class Form:
-    """How the elements of a tapped tensor become numbers in the reference's order.
+    """Conversion of a tapped tensor to numbers in the reference's order.
 
     Attributes:
         scale, zero_point: Of integers, one value or one per index of `axis`; empty for floats.
         axis: See `scale`.
-        dtype: Float type that DequantizeLinear would make, "float32" or "float16".
-        channels_last: The tensor is [n, h, w, c], the reference's [n, c, h, w].
+        dtype: Float type of DequantizeLinear's output, "float32" or "float16".
+        channels_last: Whether the tensor is [n, h, w, c] and the reference's [n, c, h, w].
     """
 
     scale: tuple[float, ...] = ()
@@ -81,10 +81,10 @@ class Form:
 
 
 class Forms:
-    """What is known of the integers and the layouts of a graph."""
+    """Scales of the integer tensors of a graph, and its tensors with channels last."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
-        self._stored = {  # but large weights, which stay where they lie
+        self._stored = {  # without external data, which holds large weights
             name: tensor_values(tensor)
             for name, tensor in stored_tensors(graph).items()
             if tensor.data_location != tensor.EXTERNAL and tensor.data_type != tensor.STRING
@@ -96,7 +96,7 @@ class Forms:
             self._learn_layout(node)
 
     def of(self, tensor: str) -> Form | None:
-        """Return the form of an integer tensor; None where its scale is not stored in the graph."""
+        """Return the form of an integer tensor; None if its scale is not stored in the graph."""
         if tensor not in self.scales:
             return None
         scale_name, zero_name, axis = self.scales[tensor]
@@ -138,7 +138,7 @@ class Forms:
 
 
 def plain_name(node: onnx.NodeProto) -> str:
-    """Return a node's name without what ONNX Runtime's optimizer appends."""
+    """Return a node's name without the suffixes of ONNX Runtime's optimizer."""
     return _MADE_BY_OPTIMIZER.sub("", node.name)
 
 
@@ -147,7 +147,7 @@ _LOOK = "compare with the ONNX file that the engine was built from, to see insid
 
 @dataclass(frozen=True)
 class Side:
-    """An ONNX file, or an engine, whose graph (`weightless`) is None: it shows its outputs alone."""
+    """An ONNX file, or an engine without a `weightless` graph: only its outputs are readable."""
 
     path: Path
     runtime: str
@@ -157,7 +157,7 @@ class Side:
 
     @property
     def layers(self) -> int:
-        """Number of nodes that do the arithmetic; 1 where that is not known."""
+        """Number of computing nodes; 1 if it is unknown."""
         nodes = weighted_nodes(self.weightless.model).values() if self.weightless else ()
         return max(1, sum(map(len, nodes)))
 
@@ -167,17 +167,17 @@ def reference_side(reference: str, *, trust: bool = False) -> Side:
     if path.suffix != ".onnx":
         raise InvalidOption(
             f"{reference}: layers are compared with those of an ONNX file",
-            hint="qcompile export makes one of a PyTorch model",
+            hint="export a PyTorch model with `qcompile export`",
         )
     return artifact_side(reference, trust=trust)
 
 
 def artifact_side(artifact: str, *, trust: bool = False) -> Side:
-    """Look at an artifact without running it; a file must be what its manifest says."""
+    """Return a side without running it; check its digest against the manifest, unless the user trusts it."""
     path = Path(artifact)
     if path.suffix not in (".onnx", ".engine", ".plan"):
         raise InvalidOption(
-            f"{artifact}: its layers cannot be looked at; an ONNX file or an engine is required",
+            f"{artifact}: its layers cannot be read; an ONNX file or an engine is required",
             hint="leave `layers` out to compare the outputs",
         )
     require_file(path, what="artifact")
@@ -186,7 +186,7 @@ def artifact_side(artifact: str, *, trust: bool = False) -> Side:
     if trust:
         accept(path)
     else:
-        checked_input(path)  # the digest, before anything is executed
+        checked_input(path)  # compares the digest before any code runs
     if reason := engine(runtime).why_not_run():
         fix = engine(runtime).fix()
         raise EngineUnavailable(
@@ -205,12 +205,12 @@ def artifact_side(artifact: str, *, trust: bool = False) -> Side:
     weightless = read_weightless(path)
     precision = graph_precision(weightless.model)
     if precision == "fp32" and manifest is not None and manifest.precision in ("fp16", "bf16"):
-        precision = manifest.precision  # a hint to the runtime: the graph is float32
+        precision = manifest.precision  # a hint to the runtime; the graph is float32
     return Side(path, runtime, precision, weightless, weightless.io)
 
 
 def input_casts(reference: Side, artifact: Side) -> dict[str, str]:
-    """Return input to the float type that the artifact takes in place of the reference's."""
+    """Return input to the artifact's float type, for inputs of another float type in the reference."""
     theirs = {tensor.name: tensor for tensor in artifact.io.inputs}
     casts: dict[str, str] = {}
     if set(theirs) != {tensor.name for tensor in reference.io.inputs}:
