@@ -92,13 +92,13 @@ def benchmark(
     with trusting(spec.trust):
         io = shared_io(runnables, spec.inputs)
     feeds = timing_feeds(io, spec.data, runnables=runnables, batch_size=spec.batch_size)
-    swept = {
+    sweep_feeds = {
         size: timing_feeds(io, spec.data, runnables=runnables, batch_size=size) for size in spec.batch_sizes
     }
     recorder = Recorder([row_of(runnable) for runnable in runnables], base)
     timed: dict[str, TimingSeries] = {}
     surroundings = {**environment(threads, gpu), "before": state(gpu)}
-    stopped: KeyboardInterrupt | None = None
+    interrupt: KeyboardInterrupt | None = None
     try:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(temporary_folder("bench"))
@@ -128,17 +128,17 @@ def benchmark(
             if decided is None:  # a caller with a stop rule needs no further figures
                 side_figures.measure_gpu_latencies(workers, recorder)
                 side_figures.measure_energy(workers, recorder, timed, samples_in(feeds), progress)
-            side_figures.sweep_batches(workers, recorder, swept, folder, progress)
-            at_once = {"clients": spec.clients, "streams": spec.streams}
-            side_figures.sweep_at_once(workers, recorder, at_once, samples_in(feeds), progress)
+            side_figures.sweep_batches(workers, recorder, sweep_feeds, folder, progress)
+            concurrency = {"clients": spec.clients, "streams": spec.streams}
+            side_figures.sweep_at_once(workers, recorder, concurrency, samples_in(feeds), progress)
             if spec.layer_times:
                 side_figures.measure_layer_times(workers, recorder, progress)
     except KeyboardInterrupt as error:
         if not any(series.round_medians_ms for series in timed.values()):
             raise  # no round was measured
-        stopped = error
-        unknown = "interrupted before other load on the machine was checked: measure again"
-        surroundings = {"after": state(gpu), "noise": {"noisy": True, "reasons": [unknown]}} | surroundings
+        interrupt = error
+        reason = "interrupted before other load on the machine was checked: measure again"
+        surroundings = {"after": state(gpu), "noise": {"noisy": True, "reasons": [reason]}} | surroundings
     recorder.conclude(spec.precision_target)
     results = Results(
         baseline=base,
@@ -157,12 +157,12 @@ def benchmark(
         ),
         created=now(),
         history=earlier_runs(history or spec.output),
-        interrupted=stopped is not None,
+        interrupted=interrupt is not None,
     )
-    return _saved(results, spec, stopped)
+    return _save(results, spec, interrupt)
 
 
-_OF_ROWS = ("torch_modes", "models", "python", "timeout_s")  # stored in rows, or without effect on figures
+_NOT_IN_SETTINGS = ("torch_modes", "models", "python", "timeout_s")  # in rows, or without effect on figures
 _ORDER = (
     "threads", "inputs", "batch_size", "data", "evaluation", "metric", "metric_note", "precision_target",
     "max_time_s", "confidence",
@@ -173,7 +173,7 @@ def _settings(spec: BenchSpec, about: Mapping[str, Any], **measured: Any) -> dic
     """Return the settings for the results file: options with the values used, then `about`."""
     options = {option.name: getattr(spec, option.name) for option in fields_of(BenchOptions)}
     values = {"evaluation": spec.evaluation, **options, **measured}
-    names = [*_ORDER, *(name for name in options if name not in (*_ORDER, *_OF_ROWS))]
+    names = [*_ORDER, *(name for name in options if name not in (*_ORDER, *_NOT_IN_SETTINGS))]
     return {n: list(values[n]) if isinstance(values[n], tuple) else values[n] for n in names} | {**about}
 
 
@@ -199,7 +199,7 @@ def _measure(
         return nvml.process_memory_bytes(pid) if nvml else None
 
     pool.mark_usage()
-    before, began, own_s = state(gpu), time.monotonic(), time.process_time()
+    before, began, own_cpu_s = state(gpu), time.monotonic(), time.process_time()
     try:
         measure(
             pool.workers, pool.relaunch, recorder.base, timed, options, launch_s=launch_s, decided=decided,
@@ -213,12 +213,12 @@ def _measure(
         if timed[name].failure is None:
             memory = recorder.attempt(name, partial(worker.ask, "memory"))
             if memory is not None:
-                held = gpu_memory(name, worker.pid)
-                recorder.change(name, peak_memory_bytes=memory["peak_bytes"], gpu_memory_bytes=held)
-    effort = Effort(seconds, pool.cpu_s + time.process_time() - own_s, pool.switches, pool.cpu_s)
+                gpu_bytes = gpu_memory(name, worker.pid)
+                recorder.change(name, peak_memory_bytes=memory["peak_bytes"], gpu_memory_bytes=gpu_bytes)
+    effort = Effort(seconds, pool.cpu_s + time.process_time() - own_cpu_s, pool.switches, pool.cpu_s)
     base_ms = timed[recorder.base].round_medians_ms
-    judged = noise(before, after, effort, base_ms, governor=surroundings.get("governor"))
-    return {"before": before | {"load_average_1min": load_average}, "after": after, "noise": judged}
+    noise_report = noise(before, after, effort, base_ms, governor=surroundings.get("governor"))
+    return {"before": before | {"load_average_1min": load_average}, "after": after, "noise": noise_report}
 
 
 def measure_every_gpu(
@@ -240,31 +240,31 @@ def measure_every_gpu(
             engine="cuda",
         )
     parts: dict[str, Results] = {}
-    stopped: BenchInterrupted | None = None
+    interrupt: BenchInterrupted | None = None
     part_spec = replace(spec, output=None)
     for number in range(count):
         device = gpus.device_text(number)
         try:
             parts[device] = measure(artifacts, replace(part_spec, devices=(device,)), unbuilt=unbuilt)
-        except BenchInterrupted as interrupted:
-            parts[device], stopped = interrupted.results, interrupted
+        except BenchInterrupted as error:
+            parts[device], interrupt = error.results, error
             break
-        alone = {*(text.partition("=")[0] for text in spec.models), *(row.name for row in unbuilt)}
+        first_gpu_only = {*(text.partition("=")[0] for text in spec.models), *(row.name for row in unbuilt)}
         modes = ("eager",) if spec.cuda_graph else ("eager", CUDA_GRAPH)  # excludes rows added per mode
         artifacts = {
             row.name: row.artifact
             for row in parts[device].rows
             if row.mode in modes
-            and row.name not in alone
+            and row.name not in first_gpu_only
             and (row.device != "cpu" or row.name == parts[device].baseline)
         }
         part_spec, unbuilt = replace(part_spec, baseline=parts[device].baseline), ()
-    return _saved(join_results(parts, history=earlier_runs(history or spec.output)), spec, stopped)
+    return _save(join_results(parts, history=earlier_runs(history or spec.output)), spec, interrupt)
 
 
-def _saved(results: Results, spec: BenchSpec, stopped: KeyboardInterrupt | None) -> Results:
+def _save(results: Results, spec: BenchSpec, interrupt: KeyboardInterrupt | None) -> Results:
     if spec.output is not None:
         save_results(results, spec.output)
-    if stopped is not None:
-        raise BenchInterrupted(results) from stopped
+    if interrupt is not None:
+        raise BenchInterrupted(results) from interrupt
     return results

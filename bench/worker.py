@@ -62,8 +62,8 @@ _REST_STEPS = 3  # consecutive idle steps, because some threads sleep and spin a
 class WorkerSession:
     """State of a worker: the loaded artifact and the feeds for its timing."""
 
-    def __init__(self, tell: Callable[[int], None]) -> None:
-        self.tell = tell
+    def __init__(self, report_progress: Callable[[int], None]) -> None:
+        self.report_progress = report_progress
         self.runner: Any = None
         self.request: dict[str, Any] = {}
         self.feeds: dict[str, Any] = {}
@@ -85,14 +85,14 @@ class WorkerSession:
         self.request = request
         start = time.perf_counter_ns()
         self.runner = self._open()
-        spent = time.perf_counter_ns() - start
+        load_ns = time.perf_counter_ns() - start
 
         from ..core.artifact import tool_versions
         from .results.environment import measured_packages
 
         packages = measured_packages()  # candidates; those that are loaded are reported
         return {
-            "load_ns": spent,
+            "load_ns": load_ns,
             "io": self.runner.io.as_json(),
             "contains": self.runner.contains,
             "packages": tool_versions(*(name for name, module in packages.items() if module in sys.modules)),
@@ -105,8 +105,8 @@ class WorkerSession:
         self.feeds = load_arrays(request["path"])
         start = time.perf_counter_ns()
         self.runner.infer(self.feeds)
-        spent = time.perf_counter_ns() - start
-        return {"first_ns": spent, "at_rest": _wait_for_rest(), "notes": list(self.runner.notes)}
+        first_ns = time.perf_counter_ns() - start
+        return {"first_ns": first_ns, "at_rest": _wait_for_rest(), "notes": list(self.runner.notes)}
 
     def do_script(self, request: dict[str, Any]) -> dict[str, Any]:
         from ..core.processes.arrays import save_arrays
@@ -143,7 +143,7 @@ class WorkerSession:
 
     def do_gpu_times(self, request: dict[str, Any]) -> dict[str, Any]:
         if not hasattr(self.runner, "gpu_times"):
-            raise InvalidOption("this runtime has no clock on a GPU")
+            raise InvalidOption("this runtime reports no GPU times")
         times = self.runner.gpu_times(self.feeds, request["iterations"])
         return {
             f"{name}_ns": getattr(times, name).tolist() for name in ("compute", "with_transfers", "enqueue")
@@ -154,14 +154,14 @@ class WorkerSession:
         from ..engines.registry import engine
 
         self.runner.close()  # two engines may not fit on a GPU
-        place = self.request.get("device") or "cpu"
+        device = self.request.get("device") or "cpu"
         times_ms = engine(request["engine"]).kernel_times(
-            self.request["artifact"], self.feeds, threads=self.request["threads"], device=parse_device(place)
+            self.request["artifact"], self.feeds, threads=self.request["threads"], device=parse_device(device)
         )
-        taken_ms = {layer: ms for layer, ms in times_ms.items() if ms > 0.0}  # 0: fused, or without cost
-        if not taken_ms:
+        nonzero_ms = {layer: ms for layer, ms in times_ms.items() if ms > 0.0}  # 0: fused, or without cost
+        if not nonzero_ms:
             raise EngineUnavailable("the profiler reports no layer")
-        return {"ms": taken_ms}
+        return {"ms": nonzero_ms}
 
     def do_infer(self, request: dict[str, Any]) -> dict[str, Any]:
         from ..core.processes.arrays import load_arrays, save_arrays
@@ -171,7 +171,7 @@ class WorkerSession:
 
     def do_layers(self, request: dict[str, Any]) -> dict[str, Any]:
         job: Any = import_module(_LAYERS_JOB, __package__)
-        answer: dict[str, Any] = job.run_job(request["job"], self.tell)
+        answer: dict[str, Any] = job.run_job(request["job"], self.report_progress)
         return answer
 
     def do_memory(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -237,13 +237,13 @@ def _wait_for_rest() -> bool:
         used, began = time.process_time(), time.perf_counter()
         time.sleep(_REST_STEP_S)
         share = (time.process_time() - used) / (time.perf_counter() - began)
-        quiet = quiet + 1 if share < _REST_SHARE and not _wants_to_run() else 0
+        quiet = quiet + 1 if share < _REST_SHARE and not _has_running_thread() else 0
         if quiet == _REST_STEPS:
             return True
     return False
 
 
-def _wants_to_run() -> bool:
+def _has_running_thread() -> bool:
     """Return whether another thread is running or waits for a busy core: state R, proc(5)."""
     this_thread = threading.get_native_id()
     for thread in Path("/proc/self/task").glob("*/stat"):
@@ -305,22 +305,22 @@ def time_in_flight(inferences: Sequence[InFlight], seconds: float) -> tuple[list
             inference.wait()
     clock = time.perf_counter_ns
     durations_ns: list[int] = []
-    under_way: deque[tuple[InFlight, int]] = deque()
+    in_flight: deque[tuple[InFlight, int]] = deque()
     now = begin = clock()
     deadline = begin + int(seconds * 1e9)
     for inference in inferences:
-        under_way.append((inference, clock()))
+        in_flight.append((inference, clock()))
         inference.start()
-    while under_way:
-        inference, started_ns = under_way.popleft()
+    while in_flight:
+        inference, started_ns = in_flight.popleft()
         inference.wait()
         now = clock()
         durations_ns.append(now - started_ns)
         if now < deadline:
-            under_way.append((inference, now))
+            in_flight.append((inference, now))
             inference.start()
     return durations_ns, now - begin
 
 
 if __name__ == "__main__":
-    serve(lambda tell: WorkerSession(tell).answer)
+    serve(lambda report_progress: WorkerSession(report_progress).answer)

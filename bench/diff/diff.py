@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ...spec.keywords import DiffKeywords
 
 SAMPLES = 64  # with compared outputs; accuracy is compared on all samples
-_COARSER = (*RTOL, *BY_SIGNAL)
+_BY_COARSENESS = (*RTOL, *BY_SIGNAL)
 
 
 @dataclass(frozen=True)
@@ -113,18 +113,18 @@ def diff(
         io = shared_io(runnables, spec.inputs)
     forms = forms_of(runnables)
     # The coarser precision of the two sides determines the criteria.
-    precision = max((runnable.precision for runnable in runnables), key=_COARSER.index)
+    precision = max((runnable.precision for runnable in runnables), key=_BY_COARSENESS.index)
     notes: list[str] = []
-    compared: AccuracyComparison | None = None
+    comparison: AccuracyComparison | None = None
     sides: list[Sequence[Outputs]] = []
-    counted = ""
+    spread_text = ""
     if metric is not None:
         progress("accuracy")
-        compared, *sides, count = evaluate(runnables, io, spec, metric, notes)
+        comparison, *sides, count = evaluate(runnables, io, spec, metric, notes)
     else:
         if spec.data is not None and spec.samples is None:
             spread = Data(spec.data, io.inputs).spread(SAMPLES)
-            feeds, counted = spread.batches, str(spread)
+            feeds, spread_text = spread.batches, str(spread)
         else:
             feeds = list(feeds_for(io, spec.data, runnables=runnables, samples=spec.samples or SAMPLES))
         for runnable in runnables:
@@ -133,7 +133,7 @@ def diff(
         count = sum(map(samples_in, feeds))
     outputs = judge(sides[0], sides[1], precision, tolerances, rules, forms)
     return OutputComparison(
-        reference, artifact, precision, count, outputs, compared, notes, counted or f"{count} samples"
+        reference, artifact, precision, count, outputs, comparison, notes, spread_text or f"{count} samples"
     )
 
 
@@ -151,8 +151,8 @@ def parse_tolerances(texts: Sequence[str], *, option: str) -> dict[str, float]:
                 f"{option} {text!r}: a finite number from 0, or OUTPUT:NUMBER, is required", option=option
             )
         if name in limits:
-            what = f"output {name!r}" if name else "a number for every output"
-            raise InvalidOption(f"{option} {text!r}: {what} is given twice", option=option)
+            target = f"output {name!r}" if name else "a number for every output"
+            raise InvalidOption(f"{option} {text!r}: {target} is given twice", option=option)
         limits[name] = limit
     return limits
 
@@ -198,11 +198,11 @@ def evaluate(
     Also returns the outputs of both for the first batches, and the number of samples in these. The notes of
     the runners are appended to `notes`.
     """
-    data, keep = str(spec.data), spec.samples or SAMPLES
+    data, most_samples = str(spec.data), spec.samples or SAMPLES
     scoring = read_metric(metric, inputs=described_inputs(io, runnables))
     sums: list[ScoreSums] = []
     first: tuple[list[Outputs], list[Outputs]] = ([], [])
-    seen = 0
+    stored_samples = 0
     for runnable in runnables:
         require_runnable(runnable)
     with contextlib.ExitStack() as stack:
@@ -217,18 +217,18 @@ def evaluate(
             if not sums:
                 scoring = scoring.resolved(reference, truth)
                 sums = [ScoreSums(scoring), ScoreSums(scoring)]
-            if seen < keep:
-                seen += batch.samples
+            if stored_samples < most_samples:
+                stored_samples += batch.samples
                 first[0].append(reference)
                 first[1].append(outputs)
-            scored = scoring.score(reference, reference, truth)
-            sums[0].add(scored, scored, truth.samples)
-            sums[1].add(scoring.score(paired(reference, outputs), reference, truth), scored, truth.samples)
-    reached = accuracy(sums[1], sums[0])
-    assert reached.drop is not None, "an artifact has a drop"
-    compared = AccuracyComparison(
-        scoring.name, scoring.note, sums[0].value(), reached.value, reached.drop.value, reached.drop.low,
-        reached.drop.high, sums[1].samples, reached.agreement, spec.max_drop,
-        reached.statement,
+            base = scoring.score(reference, reference, truth)
+            sums[0].add(base, base, truth.samples)
+            sums[1].add(scoring.score(paired(reference, outputs), reference, truth), base, truth.samples)
+    result = accuracy(sums[1], sums[0])
+    assert result.drop is not None, "an artifact has a drop"
+    comparison = AccuracyComparison(
+        scoring.name, scoring.note, sums[0].value(), result.value, result.drop.value, result.drop.low,
+        result.drop.high, sums[1].samples, result.agreement, spec.max_drop,
+        result.statement,
     )  # fmt: skip
-    return compared, *first, seen
+    return comparison, *first, stored_samples

@@ -38,13 +38,13 @@ class GateCheck:
 
 def checks_of(old: Row, new: Row, limits: GateOptions, *, has_data: bool) -> list[GateCheck]:
     """Return the checks of two measured rows; `old` is the baseline of `new`."""
-    possible = (
+    checks = (
         latency_check(old, new, limits),
         size_check(old, new, limits),
         accuracy_check(old, new, limits),
         outputs_check(old, new, limits, has_data=has_data),
     )
-    return [check for check in possible if check is not None]
+    return [check for check in checks if check is not None]
 
 
 def latency_check(old: Row, new: Row, limits: GateOptions) -> GateCheck:
@@ -62,7 +62,7 @@ def latency_check(old: Row, new: Row, limits: GateOptions) -> GateCheck:
         )
     count = "1 launch does" if ratio.launches == 1 else f"{ratio.launches} launches do"
     text += f"; {count} not decide"
-    hint = "raise `max_time_s`, or measure where less else runs; `threads` 1 where cores are busy"
+    hint = "raise `max_time_s`, or use a quieter machine; with busy cores, `threads` 1"
     return GateCheck("latency", "undecided", before, after, change, text, hint)
 
 
@@ -83,10 +83,10 @@ def accuracy_check(old: Row, new: Row, limits: GateOptions) -> GateCheck | None:
     if before is None or after is None:
         return None
     unit, drop = after.unit, after.drop or Interval(math.nan)
-    shown_old, shown_new = accuracy_text(before.value, unit), accuracy_text(after.value, unit)
+    old_label, new_label = accuracy_text(before.value, unit), accuracy_text(after.value, unit)
     ends = drop_interval(drop.low, drop.high, unit)
-    shown = f"{drop_text(drop.value, unit)} {ends}".rstrip()
-    text = f"{after.metric} drops by {shown} {unit}"
+    drop_label = f"{drop_text(drop.value, unit)} {ends}".rstrip()
+    text = f"{after.metric} drops by {drop_label} {unit}"
     hint = ""
     if limits.max_drop is not None:
         state: State = "passed" if drop.value <= limits.max_drop else "failed"  # NaN fails
@@ -105,7 +105,7 @@ def accuracy_check(old: Row, new: Row, limits: GateOptions) -> GateCheck | None:
         text += "; a drop whose interval contains 0 is allowed"
     if after.statement:
         text += f"; {after.statement}"
-    return GateCheck("accuracy", state, shown_old, shown_new, f"drop {shown} {unit}", text, hint)
+    return GateCheck("accuracy", state, old_label, new_label, f"drop {drop_label} {unit}", text, hint)
 
 
 def outputs_check(old: Row, new: Row, limits: GateOptions, *, has_data: bool) -> GateCheck | None:
@@ -163,7 +163,7 @@ def change_text(ratio: float, of: Sequence[float] = ()) -> str:
 
 FEWEST_LAUNCHES = 3
 MOST_LAUNCHES = 12  # ten looks, from the third launch on
-_FEW_WIDER = 3.0
+_FEW_FACTOR = 3.0
 
 Decision = Literal["slower", "not slower", "undecided"]
 
@@ -185,7 +185,7 @@ def slowdown(old_ms: Launches, new_ms: Launches) -> Slowdown | None:
     if shared < FEWEST_ROUNDS:
         return None
     level = ratio_level(old_ms, new_ms)
-    half = half_width(level, CONFIDENCE) * (1.0 if level.launches >= FEWEST_LAUNCHES else _FEW_WIDER)
+    half = half_width(level, CONFIDENCE) * (1.0 if level.launches >= FEWEST_LAUNCHES else _FEW_FACTOR)
     low, high = math.exp(-level.mean - half), math.exp(-level.mean + half)
     return Slowdown(math.exp(-level.mean), low, high, level.launches, level.rounds)
 

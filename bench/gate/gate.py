@@ -128,12 +128,12 @@ def junit(result: GateResult) -> str:
     for name, value in (("machine", result.machine), ("threads", str(result.threads))):
         ElementTree.SubElement(properties, "property", name=name, value=plain(value))
     for pair, check in cases:
-        _case(suite, result, pair, check)
+        _add_case(suite, result, pair, check)
     ElementTree.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
 
-def _case(suite: ElementTree.Element, result: GateResult, pair: PairResult, check: GateCheck) -> None:
+def _add_case(suite: ElementTree.Element, result: GateResult, pair: PairResult, check: GateCheck) -> None:
     seconds = pair.seconds if check is pair.checks[0] else 0.0  # one measurement serves all checks of a pair
     case = ElementTree.SubElement(
         suite, "testcase", name=check.kind, classname=plain(pair.name), time=f"{seconds:.3f}"
@@ -227,15 +227,15 @@ def gate(
     results = []
     for pair in pairs:
         try:
-            results.append(_judge(pair, spec, bench, pythons, progress))
+            results.append(_measure_pair(pair, spec, bench, pythons, progress))
         except QCompileError as error:
             if len(pairs) == 1:
                 raise
-            results.append(_without_figures(pair, "failed", error.message, error.hint))
+            results.append(_unmeasured_pair(pair, "failed", error.message, error.hint))
     first = [pair.checks[0] for pair in results]
     if all((check.kind, check.state) == ("run", "skipped") for check in first):
         raise EngineUnavailable(
-            f"nothing of {old} runs here: {first[0].text}",
+            f"no artifact of {old} runs here: {first[0].text}",
             hint="run the gate on a machine that the artifacts are for",
         )
     threads = spec.threads or usable_cores()
@@ -243,18 +243,18 @@ def gate(
     return GateResult(results, spec, added, machine, threads, now(), time.monotonic() - began)
 
 
-def _judge(
+def _measure_pair(
     pair: VersionPair, spec: GateOptions, bench: BenchSpec, pythons: Interpreters, progress: Progress
 ) -> PairResult:
     """Measure a pair. Skip it if the old version cannot run here; a missing or broken new version fails."""
     began = time.monotonic()
     if not pair.new:
-        return _without_figures(pair, "failed", "the new folder has no such artifact")
+        return _unmeasured_pair(pair, "failed", "the new folder has no such artifact")
     if spec.skip_identical and is_identical(pair):
-        return _without_figures(pair, "passed", "the files are the same byte for byte; not measured")
+        return _unmeasured_pair(pair, "passed", "the files are the same byte for byte; not measured")
     why_not = describe(pair.old, trust=spec.trust, pythons=pythons).why_not
     if why_not:
-        return _without_figures(pair, "skipped", f"it cannot run here: {why_not}")
+        return _unmeasured_pair(pair, "skipped", f"it cannot run here: {why_not}")
     results = benchmark(
         {"old": pair.old, "new": pair.new},
         bench,
@@ -265,7 +265,7 @@ def _judge(
     old, new = results.row("old"), results.row("new")
     for row in (old, new):
         if row.status != "measured":
-            return _without_figures(pair, "failed", f"the {row.name} version: {row.reason}")
+            return _unmeasured_pair(pair, "failed", f"the {row.name} version: {row.reason}")
     noise = results.environment.get("noise") or {}
     return PairResult(
         pair.name, pair.old, pair.new,
@@ -277,7 +277,7 @@ def _judge(
     )  # fmt: skip
 
 
-def _without_figures(pair: VersionPair, state: State, text: str, hint: str = "") -> PairResult:
+def _unmeasured_pair(pair: VersionPair, state: State, text: str, hint: str = "") -> PairResult:
     return PairResult(pair.name, pair.old, pair.new, None, [GateCheck("run", state, text=text, hint=hint)])
 
 
@@ -316,9 +316,9 @@ def find_pairs(old: str, new: str) -> tuple[list[VersionPair], list[str]]:
 def built_artifacts(folder: Path) -> dict[str, Path]:
     """Return the artifacts of a folder that the stage `build` wrote, by name, in order of names."""
     artifacts = {}
-    for beside in sorted(folder.glob("*.json")):
-        path = beside.with_suffix("")
-        manifest = read_manifest(path) if path.is_file() and is_manifest(beside) else None
+    for manifest_file in sorted(folder.glob("*.json")):
+        path = manifest_file.with_suffix("")
+        manifest = read_manifest(path) if path.is_file() and is_manifest(manifest_file) else None
         if manifest is not None and manifest.stage == "build":  # the folder also has files of other stages
             artifacts[path.name] = path
     return artifacts

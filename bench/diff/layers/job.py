@@ -82,7 +82,7 @@ def run_job(job: Mapping[str, Any], on_batch: Callable[[int], None]) -> dict[str
     from ...worker import peak_memory_bytes
 
     taps = {tap["tensor"]: tap for tap in job["taps"]}
-    work = _Work(job, taps)
+    work = _TensorSums(job, taps)
     with open_tapped(job, list(taps)) as infer:
         for number in range(job["batches"]):
             for name, array in _tensors(infer, _feeds(job, number), job["where"][number]):
@@ -92,7 +92,7 @@ def run_job(job: Mapping[str, Any], on_batch: Callable[[int], None]) -> dict[str
     return {**work.answer(), "peak_bytes": peak_memory_bytes()}
 
 
-class _Work:
+class _TensorSums:
     """Sums over the tensors of a run: compare each with the reference, or write it to a file."""
 
     def __init__(self, job: Mapping[str, Any], taps: Mapping[str, Any]) -> None:
@@ -112,9 +112,9 @@ class _Work:
         if tap is None and job["own_outputs"] and name in job["own"]:
             sums = self.changed.setdefault(name, ErrorSums())
             _compare_file(sums, Path(job["own_outputs"]) / job["own"][name], number, array, Form())
-        place = tap["file"] if tap is not None else job["own"].get(name)
-        if job["write"] and place is not None:
-            folder = Path(job["write"]) / place
+        subfolder = tap["file"] if tap is not None else job["own"].get(name)
+        if job["write"] and subfolder is not None:
+            folder = Path(job["write"]) / subfolder
             folder.mkdir(exist_ok=True)
             np.save(folder / f"{number}.npy", np.asarray(array, order="C"), allow_pickle=False)
 
@@ -163,8 +163,8 @@ def open_tapped(job: Mapping[str, Any], names: Sequence[str]) -> Iterator[Callab
     if not names:
         io = ModelIO.from_json(job["io"]) if job["io"] else None
         with load(str(path), threads=threads, io=io, trust=True) as runner:
-            shown: Any = runner  # only the runner of TensorRT has debug tensors
-            debug = functools.partial(shown.debug_tensors, names=[*job["outputs"]]) if job["debug"] else None
+            trt: Any = runner  # only the runner of TensorRT has debug tensors
+            debug = functools.partial(trt.debug_tensors, names=[*job["outputs"]]) if job["debug"] else None
             yield debug or runner.infer
         return
     weightless = read_weightless(path)
@@ -185,7 +185,7 @@ def with_taps(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelP
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     types, new = infer_types(model), Names(model.graph)
-    present = {value.name for value in model.graph.output}
+    existing_outputs = {value.name for value in model.graph.output}
     outputs: dict[str, str] = {}
     for name in names:
         kind, output = types.get(name), name
@@ -194,7 +194,7 @@ def with_taps(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelP
             to = onnx.TensorProto.FLOAT
             copy.graph.node.append(onnx.helper.make_node("Cast", [name], [output], name=output, to=to))
         outputs[name] = output
-        if output in present:
+        if output in existing_outputs:
             continue
         value = onnx.ValueInfoProto(name=output)  # ONNX Runtime infers the types of its operators
         if kind is not None:

@@ -203,7 +203,7 @@ def load_layers(path: Path) -> LayerDiff:
     kind, version = kind_and_version(value)
     if kind != KIND or version != SCHEMA_VERSION:
         raise ArtifactError(
-            f"{path}: {kind or 'a file of no kind'} of version {version}; "
+            f"{path}: {kind or 'unknown kind'} of version {version}; "
             f"{KIND} of version {SCHEMA_VERSION} is required",
             hint=hint,
             file=path,

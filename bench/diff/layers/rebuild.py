@@ -4,7 +4,7 @@
 2. If TensorRT has debug tensors, one build exposes many tensors at once. They are only hints: marking changes
    fusions ("marked"), or names and memory formats are TensorRT's ("unfused"). A second build, which ends with
    the suspected tensor and its parents, confirms the place or shows on which side of it the fault lies.
-3. Bisection: each build ends where the first half of the remaining region ends, and measures its outputs.
+3. Bisection: each build ends with, and measures, the last tensors of the first half of the region.
 4. A build that ends with the first bad tensor alone, and a build that ends with its parents, confirm it.
 
 Bisection assumes that errors do not disappear downstream. If a tensor downstream of a diverging one
@@ -42,7 +42,7 @@ from .sides import Side
 from .taps import LayerRuns
 
 Profile = Mapping[str, Mapping[str, Sequence[int]]]
-_SHOWN = 3
+_MOST_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class EngineSource:
 
     Attributes:
         graph: The ONNX file that TensorRT parsed.
-        layers: Node to precision, for single layers with a fixed precision where types are weak.
+        layers: Node to precision, for layers with a fixed precision in a weakly typed network.
         tf32: Whether float32 products may round to TF32.
         profiles: The engine's optimization profiles: input to its "min", "opt" and "max".
     """
@@ -139,7 +139,7 @@ class Rebuilder:
 def _spec_for(source: EngineSource, inputs: set[str]) -> BuildSpec:
     """Return the spec with the engine's profiles, limited to the part's inputs, and linear formats."""
     profiles = [
-        ",".join(f"{name}:{_spelled(ranges[name])}" for name in ranges if name in inputs)
+        ",".join(f"{name}:{_shapes_text(ranges[name])}" for name in ranges if name in inputs)
         for ranges in source.profiles
     ]
     options = replace(
@@ -148,7 +148,7 @@ def _spec_for(source: EngineSource, inputs: set[str]) -> BuildSpec:
     return replace(source.spec, min_shapes=(), opt_shapes=(), max_shapes=(), tensorrt=options)
 
 
-def _spelled(shapes: Mapping[str, Sequence[int]]) -> str:
+def _shapes_text(shapes: Mapping[str, Sequence[int]]) -> str:
     return "..".join(format_shape(tuple(shapes[kind])) for kind in ("min", "opt", "max"))
 
 
@@ -168,18 +168,18 @@ class EngineRefinement(Refinement):
         self.unknown: list[str] = []
         self.ratios: dict[int, float] = {}  # from the latest build of a part
         self.hints: dict[int, float] = {}  # from debug tensors
-        self.beside: set[int] = set()  # measured in the same part as a tensor upstream
+        self.with_upstream: set[int] = set()  # measured in the same part as a tensor upstream
         self.given_up = False
 
     def run(self) -> None:
         """Measure until the first bad tensor is confirmed, or no builds remain."""
         self._run_plain()
-        if self.search.bad(self.threshold_db) is None or not self._left():
+        if self.search.bad(self.threshold_db) is None or not self._has_builds_left():
             return
         self._survey()
-        while self._left() and not self.given_up:
+        while self._has_builds_left() and not self.given_up:
             region = self.search.region(self.threshold_db)
-            indexes = self.search.cut(region, self.most) if region else self._unconfirmed()
+            indexes = self.search.cut(region, self.most) if region else self._next_to_confirm()
             if not indexes:
                 break
             self._measure(indexes)
@@ -199,7 +199,7 @@ class EngineRefinement(Refinement):
             unknown=self.unknown,
         )
 
-    def _left(self) -> bool:
+    def _has_builds_left(self) -> bool:
         return self.runs.rebuilder.builds < self.limit
 
     def _survey(self) -> None:
@@ -217,9 +217,9 @@ class EngineRefinement(Refinement):
             self.hints = {index: sums.snr_db for index, sums in hints.items()}
             hinted = Search([pair.upstream for pair in self.pairs], cap_db=self.search.cap_db)
             hinted.record({**self.search.snr_db, **self.hints})
-            place = hinted.bad(self.threshold_db)
-            if place is not None and place not in self.errors:
-                self._measure([*self.pairs[place].parents, place])
+            hinted_index = hinted.bad(self.threshold_db)
+            if hinted_index is not None and hinted_index not in self.errors:
+                self._measure([*self.pairs[hinted_index].parents, hinted_index])
 
     def _reproduces(self, outputs: dict[str, ErrorSums], kind: str) -> bool:
         """Return whether the rebuilt whole graph has a bad output where the engine has one."""
@@ -251,24 +251,24 @@ class EngineRefinement(Refinement):
                 self.search.skip(index)
         for index, sums in measured.items():
             self.ratios[index] = sums.snr_db
-            together = any(self.pairs[index].upstream >> other & 1 for other in indexes)
-            (self.beside.add if together else self.beside.discard)(index)
-        gone = [
+            has_upstream = any(self.pairs[index].upstream >> other & 1 for other in indexes)
+            (self.with_upstream.add if has_upstream else self.with_upstream.discard)(index)
+        corrected = [
             index
             for index, sums in measured.items()
             if index in plain and plain[index].snr_db < self.threshold_db <= sums.snr_db
         ]
-        if gone:  # bad outputs of the engine that are correct in a rebuilt part
+        if corrected:  # bad outputs of the engine that are correct in a rebuilt part
             self._not_reproduced()
-            measured = {index: sums for index, sums in measured.items() if index not in gone}
+            measured = {index: sums for index, sums in measured.items() if index not in corrected}
         self._take(measured)
 
-    def _unconfirmed(self) -> list[int]:
+    def _next_to_confirm(self) -> list[int]:
         """Return the next tensors to measure for confirmation: the first bad one alone, then its parents."""
         bad = self.search.bad(self.threshold_db)
         if bad is None:
             return []
-        if (bad not in self.ratios or bad in self.beside) and bad not in self.runs.refused:
+        if (bad not in self.ratios or bad in self.with_upstream) and bad not in self.runs.refused:
             return [bad]
         parents = self.pairs[bad].parents
         return [i for i in parents if i not in self.ratios and i not in self.runs.refused][: self.most]
@@ -277,7 +277,7 @@ class EngineRefinement(Refinement):
         parents = self.pairs[bad].parents
         return (
             self.ratios.get(bad, math.inf) < self.threshold_db
-            and bad not in self.beside
+            and bad not in self.with_upstream
             and all(self.ratios.get(i, -math.inf) >= self.ratios[bad] + ABRUPT_DB for i in parents)
         )
 
@@ -288,25 +288,25 @@ class EngineRefinement(Refinement):
         region = self.search.region(self.threshold_db)
         if bad is not None and region:
             names = [self.pairs[index].reference for index in region]
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
             self.unknown.append(
-                f"the fault may lie earlier, at {', '.join(names[:_SHOWN])}{more}: "
+                f"the fault may lie earlier, at {', '.join(names[:_MOST_NAMES])}{more}: "
                 f"{self.runs.rebuilder.builds} of {self.allowed} builds were made"
             )
-        elif bad is not None and not self._left() and self._unconfirmed():
+        elif bad is not None and not self._has_builds_left() and self._next_to_confirm():
             self.unknown.append(
                 "the first bad tensor was not confirmed by builds that end with it and with its parents: "
                 f"{self.allowed} builds were allowed"
             )
         ratios = {**self.hints, **self.ratios}
-        better = [
+        shrinking = [
             (i, j)
             for i, low in ratios.items()
             for j, high in ratios.items()
             if low < self.threshold_db <= high and self.pairs[j].upstream >> i & 1
         ]
-        if better:
-            i, j = better[0]
+        if shrinking:
+            i, j = shrinking[0]
             self.unknown.append(
                 f"the error shrinks again: {self.pairs[i].reference} has {ratios[i]:.1f} dB, "
                 f"{self.pairs[j].reference} downstream {ratios[j]:.1f} dB; a fault upstream of all measured "
@@ -335,7 +335,7 @@ class EngineRuns(LayerRuns):
     def measure(self, indexes: Sequence[int]) -> dict[int, ErrorSums]:
         """Build and run the graph up to the tensors; return index to error, or fill `refused`."""
         names = {self.pairs.pairs[index].artifact: index for index in indexes}
-        self._tell(f"{len(names)} tensors" if len(names) > 1 else next(iter(names)))
+        self._report_build(f"{len(names)} tensors" if len(names) > 1 else next(iter(names)))
         try:
             part, outputs = self.rebuilder.part(list(names))
         except (BuildError, InvalidOption, ModelError) as error:
@@ -351,7 +351,7 @@ class EngineRuns(LayerRuns):
         They are only hints: TensorRT does not report whether a debug tensor is in row-major order.
         """
         names = {pair.artifact: index for index, pair in enumerate(self.pairs.pairs)}
-        self._tell("the whole graph with debug tensors")
+        self._report_build("the whole graph with debug tensors")
         part = self.rebuilder.whole(list(names))
         written = self._folder("taps")
         for group in packed(list(names.values()), self.fits, len(names)):
@@ -365,7 +365,7 @@ class EngineRuns(LayerRuns):
         written = self._write_reference(indexes)
         values = self._folder("kept")
         names = [self.pairs.pairs[index].artifact for index in indexes]
-        self._tell(f"{len(names)} tensors to keep")
+        self._report_build(f"{len(names)} tensors to keep")
         part, outputs = self.rebuilder.part(names)
         files = {outputs[name]: self.tap_file(index) for name, index in zip(names, indexes, strict=True)}
         self._run("artifact", f"keep {len(indexes)} tensors", part=part, own=files, write=values)
@@ -382,6 +382,6 @@ class EngineRuns(LayerRuns):
         finally:
             shutil.rmtree(written)
 
-    def _tell(self, what: str) -> None:
+    def _report_build(self, text: str) -> None:
         number = self.rebuilder.builds + 1
-        self.progress(f"build {number} of at most {self.most_builds}: {what}", number - 1, self.most_builds)
+        self.progress(f"build {number} of at most {self.most_builds}: {text}", number - 1, self.most_builds)

@@ -32,7 +32,7 @@ from .taps import LayerRuns
 FLOOR_DB = -10.0  # lower ratios count as this one
 ABRUPT_DB = 3.0  # noise of twice the power
 _EQUAL_DB = 1e-6
-_TELLING_DB = 10.0  # taps matter if they change an output by more than a tenth of its error power
+_CHANGE_MARGIN_DB = 10.0  # taps matter if they change an output by more than a tenth of its error power
 
 
 class Search:
@@ -66,10 +66,10 @@ class Search:
         below = [index for index, snr in self.snr_db.items() if snr < threshold_db]
         if not below:
             return None
-        leads = 0
+        suspects = 0
         for index in below:
-            leads |= self.upstream[index] | 1 << index
-        drops = {index: drop for index, drop in self.drops().items() if leads >> index & 1}
+            suspects |= self.upstream[index] | 1 << index
+        drops = {index: drop for index, drop in self.drops().items() if suspects >> index & 1}
         worst = _largest(drops)
         return worst if drops[worst] >= ABRUPT_DB else min(below)
 
@@ -163,22 +163,22 @@ class Refinement:
             for group in groups:
                 self._measure(group)
             return
-        looked_around = False
+        is_last = False
         while True:
             region = self.search.region(self.threshold_db)
-            enough = self.runs.runs >= self.limit
-            if region and not (enough and self.search.is_gradual(self.threshold_db)):
+            at_limit = self.runs.runs >= self.limit
+            if region and not (at_limit and self.search.is_gradual(self.threshold_db)):
                 self._measure(self.search.choose(region, self.runs.fits, self.most))
                 continue
-            if looked_around or enough or not self.errors or not (near := self._unknown_near()):
+            if is_last or at_limit or not self.errors or not (near := self._unmeasured_near()):
                 return
-            looked_around = True
+            is_last = True
             self._measure(near)
 
     def shown(self) -> list[int]:
         """Return the pairs with values to save: the worst one and its neighbours."""
         worst = self.worst()
-        return self._fitting(self._near(worst), [worst])
+        return self._add_fitting(self._pairs_near(worst), [worst])
 
     def engine(self) -> EngineSearch | None:
         """Return the figures of the search inside an engine; None without rebuilds."""
@@ -236,37 +236,37 @@ class Refinement:
         bad = self.search.bad(self.threshold_db)
         return bad if bad is not None else min(self.errors, key=lambda i: self.errors[i].snr_db)
 
-    def _near(self, index: int) -> list[int]:
+    def _pairs_near(self, index: int) -> list[int]:
         """Return the pairs up to two steps upstream and downstream."""
         before = [i for i, _, _ in self._walk(index, -1)]
         return list(dict.fromkeys([*before, *(i for i, _, _ in self._walk(index, 1))]))
 
-    def _unknown_near(self) -> list[int]:
+    def _unmeasured_near(self) -> list[int]:
         measured = {*self.errors, *self.runs.refused}
-        return self._fitting([index for index in self._near(self.worst()) if index not in measured], [])
+        return self._add_fitting([i for i in self._pairs_near(self.worst()) if i not in measured], [])
 
-    def _fitting(self, candidates: Sequence[int], indexes: list[int]) -> list[int]:
+    def _add_fitting(self, candidates: Sequence[int], indexes: list[int]) -> list[int]:
         """Return the indexes, with as many of the candidates as one run can tap."""
         for index in candidates:
             if index not in indexes and len(indexes) < self.most and self.runs.fits([*indexes, index]):
                 indexes.append(index)
         return sorted(indexes)
 
-    def _walk(self, index: int, way: int, steps: int = 1) -> Iterator[tuple[int, int, int]]:
+    def _walk(self, index: int, direction: int, steps: int = 1) -> Iterator[tuple[int, int, int]]:
         """Yield (pair, steps, neighbour one step closer) up to two steps one way, depth first."""
         behind = (i for i, pair in enumerate(self.pairs) if index in pair.parents)
-        for neighbour in self.pairs[index].parents if way < 0 else behind:
-            yield neighbour, steps * way, index
+        for neighbour in self.pairs[index].parents if direction < 0 else behind:
+            yield neighbour, steps * direction, index
             if steps < 2:
-                yield from self._walk(neighbour, way, steps + 1)
+                yield from self._walk(neighbour, direction, steps + 1)
 
     def _around(self, bad: int) -> list[Neighbour]:
         nodes: list[Neighbour] = [self._neighbour(bad, 0, None)]
-        for way in (-1, 1):
-            at = {(0, bad): 0}
-            for index, steps, under in self._walk(bad, way):
-                parent = at[(steps - way, under)]
-                at[(steps, index)] = len(nodes)
+        for direction in (-1, 1):
+            place_of = {(0, bad): 0}
+            for index, steps, under in self._walk(bad, direction):
+                parent = place_of[(steps - direction, under)]
+                place_of[(steps, index)] = len(nodes)
                 nodes.append(self._neighbour(index, steps, parent))
         return nodes
 
@@ -296,7 +296,7 @@ class Refinement:
             f"output {name!r} changes when tensors are tapped: {sums.snr_db:.1f} dB against itself; taps "
             "change fusions, so tensors may differ, too"
             for name, sums in self.runs.changed.items()
-            if sums.snr_db < self.outputs.get(name, sums).snr_db + _TELLING_DB
+            if sums.snr_db < self.outputs.get(name, sums).snr_db + _CHANGE_MARGIN_DB
             and sums.snr_db < self.search.cap_db
         ]
         warnings += [f"input {name!r} is rounded to {kind} for the artifact" for name, kind in casts.items()]

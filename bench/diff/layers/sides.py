@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _MOVES = MOVES | {"Resize", "Slice", "Expand", "Pad", "NhwcMaxPool"}
 _LOSES_AXES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Shape", "Size")
 _TO_LAST, _TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
-_MADE_BY_OPTIMIZER = re.compile(r"(_token_\d+|_nhwc|_nchwc|/MatMulAddFusion|/GemmTransposeFusion|_quant)+$")
+_OPTIMIZER_SUFFIX = re.compile(r"(_token_\d+|_nhwc|_nchwc|/MatMulAddFusion|/GemmTransposeFusion|_quant)+$")
 _BIAS_LAST = frozenset(["QLinearConv"])
 _SCALE_FIRST = frozenset(["QLinearConcat"])
 
@@ -92,8 +92,8 @@ class Forms:
         self.scales: dict[str, tuple[str, str, int]] = {}  # integers to names of scale and zero point
         self.channels_last: set[str] = set()
         for node in graph.node:
-            self._learn_scale(node)
-            self._learn_layout(node)
+            self._add_scale(node)
+            self._add_layout(node)
 
     def of(self, tensor: str) -> Form | None:
         """Return the form of an integer tensor; None if its scale is not stored in the graph."""
@@ -111,7 +111,7 @@ class Forms:
         zeros = tuple(int(value) for value in zero.reshape(-1))
         return Form(numbers, zeros, axis, dtype, tensor in self.channels_last)
 
-    def _learn_scale(self, node: onnx.NodeProto) -> None:
+    def _add_scale(self, node: onnx.NodeProto) -> None:
         inputs = list(node.input)
         if node.op_type == "QuantizeLinear":
             axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
@@ -125,24 +125,24 @@ class Forms:
             for name in node.output:
                 self.scales[name] = self.scales[inputs[0]]
 
-    def _learn_layout(self, node: onnx.NodeProto) -> None:
+    def _add_layout(self, node: onnx.NodeProto) -> None:
         order = next((list(a.ints) for a in node.attribute if a.name == "perm"), [])
-        last = any(a.name == "channels_last" and a.i for a in node.attribute)
-        last = last or "nhwc" in node.domain or node.op_type.startswith("Nhwc")
+        is_last = any(a.name == "channels_last" and a.i for a in node.attribute)
+        is_last = is_last or "nhwc" in node.domain or node.op_type.startswith("Nhwc")
         if node.op_type == "Transpose":
-            last = order == _TO_LAST
-        elif not last and node.op_type not in _LOSES_AXES:
-            last = any(name in self.channels_last for name in node.input)
-        if last:
+            is_last = order == _TO_LAST
+        elif not is_last and node.op_type not in _LOSES_AXES:
+            is_last = any(name in self.channels_last for name in node.input)
+        if is_last:
             self.channels_last.update(node.output)
 
 
 def plain_name(node: onnx.NodeProto) -> str:
     """Return a node's name without the suffixes of ONNX Runtime's optimizer."""
-    return _MADE_BY_OPTIMIZER.sub("", node.name)
+    return _OPTIMIZER_SUFFIX.sub("", node.name)
 
 
-_LOOK = "compare with the ONNX file that the engine was built from, to see inside"
+_HINT = "compare with the ONNX file that the engine was built from, to compare layers"
 
 
 @dataclass(frozen=True)
@@ -191,13 +191,13 @@ def artifact_side(artifact: str, *, trust: bool = False) -> Side:
         fix = engine(runtime).fix()
         raise EngineUnavailable(
             f"{path}: cannot run here: {reason}",
-            hint=f"{fix}; or {_LOOK}" if path.suffix != ".onnx" else fix,
+            hint=f"{fix}; or {_HINT}" if path.suffix != ".onnx" else fix,
             engine=runtime,
         )
     if path.suffix != ".onnx":
         if manifest is None or manifest.io is None:
             raise ModelError(
-                f"{path}: {manifest_path(path).name} names no inputs and outputs", hint=_LOOK, file=path
+                f"{path}: {manifest_path(path).name} names no inputs and outputs", hint=_HINT, file=path
             )
         # "best" may be anything down to INT8
         precision = manifest.precision if manifest.precision in THRESHOLD_DB else "int8"
@@ -211,16 +211,16 @@ def artifact_side(artifact: str, *, trust: bool = False) -> Side:
 
 def input_casts(reference: Side, artifact: Side) -> dict[str, str]:
     """Return input to the artifact's float type, for inputs of another float type in the reference."""
-    theirs = {tensor.name: tensor for tensor in artifact.io.inputs}
+    artifact_inputs = {tensor.name: tensor for tensor in artifact.io.inputs}
     casts: dict[str, str] = {}
-    if set(theirs) != {tensor.name for tensor in reference.io.inputs}:
+    if set(artifact_inputs) != {tensor.name for tensor in reference.io.inputs}:
         raise InvalidOption(
             f"inputs differ: {reference.path.name} takes {_names(reference.io.inputs)}; "
             f"{artifact.path.name} takes {_names(artifact.io.inputs)}",
             hint="compare an artifact with the model that it was made from",
         )
     for tensor in reference.io.inputs:
-        dtype = theirs[tensor.name].dtype
+        dtype = artifact_inputs[tensor.name].dtype
         if dtype == tensor.dtype:
             continue
         if not (dtype in ("float16", "float32") and "float" in tensor.dtype):

@@ -62,20 +62,20 @@ class LayerRuns:
         self.memory_bytes = {side: {"plain": 0, "tapped": 0} for side in ("reference", "artifact")}
         self.changed: dict[str, ErrorSums] = {}
         self.refused: dict[int, str] = {}
-        self._cost = self._bytes()
+        self._cost = self._tap_bytes()
 
     def plain(self) -> dict[str, ErrorSums]:
         """Run both sides without taps; return the errors of outputs that pair by name or by position."""
         files = {tensor.name: f"r{number}" for number, tensor in enumerate(self.reference.io.outputs)}
-        theirs = [tensor.name for tensor in self.artifact.io.outputs]
-        outputs = {name: files[name] for name in theirs if name in files}
-        if not outputs and len(files) == len(theirs):  # by position
-            outputs = dict(zip(theirs, files.values(), strict=True))
-        written = self._folder("outputs")
-        self._run("reference", "run", own=files, write=written, plain=True)
-        self._own = {name: f"a{number}" for number, name in enumerate(theirs)}
+        output_names = [tensor.name for tensor in self.artifact.io.outputs]
+        outputs = {name: files[name] for name in output_names if name in files}
+        if not outputs and len(files) == len(output_names):  # by position
+            outputs = dict(zip(output_names, files.values(), strict=True))
+        folder = self._folder("outputs")
+        self._run("reference", "run", own=files, write=folder, plain=True)
+        self._plain_files = {name: f"a{number}" for number, name in enumerate(output_names)}
         answer = self._run(
-            "artifact", "run", own=self._own, outputs=outputs, write=written, reference_outputs=written,
+            "artifact", "run", own=self._plain_files, outputs=outputs, write=folder, reference_outputs=folder,
             plain=True,
         )  # fmt: skip
         return dict(answer["errors"])
@@ -89,15 +89,15 @@ class LayerRuns:
 
     def measure(self, indexes: Sequence[int]) -> dict[int, ErrorSums]:
         """Run both sides with taps; return index to error. `refused` gets pairs that cannot be compared."""
-        written = self._write_reference(indexes)
+        tap_folder = self._write_reference(indexes)
         answer = self._run(
             "artifact",
             f"run with {len(indexes)} taps",
-            **self._shown(indexes, written),
-            own=self._own,
+            **self._artifact_job(indexes, tap_folder),
+            own=self._plain_files,
             own_outputs=str(self.folder / "outputs"),
         )
-        shutil.rmtree(written)
+        shutil.rmtree(tap_folder)
         for name, sums in answer["changed"].items():
             if name not in self.changed or sums.snr_db < self.changed[name].snr_db:
                 self.changed[name] = sums
@@ -106,10 +106,10 @@ class LayerRuns:
 
     def keep(self, indexes: Sequence[int]) -> tuple[Path, Path]:
         """Run both sides once more; return the folders of the reference's and the artifact's tap values."""
-        written = self._write_reference(indexes)
+        tap_folder = self._write_reference(indexes)
         values = self._folder("kept")
-        self._run("artifact", f"keep {len(indexes)} tensors", **self._shown(indexes), write=values)
-        return Path(written), Path(values)
+        self._run("artifact", f"keep {len(indexes)} tensors", **self._artifact_job(indexes), write=values)
+        return Path(tap_folder), Path(values)
 
     def _by_index(self, answer: Mapping[str, Any], index_of: Mapping[str, int]) -> dict[int, ErrorSums]:
         self.refused.update({index_of[name]: why for name, why in answer["refused"].items()})
@@ -119,28 +119,28 @@ class LayerRuns:
         return f"t{index}"
 
     def _write_reference(self, indexes: Sequence[int], *, into: str = "") -> str:
-        written = into or self._folder("taps")
+        tap_folder = into or self._folder("taps")
         inputs = {tensor.name for tensor in self.reference.io.inputs}
         taps: dict[str, dict[str, Any]] = {}
         links: list[tuple[str, str]] = []  # of further pairs with the same reference tensor
         for index in indexes:
             name, file = self.pairs.pairs[index].reference, self.tap_file(index)
             if name in inputs:
-                (Path(written) / file).mkdir()
+                (Path(tap_folder) / file).mkdir()
                 for number in range(len(self.samples.where)):
                     values = self.samples.read(number, name)
-                    np.save(Path(written) / file / f"{number}.npy", values, allow_pickle=False)
+                    np.save(Path(tap_folder) / file / f"{number}.npy", values, allow_pickle=False)
             elif name in taps:
                 links.append((taps[name]["file"], file))
             else:
                 taps[name] = {"tensor": name, "file": file, "form": Form()}
         if taps:
-            self._run("reference", f"run with {len(taps)} taps", taps=list(taps.values()), write=written)
-        for first, other in links:
-            (Path(written) / other).symlink_to(Path(written) / first)
-        return written
+            self._run("reference", f"run with {len(taps)} taps", taps=list(taps.values()), write=tap_folder)
+        for target, link in links:
+            (Path(tap_folder) / link).symlink_to(Path(tap_folder) / target)
+        return tap_folder
 
-    def _shown(self, indexes: Sequence[int], reference: str = "") -> dict[str, Any]:
+    def _artifact_job(self, indexes: Sequence[int], reference: str = "") -> dict[str, Any]:
         """Return settings of a run of the artifact that compares with the folder, or writes the values.
 
         An engine exposes the tensors as outputs.
@@ -183,7 +183,7 @@ class LayerRuns:
         folder.mkdir()
         return str(folder)
 
-    def _bytes(self) -> dict[str, list[int]]:
+    def _tap_bytes(self) -> dict[str, list[int]]:
         """Return the bytes of each tap on both sides; an unknown size counts as the largest."""
         assert self.reference.weightless is not None
         shapes = known_shapes(self.reference.weightless.model, self.samples.shapes)
