@@ -212,10 +212,7 @@ class WorkerSession:
 
 
 def peak_memory_bytes() -> int:
-    """Return the peak resident memory of this process in bytes.
-
-    Prefer VmHWM to `ru_maxrss`, which a child inherits from its parent.
-    """
+    """Return the peak resident memory in bytes; prefer VmHWM to `ru_maxrss`, which a child inherits."""
     status = Path("/proc/self/status")
     if status.is_file():
         for line in status.read_text().splitlines():

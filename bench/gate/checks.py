@@ -157,8 +157,7 @@ def change_text(ratio: float, of: Sequence[float] = ()) -> str:
 # Intervals of 99% (`CONFIDENCE`) therefore err at most 2.5% on each side at the limit itself, if processes
 # differ no more than the prior assumes. `docs/gate.md` lists the rates of other machines.
 #
-# One or two launches cannot show how much processes differ, and the prior may be too narrow. Their interval
-# is widened.
+# One or two launches cannot show how much processes differ: their interval is widened beyond the prior's.
 
 
 FEWEST_LAUNCHES = 3

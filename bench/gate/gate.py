@@ -290,10 +290,7 @@ class VersionPair(NamedTuple):
 
 
 def find_pairs(old: str, new: str) -> tuple[list[VersionPair], list[str]]:
-    """Return the pairs of two artifacts, MODELs or folders, in the order of the old names.
-
-    Also returns the names of artifacts that only the new folder has.
-    """
+    """Return the pairs of two artifacts, MODELs or folders, and the names that only the new folder has."""
     folders = Path(old).is_dir(), Path(new).is_dir()
     if folders == (False, False):
         return [VersionPair(short_name(new), old, new)], []

@@ -41,8 +41,7 @@ class Form:
     """Conversion of a tapped tensor to numbers in the reference's order.
 
     Attributes:
-        scale, zero_point: Of integers, one value or one per index of `axis`; empty for floats.
-        axis: See `scale`.
+        scale, zero_point, axis: Of integers, one value or one per index of `axis`; empty for floats.
         dtype: Float type of DequantizeLinear's output, "float32" or "float16".
         channels_last: Whether the tensor is [n, h, w, c] and the reference's [n, c, h, w].
     """

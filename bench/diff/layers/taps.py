@@ -141,10 +141,7 @@ class LayerRuns:
         return tap_folder
 
     def _artifact_job(self, indexes: Sequence[int], reference: str = "") -> dict[str, Any]:
-        """Return settings of a run of the artifact that compares with the folder, or writes the values.
-
-        An engine exposes the tensors as outputs.
-        """
+        """Return settings of a run that compares taps (or engine outputs) with a folder, or writes them."""
         pairs = {self.tap_file(index): self.pairs.pairs[index] for index in indexes}
         if self.artifact.weightless is not None:
             taps = [{"tensor": pair.artifact, "file": f, "form": pair.form} for f, pair in pairs.items()]
