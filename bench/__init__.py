@@ -1,1 +1,1 @@
-"""Benchmark: each artifact in its own process, interleaved rounds, intervals, accuracy."""
+"""Benchmark artifacts in separate processes and interleaved rounds, with intervals and accuracy."""

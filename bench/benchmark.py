@@ -1,4 +1,4 @@
-"""`qcompile bench`: artifacts against a baseline, each in its own process, in interleaved rounds."""
+"""`qcompile bench`: measure artifacts against a baseline in separate processes and interleaved rounds."""
 
 from __future__ import annotations
 
@@ -56,23 +56,23 @@ def benchmark(
     """Measure artifacts against a baseline.
 
     Args:
-        artifacts: Paths or MODEL spellings, or name to them; the baseline is one of them, or another MODEL.
-        spec: How they are measured.
-        history: Results whose runs become the history of these; by default those that `output` replaces.
-        command: Words that repeat this run, for the results.
-        recipe: Text of the recipe it belongs to, for the results.
-        unbuilt: Rows of artifacts that could not be built, with their reasons; they are added as they are.
-        decided: Asked at the end of every launch whether to stop, in place of `precision_target`.
-        compare_made: Compare outputs on the made input, where there is neither data nor evaluation.
-        progress: Told of every step.
+        artifacts: Paths or MODEL arguments, or names to these. A baseline that is not among them is added.
+        spec: Options of the measurement.
+        history: Results file whose runs become the history; by default the file that `output` replaces.
+        command: Command line that repeats this run, for the results file.
+        recipe: Text of the recipe that started this run, for the results file.
+        unbuilt: Rows of artifacts that could not be built, with the reasons; added unchanged.
+        decided: Called after each launch; returns whether to stop. Replaces `precision_target`.
+        compare_made: Whether to compare outputs on random input if neither data nor evaluation is set.
+        progress: Called at every step.
         options: Fields of `BenchSpec` by name, in place of those of `spec`.
 
     Returns:
-        The results; an artifact that cannot run or fails has its reason, the others their numbers.
+        The results. The row of an artifact that cannot run or fails has the reason instead of figures.
 
     Raises:
         QCompileError: If the baseline cannot be loaded, or the data does not fit.
-        BenchInterrupted: After Ctrl-C, with what was measured until then; `output` is written.
+        BenchInterrupted: After Ctrl-C, with the results so far; `output` is written.
     """
     spec = spec_from_call(BenchSpec, spec, options)
     if spec.output is not None:
@@ -83,7 +83,7 @@ def benchmark(
             progress=progress,
         )  # fmt: skip
         return measure_every_gpu(on_one_gpu, artifacts, spec, history, unbuilt)
-    metric = accuracy.read_metric(spec.metric)  # a wrong one is refused even where nothing is evaluated
+    metric = accuracy.read_metric(spec.metric)  # raises on an unknown name even without evaluation data
     quality = metric if spec.evaluation is not None else None
     numbers = gpus.parse_devices(spec.devices)
     gpu = next((number for number in numbers if number is not None), 0)
@@ -92,13 +92,13 @@ def benchmark(
     with trusting(spec.trust):
         io = shared_io(runnables, spec.inputs)
     feeds = timing_feeds(io, spec.data, runnables=runnables, batch_size=spec.batch_size)
-    swept = {
+    sweep_feeds = {
         size: timing_feeds(io, spec.data, runnables=runnables, batch_size=size) for size in spec.batch_sizes
     }
     recorder = Recorder([row_of(runnable) for runnable in runnables], base)
     timed: dict[str, TimingSeries] = {}
     surroundings = {**environment(threads, gpu), "before": state(gpu)}
-    stopped: KeyboardInterrupt | None = None
+    interrupt: KeyboardInterrupt | None = None
     try:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(temporary_folder("bench"))
@@ -125,20 +125,20 @@ def benchmark(
                 )  # fmt: skip
             elif compare_made and recorder.is_measured(base):
                 accuracy.measure_made_difference(workers, recorder, feeds, forms_of(runnables))
-            if decided is None:  # who has a rule of his own wants its answer, not every figure
+            if decided is None:  # a caller with a stop rule needs no further figures
                 side_figures.measure_gpu_latencies(workers, recorder)
                 side_figures.measure_energy(workers, recorder, timed, samples_in(feeds), progress)
-            side_figures.sweep_batches(workers, recorder, swept, folder, progress)
-            at_once = {"clients": spec.clients, "streams": spec.streams}
-            side_figures.sweep_at_once(workers, recorder, at_once, samples_in(feeds), progress)
+            side_figures.sweep_batches(workers, recorder, sweep_feeds, folder, progress)
+            concurrency = {"clients": spec.clients, "streams": spec.streams}
+            side_figures.sweep_at_once(workers, recorder, concurrency, samples_in(feeds), progress)
             if spec.layer_times:
                 side_figures.measure_layer_times(workers, recorder, progress)
     except KeyboardInterrupt as error:
         if not any(series.round_medians_ms for series in timed.values()):
-            raise  # nothing to keep
-        stopped = error
-        unknown = "it was interrupted before anyone looked what else ran: measure again"
-        surroundings = {"after": state(gpu), "noise": {"noisy": True, "reasons": [unknown]}} | surroundings
+            raise  # no round was measured
+        interrupt = error
+        reason = "interrupted before other load on the machine was checked: measure again"
+        surroundings = {"after": state(gpu), "noise": {"noisy": True, "reasons": [reason]}} | surroundings
     recorder.conclude(spec.precision_target)
     results = Results(
         baseline=base,
@@ -157,12 +157,12 @@ def benchmark(
         ),
         created=now(),
         history=earlier_runs(history or spec.output),
-        interrupted=stopped is not None,
+        interrupted=interrupt is not None,
     )
-    return _saved(results, spec, stopped)
+    return _save(results, spec, interrupt)
 
 
-_OF_ROWS = ("torch_modes", "models", "python", "timeout_s")  # rows tell them, or they change no figure
+_NOT_IN_SETTINGS = ("torch_modes", "models", "python", "timeout_s")  # in rows, or without effect on figures
 _ORDER = (
     "threads", "inputs", "batch_size", "data", "evaluation", "metric", "metric_note", "precision_target",
     "max_time_s", "confidence",
@@ -170,10 +170,10 @@ _ORDER = (
 
 
 def _settings(spec: BenchSpec, about: Mapping[str, Any], **measured: Any) -> dict[str, Any]:
-    """Return what results say of the options, and what became of some of them; `about` stands behind all."""
+    """Return the settings for the results file: options with the values used, then `about`."""
     options = {option.name: getattr(spec, option.name) for option in fields_of(BenchOptions)}
     values = {"evaluation": spec.evaluation, **options, **measured}
-    names = [*_ORDER, *(name for name in options if name not in (*_ORDER, *_OF_ROWS))]
+    names = [*_ORDER, *(name for name in options if name not in (*_ORDER, *_NOT_IN_SETTINGS))]
     return {n: list(values[n]) if isinstance(values[n], tuple) else values[n] for n in names} | {**about}
 
 
@@ -189,8 +189,8 @@ def _measure(
     decided: Decided | None,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Rounds, and what they and others did to the machine meanwhile; returns `before`, `after`, `noise`."""
-    load_average = surroundings["before"]["load_average_1min"]  # ours is in it from now on
+    """Run the rounds. Return the machine state before and after them, and the noise between."""
+    load_average = surroundings["before"]["load_average_1min"]  # later values include our load
     timed = pool.timed
 
     def gpu_memory(name: str, pid: int) -> int | None:
@@ -199,13 +199,13 @@ def _measure(
         return nvml.process_memory_bytes(pid) if nvml else None
 
     pool.mark_usage()
-    before, began, own_s = state(gpu), time.monotonic(), time.process_time()
+    before, began, own_cpu_s = state(gpu), time.monotonic(), time.process_time()
     try:
         measure(
             pool.workers, pool.relaunch, recorder.base, timed, options, launch_s=launch_s, decided=decided,
             gpu_memory=gpu_memory, progress=progress,
         )  # fmt: skip
-    finally:  # also when it is interrupted
+    finally:  # also after Ctrl-C
         recorder.timed(timed, samples)
     seconds, after = time.monotonic() - began, state(gpu)
     pool.count_usage()
@@ -213,12 +213,12 @@ def _measure(
         if timed[name].failure is None:
             memory = recorder.attempt(name, partial(worker.ask, "memory"))
             if memory is not None:
-                held = gpu_memory(name, worker.pid)
-                recorder.change(name, peak_memory_bytes=memory["peak_bytes"], gpu_memory_bytes=held)
-    effort = Effort(seconds, pool.cpu_s + time.process_time() - own_s, pool.switches, pool.cpu_s)
+                gpu_bytes = gpu_memory(name, worker.pid)
+                recorder.change(name, peak_memory_bytes=memory["peak_bytes"], gpu_memory_bytes=gpu_bytes)
+    effort = Effort(seconds, pool.cpu_s + time.process_time() - own_cpu_s, pool.switches, pool.cpu_s)
     base_ms = timed[recorder.base].round_medians_ms
-    judged = noise(before, after, effort, base_ms, governor=surroundings.get("governor"))
-    return {"before": before | {"load_average_1min": load_average}, "after": after, "noise": judged}
+    noise_report = noise(before, after, effort, base_ms, governor=surroundings.get("governor"))
+    return {"before": before | {"load_average_1min": load_average}, "after": after, "noise": noise_report}
 
 
 def measure_every_gpu(
@@ -230,7 +230,7 @@ def measure_every_gpu(
 ) -> Results:
     """Measure on every GPU of this machine.
 
-    What runs on the processor alone is measured once, beside the first GPU; the baseline beside each.
+    Artifacts that run on the CPU only are measured once, with the first GPU; the baseline with each GPU.
     """
     count = len(gpus.find_gpus())
     if not count:
@@ -240,31 +240,31 @@ def measure_every_gpu(
             engine="cuda",
         )
     parts: dict[str, Results] = {}
-    stopped: BenchInterrupted | None = None
+    interrupt: BenchInterrupted | None = None
     part_spec = replace(spec, output=None)
     for number in range(count):
         device = gpus.device_text(number)
         try:
             parts[device] = measure(artifacts, replace(part_spec, devices=(device,)), unbuilt=unbuilt)
-        except BenchInterrupted as interrupted:
-            parts[device], stopped = interrupted.results, interrupted
+        except BenchInterrupted as error:
+            parts[device], interrupt = error.results, error
             break
-        alone = {*(text.partition("=")[0] for text in spec.models), *(row.name for row in unbuilt)}
-        modes = ("eager",) if spec.cuda_graph else ("eager", CUDA_GRAPH)  # without rows that are added
+        first_gpu_only = {*(text.partition("=")[0] for text in spec.models), *(row.name for row in unbuilt)}
+        modes = ("eager",) if spec.cuda_graph else ("eager", CUDA_GRAPH)  # excludes rows added per mode
         artifacts = {
             row.name: row.artifact
             for row in parts[device].rows
             if row.mode in modes
-            and row.name not in alone
+            and row.name not in first_gpu_only
             and (row.device != "cpu" or row.name == parts[device].baseline)
         }
         part_spec, unbuilt = replace(part_spec, baseline=parts[device].baseline), ()
-    return _saved(join_results(parts, history=earlier_runs(history or spec.output)), spec, stopped)
+    return _save(join_results(parts, history=earlier_runs(history or spec.output)), spec, interrupt)
 
 
-def _saved(results: Results, spec: BenchSpec, stopped: KeyboardInterrupt | None) -> Results:
+def _save(results: Results, spec: BenchSpec, interrupt: KeyboardInterrupt | None) -> Results:
     if spec.output is not None:
         save_results(results, spec.output)
-    if stopped is not None:
-        raise BenchInterrupted(results) from stopped
+    if interrupt is not None:
+        raise BenchInterrupted(results) from interrupt
     return results

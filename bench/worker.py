@@ -1,17 +1,17 @@
 """`python -m qcompile.bench.worker`: serve one artifact over standard streams.
 
-One JSON object per line in, one out. A crash, a leak or a CUDA context stays in this process, memory is
-measured per artifact, and the interpreter may be another one than the caller's. When the caller dies,
-the input ends and so does the worker; where the system can do it, it is killed even in a call that hangs.
+One JSON object per line in, one out. A crash, a leak or a CUDA context is limited to this process, memory is
+measured per artifact, and the interpreter may differ from the caller's. The worker exits when the caller dies
+and its input ends; on Linux it is then killed even in a hanging call.
 
 | request                                                | answer                                          |
 |--------------------------------------------------------|-------------------------------------------------|
 | `{"do": "hello"}`                                      | `{"python", "executable"}`                      |
-| `{"do": "why_not", "engine"}`                          | `{"why_not", "fix"}`; empty where it can run    |
+| `{"do": "why_not", "engine"}`                          | `{"why_not", "fix"}`; empty if it can run       |
 | `{"do": "load", "artifact", "threads", "io", "mode",   | `{"load_ns", "io", "contains",                  |
 |   "device"}`                                           |   "packages", "weights"}`                       |
-| `{"do": "feed", "path"}`                               | `{"first_ns", "at_rest", "notes"}`; `time` has  |
-|                                                        |   the feeds                                     |
+| `{"do": "feed", "path"}`                               | `{"first_ns", "at_rest", "notes"}`; sets the    |
+|                                                        |   feeds of `time`                               |
 | `{"do": "time", "iterations", "discard", "rest"}`      | `{"ns": [...], "at_rest"}`                      |
 | `{"do": "clients", "clients", "seconds"}`              | `{"ns": [...], "wall_ns", "at_rest"}`           |
 | `{"do": "in_flight", "streams", "seconds"}`            | `{"ns": [...], "wall_ns", "at_rest"}`           |
@@ -19,15 +19,15 @@ the input ends and so does the worker; where the system can do it, it is killed 
 | `{"do": "layer_times", "engine"}`                      | `{"ms": {layer: median}}`; the artifact is      |
 |                                                        |   closed, so nothing can be timed afterwards    |
 | `{"do": "infer", "path", "output"}`                    | `{"notes"}`; outputs are in `output` (`.npz`)   |
-| `{"do": "layers", "job"}`                              | what `diff.layers.job.run_job`       returns    |
-| `{"do": "script", "folder"}`                           | `{"failed"}`: "" or the error of `run.py`       |
-|                                                        |   there, whose `outputs` are in `outputs.npz`   |
+| `{"do": "layers", "job"}`                              | the result of `diff.layers.job.run_job`         |
+| `{"do": "script", "folder"}`                           | `{"failed"}`: "" or the error of `run.py` there;|
+|                                                        |   its `outputs` are written to `outputs.npz`    |
 | `{"do": "memory"}`                                     | `{"peak_bytes"}`                                |
 | `{"do": "usage"}`                                      | `{"cpu_s", "involuntary_switches"}`             |
 
-`core.processes.worker` says how requests and answers travel. In front of the answer to `layers` comes how
-many batches are done. A timing is answered once the threads of the runtime have stopped spinning, so that
-they do not disturb the next worker: `at_rest` is false where they never do.
+`core.processes.worker` describes the protocol. Lines with the number of finished batches precede the answer
+to `layers`. A timing is answered once the threads of the runtime have stopped spinning, so that they do not
+disturb the next worker; `at_rest` is false if they do not stop.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ if TYPE_CHECKING:
     from ..engines.base import InFlight
     from ..spec.tensors import Feeds
 
-_LAYERS_JOB = ".diff.layers.job"  # served here, known only by name: bench/diff/ is built on bench/
+_LAYERS_JOB = ".diff.layers.job"  # imported by name on request: bench/diff/ imports bench/
 _REST_LIMIT_S = 0.5
 _REST_STEP_S = 0.005
-_REST_SHARE = 0.05  # of one core: a runtime that looks at its queue now and then is at rest
-_REST_STEPS = 3  # in a row: some threads sleep and spin by turns
+_REST_SHARE = 0.05  # of one core: a runtime that polls its queue now and then counts as idle
+_REST_STEPS = 3  # consecutive idle steps, because some threads sleep and spin alternately
 
 
 class WorkerSession:
-    """The artifact being served, and the feeds it is timed on."""
+    """State of a worker: the loaded artifact and the feeds for its timing."""
 
-    def __init__(self, tell: Callable[[int], None]) -> None:
-        self.tell = tell
+    def __init__(self, report_progress: Callable[[int], None]) -> None:
+        self.report_progress = report_progress
         self.runner: Any = None
         self.request: dict[str, Any] = {}
         self.feeds: dict[str, Any] = {}
@@ -85,14 +85,14 @@ class WorkerSession:
         self.request = request
         start = time.perf_counter_ns()
         self.runner = self._open()
-        spent = time.perf_counter_ns() - start
+        load_ns = time.perf_counter_ns() - start
 
         from ..core.artifact import tool_versions
         from .results.environment import measured_packages
 
-        packages = measured_packages()  # that could be what it measures
+        packages = measured_packages()  # candidates; those that are loaded are reported
         return {
-            "load_ns": spent,
+            "load_ns": load_ns,
             "io": self.runner.io.as_json(),
             "contains": self.runner.contains,
             "packages": tool_versions(*(name for name, module in packages.items() if module in sys.modules)),
@@ -105,8 +105,8 @@ class WorkerSession:
         self.feeds = load_arrays(request["path"])
         start = time.perf_counter_ns()
         self.runner.infer(self.feeds)
-        spent = time.perf_counter_ns() - start
-        return {"first_ns": spent, "at_rest": _wait_for_rest(), "notes": list(self.runner.notes)}
+        first_ns = time.perf_counter_ns() - start
+        return {"first_ns": first_ns, "at_rest": _wait_for_rest(), "notes": list(self.runner.notes)}
 
     def do_script(self, request: dict[str, Any]) -> dict[str, Any]:
         from ..core.processes.arrays import save_arrays
@@ -114,7 +114,7 @@ class WorkerSession:
         os.chdir(request["folder"])
         try:
             outputs = runpy.run_path("run.py")["outputs"]
-        except Exception as error:  # whatever the runtime raises is what is looked for
+        except Exception as error:  # any exception of the runtime is the answer
             return {"failed": f"{type(error).__name__}: {error}"}
         save_arrays("outputs.npz", outputs)
         return {"failed": ""}
@@ -130,7 +130,7 @@ class WorkerSession:
             runners = [self.runner]
             for _ in range(1, request["clients"]):
                 runner = self.runner
-                if hasattr(runner, "share"):  # for one thread: another shares its engine, or loads it
+                if hasattr(runner, "share"):  # single-threaded: another shares the engine, or loads it
                     runner = stack.enter_context(runner.share() if runner.can_be_shared else self._open())
                 runners.append(runner)
             durations_ns, wall_ns = time_clients(runners, self.feeds, request["seconds"])
@@ -143,7 +143,7 @@ class WorkerSession:
 
     def do_gpu_times(self, request: dict[str, Any]) -> dict[str, Any]:
         if not hasattr(self.runner, "gpu_times"):
-            raise InvalidOption("this runtime has no clock on a GPU")
+            raise InvalidOption("this runtime reports no GPU times")
         times = self.runner.gpu_times(self.feeds, request["iterations"])
         return {
             f"{name}_ns": getattr(times, name).tolist() for name in ("compute", "with_transfers", "enqueue")
@@ -153,15 +153,15 @@ class WorkerSession:
         from ..engines.gpu import parse_device
         from ..engines.registry import engine
 
-        self.runner.close()  # two at once may not fit on a GPU
-        place = self.request.get("device") or "cpu"
+        self.runner.close()  # two engines may not fit on a GPU
+        device = self.request.get("device") or "cpu"
         times_ms = engine(request["engine"]).kernel_times(
-            self.request["artifact"], self.feeds, threads=self.request["threads"], device=parse_device(place)
+            self.request["artifact"], self.feeds, threads=self.request["threads"], device=parse_device(device)
         )
-        taken_ms = {layer: ms for layer, ms in times_ms.items() if ms > 0.0}  # others are fused, or free
-        if not taken_ms:
+        nonzero_ms = {layer: ms for layer, ms in times_ms.items() if ms > 0.0}  # 0: fused, or without cost
+        if not nonzero_ms:
             raise EngineUnavailable("the profiler reports no layer")
-        return {"ms": taken_ms}
+        return {"ms": nonzero_ms}
 
     def do_infer(self, request: dict[str, Any]) -> dict[str, Any]:
         from ..core.processes.arrays import load_arrays, save_arrays
@@ -171,7 +171,7 @@ class WorkerSession:
 
     def do_layers(self, request: dict[str, Any]) -> dict[str, Any]:
         job: Any = import_module(_LAYERS_JOB, __package__)
-        answer: dict[str, Any] = job.run_job(request["job"], self.tell)
+        answer: dict[str, Any] = job.run_job(request["job"], self.report_progress)
         return answer
 
     def do_memory(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class WorkerSession:
         import resource
 
         switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-        children = resource.getrusage(resource.RUSAGE_CHILDREN)  # compilers, once they have ended
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)  # compilers that have ended
         cpu_s = time.process_time() + children.ru_utime + children.ru_stime
         return {"cpu_s": cpu_s, "involuntary_switches": switches}
 
@@ -192,14 +192,14 @@ class WorkerSession:
         request = self.request
         io = ModelIO.from_json(request["io"]) if request.get("io") else None
         threads, mode = request["threads"], request.get("mode") or "eager"
-        device = request.get("device")  # without one: where its engine runs by itself
+        device = request.get("device")  # None: the default device of the runtime
         cuda_graph = mode == CUDA_GRAPH
         if mode != "eager" and not cuda_graph:
             from ..engines.gpu import parse_device
             from ..engines.pytorch import PyTorch
             from ..model.sources.archives import trusting
 
-            with trusting():  # `describe` has required it
+            with trusting():  # `describe` has checked that the user trusts it
                 return PyTorch().open_in_mode(
                     request["artifact"], mode, threads=threads, io=io, device=parse_device(device or "cpu")
                 )
@@ -212,10 +212,7 @@ class WorkerSession:
 
 
 def peak_memory_bytes() -> int:
-    """Return the largest resident memory this process had.
-
-    Not `ru_maxrss` where it can be avoided: a child inherits its parent's there.
-    """
+    """Return the peak resident memory in bytes; prefer VmHWM to `ru_maxrss`, which a child inherits."""
     status = Path("/proc/self/status")
     if status.is_file():
         for line in status.read_text().splitlines():
@@ -228,7 +225,7 @@ def peak_memory_bytes() -> int:
 
 
 def _wait_for_rest() -> bool:
-    """Wait until no other thread of this process runs; false when one still does after half a second.
+    """Wait until no other thread of this process runs; return False if one still runs after half a second.
 
     ONNX Runtime's threads spin for about 50 ms after the last call (1.31.1, 2 threads).
     """
@@ -237,29 +234,29 @@ def _wait_for_rest() -> bool:
         used, began = time.process_time(), time.perf_counter()
         time.sleep(_REST_STEP_S)
         share = (time.process_time() - used) / (time.perf_counter() - began)
-        quiet = quiet + 1 if share < _REST_SHARE and not _wants_to_run() else 0
+        quiet = quiet + 1 if share < _REST_SHARE and not _has_running_thread() else 0
         if quiet == _REST_STEPS:
             return True
     return False
 
 
-def _wants_to_run() -> bool:
-    """Whether another thread runs, or would on a machine that is less busy: state R, proc(5)."""
+def _has_running_thread() -> bool:
+    """Return whether another thread is running or waits for a busy core: state R, proc(5)."""
     this_thread = threading.get_native_id()
     for thread in Path("/proc/self/task").glob("*/stat"):
         try:
             state = thread.read_text().rpartition(")")[2].split()[0]
         except (OSError, IndexError):
-            continue  # it has ended meanwhile
+            continue  # the thread has ended
         if state == "R" and int(thread.parent.name) != this_thread:
             return True
     return False
 
 
 def time_clients(runners: Sequence[Any], feeds: Feeds, seconds: float) -> tuple[list[int], int]:
-    """Let one client per runner call in a closed loop; a runner may serve several threads.
+    """Run one client thread per entry of `runners`, each in a closed loop; a runner may occur several times.
 
-    Returns the nanoseconds of every call, and those from the common start to the end of the last call.
+    Returns the duration of each call and the time from the common start to the end of the last call, in ns.
     """
     calls = [runner.prepare(feeds) for runner in runners]
     for call in calls:
@@ -294,9 +291,9 @@ _WARM_UP_ROUNDS = 3
 
 
 def time_in_flight(inferences: Sequence[InFlight], seconds: float) -> tuple[list[int], int]:
-    """Keep all inferences under way: as soon as the oldest is done, it is started again.
+    """Keep all inferences in flight: restart the oldest one as soon as its outputs arrive.
 
-    Returns the nanoseconds of each inference, from its start until its outputs were waited for, and of all.
+    Returns the duration of each inference, from its start to its outputs, and the total time, in ns.
     """
     for _ in range(_WARM_UP_ROUNDS):
         for inference in inferences:
@@ -305,22 +302,22 @@ def time_in_flight(inferences: Sequence[InFlight], seconds: float) -> tuple[list
             inference.wait()
     clock = time.perf_counter_ns
     durations_ns: list[int] = []
-    under_way: deque[tuple[InFlight, int]] = deque()
+    in_flight: deque[tuple[InFlight, int]] = deque()
     now = begin = clock()
     deadline = begin + int(seconds * 1e9)
     for inference in inferences:
-        under_way.append((inference, clock()))
+        in_flight.append((inference, clock()))
         inference.start()
-    while under_way:
-        inference, started_ns = under_way.popleft()
+    while in_flight:
+        inference, started_ns = in_flight.popleft()
         inference.wait()
         now = clock()
         durations_ns.append(now - started_ns)
         if now < deadline:
-            under_way.append((inference, now))
+            in_flight.append((inference, now))
             inference.start()
     return durations_ns, now - begin
 
 
 if __name__ == "__main__":
-    serve(lambda tell: WorkerSession(tell).answer)
+    serve(lambda report_progress: WorkerSession(report_progress).answer)

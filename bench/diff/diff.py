@@ -1,6 +1,6 @@
 """`qcompile diff`: compare two artifacts, or an artifact and its model, with Polygraphy.
 
-What counts as equal: `model.outputs.judgement`.
+`model.outputs.judgement` defines the criteria.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 
     from ...spec.keywords import DiffKeywords
 
-SAMPLES = 64  # of all, whose outputs are compared; their accuracy is compared on all
-_COARSER = (*RTOL, *BY_SIGNAL)
+SAMPLES = 64  # with compared outputs; accuracy is compared on all samples
+_BY_COARSENESS = (*RTOL, *BY_SIGNAL)
 
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """A comparison; true when every output passed, and the drop in accuracy if it has a limit.
+    """A comparison; true if every output passes and the accuracy drop is within its limit, if any.
 
-    `spread` says how many samples of how many were compared.
+    `spread` states how many of how many samples were compared.
     """
 
     reference: str
@@ -83,14 +83,14 @@ def diff(
     progress: Progress = silent,
     **options: Unpack[DiffKeywords],
 ) -> OutputComparison:
-    """Run both on the same input, each in a process of its own, and compare their outputs.
+    """Run two artifacts on the same input, each in a separate process, and compare their outputs.
 
     Args:
-        reference: Artifact or MODEL that is right by definition.
-        artifact: What is judged.
-        spec: How.
+        reference: Artifact or MODEL with the correct outputs.
+        artifact: Artifact or MODEL to check.
+        spec: Options of the comparison.
         tolerances: Limits in place of `atol`, `rtol` and `snr`.
-        progress: Told of every step.
+        progress: Called at every step.
         options: Fields of `DiffSpec` by name, in place of those of `spec`.
 
     Returns:
@@ -98,7 +98,7 @@ def diff(
 
     Raises:
         DataError, WorkerError, EngineUnavailable: If one side cannot run.
-        InvalidOption: If the metric is unknown, or there is no data for it.
+        InvalidOption: If the metric is unknown, or `data` for it is missing.
     """
     spec = spec_from_call(DiffSpec, spec, options)
     limits = (parse_tolerances(getattr(spec, kind), option=f"`{kind}`") for kind in ("atol", "rtol", "snr"))
@@ -112,19 +112,19 @@ def diff(
     with trusting(spec.trust):
         io = shared_io(runnables, spec.inputs)
     forms = forms_of(runnables)
-    # The coarser precision of the two sides decides what can be asked.
-    precision = max((runnable.precision for runnable in runnables), key=_COARSER.index)
+    # The coarser precision of the two sides determines the criteria.
+    precision = max((runnable.precision for runnable in runnables), key=_BY_COARSENESS.index)
     notes: list[str] = []
-    compared: AccuracyComparison | None = None
+    comparison: AccuracyComparison | None = None
     sides: list[Sequence[Outputs]] = []
-    counted = ""
+    spread_text = ""
     if metric is not None:
         progress("accuracy")
-        compared, *sides, count = evaluate(runnables, io, spec, metric, notes)
+        comparison, *sides, count = evaluate(runnables, io, spec, metric, notes)
     else:
         if spec.data is not None and spec.samples is None:
             spread = Data(spec.data, io.inputs).spread(SAMPLES)
-            feeds, counted = spread.batches, str(spread)
+            feeds, spread_text = spread.batches, str(spread)
         else:
             feeds = list(feeds_for(io, spec.data, runnables=runnables, samples=spec.samples or SAMPLES))
         for runnable in runnables:
@@ -133,12 +133,12 @@ def diff(
         count = sum(map(samples_in, feeds))
     outputs = judge(sides[0], sides[1], precision, tolerances, rules, forms)
     return OutputComparison(
-        reference, artifact, precision, count, outputs, compared, notes, counted or f"{count} samples"
+        reference, artifact, precision, count, outputs, comparison, notes, spread_text or f"{count} samples"
     )
 
 
 def parse_tolerances(texts: Sequence[str], *, option: str) -> dict[str, float]:
-    """Read `OUTPUT:NUMBER` or `NUMBER`, as Polygraphy spells them."""
+    """Parse `OUTPUT:NUMBER` or `NUMBER`, the syntax of Polygraphy."""
     limits = {}
     for text in texts:
         name, _, number = text.rpartition(":")
@@ -151,23 +151,23 @@ def parse_tolerances(texts: Sequence[str], *, option: str) -> dict[str, float]:
                 f"{option} {text!r}: a finite number from 0, or OUTPUT:NUMBER, is required", option=option
             )
         if name in limits:
-            what = f"output {name!r}" if name else "a number for every output"
-            raise InvalidOption(f"{option} {text!r}: {what} is given twice", option=option)
+            target = f"output {name!r}" if name else "a number for every output"
+            raise InvalidOption(f"{option} {text!r}: {target} is given twice", option=option)
         limits[name] = limit
     return limits
 
 
 @dataclass(frozen=True)
 class AccuracyComparison:
-    """What both sides reach; true where the drop is within the limit, or none was given.
+    """Accuracy of both sides; true if the drop is within `max_drop`, or there is no limit.
 
     Attributes:
-        metric: Its spelling; the chosen one where it was to be chosen, which `note` explains.
-        reference, artifact: Its values: shares for metrics in points.
+        metric: Name of the metric; for "auto" the selected one, as `note` explains.
+        reference, artifact: Values of the metric: shares for metrics in points.
         drop: How much worse the artifact is, in `unit`.
         low, high: Ends of the drop's paired 95% interval; None with too few samples.
-        agreement: Share of equal predictions; None where nothing is predicted.
-        statement: What the samples show, in words.
+        agreement: Share of equal predictions; None without predictions.
+        statement: Conclusion from the samples, as text.
     """
 
     metric: str
@@ -195,14 +195,14 @@ def evaluate(
 ) -> tuple[AccuracyComparison, list[Outputs], list[Outputs], int]:
     """Run two artifacts on labelled samples, batch by batch, and compare their accuracy on all.
 
-    Also returns the outputs of both for the first batches, and how many samples these hold. What the runners
-    say of themselves is added to `notes`.
+    Also returns the outputs of both for the first batches, and the number of samples in these. The notes of
+    the runners are appended to `notes`.
     """
-    data, keep = str(spec.data), spec.samples or SAMPLES
+    data, most_samples = str(spec.data), spec.samples or SAMPLES
     scoring = read_metric(metric, inputs=described_inputs(io, runnables))
     sums: list[ScoreSums] = []
     first: tuple[list[Outputs], list[Outputs]] = ([], [])
-    seen = 0
+    stored_samples = 0
     for runnable in runnables:
         require_runnable(runnable)
     with contextlib.ExitStack() as stack:
@@ -217,18 +217,18 @@ def evaluate(
             if not sums:
                 scoring = scoring.resolved(reference, truth)
                 sums = [ScoreSums(scoring), ScoreSums(scoring)]
-            if seen < keep:
-                seen += batch.samples
+            if stored_samples < most_samples:
+                stored_samples += batch.samples
                 first[0].append(reference)
                 first[1].append(outputs)
-            scored = scoring.score(reference, reference, truth)
-            sums[0].add(scored, scored, truth.samples)
-            sums[1].add(scoring.score(paired(reference, outputs), reference, truth), scored, truth.samples)
-    reached = accuracy(sums[1], sums[0])
-    assert reached.drop is not None, "an artifact has a drop"
-    compared = AccuracyComparison(
-        scoring.name, scoring.note, sums[0].value(), reached.value, reached.drop.value, reached.drop.low,
-        reached.drop.high, sums[1].samples, reached.agreement, spec.max_drop,
-        reached.statement,
+            base = scoring.score(reference, reference, truth)
+            sums[0].add(base, base, truth.samples)
+            sums[1].add(scoring.score(paired(reference, outputs), reference, truth), base, truth.samples)
+    result = accuracy(sums[1], sums[0])
+    assert result.drop is not None, "an artifact has a drop"
+    comparison = AccuracyComparison(
+        scoring.name, scoring.note, sums[0].value(), result.value, result.drop.value, result.drop.low,
+        result.drop.high, sums[1].samples, result.agreement, spec.max_drop,
+        result.statement,
     )  # fmt: skip
-    return compared, *first, seen
+    return comparison, *first, stored_samples

@@ -1,1 +1,1 @@
-"""The gate: whether a new version may replace the old one."""
+"""The gate: decide whether a new version may replace the old one."""

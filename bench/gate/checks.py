@@ -1,4 +1,4 @@
-"""The checks of one pair: latency, size, accuracy and outputs, each passed, failed, or left open and why."""
+"""The checks of one pair: latency, size, accuracy and outputs, each with a verdict and its reason."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..results.statistics import CONFIDENCE, FEWEST_ROUNDS, Launches, half_width
 Kind = Literal["run", "latency", "size", "accuracy", "outputs"]
 State = Literal["passed", "failed", "undecided", "skipped"]
 FLOATS = ("fp64", "fp32", "tf32", "fp16", "bf16")
-"""Precisions whose outputs on random input say something: a quantized model knows only calibration data."""
+"""Precisions with meaningful outputs on random input; quantized models are calibrated for real data only."""
 
 
 @dataclass(frozen=True)
 class GateCheck:
-    """One question about a pair, and its answer: figures and change in words, one sentence, the next step.
+    """One check of a pair and its result: figures and change as text, a sentence, and the next step.
 
-    "undecided" is where time or samples did not suffice, "skipped" where nobody asked.
+    "undecided" means too little time or too few samples; "skipped" means not required, or not possible here.
     """
 
     kind: Kind
@@ -37,14 +37,14 @@ class GateCheck:
 
 
 def checks_of(old: Row, new: Row, limits: GateOptions, *, has_data: bool) -> list[GateCheck]:
-    """Return the checks of two measured rows, the old one the baseline of the other."""
-    possible = (
+    """Return the checks of two measured rows; `old` is the baseline of `new`."""
+    checks = (
         latency_check(old, new, limits),
         size_check(old, new, limits),
         accuracy_check(old, new, limits),
         outputs_check(old, new, limits, has_data=has_data),
     )
-    return [check for check in possible if check is not None]
+    return [check for check in checks if check is not None]
 
 
 def latency_check(old: Row, new: Row, limits: GateOptions) -> GateCheck:
@@ -62,7 +62,7 @@ def latency_check(old: Row, new: Row, limits: GateOptions) -> GateCheck:
         )
     count = "1 launch does" if ratio.launches == 1 else f"{ratio.launches} launches do"
     text += f"; {count} not decide"
-    hint = "raise `max_time_s`, or measure where less else runs; `threads` 1 where cores are busy"
+    hint = "raise `max_time_s`, or use a quieter machine; with busy cores, `threads` 1"
     return GateCheck("latency", "undecided", before, after, change, text, hint)
 
 
@@ -83,10 +83,10 @@ def accuracy_check(old: Row, new: Row, limits: GateOptions) -> GateCheck | None:
     if before is None or after is None:
         return None
     unit, drop = after.unit, after.drop or Interval(math.nan)
-    shown_old, shown_new = accuracy_text(before.value, unit), accuracy_text(after.value, unit)
+    old_label, new_label = accuracy_text(before.value, unit), accuracy_text(after.value, unit)
     ends = drop_interval(drop.low, drop.high, unit)
-    shown = f"{drop_text(drop.value, unit)} {ends}".rstrip()
-    text = f"{after.metric} drops by {shown} {unit}"
+    drop_label = f"{drop_text(drop.value, unit)} {ends}".rstrip()
+    text = f"{after.metric} drops by {drop_label} {unit}"
     hint = ""
     if limits.max_drop is not None:
         state: State = "passed" if drop.value <= limits.max_drop else "failed"  # NaN fails
@@ -105,27 +105,27 @@ def accuracy_check(old: Row, new: Row, limits: GateOptions) -> GateCheck | None:
         text += "; a drop whose interval contains 0 is allowed"
     if after.statement:
         text += f"; {after.statement}"
-    return GateCheck("accuracy", state, shown_old, shown_new, f"drop {shown} {unit}", text, hint)
+    return GateCheck("accuracy", state, old_label, new_label, f"drop {drop_label} {unit}", text, hint)
 
 
 def outputs_check(old: Row, new: Row, limits: GateOptions, *, has_data: bool) -> GateCheck | None:
-    """Return whether the outputs are the same; None where they were not compared.
+    """Return the check of the outputs; None if they were not compared.
 
-    With "auto" they decide where no accuracy does, both versions have one precision, and the samples say
-    something of it: random input says little of a quantized model.
+    With `outputs` "auto", a difference fails the check only if no accuracy was measured and both versions
+    have one precision, which must be a floating-point one if the input is random.
     """
     difference = new.difference
     if difference is None:
         return None
     change = f"SNR {decibels(difference.snr_db)}"
-    required = difference.criterion  # of other shapes it is a whole sentence
+    required = difference.criterion  # a whole sentence if the shapes differ
     required += "" if required.endswith("found") else " is required"
     text = f"outputs {'agree' if difference.passed else 'differ'}: {change}; {required}"
     if difference.passed:
         return GateCheck("outputs", "passed", "", "", change, text)
     why = ""
     if difference.mismatch:
-        pass  # no figure says anything of outputs of another shape or type
+        pass  # outputs of another shape or type always fail
     elif limits.outputs == "any":
         why = " only with `outputs` same"
     elif limits.outputs == "auto" and new.accuracy is not None:
@@ -133,37 +133,36 @@ def outputs_check(old: Row, new: Row, limits: GateOptions, *, has_data: bool) ->
     elif limits.outputs == "auto" and old.precision != new.precision:
         why = f", but the precisions differ ({old.precision}, {new.precision})"
     elif limits.outputs == "auto" and not has_data and new.precision not in FLOATS:
-        why = f", but random input says little of {new.precision}: give `data`"
+        why = f", but random input is not decisive for {new.precision}: give `data`"
     return GateCheck("outputs", "skipped" if why else "failed", "", "", change, f"{text}{why}")
 
 
 def interval_text(ratio: Slowdown) -> str:
-    """Return a slowdown with its interval; all three as percentages, or all as factors."""
+    """Return a slowdown with its interval as text, all values as percentages or all as factors."""
     ends = (ratio.value, ratio.low, ratio.high)
     value, low, high = (change_text(end, of=ends) for end in ends)
     return f"{value} [{low}, {high}]"
 
 
 def change_text(ratio: float, of: Sequence[float] = ()) -> str:
-    """Return a ratio as a signed change: "+5.1%"; as "3.1x" if it or one of `of` changes by over a half."""
+    """Return a ratio as a signed change, "+5.1%", or as "3.1x" if it or any of `of` changes by over half."""
     if not all(0.5 < value < 1.5 for value in of or (ratio,)):
         return f"{ratio:.3g}x"
     return f"{100.0 * (ratio - 1.0):+.1f}%".replace("-", "\N{MINUS SIGN}")
 
 
-# The interval is looked at after each launch, and a test that looks again and again errs more often. Pocock
-# (Biometrika 64, 1977) keeps the error of all looks at a bound with one stricter level for each (with
-# Student's t: Jennison and Turnbull, Group Sequential Methods, 2000, 4.4). For ten looks and 5% on both sides
-# that level is 1.06%, so intervals of 99% (`CONFIDENCE`) err at most 2.5% on each side, at the limit itself,
-# where processes differ no more than the prior says. `docs/gate.md` has the rates of other machines.
+# The interval is examined after each launch, and repeated tests raise the error rate. Pocock (Biometrika 64,
+# 1977) bounds the error over all looks by one stricter level for each (with Student's t: Jennison and
+# Turnbull, Group Sequential Methods, 2000, 4.4). For ten looks and 5% on both sides that level is 1.06%.
+# Intervals of 99% (`CONFIDENCE`) therefore err at most 2.5% on each side at the limit itself, if processes
+# differ no more than the prior assumes. `docs/gate.md` lists the rates of other machines.
 #
-# One or two launches cannot show how far processes differ, and a prior that is too narrow would be believed:
-# their interval is wider.
+# One or two launches cannot show how much processes differ: their interval is widened beyond the prior's.
 
 
 FEWEST_LAUNCHES = 3
-MOST_LAUNCHES = 12  # ten looks from the third launch on
-_FEW_WIDER = 3.0
+MOST_LAUNCHES = 12  # ten looks, from the third launch on
+_FEW_FACTOR = 3.0
 
 Decision = Literal["slower", "not slower", "undecided"]
 
@@ -180,18 +179,18 @@ class Slowdown:
 
 
 def slowdown(old_ms: Launches, new_ms: Launches) -> Slowdown | None:
-    """Return the slowdown of launches that shared their rounds; None of too few rounds."""
+    """Return the slowdown over launches with common rounds; None with too few rounds."""
     shared = sum(min(len(old), len(new)) for old, new in zip(old_ms, new_ms, strict=False))
     if shared < FEWEST_ROUNDS:
         return None
     level = ratio_level(old_ms, new_ms)
-    half = half_width(level, CONFIDENCE) * (1.0 if level.launches >= FEWEST_LAUNCHES else _FEW_WIDER)
+    half = half_width(level, CONFIDENCE) * (1.0 if level.launches >= FEWEST_LAUNCHES else _FEW_FACTOR)
     low, high = math.exp(-level.mean - half), math.exp(-level.mean + half)
     return Slowdown(math.exp(-level.mean), low, high, level.launches, level.rounds)
 
 
 def decide(ratio: Slowdown | None, limit: float) -> Decision:
-    """Return what an interval says of the share by which the new version may be slower: 0.02 is 2%."""
+    """Compare the interval of a slowdown with `limit`, the allowed increase in latency: 0.02 is 2%."""
     if ratio is None:
         return "undecided"
     if ratio.low > 1.0 + limit:
@@ -200,6 +199,6 @@ def decide(ratio: Slowdown | None, limit: float) -> Decision:
 
 
 def is_decided(limit: float, timed: Mapping[str, TimingSeries], /) -> bool:
-    """Whether the launches of "old" and "new" decide, or are as many as the rule is made for."""
+    """Return whether the launches of "old" and "new" decide, or reach the maximum of the stop rule."""
     ratio = slowdown(timed["old"].launches_ms, timed["new"].launches_ms)
     return ratio is not None and (decide(ratio, limit) != "undecided" or ratio.launches >= MOST_LAUNCHES)

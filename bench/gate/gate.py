@@ -1,4 +1,4 @@
-"""`qcompile gate`: two versions measured in one job, whether the new one may replace the old one, and why."""
+"""`qcompile gate`: measure two versions in one run and decide whether the new one may replace the old one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SCHEMA_VERSION = 1
 class PairResult:
     """The checks of one pair, in the order of `checks.Kind`.
 
-    `warnings` is what the rows say of the measuring, `disturbed` what else used the machine meanwhile.
+    `warnings` are those of both rows; `disturbed` lists reasons for noise during the measurement.
     """
 
     name: str
@@ -54,7 +54,7 @@ class PairResult:
 
 @dataclass(frozen=True)
 class GateResult:
-    """The outcome of a gate; true when nothing fails. `added` are artifacts of the new folder alone."""
+    """The outcome of a gate; true if no check fails. `added` lists artifacts that only the new folder has."""
 
     pairs: Sequence[PairResult]
     limits: GateOptions
@@ -71,7 +71,7 @@ class GateResult:
         return ((pair, check) for pair in self.pairs for check in pair.checks)
 
     def fails(self, check: GateCheck) -> bool:
-        """Whether a check fails the gate: with `strict` also one that is open."""
+        """Return whether a check fails the gate; with `strict`, undecided and unmeasured ones fail, too."""
         is_open = check.state == "undecided" or (check.kind == "run" and check.state == "skipped")
         return check.state == "failed" or (self.limits.strict and is_open)
 
@@ -105,15 +105,15 @@ class GateResult:
         }
 
 
-# JUnit XML of a gate: a suite, one case for each check, as Jenkins, GitLab and GitHub actions read it.
+# JUnit XML of a gate: one suite, one case per check, as Jenkins, GitLab and GitHub actions read it.
 #
 # The elements and attributes are those of Jenkins' schema (`junit-10.xsd` of the xUnit plugin). GitLab shows
-# `classname` as the suite and drops a second case of one name (docs.gitlab.com, "Unit test reports"), so the
-# class is the artifact and the name is the check.
+# `classname` as the suite and drops a second case of the same name (docs.gitlab.com, "Unit test reports"), so
+# the class is the artifact and the name is the check.
 
 
 def junit(result: GateResult) -> str:
-    """Return the XML. What is undecided is skipped, with its reason; with `strict` it is a failure."""
+    """Return the XML. An undecided check becomes a skipped case with its reason; with `strict`, a failure."""
     cases = list(result.checks())
     failures = str(sum(result.fails(check) for _, check in cases))
     skipped = str(sum(_is_skipped(result, check) for _, check in cases))
@@ -128,13 +128,13 @@ def junit(result: GateResult) -> str:
     for name, value in (("machine", result.machine), ("threads", str(result.threads))):
         ElementTree.SubElement(properties, "property", name=name, value=plain(value))
     for pair, check in cases:
-        _case(suite, result, pair, check)
+        _add_case(suite, result, pair, check)
     ElementTree.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
 
-def _case(suite: ElementTree.Element, result: GateResult, pair: PairResult, check: GateCheck) -> None:
-    seconds = pair.seconds if check is pair.checks[0] else 0.0  # the checks of a pair share its measuring
+def _add_case(suite: ElementTree.Element, result: GateResult, pair: PairResult, check: GateCheck) -> None:
+    seconds = pair.seconds if check is pair.checks[0] else 0.0  # one measurement serves all checks of a pair
     case = ElementTree.SubElement(
         suite, "testcase", name=check.kind, classname=plain(pair.name), time=f"{seconds:.3f}"
     )
@@ -178,12 +178,12 @@ def cells_of(result: GateResult, pair: PairResult, check: GateCheck) -> tuple[st
 
 
 def notes_of(result: GateResult) -> list[str]:
-    """Return a sentence for each check that failed or is open, and for artifacts without an old version."""
+    """Return a sentence for each check that did not pass, and for each artifact without an old version."""
     notes = [f"{pair.name}: {check.text}" for pair, check in result.checks() if check.state != "passed"]
     return [*notes, *(f"{name}: only the new folder has it; not judged" for name in result.added)]
 
 
-_ANY_WIDTH = 1.0 - 1e-9  # of an interval: the rule ends the measuring, so no row warns of a wide one
+_ANY_WIDTH = 1.0 - 1e-9  # of an interval: `is_decided` ends the measurement, so no row warns of a wide one
 
 
 def gate(
@@ -195,22 +195,22 @@ def gate(
     progress: Progress = silent,
     **options: Unpack[GateKeywords],
 ) -> GateResult:
-    """Measure an old and a new version interleaved, and judge the new one.
+    """Measure an old and a new version interleaved, and check the new one.
 
     Args:
-        old: Artifact, MODEL, or output folder of recipes.
-        new: The same of the new version; of folders, every artifact that the old one holds is judged.
-        spec: What must hold, and how it is measured.
-        progress: Told of every step.
+        old: Artifact, MODEL, or output folder of `qcompile run`.
+        new: New version of it; with folders, every artifact of the old folder is checked.
+        spec: Limits of the checks, and options of the measurement.
+        progress: Called at every step.
         options: Fields of `GateOptions` by name, in place of those of `spec`.
 
     Returns:
-        The checks of each pair; false where one fails.
+        The checks of each pair; false if one fails.
 
     Raises:
         InvalidOption: If an option is wrong, or a folder is compared with a file.
-        EngineUnavailable: If nothing of what is compared runs here.
-        QCompileError: If a file is not there or not what it claims to be, or the data does not fit.
+        EngineUnavailable: If no old artifact can run here.
+        QCompileError: If a file of the only pair is missing or invalid, or the data does not fit.
     """
     spec = spec_from_call(GateOptions, spec, options)
     devices = (spec.device,) if spec.device else ()
@@ -227,15 +227,15 @@ def gate(
     results = []
     for pair in pairs:
         try:
-            results.append(_judge(pair, spec, bench, pythons, progress))
+            results.append(_measure_pair(pair, spec, bench, pythons, progress))
         except QCompileError as error:
             if len(pairs) == 1:
                 raise
-            results.append(_without_figures(pair, "failed", error.message, error.hint))
+            results.append(_unmeasured_pair(pair, "failed", error.message, error.hint))
     first = [pair.checks[0] for pair in results]
     if all((check.kind, check.state) == ("run", "skipped") for check in first):
         raise EngineUnavailable(
-            f"nothing of {old} runs here: {first[0].text}",
+            f"no artifact of {old} runs here: {first[0].text}",
             hint="run the gate on a machine that the artifacts are for",
         )
     threads = spec.threads or usable_cores()
@@ -243,18 +243,18 @@ def gate(
     return GateResult(results, spec, added, machine, threads, now(), time.monotonic() - began)
 
 
-def _judge(
+def _measure_pair(
     pair: VersionPair, spec: GateOptions, bench: BenchSpec, pythons: Interpreters, progress: Progress
 ) -> PairResult:
-    """Measure a pair. What cannot run here is skipped; a new version that is gone or broken fails."""
+    """Measure a pair. Skip it if the old version cannot run here; a missing or broken new version fails."""
     began = time.monotonic()
     if not pair.new:
-        return _without_figures(pair, "failed", "the new folder has no such artifact")
+        return _unmeasured_pair(pair, "failed", "the new folder has no such artifact")
     if spec.skip_identical and is_identical(pair):
-        return _without_figures(pair, "passed", "the files are the same byte for byte; not measured")
+        return _unmeasured_pair(pair, "passed", "the files are the same byte for byte; not measured")
     why_not = describe(pair.old, trust=spec.trust, pythons=pythons).why_not
     if why_not:
-        return _without_figures(pair, "skipped", f"it cannot run here: {why_not}")
+        return _unmeasured_pair(pair, "skipped", f"it cannot run here: {why_not}")
     results = benchmark(
         {"old": pair.old, "new": pair.new},
         bench,
@@ -265,7 +265,7 @@ def _judge(
     old, new = results.row("old"), results.row("new")
     for row in (old, new):
         if row.status != "measured":
-            return _without_figures(pair, "failed", f"the {row.name} version: {row.reason}")
+            return _unmeasured_pair(pair, "failed", f"the {row.name} version: {row.reason}")
     noise = results.environment.get("noise") or {}
     return PairResult(
         pair.name, pair.old, pair.new,
@@ -277,12 +277,12 @@ def _judge(
     )  # fmt: skip
 
 
-def _without_figures(pair: VersionPair, state: State, text: str, hint: str = "") -> PairResult:
+def _unmeasured_pair(pair: VersionPair, state: State, text: str, hint: str = "") -> PairResult:
     return PairResult(pair.name, pair.old, pair.new, None, [GateCheck("run", state, text=text, hint=hint)])
 
 
 class VersionPair(NamedTuple):
-    """Two versions of one artifact, as paths or MODEL spellings; `new` is empty where there is none."""
+    """Two versions of one artifact, as paths or MODEL arguments; `new` is empty if it is missing."""
 
     name: str
     old: str
@@ -290,10 +290,7 @@ class VersionPair(NamedTuple):
 
 
 def find_pairs(old: str, new: str) -> tuple[list[VersionPair], list[str]]:
-    """Return the pairs of two artifacts, MODEL spellings or folders, in the order of the old names.
-
-    The names behind them are those of artifacts that only the new folder has.
-    """
+    """Return the pairs of two artifacts, MODELs or folders, and the names that only the new folder has."""
     folders = Path(old).is_dir(), Path(new).is_dir()
     if folders == (False, False):
         return [VersionPair(short_name(new), old, new)], []
@@ -314,18 +311,18 @@ def find_pairs(old: str, new: str) -> tuple[list[VersionPair], list[str]]:
 
 
 def built_artifacts(folder: Path) -> dict[str, Path]:
-    """Return name to path of the artifacts of a folder that the stage `build` made, in order of names."""
+    """Return the artifacts of a folder that the stage `build` wrote, by name, in order of names."""
     artifacts = {}
-    for beside in sorted(folder.glob("*.json")):
-        path = beside.with_suffix("")
-        manifest = read_manifest(path) if path.is_file() and is_manifest(beside) else None
-        if manifest is not None and manifest.stage == "build":  # files of other stages lie beside them
+    for manifest_file in sorted(folder.glob("*.json")):
+        path = manifest_file.with_suffix("")
+        manifest = read_manifest(path) if path.is_file() and is_manifest(manifest_file) else None
+        if manifest is not None and manifest.stage == "build":  # the folder also has files of other stages
             artifacts[path.name] = path
     return artifacts
 
 
 def is_identical(pair: VersionPair) -> bool:
-    """Whether both are files that are the same byte for byte, with their side files."""
+    """Return whether both versions are files that, with their side files, are equal byte for byte."""
     old, new = Path(pair.old), Path(pair.new)
     if not (old.is_file() and new.is_file() and old.suffix == new.suffix) or old.suffix == ".py":
         return False

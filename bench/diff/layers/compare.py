@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ....spec.keywords import LayerDiffKeywords
 
-SAMPLES = 8  # enough to place a fault: a tensor has thousands of elements in each
+SAMPLES = 8  # enough to locate a fault: each sample has thousands of elements per tensor
 
 
 def layer_diff(
@@ -38,14 +38,14 @@ def layer_diff(
     progress: Progress = silent,
     **options: Unpack[LayerDiffKeywords],
 ) -> LayerDiff:
-    """Compare an artifact with its reference tensor by tensor; a tensor that diverges is a result, no error.
+    """Compare an artifact with its reference tensor by tensor; a diverging tensor is a result, not an error.
 
     Args:
-        reference: ONNX file that is right by definition.
-        artifact: Its quantized, FP16 or BF16 version, or an engine of TensorRT.
-        spec: How.
-        source: What an engine was built from, to see inside; without it, its outputs alone are compared.
-        progress: Told of every run.
+        reference: ONNX file with the correct values.
+        artifact: Its quantized, FP16 or BF16 version, or a TensorRT engine.
+        spec: Options of the comparison.
+        source: Graph and options of an engine's build, to compare inner tensors; without it, outputs only.
+        progress: Called at every run.
         options: Fields of `LayerDiffSpec` by name, in place of those of `spec`.
     """
     spec = spec_from_call(LayerDiffSpec, spec, options)
@@ -60,12 +60,12 @@ def layer_diff(
     pairs = _pairs(ours, ours.weightless.model, theirs, source)
     with temporary_folder("layers") as folder:
         limit = spec.samples or SAMPLES
-        written = write_samples(
+        samples = write_samples(
             ours.weightless, spec.data, folder / "samples", limit=limit, is_spread=spec.samples is None
         )
         most, keep = spec.taps or len(pairs.pairs), spec.save_results is not None
         settings: dict[str, Any] = {"threads": spec.threads, "casts": casts, "progress": progress}
-        sides = (ours, theirs, pairs, written)
+        sides = (ours, theirs, pairs, samples)
         comparison: Refinement
         if source is None:
             comparison = Refinement(LayerRuns(*sides, **settings), most, spec.threshold, keep=keep)
@@ -101,15 +101,15 @@ def _pairs(reference: Side, model: onnx.ModelProto, artifact: Side, source: Engi
 
 
 def observable(pairs: Pairs, graph: onnx.ModelProto) -> Pairs:
-    """Return the pairs of a graph that can be outputs of an engine: of integers, what they are scaled to."""
+    """Return the pairs that can be outputs of an engine; integers become their DequantizeLinear's output."""
     readers = consumers(graph.graph)
     visible: dict[int, TensorPair] = {}
     for index, pair in enumerate(pairs.pairs):
-        scaled = [node for node in readers.get(pair.artifact, []) if node.op_type == "DequantizeLinear"]
+        dequantizers = [node for node in readers.get(pair.artifact, []) if node.op_type == "DequantizeLinear"]
         if not pair.form.is_integer:
             visible[index] = pair
-        elif scaled:
+        elif dequantizers:
             form = Form(channels_last=pair.form.channels_last)
-            visible[index] = replace(pair, artifact=str(scaled[0].output[0]), form=form)
-    seen = tuple(visible.get(index, pair) for index, pair in enumerate(pairs.pairs))
-    return subset(replace(pairs, pairs=seen), list(visible))
+            visible[index] = replace(pair, artifact=str(dequantizers[0].output[0]), form=form)
+    new_pairs = tuple(visible.get(index, pair) for index, pair in enumerate(pairs.pairs))
+    return subset(replace(pairs, pairs=new_pairs), list(visible))

@@ -1,11 +1,11 @@
 """Run one side of a layer comparison in a worker: the answer to the request `layers`.
 
-A job names the artifact, the feeds and the taps. The reference's taps are written to files, one a batch;
-the artifact's are compared with them as they come, piece by piece, and only sums remain. The process ends
-with the run: what it took is given back, its peak is that of this run, and a crash is nobody else's.
+A job names the artifact, the feeds and the taps. The reference's taps are written to files, one per batch.
+The artifact's taps are compared with them piece by piece as they arrive; only sums remain in memory. The
+process ends with the run: its memory is freed, its peak belongs to this run, and a crash affects no other.
 
-Taps are additional outputs. ONNX Runtime reads the graph with more outputs from memory, its weights from the
-file; others from a file in a folder beside links to the weights. An engine of TensorRT shows its outputs.
+Taps are additional outputs. ONNX Runtime reads the extended graph from memory and the weights from the file;
+other runtimes read a file in a folder with links to the weights. A TensorRT engine exposes its outputs only.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from .sides import Form
 if TYPE_CHECKING:
     import onnx
 
-PIECE = 1 << 17  # elements that are compared at once: 1 MB as float64
+PIECE = 1 << 17  # elements per comparison: 1 MB as float64
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of one side; paths as text, as it travels as JSON.
+    """One run of one side. Paths are strings, because a job is sent as JSON.
 
     Attributes:
-        path, runtime, threads, io: The artifact and how it is loaded.
-        feeds, batches, where: Folder of `N.npz`, their number, and what each is called in errors.
+        path, runtime, threads, io: The artifact and its load options.
+        feeds, batches, where: Folder of `N.npz`, number of batches, and name of each batch in errors.
         taps: `{"tensor", "file", "form"}` each: a tensor of the artifact, the folder of its reference's
-            values and how it is read; none for a run of the artifact as it is.
-        own: Output of the artifact to the folder it is written to, or checked against.
-        outputs: Output of the artifact to the folder of its reference's values.
-        write: Folder that taps and outputs are written into.
-        reference: Folder that the taps are compared with.
-        reference_outputs: Folder that the outputs are compared with.
-        own_outputs: Folder of the artifact's own outputs without taps, to see whether they changed.
+            values, and the conversion of the tensor. Empty for a run without taps.
+        own: Artifact output to the folder that it is written to, or compared with.
+        outputs: Artifact output to the folder of its reference's values.
+        write: Folder for the values of taps and outputs.
+        reference: Folder of the reference's values for `taps`.
+        reference_outputs: Folder of the reference's values for `outputs`.
+        own_outputs: Folder of the artifact's outputs without taps, to detect changes.
         cast: Input to the type that it is rounded to.
-        inputs: Those that are fed; empty for all.
-        debug: Whether an engine shows debug tensors beside its outputs.
+        inputs: Names of the inputs to feed; empty for all.
+        debug: Whether to read debug tensors of an engine in addition to its outputs.
     """
 
     path: str
@@ -78,11 +78,11 @@ class Job:
 
 
 def run_job(job: Mapping[str, Any], on_batch: Callable[[int], None]) -> dict[str, Any]:
-    """Run a job; its keys are those of `Job`. `on_batch` is called with the number of batches done."""
+    """Run a job, a mapping with the keys of `Job`; pass the number of finished batches to `on_batch`."""
     from ...worker import peak_memory_bytes
 
     taps = {tap["tensor"]: tap for tap in job["taps"]}
-    work = _Work(job, taps)
+    work = _TensorSums(job, taps)
     with open_tapped(job, list(taps)) as infer:
         for number in range(job["batches"]):
             for name, array in _tensors(infer, _feeds(job, number), job["where"][number]):
@@ -92,8 +92,8 @@ def run_job(job: Mapping[str, Any], on_batch: Callable[[int], None]) -> dict[str
     return {**work.answer(), "peak_bytes": peak_memory_bytes()}
 
 
-class _Work:
-    """What is done with each tensor of each batch."""
+class _TensorSums:
+    """Sums over the tensors of a run: compare each with the reference, or write it to a file."""
 
     def __init__(self, job: Mapping[str, Any], taps: Mapping[str, Any]) -> None:
         self.job, self.taps = job, taps
@@ -112,9 +112,9 @@ class _Work:
         if tap is None and job["own_outputs"] and name in job["own"]:
             sums = self.changed.setdefault(name, ErrorSums())
             _compare_file(sums, Path(job["own_outputs"]) / job["own"][name], number, array, Form())
-        place = tap["file"] if tap is not None else job["own"].get(name)
-        if job["write"] and place is not None:
-            folder = Path(job["write"]) / place
+        subfolder = tap["file"] if tap is not None else job["own"].get(name)
+        if job["write"] and subfolder is not None:
+            folder = Path(job["write"]) / subfolder
             folder.mkdir(exist_ok=True)
             np.save(folder / f"{number}.npy", np.asarray(array, order="C"), allow_pickle=False)
 
@@ -135,7 +135,7 @@ class _Work:
 
 
 def _compare_file(sums: ErrorSums, folder: Path, number: int, array: NDArray[Any], form: Form) -> str:
-    """Add a tensor and the reference's in a file to the sums; the reason why that cannot be, if any."""
+    """Add the error of a tensor to the sums; return the reason if its shape differs from the file's."""
     array = form.ordered(array)
     with (folder / f"{number}.npy").open("rb") as file:
         np.lib.format.read_magic(file)
@@ -155,16 +155,16 @@ def _feeds(job: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def open_tapped(job: Mapping[str, Any], names: Sequence[str]) -> Iterator[Callable[[Feeds], dict[str, Any]]]:
-    """Yield the artifact with tensors of its graph to be read; without names as it is, for its own outputs.
+    """Yield a function that runs the artifact and returns the tensors `names`; without names, its outputs.
 
-    Files of the run may lie in the job's folder; an engine shows debug tensors beside its outputs.
+    Temporary files may lie in the job's folder. With `debug`, an engine returns debug tensors, too.
     """
     path, threads = Path(job["path"]), job["threads"]
     if not names:
         io = ModelIO.from_json(job["io"]) if job["io"] else None
         with load(str(path), threads=threads, io=io, trust=True) as runner:
-            shown: Any = runner  # TensorRT's alone has debug tensors
-            debug = functools.partial(shown.debug_tensors, names=[*job["outputs"]]) if job["debug"] else None
+            trt: Any = runner  # only the runner of TensorRT has debug tensors
+            debug = functools.partial(trt.debug_tensors, names=[*job["outputs"]]) if job["debug"] else None
             yield debug or runner.infer
         return
     weightless = read_weightless(path)
@@ -176,16 +176,16 @@ def open_tapped(job: Mapping[str, Any], names: Sequence[str]) -> Iterator[Callab
 
 
 def with_taps(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """Return a copy of a model whose outputs hold tensors too, and tensor to the output that holds it.
+    """Return a copy of the model with the tensors as additional outputs, and each tensor's output name.
 
-    numpy has no bfloat16: such a tensor comes out widened, exactly.
+    numpy has no bfloat16, so these tensors are widened to float32, without loss.
     """
     import onnx
 
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     types, new = infer_types(model), Names(model.graph)
-    present = {value.name for value in model.graph.output}
+    existing_outputs = {value.name for value in model.graph.output}
     outputs: dict[str, str] = {}
     for name in names:
         kind, output = types.get(name), name
@@ -194,9 +194,9 @@ def with_taps(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelP
             to = onnx.TensorProto.FLOAT
             copy.graph.node.append(onnx.helper.make_node("Cast", [name], [output], name=output, to=to))
         outputs[name] = output
-        if output in present:
+        if output in existing_outputs:
             continue
-        value = onnx.ValueInfoProto(name=output)  # ONNX Runtime infers the type of its own operators
+        value = onnx.ValueInfoProto(name=output)  # ONNX Runtime infers the types of its operators
         if kind is not None:
             import ml_dtypes
 
@@ -209,7 +209,7 @@ def with_taps(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelP
 def _tensors(
     infer: Callable[[Feeds], dict[str, Any]], feeds: Feeds, where: str
 ) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield each tensor, which is freed when the next is asked for."""
+    """Yield each tensor; its memory is freed at the next request."""
     try:
         values = infer(feeds)
     except QCompileError:

@@ -1,6 +1,6 @@
 """Result of a layer comparison: layers ranked by lost SNR, the first bad one, and its neighbours.
 
-`LayerDiff` is `layers.json`, key for key, but that infinite figures are null there.
+`LayerDiff` has the keys of `layers.json`, where infinite figures are null.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ THRESHOLD_DB = {
     "fp32": 80.0, "tf32": 40.0, "fp16": 40.0, "bf16": 25.0, "fp8": 15.0, "int8": 15.0, "int4": 10.0,
     "nvfp4": 10.0, "mxfp8": 15.0,
 }  # fmt: skip
-"""Signal-to-noise ratio from which a tensor does not diverge, by the artifact's precision."""
+"""Lowest signal-to-noise ratio of a tensor that does not diverge, by the artifact's precision."""
 
 CAP_DB = {
     "fp32": 100.0, "tf32": 60.0, "fp16": 60.0, "bf16": 40.0, "fp8": 30.0, "int8": 30.0, "int4": 20.0,
     "nvfp4": 20.0, "mxfp8": 30.0,
 }  # fmt: skip
-"""Signal-to-noise ratio that rounding to the precision explains: above it nothing counts as lost."""
+"""Signal-to-noise ratio that rounding to the precision explains; losses above it do not count."""
 
 
 class Layer(Struct, frozen=True):
-    """One pair of tensors that was measured.
+    """One measured pair of tensors.
 
     Attributes:
         tensor: Its name in the reference.
         artifact_tensor: Its name in the artifact.
-        operator, node: What makes it in the artifact.
-        snr_db: Signal-to-noise ratio; `inf` when equal, `-inf` when an error is infinite.
-        drop_db: How far that is below the lowest before it, see `search`.
+        operator, node: Its producer in the artifact.
+        snr_db: Signal-to-noise ratio; `inf` if equal, `-inf` if an error is infinite.
+        drop_db: Difference to the lowest ratio upstream, see `search`.
         max_abs_error, max_abs: Largest error, and largest magnitude of the reference.
-        elements: How many were compared.
+        elements: Number of compared elements.
         state: Which infinity the ratio is, if any: in `layers.json`, null stands for both.
     """
 
@@ -67,7 +67,7 @@ class Layer(Struct, frozen=True):
 
 
 class FirstBad(Struct, frozen=True):
-    """The tensor that loses most on the way to one that diverges, and what makes it in the artifact."""
+    """The tensor with the largest drop among diverging tensors and those upstream, and its producer."""
 
     tensor: str
     operator: str | None = ""
@@ -75,11 +75,11 @@ class FirstBad(Struct, frozen=True):
 
 
 class PairCounts(Struct, frozen=True):
-    """What was compared with what.
+    """Numbers of paired and measured tensors, and tensors without a partner.
 
     Attributes:
         paired: Number of pairs of tensors.
-        measured: How many of them were measured.
+        measured: Number of measured pairs.
         reference_only, artifact_only: Names of float tensors without a partner.
     """
 
@@ -93,11 +93,11 @@ class Neighbour(Struct, frozen=True):
     """A tensor near the first bad one.
 
     Attributes:
-        steps: -2 and -1 before it, 0 itself, 1 and 2 behind it.
+        steps: -2 and -1 upstream of it, 0 itself, 1 and 2 downstream.
         tensor, operator, node: See `Layer`.
-        snr_db: Null where it was not measured, or is infinite.
-        under: Index in the list of the tensor it hangs on; null for the first bad one itself.
-        measured: Whether it was measured.
+        snr_db: Null if not measured, or infinite.
+        under: Index in the list of the neighbour one step closer; null for the first bad one.
+        measured: Whether the tensor was measured.
     """
 
     steps: int
@@ -110,16 +110,16 @@ class Neighbour(Struct, frozen=True):
 
 
 class EngineSearch(Struct, frozen=True):
-    """How the first tensor that diverges was sought inside an engine.
+    """The search for the first diverging tensor inside an engine.
 
     Attributes:
-        layers: Number of tensors that could be the first.
-        builds, max_builds: Engines that were built, and how many were allowed.
-        survey: Whether one build showed many tensors at once as debug tensors: "unfused", "marked" or "".
-        before: The tensors right before the first bad one, with their ratios; those that were measured.
+        layers: Number of searched tensors.
+        builds, max_builds: Number of engines built, and its limit.
+        survey: How one build exposed many tensors as debug tensors: "unfused", "marked", or "" without it.
+        before: Ratios of the measured tensors directly before the first bad one.
         after_db: Ratio of the first bad one.
-        confirmed: Whether the first bad one diverges in a graph that ends with it, and those before do not.
-        unknown: What the search could not tell, one sentence each.
+        confirmed: Whether builds that end with the first bad one and with its parents show the drop.
+        unknown: Open questions, one sentence each.
     """
 
     layers: int
@@ -133,28 +133,28 @@ class EngineSearch(Struct, frozen=True):
 
 
 class LayerDiff(Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND):
-    """A comparison of layers; true when none diverges.
+    """A comparison of layers; true if no tensor diverges.
 
     Attributes:
-        schema_version: Of the format.
+        schema_version: Version of the format.
         passed: Whether no tensor diverges.
-        reference, artifact, precision: What was compared, and the artifact's precision.
-        samples: How many.
+        reference, artifact, precision: The compared files, and the artifact's precision.
+        samples: Number of samples.
         threshold_db: A tensor below it diverges.
-        first_bad: The first of `layers`, where a tensor diverges.
-        gradual: No layer makes more noise than all before it: it adds up, and `first_bad` is the first below
-            the threshold.
-        tensors: Everything that was measured: the first bad one, then the largest drop first.
-        pairs: What was compared with what.
-        around: Two steps around the first bad one.
-        outputs: The artifact's own outputs, as it runs without taps: name to signal-to-noise ratio.
-        runs: Runs of the artifact, the one without taps included.
+        first_bad: The first of `tensors` if a tensor diverges.
+        gradual: Whether noise accumulates and no layer adds more than all before it; `first_bad` is then the
+            first tensor below the threshold.
+        tensors: All measured tensors: the first bad one, then by drop, largest first.
+        pairs: Numbers of tensors, and tensors without a partner.
+        around: The tensors within two steps of the first bad one.
+        outputs: Signal-to-noise ratios of the artifact's outputs, run without taps, by name.
+        runs: Runs of the artifact, including the one without taps.
         peak_memory_bytes: Largest memory of a run with taps.
-        plain_peak_memory_bytes: Largest memory of a run without.
+        plain_peak_memory_bytes: Largest memory of a run without taps.
         memory_bytes: Both for each side.
-        warnings: What the user should know.
-        engine: The search inside an engine; missing where the artifact's own tensors were read.
-        complete: Whether every pair was measured that can be. The file does not hold it.
+        warnings: Warnings for the user.
+        engine: The search inside an engine; missing if the artifact's tensors were read directly.
+        complete: Whether all pairs that can be measured were. The file does not hold it.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -197,26 +197,26 @@ class LayerDiff(Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND):
 
 
 def load_layers(path: Path) -> LayerDiff:
-    """Read `layers.json`; texts in it can be shown."""
+    """Read `layers.json`, with its texts made printable."""
     hint = "`qcompile diff` with `layers` writes it"
     value = read_json(path, what="a file of layers")
     kind, version = kind_and_version(value)
     if kind != KIND or version != SCHEMA_VERSION:
         raise ArtifactError(
-            f"{path}: {kind or 'a file of no kind'} of version {version}; "
+            f"{path}: {kind or 'unknown kind'} of version {version}; "
             f"{KIND} of version {SCHEMA_VERSION} is required",
             hint=hint,
             file=path,
         )
     try:
         return msgspec.convert(_with_infinities(clean(value)), LayerDiff)
-    except (ValueError, KeyError) as error:  # of msgspec, and of texts that no file can hold
+    except (ValueError, KeyError) as error:  # of msgspec, and of invalid texts
         message = f"{path}: not a file of layers ({type(error).__name__}: {error})"
         raise ArtifactError(message, hint=hint, file=path) from error
 
 
 def _with_infinities(value: dict[str, Any]) -> dict[str, Any]:
-    """The value with the infinite figures of its tensors, which are null in the file."""
+    """Return the value with the infinite figures of its tensors, which are null in the file."""
     tensors = value.get("tensors")
     if not isinstance(tensors, list):
         return value

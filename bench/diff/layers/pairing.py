@@ -1,12 +1,12 @@
 """Pair the tensors of an artifact with those of the reference, by name, else by structure.
 
-1. A tensor of the artifact has the name of the reference's: they pair, unless
-2. an activation was folded away. The quantizer takes `Relu` out in front of a QuantizeLinear whose lowest
-   integer is zero: the float then called as Relu's output is Relu's input, and only the integers are it.
-3. Integers pair by the name of what QuantizeLinear reads, or by the node that writes them.
-4. A renamed output is found through its node: by name, else by operator, what it reads, and position.
+1. Tensors of the same name pair, except in case 2.
+2. The quantizer removes `Relu` before a QuantizeLinear with a lowest integer of zero. The float tensor named
+   as Relu's output then is Relu's input; only the integers pair with Relu's output.
+3. Integers pair by the name of QuantizeLinear's input, or by their producer.
+4. A renamed output pairs through its node: by node name, else by operator, inputs and position.
 
-Casts, and DequantizeLinear behind integers that are read already, are no tensors of their own.
+Casts, and DequantizeLinear of integers that are paired already, do not count as tensors.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 _ACTIVATIONS = frozenset(["Relu", "Clip"])
-_PASS_ON = frozenset(["QuantizeLinear", "DequantizeLinear", "Cast", "Identity"])
+_PASS_THROUGH = frozenset(["QuantizeLinear", "DequantizeLinear", "Cast", "Identity"])
 
 
 @dataclass(frozen=True)
 class TensorPair:
-    """A tensor of the reference and the one that stands for it in the artifact.
+    """A tensor of the reference and its counterpart in the artifact.
 
     Attributes:
-        node, operator: What makes it in the artifact; its QuantizeLinear counts as part of the node, unless
-            the float value is read elsewhere too and pairs by itself.
-        form: How the artifact's is read.
-        upstream: Bit i is set when pair i lies before this one in the artifact.
-        parents: The pairs right before this one, with nothing that pairs in between.
+        node, operator: Producer in the artifact. A QuantizeLinear counts as part of its producer, unless the
+            float tensor has other consumers and forms a pair by itself.
+        form: Conversion of the artifact's values.
+        upstream: Bit i is set if pair i is upstream of this one in the artifact.
+        parents: The pairs directly before this one, without other pairs in between.
     """
 
     reference: str
@@ -52,7 +52,7 @@ class TensorPair:
 class Pairs:
     """All pairs, in the artifact's order of execution, and float tensors without a partner.
 
-    Those of the reference are folded into a kernel; those of the artifact count without Q/DQ and casts.
+    Those of the reference are folded into a kernel; those of the artifact exclude Q/DQ and casts.
     """
 
     pairs: tuple[TensorPair, ...]
@@ -64,14 +64,14 @@ class Pairs:
 
 
 def float_tensors(model: onnx.ModelProto) -> dict[str, str]:
-    """Return name to dtype of the float tensors that depend on an input, inputs among them."""
+    """Return the dtypes by name of the float tensors that depend on an input, including inputs."""
     constants = constant_names(model)
     types = infer_types(model)
     return {name: kind for name, kind in types.items() if kind in FLOATS and name not in constants}
 
 
 def pair_tensors(reference: onnx.ModelProto, artifact: onnx.ModelProto) -> Pairs:
-    """Pair the float tensors of two graphs, weights not looked at."""
+    """Pair the float tensors of two graphs; ignore weights."""
     walk = _PairWalk(reference, artifact)
     for node in artifact.graph.node:
         walk.visit(node)
@@ -79,7 +79,7 @@ def pair_tensors(reference: onnx.ModelProto, artifact: onnx.ModelProto) -> Pairs
 
 
 def pair_outputs(reference: onnx.ModelProto, outputs: Iterable[str]) -> Pairs:
-    """Pair the outputs of an engine, whose graph cannot be seen, with the tensors of these names."""
+    """Pair the outputs of an engine with the tensors of these names; its graph cannot be read."""
     pairs, names = pair_tensors(reference, reference), set(outputs)
     shown = [index for index, pair in enumerate(pairs.pairs) if pair.reference in names]
     return replace(subset(pairs, shown), artifact_only=())
@@ -87,12 +87,12 @@ def pair_outputs(reference: onnx.ModelProto, outputs: Iterable[str]) -> Pairs:
 
 def subset(pairs: Pairs, indexes: Sequence[int]) -> Pairs:
     """Keep only these pairs; recompute each pair's ancestors among them."""
-    place = {index: at for at, index in enumerate(indexes)}
-    nearest: list[set[int]] = []  # those of them right before each pair, behind those that are left out
+    place_of = {index: at for at, index in enumerate(indexes)}
+    nearest: list[set[int]] = []  # of each pair, the closest upstream pairs that remain
     for pair in pairs.pairs:
-        sets = ({place[parent]} if parent in place else nearest[parent] for parent in pair.parents)
+        sets = ({place_of[parent]} if parent in place_of else nearest[parent] for parent in pair.parents)
         nearest.append(set().union(*sets))
-    some = tuple(
+    selected = tuple(
         replace(
             pairs.pairs[index],
             upstream=sum(1 << at for at, i in enumerate(indexes) if pairs.pairs[index].upstream >> i & 1),
@@ -100,13 +100,13 @@ def subset(pairs: Pairs, indexes: Sequence[int]) -> Pairs:
         )
         for index in indexes
     )
-    paired = {pair.reference for pair in some}
-    alone = [*pairs.reference_only, *(p.reference for p in pairs.pairs if p.reference not in paired)]
-    return Pairs(some, tuple(dict.fromkeys(alone)), pairs.artifact_only)
+    paired = {pair.reference for pair in selected}
+    unpaired = [*pairs.reference_only, *(p.reference for p in pairs.pairs if p.reference not in paired)]
+    return Pairs(selected, tuple(dict.fromkeys(unpaired)), pairs.artifact_only)
 
 
 class _Reference:
-    """What is asked about the reference's graph."""
+    """The reference's graph, indexed for the search of partners."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         graph, self.floats = model.graph, float_tensors(model)
@@ -121,10 +121,10 @@ class _Reference:
                     self.by_structure[key].append(name)
 
 
-def structure(node: onnx.NodeProto, index: int, read: Iterable[str]) -> tuple[object, ...]:
-    """Return what a renamed output is recognized by: operator, position, and what its node reads."""
+def structure(node: onnx.NodeProto, index: int, float_inputs: Iterable[str]) -> tuple[object, ...]:
+    """Return the key that identifies a renamed output: operator, position, and inputs of its node."""
     operator = "Add" if node.op_type == "Sum" else node.op_type
-    return operator, index, *read
+    return operator, index, *float_inputs
 
 
 class _PairWalk:
@@ -138,7 +138,7 @@ class _PairWalk:
         self.readers = consumers(self.graph)
         self.outputs = {value.name for value in self.graph.output}
         self.nodes = {plain_name(node) for node in self.graph.node}
-        # Tensors in ONNX Runtime's blocked layout, which only its own convolutions can read.
+        # Tensors in ONNX Runtime's blocked layout, which only its NCHWc convolutions can read.
         self.blocked = {
             name
             for node in self.graph.node
@@ -146,12 +146,12 @@ class _PairWalk:
             for name in node.output
         }
         self.as_ref = {value.name: value.name for value in self.graph.input}  # tensor to the reference's
-        self.upstream: dict[str, int] = {}  # tensor to the pairs before it, itself included
-        # Tensor to itself as a pair, or to the pairs right before.
+        self.upstream: dict[str, int] = {}  # tensor to a bit set of the pairs up to it
+        # Tensor to its pair, or to the closest pairs before it.
         self.nearest: dict[str, frozenset[int]] = {}
-        self.seen: dict[tuple[object, ...], int] = defaultdict(int)
+        self.structure_counts: dict[tuple[object, ...], int] = defaultdict(int)
         self.pairs: list[TensorPair] = []
-        self.apart: list[str] = []
+        self.unpaired: list[str] = []
 
     def visit(self, node: onnx.NodeProto) -> None:
         before, nearest = 0, frozenset[int]()
@@ -162,119 +162,119 @@ class _PairWalk:
             if not name or name in self.constants:
                 continue
             self.upstream[name], self.nearest[name] = before, nearest
-            match = self._partner(node, index, name)
+            match = self._find_partner(node, index, name)
             if match is None:
                 continue
-            partner, form, maker = match
+            partner, form, producer = match
             self.as_ref.setdefault(name, partner)
             self.upstream[name] = before | 1 << len(self.pairs)
             self.nearest[name] = frozenset([len(self.pairs)])
-            label = maker.name or maker.output[0]
+            label = producer.name or producer.output[0]
             parents = tuple(sorted(nearest))
-            self.pairs.append(TensorPair(partner, name, label, maker.op_type, form, before, parents))
+            self.pairs.append(TensorPair(partner, name, label, producer.op_type, form, before, parents))
 
     def result(self) -> Pairs:
         paired = {pair.reference for pair in self.pairs}
-        alone = [n for n in self.reference.floats if n not in paired and n not in self.reference.inputs]
-        return Pairs(tuple(self.pairs), tuple(alone), tuple(self.apart))
+        unpaired = [n for n in self.reference.floats if n not in paired and n not in self.reference.inputs]
+        return Pairs(tuple(self.pairs), tuple(unpaired), tuple(self.unpaired))
 
-    def _partner(
+    def _find_partner(
         self, node: onnx.NodeProto, index: int, name: str
     ) -> tuple[str, Form, onnx.NodeProto] | None:
-        """The reference's tensor, how it is read, and the node that answers for it; None for no pair."""
+        """Return the reference's tensor, the conversion, and the producer; None if there is no pair."""
         if name in self.forms.scales:
-            return self._of_integers(node, index, name)
+            return self._match_integers(node, index, name)
         if self.types.get(name, "float32") not in FLOATS:
             return None
-        if node.op_type in _PASS_ON and not (name in self.reference.floats and name in self.outputs):
-            passed = self.as_ref.get(node.input[0])
-            if passed is not None:
-                self.as_ref[name] = passed
+        if node.op_type in _PASS_THROUGH and not (name in self.reference.floats and name in self.outputs):
+            source = self.as_ref.get(node.input[0])
+            if source is not None:
+                self.as_ref[name] = source
             if node.op_type != "DequantizeLinear" or self.forms.of(node.input[0]) is not None:
                 return None
-            if passed in self.reference.floats:  # FP8, or a scale that is computed
-                return str(passed), Form(channels_last=name in self.forms.channels_last), node
-        partner = self._of_float(node, index, name)
+            if source in self.reference.floats:  # FP8, or a computed scale
+                return str(source), Form(channels_last=name in self.forms.channels_last), node
+        partner = self._match_float(node, index, name)
         if partner is None:
-            if node.op_type not in _PASS_ON and name not in self.blocked:
-                self.apart.append(name)
+            if node.op_type not in _PASS_THROUGH and name not in self.blocked:
+                self.unpaired.append(name)
             return None
         self.as_ref[name] = partner
-        if self._goes_into_integers(name) or name in self.blocked:
+        if self._is_only_quantized(name) or name in self.blocked:
             return None
-        last = name in self.forms.channels_last
-        return partner, Form(channels_last=last), node
+        channels_last = name in self.forms.channels_last
+        return partner, Form(channels_last=channels_last), node
 
-    def _of_integers(
+    def _match_integers(
         self, node: onnx.NodeProto, index: int, name: str
     ) -> tuple[str, Form, onnx.NodeProto] | None:
-        floats, maker = self.reference.floats, node
+        floats, producer = self.reference.floats, node
         if node.op_type == "QuantizeLinear":
             raw = node.input[0]
-            partner = raw if raw in floats else self._after_activation(self.as_ref.get(raw), name)
-            if raw in self.made_by and self._goes_into_integers(raw):
-                maker = self.made_by[raw]
+            partner = raw if raw in floats else self._past_activation(self.as_ref.get(raw), name)
+            if raw in self.made_by and self._is_only_quantized(raw):
+                producer = self.made_by[raw]
         else:
             stem = name.removesuffix("_QuantizeLinear_Output")
-            moved = self.as_ref.get(node.input[0]) if node.op_type == "Transpose" else None
+            transposed = self.as_ref.get(node.input[0]) if node.op_type == "Transpose" else None
             by_name = stem if stem in floats and stem not in self.reference.inputs else None
-            partner = by_name or self._by_node(node, index) or moved
-            partner = self._after_activation(partner, name)
+            partner = by_name or self._match_by_node(node, index) or transposed
+            partner = self._past_activation(partner, name)
         form = self.forms.of(name)
         if partner is None or partner not in floats:
             return None
         self.as_ref[name] = partner
         if node.op_type == "Transpose" and partner == self.as_ref.get(node.input[0]):
             return None  # the same integers in another layout
-        return (partner, form, maker) if form is not None else None
+        return (partner, form, producer) if form is not None else None
 
-    def _of_float(self, node: onnx.NodeProto, index: int, name: str) -> str | None:
+    def _match_float(self, node: onnx.NodeProto, index: int, name: str) -> str | None:
         reference = self.reference
-        maker = reference.made_by.get(name)
-        if name in reference.floats and maker is not None:
-            twin = reference.nodes.get(plain_name(node))
-            folded = maker.op_type in _ACTIVATIONS and node.op_type not in _ACTIVATIONS
-            same = node.op_type == maker.op_type or twin is None or twin is maker
-            if folded and self._goes_into_integers(name):
-                return str(maker.input[0]) if maker.input[0] in reference.floats else None
-            if same or folded or name in self.outputs:
+        producer = reference.made_by.get(name)
+        if name in reference.floats and producer is not None:
+            peer = reference.nodes.get(plain_name(node))
+            folded = producer.op_type in _ACTIVATIONS and node.op_type not in _ACTIVATIONS
+            is_same = node.op_type == producer.op_type or peer is None or peer is producer
+            if folded and self._is_only_quantized(name):
+                return str(producer.input[0]) if producer.input[0] in reference.floats else None
+            if is_same or folded or name in self.outputs:
                 return name
-        partner = self._by_node(node, index) or self._by_structure(node, index)
+        partner = self._match_by_node(node, index) or self._match_by_structure(node, index)
         fuses = node.op_type.startswith("Fused") or any(a.name == "activation" for a in node.attribute)
-        return self._after_activation(partner, name) if fuses else partner
+        return self._past_activation(partner, name) if fuses else partner
 
-    def _by_node(self, node: onnx.NodeProto, index: int) -> str | None:
-        twin = self.reference.nodes.get(plain_name(node))
-        if twin is None or index >= len(twin.output) or twin.output[index] not in self.reference.floats:
+    def _match_by_node(self, node: onnx.NodeProto, index: int) -> str | None:
+        peer = self.reference.nodes.get(plain_name(node))
+        if peer is None or index >= len(peer.output) or peer.output[index] not in self.reference.floats:
             return None
-        return str(twin.output[index])
+        return str(peer.output[index])
 
-    def _by_structure(self, node: onnx.NodeProto, index: int) -> str | None:
-        read = [self.as_ref[name] for name in node.input if name in self.as_ref]
-        floats = [name for name in read if name in self.reference.floats]
+    def _match_by_structure(self, node: onnx.NodeProto, index: int) -> str | None:
+        input_names = [self.as_ref[name] for name in node.input if name in self.as_ref]
+        floats = [name for name in input_names if name in self.reference.floats]
         key = structure(node, index, floats)
-        alike = self.reference.by_structure.get(key, [])
-        at = self.seen[key]
-        self.seen[key] += 1
-        return alike[at] if floats and at < len(alike) else None
+        matches = self.reference.by_structure.get(key, [])
+        position = self.structure_counts[key]
+        self.structure_counts[key] += 1
+        return matches[position] if floats and position < len(matches) else None
 
-    def _after_activation(self, partner: str | None, name: str) -> str | None:
-        """What comes out of the activation behind a tensor of the reference, where the artifact has none."""
+    def _past_activation(self, partner: str | None, name: str) -> str | None:
+        """Return the output of an activation that follows in the reference only, else `partner`."""
         readers = self.reference.readers.get(partner or "", [])
         if partner is None or len(readers) != 1 or readers[0].op_type not in _ACTIVATIONS:
             return partner
-        behind = [node for reader in self.readers.get(name, []) for node in self._behind(reader)]
+        behind = [node for reader in self.readers.get(name, []) for node in self._consumers_of(reader)]
         if plain_name(readers[0]) in self.nodes or any(node.op_type in _ACTIVATIONS for node in behind):
             return partner
         return str(readers[0].output[0])
 
-    def _behind(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        if node.op_type not in _PASS_ON:
+    def _consumers_of(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        if node.op_type not in _PASS_THROUGH:
             return [node]
-        return [n for reader in self.readers.get(node.output[0], []) for n in self._behind(reader)]
+        return [n for reader in self.readers.get(node.output[0], []) for n in self._consumers_of(reader)]
 
-    def _goes_into_integers(self, name: str) -> bool:
-        """Whether QuantizeLinear alone reads a tensor, so that its integers are what there is of it."""
+    def _is_only_quantized(self, name: str) -> bool:
+        """Return whether QuantizeLinear is the only consumer of a tensor, so that only integers remain."""
         readers = self.readers.get(name, [])
         stored = (n.op_type == "QuantizeLinear" and self.forms.of(n.output[0]) is not None for n in readers)
         return bool(readers) and name not in self.outputs and all(stored)

@@ -1,16 +1,16 @@
-"""Find the first tensor that diverges inside an engine, with few builds of parts of its graph.
+"""Find the first diverging tensor inside an engine, with few builds of parts of its graph.
 
-1. The engine itself runs: where no output diverges, nothing is built.
-2. Where TensorRT has debug tensors, one build shows many tensors at once. They hint at a place, no more:
-   marking changes fusions, or names and memory formats are TensorRT's own. A second build, which ends with
-   the tensor and those before it, confirms the place or tells which side of it the fault lies on.
-3. Bisection: each build ends where the first half of what is left ends. What diverges there is read from it.
-4. What was found is confirmed by a build that ends with that tensor alone, and by those before it.
+1. The engine runs unchanged. If no output diverges, nothing is built.
+2. If TensorRT has debug tensors, one build exposes many tensors at once. They are only hints: marking changes
+   fusions ("marked"), or names and memory formats are TensorRT's ("unfused"). A second build, which ends with
+   the suspected tensor and its parents, confirms the place or shows on which side of it the fault lies.
+3. Bisection: each build ends with, and measures, the last tensors of the first half of the region.
+4. A build that ends with the first bad tensor alone, and a build that ends with its parents, confirm it.
 
-Bisection takes it that an error once made does not leave again. Where a later tensor is found right behind
-one that diverges, that is said: a fault may then be hidden before every tensor that was read.
+Bisection assumes that errors do not disappear downstream. If a tensor downstream of a diverging one
+does not diverge, the result reports it: a fault may then be hidden upstream of all measured tensors.
 
-Builds: one for the survey, one for its place, and no more than 1 + log2(n) for the bisection of n tensors.
+Builds: one for the survey, one for its hint, and at most 1 + log2(n) for the bisection of n tensors.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from .sides import Side
 from .taps import LayerRuns
 
 Profile = Mapping[str, Mapping[str, Sequence[int]]]
-_SHOWN = 3
+_MOST_NAMES = 3
 
 
 @dataclass(frozen=True)
 class EngineSource:
-    """What an engine was built from.
+    """The graph and the options that an engine was built from.
 
     Attributes:
         graph: The ONNX file that TensorRT parsed.
-        layers: Node to precision, where types are weak and some were kept.
-        tf32: Whether products of float32 may round.
+        layers: Node to precision, for layers with a fixed precision in a weakly typed network.
+        tf32: Whether float32 products may round to TF32.
         profiles: The engine's optimization profiles: input to its "min", "opt" and "max".
     """
 
@@ -64,7 +64,7 @@ class EngineSource:
 
 
 class Rebuilder:
-    """Builds engines of parts of one graph, one in place of the other, below `folder`."""
+    """Builds engines of parts of one graph in `folder`; each build replaces the previous one."""
 
     def __init__(self, source: EngineSource, engine: Side, folder: Path, progress: Progress) -> None:
         self.source, self.engine, self.folder, self.progress = source, engine, folder, progress
@@ -72,7 +72,7 @@ class Rebuilder:
 
     @property
     def survey(self) -> str:
-        """How this TensorRT shows many tensors at once: "unfused", "marked", or "" where it cannot."""
+        """How this TensorRT exposes many tensors at once: "unfused", "marked", or "" if it cannot."""
         adapter = self._adapter()
         if not hasattr(adapter.module, "IDebugListener"):
             return ""
@@ -80,11 +80,11 @@ class Rebuilder:
 
     @property
     def types_are_weak(self) -> bool:
-        """Whether TensorRT chooses the types of layers, in each build by itself."""
+        """Whether TensorRT chooses the types of layers, separately in each build."""
         return self.engine.precision != "fp32" and not self._adapter().strongly_typed
 
     def part(self, names: Sequence[str]) -> tuple[Side, dict[str, str]]:
-        """Build what lies before tensors, and return it with tensor to the output that holds it."""
+        """Build the graph up to these tensors; return the part, and each tensor's output name."""
         model = read_graph(self.source.graph).load()
         outputs = cut(model, names)
         with held_folder(self.folder, "cut") as place:
@@ -94,7 +94,7 @@ class Rebuilder:
             return self._build(file, debug=()), outputs
 
     def whole(self, debug: Sequence[str]) -> Side:
-        """Build the whole graph again, with debug tensors: those of names, or where none is fused away."""
+        """Build the whole graph with debug tensors: all unfused ones if TensorRT can, else `debug`."""
         return self._build(self.source.graph, debug=None if self.survey == "unfused" else debug)
 
     def _build(self, file: Path, *, debug: Sequence[str] | None) -> Side:
@@ -137,9 +137,9 @@ class Rebuilder:
 
 
 def _spec_for(source: EngineSource, inputs: set[str]) -> BuildSpec:
-    """The spec with the engine's own profiles, without the inputs that a part has not; all is linear."""
+    """Return the spec with the engine's profiles, limited to the part's inputs, and linear formats."""
     profiles = [
-        ",".join(f"{name}:{_spelled(ranges[name])}" for name in ranges if name in inputs)
+        ",".join(f"{name}:{_shapes_text(ranges[name])}" for name in ranges if name in inputs)
         for ranges in source.profiles
     ]
     options = replace(
@@ -148,12 +148,12 @@ def _spec_for(source: EngineSource, inputs: set[str]) -> BuildSpec:
     return replace(source.spec, min_shapes=(), opt_shapes=(), max_shapes=(), tensorrt=options)
 
 
-def _spelled(shapes: Mapping[str, Sequence[int]]) -> str:
+def _shapes_text(shapes: Mapping[str, Sequence[int]]) -> str:
     return "..".join(format_shape(tuple(shapes[kind])) for kind in ("min", "opt", "max"))
 
 
 class EngineRefinement(Refinement):
-    """A comparison with an engine whose graph can be built again in parts."""
+    """A comparison with an engine that rebuilds parts of the engine's graph."""
 
     runs: EngineRuns
 
@@ -166,20 +166,20 @@ class EngineRefinement(Refinement):
         self.limit = allowed - keep
         self.survey = ""
         self.unknown: list[str] = []
-        self.ratios: dict[int, float] = {}  # as measured in a part, last
-        self.hints: dict[int, float] = {}  # as debug tensors showed
-        self.beside: set[int] = set()  # measured in a part together with a tensor that lies before
+        self.ratios: dict[int, float] = {}  # from the latest build of a part
+        self.hints: dict[int, float] = {}  # from debug tensors
+        self.with_upstream: set[int] = set()  # measured in the same part as a tensor upstream
         self.given_up = False
 
     def run(self) -> None:
-        """Measure until the first bad one is confirmed, or the builds are used up."""
+        """Measure until the first bad tensor is confirmed, or no builds remain."""
         self._run_plain()
-        if self.search.bad(self.threshold_db) is None or not self._left():
+        if self.search.bad(self.threshold_db) is None or not self._has_builds_left():
             return
         self._survey()
-        while self._left() and not self.given_up:
+        while self._has_builds_left() and not self.given_up:
             region = self.search.region(self.threshold_db)
-            indexes = self.search.cut(region, self.most) if region else self._unconfirmed()
+            indexes = self.search.cut(region, self.most) if region else self._next_to_confirm()
             if not indexes:
                 break
             self._measure(indexes)
@@ -199,11 +199,11 @@ class EngineRefinement(Refinement):
             unknown=self.unknown,
         )
 
-    def _left(self) -> bool:
+    def _has_builds_left(self) -> bool:
         return self.runs.rebuilder.builds < self.limit
 
     def _survey(self) -> None:
-        """Let one build show where the fault may be, and look there."""
+        """Locate the fault with one build that has debug tensors, and measure there."""
         kind = self.runs.rebuilder.survey
         if not kind or self.limit < 2:
             return
@@ -217,20 +217,20 @@ class EngineRefinement(Refinement):
             self.hints = {index: sums.snr_db for index, sums in hints.items()}
             hinted = Search([pair.upstream for pair in self.pairs], cap_db=self.search.cap_db)
             hinted.record({**self.search.snr_db, **self.hints})
-            place = hinted.bad(self.threshold_db)
-            if place is not None and place not in self.errors:
-                self._measure([*self.pairs[place].parents, place])
+            hinted_index = hinted.bad(self.threshold_db)
+            if hinted_index is not None and hinted_index not in self.errors:
+                self._measure([*self.pairs[hinted_index].parents, hinted_index])
 
     def _reproduces(self, outputs: dict[str, ErrorSums], kind: str) -> bool:
-        """Whether the whole graph, built again, has a bad output where the engine has one."""
+        """Return whether the rebuilt whole graph has a bad output where the engine has one."""
         bad = {name for name, sums in self.outputs.items() if sums.snr_db < self.threshold_db}
         rebuilt = {name for name in bad if name in outputs and outputs[name].snr_db < self.threshold_db}
         if rebuilt or not bad & outputs.keys():
             return True
         if kind == "marked":
             self.unknown.append(
-                "where every tensor is marked, and nothing is fused across it, the fault is gone: a fusion "
-                "has a part in it"
+                "the fault disappears when every tensor is marked, which prevents fusions: a fusion "
+                "contributes to it"
             )
         else:
             self._not_reproduced()
@@ -239,8 +239,8 @@ class EngineRefinement(Refinement):
     def _not_reproduced(self) -> None:
         self.given_up = True
         self.unknown.append(
-            "the graph built again does not show the engine's fault: it depends on what the builder chose "
-            "then, such as kernels by their times, or the file was made otherwise"
+            "the rebuilt graph does not show the engine's fault: the builder chose differently, such as "
+            "kernels by their times, or the file was built in another way"
         )
 
     def _measure(self, indexes: Sequence[int]) -> None:
@@ -251,24 +251,24 @@ class EngineRefinement(Refinement):
                 self.search.skip(index)
         for index, sums in measured.items():
             self.ratios[index] = sums.snr_db
-            together = any(self.pairs[index].upstream >> other & 1 for other in indexes)
-            (self.beside.add if together else self.beside.discard)(index)
-        gone = [
+            has_upstream = any(self.pairs[index].upstream >> other & 1 for other in indexes)
+            (self.with_upstream.add if has_upstream else self.with_upstream.discard)(index)
+        corrected = [
             index
             for index, sums in measured.items()
             if index in plain and plain[index].snr_db < self.threshold_db <= sums.snr_db
         ]
-        if gone:  # an output of the engine, right where its graph is built again
+        if corrected:  # bad outputs of the engine that are correct in a rebuilt part
             self._not_reproduced()
-            measured = {index: sums for index, sums in measured.items() if index not in gone}
+            measured = {index: sums for index, sums in measured.items() if index not in corrected}
         self._take(measured)
 
-    def _unconfirmed(self) -> list[int]:
-        """The next tensors to be measured for a verdict: the first bad one alone, then those before it."""
+    def _next_to_confirm(self) -> list[int]:
+        """Return the next tensors to measure for confirmation: the first bad one alone, then its parents."""
         bad = self.search.bad(self.threshold_db)
         if bad is None:
             return []
-        if (bad not in self.ratios or bad in self.beside) and bad not in self.runs.refused:
+        if (bad not in self.ratios or bad in self.with_upstream) and bad not in self.runs.refused:
             return [bad]
         parents = self.pairs[bad].parents
         return [i for i in parents if i not in self.ratios and i not in self.runs.refused][: self.most]
@@ -277,45 +277,45 @@ class EngineRefinement(Refinement):
         parents = self.pairs[bad].parents
         return (
             self.ratios.get(bad, math.inf) < self.threshold_db
-            and bad not in self.beside
+            and bad not in self.with_upstream
             and all(self.ratios.get(i, -math.inf) >= self.ratios[bad] + ABRUPT_DB for i in parents)
         )
 
     def _conclude(self) -> None:
-        if self.given_up:  # what was measured since says nothing of the engine
+        if self.given_up:  # later measurements do not describe the engine
             return
         bad = self.search.bad(self.threshold_db)
         region = self.search.region(self.threshold_db)
         if bad is not None and region:
             names = [self.pairs[index].reference for index in region]
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
             self.unknown.append(
-                f"the fault may lie earlier, at {', '.join(names[:_SHOWN])}{more}: "
+                f"the fault may lie earlier, at {', '.join(names[:_MOST_NAMES])}{more}: "
                 f"{self.runs.rebuilder.builds} of {self.allowed} builds were made"
             )
-        elif bad is not None and not self._left() and self._unconfirmed():
+        elif bad is not None and not self._has_builds_left() and self._next_to_confirm():
             self.unknown.append(
-                "the first bad one was not confirmed by a part that ends with it, and by those before it: "
+                "the first bad tensor was not confirmed by builds that end with it and with its parents: "
                 f"{self.allowed} builds were allowed"
             )
         ratios = {**self.hints, **self.ratios}
-        better = [
+        shrinking = [
             (i, j)
             for i, low in ratios.items()
             for j, high in ratios.items()
             if low < self.threshold_db <= high and self.pairs[j].upstream >> i & 1
         ]
-        if better:
-            i, j = better[0]
+        if shrinking:
+            i, j = shrinking[0]
             self.unknown.append(
                 f"the error shrinks again: {self.pairs[i].reference} has {ratios[i]:.1f} dB, "
-                f"{self.pairs[j].reference} behind it {ratios[j]:.1f} dB; a fault that is hidden before "
-                "every tensor that was read is not seen"
+                f"{self.pairs[j].reference} downstream {ratios[j]:.1f} dB; a fault upstream of all measured "
+                "tensors may be hidden"
             )
         if bad is not None:
             self.unknown.append(
-                f"a part ends with {self.pairs[bad].reference}, and the engine goes on: where it fuses that "
-                "tensor with what reads it, the kernel is another"
+                f"a part ends with {self.pairs[bad].reference}: if the engine fuses that tensor with its "
+                "consumers, its kernel differs"
             )
         if self.runs.rebuilder.builds and self.runs.rebuilder.types_are_weak:
             self.unknown.append(
@@ -330,12 +330,12 @@ class EngineRuns(LayerRuns):
         super().__init__(*parts, **settings)
         self.rebuilder = Rebuilder(source, self.artifact, self.folder, self.progress)
         self.most_builds = 0
-        del self._cost["artifact"]  # its outputs are on the GPU
+        del self._cost["artifact"]  # outputs of engines are in GPU memory
 
     def measure(self, indexes: Sequence[int]) -> dict[int, ErrorSums]:
-        """Build what lies before the tensors, run it, and return index to distance, or fill `refused`."""
+        """Build and run the graph up to the tensors; return index to error, or fill `refused`."""
         names = {self.pairs.pairs[index].artifact: index for index in indexes}
-        self._tell(f"{len(names)} tensors" if len(names) > 1 else next(iter(names)))
+        self._report_build(f"{len(names)} tensors" if len(names) > 1 else next(iter(names)))
         try:
             part, outputs = self.rebuilder.part(list(names))
         except (BuildError, InvalidOption, ModelError) as error:
@@ -346,12 +346,12 @@ class EngineRuns(LayerRuns):
         return self._by_index(self._compare(part, by_output, written), by_output)
 
     def survey(self) -> tuple[dict[int, ErrorSums], dict[str, ErrorSums]]:
-        """Build the whole graph with debug tensors and run it; return index, and output, to distance.
+        """Build and run the whole graph with debug tensors; return index to error, and output to error.
 
-        That a debug tensor is in row-major order TensorRT does not say: these are hints.
+        They are only hints: TensorRT does not report whether a debug tensor is in row-major order.
         """
         names = {pair.artifact: index for index, pair in enumerate(self.pairs.pairs)}
-        self._tell("the whole graph with debug tensors")
+        self._report_build("the whole graph with debug tensors")
         part = self.rebuilder.whole(list(names))
         written = self._folder("taps")
         for group in packed(list(names.values()), self.fits, len(names)):
@@ -361,11 +361,11 @@ class EngineRuns(LayerRuns):
         return {names[name]: sums for name, sums in errors.items()}, outputs
 
     def keep(self, indexes: Sequence[int]) -> tuple[Path, Path]:
-        """Build a part that ends with the tensors and leave their values on disk, beside the reference's."""
+        """Build a part that ends with the tensors; write their values and the reference's to disk."""
         written = self._write_reference(indexes)
         values = self._folder("kept")
         names = [self.pairs.pairs[index].artifact for index in indexes]
-        self._tell(f"{len(names)} tensors to keep")
+        self._report_build(f"{len(names)} tensors to keep")
         part, outputs = self.rebuilder.part(names)
         files = {outputs[name]: self.tap_file(index) for name, index in zip(names, indexes, strict=True)}
         self._run("artifact", f"keep {len(indexes)} tensors", part=part, own=files, write=values)
@@ -382,6 +382,6 @@ class EngineRuns(LayerRuns):
         finally:
             shutil.rmtree(written)
 
-    def _tell(self, what: str) -> None:
+    def _report_build(self, text: str) -> None:
         number = self.rebuilder.builds + 1
-        self.progress(f"build {number} of at most {self.most_builds}: {what}", number - 1, self.most_builds)
+        self.progress(f"build {number} of at most {self.most_builds}: {text}", number - 1, self.most_builds)

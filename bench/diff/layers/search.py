@@ -1,14 +1,14 @@
-"""Search where the SNR drops: each measurement halves what is left.
+"""Find the tensor at which the SNR drops; each measurement halves the remaining region.
 
-A tensor's *drop* is how far its signal-to-noise ratio lies below the lowest of all that was measured before
-it. Noise that is there already cannot leave again, so tensors behind a fault that look better (a residual
-add that dilutes it, a mask that outweighs it) take no blame from it, and what follows them puts none on
-itself. Ratios above `cap_db` count as it: what is lost there is rounding.
+The *drop* of a tensor is the lowest signal-to-noise ratio measured upstream minus the tensor's ratio. Noise
+does not disappear downstream. Tensors after a fault may look better (a residual add dilutes the noise, a mask
+outweighs it), but they neither clear the fault nor shift the blame to later tensors. Ratios above `cap_db`
+count as `cap_db`: losses above it are rounding.
 
-The fault is the tensor with the largest drop, if that is `ABRUPT_DB` or more: there more noise is made than
-in all before it. Where noise only adds up, it is the first below the threshold. Of a drop that spans tensors
-not measured yet, the region in between is searched: as many taps as may be at once, at even shares of what
-lies upstream (as `git bisect` does on a graph with branches).
+The fault is the tensor with the largest drop if that is `ABRUPT_DB` or more: it adds more noise than all
+before it. If noise only accumulates, it is the first tensor below the threshold. If a drop spans unmeasured
+tensors, the region between is searched with as many taps as fit, at even shares of the upstream tensors (as
+`git bisect` does on a graph with branches).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from .outcome import (
 )
 from .taps import LayerRuns
 
-FLOOR_DB = -10.0  # below it nothing is left to lose
+FLOOR_DB = -10.0  # lower ratios count as this one
 ABRUPT_DB = 3.0  # noise of twice the power
 _EQUAL_DB = 1e-6
-_TELLING_DB = 10.0  # taps that change an output by a tenth of its error have no part in it
+_CHANGE_MARGIN_DB = 10.0  # taps matter if they change an output by more than a tenth of its error power
 
 
 class Search:
-    """What is known of the drops; `upstream` has a bit for each tensor before one, in order of execution."""
+    """Measured ratios and their drops; `upstream[i]` is the bit set of the tensors before tensor i."""
 
     def __init__(self, upstream: Sequence[int], *, cap_db: float) -> None:
         self.upstream, self.cap_db = list(upstream), cap_db
@@ -59,29 +59,29 @@ class Search:
         return drops
 
     def bad(self, threshold_db: float) -> int | None:
-        """Return the first bad tensor; None if none is below the threshold.
+        """Return the first bad tensor; None if no tensor is below the threshold.
 
-        It is that with the largest drop on the way to one below, or where it is not abrupt, the first below.
+        Among tensors below it and those upstream, the largest drop if it is abrupt; else the first below.
         """
         below = [index for index, snr in self.snr_db.items() if snr < threshold_db]
         if not below:
             return None
-        leads = 0
+        suspects = 0
         for index in below:
-            leads |= self.upstream[index] | 1 << index
-        drops = {index: drop for index, drop in self.drops().items() if leads >> index & 1}
+            suspects |= self.upstream[index] | 1 << index
+        drops = {index: drop for index, drop in self.drops().items() if suspects >> index & 1}
         worst = _largest(drops)
         return worst if drops[worst] >= ABRUPT_DB else min(below)
 
     def is_gradual(self, threshold_db: float) -> bool:
-        """Return whether the noise that makes tensors bad adds up, as far as is measured."""
+        """Return whether the noise at the first bad tensor accumulated, as far as measured."""
         bad = self.bad(threshold_db)
         return bad is not None and self.drops()[bad] < ABRUPT_DB
 
     def region(self, threshold_db: float) -> list[int]:
-        """Return the tensors between the first bad one and what was measured before it, in their order.
+        """Return the unmeasured tensors between the first bad one and measured ones upstream, in order.
 
-        Empty where the drop is that of one tensor. Where nothing is below the threshold, of the largest drop.
+        Empty if the drop is that of one tensor. If no tensor is bad, use the largest drop.
         """
         if not self.snr_db:
             return [index for index in range(len(self.upstream)) if not self._skipped >> index & 1]
@@ -95,7 +95,7 @@ class Search:
         return [i for i in range(len(self.upstream)) if inside >> i & 1 and i not in self.snr_db]
 
     def choose(self, region: Sequence[int], fits: Callable[[Sequence[int]], bool], most: int) -> list[int]:
-        """Return tensors of a region to be measured together: as many as fit, one at least."""
+        """Return tensors of a region to measure together: as many as fit, at least one."""
         inside = sum(1 << index for index in region)
         before = {index: (self.upstream[index] & inside).bit_count() for index in region}
         ranked = sorted(region, key=lambda index: (before[index], index))
@@ -108,9 +108,9 @@ class Search:
         return [ranked[len(ranked) // 2]]
 
     def cut(self, region: Sequence[int], most: int) -> list[int]:
-        """Return the tensors at which the first half of a region ends: what is read of it behind the half.
+        """Return the tensors at which the first half of a region ends: those upstream of no other.
 
-        However the graph branches, no more than half is left: each of the half lies before one, or is one.
+        At most half remains, however the graph branches: each tensor of the half is, or precedes, an end.
         """
         ordered = sorted(region)
         half = ordered[: (len(ordered) + 1) // 2]
@@ -119,7 +119,7 @@ class Search:
 
 
 def packed(indexes: Sequence[int], fits: Callable[[Sequence[int]], bool], most: int) -> list[list[int]]:
-    """Return tensors in groups that fit, in order; a tensor too large is alone in its group."""
+    """Return tensors in groups that fit, in order; a tensor that is too large forms a group alone."""
     groups: list[list[int]] = []
     for index in indexes:
         if groups and len(groups[-1]) < most and fits([*groups[-1], index]):
@@ -138,10 +138,10 @@ def _largest(drops: Mapping[int, float]) -> int:
 
 
 class Refinement:
-    """What is known of a comparison so far, what is asked next, and what comes out.
+    """A comparison in progress: it chooses the tensors of each run and builds the result.
 
-    Where all pairs fit into few runs, all are measured, and the table is complete. Otherwise each run taps
-    tensors at even shares of the region in which the largest drop lies, until it is that of one tensor.
+    If all pairs fit into few runs, all are measured and the table is complete. Otherwise each run taps
+    tensors at even shares of the region with the largest drop, until the drop is that of one tensor.
     """
 
     def __init__(self, runs: LayerRuns, most: int, threshold_db: float | None, *, keep: bool) -> None:
@@ -163,25 +163,25 @@ class Refinement:
             for group in groups:
                 self._measure(group)
             return
-        looked_around = False
+        is_last = False
         while True:
             region = self.search.region(self.threshold_db)
-            enough = self.runs.runs >= self.limit
-            if region and not (enough and self.search.is_gradual(self.threshold_db)):
+            at_limit = self.runs.runs >= self.limit
+            if region and not (at_limit and self.search.is_gradual(self.threshold_db)):
                 self._measure(self.search.choose(region, self.runs.fits, self.most))
                 continue
-            if looked_around or enough or not self.errors or not (near := self._unknown_near()):
+            if is_last or at_limit or not self.errors or not (near := self._unmeasured_near()):
                 return
-            looked_around = True
+            is_last = True
             self._measure(near)
 
     def shown(self) -> list[int]:
-        """Return the pairs whose values are worth keeping: the worst, and what is around it."""
+        """Return the pairs with values to save: the worst one and its neighbours."""
         worst = self.worst()
-        return self._fitting(self._near(worst), [worst])
+        return self._add_fitting(self._pairs_near(worst), [worst])
 
     def engine(self) -> EngineSearch | None:
-        """Return what the search inside an engine took; None where nothing was rebuilt."""
+        """Return the figures of the search inside an engine; None without rebuilds."""
         return None
 
     def outcome(self, reference: str, artifact: str, casts: dict[str, str]) -> LayerDiff:
@@ -223,7 +223,7 @@ class Refinement:
                 self.search.skip(index)
 
     def _run_plain(self) -> None:
-        """Run both sides as they are: the outputs are measured then."""
+        """Run both sides without taps and record the errors of their outputs."""
         self.outputs = self.runs.plain()
         indexes = {self.runs.pairs.named(name): sums for name, sums in self.outputs.items()}
         self._take({index: sums for index, sums in indexes.items() if index is not None})
@@ -236,37 +236,37 @@ class Refinement:
         bad = self.search.bad(self.threshold_db)
         return bad if bad is not None else min(self.errors, key=lambda i: self.errors[i].snr_db)
 
-    def _near(self, index: int) -> list[int]:
-        """Pairs up to two steps before and behind one."""
+    def _pairs_near(self, index: int) -> list[int]:
+        """Return the pairs up to two steps upstream and downstream."""
         before = [i for i, _, _ in self._walk(index, -1)]
         return list(dict.fromkeys([*before, *(i for i, _, _ in self._walk(index, 1))]))
 
-    def _unknown_near(self) -> list[int]:
+    def _unmeasured_near(self) -> list[int]:
         measured = {*self.errors, *self.runs.refused}
-        return self._fitting([index for index in self._near(self.worst()) if index not in measured], [])
+        return self._add_fitting([i for i in self._pairs_near(self.worst()) if i not in measured], [])
 
-    def _fitting(self, candidates: Sequence[int], indexes: list[int]) -> list[int]:
-        """The indexes with as many of the candidates as one run may read."""
+    def _add_fitting(self, candidates: Sequence[int], indexes: list[int]) -> list[int]:
+        """Return the indexes, with as many of the candidates as one run can tap."""
         for index in candidates:
             if index not in indexes and len(indexes) < self.most and self.runs.fits([*indexes, index]):
                 indexes.append(index)
         return sorted(indexes)
 
-    def _walk(self, index: int, way: int, steps: int = 1) -> Iterator[tuple[int, int, int]]:
-        """Yield (pair, steps, pair that it hangs on) up to two steps one way, depth first."""
+    def _walk(self, index: int, direction: int, steps: int = 1) -> Iterator[tuple[int, int, int]]:
+        """Yield (pair, steps, neighbour one step closer) up to two steps one way, depth first."""
         behind = (i for i, pair in enumerate(self.pairs) if index in pair.parents)
-        for neighbour in self.pairs[index].parents if way < 0 else behind:
-            yield neighbour, steps * way, index
+        for neighbour in self.pairs[index].parents if direction < 0 else behind:
+            yield neighbour, steps * direction, index
             if steps < 2:
-                yield from self._walk(neighbour, way, steps + 1)
+                yield from self._walk(neighbour, direction, steps + 1)
 
     def _around(self, bad: int) -> list[Neighbour]:
         nodes: list[Neighbour] = [self._neighbour(bad, 0, None)]
-        for way in (-1, 1):
-            at = {(0, bad): 0}
-            for index, steps, under in self._walk(bad, way):
-                parent = at[(steps - way, under)]
-                at[(steps, index)] = len(nodes)
+        for direction in (-1, 1):
+            place_of = {(0, bad): 0}
+            for index, steps, under in self._walk(bad, direction):
+                parent = place_of[(steps - direction, under)]
+                place_of[(steps, index)] = len(nodes)
                 nodes.append(self._neighbour(index, steps, parent))
         return nodes
 
@@ -293,10 +293,10 @@ class Refinement:
 
     def _warnings(self, casts: dict[str, str]) -> list[str]:
         warnings = [
-            f"output {name!r} changes when tensors are tapped: {sums.snr_db:.1f} dB against itself; the "
-            "fusions differ, and so may the tensors"
+            f"output {name!r} changes when tensors are tapped: {sums.snr_db:.1f} dB against itself; taps "
+            "change fusions, so tensors may differ, too"
             for name, sums in self.runs.changed.items()
-            if sums.snr_db < self.outputs.get(name, sums).snr_db + _TELLING_DB
+            if sums.snr_db < self.outputs.get(name, sums).snr_db + _CHANGE_MARGIN_DB
             and sums.snr_db < self.search.cap_db
         ]
         warnings += [f"input {name!r} is rounded to {kind} for the artifact" for name, kind in casts.items()]

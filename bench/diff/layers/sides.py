@@ -1,7 +1,7 @@
-"""The two sides of a comparison, why two cannot be compared, and how a tensor is read as its reference's.
+"""The two sides of a layer comparison: checks of both, and conversion of tensors to the reference's form.
 
-Where a graph is quantized, the integers are read and scaled here: what a kernel writes is observed as it
-is, at a quarter of the memory, and the fusion of operator and QuantizeLinear is left alone.
+In a quantized graph, the integers are read and scaled here. The values are exactly those that the kernel
+writes, take a quarter of the memory, and preserve the fusion of operator and QuantizeLinear.
 """
 
 from __future__ import annotations
@@ -31,20 +31,19 @@ if TYPE_CHECKING:
 _MOVES = MOVES | {"Resize", "Slice", "Expand", "Pad", "NhwcMaxPool"}
 _LOSES_AXES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Shape", "Size")
 _TO_LAST, _TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
-_MADE_BY_OPTIMIZER = re.compile(r"(_token_\d+|_nhwc|_nchwc|/MatMulAddFusion|/GemmTransposeFusion|_quant)+$")
+_OPTIMIZER_SUFFIX = re.compile(r"(_token_\d+|_nhwc|_nchwc|/MatMulAddFusion|/GemmTransposeFusion|_quant)+$")
 _BIAS_LAST = frozenset(["QLinearConv"])
 _SCALE_FIRST = frozenset(["QLinearConcat"])
 
 
 @dataclass(frozen=True)
 class Form:
-    """How the elements of a tapped tensor become numbers in the reference's order.
+    """Conversion of a tapped tensor to numbers in the reference's order.
 
     Attributes:
-        scale, zero_point: Of integers, one value or one per index of `axis`; empty for floats.
-        axis: See `scale`.
-        dtype: Float type that DequantizeLinear would make, "float32" or "float16".
-        channels_last: The tensor is [n, h, w, c], the reference's [n, c, h, w].
+        scale, zero_point, axis: Of integers, one value or one per index of `axis`; empty for floats.
+        dtype: Float type of DequantizeLinear's output, "float32" or "float16".
+        channels_last: Whether the tensor is [n, h, w, c] and the reference's [n, c, h, w].
     """
 
     scale: tuple[float, ...] = ()
@@ -81,10 +80,10 @@ class Form:
 
 
 class Forms:
-    """What is known of the integers and the layouts of a graph."""
+    """Scales of the integer tensors of a graph, and its tensors with channels last."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
-        self._stored = {  # but large weights, which stay where they lie
+        self._stored = {  # without external data, which holds large weights
             name: tensor_values(tensor)
             for name, tensor in stored_tensors(graph).items()
             if tensor.data_location != tensor.EXTERNAL and tensor.data_type != tensor.STRING
@@ -92,11 +91,11 @@ class Forms:
         self.scales: dict[str, tuple[str, str, int]] = {}  # integers to names of scale and zero point
         self.channels_last: set[str] = set()
         for node in graph.node:
-            self._learn_scale(node)
-            self._learn_layout(node)
+            self._add_scale(node)
+            self._add_layout(node)
 
     def of(self, tensor: str) -> Form | None:
-        """Return the form of an integer tensor; None where its scale is not stored in the graph."""
+        """Return the form of an integer tensor; None if its scale is not stored in the graph."""
         if tensor not in self.scales:
             return None
         scale_name, zero_name, axis = self.scales[tensor]
@@ -111,7 +110,7 @@ class Forms:
         zeros = tuple(int(value) for value in zero.reshape(-1))
         return Form(numbers, zeros, axis, dtype, tensor in self.channels_last)
 
-    def _learn_scale(self, node: onnx.NodeProto) -> None:
+    def _add_scale(self, node: onnx.NodeProto) -> None:
         inputs = list(node.input)
         if node.op_type == "QuantizeLinear":
             axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
@@ -125,29 +124,29 @@ class Forms:
             for name in node.output:
                 self.scales[name] = self.scales[inputs[0]]
 
-    def _learn_layout(self, node: onnx.NodeProto) -> None:
+    def _add_layout(self, node: onnx.NodeProto) -> None:
         order = next((list(a.ints) for a in node.attribute if a.name == "perm"), [])
-        last = any(a.name == "channels_last" and a.i for a in node.attribute)
-        last = last or "nhwc" in node.domain or node.op_type.startswith("Nhwc")
+        is_last = any(a.name == "channels_last" and a.i for a in node.attribute)
+        is_last = is_last or "nhwc" in node.domain or node.op_type.startswith("Nhwc")
         if node.op_type == "Transpose":
-            last = order == _TO_LAST
-        elif not last and node.op_type not in _LOSES_AXES:
-            last = any(name in self.channels_last for name in node.input)
-        if last:
+            is_last = order == _TO_LAST
+        elif not is_last and node.op_type not in _LOSES_AXES:
+            is_last = any(name in self.channels_last for name in node.input)
+        if is_last:
             self.channels_last.update(node.output)
 
 
 def plain_name(node: onnx.NodeProto) -> str:
-    """Return a node's name without what ONNX Runtime's optimizer appends."""
-    return _MADE_BY_OPTIMIZER.sub("", node.name)
+    """Return a node's name without the suffixes of ONNX Runtime's optimizer."""
+    return _OPTIMIZER_SUFFIX.sub("", node.name)
 
 
-_LOOK = "compare with the ONNX file that the engine was built from, to see inside"
+_HINT = "compare with the ONNX file that the engine was built from, to compare layers"
 
 
 @dataclass(frozen=True)
 class Side:
-    """An ONNX file, or an engine, whose graph (`weightless`) is None: it shows its outputs alone."""
+    """An ONNX file, or an engine without a `weightless` graph: only its outputs are readable."""
 
     path: Path
     runtime: str
@@ -157,7 +156,7 @@ class Side:
 
     @property
     def layers(self) -> int:
-        """Number of nodes that do the arithmetic; 1 where that is not known."""
+        """Number of computing nodes; 1 if it is unknown."""
         nodes = weighted_nodes(self.weightless.model).values() if self.weightless else ()
         return max(1, sum(map(len, nodes)))
 
@@ -167,17 +166,17 @@ def reference_side(reference: str, *, trust: bool = False) -> Side:
     if path.suffix != ".onnx":
         raise InvalidOption(
             f"{reference}: layers are compared with those of an ONNX file",
-            hint="qcompile export makes one of a PyTorch model",
+            hint="export a PyTorch model with `qcompile export`",
         )
     return artifact_side(reference, trust=trust)
 
 
 def artifact_side(artifact: str, *, trust: bool = False) -> Side:
-    """Look at an artifact without running it; a file must be what its manifest says."""
+    """Return a side without running it; check its digest against the manifest, unless the user trusts it."""
     path = Path(artifact)
     if path.suffix not in (".onnx", ".engine", ".plan"):
         raise InvalidOption(
-            f"{artifact}: its layers cannot be looked at; an ONNX file or an engine is required",
+            f"{artifact}: its layers cannot be read; an ONNX file or an engine is required",
             hint="leave `layers` out to compare the outputs",
         )
     require_file(path, what="artifact")
@@ -186,18 +185,18 @@ def artifact_side(artifact: str, *, trust: bool = False) -> Side:
     if trust:
         accept(path)
     else:
-        checked_input(path)  # the digest, before anything is executed
+        checked_input(path)  # compares the digest before any code runs
     if reason := engine(runtime).why_not_run():
         fix = engine(runtime).fix()
         raise EngineUnavailable(
             f"{path}: cannot run here: {reason}",
-            hint=f"{fix}; or {_LOOK}" if path.suffix != ".onnx" else fix,
+            hint=f"{fix}; or {_HINT}" if path.suffix != ".onnx" else fix,
             engine=runtime,
         )
     if path.suffix != ".onnx":
         if manifest is None or manifest.io is None:
             raise ModelError(
-                f"{path}: {manifest_path(path).name} names no inputs and outputs", hint=_LOOK, file=path
+                f"{path}: {manifest_path(path).name} names no inputs and outputs", hint=_HINT, file=path
             )
         # "best" may be anything down to INT8
         precision = manifest.precision if manifest.precision in THRESHOLD_DB else "int8"
@@ -205,22 +204,22 @@ def artifact_side(artifact: str, *, trust: bool = False) -> Side:
     weightless = read_weightless(path)
     precision = graph_precision(weightless.model)
     if precision == "fp32" and manifest is not None and manifest.precision in ("fp16", "bf16"):
-        precision = manifest.precision  # a hint to the runtime: the graph is float32
+        precision = manifest.precision  # a hint to the runtime; the graph is float32
     return Side(path, runtime, precision, weightless, weightless.io)
 
 
 def input_casts(reference: Side, artifact: Side) -> dict[str, str]:
-    """Return input to the float type that the artifact takes in place of the reference's."""
-    theirs = {tensor.name: tensor for tensor in artifact.io.inputs}
+    """Return input to the artifact's float type, for inputs of another float type in the reference."""
+    artifact_inputs = {tensor.name: tensor for tensor in artifact.io.inputs}
     casts: dict[str, str] = {}
-    if set(theirs) != {tensor.name for tensor in reference.io.inputs}:
+    if set(artifact_inputs) != {tensor.name for tensor in reference.io.inputs}:
         raise InvalidOption(
             f"inputs differ: {reference.path.name} takes {_names(reference.io.inputs)}; "
             f"{artifact.path.name} takes {_names(artifact.io.inputs)}",
             hint="compare an artifact with the model that it was made from",
         )
     for tensor in reference.io.inputs:
-        dtype = theirs[tensor.name].dtype
+        dtype = artifact_inputs[tensor.name].dtype
         if dtype == tensor.dtype:
             continue
         if not (dtype in ("float16", "float32") and "float" in tensor.dtype):

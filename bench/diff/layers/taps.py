@@ -1,4 +1,4 @@
-"""Run both sides on the same samples, K tensors at a time, as fit into memory, and collect their errors."""
+"""Run both sides on the same samples, with as many taps as fit into memory, and collect the errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .job import Job
 from .pairing import Pairs
 from .sides import Form, Side
 
-SHARE = 0.12  # of the memory of a run without taps, what the taps of one run may take
+SHARE = 0.12  # memory limit of a run's taps, as a share of the memory of a run without taps
 SILENCE_S = 600.0  # longest wait for one batch
 _BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 4}  # bfloat16 is widened
 
@@ -40,8 +40,8 @@ class LayerRuns:
 
     Attributes:
         memory_bytes: Side to "plain" and "tapped", the largest memory of its runs.
-        changed: Output of the artifact to its distance, with taps, from itself without; the largest noise.
-        refused: Index of a pair to why it cannot be compared.
+        changed: Artifact output to its error with taps, compared to a run without; of all runs the largest.
+        refused: Index of a pair to the reason why it cannot be compared.
     """
 
     def __init__(
@@ -62,42 +62,42 @@ class LayerRuns:
         self.memory_bytes = {side: {"plain": 0, "tapped": 0} for side in ("reference", "artifact")}
         self.changed: dict[str, ErrorSums] = {}
         self.refused: dict[int, str] = {}
-        self._cost = self._bytes()
+        self._cost = self._tap_bytes()
 
     def plain(self) -> dict[str, ErrorSums]:
-        """Run both as they are; return the distances of outputs that pair, by name or by position."""
+        """Run both sides without taps; return the errors of outputs that pair by name or by position."""
         files = {tensor.name: f"r{number}" for number, tensor in enumerate(self.reference.io.outputs)}
-        theirs = [tensor.name for tensor in self.artifact.io.outputs]
-        outputs = {name: files[name] for name in theirs if name in files}
-        if not outputs and len(files) == len(theirs):  # by position
-            outputs = dict(zip(theirs, files.values(), strict=True))
-        written = self._folder("outputs")
-        self._run("reference", "run", own=files, write=written, plain=True)
-        self._own = {name: f"a{number}" for number, name in enumerate(theirs)}
+        output_names = [tensor.name for tensor in self.artifact.io.outputs]
+        outputs = {name: files[name] for name in output_names if name in files}
+        if not outputs and len(files) == len(output_names):  # by position
+            outputs = dict(zip(output_names, files.values(), strict=True))
+        folder = self._folder("outputs")
+        self._run("reference", "run", own=files, write=folder, plain=True)
+        self._plain_files = {name: f"a{number}" for number, name in enumerate(output_names)}
         answer = self._run(
-            "artifact", "run", own=self._own, outputs=outputs, write=written, reference_outputs=written,
+            "artifact", "run", own=self._plain_files, outputs=outputs, write=folder, reference_outputs=folder,
             plain=True,
         )  # fmt: skip
         return dict(answer["errors"])
 
     def fits(self, indexes: Sequence[int]) -> bool:
-        """Whether taps may be read in one run: in memory they stay a small share of a run without."""
+        """Return whether the taps need at most `SHARE` of the memory of a run without taps."""
         return all(
             sum(cost[index] for index in indexes) <= SHARE * self.memory_bytes[side]["plain"]
             for side, cost in self._cost.items()
         )
 
     def measure(self, indexes: Sequence[int]) -> dict[int, ErrorSums]:
-        """Run both with taps; return index to distance. Pairs that cannot be compared are in `refused`."""
-        written = self._write_reference(indexes)
+        """Run both sides with taps; return index to error. `refused` gets pairs that cannot be compared."""
+        tap_folder = self._write_reference(indexes)
         answer = self._run(
             "artifact",
             f"run with {len(indexes)} taps",
-            **self._shown(indexes, written),
-            own=self._own,
+            **self._artifact_job(indexes, tap_folder),
+            own=self._plain_files,
             own_outputs=str(self.folder / "outputs"),
         )
-        shutil.rmtree(written)
+        shutil.rmtree(tap_folder)
         for name, sums in answer["changed"].items():
             if name not in self.changed or sums.snr_db < self.changed[name].snr_db:
                 self.changed[name] = sums
@@ -105,11 +105,11 @@ class LayerRuns:
         return self._by_index(answer, by_name)
 
     def keep(self, indexes: Sequence[int]) -> tuple[Path, Path]:
-        """Run both once more and leave the values of the taps on disk: the reference's and the artifact's."""
-        written = self._write_reference(indexes)
+        """Run both sides once more; return the folders of the reference's and the artifact's tap values."""
+        tap_folder = self._write_reference(indexes)
         values = self._folder("kept")
-        self._run("artifact", f"keep {len(indexes)} tensors", **self._shown(indexes), write=values)
-        return Path(written), Path(values)
+        self._run("artifact", f"keep {len(indexes)} tensors", **self._artifact_job(indexes), write=values)
+        return Path(tap_folder), Path(values)
 
     def _by_index(self, answer: Mapping[str, Any], index_of: Mapping[str, int]) -> dict[int, ErrorSums]:
         self.refused.update({index_of[name]: why for name, why in answer["refused"].items()})
@@ -119,32 +119,29 @@ class LayerRuns:
         return f"t{index}"
 
     def _write_reference(self, indexes: Sequence[int], *, into: str = "") -> str:
-        written = into or self._folder("taps")
+        tap_folder = into or self._folder("taps")
         inputs = {tensor.name for tensor in self.reference.io.inputs}
         taps: dict[str, dict[str, Any]] = {}
-        links: list[tuple[str, str]] = []  # an artifact may have two forms of one tensor
+        links: list[tuple[str, str]] = []  # of further pairs with the same reference tensor
         for index in indexes:
             name, file = self.pairs.pairs[index].reference, self.tap_file(index)
             if name in inputs:
-                (Path(written) / file).mkdir()
+                (Path(tap_folder) / file).mkdir()
                 for number in range(len(self.samples.where)):
                     values = self.samples.read(number, name)
-                    np.save(Path(written) / file / f"{number}.npy", values, allow_pickle=False)
+                    np.save(Path(tap_folder) / file / f"{number}.npy", values, allow_pickle=False)
             elif name in taps:
                 links.append((taps[name]["file"], file))
             else:
                 taps[name] = {"tensor": name, "file": file, "form": Form()}
         if taps:
-            self._run("reference", f"run with {len(taps)} taps", taps=list(taps.values()), write=written)
-        for first, other in links:
-            (Path(written) / other).symlink_to(Path(written) / first)
-        return written
+            self._run("reference", f"run with {len(taps)} taps", taps=list(taps.values()), write=tap_folder)
+        for target, link in links:
+            (Path(tap_folder) / link).symlink_to(Path(tap_folder) / target)
+        return tap_folder
 
-    def _shown(self, indexes: Sequence[int], reference: str = "") -> dict[str, Any]:
-        """Job of a run of the artifact that compares with the values in a folder, or writes its own.
-
-        An engine has its outputs and no taps.
-        """
+    def _artifact_job(self, indexes: Sequence[int], reference: str = "") -> dict[str, Any]:
+        """Return settings of a run that compares taps (or engine outputs) with a folder, or writes them."""
         pairs = {self.tap_file(index): self.pairs.pairs[index] for index in indexes}
         if self.artifact.weightless is not None:
             taps = [{"tensor": pair.artifact, "file": f, "form": pair.form} for f, pair in pairs.items()]
@@ -183,8 +180,8 @@ class LayerRuns:
         folder.mkdir()
         return str(folder)
 
-    def _bytes(self) -> dict[str, list[int]]:
-        """What each tap takes on either side, in bytes; of an unknown size, as much as the largest."""
+    def _tap_bytes(self) -> dict[str, list[int]]:
+        """Return the bytes of each tap on both sides; an unknown size counts as the largest."""
         assert self.reference.weightless is not None
         shapes = known_shapes(self.reference.weightless.model, self.samples.shapes)
         sizes = {name: math.prod(shape) for name, shape in shapes.items()}
@@ -213,7 +210,7 @@ def run(job: Job, name: str, text: str, progress: Progress) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Samples:
-    """Batches on disk, `N.npz` in a folder; what errors call each, and input to its shape in the first."""
+    """Batches on disk, `N.npz` in `folder`, with their names in errors, and the input shapes of the first."""
 
     folder: Path
     where: tuple[str, ...]
@@ -227,7 +224,7 @@ class Samples:
 def write_samples(
     reference: Graph, data: str | None, folder: Path, *, limit: int, is_spread: bool = False
 ) -> Samples:
-    """Write the samples one by one where the model allows it: what is tapped at once stays small."""
+    """Write the samples one by one if the model allows it, so that taps need little memory."""
     folder.mkdir()
     where: list[str] = []
     count = 0
@@ -237,7 +234,7 @@ def write_samples(
         for key, array in feeds.items():
             if array.dtype.name == "bfloat16" or array.dtype.kind in "OSU":
                 raise DataError(
-                    f"{name}: input {key!r} is of {array.dtype.name}, which layers are not compared on",
+                    f"{name}: input {key!r} is {array.dtype.name}, which `layers` does not support",
                     hint="leave `layers` out to compare the outputs",
                     tensor=key,
                 )
@@ -259,7 +256,7 @@ def _batches(reference: Graph, data: str | None, limit: int, is_spread: bool) ->
 
 
 def require_polygraphy() -> None:
-    """Find out early whether results can be saved."""
+    """Raise before any run if Polygraphy, which saves the results, cannot be imported."""
     problem = "`save_results`: Polygraphy cannot be imported"
     import_package("polygraphy.comparator", problem, extra="cpu", engine="polygraphy")
 

@@ -149,7 +149,7 @@ GONE = "does not show the engine's fault"
         pytest.param(0, none, {}, None, 0, False, "", id="outputs agree"),
         # Before 10.12 there is `mark_debug` alone, which keeps tensors out of fusions.
         pytest.param(0, fused_at("r1", "c1"), {"version": "10.16", "marked": True}, "r1", None, True,
-                     "a fusion has a part in it", id="a fusion that marks prevent"),
+                     "a fusion contributes to it", id="a fusion that marks prevent"),
         pytest.param(40, at("t20"), {"version": "10.16", "marked": True}, "t20", 3, True, "",
                      id="marks lead to it: all at once, with those before it, and alone"),
         pytest.param(40, at("t20"), {"version": "10.16", "fused": FUSED}, "t20", None, True, "",
@@ -163,7 +163,7 @@ GONE = "does not show the engine's fault"
         pytest.param(40, at("t20"), {"max_builds": 2}, ..., 2, False, "the fault may lie earlier, at",
                      id="few builds"),
         pytest.param(40, at("t20"), {"version": "10.16", "max_builds": 2}, "t20", 2, False,
-                     "was not confirmed by a part that ends with it", id="found by the last build"),
+                     "was not confirmed by builds that end with it", id="found by the last build"),
     ],
 )  # fmt: skip
 def test_what_was_found_how_surely_and_what_is_not_known(
