@@ -119,7 +119,7 @@ def test_labels_stand_beside_an_input_called_labels(script: Script) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "hint"),
-    [((3,), "array[None]"), ((2, 1, 3), "an axis more"), ((2, 4), "with a dynamic axis"), ((), "")],
+    [((3,), "array[None]"), ((2, 1, 3), "one axis too many"), ((2, 4), "with a dynamic axis"), ((), "")],
 )
 def test_samples_of_another_shape_are_refused_with_a_way_out(
     script: Script, shape: tuple[int, ...], hint: str
