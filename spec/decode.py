@@ -142,10 +142,7 @@ def parse_spec(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 def spec_from_call(kind: type[T], spec: object, values: Mapping[str, Any]) -> T:
-    """Return the spec of a call: `spec` with `values` in place of some of its fields.
-
-    `spec` may be of another type, such as a command; only the fields of both types count.
-    """
+    """Return the spec of a call: the fields of `spec` (of any type) that `kind` has, replaced by `values`."""
     if spec is None:
         return parse_spec(kind, values)
     return parse_spec(kind, common(kind, spec) | dict(values)) if values else shared(kind, spec)

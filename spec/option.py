@@ -81,10 +81,7 @@ def argument(sentence: str) -> Meta:
 
 
 def described(hint: Any) -> Any:
-    """Return an annotation with its sentence and `option(...)` combined into `Meta`, as msgspec requires.
-
-    In a type that several options share, `option(...)` may stand before the sentence.
-    """
+    """Return an annotation with sentence and `option(...)`, in either order, combined into `Meta`."""
     metadata = getattr(hint, "__metadata__", ())
     sentence = next((part for part in metadata if isinstance(part, str)), None)
     if sentence is None:

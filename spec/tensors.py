@@ -64,8 +64,7 @@ class TensorInfo:
         dtype: numpy's name of the element type, such as "float32".
         shape: Extents; a dynamic axis is a string.
         extents: Declared extents of dynamic axes; ignored by ==.
-        preprocessing: Conversion of a sample (image, text or recording) to this input, in the form of
-            manifests; None if undeclared. Ignored by ==.
+        preprocessing: Steps from a sample to this input, as in manifests, or None; ignored by ==.
     """
 
     name: str
@@ -227,10 +226,7 @@ def fill_dynamic(tensor: TensorInfo, extent: int = 1) -> tuple[int, ...]:
 
 
 def named_extents(inputs: Sequence[TensorInfo], shapes: Mapping[str, Sequence[int]]) -> dict[str, set[int]]:
-    """Return the name of each dynamic axis to its extents in `shapes`, which may lack inputs.
-
-    Unnamed axes ("?") are left out, because they are independent.
-    """
+    """Return name to extents of each dynamic axis but unnamed ones ("?"); `shapes` may lack inputs."""
     extents: dict[str, set[int]] = {}
     for tensor in inputs:
         for axis, name in tensor.dynamic_axes.items():

@@ -171,10 +171,7 @@ def _bench_models(recipe: Recipe, stage: Stage) -> dict[str, Source]:
 def measured_options(
     recipe: Recipe, on_gpu: Collection[str], *, without: tuple[str, ...] = ()
 ) -> dict[str, object]:
-    """Return the options of `[bench]` for the key of a stage that runs artifacts, some of them `on_gpu`.
-
-    Without a TensorRT engine, CUDA graphs have no effect: they count as off.
-    """
+    """Return `[bench]` options for a key; without TensorRT engines `on_gpu`, CUDA graphs count as off."""
     options = options_key(section_of(recipe), without=without)
     targets = {named_artifact(recipe, name).target for name in on_gpu}
     if options["cuda_graph"] is None and not targets & {*TENSORRT_TARGETS}:

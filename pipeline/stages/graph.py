@@ -182,10 +182,7 @@ def kind_of(stage: Stage) -> StageKind:
 
 
 def stages_of(recipe: Recipe) -> Iterator[list[list[Stage]]]:
-    """Yield the stages of a recipe in groups of branches: a single stage, or a branch for each artifact.
-
-    Branches of a group are independent; a group waits for the one before it.
-    """
+    """Yield groups of independent branches: one stage, or a branch per artifact. Groups run in order."""
     for per_artifact, kinds in itertools.groupby(KINDS, key=lambda kind: KINDS[kind].per_artifact):
         if per_artifact:
             branch = list(kinds)

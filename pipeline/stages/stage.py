@@ -179,8 +179,7 @@ class StageKind:
         is_in: Whether a recipe has the stage, for an artifact name; False for trials of `tune`.
         applies: Whether there is work for this machine's runtime; False if the graph is not changed.
         replaced: File that the recipe names in place of the stage.
-        parts: Stages that share the work, or the stage itself. The last argument returns whether the whole
-            stage is done.
+        parts: Stages that share the work, or the stage itself; the last argument returns whether all is done.
         per_artifact: Each artifact has a stage of this kind.
         ends_run: A failure ends the run; otherwise only the artifacts that need its file fail.
         optional: The run continues if the stage's runtime or library is missing.
@@ -289,10 +288,7 @@ def kind_of_others(recipe: Recipe, kinds: Sequence[str]) -> str:
 
 
 def measured_apart(recipe: Recipe, whole: Stage, kinds: Sequence[str]) -> list[Stage]:
-    """Return the stage that measures everything, or one per kind of machine, the processor's first.
-
-    The first stage has the rows of the artifacts that were not built.
-    """
+    """Return the stage, or a part per kind of machine; the first also has the rows of unbuilt artifacts."""
     from ...core.artifact import read_manifest
 
     assert recipe.bench is not None, "the caller checks it"

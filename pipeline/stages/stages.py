@@ -110,10 +110,7 @@ def simplify_key(_: Recipe, stage: Stage) -> Key:
 
 
 def calibrate_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
-    """Observe the samples, or those of one shard, and write the ranges file.
-
-    With `parts`, merge the ranges of all shards: bit for bit the file of one whole calibration.
-    """
+    """Observe the samples or one shard; with `parts`, merge the shards, bit-identical to one calibration."""
     from ...calibration.ranges_file import merge_files
     from ...compiler.quantize.calibrate import calibrate
     from ...model.graph.onnx_file import read_weightless
@@ -249,10 +246,7 @@ def build_applies(recipe: Recipe, stage: Stage) -> bool:
 
 
 def build_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
-    """Build an artifact from its lowered graph, or else from the model.
-
-    Without a lowered graph, the ranges are for TensorRT's calibrator.
-    """
+    """Build from the lowered graph; without one, from the model, with ranges for TensorRT's calibrator."""
     from ...building.build import build_with_fallback
     from ...building.lowered import load_lowered
     from ...model.graph.onnx_file import read_weightless
