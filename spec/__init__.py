@@ -1,10 +1,9 @@
-"""Every option of every verb, once: frozen types, one field an option (`option.py` says how).
+"""All options of all verbs, declared once as frozen types with a field per option (see `option.py`).
 
-A `...Spec` is all that a verb is told beside its subjects, a `...Command` adds those and what the command
-line alone takes, a `...Section` is a table of a recipe.
+A `...Spec` holds the options of a verb, a `...Command` adds the arguments and options of the command line, a
+`...Section` is a table of a recipe.
 
-From the fields, and only from them: the command line (`cli/`), the recipe and its checks
-(`pipeline/recipe/recipe.py`), the JSON Schema of recipes, the reference pages in `docs/reference/`,
-the keys of the stages and the options in a manifest. To add an option, add a
-field and the code that obeys it.
+The command line (`cli/`), the recipe and its checks (`pipeline/recipe/recipe.py`), the JSON Schema of
+recipes, `docs/reference/`, the keys of stages and the options in manifests are derived from these fields
+alone. To add an option, add a field and the code that uses it.
 """

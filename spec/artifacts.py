@@ -48,14 +48,14 @@ Rules = Annotated[
     "Kind of an output: classes, embedding, labels or signal.",
     option("--judge [OUTPUT:]RULE", pairs=":"),
 ]
-"""Of `quantize`, `build`, recipes and `diff`."""
+"""Shared by `quantize`, `build`, recipes and `diff`."""
 Inputs = Annotated[InputShapes, "Input of a PyTorch MODEL."]
-"""Of `build` and `tune`."""
+"""Shared by `build` and `tune`."""
 _Shapes = Annotated[Texts, option("NAME:SHAPE", split=SHAPES, pairs=":", targets=TENSORRT_TARGETS)]
 
 
 class PrecisionOptions(Checked):
-    """The precision of single layers, and what INT8 may cost."""
+    """Precision of single layers, and the allowed loss of INT8."""
 
     method: Annotated[
         MethodChoice, f"Method that chooses the thresholds: {METHOD}; default: the method of the ranges."
@@ -76,12 +76,12 @@ class PrecisionOptions(Checked):
 
     @property
     def floats(self) -> FloatPrecision:
-        """What stays in floating point is computed in, after `with_floats`."""
+        """Precision of the floating-point layers; "auto" is resolved by `with_floats`, or else means fp32."""
         return "fp32" if self.float_precision == "auto" else self.float_precision
 
     @property
     def layer_precisions(self) -> dict[str, str]:
-        """`layers` as name, glob or operator type to precision."""
+        """`layers` as a mapping from name, glob or operator type to precision."""
         return {name: precision for name, _, precision in (text.rpartition("=") for text in self.layers)}
 
 
@@ -118,7 +118,7 @@ class QuantizeOptions(PrecisionOptions):
 
 
 class ArtifactOptions(QuantizeOptions):
-    """What is built, and what the build must prove."""
+    """Options of a build and of its verification."""
 
     target: Annotated[Target, "Runtime that the artifact is for."]
     precision: Annotated[BuildPrecision, "Precision that the layers must reach, or the build fails."] = "fp32"
@@ -146,7 +146,7 @@ class ArtifactOptions(QuantizeOptions):
     )
 
     def check(self) -> None:
-        """Read the shapes, and refuse what the target or the precision has no use for."""
+        """Read the shapes, and refuse options that do not apply to the target or the precision."""
         for entry in fields_of(type(self)):
             targets, value = entry.spelling.targets, getattr(self, entry.name)
             if targets and self.target not in targets and value != entry.default:
@@ -158,9 +158,7 @@ class ArtifactOptions(QuantizeOptions):
         if CLUSTER in self.gpus and self.gpus != (CLUSTER,):
             raise Refused("gpus", f"{CLUSTER!r} stands for all of them; give it alone")
         if self.gpus and self.tensorrt.device:
-            raise Refused(
-                "tensorrt.device", "excludes `gpus`: what is built ahead of time needs none of here"
-            )
+            raise Refused("tensorrt.device", "excludes `gpus`: a build ahead of time uses no GPU here")
         if self.calibrator and self.precision not in ("int8", "best"):
             raise Refused("calibrator", f"is for `precision` int8; the precision is {self.precision}")
 
@@ -170,18 +168,18 @@ class ArtifactOptions(QuantizeOptions):
 
     @property
     def one_precision(self) -> Precision:
-        """The precision, where "best" is decided already."""
-        assert self.precision != "best", "lowering decides it"
+        """The precision, after "best" is resolved."""
+        assert self.precision != "best", "lowering resolves it"
         return self.precision
 
     @property
     def calibrates_itself(self) -> bool:
-        """Whether the runtime finds the scales of INT8 by itself, on the data."""
+        """Whether TensorRT's calibrator computes the INT8 scales, on the data."""
         return self.calibrator not in ("", "ranges")
 
 
 class ArtifactSection(ArtifactOptions):
-    """`[[artifact]]`: one thing to build."""
+    """`[[artifact]]`: one artifact to build."""
 
     name: Annotated[
         str, "Name of the artifact and of its file.", option("a plain file name", pattern=PLAIN_NAME)
@@ -192,14 +190,14 @@ class ArtifactSection(ArtifactOptions):
     ] = ""
 
     def check(self) -> None:
-        """Refuse INT4 in another mode than weights: a recipe begins with the float model."""
+        """Require mode weights for INT4: a recipe begins with the float model. Only INT8 allows it, too."""
         super().check()
         if (self.precision == "int4") != (self.mode == "weights" and self.precision != "int8"):
             raise Refused("mode", "int4 is for weights alone", value=self.mode, hint='mode = "weights"')
 
     @property
     def needs_ranges(self) -> bool:
-        """Whether its activations need calibrated ranges."""
+        """Whether the artifact needs calibrated ranges of its activations."""
         static = self.precision in (*CALIBRATED, "best") and self.mode == "static"
         return static and not self.calibrates_itself
 
@@ -232,10 +230,10 @@ class QuantizeCommand(QuantizeSpec):
 
 class QatSpec(Checked):
     target: Annotated[
-        GraphTarget, "Runtime that grids and places are chosen for; tensorrt also for TensorRT-RTX."
+        GraphTarget, "Runtime whose grids and Q/DQ placement apply; tensorrt also for TensorRT-RTX."
     ] = "onnxruntime"
     isa: Annotated[Isa, "Instruction set of the CPU that will run INT8; auto means this machine's."] = "auto"
-    exclude: Annotated[Texts, "Globs of names of modules (`fc`, `stages.0.*`) that stay in float."] = ()
+    exclude: Annotated[Texts, "Globs of modules (`fc`, `stages.0.*`) to leave in floating point."] = ()
 
 
 class BuildSpec(ArtifactOptions):
@@ -251,7 +249,7 @@ class BuildSpec(ArtifactOptions):
     trust: Annotated[bool, "Load a .pt2 or TorchScript file, which may run code."] = False
 
     def check(self) -> None:
-        """Refuse files that the calibrator has no use for, and require those that it needs."""
+        """Refuse files that the calibrator does not use, and require those that it needs."""
         super().check()
         if CLUSTER in self.gpus:
             raise Refused("gpus", f"{CLUSTER!r} is for recipes that `run` carries out on a cluster")
@@ -278,9 +276,9 @@ class ReproduceSpec(BuildSpec):
 
 
 class ReproduceCommand(ReproduceSpec):
-    """Cut what TARGET does wrong with MODEL down to the smallest graph that shows it."""
+    """Reduce a fault of TARGET with MODEL to the smallest graph that reproduces it."""
 
-    model: Annotated[str, argument("ONNX file, as `build` was given it.")]
+    model: Annotated[str, argument("ONNX file, as passed to `build`.")]
     output: Annotated[Path, "Folder to write.", option("-o FOLDER")]
 
 
@@ -296,13 +294,14 @@ Built = TypeVar("Built", BuildSpec, ArtifactSection)
 
 
 def with_floats(spec: Built) -> Built:
-    """Return a spec whose float precision is chosen: "auto" is fp16 in INT8 for TensorRT.
+    """Return the spec with "auto" in `float_precision` resolved for static INT8 of TensorRT: bf16 if `layers`
+    has a layer in bf16, else fp16.
 
-    FP32 between INT8 layers can make an engine slower than one of FP16 alone; Model-Optimizer's default is
-    fp16, too (onnx/quantization/quantize.py, `high_precision_dtype`). Layers named in bf16 make it bf16. What
-    `quantize` makes stays in fp32: it is for no version yet, and TensorRT 8 has a flag for FP16.
+    FP32 between INT8 layers can make an engine slower than pure FP16; Model-Optimizer also defaults to fp16
+    (onnx/quantization/quantize.py, `high_precision_dtype`). `quantize` leaves these layers in fp32: its graph
+    is for no particular version, and TensorRT 8 has a flag for FP16.
     """
-    placed = spec.precision == "int8" and spec.mode == "static" and spec.target in TENSORRT_TARGETS
-    if spec.float_precision != "auto" or not placed:
+    is_tensorrt_int8 = spec.precision == "int8" and spec.mode == "static" and spec.target in TENSORRT_TARGETS
+    if spec.float_precision != "auto" or not is_tensorrt_int8:
         return spec
     return replace(spec, float_precision="bf16" if "bf16" in spec.layer_precisions.values() else "fp16")

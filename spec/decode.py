@@ -1,6 +1,6 @@
-"""Values become a spec, checked; what is wrong is named by its key, with what was found and what is required.
+"""Decode and check values into a spec; errors name the key, the value found and the requirement.
 
-msgspec decodes and checks. Its errors are put into words here, one for the command line, recipes and Python.
+msgspec decodes and checks. Its errors are translated here, alike for the command line, recipes and Python.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _BOUNDS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"
 
 
 class Refused(InvalidOption, ValueError):
-    """The value of an option, or two that contradict each other.
+    """An invalid value of an option, or options that contradict each other.
 
-    A `ValueError`, as msgspec then says where in a recipe it was raised.
+    A `ValueError`, so that msgspec adds the place in the recipe.
 
     Args:
         key: Field of the option, or its path.
-        problem: What is required, or what it contradicts; other options stand between backticks.
-        value: The value; left out where the option alone is wrong.
+        problem: Requirement or contradiction; other options are between backticks.
+        value: The invalid value; left out if the option alone is wrong.
         by_type: Whether the value is of another type than the option.
     """
 
@@ -57,11 +57,11 @@ class Refused(InvalidOption, ValueError):
         self, key: str, problem: str, *, value: object = msgspec.UNSET, hint: str = "", by_type: bool = False
     ) -> None:
         self.key, self.problem, self.value, self.by_type = key, problem, value, by_type
-        shown = "" if value is msgspec.UNSET else f" {_printed(value)}"
+        shown = "" if value is msgspec.UNSET else f" {_short_repr(value)}"
         super().__init__(f"`{key}`{shown}: {problem}", hint=hint, option=key)
 
     def below(self, prefix: str) -> Refused:
-        """Return the same with the path of the table that it was raised in."""
+        """Return the error for a key in the table `prefix`."""
         if not prefix:
             return self
         value, by_type = self.value, self.by_type
@@ -69,22 +69,24 @@ class Refused(InvalidOption, ValueError):
 
     @property
     def sentence(self) -> str:
-        """What is wrong with the key."""
+        """The problem for use after the key: "is 0; at least 1 is required"."""
         if self.value is msgspec.UNSET:
             return self.problem
-        return f"is {_shown(self.value) if self.by_type else _printed(self.value)}; {self.problem}"
+        return (
+            f"is {_type_and_value(self.value) if self.by_type else _short_repr(self.value)}; {self.problem}"
+        )
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
 class Checked:
-    """A frozen dataclass of options by keyword: every value is checked however it was made."""
+    """A frozen, keyword-only dataclass of options; it checks every value when it is created."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     def __init_subclass__(cls) -> None:
         hints = inspect.get_annotations(cls, eval_str=True)
         cls.__annotations__ = {name: described(hint) for name, hint in hints.items()}
-        # What the class below has need not be written and compiled for each, at every start, nor a signature.
+        # repr, eq and hash are inherited, and a docstring is set: generating them per class slows each start.
         cls.__doc__ = cls.__doc__ or f"Options of {cls.__name__}."
         dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)(cls)
 
@@ -105,7 +107,7 @@ class Checked:
         for option in fields_of(type(self)):
             value = getattr(self, option.name)
             if option.table is None:
-                object.__setattr__(self, option.name, _converted(option, paired(option, value)))
+                object.__setattr__(self, option.name, _convert(option, paired(option, value)))
         self.check()
 
     def check(self) -> None:
@@ -116,8 +118,8 @@ def decode(kind: type[T], values: Mapping[str, Any], *, strict: bool = True) -> 
     """Return a spec of these values.
 
     Args:
-        values: Key to value, as TOML or JSON has them.
-        strict: Whether a text is no number; the command line has nothing but texts.
+        values: Key to value, as in TOML or JSON.
+        strict: Whether to refuse a text for a number; False for the command line, which has only texts.
     """
     _refuse_unknown(kind, values, "")
     try:
@@ -127,11 +129,11 @@ def decode(kind: type[T], values: Mapping[str, Any], *, strict: bool = True) -> 
         text, place = (text, place.rstrip("`").lstrip(".")) if text else (str(error), "")
         if isinstance(error.__cause__, Refused):
             raise error.__cause__.below(place) from error
-        raise _explained(text, place, kind, values) from error
+        raise _refusal(text, place, kind, values) from error
 
 
 def parse_spec(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Return the spec of keyword arguments, as `decode` takes them; None leaves an option at its default."""
+    """Return the spec of keyword arguments, for `decode`; None leaves an option at its default."""
     options = {option.name: option for option in fields_of(kind)}
     present = {name: value for name, value in values.items() if value is not None}
     for name in present.keys() & options.keys():
@@ -140,28 +142,25 @@ def parse_spec(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 def spec_from_call(kind: type[T], spec: object, values: Mapping[str, Any]) -> T:
-    """Return the spec of a call: one that is given, with keyword arguments in place of some of its fields.
-
-    The one that is given may be of another type, such as that of a command: what both have counts.
-    """
+    """Return the spec of a call: the fields of `spec` (of any type) that `kind` has, replaced by `values`."""
     if spec is None:
         return parse_spec(kind, values)
     return parse_spec(kind, common(kind, spec) | dict(values)) if values else shared(kind, spec)
 
 
 def shared(kind: type[T], spec: object, **more: Any) -> T:
-    """Return a spec of another type with the options that both have, and more."""
+    """Return a spec of type `kind` with the options that it shares with `spec`, and `more`."""
     return kind(**common(kind, spec) | more)
 
 
 def common(kind: type, spec: object) -> dict[str, Any]:
-    """Return the options of a spec that another type has too."""
+    """Return the options of `spec` that `kind` has too."""
     names = {option.name for option in fields_of(kind)} & {option.name for option in fields_of(type(spec))}
     return {name: getattr(spec, name) for name in names}
 
 
 def read_shapes(spec: object, name: str) -> dict[str, tuple[int, ...]]:
-    """Return input to shape of an option that holds NAME:SHAPE."""
+    """Return input to shape, of an option with values NAME:SHAPE."""
     try:
         return parse_shapes(getattr(spec, name), option=name)
     except UsageError as error:
@@ -169,33 +168,33 @@ def read_shapes(spec: object, name: str) -> dict[str, tuple[int, ...]]:
 
 
 def paired(option: Option, value: object) -> object:
-    """Return the pairs of a mapping as they are typed, such as "x:1x3x224x224"; another value as it is."""
+    """Return a mapping as a list of typed pairs, such as "x:1x3x224x224"; another value unchanged."""
     if not (option.spelling.pairs and isinstance(value, Mapping)):
         return value
-    return [f"{name}{option.spelling.pairs}{_half(half)}" for name, half in value.items()]
+    return [f"{name}{option.spelling.pairs}{_format_value(half)}" for name, half in value.items()]
 
 
-def _half(value: object) -> str:
+def _format_value(value: object) -> str:
     return format_shape(value) if isinstance(value, tuple | list) else str(value)
 
 
-def _converted(option: Option, value: object) -> object:
+def _convert(option: Option, value: object) -> object:
     try:
         converted = msgspec.convert(value, option.annotation, dec_hook=as_path)
     except msgspec.ValidationError as error:
         text, _, place = str(error).rpartition(" - at `$")
         text, place = (text, place.rstrip("`")) if text else (str(error), "")
-        raise _worded(text, f"{option.name}{place}", option, _at(place, value)) from error
+        raise _translate_message(text, f"{option.name}{place}", option, _value_at(place, value)) from error
     for index, item in enumerate(converted if isinstance(converted, tuple) else (converted,)):
-        problem = _unusable(item)
+        problem = _why_unusable(item)
         if problem:
             key = f"{option.name}[{index}]" if isinstance(converted, tuple) else option.name
             raise Refused(key, problem, value=str(item) if isinstance(item, Path) else item)
     return converted
 
 
-def _unusable(value: object) -> str:
-    """Say why nothing here can use a value, whatever its option; empty where something can."""
+def _why_unusable(value: object) -> str:
+    """Return why a value is unusable for every option; empty if it is usable."""
     if isinstance(value, float) and not math.isfinite(value):
         return "a finite number is required"
     if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
@@ -205,18 +204,18 @@ def _unusable(value: object) -> str:
     return ""
 
 
-def _explained(text: str, place: str, kind: type, values: Mapping[str, Any]) -> Refused:
+def _refusal(text: str, place: str, kind: type, values: Mapping[str, Any]) -> Refused:
     missing = re.fullmatch(r"Object missing required field `(\w+)`", text)
     if missing:
         return Refused(f"{place}.{missing[1]}" if place else missing[1], "is missing")
-    return _worded(text, place, _option_at(kind, place), _at(place, values))
+    return _translate_message(text, place, _option_at(kind, place), _value_at(place, values))
 
 
-def _worded(text: str, key: str, option: Option, value: object) -> Refused:
-    """Put an error of msgspec into words."""
+def _translate_message(text: str, key: str, option: Option, value: object) -> Refused:
+    """Translate an error message of msgspec."""
     if text.startswith("Invalid enum value"):
-        near = difflib.get_close_matches(str(value), option.choices, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else ""
+        matches = difflib.get_close_matches(str(value), option.choices, n=1)
+        hint = f"did you mean {matches[0]!r}?" if matches else ""
         least = "one of " if len(option.choices) > 1 else ""
         return Refused(key, f"{least}{', '.join(option.choices)} is required", value=value, hint=hint)
     expected = re.fullmatch(r"Expected `([\w |]+)`(.*)", text)
@@ -230,19 +229,19 @@ def _worded(text: str, key: str, option: Option, value: object) -> Refused:
         return Refused(key, "a finite number is required", value=value)
     if "regex" in bound_text:
         required = option.spelling.metavar or "another form"
-        near = difflib.get_close_matches(str(value), re.findall(r"\w+", required), n=1, cutoff=0.7)
-        hint = f"did you mean {near[0]!r}?" if near else option.sentence
+        matches = difflib.get_close_matches(str(value), re.findall(r"\w+", required), n=1, cutoff=0.7)
+        hint = f"did you mean {matches[0]!r}?" if matches else option.sentence
         return Refused(key, f"{required} is required", value=value, hint=hint)
     return Refused(key, f"{_NAMES.get(name, name or text)} is required", value=value, by_type=True)
 
 
 def _refuse_unknown(kind: type, values: Mapping[str, Any], prefix: str) -> None:
-    """msgspec ignores keys that a dataclass does not have."""
+    """Refuse unknown keys, which msgspec ignores."""
     options = {option.name: option for option in fields_of(kind)}
     for key, value in values.items():
         if key not in options:
-            near = difflib.get_close_matches(key, options, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"known keys: {', '.join(options)}"
+            matches = difflib.get_close_matches(key, options, n=1)
+            hint = f"did you mean {prefix}{matches[0]}?" if matches else f"known keys: {', '.join(options)}"
             raise Refused(f"{prefix}{key}", "is unknown", hint=hint)
         table = options[key].table
         if table is not None and isinstance(value, dict):
@@ -254,7 +253,7 @@ def _refuse_unknown(kind: type, values: Mapping[str, Any], prefix: str) -> None:
 
 
 def _option_at(kind: Any, place: str) -> Option:
-    """The option that a path such as `artifact[0].layers[1]` leads to."""
+    """Return the option at a path such as `artifact[0].layers[1]`."""
     for name in re.findall(r"\.?(\w+)(?:\[\d+\])*", place):
         option = next(option for option in fields_of(kind) if option.name == name)
         if option.table is None:
@@ -263,30 +262,30 @@ def _option_at(kind: Any, place: str) -> Option:
     return option
 
 
-def _at(place: str, value: Any) -> Any:
+def _value_at(place: str, value: Any) -> Any:
     for name, index in re.findall(r"(\w+)(?!\])|\[(\d+)\]", place):
         value = value[name] if name else value[int(index)]
     return value
 
 
-def _shown(value: object) -> str:
+def _type_and_value(value: object) -> str:
     name = type(value).__name__
-    return f"{_NAMES.get(name, name)} ({_printed(value)})"
+    return f"{_NAMES.get(name, name)} ({_short_repr(value)})"
 
 
-def _printed(value: object) -> str:
-    """A value as Python writes it, no longer than a line of a message."""
+def _short_repr(value: object) -> str:
+    """Return the repr of a value, cut to fit into a message."""
     try:
         text = repr(value).removesuffix(".0") if isinstance(value, float) else repr(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits; lists in lists
+    except (ValueError, RecursionError):  # an integer with thousands of digits; deeply nested lists
         return f"({type(value).__name__})"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def non_default_options(spec: object, *, without: tuple[str, ...] = ()) -> dict[str, object]:
-    """Return what differs from the defaults as JSON has it: the `options` of a manifest.
+    """Return the options that differ from their defaults, as JSON values: the `options` of a manifest.
 
-    Options of tables stand among the others, as on the command line. Places of files are left out.
+    Options of nested tables are merged in, as on the command line. Places of files are left out.
     """
     changes: dict[str, object] = {}
     for option in fields_of(type(spec)):
@@ -294,23 +293,23 @@ def non_default_options(spec: object, *, without: tuple[str, ...] = ()) -> dict[
         if option.name in without or option.spelling.place or value == option.default:
             continue
         is_table = option.table is not None and not option.repeated
-        changes |= non_default_options(value) if is_table else {option.name: _plain(value)}
+        changes |= non_default_options(value) if is_table else {option.name: _json_value(value)}
     return changes
 
 
 def key(spec: object, *, without: tuple[str, ...] = ()) -> dict[str, object]:
-    """Return every option as JSON has it, for the key of a stage: an option that is new is part of it.
+    """Return all options as JSON values, for the key of a stage; a new option therefore changes the key.
 
-    Places of files are left out: the stage adds the digests of what they hold.
+    Places of files are left out: the stage adds digests of their content.
     """
     return {
-        option.name: _plain(getattr(spec, option.name))
+        option.name: _json_value(getattr(spec, option.name))
         for option in fields_of(type(spec))
         if option.name not in without and not option.spelling.place
     }
 
 
-def _plain(value: object) -> object:
+def _json_value(value: object) -> object:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return key(value)
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+    return [_json_value(item) for item in value] if isinstance(value, tuple) else value

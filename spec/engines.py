@@ -1,7 +1,7 @@
-"""The registry of the engines: a row each. A new engine is a folder, which its row names, and the row.
+"""Registry of the engines, a row each. To add an engine, add its folder and a row that names it.
 
-An installed package adds an engine by an entry point: its name is the engine's, its value a mapping with
-the other fields of `EngineRow`. What defines the mapping is imported with `qcompile`, so it imports nothing:
+An installed package adds an engine by an entry point: its name is the engine's, its value a mapping with the
+other fields of `EngineRow`. `qcompile` imports the module of the mapping, which must import nothing itself:
 
     [project.entry-points."qcompile.engines"]       # row.py of my_runtime:
     mine = "my_runtime.row:ROW"                     ROW = {"home": "my_runtime.engine:Mine", "title": "Mine"}
@@ -19,18 +19,18 @@ GROUP = "qcompile.engines"
 
 
 class EngineRow(NamedTuple):
-    """What must be known of an engine before its folder is imported.
+    """Facts about an engine that are needed before its folder is imported.
 
     Attributes:
-        name: How it is spelled as a target.
+        name: Spelling as a target.
         home: Module and class, a subclass of `qcompile.engines.base.Engine`; a dot stands for this package.
-        title: Its name in tables.
+        title: Name in tables.
         on_processor: Whether it runs on the processor, and quantized graphs are for an instruction set.
-        family: What engines of one runtime share, such as TensorRT's options.
-        graph: Engine whose rules its quantized graph follows; None for its own, empty where it reads no ONNX.
+        family: Runtime with common options, such as "tensorrt" of TensorRT and TensorRT-RTX.
+        graph: Engine that sets the rules of quantized graphs; None for this one, empty if it reads no ONNX.
         is_target: Whether it builds artifacts.
-        environment: Variables that keep the runtime from reporting its use.
-        blocked: Modules that it reports its use by, and does without.
+        environment: Variables that switch off the runtime's telemetry.
+        blocked: Telemetry modules, which the runtime works without.
     """
 
     name: str
@@ -45,11 +45,11 @@ class EngineRow(NamedTuple):
 
     @property
     def placed_for(self) -> str:
-        """The engine whose rules its quantized graph follows; empty where it reads no ONNX."""
+        """Engine that sets the rules of quantized graphs; empty if this one reads no ONNX."""
         return self.name if self.graph is None else self.graph
 
     def load(self) -> Any:
-        """Return its class, or EngineUnavailable where that fails; the runtime itself is not imported."""
+        """Return the engine's class without importing the runtime; raise EngineUnavailable if that fails."""
         from importlib import import_module
 
         from ..errors import EngineUnavailable
@@ -57,7 +57,7 @@ class EngineRow(NamedTuple):
         module, _, attribute = self.home.partition(":")
         try:
             return getattr(import_module(module, __package__.rpartition(".")[0]), attribute)
-        except Exception as error:  # a package of somebody else's; whatever fails in it is named
+        except Exception as error:  # third-party code can raise anything
             raise EngineUnavailable(
                 f"engine {self.name}: {self.home} cannot be imported ({error})", engine=self.name
             ) from error
@@ -71,7 +71,7 @@ BUILT_IN = (
         environment={"ORT_DISABLE_TELEMETRY": "1"},
     ),
     EngineRow(
-        # Its import sends an event, with an id under ~/intel. It has no switch in code.
+        # Importing it sends an event, with an id stored under ~/intel. Its API cannot switch that off.
         "openvino", ".engines.openvino:OpenVino", "OpenVINO", blocked=("openvino_telemetry",)
     ),
     EngineRow(
@@ -88,7 +88,7 @@ BUILT_IN = (
 
 @functools.cache
 def rows() -> Mapping[str, EngineRow]:
-    """Return name to row, of the engines here and of those that installed packages add."""
+    """Return name to row, of the built-in engines and those of installed packages."""
     from importlib.metadata import entry_points
 
     from ..errors import InvalidOption
@@ -99,7 +99,7 @@ def rows() -> Mapping[str, EngineRow]:
             raise InvalidOption(f"engine {point.name!r} is registered already ({table[point.name].home})")
         try:
             table[point.name] = EngineRow(name=point.name, **point.load())
-        except Exception as error:  # a package of somebody else's; whatever fails in it is named
+        except Exception as error:  # third-party code can raise anything
             raise InvalidOption(
                 f"engine {point.name!r}: its row {point.value} cannot be read ({error})",
                 hint="an entry point of group qcompile.engines is a mapping with home and title",
@@ -108,12 +108,12 @@ def rows() -> Mapping[str, EngineRow]:
 
 
 def switch_off_telemetry() -> None:
-    """Keep the runtimes from reporting their use, in this process and its children, before any is imported.
+    """Switch off telemetry in this process and its children; call it before any runtime is imported.
 
     huggingface_hub would send names of libraries and versions with every download.
     """
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     for row in BUILT_IN:
-        os.environ.update(row.environment)  # whatever it was: nothing of ours reports
+        os.environ.update(row.environment)  # overrides the user's values
         for module in row.blocked:
             sys.modules.setdefault(module, None)  # type: ignore[arg-type]  # importing it fails

@@ -14,7 +14,7 @@ class AutoKeywords(TypedDict, total=False):
     max_drop: float
     """Largest drop in accuracy, in points, or in the metric's own unit."""
     data: str
-    """Samples for calibration and for accuracy: one set is divided between the two, where it can be."""
+    """Samples for calibration and for accuracy; one set is divided between the two if possible."""
     calibration: str
     """Samples to calibrate on; default: those of --data."""
     evaluation: str
@@ -33,7 +33,7 @@ class AutoKeywords(TypedDict, total=False):
     """Compute capability to build TensorRT-RTX engines for; default: sm86 and sm89, or the GPU here."""
     metric: str
     """Accuracy metric: auto, top1, top5, f1[:AVERAGE], miou, map[:50], wer, cer, ndcg[:K], neighbours[:K],
-    spearman, perplexity[:masked], kl, cosine, mse or file.py:function; auto is by the task and the
+    spearman, perplexity[:masked], kl, cosine, mse or file.py:function; auto chooses by the task and the
     labels."""
     max_time_s: float | None
     """Time limit of the measurement, in seconds; default: by the number of artifacts."""
@@ -42,7 +42,7 @@ class AutoKeywords(TypedDict, total=False):
     output: str | Path | None
     """Folder to write; default: auto-NAME."""
     force: bool
-    """Write the recipe in the folder anew."""
+    """Overwrite the recipe in the folder."""
 
 class BenchKeywords(TypedDict, total=False):
     """Options of `benchmark`, by name."""
@@ -59,8 +59,8 @@ class BenchKeywords(TypedDict, total=False):
     """Accuracy metric: auto, top1, top5, f1[:AVERAGE], miou, map[:50], wer, cer, ndcg[:K], neighbours[:K],
     spearman, perplexity[:masked], kl, cosine, mse or file.py:function."""
     candidates: int
-    """Artifacts that were judged on the evaluation samples before, such as by `tune`; the intervals of
-    drops are corrected for them."""
+    """Number of artifacts judged on the evaluation samples before, such as by `tune`; it corrects the
+    intervals of drops."""
     batch_sizes: Sequence[int]
     """Batch sizes of an additional latency curve."""
     clients: Sequence[int]
@@ -68,17 +68,17 @@ class BenchKeywords(TypedDict, total=False):
     streams: Sequence[int]
     """Numbers of inferences in flight of an additional throughput curve, on GPUs."""
     cuda_graph: bool | None
-    """CUDA graphs of TensorRT engines: true adds a row with them to the row without, false leaves them out;
-    by default the one row has them where an inference can be captured."""
+    """CUDA graphs of TensorRT engines: true measures with and without them, false without; default: with
+    them, if an inference can be captured."""
     layer_times: bool
-    """Time of each layer, by the runtime's own profiler, after everything else is measured."""
+    """Time each layer with the runtime's profiler, after all other measurements."""
     torch_modes: Sequence[Literal["trace", "script", "freeze", "compile", "half", "autocast"]]
     """Additional execution mode of each PyTorch MODEL among the artifacts."""
     models: Sequence[str] | Mapping[str, object]
     """Additional PyTorch MODEL that is measured as it is, such as one quantized by torch.ao."""
     devices: Sequence[str]
     """Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1; all measures every GPU of the
-    machine for itself."""
+    machine separately."""
     python: Sequence[str]
     """Python interpreter of an engine's workers."""
     timeout_s: float
@@ -191,7 +191,7 @@ class ConnectKeywords(TypedDict, total=False):
     tls_key: str | Path | None
     """Private key of that certificate."""
     insecure: Sequence[str]
-    """Host to speak to without TLS, although it is not this machine; give the host twice."""
+    """Remote host to connect to without TLS; give it twice to confirm."""
 
 class DiffKeywords(TypedDict, total=False):
     """Options of `diff`, by name."""
@@ -225,9 +225,9 @@ class DoctorKeywords(TypedDict, total=False):
     """Options of `doctor`, by name."""
 
     gpus: Sequence[str]
-    """Compute capability to answer for, in place of this machine's GPUs."""
+    """Compute capability to report on, in place of this machine's GPUs."""
     python: Sequence[str]
-    """Python interpreter with TensorFlow to look at."""
+    """Python interpreter with TensorFlow to check."""
 
 class ExportKeywords(TypedDict, total=False):
     """Options of `export`, by name."""
@@ -239,9 +239,9 @@ class ExportKeywords(TypedDict, total=False):
     opset: int
     """ONNX opset to export, 13 to 23."""
     freeze_branches: bool
-    """Export the branches that the example takes, where a model branches on values."""
+    """Export the branches that the example takes, if a model branches on values."""
     dtype: Literal["", "float32"]
-    """Export a PyTorch model of another floating-point type in this one, with its inputs and DATA."""
+    """Convert a PyTorch model of another floating-point type, its inputs and DATA to this type."""
     trust: bool
     """Load a .pt2 or TorchScript file, which may run code, or a SavedModel that touches files."""
     weights: str
@@ -255,7 +255,7 @@ class ExportKeywords(TypedDict, total=False):
     """Runtime of the Q/DQ nodes of a model trained with fake quantization."""
     data: str | None
     """Samples to trace with and to compare outputs on, instead of random input. Functions and arrays also
-    tell inputs that are not spelled; axes that vary are dynamic."""
+    define undeclared inputs; axes that vary are dynamic."""
 
 class GateKeywords(TypedDict, total=False):
     """Options of `gate`, by name."""
@@ -265,13 +265,13 @@ class GateKeywords(TypedDict, total=False):
     max_larger: float
     """Growth of the file with its side files that passes, in percent."""
     max_drop: float | None
-    """Largest drop in accuracy that passes, in points, or in the metric's own unit; default: one whose
-    interval contains 0."""
+    """Largest drop in accuracy that passes, in points, or in the metric's own unit; default: no significant
+    drop."""
     outputs: Literal["auto", "same", "any"]
     """Whether the outputs must be the same within the default tolerances of `diff`; auto: yes, unless
     accuracy decides or the precisions differ."""
     strict: bool
-    """Fail also where nothing could be decided, or an artifact cannot run here."""
+    """Fail also if nothing could be decided, or an artifact cannot run here."""
     skip_identical: bool
     """Pass files that are the same byte for byte without measuring them."""
     data: str | None
@@ -286,7 +286,7 @@ class GateKeywords(TypedDict, total=False):
     batch_size: int | None
     """Samples per call of a model with a dynamic batch."""
     threads: int
-    """Threads of every artifact; 0 means all usable cores. Take 1 where others use the cores."""
+    """Threads of every artifact; 0 means all usable cores. Use 1 on a shared machine."""
     max_time_s: float
     """Time limit for the rounds and launches of a pair, in seconds; a clear case ends earlier."""
     device: str | None
@@ -302,7 +302,7 @@ class InitKeywords(TypedDict, total=False):
     """Options of `init`, by name."""
 
     data: str
-    """Samples for calibration and for accuracy: one set is divided between the two, where it can be."""
+    """Samples for calibration and for accuracy; one set is divided between the two if possible."""
     calibration: str
     """Samples to calibrate on; default: those of --data."""
     evaluation: str
@@ -321,7 +321,7 @@ class InitKeywords(TypedDict, total=False):
     """Compute capability to build TensorRT-RTX engines for; default: sm86 and sm89, or the GPU here."""
     metric: str
     """Accuracy metric: auto, top1, top5, f1[:AVERAGE], miou, map[:50], wer, cer, ndcg[:K], neighbours[:K],
-    spearman, perplexity[:masked], kl, cosine, mse or file.py:function; auto is by the task and the
+    spearman, perplexity[:masked], kl, cosine, mse or file.py:function; auto chooses by the task and the
     labels."""
     max_time_s: float | None
     """Time limit of the measurement, in seconds; default: by the number of artifacts."""
@@ -340,7 +340,7 @@ class InspectKeywords(TypedDict, total=False):
     nodes: bool
     """List every node of an ONNX file and its padding for Tensor Cores."""
     precision: Literal["tf32", "fp16", "bf16", "int8", "fp8", "mxfp8", "int4", "nvfp4"]
-    """Precision that the column Tensor Cores of --nodes is for."""
+    """Precision for the column Tensor Cores of --nodes."""
 
 class LayerDiffKeywords(TypedDict, total=False):
     """Options of `layer_diff`, by name."""
@@ -356,8 +356,8 @@ class LayerDiffKeywords(TypedDict, total=False):
     taps: int | None
     """With --layers: number of tensors to read in one run; default: as many as memory allows."""
     max_builds: int | None
-    """With --layers and an engine: most builds of parts of it; 0 compares its outputs alone; default: 3 +
-    log2 of the number of tensors."""
+    """With --layers and an engine: largest number of builds of its parts; 0 compares only its outputs;
+    default: 3 + log2 of the number of tensors."""
     threshold: float | None
     """With --layers: signal-to-noise ratio below which a tensor diverges; default: by precision."""
     save_results: str | Path | None
@@ -371,9 +371,9 @@ class LoadKeywords(TypedDict, total=False):
     trust: bool
     """Run files without a matching manifest, and .pt2 and TorchScript files, which may run code."""
     streams: int
-    """Inferences of an engine that can run at once, each on a CUDA stream of its own."""
+    """Number of concurrent inferences of an engine, each on a separate CUDA stream."""
     cuda_graph: bool
-    """Capture an engine's inference once, and replay it."""
+    """Replay an engine's inference from a CUDA graph."""
     runtime_cache: bool
     """Keep the kernels that TensorRT-RTX compiles in a file beside the engine."""
 
@@ -425,11 +425,11 @@ class QatKeywords(TypedDict, total=False):
     """Options of `qat`, by name."""
 
     target: Literal["onnxruntime", "openvino", "tensorrt"]
-    """Runtime that grids and places are chosen for; tensorrt also for TensorRT-RTX."""
+    """Runtime whose grids and Q/DQ placement apply; tensorrt also for TensorRT-RTX."""
     isa: Literal["auto", "avx2", "avx-vnni", "avx512-vnni", "amx", "neon", "neon-dotprod", "i8mm"]
     """Instruction set of the CPU that will run INT8; auto means this machine's."""
     exclude: Sequence[str]
-    """Globs of names of modules (`fc`, `stages.0.*`) that stay in float."""
+    """Globs of modules (`fc`, `stages.0.*`) to leave in floating point."""
 
 class QuantizeKeywords(TypedDict, total=False):
     """Options of `quantize`, by name."""
@@ -482,12 +482,12 @@ class ReportKeywords(TypedDict, total=False):
     """Options of `report`, by name."""
 
     max_drop: float | None
-    """Largest drop in accuracy of an artifact that the report recommends, the interval's upper end
-    included, in points; default: none that the interval shows."""
+    """Largest drop in accuracy of a recommended artifact, by the upper end of its interval, in points;
+    default: no significant drop."""
     max_size_mb: float | None
-    """Largest file, with its side files, of an artifact that the report recommends, in MB."""
+    """Largest size of a recommended artifact, with its side files, in MB."""
     max_latency_ms: float | None
-    """Largest median latency of an artifact that the report recommends, in ms."""
+    """Largest median latency of a recommended artifact, in ms."""
     layers: Sequence[str | Path]
     """Layer comparison of `diff --layers`."""
     ranges: str | Path | None

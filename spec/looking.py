@@ -1,4 +1,4 @@
-"""The verbs that look, show, load and lay out: `inspect`, `report`, `doctor`, `load`, `package`."""
+"""Options of verbs that inspect, report, load or deploy: `inspect`, `report`, `doctor`, `load`, `package`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ _POLICY = r"^(|latest(:[1-9]\d*)?|all|specific:\d+(,\d+)*)$"
 
 class InspectSpec(Checked):
     nodes: Annotated[bool, "List every node of an ONNX file and its padding for Tensor Cores."] = False
-    precision: Annotated[TensorCorePrecision, "Precision that the column Tensor Cores of --nodes is for."] = (
-        "fp16"
-    )
+    precision: Annotated[TensorCorePrecision, "Precision for the column Tensor Cores of --nodes."] = "fp16"
 
 
 class InspectCommand(InspectSpec):
@@ -34,7 +32,7 @@ class ReportSpec(Budget):
 
 class ReportCommand(ReportSpec):
     """Write RESULTS of `bench` or `run` as one HTML file that loads nothing: which artifact to use and why,
-    tables, charts, environment, and what repeats it."""
+    tables, charts, environment, and the command and recipe to repeat it."""
 
     results: Annotated[Path, argument("Results file of `bench` or `run`.")]
     output: Annotated[Path, "HTML file to write.", option("-o FILE")] = Path("report.html")
@@ -43,17 +41,17 @@ class ReportCommand(ReportSpec):
 class DoctorCommand(Checked):
     """List what is installed and which targets work here. Give the reason and the fix for the others.
 
-    The precisions say what the processor and each GPU multiply. The exit code is 1 if the installation has a
-    known defect.
+    It lists the precisions that the processor and each GPU multiply. The exit code is 1 if the installation
+    has a known defect.
     """
 
     gpus: Annotated[
         Texts,
-        "Compute capability to answer for, in place of this machine's GPUs.",
+        "Compute capability to report on, in place of this machine's GPUs.",
         option("--gpu sm86,sm89", split=COMMA),
     ] = ()
     python: Annotated[
-        Texts, "Python interpreter with TensorFlow to look at.", option("tensorflow=INTERPRETER")
+        Texts, "Python interpreter with TensorFlow to check.", option("tensorflow=INTERPRETER")
     ] = ()
 
 
@@ -61,16 +59,16 @@ class LoadSpec(Checked):
     threads: Annotated[Natural, "Threads of a CPU runtime; 0 means the runtime's default."] = 0
     trust: Trust = False
     streams: Annotated[
-        Count, "Inferences of an engine that can run at once, each on a CUDA stream of its own."
+        Count, "Number of concurrent inferences of an engine, each on a separate CUDA stream."
     ] = 1
-    cuda_graph: Annotated[bool, "Capture an engine's inference once, and replay it."] = False
+    cuda_graph: Annotated[bool, "Replay an engine's inference from a CUDA graph."] = False
     runtime_cache: Annotated[
         bool, "Keep the kernels that TensorRT-RTX compiles in a file beside the engine."
     ] = True
 
 
 class TritonOptions(Checked):
-    """What Triton is told beside the model. Defaults leave the choice to the artifact or to Triton."""
+    """Configuration of the model in Triton. Defaults leave the choice to the artifact or to Triton."""
 
     max_batch_size: Annotated[
         Natural | None,
@@ -120,7 +118,7 @@ class TritonOptions(Checked):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Input to shape, of the inputs that `warm_up_shapes` names."""
+        """Input to shape, read from `warm_up_shapes`."""
         return read_shapes(self, "warm_up_shapes")
 
     @property

@@ -1,4 +1,4 @@
-"""What is measured and judged: `bench`, `diff`, `report`, `gate`, `[bench]` of a recipe."""
+"""Options of measuring and judging: `bench`, `diff`, `report`, `gate`, `[bench]` of a recipe."""
 
 from __future__ import annotations
 
@@ -48,31 +48,31 @@ Timeout = Annotated[
     "Time without an answer after which a worker counts as failed, in seconds.",
     option("--timeout SECONDS", gt=0),
 ]
-"""Of every verb that measures in worker processes, as those above."""
+"""Shared, as those above, by every verb that measures in worker processes."""
 
 
 class Budget(Checked):
-    """The most that an artifact may take to be recommended; without a limit, anything."""
+    """Limits of an artifact to be recommended; an unset limit allows any value."""
 
     max_drop: Annotated[
         Points,
-        "Largest drop in accuracy of an artifact that the report recommends, the interval's upper end "
-        "included, in points; default: none that the interval shows.",
+        "Largest drop in accuracy of a recommended artifact, by the upper end of its interval, in points; "
+        "default: no significant drop.",
     ] = None
     max_size_mb: Annotated[
         Positive | None,
-        "Largest file, with its side files, of an artifact that the report recommends, in MB.",
+        "Largest size of a recommended artifact, with its side files, in MB.",
         option("MB"),
     ] = None
     max_latency_ms: Annotated[
         Positive | None,
-        "Largest median latency of an artifact that the report recommends, in ms.",
+        "Largest median latency of a recommended artifact, in ms.",
         option("MS"),
     ] = None
 
     @property
     def limits(self) -> dict[str, float]:
-        """Name to value of the limits that there are."""
+        """Name to value of the limits that are set."""
         values = {limit.name: getattr(self, limit.name) for limit in fields_of(Budget)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -90,8 +90,8 @@ class BenchOptions(Checked):
     metric: MetricName = AUTO
     candidates: Annotated[
         Natural,
-        "Artifacts that were judged on the evaluation samples before, such as by `tune`; the intervals of "
-        "drops are corrected for them.",
+        "Number of artifacts judged on the evaluation samples before, such as by `tune`; it corrects the "
+        "intervals of drops.",
     ] = 0
     batch_sizes: Annotated[Counts, "Batch sizes of an additional latency curve."] = ()
     clients: Annotated[Counts, "Numbers of concurrent clients of an additional latency curve."] = ()
@@ -100,11 +100,11 @@ class BenchOptions(Checked):
     ] = ()
     cuda_graph: Annotated[
         bool | None,
-        "CUDA graphs of TensorRT engines: true adds a row with them to the row without, false leaves "
-        "them out; by default the one row has them where an inference can be captured.",
+        "CUDA graphs of TensorRT engines: true measures with and without them, false without; default: "
+        "with them, if an inference can be captured.",
     ] = None
     layer_times: Annotated[
-        bool, "Time of each layer, by the runtime's own profiler, after everything else is measured."
+        bool, "Time each layer with the runtime's profiler, after all other measurements."
     ] = False
     torch_modes: Annotated[
         tuple[TorchMode, ...],
@@ -119,14 +119,14 @@ class BenchOptions(Checked):
     devices: Annotated[
         Texts,
         "Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1; all measures every GPU of "
-        "the machine for itself.",
+        "the machine separately.",
         option("--device DEVICE"),
     ] = ()
     python: Pythons = ()
     timeout_s: Timeout = 600.0
 
     def check(self) -> None:
-        """Refuse a curve that has a point twice."""
+        """Refuse duplicate points of a curve."""
         for name in ("batch_sizes", "clients", "streams"):
             counts = getattr(self, name)
             if len(set(counts)) != len(counts):
@@ -136,7 +136,7 @@ class BenchOptions(Checked):
 class BenchSection(BenchOptions, Budget):
     """`[bench]`: how the artifacts are measured. A recipe without it builds only.
 
-    With a limit on size, latency or drop, the exit code of `run` is 1 if no measured artifact keeps them all.
+    With limits on size, latency or drop, the exit code of `run` is 1 if no measured artifact meets them all.
     """
 
     batch_size: Annotated[int, "Samples per call.", option(ge=1)] = 1
@@ -163,7 +163,7 @@ class BenchCommand(BenchSpec):
 
 
 class _ComparisonOptions(Checked):
-    """What outputs and layers are compared on."""
+    """Options for comparing outputs or layers."""
 
     data: Annotated[Samples, "Samples to compare on, instead of random input."] = None
     samples: Annotated[
@@ -197,7 +197,7 @@ class LayerDiffSpec(_ComparisonOptions):
     ] = None
     max_builds: Annotated[
         Natural | None,
-        "With --layers and an engine: most builds of parts of it; 0 compares its outputs alone; "
+        "With --layers and an engine: largest number of builds of its parts; 0 compares only its outputs; "
         "default: 3 + log2 of the number of tensors.",
         option("N"),
     ] = None
@@ -214,12 +214,12 @@ class LayerDiffSpec(_ComparisonOptions):
 class DiffCommand(LayerDiffSpec, DiffSpec):
     """Compare the outputs of ARTIFACT and REFERENCE with Polygraphy; exit code 1 on a mismatch.
 
-    Defaults: fp32 within 1e-3 relative or 1e-4 of the largest value, fp16 1e-2 and 1e-2, int8 a
-    signal-to-noise ratio of 15 dB, and of classes the same argmax in 95% of rows; of embeddings (rows of
-    length 1) a mean cosine of 0.98.
+    Defaults: fp32 1e-3 relative or 1e-4 of the largest value; fp16 1e-2 and 1e-2; int8 a signal-to-noise
+    ratio of 15 dB, for classes also the same argmax in 95% of rows, for embeddings (rows of length 1) a mean
+    cosine of 0.98 instead.
 
     With --layers: tensor by tensor against an ONNX REFERENCE, few at a time; exit code 1 if one diverges.
-    Inside an engine: by building parts of its graph and running them.
+    Parts of an engine's graph are built and run to compare tensors inside it.
     """
 
     reference: Annotated[str, argument("Artifact or MODEL to compare with.")]
@@ -237,7 +237,7 @@ OutputsRule = Literal["auto", "same", "any"]
 
 
 class GateOptions(Checked):
-    """What a new version must keep, and how it is measured."""
+    """Limits for a new version, and options of their measurement."""
 
     max_slower: Annotated[float, "Slowdown that passes, in percent.", option("PERCENT", gt=0)] = 2.0
     max_larger: Annotated[
@@ -245,17 +245,15 @@ class GateOptions(Checked):
     ] = 1.0
     max_drop: Annotated[
         Points,
-        "Largest drop in accuracy that passes, in points, or in the metric's own unit; default: one "
-        "whose interval contains 0.",
+        "Largest drop in accuracy that passes, in points, or in the metric's own unit; default: no "
+        "significant drop.",
     ] = None
     outputs: Annotated[
         OutputsRule,
         "Whether the outputs must be the same within the default tolerances of `diff`; auto: yes, unless "
         "accuracy decides or the precisions differ.",
     ] = "auto"
-    strict: Annotated[bool, "Fail also where nothing could be decided, or an artifact cannot run here."] = (
-        False
-    )
+    strict: Annotated[bool, "Fail also if nothing could be decided, or an artifact cannot run here."] = False
     skip_identical: Annotated[bool, "Pass files that are the same byte for byte without measuring them."] = (
         False
     )
@@ -265,7 +263,7 @@ class GateOptions(Checked):
     inputs: Inputs = ()
     batch_size: Annotated[int | None, "Samples per call of a model with a dynamic batch."] = None
     threads: Annotated[
-        Natural, "Threads of every artifact; 0 means all usable cores. Take 1 where others use the cores."
+        Natural, "Threads of every artifact; 0 means all usable cores. Use 1 on a shared machine."
     ] = 0
     max_time_s: Annotated[
         MaxTime, "Time limit for the rounds and launches of a pair, in seconds; a clear case ends earlier."
@@ -278,7 +276,7 @@ class GateOptions(Checked):
     trust: Trust = False
 
     def check(self) -> None:
-        """Refuse a limit on accuracy that nothing measures."""
+        """Refuse an accuracy limit without labelled samples."""
         if self.max_drop is not None and self.evaluation is None:
             raise Refused("max_drop", "accuracy needs labelled samples", hint="give `evaluation`")
 
@@ -286,9 +284,9 @@ class GateOptions(Checked):
 class GateCommand(GateOptions):
     """Measure OLD and NEW, interleaved in one job; exit code 1 if NEW is slower, larger or less accurate.
 
-    Both are an artifact or MODEL, or two folders of recipes: then every artifact that both hold is judged.
-    Measuring goes on until the interval of the slowdown decides or the time is over. What stays undecided
-    is reported and passes, unless --strict is given.
+    OLD and NEW are artifacts or MODELs, or two folders of recipes; then every artifact in both is judged.
+    Measuring ends when the interval of the slowdown decides, or at the time limit. An undecided case is
+    reported and passes, unless --strict is given.
     """
 
     old: Annotated[str, argument("Artifact, MODEL or folder to compare with, such as the main branch's.")]

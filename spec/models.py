@@ -49,19 +49,19 @@ class ExportOptions(Checked):
     dynamic: Annotated[Texts, "Dynamic axis, such as x:0=batch.", option("NAME:AXIS=LABEL")] = ()
     opset: Annotated[int, f"ONNX opset to export, {OLDEST} to {NEWEST_EXPORTED}."] = DEFAULT
     freeze_branches: Annotated[
-        bool, "Export the branches that the example takes, where a model branches on values."
+        bool, "Export the branches that the example takes, if a model branches on values."
     ] = False
     dtype: Annotated[
         Literal["", "float32"],
-        "Export a PyTorch model of another floating-point type in this one, with its inputs and DATA.",
+        "Convert a PyTorch model of another floating-point type, its inputs and DATA to this type.",
     ] = ""
     trust: TRUST = False
     weights: WEIGHTS = ""
     download: DOWNLOAD = False
     preprocessing: Annotated[
         str,
-        "How samples become the inputs: imagenet, cifar10, a model by name (timm:NAME, hf:FOLDER), or a "
-        "JSON file; default: what the model says.",
+        "Preprocessing of the samples: imagenet, cifar10, a model by name (timm:NAME, hf:FOLDER), or a "
+        "JSON file; default: the model's.",
         option("NAME|FILE.json", names="preprocessing"),
     ] = ""
     python: Annotated[
@@ -92,7 +92,7 @@ class ModelSection(ExportOptions):
     ] = ""
     depends: Annotated[
         Texts,
-        "Files not beside the model that it reads; a change triggers a new export.",
+        "Files elsewhere that the model reads; a change triggers a new export.",
         option(names="file"),
     ] = ()
     simplify: Annotated[bool, "Simplify the exported graph."] = True
@@ -105,7 +105,7 @@ class ExportSpec(ExportOptions):
     data: Annotated[
         Samples,
         "Samples to trace with and to compare outputs on, instead of random input. Functions and "
-        "arrays also tell inputs that are not spelled; axes that vary are dynamic.",
+        "arrays also define undeclared inputs; axes that vary are dynamic.",
     ] = None
 
 
@@ -126,7 +126,7 @@ class SimplifySpec(Checked):
 
 
 class SimplifyCommand(SimplifySpec):
-    """Remove and fuse redundant nodes of an ONNX MODEL. The outputs and the dynamic axes stay the same."""
+    """Remove and fuse redundant nodes of an ONNX MODEL, with the same outputs and dynamic axes."""
 
     model: Annotated[Path, argument("ONNX file.")]
     output: Annotated[Path, "ONNX file to write.", option("-o FILE")]
@@ -183,7 +183,7 @@ class CalibrateCommand(CalibrateSpec):
     output: Annotated[Path, "Ranges file to write.", option("-o FILE")]
 
 
-_CHOSEN = Annotated[MethodChoice, f"Method that chooses the thresholds: {METHOD}; default: the file's."]
+_FileMethod = Annotated[MethodChoice, f"Method that chooses the thresholds: {METHOD}; default: the file's."]
 
 
 class ShowRangesCommand(Checked):
@@ -191,7 +191,7 @@ class ShowRangesCommand(Checked):
     clipped and the signal-to-noise ratio of eight bits, estimated from the histogram."""
 
     file: Annotated[Path, argument("Ranges file.")]
-    method: _CHOSEN = ""
+    method: _FileMethod = ""
     target: Annotated[
         GraphTarget, "Runtime whose quantization error is estimated: asymmetric uint8 or symmetric int8."
     ] = "onnxruntime"
@@ -218,4 +218,4 @@ class RangesCacheCommand(Checked):
         str, "Version of TensorRT that reads the cache, such as 8.5.3.", option("--tensorrt VERSION")
     ]
     calibrator: Annotated[str, "Name of the calibrator in the cache.", option("NAME")] = "EntropyCalibration2"
-    method: _CHOSEN = ""
+    method: _FileMethod = ""

@@ -1,9 +1,9 @@
-"""How an option is declared, once: a field whose annotation holds a sentence and, behind it, `option(...)`.
+"""Declaration of an option: a field whose annotation has a sentence and, after it, `option(...)`.
 
     isa: Annotated[Isa, "Instruction set that static INT8 for onnxruntime runs on."] = "auto"
 
-The type and the constraints are msgspec's, which decodes and checks; the sentence and the spelling are what
-the command line, the recipe's schema and the reference pages are made from.
+msgspec decodes and checks by the type and the constraints. The command line, the recipe's schema and the
+reference pages are made from the sentence and the spelling.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from msgspec import Meta, inspect
 
 COMMA = r","
 SHAPES = r",(?=[^,\[\]]*:)"
-"""Where trtexec separates inputs: at a comma before a name, as commas stand inside of shapes too."""
+"""trtexec's separator of inputs: a comma before a name, as shapes contain commas too."""
 
 _SPELLING = "spelling"
 Named = Literal[
     "cache", "data", "file", "interpreter", "library", "metric", "model", "output", "preprocessing", "ranges",
     "weights",
 ]  # fmt: skip
-"""What the text of an option names; a metric that is a function is spelled as a model is."""
+"""Kinds of things that the text of an option can name; a metric function is spelled like a model."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class OptionSpelling:
     """How the command line spells an option.
 
     Attributes:
-        flag: Where it is not the name of the field, such as "--gpu" for `gpus`.
-        metavar: What stands for the value, and what an error requires.
+        flag: Flag that differs from the name of the field, such as "--gpu" for `gpus`.
+        metavar: Placeholder of the value, also the requirement in errors.
         split: Pattern that divides one value into several.
-        pairs: What stands between a name and its value, of an option that Python may give as a mapping.
+        pairs: Separator of a name and its value, if Python may pass a mapping.
         off: Whether the flag makes a true option false, as "--fresh" does for `resume`.
-        argument: Whether it is given by position.
-        place: Whether it only says where a file lies. Keys and manifests have digests of what it holds.
-        targets: The targets that have a use for it; empty for all.
-        names: What its text names, of one that a recipe may spell as a path, as code or as an address.
+        argument: Whether the command line takes it by position.
+        place: Whether it is only the place of a file. Keys and manifests have digests of the content.
+        targets: Targets that it applies to; empty for all.
+        names: Kind of thing that its text names; a recipe may spell it as a path, as code or as an address.
     """
 
     flag: str = ""
@@ -63,28 +63,25 @@ _CONSTRAINTS = ("ge", "gt", "le", "lt", "pattern", "min_length")
 
 
 def option(usage: str = "", **about: Any) -> Callable[[str], Meta]:
-    """Return what an annotation holds behind its sentence: `OptionSpelling` and the limits of `Meta`.
+    """Return a function that turns an option's sentence into `Meta` with `OptionSpelling` and constraints.
 
-    `usage` is the flag, the letter and the metavar, as far as there are any: "--input -i NAME:SHAPE".
+    `usage` is the flag, the letter and the metavar, each of them optional: "--input -i NAME:SHAPE".
     """
-    spelled = re.fullmatch(r"(--\S+)? ?(-\w)? ?(.*)", usage)
-    assert spelled is not None, "every text has this form"
-    flag, short, metavar = spelled.groups("")
+    match = re.fullmatch(r"(--\S+)? ?(-\w)? ?(.*)", usage)
+    assert match is not None, "every text has this form"
+    flag, short, metavar = match.groups("")
     constraints = {name: about.pop(name) for name in _CONSTRAINTS if name in about}
     spelling = OptionSpelling(flag, short, metavar, **about)
     return lambda sentence: Meta(description=sentence, extra={_SPELLING: spelling}, **constraints)
 
 
 def argument(sentence: str) -> Meta:
-    """Return what the annotation of an option holds that the command line takes by its position."""
+    """Return the `Meta` of an option that the command line takes by its position."""
     return option(argument=True)(sentence)
 
 
 def described(hint: Any) -> Any:
-    """Return an annotation of a type, a sentence, and what `option` said, as msgspec reads it.
-
-    What `option` said may stand in front of the sentence: in a type that several options share.
-    """
+    """Return an annotation with sentence and `option(...)`, in either order, combined into `Meta`."""
     metadata = getattr(hint, "__metadata__", ())
     sentence = next((part for part in metadata if isinstance(part, str)), None)
     if sentence is None:
@@ -100,12 +97,12 @@ class Option:
     """One declared option.
 
     Attributes:
-        key: Its path in the spec, such as "tensorrt.workspace".
-        annotation: Its type with all that `option` said.
-        kind: Its type as msgspec sees it, without `None` and without the tuple around several values.
-        choices: The values there are, of an option with a list of them; the empty one is none.
-        default: What it is where it is not given; `msgspec.NODEFAULT` where it must be.
-        table: The dataclass that it holds, in place of a value.
+        key: Path in the spec, such as "tensorrt.workspace".
+        annotation: Type with sentence, spelling and constraints.
+        kind: Type as msgspec sees it, without `None` and without the tuple around several values.
+        choices: Allowed values of an option with a list of them, without the empty one.
+        default: Default value; `msgspec.NODEFAULT` if the option is required.
+        table: Dataclass of a nested table, or None for a value.
     """
 
     name: str
@@ -130,7 +127,7 @@ class Option:
 
 
 def fields_of(kind: Any) -> tuple[Option, ...]:
-    """Return the options that a spec holds itself, tables among them, in their order."""
+    """Return the options of a spec in order; a nested table is one of them."""
     return _fields_of(kind)
 
 
@@ -139,11 +136,11 @@ def _fields_of(kind: Any) -> tuple[Option, ...]:
     hints = typing.get_type_hints(kind, include_extras=True)
     about = inspect.type_info(kind)
     assert isinstance(about, inspect.DataclassType)
-    return tuple(_read(field, hints[field.name]) for field in about.fields)
+    return tuple(_make_option(field, hints[field.name]) for field in about.fields)
 
 
 def options_of(kind: type) -> tuple[Option, ...]:
-    """Return every option of a spec, those of its tables with their path."""
+    """Return every option of a spec, with those of nested tables by their path."""
     options: list[Option] = []
     for field in fields_of(kind):
         if field.table is None or field.repeated:
@@ -153,15 +150,15 @@ def options_of(kind: type) -> tuple[Option, ...]:
     return tuple(options)
 
 
-def _read(field: inspect.Field, annotation: Any) -> Option:
-    kind, about = _bare(field.type)
+def _make_option(field: inspect.Field, annotation: Any) -> Option:
+    kind, about = _unwrap(field.type)
     optional = isinstance(kind, inspect.UnionType)
     if isinstance(kind, inspect.UnionType):
-        kind, inner = _bare(next(kind_ for kind_ in kind.types if not isinstance(kind_, inspect.NoneType)))
+        kind, inner = _unwrap(next(kind_ for kind_ in kind.types if not isinstance(kind_, inspect.NoneType)))
         about = about or inner
     repeated = isinstance(kind, inspect.VarTupleType)
     if isinstance(kind, inspect.VarTupleType):
-        kind, _ = _bare(kind.item_type)
+        kind, _ = _unwrap(kind.item_type)
     table = kind.cls if isinstance(kind, inspect.DataclassType) else None
     default = field.default
     if field.default_factory is not msgspec.NODEFAULT:
@@ -173,8 +170,8 @@ def _read(field: inspect.Field, annotation: Any) -> Option:
     )  # fmt: skip
 
 
-def _bare(kind: inspect.Type) -> tuple[inspect.Type, tuple[str, OptionSpelling] | None]:
-    """A type without what `option` said of it, and that."""
+def _unwrap(kind: inspect.Type) -> tuple[inspect.Type, tuple[str, OptionSpelling] | None]:
+    """Return a type without its `Meta`, and the sentence and spelling of the `Meta` or None."""
     if not isinstance(kind, inspect.Metadata):
         return kind, None
     if not kind.extra:
@@ -190,7 +187,7 @@ def _choices(annotation: Any) -> tuple[str, ...]:
 
 
 def as_path(kind: type, value: object) -> object:
-    """Make the types of ours that msgspec does not know: paths."""
+    """Convert a text to `Path`, which msgspec does not know."""
     if kind is Path and isinstance(value, str | Path):
         return Path(value)
     raise NotImplementedError(kind)

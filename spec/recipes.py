@@ -1,6 +1,6 @@
-"""The recipe and the verbs around it: `run`, `sweep`, `tune`, `init`, `auto`, `worker`.
+"""Options of the recipe and the verbs around it: `run`, `sweep`, `tune`, `init`, `auto`, `worker`.
 
-`SchedulerOptions` are of every verb that takes a cluster.
+Every verb that can use a cluster has `SchedulerOptions`.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from .words import (
 )
 
 LOCAL = "local"
-"""Processes on this machine, in place of a scheduler's address."""
+"""Address of worker processes on this machine, in place of a scheduler's."""
 
 
 class ConnectionOptions(Checked):
-    """How a Dask scheduler is spoken to."""
+    """Connection to a Dask scheduler."""
 
     tls_ca: Annotated[File, "Certificate of the cluster's authority."] = None
     tls_cert: Annotated[File, "Certificate of this machine."] = None
     tls_key: Annotated[File, "Private key of that certificate."] = None
     insecure: Annotated[
         Texts,
-        "Host to speak to without TLS, although it is not this machine; give the host twice.",
+        "Remote host to connect to without TLS; give it twice to confirm.",
         option("HOST"),
     ] = ()
 
@@ -62,31 +62,31 @@ class SchedulerOptions(ConnectionOptions):
 
     scheduler: Annotated[
         str,
-        "Dask scheduler whose workers carry out the stages: tls://HOST:PORT, its file, or local for "
+        "Dask scheduler whose workers run the stages: tls://HOST:PORT, its file, or local for "
         "processes on this machine.",
         option("ADDRESS"),
     ] = ""
     store: Annotated[
         str,
-        "Folder or URL (fsspec) that this machine and all workers reach; it carries the files in place "
+        "Folder or URL (fsspec) that this machine and all workers reach; it transfers the files instead "
         "of Dask.",
         option("URL"),
     ] = ""
 
 
 class WorkerCommand(ConnectionOptions):
-    """Start a worker of SCHEDULER that carries out stages and announces what this machine has."""
+    """Start a worker of SCHEDULER that runs stages and announces this machine's resources."""
 
     scheduler: Annotated[str, argument("Address of a Dask scheduler, or its file.")]
     store: Annotated[Path, "Folder that keeps files and finished stages.", option("FOLDER")] = Path(
         "qcompile-worker"
     )
     name: Annotated[str, "Name that tables and messages show; default: the host's."] = ""
-    slots: Annotated[int, "Stages at a time, which share the cores.", option(ge=1)] = 1
+    slots: Annotated[int, "Concurrent stages, which share the cores.", option(ge=1)] = 1
     cores: Annotated[Natural, "Cores that the stages may use; 0 means all."] = 0
     resources: Annotated[
         Texts,
-        "What the worker announces besides what was found, such as rack-7=1.",
+        "Resource to announce besides the detected ones, such as rack-7=1.",
         option("--resource NAME=NUMBER", split=COMMA),
     ] = ()
 
@@ -101,7 +101,7 @@ class DataSection(Checked):
     evaluation: Annotated[
         str, "Labelled samples for accuracy and output difference.", option(names="data")
     ] = ""
-    depends: Annotated[Texts, "Files not beside the data function that it reads.", option(names="file")] = ()
+    depends: Annotated[Texts, "Files elsewhere that the data function reads.", option(names="file")] = ()
 
 
 class RecipeFile(Checked):
@@ -132,7 +132,7 @@ class RecipeFile(Checked):
         self._check_presence()
         self._check_artifacts()
         if self.calibrate.ranges and self.model.simplify:
-            problem = "must be false: `calibrate.ranges` belong to the very file they were made with"
+            problem = "must be false: `calibrate.ranges` apply only to the file they were made with"
             raise Refused("model.simplify", problem, value=True)
         names = {artifact.name for artifact in self.artifact}
         if self.sweep is not None:
@@ -154,20 +154,18 @@ class RecipeFile(Checked):
             raise Refused("artifact", "is missing; at least one [[artifact]] is required")
 
     def _check_artifacts(self) -> None:
-        """Require names of their own, and data; of a matrix, each cell says what it lacks."""
-        taken = {BASELINE, ORIGINAL}
+        """Require unique names and calibration data; in a sweep, each cell reports missing data."""
+        used_names = {BASELINE, ORIGINAL}
         if self.sweep is None:
-            taken.add(self.name)
+            used_names.add(self.name)
         else:
-            taken |= {artifact.name for artifact in self.sweep.every_model()}
-            taken |= {artifact.name for artifact in self.sweep.combinations()}
+            used_names |= {artifact.name for artifact in self.sweep.every_model()}
+            used_names |= {artifact.name for artifact in self.sweep.combinations()}
         for index, artifact in enumerate(self.artifact):
             self._check_fallback(index, artifact)
-            if artifact.name in taken:
-                raise Refused(
-                    f"artifact[{index}].name", "another name is required: it is taken", value=artifact.name
-                )
-            taken.add(artifact.name)
+            if artifact.name in used_names:
+                raise Refused(f"artifact[{index}].name", "a unique name is required", value=artifact.name)
+            used_names.add(artifact.name)
             if self.sweep is not None:
                 continue
             if artifact.needs_ranges and not (self.has_ranges or self.may_be_quantized):
@@ -177,32 +175,32 @@ class RecipeFile(Checked):
 
     def _check_fallback(self, index: int, artifact: ArtifactSection) -> None:
         names, chain = [other.name for other in self.artifact], [artifact.name]
-        while following := self.fallbacks.get(chain[-1]):
-            if following not in names or following in chain:
+        while next_name := self.fallbacks.get(chain[-1]):
+            if next_name not in names or next_name in chain:
                 problem = (
-                    "names itself in the end" if following in chain else "another artifact's name is required"
+                    "fallbacks form a cycle" if next_name in chain else "another artifact's name is required"
                 )
                 raise Refused(f"artifact[{index}].fallback", problem, value=artifact.fallback)
-            chain.append(following)
+            chain.append(next_name)
 
     @property
     def fallbacks(self) -> dict[str, str]:
-        """Artifact to the one that is used in its place, where it names one."""
+        """Name of each artifact with a fallback, to the name of the fallback."""
         return {artifact.name: artifact.fallback for artifact in self.artifact if artifact.fallback}
 
     @property
     def has_ranges(self) -> bool:
-        """Whether there are ranges, or samples to observe them on."""
+        """Whether the recipe has ranges, or samples to observe them on."""
         return bool(self.data.calibration or self.calibrate.ranges)
 
     @property
     def may_be_quantized(self) -> bool:
-        """Whether the model is a file that may hold its scales already, as Q/DQ."""
+        """Whether the model is a file that may contain Q/DQ already."""
         return self.model.source.endswith(".onnx")
 
 
 def recipe_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a recipe, for editors: what msgspec knows, and that the keys are all."""
+    """Return the JSON Schema of a recipe, for editors: msgspec's, with unknown keys forbidden."""
     schema = msgspec.json.schema(RecipeFile)
     for table in schema["$defs"].values():
         table["additionalProperties"] = False
@@ -227,12 +225,12 @@ class RunOptions(RunSpec, SchedulerOptions):
     """How the stages of recipes are carried out, and where."""
 
     dry_run: Annotated[
-        bool, "Print the stages, what is done or changed, and their estimated time, memory and disk space."
+        bool, "Print the stages with their state, and their estimated time, memory and disk space."
     ] = False
 
 
 class RunCommand(RunOptions):
-    """Run the stages of a RECIPE. Finished stages are skipped, after a kill too."""
+    """Run the stages of a RECIPE. Finished stages are skipped, even after a kill."""
 
     recipe: Annotated[Path | None, argument("TOML file.")] = None
     schema: Annotated[bool, "Print the JSON Schema of recipes, for editors."] = False
@@ -247,10 +245,10 @@ class SweepSpec(RunSpec):
 
 
 class SweepCommand(SweepSpec, RunOptions):
-    """Run the recipes of the matrix in `[sweep]` of a RECIPE: model x shape x target x precision x GPU. What
-    fails is a cell that says why; running again does only what is missing.
+    """Run the recipes of the matrix in `[sweep]` of a RECIPE: model x shape x target x precision x GPU. A
+    failed cell reports the reason; a second run does only the missing work.
 
-    OUTPUT/results.json and OUTPUT/report.html hold all of them. The exit code is 1 if a cell failed.
+    OUTPUT/results.json and OUTPUT/report.html hold all cells. The exit code is 1 if a cell failed.
     """
 
     recipe: Annotated[Path, argument("TOML file.")]
@@ -281,11 +279,11 @@ class TuneCommand(SchedulerOptions, TuneSpec):
 
 
 class ProposalOptions(Checked):
-    """What a recipe is proposed from."""
+    """Inputs of the proposal of a recipe."""
 
     data: Annotated[
         str,
-        "Samples for calibration and for accuracy: one set is divided between the two, where it can be.",
+        "Samples for calibration and for accuracy; one set is divided between the two if possible.",
         option("DATA"),
     ] = ""
     calibration: Annotated[str, "Samples to calibrate on; default: those of --data.", option("DATA")] = ""
@@ -303,7 +301,7 @@ class ProposalOptions(Checked):
     ] = ()
     metric: Annotated[
         str,
-        f"Accuracy metric: {METRIC}; auto is by the task and the labels.",
+        f"Accuracy metric: {METRIC}; auto chooses by the task and the labels.",
         option(METRIC, pattern=METRIC_PATTERN),
     ] = "auto"
     max_time_s: Annotated[
@@ -314,14 +312,14 @@ class ProposalOptions(Checked):
     trust: TRUST = False
 
     def check(self) -> None:
-        """Refuse a target that there is none of."""
+        """Refuse unknown targets."""
         for target in self.targets:
             if target not in TARGETS:
                 raise Refused("targets", f"one of {', '.join(TARGETS)} is required", value=target)
 
     @property
     def asked(self) -> tuple[Target, ...]:
-        """The targets that were asked for, in the order of all."""
+        """The requested targets, in the order of `TARGETS`."""
         return tuple(name for name in TARGETS if name in self.targets)
 
 
@@ -337,8 +335,8 @@ _MODEL = Annotated[str, argument("Model: timm:NAME, hf:NAME_OR_FOLDER, file.py:f
 class InitCommand(InitSpec):
     """Write a commented recipe for MODEL, which `qcompile run` runs as it is.
 
-    It looks at the model, the data and what is installed here. Each choice has a comment with its reason.
-    Without data, the recipe builds and measures what needs none.
+    The choices follow from the model, the data and the installed runtimes; each has a comment with its
+    reason. Without data, the recipe builds and measures only artifacts that need none.
     """
 
     model: _MODEL
@@ -347,15 +345,15 @@ class InitCommand(InitSpec):
 class AutoSpec(ProposalOptions):
     max_drop: MaxDrop
     output: Annotated[Path | None, "Folder to write; default: auto-NAME.", option("-o FOLDER")] = None
-    force: Annotated[bool, "Write the recipe in the folder anew."] = False
+    force: Annotated[bool, "Overwrite the recipe in the folder."] = False
 
 
 class AutoCommand(SchedulerOptions, AutoSpec):
     """Find the artifact of MODEL to use, within an accuracy budget: init, run, tune, report.
 
-    The last line names the artifact and what it costs. The exit code is 1 if no artifact is faster within the
-    budget. An artifact keeps the budget if the upper end of the interval of its drop does. A second call
-    skips what is done.
+    The last line names the artifact and its cost. The exit code is 1 if no artifact within the budget is
+    faster. An artifact is within the budget if the upper end of its drop's interval is. A second call skips
+    finished stages.
     """
 
     model: _MODEL

@@ -15,7 +15,7 @@ from .tensors import parse_shapes
 from .words import TENSORRT_TARGETS, BuildPrecision, NamedModel, Target, Texts
 
 EACH_GPU = "each"
-"""In `sweep.gpus`: every kind of GPU that the workers have."""
+"""Value of `sweep.gpus` for every kind of GPU that the workers have."""
 _LABEL = re.compile(r"([\w][\w.+-]*)=(.+)")
 _BATCH = re.compile(r"[0-9]{1,9}")
 
@@ -26,8 +26,8 @@ Extents = tuple[int, ...]
 class SweepShape:
     """A shape of the matrix.
 
-    `label` stands for it in names, such as "b8". `batch` samples a call are measured. `inputs` has the least,
-    the measured and the largest shape of each input, and is empty for a batch alone.
+    `label` stands for it in names, such as "b8". `batch` is the number of samples per measured call. `inputs`
+    has the min, opt and max shape of each input, and is empty for a batch size alone.
     """
 
     label: str
@@ -37,7 +37,7 @@ class SweepShape:
 
 @dataclass(frozen=True)
 class Combination:
-    """What is built of a model; for TensorRT a kind of GPU, or "" for the GPU of the machine."""
+    """An artifact of each model and shape; `gpu` is TensorRT's kind of GPU, or "" for the local GPU."""
 
     target: Target
     precision: BuildPrecision
@@ -45,12 +45,12 @@ class Combination:
 
     @property
     def name(self) -> str:
-        """Of the artifact: "tensorrt-rtx-fp16-sm86"."""
+        """Name of the artifact: "tensorrt-rtx-fp16-sm86"."""
         return "-".join(filter(None, (self.target, self.precision, self.gpu)))
 
 
 class SweepModel(Checked):
-    """`[[sweep.model]]`: a model with inputs or data of its own, in place of the recipe's."""
+    """`[[sweep.model]]`: a model with inputs or data in place of the recipe's."""
 
     name: Annotated[str, "Name of the model.", option("a plain file name", pattern=PLAIN_NAME)]
     source: Annotated[
@@ -62,7 +62,7 @@ class SweepModel(Checked):
     ] = ""
     preprocessing: Annotated[
         str,
-        "How samples become the inputs, as `model.preprocessing`.",
+        "Preprocessing of the samples, as `model.preprocessing`.",
         option("NAME|FILE.json", names="preprocessing"),
     ] = ""
     calibration: Annotated[str, "Samples to calibrate on.", option(names="data")] = ""
@@ -80,7 +80,7 @@ class SweepSection(Checked):
         "Model to sweep over, in place of `model.source`.",
         option("NAME=MODEL", names="model"),
     ] = ()
-    model: Annotated[tuple[SweepModel, ...], "Models with inputs or data of their own, one table each."] = ()
+    model: Annotated[tuple[SweepModel, ...], "Models with separate inputs or data, one table each."] = ()
     targets: Annotated[tuple[Target, ...], "Runtime to build for; an artifact for each of `precisions`."] = ()
     precisions: Annotated[tuple[BuildPrecision, ...], "Precision to build in, for each of `targets`."] = ()
     shapes: Annotated[
@@ -91,8 +91,8 @@ class SweepSection(Checked):
     ] = ()
     gpus: Annotated[
         Texts,
-        "Compute capability to build for, such as sm86, or each for every kind that the workers have; an "
-        "engine of TensorRT for each.",
+        "Compute capability to build a TensorRT engine for, such as sm86; each means every kind that the "
+        "workers have.",
         option("SM"),
     ] = ()
     exclude: Annotated[
@@ -100,7 +100,7 @@ class SweepSection(Checked):
     ] = ()
 
     def check(self) -> None:
-        """Read the shapes, and refuse a name that two have."""
+        """Read the shapes, and refuse duplicate names."""
         if bool(self.targets) != bool(self.precisions):
             key = "precisions" if self.targets else "targets"
             raise Refused(key, "is missing; every target is built in every precision")
@@ -114,9 +114,9 @@ class SweepSection(Checked):
             ("shapes", [shape.label for shape in self.read_shapes()]),
             ("gpus", self.gpus),
         ):
-            if (taken := first_taken(names)) is not None:
-                where = f"{key}[{taken}]" if taken < len(getattr(self, key)) else "model"
-                raise Refused(where, "another one is required: it is taken", value=names[taken])
+            if (duplicate := first_taken(names)) is not None:
+                where = f"{key}[{duplicate}]" if duplicate < len(getattr(self, key)) else "model"
+                raise Refused(where, "a unique value is required", value=names[duplicate])
 
     def every_model(self) -> list[SweepModel]:
         """Return the models: those of `models`, then those with a table."""
@@ -124,7 +124,7 @@ class SweepSection(Checked):
         return [*(SweepModel(name=name.strip(), source=source) for name, _, source in pairs), *self.model]
 
     def combinations(self, kinds: Sequence[str] = ()) -> Iterator[Combination]:
-        """Yield what is built of each model and shape, "each" replaced by the `kinds` of GPU there are."""
+        """Yield the artifacts of each model and shape; in `gpus`, "each" stands for all `kinds`."""
         gpus = dict.fromkeys(gpu for text in self.gpus for gpu in (kinds if text == EACH_GPU else (text,)))
         for target in self.targets:
             for precision in self.precisions:
@@ -132,18 +132,18 @@ class SweepSection(Checked):
                     yield Combination(target, precision, gpu)
 
     def read_shapes(self) -> list[SweepShape]:
-        """Return the shapes; one that cannot be read is `Refused`."""
-        return [_shape(text, f"shapes[{index}]") for index, text in enumerate(self.shapes)]
+        """Return the shapes; raise `Refused` for an invalid one."""
+        return [_parse_shape(text, f"shapes[{index}]") for index, text in enumerate(self.shapes)]
 
 
 def first_taken(names: Iterable[str]) -> int | None:
-    """Return the index of the first name that an earlier one has, in whatever case."""
+    """Return the index of the first name that repeats an earlier one, ignoring case; None if all differ."""
     folded = [name.casefold() for name in names]
     return next((index for index, name in enumerate(folded) if name in folded[:index]), None)
 
 
-def _shape(text: str, key: str) -> SweepShape:
-    """`8`, `x:8x3x32x32`, `small=x:1x3x32x32..8x3x32x32..16x3x32x32`."""
+def _parse_shape(text: str, key: str) -> SweepShape:
+    """Read `8`, `x:8x3x32x32` or `small=x:1x3x32x32..8x3x32x32..16x3x32x32`."""
     labelled = _LABEL.fullmatch(text.strip())
     label, body = (labelled[1], labelled[2].strip()) if labelled else ("", text.strip())
     if _BATCH.fullmatch(body):
@@ -169,7 +169,7 @@ def _shape(text: str, key: str) -> SweepShape:
             len(low) == len(opt) == len(high)
             and all(1 <= a <= b <= c for a, b, c in zip(low, opt, high, strict=True))
         ):
-            raise Refused(key, "MIN up to OPT up to MAX, of as many axes, is required", value=text)
+            raise Refused(key, "MIN <= OPT <= MAX, of equal rank, is required", value=text)
         inputs[name] = low, opt, high
     batches = {opt[0] for _, opt, _ in inputs.values() if opt}
     if len(batches) != 1:
@@ -177,6 +177,6 @@ def _shape(text: str, key: str) -> SweepShape:
         raise Refused(
             key, f"one batch, the first extent of every input, is required; found {shown}", value=text
         )
-    # A plain part of a file name: `x:8x3x32x32` becomes `x-8x3x32x32`.
+    # Valid in a file name: `x:8x3x32x32` becomes `x-8x3x32x32`.
     default = re.sub(r"[^\w.+]+", "-", body.replace("..", "-to-")).strip("-.")
     return SweepShape(label or default, batches.pop(), inputs)

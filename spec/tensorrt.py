@@ -1,4 +1,4 @@
-"""What a TensorRT build may be told beside its precision."""
+"""Options of a TensorRT build besides its precision."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class TensorRTOptions(Checked):
     refit: Annotated[bool, "Make the engine refittable by `qcompile refit`."] = False
     profiling_verbosity: Annotated[
         Literal["", "detailed", "layer-names", "none"],
-        "What the engine tells of its layers; detailed by default. Where others than qcompile run it, "
-        "detailed costs latency; without it the precision is unreported.",
+        "Layer information in the engine; default: detailed, which costs latency outside of qcompile. "
+        "Without it, precisions are unreported.",
     ] = ""
     strip_weights: Annotated[bool, "Store the engine without weights; it needs a refit before it runs."] = (
         False
@@ -109,23 +109,23 @@ class TensorRTOptions(Checked):
 
     typing: Annotated[
         Literal["", "strong", "weak"],
-        "Who chooses the types of layers: the graph (strong), or TensorRT by what flags permit (weak, "
-        "TensorRT 8 and 10); strong wherever it can be by default.",
+        "Source of the layers' types: the graph (strong), or TensorRT as far as flags permit (weak, "
+        "TensorRT 8 and 10); default: strong, if possible.",
     ] = ""
     precision_constraints: Annotated[
         Literal["", "obey", "prefer"],
-        "What named layers of a weakly typed network demand: obey fails where there is no such kernel, "
-        "prefer takes another; obey by default.",
+        "If a weakly typed network has no kernel of a named layer's precision: obey (default) fails the "
+        "build, prefer takes another kernel.",
     ] = ""
     ignore_faults: Annotated[
         Texts,
-        "Known fault of TensorRT that is not worked around, such as cumsum-axes; all for every one.",
+        "Known TensorRT fault to leave without workaround, such as cumsum-axes; all for every one.",
         option("--ignore-fault NAME", split=COMMA),
     ] = ()
 
     def check(self) -> None:
         """Read every value, and refuse options that contradict each other."""
-        # Each refuses what it cannot read.
+        # Each property raises Refused for an invalid value.
         _ = self.workspace_bytes, self.l2_limit_bytes, self.pool_bytes, self.tensor_formats
         if self.weight_streaming:
             weights_on_gpu(self.weight_streaming, 0)
@@ -144,12 +144,12 @@ class TensorRTOptions(Checked):
 
     @property
     def workspace_bytes(self) -> int:
-        """The workspace in bytes; 0 for TensorRT's own choice."""
+        """The workspace in bytes; 0 lets TensorRT choose."""
         return parse_bytes(self.workspace, option="workspace") if self.workspace else 0
 
     @property
     def l2_limit_bytes(self) -> int:
-        """The part of the L2 cache for tiling in bytes; 0 for TensorRT's own choice."""
+        """The part of the L2 cache for tiling in bytes; 0 lets TensorRT choose."""
         return parse_bytes(self.tiling_l2_limit, option="tiling_l2_limit") if self.tiling_l2_limit else 0
 
     @property
@@ -181,12 +181,12 @@ class TensorRTOptions(Checked):
         return formats
 
     def as_json(self) -> dict[str, object]:
-        """Return what differs from the defaults, for manifests."""
+        """Return the options that differ from their defaults, for manifests."""
         return non_default_options(self)
 
 
 def weights_on_gpu(text: str, total: int) -> int:
-    """Return how many of `total` bytes of weights stay on the GPU: "all", a share ("50%"), or a size."""
+    """Return how many of `total` bytes of weights are on the GPU, from "all", a share ("50%") or a size."""
     if text == "all":
         return total
     share = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)%", text, re.A)

@@ -1,18 +1,18 @@
-"""How shapes, inputs and dynamic axes are spelled, read and printed.
+"""Read and print the spelling of shapes, inputs and dynamic axes.
 
-`x:1x3x224x224`, `x:[1,3,224,224]` and `x:1,3,224,224` are one shape; the first is printed. A dynamic
-axis has a name in place of a number (`x:batchx3x224x224` is ambiguous, so names are written between
-commas or brackets: `x:[batch,3,224,224]`). Where a model's inputs are declared (`--input`, `inputs` of a
-recipe), the name of an axis may be followed by extents:
+`x:1x3x224x224`, `x:[1,3,224,224]` and `x:1,3,224,224` are the same shape; the first is printed. A dynamic
+axis has a name in place of a number, between commas or brackets (`x:[batch,3,224,224]`), because
+`x:batchx3x224x224` is ambiguous. In declarations of a model's inputs (`--input`, `inputs` of a recipe),
+extents may follow the name of an axis:
 
-| spelling             | says                                                                     |
+| spelling             | meaning                                                                  |
 |----------------------|--------------------------------------------------------------------------|
 | `height`             | dynamic                                                                  |
 | `height=64`          | dynamic, and traced with 64                                              |
 | `height=32..512`     | dynamic from 32 to 512; either end may be left out (`32..`, `..512`)     |
 | `height=32..64..512` | both                                                                     |
 
-`TensorInfo.shape` holds the names alone; what was said of their extents is beside it, in `extents`.
+`TensorInfo.shape` holds only the names; `TensorInfo.extents` holds the extents.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ import msgspec
 from ..errors import DataError, InvalidOption
 
 Dim = int | str
-"""A fixed extent, or the name of a dynamic axis ("?" when it has none)."""
+"""A fixed extent, or the name of a dynamic axis ("?" if unnamed)."""
 
 Feeds = dict[str, Any]
-"""Input name to numpy array. Not spelled `NDArray`: reading shapes must not load numpy."""
+"""Input name to numpy array. Not typed as `NDArray`: reading shapes must not load numpy."""
 
 _DTYPES = (
     "float32", "float16", "bfloat16", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32",
@@ -39,7 +39,7 @@ _DTYPES = (
 
 _AXIS = r"[A-Za-z_?][\w.+*/ -]*"
 _NUMBER = "[0-9]{1,18}"
-"""An extent that an int64 holds; `\\d` would take the digits of every script."""
+"""An extent that fits into int64; `\\d` would match the digits of every script."""
 _EXTENTS = re.compile(
     rf"({_AXIS}?)\s*=\s*(?:((?:{_NUMBER})?)\.\.(?:({_NUMBER})\.\.)?((?:{_NUMBER})?)|({_NUMBER}))"
 )
@@ -47,9 +47,8 @@ _EXTENTS = re.compile(
 
 @dataclass(frozen=True)
 class AxisExtents:
-    """What the spelling of an input says of a dynamic axis: its extents, None for no limit, and the one
-    to trace with; None leaves that to the exporter.
-    """
+    """Declared extents of a dynamic axis: `maximum` None means no limit; `traced` is the one to trace with,
+    None lets the exporter choose."""
 
     axis: int
     minimum: int = 1
@@ -64,9 +63,8 @@ class TensorInfo:
     Attributes:
         dtype: numpy's name of the element type, such as "float32".
         shape: Extents; a dynamic axis is a string.
-        extents: What was said of the extents of dynamic axes; no part of what the tensor is.
-        preprocessing: How a sample (an image, a text, a recording) becomes this input, as
-            manifests have it; None where nobody said. No part of what the tensor is either.
+        extents: Declared extents of dynamic axes; ignored by ==.
+        preprocessing: Steps from a sample to this input, as in manifests, or None; ignored by ==.
     """
 
     name: str
@@ -80,7 +78,7 @@ class TensorInfo:
 
     @property
     def dynamic_axes(self) -> dict[int, str]:
-        """The dynamic axes, index to name."""
+        """Index to name of the dynamic axes."""
         return {axis: dim for axis, dim in enumerate(self.shape) if isinstance(dim, str)}
 
     def accepts(self, shape: Sequence[int]) -> bool:
@@ -126,13 +124,13 @@ def parse_shape(text: str, *, option: str = "shape") -> tuple[Dim, ...]:
     body = text.strip()
     if body in ("", "[]", "scalar"):
         return ()
-    divided = _between_commas(body)
-    if divided is not None:
-        parts = divided
+    listed = _split_commas(body)
+    if listed is not None:
+        parts = listed
     elif re.fullmatch(r"[0-9]+(x[0-9]+)*", body):
         parts = body.split("x")
     elif re.fullmatch(_AXIS, body):
-        # `batchx3x224` would be one axis of that name, and a misspelled dtype a shape.
+        # Otherwise `batchx3x224` is one axis of that name, and a misspelled dtype is a shape.
         problem = f"{option}: {text!r} is neither 1x3x224x224 nor between brackets, as names of axes are"
         raise InvalidOption(problem, hint="write for instance [batch,3,224,224]", option=option)
     else:
@@ -141,7 +139,7 @@ def parse_shape(text: str, *, option: str = "shape") -> tuple[Dim, ...]:
 
 
 def parse_named_shape(text: str, *, option: str = "shape") -> tuple[str, tuple[Dim, ...]]:
-    """Read `NAME:SHAPE`. Names may hold colons (`serving_default:0`): the last one divides."""
+    """Read `NAME:SHAPE`. The last colon divides, because names may contain colons (`serving_default:0`)."""
     name, colon, shape = text.rpartition(":")
     if not colon or not name:
         hint = "write NAME:SHAPE, such as x:1x3x224x224"
@@ -150,14 +148,14 @@ def parse_named_shape(text: str, *, option: str = "shape") -> tuple[str, tuple[D
 
 
 def parse_input(text: str, *, option: str = "`inputs`") -> TensorInfo:
-    """Read `NAME:SHAPE[:DTYPE]`, dtype float32 unless said; axes may have extents (`height=32..512`)."""
+    """Read `NAME:SHAPE[:DTYPE]`, by default of float32; axes may have extents (`height=32..512`)."""
     head, _, last = text.rpartition(":")
     dtype = "float32"
     if head and last in _DTYPES:
         text, dtype = head, last
     head, colon, shape = text.rpartition(":")
     extents: list[AxisExtents] = []
-    parts = _between_commas(shape.strip())
+    parts = _split_commas(shape.strip())
     for axis, part in enumerate(parts or ()):
         match = _EXTENTS.fullmatch(part.strip())
         if match and parts:
@@ -169,8 +167,8 @@ def parse_input(text: str, *, option: str = "`inputs`") -> TensorInfo:
     return TensorInfo(name, dtype, axes, tuple(extents))
 
 
-def _between_commas(body: str) -> list[str] | None:
-    """The parts of `[a,b]` or `a,b`; None for what has neither brackets nor commas."""
+def _split_commas(body: str) -> list[str] | None:
+    """Return the parts of `[a,b]` or `a,b`; None for a text without brackets and commas."""
     if body.startswith("[") and body.endswith("]"):
         return body[1:-1].split(",")
     return body.split(",") if "," in body else None
@@ -184,9 +182,9 @@ def _axis_extents(axis: int, match: re.Match[str], subject: str) -> AxisExtents:
         problem = f"{subject}: axis {name!r} from {minimum} to {maximum} is no range"
         raise InvalidOption(problem, hint=f"give the least extent first, for instance {name}=32..512")
     if traced is not None and not max(minimum, 2) <= traced <= (maximum or traced):
-        problem = f"{subject}: axis {name!r} cannot be traced with {traced}; an extent of the range, and 2 or"
-        hint = "PyTorch takes an axis of extent 1 for a fixed one" if traced < 2 else ""
-        raise InvalidOption(f"{problem} more, is required", hint=hint)
+        problem = f"{subject}: axis {name!r} cannot be traced with {traced}; an extent of the range,"
+        hint = "PyTorch treats an axis of extent 1 as fixed" if traced < 2 else ""
+        raise InvalidOption(f"{problem} at least 2, is required", hint=hint)
     return AxisExtents(axis, minimum, maximum, traced)
 
 
@@ -212,7 +210,7 @@ def parse_dynamic_axis(text: str, *, option: str = "`dynamic`") -> tuple[str, in
 
 
 def concrete(shape: Sequence[Dim], subject: str) -> tuple[int, ...]:
-    """Return the shape as integers."""
+    """Return the shape as integers; refuse dynamic axes."""
     extents: list[int] = []
     for axis, dim in enumerate(shape):
         if isinstance(dim, str):
@@ -228,10 +226,7 @@ def fill_dynamic(tensor: TensorInfo, extent: int = 1) -> tuple[int, ...]:
 
 
 def named_extents(inputs: Sequence[TensorInfo], shapes: Mapping[str, Sequence[int]]) -> dict[str, set[int]]:
-    """Return the name of each dynamic axis to its extents in `shapes`, which holds some of the inputs.
-
-    An axis without a name ("?") is an axis of its own.
-    """
+    """Return name to extents of each dynamic axis but unnamed ones ("?"); `shapes` may lack inputs."""
     extents: dict[str, set[int]] = {}
     for tensor in inputs:
         for axis, name in tensor.dynamic_axes.items():
@@ -247,12 +242,12 @@ def samples_in(feeds: Feeds) -> int:
 
 
 def first_axes_differ(inputs: Sequence[TensorInfo]) -> bool:
-    """Return whether some first axes are fixed and some dynamic: that of a state is its layers, no batch."""
+    """Return whether some first axes are fixed, others dynamic: a state's counts layers, not samples."""
     return len({isinstance(tensor.shape[0], int) for tensor in inputs if tensor.shape}) > 1
 
 
 def check_feeds(inputs: Sequence[TensorInfo], feeds: Mapping[str, Any], subject: str) -> None:
-    """Refuse feeds that are not exactly what the inputs take; a message begins with where they come from."""
+    """Raise DataError if the feeds do not match the inputs exactly; the message begins with `subject`."""
     names = [tensor.name for tensor in inputs]
     if unknown := [name for name in feeds if name not in names]:
         problem = f"{subject}: no input {unknown[0]!r} in the model; it takes {', '.join(names)}"
@@ -280,11 +275,9 @@ def _shape_hint(tensor: TensorInfo, shape: Sequence[int]) -> str:
         return "the first axis counts samples: give one sample as array[None]"
     if missing == -1:
         if isinstance(tensor.shape[0], str):
-            return "samples have an axis more than the model takes: leave it out"
-        return (
-            "the model has no axis of samples: yield them one by one, or give a folder with a file for each"
-        )
-    return "" if missing else "an axis of a fixed extent takes no other: export the model with a dynamic axis"
+            return "samples have one axis too many: leave it out"
+        return "the model has no batch axis: yield samples one by one, or give a folder with a file for each"
+    return "" if missing else "the extent is fixed: export the model with a dynamic axis"
 
 
 def _dtype_of(array: Any) -> str:
@@ -303,17 +296,17 @@ def _parse_dim(part: str, text: str, option: str) -> Dim:
 
 
 def mismatch(expected: Any, actual: Any, precision: str = "fp32") -> tuple[str, str] | None:
-    """Return what an output has to be and what it is, in words, where elements cannot be compared; else None.
+    """Return the expected and the actual form of an output if elements cannot be compared, else None.
 
-    Shapes and types have to agree. But floats may be of another width below fp32, and int32 may stand for
-    int64, which TensorRT lacks before version 10. `None` is an output that one side has not.
+    Shapes and types must agree. Below fp32, floats may differ in width; int32 may replace int64, which
+    TensorRT lacks before version 10. `None` is an output that one side lacks.
     """
     if expected is None or actual is None:
-        shown = [
+        forms = [
             f"{format_shape(a.shape)} {a.dtype.name}" if a is not None else "no output"
             for a in (expected, actual)
         ]
-        return shown[0], shown[1]
+        return forms[0], forms[1]
     if expected.shape != actual.shape:
         return format_shape(expected.shape), format_shape(actual.shape)
     names = expected.dtype.name, actual.dtype.name

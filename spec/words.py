@@ -1,4 +1,4 @@
-"""The values that options share: precisions, targets, methods, metrics. Every list of them is made here."""
+"""Values that options share: precisions, targets, methods and metrics, with all lists of them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from .engines import rows
 from .option import COMMA, option
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4", "mxfp8"]
-"""What an artifact computes in."""
+"""Precision of an artifact."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 TensorCorePrecision = Literal["tf32", "fp16", "bf16", "int8", "fp8", "mxfp8", "int4", "nvfp4"]
-"""What Tensor Cores multiply."""
+"""Precisions that Tensor Cores multiply."""
 
 BuildPrecision = Literal[Precision, "best"]
 
 GraphPrecision = Literal["int8", "fp8", "int4", "fp16", "bf16"]
-"""What a float graph is quantized or converted to."""
+"""Precisions to quantize or convert a float graph to."""
 
 BlockFormat = Literal["nvfp4", "mxfp8"]
-"""Formats whose blocks of values share a scale; those of activations are computed at run time."""
+"""Formats with a scale per block of values; scales of activations are computed at run time."""
 BLOCK_FORMATS: tuple[BlockFormat, ...] = get_args(BlockFormat)
 
-_FOR_TENSORRT = "only TensorRT multiplies it, from {}: choose `target` tensorrt-rtx, or `precision` int8"
+_FOR_TENSORRT = "only TensorRT supports it, from {}: choose `target` tensorrt-rtx, or `precision` int8"
 WAY_OUT = {"fp8": _FOR_TENSORRT.format("sm89 on")} | dict.fromkeys(
     BLOCK_FORMATS, _FOR_TENSORRT.format("sm100 on (TensorRT-RTX: sm120)")
 )
-"""What to ask for where a target has not the precision."""
+"""Precision to the hint for targets without it."""
 
 CALIBRATED = ("int8", "fp8")
 """Precisions that need the ranges of activations in mode static."""
@@ -46,21 +46,21 @@ LAYER_PRECISIONS = (*FLOAT_PRECISIONS, "int8")
 LayerPrecision = Annotated[str, Meta(pattern=rf"^.+=({'|'.join(LAYER_PRECISIONS)})$")]
 
 TARGETS = tuple(row.name for row in rows().values() if row.is_target)
-"""What an artifact is built for."""
+"""Targets to build artifacts for."""
 GRAPH_TARGETS = tuple(row.name for row in rows().values() if row.placed_for == row.name)
-"""What Q/DQ is placed for; "tensorrt" is TensorRT-RTX too."""
+"""Targets of the Q/DQ placement; "tensorrt" includes TensorRT-RTX."""
 CPU_TARGETS = tuple(name for name in GRAPH_TARGETS if rows()[name].on_processor)
 TENSORRT_TARGETS = tuple(sorted(row.name for row in rows().values() if row.family == "tensorrt"))
 if TYPE_CHECKING:
     Target: TypeAlias = str
     GraphTarget: TypeAlias = str
-else:  # the values that a spec takes, in its schema, too
+else:  # the values that a spec and its schema accept
     Target, GraphTarget = Literal[TARGETS], Literal[GRAPH_TARGETS]
 
 Mode = Literal["static", "dynamic", "weights"]
 
 Isa = Literal["auto", "avx2", "avx-vnni", "avx512-vnni", "amx", "neon", "neon-dotprod", "i8mm"]
-"""Instruction set that multiplies integers of 8 bits; "auto" is this processor's."""
+"""Instruction set for the multiplication of 8-bit integers; "auto" is this processor's."""
 ISAS: tuple[Isa, ...] = get_args(Isa)
 ARM_ISAS: tuple[Isa, ...] = ("neon", "neon-dotprod", "i8mm")
 
@@ -82,11 +82,11 @@ METRIC_PARAMETERS: Mapping[str, tuple[str, str]] = {
     "neighbours": ("K", r"[1-9]\d*"),
     "perplexity": ("masked", "|".join(PERPLEXITY_KINDS)),
 }
-"""Metric to what may follow behind a colon: as help shows it, and as a pattern."""
+"""Metric to its parameter after the colon: as shown in help, and as a pattern."""
 
 
 def is_own_metric(text: str) -> bool:
-    """Return whether the spelling of a metric names a function of the user's."""
+    """Return whether the spelling of a metric names a user's function."""
     name, colon, _ = text.partition(":")
     return bool(colon) and name not in METRIC_PARAMETERS
 
@@ -99,11 +99,11 @@ METHOD_PATTERN = rf"^({'|'.join(METHODS)}|percentile:\d*\.?\d+)$"
 
 TorchMode = Literal["trace", "script", "freeze", "compile", "half", "autocast"]
 TORCH_MODES: tuple[TorchMode, ...] = get_args(TorchMode)
-"""What PyTorch makes of a module before it runs: TorchScript of three kinds, `torch.compile`'s code, its
-weights in float16 (`.half()`), or `torch.autocast`: bfloat16 on a processor, float16 on a GPU."""
+"""PyTorch's preparation of a module before it runs: TorchScript of three kinds, code of `torch.compile`,
+float16 weights (`.half()`), or `torch.autocast`: bfloat16 on a processor, float16 on a GPU."""
 NamedModel = Annotated[str, Meta(pattern=r"^[^=]+=.+$")]
 CUDA_GRAPH = "cuda-graph"
-"""Mode of an engine of TensorRT whose inferences are captured and replayed."""
+"""Mode of a TensorRT engine with captured and replayed inferences."""
 _METRICS_SPELLED = [
     f"{name}[:{METRIC_PARAMETERS[name][0]}]" if name in METRIC_PARAMETERS else name for name in METRICS
 ]
@@ -131,9 +131,9 @@ PlacedSamples = Annotated[str | None, option("DATA", place=True)]
 Points = Annotated[Annotated[float, Meta(ge=0)] | None, option("POINTS")]
 Samples = Annotated[str | None, option("DATA")]
 TargetNames = Annotated[Texts, option("--target TARGET", split=COMMA)]
-"""Types of several options with the way in which they are spelled; each option adds its sentence."""
+"""Types that several options share, with their spelling; each option adds a sentence."""
 
 CLUSTER = "cluster"
-"""In place of GPUs: every kind that the cluster has."""
+"""Value of `gpus` for every kind of GPU in the cluster."""
 BASELINE, ORIGINAL = "pytorch", "original"
-"""Names of the row that is the model itself: where PyTorch runs it, and where another engine does."""
+"""Names of the model's row in results: run by PyTorch, or by another engine."""

@@ -1,4 +1,4 @@
-"""Stages that measure what was built, and draw the page of it."""
+"""Stages that measure the artifacts and write the report page."""
 
 from __future__ import annotations
 
@@ -28,39 +28,41 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "results.interrupted.json"
 _NOT_MEASURED = (*options_key(Budget()), "metric", "models")
-"""Options that judge what is measured, or that the key has by their content: a spelling is none of it."""
+"""Options outside "settings" of the key: they judge results, or the key holds a digest in their place."""
 
 
 def bench_inputs(recipe: Recipe, _: str) -> dict[str, str]:
-    """The model itself and all that is built; in place of TensorFlow's model the file that it became.
+    """Return role to kind of stage: the model, the artifacts, and the exported file of a TensorFlow model.
 
-    TensorFlow's own outputs were compared at the export, and the machine that measures need not have it.
+    The export has compared TensorFlow's outputs, so the measuring machine does not need TensorFlow.
     """
     converted = {"model": "export"} if recipe_source(recipe).kind in TENSORFLOW_KINDS else {}
     return {SOURCE: "", "built": "build", **converted}
 
 
 def bench_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
-    """Measure what was built against the baseline; what was not built has a row that says why.
+    """Measure the artifacts against the baseline; an artifact that was not built gets a row with the reason.
 
-    Artifacts whose engine cannot be used here count as not run. A baseline that was not built, or not for
-    this machine, is replaced by the MODEL itself.
+    An artifact without a usable runtime counts as not run, not as failed. If the baseline was not built, or
+    not for this machine, the MODEL itself is the baseline.
     """
     from ...bench.benchmark import benchmark
     from ...bench.results.results import BenchInterrupted, save_results
 
     if stage.parts:
-        return _join(stage, job)
+        return _merge_parts(stage, job)
     section, source, output = section_of(recipe), recipe_source(recipe), job.output
-    original = _shown(output / f"{recipe.name}.onnx") if source.kind in TENSORFLOW_KINDS else source.absolute
-    itself = ORIGINAL if source.kind in ("onnx", *TENSORFLOW_KINDS) else BASELINE
-    artifacts = {itself: original}
-    artifacts |= {name: _shown(output / file.path.name) for name, file in stage.built.items()}
-    baseline = section.baseline if section.baseline in stage.built else itself
-    function, evaluation = metric_of(recipe), located(recipe, recipe.data.evaluation)
-    unbuilt = _unbuilt(recipe, stage)
+    model_path = (
+        _short_path(output / f"{recipe.name}.onnx") if source.kind in TENSORFLOW_KINDS else source.absolute
+    )
+    model_name = ORIGINAL if source.kind in ("onnx", *TENSORFLOW_KINDS) else BASELINE
+    artifacts = {model_name: model_path}
+    artifacts |= {name: _short_path(output / file.path.name) for name, file in stage.built.items()}
+    baseline = section.baseline if section.baseline in stage.built else model_name
+    metric, evaluation = metric_of(recipe), located(recipe, recipe.data.evaluation)
+    unbuilt = _unbuilt_rows(recipe, stage)
     if section.baseline not in (*stage.built, BASELINE, ORIGINAL) and unbuilt:
-        warning = f"the recipe's baseline {section.baseline!r} was not built: {itself!r} is taken"
+        warning = f"the recipe's baseline {section.baseline!r} was not built; {model_name!r} replaces it"
         unbuilt[0] = replace(unbuilt[0], warnings=(warning,))
     spec = shared(
         BenchSpec,
@@ -69,8 +71,8 @@ def bench_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
         output=job.path,
         data=evaluation,
         evaluation=evaluation,
-        metric=function.absolute if function else section.metric,
-        models={name: model.absolute for name, model in _models(recipe, stage).items()},
+        metric=metric.absolute if metric else section.metric,
+        models={name: model.absolute for name, model in _bench_models(recipe, stage).items()},
         python=interpreters(section.python, recipe.folder),
     )
     try:
@@ -80,18 +82,18 @@ def bench_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
                 spec,
                 unbuilt=unbuilt,
                 history=output / results_file(recipe, stage),
-                command=("qcompile", "run", _shown(recipe.path)),
+                command=("qcompile", "run", _short_path(recipe.path)),
                 recipe=recipe.path.read_text(encoding="utf-8"),
                 progress=job.progress,
             )
-    except BenchInterrupted as stopped:
-        # The stage is not done: what there is must not be taken for its result.
-        save_results(stopped.results, output / INTERRUPTED)
+    except BenchInterrupted as interruption:
+        # The stage is not finished: partial results must not have the name of its file.
+        save_results(interruption.results, output / INTERRUPTED)
         raise
 
 
-def _unbuilt(recipe: Recipe, stage: Stage) -> list[Row]:
-    """Rows of what was not built, in the recipe's order; last those of a kind, which it does not name."""
+def _unbuilt_rows(recipe: Recipe, stage: Stage) -> list[Row]:
+    """Return a row per unbuilt artifact: in the recipe's order, then those expanded for a kind of GPU."""
     from ...bench.results.row import Row
 
     names = [artifact.name for artifact in recipe.artifact]
@@ -114,17 +116,17 @@ def bench_key(recipe: Recipe, stage: Stage) -> Key:
 
     if stage.parts:
         return {"parts": {machine: part.digest for machine, part in stage.parts.items()}}
-    section, function = section_of(recipe), metric_of(recipe)
+    section, metric = section_of(recipe), metric_of(recipe)
     gpu = find_gpu(next((number for number in parse_devices(section.devices) if number is not None), 0))
     evaluation = recipe.data.evaluation
     depends = [recipe.folder / name for name in recipe.model.depends]
-    models = _models(recipe, stage).items()
+    models = _bench_models(recipe, stage).items()
     return {
         "artifacts": {name: file.digest for name, file in stage.built.items()},
         "failures": {**stage.why_not},
         "source": stage.source_digest,
         "evaluation": data_of(recipe, evaluation).digest() if evaluation else "",
-        "metric": digest_source(function) if function else section.metric,
+        "metric": digest_source(metric) if metric else section.metric,
         "settings": measured_options(recipe, stage.built if gpu else (), without=_NOT_MEASURED),
         "models": {name: digest_source(model, depends=depends) for name, model in models},
         "machine": {**processor(), "cores": os.cpu_count(), "gpu": gpu.as_json() if gpu else None},
@@ -135,7 +137,7 @@ def bench_key(recipe: Recipe, stage: Stage) -> Key:
 
 
 def bench_needs(recipe: Recipe, stage: Stage) -> Needs:
-    """The kind of GPU that it is for; better with every engine that is measured, and a GPU for TensorRT's."""
+    """Require the stage's kind of GPU; prefer every measured runtime, and a GPU for TensorRT."""
     kind = () if stage.machine in (ANY, PROCESSOR) else (f"gpu-{stage.machine}",)
     targets = dict.fromkeys(named_artifact(recipe, name).target for name in stage.built)
     gpu = any(target.startswith("tensorrt") for target in targets)
@@ -143,7 +145,7 @@ def bench_needs(recipe: Recipe, stage: Stage) -> Needs:
 
 
 def results_file(_: Recipe, stage: Stage) -> str:
-    """Return the name of the file of results of all machines, or of one kind."""
+    """Return the name of the results file, for all machines or for one kind."""
     return f"results.{stage.machine}.json" if stage.machine else RESULTS
 
 
@@ -153,13 +155,13 @@ def section_of(recipe: Recipe) -> BenchSection:
 
 
 def metric_of(recipe: Recipe) -> Source | None:
-    """The function that the metric is; None for one of ours."""
+    """Return the user's metric function, or None for a built-in metric."""
     text = section_of(recipe).metric
     return parse_source(text, base=recipe.folder) if is_own_metric(text) else None
 
 
-def _models(recipe: Recipe, stage: Stage) -> dict[str, Source]:
-    """Models that are measured beside the artifacts, on one machine."""
+def _bench_models(recipe: Recipe, stage: Stage) -> dict[str, Source]:
+    """Return name to source of `bench.models`; empty on a machine for a GPU unless `bench.devices` is set."""
     section = section_of(recipe)
     is_measured_here = stage.machine in (ANY, PROCESSOR) or bool(section.devices)
     pairs = (text.split("=", 1) for text in (section.models if is_measured_here else ()))
@@ -169,10 +171,7 @@ def _models(recipe: Recipe, stage: Stage) -> dict[str, Source]:
 def measured_options(
     recipe: Recipe, on_gpu: Collection[str], *, without: tuple[str, ...] = ()
 ) -> dict[str, object]:
-    """Return the options of `[bench]` for the key of a stage that runs artifacts, some of them `on_gpu`.
-
-    Without an engine of TensorRT, CUDA graphs change nothing: they are as good as off.
-    """
+    """Return `[bench]` options for a key; without TensorRT engines `on_gpu`, CUDA graphs count as off."""
     options = options_key(section_of(recipe), without=without)
     targets = {named_artifact(recipe, name).target for name in on_gpu}
     if options["cuda_graph"] is None and not targets & {*TENSORRT_TARGETS}:
@@ -180,18 +179,18 @@ def measured_options(
     return options
 
 
-def _join(stage: Stage, job: StageJob) -> object:
-    """What several kinds of machines measured becomes one file of results."""
+def _merge_parts(stage: Stage, job: StageJob) -> object:
+    """Merge the results of several kinds of machines into one file."""
     from ...bench.results.results import earlier_runs, join_results, load_results, save_results
 
-    job.progress("put together")
+    job.progress("merge results")
     results = {machine: load_results(part.path) for machine, part in stage.parts.items()}
     save_results(join_results(results, history=earlier_runs(job.output / RESULTS)), job.path)
     return job.path
 
 
 def report_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
-    """What was measured becomes a page."""
+    """Write the report page of the results."""
     from ...bench.report import write_report
 
     job.progress("draw")
@@ -209,7 +208,7 @@ def report_key(recipe: Recipe, stage: Stage) -> Key:
     }
 
 
-def _shown(path: Path) -> str:
-    """Relative to the working folder where that is shorter: what a user would type."""
+def _short_path(path: Path) -> str:
+    """Return the path relative to the working folder if that is shorter."""
     relative = os.path.relpath(path)
     return relative if len(relative) < len(str(path)) else str(path)

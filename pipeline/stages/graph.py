@@ -1,9 +1,9 @@
-"""The table of kinds of stages, the graph that it makes of a recipe, and stages carried out by this process.
+"""The table of stage kinds, the stages of a recipe in order, and an executor that runs them in this process.
 
 export ─ simplify ─┬─ calibrate ─┐
                    └─────────────┴─ quantize, build (per artifact) ─ bench ─ report
 
-A new kind of stage is one row, and the functions that the row names.
+To add a kind, add a row to `KINDS` and the functions that the row names.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CORRECTED_SAMPLES = 32
 
 
 def is_calibrated(artifact: ArtifactSection | None) -> bool:
-    """Whether an artifact is static INT8 or FP8, whose quantization runs the model."""
+    """Return whether an artifact is static INT8 or FP8; its quantization then runs the model."""
     return artifact is not None and artifact.precision in ("int8", "fp8") and artifact.mode == "static"
 
 
@@ -60,7 +60,7 @@ _TRIAL = StageKind(
     published=False,
 )
 BUILD = "build"
-"""The kind whose files are the artifacts."""
+"""The kind of stage that writes the artifacts."""
 KINDS: Mapping[str, StageKind] = {
     "export": StageKind(
         inputs=lambda *_: {SOURCE: ""},
@@ -116,7 +116,7 @@ KINDS: Mapping[str, StageKind] = {
         applies=stages.quantize_applies,
         per_artifact=True,
         ends_run=False,
-        optional=True,  # its build says that the engine is not there
+        optional=True,  # its build reports a missing runtime
     ),
     BUILD: StageKind(
         inputs=stages.build_inputs,
@@ -173,19 +173,16 @@ KINDS: Mapping[str, StageKind] = {
     "trial": _TRIAL,
     "rank": replace(_TRIAL, file=lambda _, stage: f"{stage.name}.json", work=trial_stages.rank_work),
 }
-"""Kind of stage to what there is to know of it, each after those whose files it is given."""
+"""Name of each kind to its row; a kind stands after the kinds that write its inputs."""
 
 
 def kind_of(stage: Stage) -> StageKind:
-    """Return the row of a stage."""
+    """Return the row of a stage's kind."""
     return KINDS[stage.kind]
 
 
 def stages_of(recipe: Recipe) -> Iterator[list[list[Stage]]]:
-    """Yield the stages of a recipe in groups: one stage after the other, or a branch for each artifact.
-
-    Branches do not wait for each other; a group waits for the one before it.
-    """
+    """Yield groups of independent branches: one stage, or a branch per artifact. Groups run in order."""
     for per_artifact, kinds in itertools.groupby(KINDS, key=lambda kind: KINDS[kind].per_artifact):
         if per_artifact:
             branch = list(kinds)
@@ -199,9 +196,9 @@ def _stages(recipe: Recipe, kinds: Iterator[str] | list[str], artifact: str = ""
 
 
 def key_of(recipe: Recipe, stage: Stage) -> Key | None:
-    """Return the key of a stage here, and the file that it writes, by what this machine has.
+    """Return the key of a stage on this machine, with the name of its file.
 
-    None is a graph that stays as it is: in float, or for an engine that is not here, as its build says.
+    Return None if the graph is not changed: it is in float, or its runtime is missing (its build reports it).
     """
     kind = kind_of(stage)
     try:
@@ -212,15 +209,15 @@ def key_of(recipe: Recipe, stage: Stage) -> Key | None:
 
 
 def is_published(stage: Stage) -> bool:
-    """Whether the files of a stage get their names in the output folder; those of a part do not."""
+    """Return whether the files of a stage get names in the output folder; those of a shard do not."""
     return kind_of(stage).published and not stage.shard
 
 
 def carry_out(recipe: Recipe, stage: Stage, folder: Path, output: Path, progress: Progress) -> None:
-    """Do the work of a stage in a folder."""
+    """Do the work of a stage in `folder`."""
     kind = kind_of(stage)
     try:
-        # The folder has another name each time, and is gone: errors say where the file would be.
+        # `folder` is temporary: errors name the file by its place in the output folder.
         with public_names(folder, lambda name: str(output / name)):
             kind.work(recipe, stage, StageJob(folder / kind.file(recipe, stage), output, progress))
     except Exception as error:
@@ -231,7 +228,7 @@ def carry_out(recipe: Recipe, stage: Stage, folder: Path, output: Path, progress
 
 
 class ThisProcess:
-    """Carries out one stage after the other, here."""
+    """Executor that runs one stage at a time in this process."""
 
     parallel = 1
     shards = 1
@@ -257,11 +254,11 @@ class ThisProcess:
         return key is not None and store.find(stage.name, key) is not None
 
     def cancel(self) -> None:
-        """Nothing runs in other threads."""
+        """Do nothing: no stage runs in another thread."""
 
 
 def each(executor: Executor, tasks: Sequence[Callable[[], T]]) -> list[T]:
-    """Do several things, as many at a time as an executor takes; an error ends all."""
+    """Run tasks, at most `executor.parallel` at a time, and return the results; an error cancels the rest."""
     if (parallel := min(executor.parallel, len(tasks))) < 2:
         return [task() for task in tasks]
     with ThreadPoolExecutor(parallel, "qcompile") as threads:
@@ -270,7 +267,7 @@ def each(executor: Executor, tasks: Sequence[Callable[[], T]]) -> list[T]:
             for future in as_completed(futures):
                 future.result()
             return [future.result() for future in futures]
-        except BaseException:  # the threads cannot be interrupted, what they wait for can
+        except BaseException:  # threads cannot be interrupted; the stages they wait for can be cancelled
             executor.cancel()
             threads.shutdown(wait=False, cancel_futures=True)
             raise

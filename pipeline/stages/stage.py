@@ -1,7 +1,7 @@
-"""A stage as data that travels, and what a row of the table of kinds says of all stages of one kind.
+"""A stage as data, and the type of the rows in the table of stage kinds.
 
-A `Stage` names its files by their digests, wherever they lie: it can be sent to another process or machine.
-`graph.KINDS` has a row for each kind: what its stages are given, their key, their work, and what they need.
+A `Stage` identifies its files by digest, so it can be sent to another process or machine. `graph.KINDS` has a
+row for each kind of stage, with its inputs, key, work and requirements.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..recipe.recipe import Recipe, wrong_key
 from .store import Store
 
 SOURCE = "source"
-"""Role of the recipe's own model, which a stage knows by its digest."""
+"""Role of the recipe's source model; a stage refers to it by digest."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class Stage:
     """One stage of a recipe; `kind` is a row of `graph.KINDS`.
 
     Attributes:
-        artifact: Name of the artifact, of "quantize" and "build"; of "rank" the target.
-        shard: "2/8" is the second of eight parts of the data, of "calibrate"; empty for all.
-        source_digest: Of the recipe's model, where the stage reads it.
-        files: What it reads by role: "model", "ranges", "graph", "results".
-        parts: What its parts wrote, by shard or machine, to be put together in place of its work.
-        built, why_not: Artifact name to its file, or to why it was not built, of "bench".
-        unavailable: Those that were not built as their engine cannot be used.
-        machine: Kind of machine that it must run on, such as "sm90" for one with that GPU; empty for any.
-        trial: What `tune` asks for, as JSON, of "trial" and "rank".
+        artifact: Name of the artifact for "quantize" and "build"; the target for "rank".
+        shard: Part of the work of "calibrate" or "rank": "2/8" is the second of eight; empty for all.
+        source_digest: Digest of the recipe's model, if the stage reads it.
+        files: Role ("model", "ranges", "graph" or "results") to input file.
+        parts: Shard or kind of machine to the file of that part; the stage then only merges these files.
+        built, why_not: For "bench": artifact name to its file, or to the reason why it was not built.
+        unavailable: Artifacts that were not built because their runtime is not usable.
+        machine: Required kind of machine, such as "sm90" for one with that GPU; empty for any.
+        trial: Request of `tune` as JSON, for "trial" and "rank".
     """
 
     kind: str
@@ -67,13 +67,13 @@ class Stage:
         return "-".join(filter(None, words))
 
     def inputs(self) -> list[Made]:
-        """Return all files that it reads, but for the recipe's own."""
+        """Return all input files except the recipe's source."""
         return [*self.files.values(), *self.parts.values(), *self.built.values()]
 
 
 @dataclass(frozen=True)
 class StageJob:
-    """Where a stage is carried out: the file that it writes, and the folder where files are published."""
+    """Output file of a stage, and the folder for published files."""
 
     path: Path
     output: Path
@@ -82,9 +82,9 @@ class StageJob:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a machine must have, by names of `pipeline.cluster.resources`, and what a stage is better with.
+    """Required and preferred resources of a worker, by their names in `pipeline.cluster.resources`.
 
-    `gpu` is one of any kind; `as_measured` is a processor as that of the machine that measures.
+    `gpu` means a GPU of any kind; `as_measured` prefers the processor of the machine that measures.
     """
 
     required: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Done:
-    """A stage that is done, by an earlier run or now, and its file; `where` names a worker that did it."""
+    """A finished stage and its file; `where` is the worker that ran it, `was_done` if an earlier run did."""
 
     made: Made
     was_done: bool
@@ -103,38 +103,38 @@ class Done:
 
 
 class Executor(Protocol):
-    """Carries out stages."""
+    """Interface of the classes that run stages."""
 
     @property
     def parallel(self) -> int:
-        """Stages of one run that may be asked for at a time, each from a thread of its own."""
+        """Largest number of concurrent stages of one run; each is requested from a separate thread."""
 
     @property
     def shards(self) -> int:
-        """Parts that a calibration is cut into; 1 keeps it whole."""
+        """Number of parts of a calibration; 1 does not split it."""
 
     @property
     def kinds(self) -> Sequence[str]:
-        """GPUs of the cluster by compute capability ("sm86"), each once, sorted; none without a cluster."""
+        """Compute capabilities of the cluster's GPUs ("sm86"), sorted and unique; empty without a cluster."""
 
     def do(
         self, recipe: Recipe, stage: Stage, store: Store, *, again: bool, progress: Progress
     ) -> Done | None:
-        """Carry out a stage unless it is done, and publish its files; None where there is nothing to do."""
+        """Run a stage unless it is finished, and publish its files; None if there is nothing to do."""
 
     def is_done(self, recipe: Recipe, stage: Stage, store: Store) -> bool:
-        """Whether an earlier run did a stage, so that `do` would carry nothing out."""
+        """Return whether an earlier run finished a stage, so that `do` would run nothing."""
 
     def cancel(self) -> None:
-        """End what is carried out: `do` raises soon, in whatever thread it is."""
+        """End the running stages: `do` raises soon in every thread."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What the rules count with; None where it is not known.
+    """Sizes that the rules compute with; None if unknown.
 
-    Bytes of the FP32 weights, multiply-adds of a sample, cores that may be used, samples that are
-    calibrated on and evaluated, artifacts that are measured here, and the measurement's time limit.
+    Bytes of the FP32 weights, multiply-adds of one sample, usable cores, samples for calibration and for
+    evaluation, artifacts measured here, and the time limit of the measurement.
     """
 
     weight_bytes: int | None
@@ -148,11 +148,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Rule:
-    """What the stages of a kind take: memory is `memory_mb` and `copies` of the weights, a row for `of_rows`.
+    """Estimate of time, memory and disk space for the stages of a kind.
 
-    `seconds` is of the weights in MB, the seconds of a sample through the model, the sizes, and the artifact:
-    there are none without multiply-adds where the stage `runs_model`. What `writes_weights` writes them in
-    the precision of its artifact.
+    `seconds` takes the weights in MB, seconds per inference, the workload and the artifact. The time is
+    unknown if the stage `runs_model` and the multiply-adds are unknown. Memory is `memory_mb` plus `copies`
+    of the weights, per row if `of_rows`. A stage that `writes_weights` writes them in its precision.
     """
 
     seconds: Callable[[float, float, Workload, ArtifactSection | None], float]
@@ -172,21 +172,20 @@ class StageKind:
     """A row of the table of kinds.
 
     Attributes:
-        inputs: Role of each file that a stage reads, to the kind of the stage that writes it.
-        key: All that its outcome depends on: digests, options and versions.
-        work: Writes `StageJob.path`, whose name `file` gives.
-        rule: How long it takes, and how much memory and disk; None for one that `--dry-run` never shows.
-        is_in: Whether a recipe has such a stage for the artifact of a name; a trial of `tune` is in none.
-        applies: Whether there is something to do, by this machine's engine; False is a graph that stays.
-        replaced: The file that a recipe names in place of the stage.
-        parts: Stages that do its work together; itself where it is done at once. The last argument tells
-            whether the whole is done.
-        per_artifact: Each artifact has one.
-        ends_run: The run ends where it fails; else the artifacts that take its file fail.
-        optional: The run goes on where its engine or library is not there.
-        published: Its files get their names in the output folder.
-        measures: It has a machine for itself, and names the published files in what it writes.
-        in_driver: It is done in the process that drives the run.
+        inputs: Role of each input file to the kind of the stage that writes it.
+        key: Everything that the result depends on: digests, options and versions.
+        work: Function that writes `StageJob.path`; `file` returns its name.
+        rule: Estimate of time, memory and disk space; None for a kind that `--dry-run` never shows.
+        is_in: Whether a recipe has the stage, for an artifact name; False for trials of `tune`.
+        applies: Whether there is work for this machine's runtime; False if the graph is not changed.
+        replaced: File that the recipe names in place of the stage.
+        parts: Stages that share the work, or the stage itself; the last argument returns whether all is done.
+        per_artifact: Each artifact has a stage of this kind.
+        ends_run: A failure ends the run; otherwise only the artifacts that need its file fail.
+        optional: The run continues if the stage's runtime or library is missing.
+        published: Its files get names in the output folder.
+        measures: It occupies a machine alone, and its output refers to published files by name.
+        in_driver: It runs in the process that drives the run.
     """
 
     inputs: Callable[[Recipe, str], Mapping[str, str]]
@@ -208,9 +207,9 @@ class StageKind:
 
 
 ANY = ""
-"""Kind of any machine; others are compute capabilities, as "sm90" of machines with such a GPU."""
+"""Any kind of machine; other kinds are compute capabilities, such as "sm90" of machines with that GPU."""
 PROCESSOR = "cpu"
-"""Name of the measurement without a GPU where there are others."""
+"""Kind of machine for the measurement without a GPU, if others measure with one."""
 
 
 def for_every_kind(recipe: Recipe, kinds: Sequence[str]) -> Recipe:
@@ -243,9 +242,9 @@ def for_every_kind(recipe: Recipe, kinds: Sequence[str]) -> Recipe:
 
 
 def named_artifact(recipe: Recipe, name: str) -> ArtifactSection:
-    """Return the artifact of a name; "NAME-sm86" is also NAME of the cluster's GPUs, for this kind.
+    """Return the artifact of this name; for NAME-sm86, also NAME with `CLUSTER`, set to this kind of GPU.
 
-    So a worker reads the recipe as it was written, whatever the cluster has.
+    A worker can therefore read the recipe as written, whatever GPUs the cluster has.
     """
     for artifact in recipe.artifact:
         if artifact.name == name:
@@ -258,7 +257,7 @@ def named_artifact(recipe: Recipe, name: str) -> ArtifactSection:
 
 
 def built_on(artifact: ArtifactSection) -> str:
-    """Return the kind of machine that an artifact must be built on: TensorRT builds for the GPU it finds."""
+    """Return the kind of machine to build an artifact on: TensorRT builds for the GPU of its machine."""
     return artifact.gpus[0] if artifact.target == "tensorrt" and len(artifact.gpus) == 1 else ANY
 
 
@@ -267,12 +266,11 @@ def measured_on(
 ) -> dict[str, list[str]]:
     """Return kind of machine to the artifacts that are measured there, beside the baseline.
 
-    An engine goes to each of `kinds`, the cluster's GPUs, that it was built for; where none is there, it
-    stays with the others, where its row says why it does not run. The others go where no GPU is needed;
-    where `bench.devices` names a GPU, to the machines with the first kind. The kinds are in order, the one
-    without a GPU first; without any, all is measured together.
+    An engine goes to each of `kinds` (the cluster's GPUs) that it was built for. The other artifacts go
+    together to any machine, or to one with the first kind if `bench.devices` names a GPU. An engine without
+    its GPU joins them, and its row gives the reason. The kinds are sorted, `ANY` first.
     """
-    assert recipe.bench is not None, "the caller looks first"
+    assert recipe.bench is not None, "the caller checks it"
     without_gpu = kind_of_others(recipe, kinds)
     groups: dict[str, list[str]] = {}
     for name, gpus in built_for.items():
@@ -284,19 +282,16 @@ def measured_on(
 
 
 def kind_of_others(recipe: Recipe, kinds: Sequence[str]) -> str:
-    """Return the kind of machine that measures what is for no kind of GPU."""
+    """Return the kind of machine that measures the artifacts for no particular GPU."""
     devices = recipe.bench.devices if recipe.bench else ()
     return kinds[0] if kinds and any(device != "cpu" for device in devices) else ANY
 
 
 def measured_apart(recipe: Recipe, whole: Stage, kinds: Sequence[str]) -> list[Stage]:
-    """Return the stage that measures all, or one for each kind of machine, that of the processor first.
-
-    The first of them has the rows of what was not built.
-    """
+    """Return the stage, or a part per kind of machine; the first also has the rows of unbuilt artifacts."""
     from ...core.artifact import read_manifest
 
-    assert recipe.bench is not None, "the caller looks first"
+    assert recipe.bench is not None, "the caller checks it"
     built_for: dict[str, Sequence[str]] = dict.fromkeys(whole.built, ())
     for name, file in whole.built.items():
         manifest = read_manifest(file.path)

@@ -1,7 +1,7 @@
-"""The stages that make artifacts: what each is given, all that its outcome depends on, and its work.
+"""The stages that make artifacts: inputs, key and work of each.
 
-The key is made of digests, options and versions alone, without running or importing anything heavy, so
-that a run in which nothing changed ends at once.
+A key consists of digests, options and versions. Computing it runs nothing and imports nothing heavy, so a run
+without changes ends at once.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from .store import FOLDER
 
 ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")
 _ASSUMED_SAMPLES = 256
-_OF_THE_SOURCE = ("source", "depends", "trust", "weights", "download", "preprocessing", "simplify")
-"""Options of `[model]` whose effect is in the digest of the source, or in a stage of its own."""
-_OF_USERS = ("file", "module", "pt2", "torchscript")
-"""Kinds of sources that name no inputs of their own."""
-_OF_THE_BUILD = (
+_SOURCE_OPTIONS = ("source", "depends", "trust", "weights", "download", "preprocessing", "simplify")
+"""Options of `[model]` that the source's digest, another entry of the key or another stage covers."""
+_UNDECLARED_INPUTS = ("file", "module", "pt2", "torchscript")
+"""Kinds of sources that do not declare their inputs."""
+_BUILD_OPTIONS = (
     "name", "fallback", "gpus", "min_shapes", "opt_shapes", "max_shapes", "allow_fallback", "strict",
     "tensorrt",
 )  # fmt: skip
-"""Options of an artifact that its graph does not depend on, but for what `quantize_key` adds."""
+"""Options of an artifact without effect on its graph, except those that `quantize_key` adds."""
 
 
 def takes_pytorch(artifact: ArtifactSection) -> bool:
@@ -54,7 +54,7 @@ def takes_pytorch(artifact: ArtifactSection) -> bool:
 
 
 def model_of(recipe: Recipe) -> dict[str, str]:
-    """Return the kind of the stage that writes the model which the later ones are given."""
+    """Return role "model" to the kind of the stage that writes the ONNX file for later stages."""
     return {"model": "simplify" if recipe.model.simplify else "export"}
 
 
@@ -67,7 +67,7 @@ def export_work(recipe: Recipe, _: Stage, job: StageJob) -> object:
         recipe_source(recipe),
         job.path,
         section,
-        data=located(recipe, _told_by(recipe)),
+        data=located(recipe, _shape_data(recipe)),
         preprocessing=find_preprocessing(preprocessing, base=recipe.folder) if preprocessing else "",
         python=interpreters(section.python, recipe.folder),
         progress=job.progress,
@@ -78,23 +78,23 @@ def export_key(recipe: Recipe, stage: Stage) -> Key:
     section = recipe.model
     return {
         "source": stage.source_digest,
-        "options": options_key(section, without=_OF_THE_SOURCE),
+        "options": options_key(section, without=_SOURCE_OPTIONS),
         "preprocessing": digest_preprocessing(section.preprocessing, base=recipe.folder),
         "tools": tool_versions("torch", "onnxscript", *ONNX_TOOLS),
-        **({"data": data_of(recipe, data).digest()} if (data := _told_by(recipe)) else {}),
+        **({"data": data_of(recipe, data).digest()} if (data := _shape_data(recipe)) else {}),
     }
 
 
-def _told_by(recipe: Recipe) -> str:
-    """The samples that tell the shapes of a model whose inputs nobody spelled; empty for any other."""
+def _shape_data(recipe: Recipe) -> str:
+    """Return the calibration data if it defines the shapes of undeclared inputs, else an empty text."""
     spec, source = recipe.data.calibration, recipe_source(recipe)
-    if not spec or recipe.model.inputs or recipe.model.dynamic or source.kind not in _OF_USERS:
+    if not spec or recipe.model.inputs or recipe.model.dynamic or source.kind not in _UNDECLARED_INPUTS:
         return ""
     return spec if data_of(recipe, spec).spelling.kind in (FUNCTION, *ARRAYS) else ""
 
 
 def export_needs(recipe: Recipe, _: Stage) -> Needs:
-    """Only a model that PyTorch exports needs torch."""
+    """Require torch only for a model that PyTorch exports."""
     is_pytorch = recipe_source(recipe).kind not in ("onnx", *TENSORFLOW_KINDS)
     return Needs(("export",) if is_pytorch else (), ("onnxruntime",))
 
@@ -110,16 +110,13 @@ def simplify_key(_: Recipe, stage: Stage) -> Key:
 
 
 def calibrate_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
-    """Samples become ranges, those of a shard as a stage of its own.
-
-    With `parts`, the ranges of all shards, they are merged to what observing all would give, bit for bit.
-    """
+    """Observe the samples or one shard; with `parts`, merge the shards, bit-identical to one calibration."""
     from ...calibration.ranges_file import merge_files
     from ...compiler.quantize.calibrate import calibrate
     from ...model.graph.onnx_file import read_weightless
 
     path, section = stage.files["model"].path, recipe.calibrate
-    with accepting(path):  # the store knows it; the work reads the file, and looks at its manifest
+    with accepting(path):  # only its inputs are read here; `calibrate` checks the manifest
         inputs = read_weightless(path).io.inputs
     data = data_of(recipe, recipe.data.calibration, inputs, limit=section.samples, batch_size=1)
     if stage.parts:
@@ -135,7 +132,7 @@ def calibrate_key(recipe: Recipe, stage: Stage) -> Key:
     return {
         "model": stage.files["model"].digest,
         "data": data_of(recipe, recipe.data.calibration, limit=recipe.calibrate.samples).digest(),
-        "options": options_key(recipe.calibrate, without=("ranges",)),  # a stage of its own
+        "options": options_key(recipe.calibrate, without=("ranges",)),  # `ranges` replaces the stage
         "targets": _placements(recipe),
         "tools": tool_versions(*ONNX_TOOLS),
         **({"shard": stage.shard} if stage.shard else {}),
@@ -143,7 +140,7 @@ def calibrate_key(recipe: Recipe, stage: Stage) -> Key:
 
 
 def count_samples(recipe: Recipe, spec: str) -> int:
-    """Return the number of samples; 256 where only reading them all would tell."""
+    """Return the number of samples; 256 if only reading all of them would show it."""
     total = None
     with contextlib.suppress(QCompileError):
         total = data_of(recipe, spec).total if spec else 0
@@ -151,7 +148,7 @@ def count_samples(recipe: Recipe, spec: str) -> int:
 
 
 def calibration_samples(recipe: Recipe) -> int:
-    """Return how many samples are calibrated on, as far as that is known without reading them all."""
+    """Return the number of samples to calibrate on, at most `calibrate.samples`."""
     total = count_samples(recipe, recipe.data.calibration)
     return min(total, recipe.calibrate.samples or total)
 
@@ -159,7 +156,7 @@ def calibration_samples(recipe: Recipe) -> int:
 def calibrate_parts(
     recipe: Recipe, stage: Stage, executor: Executor, is_done: Callable[[], bool]
 ) -> list[Stage]:
-    """A part of the samples for each worker that calibrates, unless all were observed before."""
+    """Split a calibration into a part of the samples per worker, unless the whole is done."""
     number = min(executor.shards, calibration_samples(recipe)) if executor.shards > 1 else 1
     if number < 2 or is_done():
         return [stage]
@@ -167,7 +164,7 @@ def calibrate_parts(
 
 
 def ranges_file(recipe: Recipe, stage: Stage) -> str:
-    """Return the name of the ranges file of all samples, or of a part."""
+    """Return the name of the ranges file of all samples, or of a shard."""
     return ".".join(filter(None, [recipe.name, stage.shard.replace("/", "-of-"), "ranges"]))
 
 
@@ -180,7 +177,7 @@ def _placements(recipe: Recipe) -> list[GraphTarget]:
 def data_of(
     recipe: Recipe, spec: str, inputs: Sequence[TensorInfo] = (), *, limit: int = 0, batch_size: int = 0
 ) -> Data:
-    """Return samples as a recipe spells them; without inputs their names and number are of no use."""
+    """Return the samples of a recipe's data spelling; only reading batches needs `inputs`."""
     return Data(
         spec, inputs, batch_size=batch_size or None, limit=limit or None,
         base=recipe.folder, depends=recipe.data_depends,
@@ -188,7 +185,7 @@ def data_of(
 
 
 def given_ranges(recipe: Recipe) -> Made | None:
-    """The ranges that a recipe names in place of a calibration; None where it calibrates."""
+    """Return the ranges file that the recipe names in place of a calibration, or None."""
     if not recipe.calibrate.ranges:
         return None
     path = checked_input(recipe.folder / recipe.calibrate.ranges, what="ranges file")
@@ -196,13 +193,13 @@ def given_ranges(recipe: Recipe) -> Made | None:
 
 
 def quantize_inputs(recipe: Recipe, artifact: str) -> dict[str, str]:
-    """The model, and ranges where the artifact needs them."""
+    """Return the role of the model, and of the ranges if the artifact needs them."""
     needs_ranges = named_artifact(recipe, artifact).needs_ranges
     return model_of(recipe) | ({"ranges": "calibrate"} if needs_ranges else {})
 
 
 def quantize_applies(recipe: Recipe, stage: Stage) -> bool:
-    """Whether the graph gets another precision; a graph in float, or of PyTorch, stays as it is."""
+    """Return whether the graph is quantized or cast; a float graph or PyTorch model is not changed."""
     from ...building.lowered import writes_types
 
     artifact = named_artifact(recipe, stage.artifact)
@@ -212,60 +209,57 @@ def quantize_applies(recipe: Recipe, stage: Stage) -> bool:
 def quantize_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
     from ...building.lower import lower
 
-    artifact = _resolved(recipe, stage)
-    runtime, spec = engine(artifact.target), _spec(recipe, artifact, stage.files.get("ranges"))
+    artifact = _resolve_artifact(recipe, stage)
+    runtime, spec = engine(artifact.target), _build_spec(recipe, artifact, stage.files.get("ranges"))
     runtime.require_builder()
     return lower(stage.files["model"].path, spec, runtime, job.path, keep=True, progress=job.progress)
 
 
 def quantize_key(recipe: Recipe, stage: Stage) -> Key:
-    artifact, ranges = _resolved(recipe, stage), stage.files.get("ranges")
-    needs = capabilities_of(engine(artifact.target))
+    artifact, ranges = _resolve_artifact(recipe, stage), stage.files.get("ranges")
+    capabilities = capabilities_of(engine(artifact.target))
     return {
         "model": stage.files["model"].digest,
         "ranges": ranges.digest if ranges else "",
         "data": data_of(recipe, recipe.data.calibration).digest() if recipe.data.calibration else "",
-        "engine": needs.as_json(),
-        "options": options_key(artifact, without=_OF_THE_BUILD),
+        "engine": capabilities.as_json(),
+        "options": options_key(artifact, without=_BUILD_OPTIONS),
         "io_formats": artifact.tensorrt.io_formats,
         "asked": {"strict": artifact.strict, **processor(), **tool_versions(artifact.target)}
-        if needs.tells_missed
+        if capabilities.tells_missed
         else {},
         "tools": tool_versions(*ONNX_TOOLS),
     }
 
 
 def build_inputs(recipe: Recipe, artifact: str) -> dict[str, str]:
-    """The source itself for an engine that takes it; else the model, its ranges, and their graph."""
+    """Return the source for a runtime that takes PyTorch, else the model, its ranges and lowered graph."""
     if takes_pytorch(named_artifact(recipe, artifact)):
         return {SOURCE: ""}
     return {**quantize_inputs(recipe, artifact), "graph": "quantize"}
 
 
 def build_applies(recipe: Recipe, stage: Stage) -> bool:
-    """Every artifact is built; an engine that is not here is `EngineUnavailable`."""
+    """Return True for every artifact; raise EngineUnavailable if its runtime is missing here."""
     artifact = named_artifact(recipe, stage.artifact)
     return takes_pytorch(artifact) or bool(capabilities_of(engine(artifact.target)))
 
 
 def build_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
-    """A model becomes what a runtime loads, from the graph that was lowered for it, where there is one.
-
-    Without such a graph the ranges are for TensorRT's calibrator.
-    """
+    """Build from the lowered graph; without one, from the model, with ranges for TensorRT's calibrator."""
     from ...building.build import build_with_fallback
     from ...building.lowered import load_lowered
     from ...model.graph.onnx_file import read_weightless
 
-    artifact, graph = _resolved(recipe, stage), stage.files.get("graph")
-    spec = _spec(recipe, artifact, stage.files.get("ranges"))
+    artifact, graph = _resolve_artifact(recipe, stage), stage.files.get("graph")
+    spec = _build_spec(recipe, artifact, stage.files.get("ranges"))
     spec = spec if _reads_data(artifact) else replace(spec, data=None)
     model = recipe_source(recipe).absolute if takes_pytorch(artifact) else str(stage.files["model"].path)
     lowered = load_lowered(graph.path) if graph else None
-    if _covers(artifact) or (lowered and spec.data is not None):
+    if _needs_default_shapes(artifact) or (lowered and spec.data is not None):
         inputs = read_weightless(Path(model)).io.inputs
         lowered = replace(lowered, inputs=inputs) if lowered else None
-        if _covers(artifact):
+        if _needs_default_shapes(artifact):
             spec = replace(spec, **default_shapes(inputs, recipe.bench))  # type: ignore[arg-type]
     return build_with_fallback(model, job.path, spec, lowered, progress=job.progress)
 
@@ -273,10 +267,10 @@ def build_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
 def build_key(recipe: Recipe, stage: Stage) -> Key:
     from ...building.lowered import load_lowered
 
-    artifact, files = _resolved(recipe, stage), stage.files
+    artifact, files = _resolve_artifact(recipe, stage), stage.files
     ranges, graph = files.get("ranges"), files.get("graph")
     target, gpus = artifact.target, artifact.gpus
-    # TensorRT-RTX builds for GPUs that need not be here
+    # TensorRT-RTX can build for GPUs that this machine lacks
     on_this_gpu = target == "tensorrt" or (target in TENSORRT_TARGETS and not gpus)
     gpu = find_gpu(artifact.tensorrt.device) if on_this_gpu else None
     data = recipe.data.calibration if _reads_data(artifact) else ""
@@ -286,7 +280,7 @@ def build_key(recipe: Recipe, stage: Stage) -> Key:
         "options": _build_options(recipe, artifact),
         "ranges": ranges.digest if ranges else "",
         "data": data_of(recipe, data).digest() if data else "",
-        "batches": measured_batches(recipe.bench) if _covers(artifact) else {},
+        "batches": measured_batches(recipe.bench) if _needs_default_shapes(artifact) else {},
         "inputs": recipe.model.inputs if takes_pytorch(artifact) else (),
         "processor": {} if gpus else processor(),
         "gpu": gpu.as_json() if gpu else {},
@@ -295,32 +289,32 @@ def build_key(recipe: Recipe, stage: Stage) -> Key:
 
 
 def build_needs(recipe: Recipe, stage: Stage) -> Needs:
-    """TensorRT builds on the GPU that runs the engine; RTX builds for others ahead of time."""
+    """Require the GPU that runs the engine, unless TensorRT-RTX builds ahead of time for other GPUs."""
     artifact = named_artifact(recipe, stage.artifact)
     kind = built_on(artifact)
     gpu = artifact.target.startswith("tensorrt") and not artifact.gpus
     return Needs((artifact.target, *((f"gpu-{kind}",) if kind != ANY else ())), gpu=gpu, as_measured=True)
 
 
-def _resolved(recipe: Recipe, stage: Stage) -> ArtifactSection:
-    """The artifact of a stage, with what "auto" and unsaid float types stand for here."""
+def _resolve_artifact(recipe: Recipe, stage: Stage) -> ArtifactSection:
+    """Return the artifact of a stage with `isa` and `float_precision` resolved on this machine."""
     return with_floats(with_isa(named_artifact(recipe, stage.artifact)))
 
 
-def _covers(artifact: ArtifactSection) -> bool:
-    """Whether an engine without shapes is built for the batches that are measured."""
+def _needs_default_shapes(artifact: ArtifactSection) -> bool:
+    """Return whether an engine without shapes is built for the measured batch sizes."""
     return artifact.target.startswith("tensorrt") and not has_shapes(artifact)
 
 
 def _reads_data(artifact: ArtifactSection) -> bool:
-    """Whether a build reads the samples; others are checked on random input, whatever the data is."""
+    """Return whether a build reads the samples; other builds are checked on random input."""
     return artifact.calibrates_itself or (artifact.needs_ranges and artifact.target in CPU_TARGETS)
 
 
 def with_isa(artifact: ArtifactSection, isa: Isa | None = None) -> ArtifactSection:
-    """Return an artifact whose "auto" is the instruction set it stands for, by default this processor's.
+    """Return the artifact with `isa` "auto" replaced, by default by this processor's instruction set.
 
-    Another processor then has another key, and a worker makes what whoever sent the stage asked for.
+    The key then depends on it, and a worker quantizes for it instead of its local instruction set.
     """
     if artifact.isa != "auto" or artifact.target not in CPU_TARGETS:
         return artifact
@@ -328,7 +322,7 @@ def with_isa(artifact: ArtifactSection, isa: Isa | None = None) -> ArtifactSecti
 
 
 def _build_options(recipe: Recipe, artifact: ArtifactSection) -> dict[str, object]:
-    """The options of a build: plugins by their content; of a timing cache only whether there is one."""
+    """Return the build options for the key: plugins by digest; of the timing cache, whether it is used."""
     tensorrt = artifact.tensorrt
     options = options_key(replace(artifact, tensorrt=replace(tensorrt, plugins=(), timing_cache=AUTO)))
     del options["name"]
@@ -337,8 +331,8 @@ def _build_options(recipe: Recipe, artifact: ArtifactSection) -> dict[str, objec
     return {**options, "plugins": digests, "timing_cache": tensorrt.timing_cache != OFF}
 
 
-def _spec(recipe: Recipe, artifact: ArtifactSection, ranges: Made | None) -> BuildSpec:
-    """What a recipe says of an artifact, with files as the recipe's folder has them."""
+def _build_spec(recipe: Recipe, artifact: ArtifactSection, ranges: Made | None) -> BuildSpec:
+    """Return the build spec of an artifact; file names are resolved in the recipe's folder."""
     options = artifact.tensorrt
     plugins = tuple(str(recipe.folder / name) for name in options.plugins)
     cache = options.timing_cache
@@ -355,7 +349,7 @@ def _spec(recipe: Recipe, artifact: ArtifactSection, ranges: Made | None) -> Bui
 
 
 def located(recipe: Recipe, spec: str) -> str | None:
-    """Return a data spelling that does not depend on the working folder; None for no data."""
+    """Return a data spelling that is independent of the working folder; None for no data."""
     if not spec:
         return None
     return str(parse_spelling(spec).located(recipe.folder.resolve()))

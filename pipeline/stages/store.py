@@ -1,15 +1,14 @@
-"""Finished stages, kept by content: a stage whose key is known is not run again.
+"""Store of finished stages, found by content key: a stage with a stored key does not run again.
 
     out/.qcompile/quantize-int8-3f9c…/stage.json     key, files, digests, duration; written before the folder
                                      /int8.graph.onnx  gets its name
     out/int8.graph.onnx                               the same file under its public name
 
-A folder gets its name by one rename after everything in it is on the disk, so a stage is there whole or not
-at all, whatever kills the process or cuts the power. A file that was changed since has another digest: its
-stage is made again.
+One rename names a folder after all its files are on the disk. A stage is therefore stored whole or not at
+all, even after a kill or a power loss. A file that changed later has another digest; its stage runs again.
 
-The folder is trusted state, as the recipe is: who may write to it decides what a run publishes. A record of
-another shape, or one that names a file outside its folder, is none.
+The folder is trusted like the recipe: anyone who can write to it decides what a run publishes. A record of
+another shape, or with a file outside its folder, is ignored.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ KEPT_DAYS = 14.0
 
 @dataclass(frozen=True)
 class Stored:
-    """A finished stage: its folder, and file name to digest."""
+    """A finished stage: its folder, file name to digest, and whether an earlier call finished it."""
 
     folder: Path
     files: Mapping[str, str]
@@ -52,8 +51,8 @@ class Stored:
 class Store:
     """The finished stages of one output folder.
 
-    `folder` is where stages are kept, for several output folders, and by default in the output folder: one
-    at a time may carry out a stage in it.
+    `folder` holds the stages: by default inside the output folder, or shared by several output folders. Only
+    one process at a time may run stages in it.
     """
 
     def __init__(self, output: Path, *, folder: Path | None = None) -> None:
@@ -63,11 +62,11 @@ class Store:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the output folder; a second run in it is refused."""
+        """Lock the output folder; raise InvalidOption if another run holds it."""
         try:
             for folder in (self.folder, self.own):
                 folder.mkdir(parents=True, exist_ok=True)
-                if folder.is_symlink():  # stages would be written, and old ones removed, elsewhere
+                if folder.is_symlink():  # stages would be written and removed elsewhere
                     raise OSError(errno.ELOOP, "is a link; a folder is required", str(folder))
             lock_file = open_lock(self.own / "lock")
         except OSError as error:
@@ -89,20 +88,20 @@ class Store:
         publish: bool = True,
         took: Mapping[str, float | None] | None = None,
     ) -> Stored:
-        """Return the stage of this key, carrying out `work` in a fresh folder if it is not there, or `again`.
+        """Return the stage of this key; run `work` in a new folder if it is missing, or `again` is true.
 
-        `publish` gives its files their names in the output folder. `took` has its `seconds` and
-        `peak_bytes` where it was carried out elsewhere, and `work` brings the files.
+        `publish` gives its files public names in the output folder. `took` has the `seconds` and
+        `peak_bytes` of a stage that ran elsewhere; `work` then only fetches the files.
         """
         final = self.folder / self.name(stage, key)
-        if not again and (stored := self._finished(final)):
-            return self._handed_out(stored, publish)
+        if not again and (stored := self._read_stage(final)):
+            return self._deliver(stored, publish)
         shutil.rmtree(final, ignore_errors=True)
         with held_folder(self.folder) as temporary:
             start = time.monotonic()
             work(temporary)
             peak_bytes = None
-            with contextlib.suppress(ImportError):  # Windows does not tell
+            with contextlib.suppress(ImportError):  # Windows lacks the module
                 import resource
 
                 peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -111,47 +110,47 @@ class Store:
             for path in written:
                 sync(path)
             files = {path.name: digest_files([path]) for path in written}
-            stats = {path.name: _stat(path) for path in written}
+            stats = {path.name: _size_and_time(path) for path in written}
             write_json(temporary / _RECORD, {"key": key, "files": files, "stats": stats, **took})
             sync(temporary)
             os.replace(temporary, final)
             sync(self.folder)
-        return self._handed_out(Stored(final, files, was_done=False), publish)
+        return self._deliver(Stored(final, files, was_done=False), publish)
 
     def name(self, stage: str, key: Mapping[str, Any]) -> str:
-        """Return the name that a stage of this key has, or would have, in `kept`."""
+        """Return the folder name for a stage of this key, as listed by `kept`."""
         digest = hashlib.sha256(json.dumps([stage, key], sort_keys=True).encode()).hexdigest()
         return f"{stage}-{digest[:16]}"
 
     def kept(self, stage: str) -> list[str]:
-        """Return the names of the finished stages of this name that are whole: "build-int8-3f9c…"."""
-        return [path.name for path in self._places(stage) if self._finished(path)]
+        """Return the folder names of the unchanged finished stages of this name: "build-int8-3f9c…"."""
+        return [path.name for path in self._stage_folders(stage) if self._read_stage(path)]
 
     def take(self, name: str, *, publish: bool = True) -> Stored | None:
-        """Return a finished stage by its name from `kept`, published; None if it is gone or changed."""
-        stored = self._finished(self.folder / name)
-        return self._handed_out(stored, publish) if stored else None
+        """Return a finished stage by its folder name, and publish it; None if it is gone or changed."""
+        stored = self._read_stage(self.folder / name)
+        return self._deliver(stored, publish) if stored else None
 
     def find(self, stage: str, key: Mapping[str, Any]) -> Stored | None:
-        """Return the finished stage of this key, if it is there; nothing is written."""
-        return self._finished(self.folder / self.name(stage, key))
+        """Return the finished stage of this key, or None; nothing is written."""
+        return self._read_stage(self.folder / self.name(stage, key))
 
     def records(self, stage: str) -> list[Record]:
-        """Return the records of every time that a stage was carried out, the latest first."""
+        """Return the stored records of a stage, one per key, the latest first."""
         records = []
-        for folder in self._places(stage):
+        for folder in self._stage_folders(stage):
             path = folder / _RECORD
-            with contextlib.suppress(OSError, ValueError, RecursionError):  # removed, or cut off, since
+            with contextlib.suppress(OSError, ValueError, RecursionError):  # removed or truncated meanwhile
                 records.append((path.stat().st_mtime, _read_record(path)))
         return [record for _, record in sorted(records, key=lambda dated: -dated[0])]
 
-    def _places(self, stage: str) -> Iterator[Path]:
-        """The folders of all times that a stage was carried out."""
+    def _stage_folders(self, stage: str) -> Iterator[Path]:
+        """Yield the folders of a stage, one per key."""
         for path in self.folder.glob(f"{glob.escape(stage)}-*/{_RECORD}"):
             if re.fullmatch(r"[0-9a-f]{16}", path.parent.name.removeprefix(f"{stage}-")):
                 yield path.parent
 
-    def _handed_out(self, stored: Stored, publish: bool) -> Stored:
+    def _deliver(self, stored: Stored, publish: bool) -> Stored:
         os.utime(stored.folder / _RECORD)
         self._used.add(stored.folder)
         if publish:
@@ -159,29 +158,29 @@ class Store:
         return stored
 
     def forget_old(self) -> None:
-        """Remove stages that no run has used for two weeks; never those of this run: the clock may jump."""
+        """Remove stages that no run has used for two weeks, but none of this run: the clock may jump."""
         oldest = time.time() - KEPT_DAYS * 86400
         for record in self.folder.glob(f"*/{_RECORD}"):
             if record.parent not in self._used and record.stat().st_mtime < oldest:
                 shutil.rmtree(record.parent, ignore_errors=True)
 
-    def _finished(self, final: Path) -> Stored | None:
-        """The stage in a folder if every file is what it was, else None."""
+    def _read_stage(self, final: Path) -> Stored | None:
+        """Return the stage in a folder if all of its files are unchanged, else None."""
         try:
             record = _read_record(final / _RECORD)
             for name, digest in record.files.items():
                 path = final / name
-                # Size and time spare reading gigabytes; a difference is settled by the digest.
-                if _stat(path) != record.stats[name] and digest_files([path]) != digest:
+                # Compare size and time first, which avoids reading gigabytes; then the digest.
+                if _size_and_time(path) != record.stats[name] and digest_files([path]) != digest:
                     return None
         except (OSError, ValueError, RecursionError):
             return None
         return Stored(final, record.files, was_done=True)
 
     def _publish(self, final: Path, files: Mapping[str, str]) -> None:
-        """Give the files their public names, unless they have them."""
+        """Link or copy the files to their public names, unless they are there already."""
         main = next((name for name in files if f"{name}.json" in files), next(iter(files)))
-        if all(_is_same(final / name, self.output / name) for name in {*files, f"{main}.data"}):
+        if all(_is_same_file(final / name, self.output / name) for name in {*files, f"{main}.data"}):
             return
         try:
             with held_folder(self.output) as temporary:
@@ -198,15 +197,15 @@ class Store:
             ) from error
 
 
-def _is_same(source: Path, public: Path) -> bool:
-    """Whether two names are of one file, or of none."""
+def _is_same_file(source: Path, public: Path) -> bool:
+    """Return whether two names are the same file, or both are missing."""
     if source.exists() and public.exists():
         return os.path.samefile(source, public)
     return source.exists() == public.exists()
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What a stage's record holds; older ones tell neither time nor memory."""
+    """Content of a stage's record; old records lack time and memory."""
 
     key: dict[str, Any]
     files: dict[str, str]
@@ -224,8 +223,8 @@ def _read_record(path: Path) -> Record:
     return record
 
 
-def _stat(path: Path) -> tuple[int, int]:
-    """Size and time of a regular file."""
+def _size_and_time(path: Path) -> tuple[int, int]:
+    """Return the size and time of a regular file."""
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path}: is no regular file")

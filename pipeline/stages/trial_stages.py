@@ -1,6 +1,6 @@
 """The trials of `tune` as stages of a recipe that names model, ranges, data and metric.
 
-So they travel as those of any recipe. What differs from trial to trial is the JSON of its stage.
+They can therefore be sent to workers like other stages. The JSON in `Stage.trial` differs between trials.
 
     NAME.onnx  NAME.graph.onnx  NAME.trial.json     of "trial", with their manifests
     rank-TARGET-2-of-4.json                         of "rank": the damage of some layers
@@ -31,7 +31,7 @@ _makers: dict[str, TrialMaker] = {}
 
 
 def trial_text(setting: TrialSetting, ask: TrialAsk | None = None) -> str:
-    """Return the JSON of a stage: what the recipe does not say of the setting, and the ask of a trial."""
+    """Return the JSON of a stage: values of the setting that the recipe lacks, and the request of a trial."""
     names = ("samples", "method", "exclude", "threads", "isa", "candidates")
     values = {name: getattr(setting, name) for name in names}
     if ask is not None:
@@ -40,27 +40,27 @@ def trial_text(setting: TrialSetting, ask: TrialAsk | None = None) -> str:
 
 
 def trial_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
-    """One candidate is quantized, built and scored: its artifact, and the score beside it."""
+    """Quantize, build and score one candidate; write its artifact, and the score beside it."""
     from ..tune.trials import TrialMaker
 
-    ask = ask_of(stage)
+    request = ask_of(stage)
     options = {name: value for name, value in json.loads(stage.trial).items() if name != "ask"}
     key = json.dumps([str(recipe.folder), _key(recipe, options, "onnxruntime")])
-    if key not in _makers:  # a process keeps the float model's outputs for the next trial of a setting
+    if key not in _makers:  # a process caches the float model's outputs for the next trial of a setting
         _makers.clear()  # they are as large as the data
         _makers[key] = TrialMaker(_setting(recipe, options))
-    score = _makers[key].make(ask, job.path.parent, job.progress)
-    write_json(job.path.with_name(f"{ask.name}{SCORE}"), msgspec.to_builtins(score))
+    score = _makers[key].make(request, job.path.parent, job.progress)
+    write_json(job.path.with_name(f"{request.name}{SCORE}"), msgspec.to_builtins(score))
     return job.path
 
 
 def trial_key(recipe: Recipe, stage: Stage) -> Key:
-    key = _key(recipe, json.loads(stage.trial), _target(stage))
-    return {**key, "shard": stage.shard} if stage.shard else key
+    shared_key = _key(recipe, json.loads(stage.trial), _target(stage))
+    return {**shared_key, "shard": stage.shard} if stage.shard else shared_key
 
 
 def trial_needs(_: Recipe, stage: Stage) -> Needs:
-    """The target, and ONNX Runtime, which the float model runs on, and which observes the layers."""
+    """Require the target, and ONNX Runtime to run the float model and to observe the layers."""
     return Needs(tuple({"onnxruntime", _target(stage)}))
 
 
@@ -69,7 +69,7 @@ def _target(stage: Stage) -> str:
 
 
 def rank_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
-    """The damage of the layers of one part of the graph."""
+    """Write the damage of the layers in one part of the graph."""
     from ..tune.trials import rank_part
 
     part, parts = map(int, stage.shard.split("/"))
@@ -80,7 +80,7 @@ def rank_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
 
 
 def ask_of(stage: Stage) -> TrialAsk:
-    """Return what a trial is asked to be."""
+    """Return the request of a trial."""
     from ..tune.trials import TrialAsk
 
     return msgspec.convert(json.loads(stage.trial)["ask"], TrialAsk)
@@ -112,7 +112,7 @@ def _key(recipe: Recipe, trial: Mapping[str, Any], target: str) -> Key:
 
 
 def _scoring(recipe: Recipe) -> tuple[Made, BenchSection, Source | None]:
-    """The ranges and the metric of the recipe of a setting, and the metric's function, if it is one."""
+    """Return the ranges, bench section and metric function (or None) of a setting's recipe."""
     ranges = given_ranges(recipe)
     assert ranges is not None, "the recipe of a setting names them"
     return ranges, section_of(recipe), metric_of(recipe)

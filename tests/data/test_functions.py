@@ -119,7 +119,7 @@ def test_labels_stand_beside_an_input_called_labels(script: Script) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "hint"),
-    [((3,), "array[None]"), ((2, 1, 3), "an axis more"), ((2, 4), "with a dynamic axis"), ((), "")],
+    [((3,), "array[None]"), ((2, 1, 3), "one axis too many"), ((2, 4), "with a dynamic axis"), ((), "")],
 )
 def test_samples_of_another_shape_are_refused_with_a_way_out(
     script: Script, shape: tuple[int, ...], hint: str
@@ -134,7 +134,7 @@ def test_rows_for_a_model_without_an_axis_of_samples_are_refused_with_a_way_out(
     spec, whole = npz(tmp_path / "data.npz", x=rows(4)), TensorInfo("x", "float32", (3,))
     with pytest.raises(DataError, match="3 is required") as refused:
         list(Data(spec, [whole]))
-    assert "has no axis of samples" in refused.value.hint
+    assert "has no batch axis" in refused.value.hint
 
 
 @pytest.mark.parametrize("value", ["[np.ones(3), np.ones(2)]", "torch.ones(1, 3, dtype=torch.bfloat16)"])

@@ -261,8 +261,8 @@ def test_the_fallback_of_an_artifact_that_cannot_be_built_is_named(
 
 @pytest.mark.parametrize(
     ("others", "problem"),
-    [(("nobody",), "another artifact's name is required"), (("bad",), "names itself in the end"),
-     (("worse", "bad"), "names itself in the end")],
+    [(("nobody",), "another artifact's name is required"), (("bad",), "fallbacks form a cycle"),
+     (("worse", "bad"), "fallbacks form a cycle")],
 )  # fmt: skip
 def test_a_fallback_is_another_artifact(
     write_recipe: Callable[..., Path], others: tuple[str, ...], problem: str

@@ -62,8 +62,8 @@ def test_engines_of_mxfp8_dequantize_and_those_of_nvfp4_do_not(model: Path, kind
     [
         ("tensorrt-rtx", ["sm120", "sm89"], "sm89 has no {}; it begins with sm100", "sm120"),
         ("tensorrt-rtx", ["sm100"], "`gpus` sm100: tensorrt_rtx .* builds for sm75", ""),
-        ("onnxruntime", [], "target onnxruntime has fp32", "only TensorRT multiplies it, from sm100 on"),
-        ("openvino", [], "target openvino has fp32", "only TensorRT multiplies it, from sm100 on"),
+        ("onnxruntime", [], "target onnxruntime has fp32", "only TensorRT supports it, from sm100 on"),
+        ("openvino", [], "target openvino has fp32", "only TensorRT supports it, from sm100 on"),
     ],
 )
 def test_other_gpus_and_runtimes_are_refused_by_name_with_the_way_out(
