@@ -1,4 +1,4 @@
-"""Run the model to export in PyTorch, and compare the file with it, also at other extents of its axes."""
+"""Compare an exported file with its PyTorch model, also at other extents of the dynamic axes."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _SEVERAL = 8  # batches of the data
 
 @dataclass
 class Original:
-    """A loaded model, an example that it runs on, alternatives of other extents, first feeds of the data.
+    """A loaded model, an example that it runs on, examples with other extents, and first feeds of the data.
 
-    `shapes` are those of batches of the data.
+    `shapes` has the input shapes in batches of the data.
     """
 
     loaded: LoadedModel
@@ -54,12 +54,12 @@ class Original:
         return flat_outputs(run(self.loaded, self.example, feeds, self.label))[1]
 
     def several(self) -> list[Feeds]:
-        """Return the feeds of the example, and of the first batches of the data."""
+        """Return the feeds of the example and of the first batches of the data."""
         batches = itertools.islice(self.samples, _SEVERAL) if self.samples is not None else ()
         return [self.example.feeds, *(batch.feeds for batch in batches)]
 
     def take(self, example: Example) -> bool:
-        """Take another example in place of the first; False where the model raises on it."""
+        """Replace the example; return False, without a change, if the model raises on the new one."""
         try:
             self.reference = run(self.loaded, example, example.feeds, self.label)
         except ModelError:
@@ -79,9 +79,9 @@ def open_original(
     *,
     read: type[Data] = Data,
 ) -> Iterator[Original]:
-    """Find an example that the model runs on; caches are off in the block where the model returns one.
+    """Find an example that the model runs on; caches are off in the block if the model returns a cache.
 
-    The data is read as `preprocessing` says, or as the model itself does without one.
+    `preprocessing` converts the samples; if it is None, the model's preprocessing does.
     """
     samples, feeds = None, None
     shapes: Shapes = {}
@@ -119,7 +119,7 @@ def open_original(
 
 
 def run(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:
-    """Return what the model returns on feeds; where it raises, the error names the input that was made up."""
+    """Return the model's outputs on feeds; raise ModelError, naming random inputs, if the model raises."""
     try:
         with quiet():
             return example.call(loaded.module, feeds)
@@ -170,16 +170,16 @@ def _require_real(example: Example, reference: Any, loaded: LoadedModel, label: 
             )
 
 
-_FEW = 16  # a first axis traced with no more is a batch: 1 and 3 are what is checked
-_TRACED_BATCHES = 16  # of the data, that a trace is compared on
-_BEYOND = 4096  # extents beyond a limit that are tried, at most
+_FEW = 16  # a first axis traced with at most this extent is a batch, checked at CHECK_EXTENTS
+_TRACED_BATCHES = 16  # batches of the data on which a traced file is compared
+_BEYOND = 4096  # largest extent that is tried beyond a limit
 
 
 @dataclass
 class ExportComparison:
-    """Runs the original and the file, `traced` or not, on the same feeds, and finds the ranges of axes.
+    """Compares the original with the file, `traced` or not, on the same feeds, and finds the ranges of axes.
 
-    `lowest_db` is the ratio that is enough where both sides round to integers.
+    `lowest_db` is the sufficient SQNR in dB if both sides round to integers.
     """
 
     original: Original
@@ -197,24 +197,24 @@ class ExportComparison:
 
     @property
     def example(self) -> Example:
-        """The feeds that checks start from: of the data where there is any."""
+        """The example from which checks start, with the first feeds of the data if there is any."""
         example, data = self.original.example, self.original.data
         return example if data is None else replace(example, feeds=data, made_up=frozenset())
 
     def run(self) -> Iterator[Check]:
-        """Yield a check for each dynamic axis, or of the traced extents, and one of the data."""
+        """Yield the checks of dynamic axes, at the traced extents, on other values, and on the data."""
         checks = [check for names in self.axes.equal for check in self._axis(names)]
         yield from checks
         if not checks or self.traced:
             self.progress("compare with PyTorch")
             yield self.compare("same outputs as PyTorch", self.original.example.feeds)
         if self.traced and not self.original.data:
-            # Integers stay, which may be indices.
+            # Integers do not vary: they may be indices.
             other = self.original.example.at({}, seed=1).items()
             varied = {name: -array if array.dtype.kind == "f" else array for name, array in other}
             yield self.compare("same outputs as PyTorch on other values", varied)
         if self.original.samples is not None:
-            # A trace holds the branches of one sample; others may take other ones.
+            # A trace contains the branches of one sample; other samples may take other branches.
             batches = itertools.islice(self.original.samples, _TRACED_BATCHES if self.traced else 1)
             yield self.compare("same outputs as PyTorch on the data", *(batch.feeds for batch in batches))
 
@@ -232,7 +232,7 @@ class ExportComparison:
         return compare_outputs(subject, self.names, pairs, lowest_db=self.lowest_db)
 
     def _axis(self, names: frozenset[str]) -> Iterator[Check]:
-        """Checks of one axis, at other extents than the traced one."""
+        """Yield the checks of one axis, at extents other than the traced one."""
         name = " = ".join(sorted(names))
         refusal, checked = "", False
         enough, fallbacks = self._extents(names, self._limits(names))
@@ -262,7 +262,7 @@ class ExportComparison:
         self._look_beyond(names)
 
     def _extents(self, names: frozenset[str], limits: AxisRange) -> tuple[list[int], list[int]]:
-        """Extents to check, and others for when the original takes none of these."""
+        """Return extents to check, and fallbacks if the original raises on all of these."""
         traced = self.example.extents[next(iter(names))]
         axes = [item for tensor in self.example.inputs for item in tensor.dynamic_axes.items()]
         first = all(axis == 0 for axis, name in axes if name in names)
@@ -293,11 +293,11 @@ class ExportComparison:
             self.ranges[name] = AxisRange(minimum, limits.maximum, limits.multiple)
 
     def _look_beyond(self, names: frozenset[str]) -> None:
-        """What the file computes where PyTorch does not vouch for it: beyond limits that nobody asked for.
+        """Compare file and model at extents beyond limits that were not requested.
 
-        A limit is mostly the model's own, which then raises. Where it does not, and computes something else,
-        the limit is that of a branch in Python, which the file has frozen. Where the file computes the same,
-        PyTorch was too careful: it assumes that no extent inside the model is 1.
+        Most limits are the model's: it raises beyond them. If the model runs and the outputs differ, the
+        limit comes from a Python branch that is frozen in the file. If the outputs agree, PyTorch was too
+        careful: it assumes that no extent inside the model is 1.
         """
         limits = self._limits(names)
         ranges = self.original.example.ranges
@@ -325,7 +325,7 @@ class ExportComparison:
             )
 
     def _data_lies_in(self, names: frozenset[str], limits: AxisRange) -> bool:
-        """Whether there are batches of data, and all have extents within limits."""
+        """Return whether there is data and all its batches have extents within the limits."""
         extents = [
             shape[axis]
             for tensor in self.example.inputs
@@ -348,7 +348,7 @@ class ExportComparison:
             self._set_minimum(names, extents[count - 1])
 
     def _look(self, names: frozenset[str], extent: int) -> str:
-        """Whether outputs at an extent are "equal", or one "differs", or either side has "refused"."""
+        """Return "equal" or "differs" for the outputs at an extent, or "refused" if either side raises."""
         if extent > _BEYOND:
             return "refused"
         feeds = self.example.at(dict.fromkeys(names, extent))
@@ -378,6 +378,6 @@ class ExportComparison:
 
 
 def spelled(limits: AxisRange) -> str:
-    """Return a range as words: "32 to 512 in multiples of 8"."""
+    """Return a range in words: "32 to 512, multiples of 8"."""
     end = "or more" if limits.maximum is None else f"to {limits.maximum}"
     return f"{limits.minimum} {end}" + (f", multiples of {limits.multiple}" if limits.multiple > 1 else "")

@@ -1,7 +1,7 @@
-"""What samples say of a model's inputs: names and types of those that nobody spelled, and axes that vary.
+"""Read names, types and varying axes of inputs from samples, where neither the user nor the model gives them.
 
-An axis is dynamic where batches differ in its extent; a first axis, too, where they differ from the model's
-own example. Axes of several inputs that have the same extents in every batch are one axis.
+An axis is dynamic if batches differ in its extent; a first axis also if they differ from the model's example.
+Axes of several inputs with the same extents in every batch are one axis.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from ...model.sources.preprocessing import Preprocessing, as_json, fit_preproces
 from ...model.sources.pytorch import LoadedModel
 from ...spec.tensors import Dim, TensorInfo, parse_dynamic_axis, parse_input
 
-_BATCHES = 16  # that are looked at
-_ROWS = ("npz", "npy")  # of which the first axis counts samples, as many as the model takes
+_BATCHES = 16  # batches that are read
+_ROWS = ("npz", "npy")  # kinds with all samples on the first axis; the model's extent is the batch size
 
 VARYING = "axes that vary in the data are dynamic"
-"""Name of the check that lists them."""
+"""Name of the check that lists these axes."""
 
 Shapes = Mapping[str, Sequence[tuple[int, ...]]]
 """Input name to its shape in every batch."""
 Place = tuple[str, int]
-"""An input and an axis of it."""
+"""An input and an index of its axes."""
 
 
 def with_preprocessing(
     inputs: Sequence[TensorInfo], preprocessing: Preprocessing | None
 ) -> tuple[TensorInfo, ...]:
-    """Return inputs with how samples become them; as they are where nothing is said."""
+    """Return the inputs with the preprocessing fitted to them, or unchanged inputs without preprocessing."""
     fitted = fit_preprocessing(preprocessing, inputs) if preprocessing is not None else {}
     return tuple(
         replace(tensor, preprocessing=as_json(fitted[tensor.name])) if tensor.name in fitted else tensor
@@ -48,9 +48,9 @@ def with_preprocessing(
 def inputs_of_data(
     loaded: LoadedModel, spelled: Sequence[str | TensorInfo], data: str, read: type[Data]
 ) -> tuple[Sequence[str | TensorInfo], Shapes]:
-    """Return the inputs, which the data tells where nobody else does, and the shapes that the data has.
+    """Return the inputs, read from the data if they are unknown, and their shapes in the data.
 
-    Only functions and arrays have shapes of their own; data of other kinds is made to fit the inputs.
+    Only functions and arrays have shapes; data of other kinds is fitted to the inputs.
     """
     inputs = known_inputs(loaded, spelled)
     kind = read(data, inputs).spelling.kind
@@ -66,12 +66,12 @@ def inputs_of_data(
 
 
 def varying_axes(inputs: Sequence[TensorInfo], shapes: Shapes, dynamic: Sequence[str]) -> dict[Place, str]:
-    """Return the axes that vary and that nobody named, and their names.
+    """Return the varying axes without a name, and new names for them.
 
     Args:
-        inputs: As the model's example, or the user, has them.
-        shapes: Those of batches of the data.
-        dynamic: What is named already, as `INPUT:AXIS=NAME`.
+        inputs: Inputs of the model's example or of the user.
+        shapes: Shapes of the inputs in batches of the data.
+        dynamic: Named axes, as `INPUT:AXIS=NAME`.
     """
     extents = {
         (name, axis): column
@@ -94,7 +94,7 @@ def varying_axes(inputs: Sequence[TensorInfo], shapes: Shapes, dynamic: Sequence
 
 
 def told(found: Mapping[Place, str], shapes: Shapes) -> list[Check]:
-    """Return the line that says which axes vary in the data, if there are any."""
+    """Return a check that lists the varying axes and their extents; nothing if no axis varies."""
     lines = []
     for name in dict.fromkeys(found.values()):
         places = [place for place, other in found.items() if other == name]
@@ -106,7 +106,7 @@ def told(found: Mapping[Place, str], shapes: Shapes) -> list[Check]:
 
 
 def _name(place: Place, extents: Mapping[Place, tuple[int, ...]], names: Mapping[Place, str]) -> str:
-    """The name of the axis of another input that varies alike, at best the same axis; else its own."""
+    """Return the name of another input's axis with the same extents (same index first), or a new name."""
     tensor, axis = place
     of_tensor = {name for (other, _), name in names.items() if other == tensor}
     alike = [
@@ -124,9 +124,9 @@ def _loosened(tensor: TensorInfo, *, rows: bool) -> TensorInfo:
 
 
 def inputs_of_first_batch(loaded: LoadedModel, data: str, read: type[Data]) -> tuple[TensorInfo, ...]:
-    """Return the inputs of the first batch: of a dict by its keys, of a tuple by `forward`'s parameters.
+    """Return the inputs of the first batch, named by its keys (dict) or by `forward`'s parameters (tuple).
 
-    A first axis that all share is the batch, which is dynamic: samples do not say how many go together.
+    A first axis that all inputs share is the batch. It is dynamic, because samples do not fix a batch size.
     """
     named = forward_parameters(loaded.module)
     required = [name for name, one in named if one.default is inspect.Parameter.empty]
