@@ -1,23 +1,23 @@
-"""Weight-only quantization: weights of 4 or 8 bits, activations in float. It saves memory.
+"""Weight-only quantization: weights of 4 or 8 bits, activations in floating point. It saves memory.
 
-| reads a stored float32 weight | form "nbits", for ONNX Runtime | form "qdq", ONNX's own, for TensorRT     |
-|-------------------------------|--------------------------------|------------------------------------------|
-| MatMul, Gemm                  | MatMulNBits                    | DequantizeLinear in front                |
-| Gather, of rows of a table    | GatherBlockQuantized           | DequantizeLinear in front                |
-| Conv                          | left in float                  | DequantizeLinear of [N, K], then Reshape |
+| consumer of a float32 weight | form "nbits", for ONNX Runtime | form "qdq", standard ONNX, for TensorRT  |
+|------------------------------|--------------------------------|------------------------------------------|
+| MatMul, Gemm                 | MatMulNBits                    | DequantizeLinear in front                |
+| Gather, of rows of a table   | GatherBlockQuantized           | DequantizeLinear in front                |
+| Conv                         | unchanged                      | DequantizeLinear of [N, K], then Reshape |
 
-Each output channel (a table's row) is cut into blocks, each with a float32 scale. The default block of 64
-makes weights of 4 bits 7.0 times smaller than float32; blocks of 32 would give 6.2 with zero points and
-6.4 without. The form decides on zero points:
+Each output channel (a row of a table) is divided into blocks with a float32 scale each. The default block of
+64 makes 4-bit weights 7.0 times smaller than float32; blocks of 32 would give 6.2 with zero points and 6.4
+without. The form decides on zero points:
 
-- "nbits" has them: with 4 bits and blocks of 64 they add 1/16 bit a value, and the signal-to-noise ratio of
-  normal weights is 21.2 against 20.5 dB, of Laplace's 19.3 against 18.1; smaller blocks bring 1.7 dB a bit.
-- "qdq" has none: TensorRT takes INT4 only with zero point 0. Its blocks divide K (48 for K = 288), or
-  TensorRT would take them for others; where that leaves blocks below 16, a channel has one scale.
+- "nbits" has them: with 4 bits and blocks of 64 they add 1/16 bit per value, and raise the SQNR of normal
+  weights from 20.5 to 21.2 dB, of Laplace weights from 18.1 to 19.3 dB. Smaller blocks gain 1.7 dB per bit.
+- "qdq" does not: TensorRT supports INT4 only with zero point 0. Its blocks divide K (48 for K = 288), because
+  TensorRT would misread others; if that results in blocks below 16, each channel has one scale.
 
-ONNX Runtime runs "qdq" too, but fuses blocks and MatMul to a product with activations of 8 bits (its option
-`session.qdq_matmulnbits_accuracy_level`), and dequantizes the others at every inference. TensorRT-RTX refuses
-a Gather of integers, so a table's DequantizeLinear is in front; its engine keeps the integers.
+ONNX Runtime also runs "qdq", but fuses blocks and MatMul to a product with 8-bit activations (its option
+`session.qdq_matmulnbits_accuracy_level`), and dequantizes other weights at every inference. TensorRT-RTX
+rejects a Gather of integers, so a table's DequantizeLinear is in front; the engine stores the integers.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ from .rounding import (
 DEFAULT_BLOCK = 64
 _PRODUCTS = ("MatMul", "Gemm")
 _TAKEN = (*_PRODUCTS, "Gather", "Conv", "ConvTranspose")
-_SMALLEST_BLOCK, _LARGEST_NBITS_BLOCK = 16, 256  # of ONNX Runtime 1.31's kernels on the CPU
+_SMALLEST_BLOCK, _LARGEST_NBITS_BLOCK = 16, 256  # limits of ONNX Runtime 1.31's CPU kernels
 
 
 @dataclass(frozen=True)
 class _Weight:
-    """A stored weight as its readers see it: [N, K] by its last axes (1), or transposed (0)."""
+    """A stored weight and its layout: axis 1 for [N, K] (K may be several axes), 0 for [K, N]."""
 
     name: str
-    axis: int  # along which the blocks lie
+    axis: int  # axis of the blocks
 
 
 def quantize_weights(
@@ -80,17 +80,17 @@ def quantize_weights(
     """Store the large weights of a model as integers, in place.
 
     Args:
-        block_size: Values that share a scale: a power of two from 16 on (to 256 for "nbits"); 0 for one
-            scale per output channel.
+        block_size: Values that share a scale: a power of two, at least 16 (for "nbits", at most 256); 0 for
+            one scale per output channel.
         quant_format: "nbits" or "qdq", as in the table above.
-        excluded: Name to reason, for nodes that stay in float.
-        hessians: Gives the Hessians of keys of `hessians.hessian_key`: GPTQ makes up for the errors where a
-            product is computed. Without, and for grouped Conv and tables that only Gather reads, weights are
+        excluded: Node name to reason, for nodes that remain in floating point.
+        hessians: Returns the Hessians of a set of `hessian_key` values; GPTQ then compensates for errors in
+            products. Without them, and for grouped Conv and tables that only Gather reads, weights are
             rounded to nearest, with a search over clipping.
 
     Returns:
-        The model, and the proof: "planned" and "quantized" (operator to number of nodes), "left_in_float"
-        (name to reason), "weight_bytes" ("before" and "after", of the weights concerned).
+        The model, and its verification: "planned" and "quantized" (operator to number of nodes),
+        "left_in_float" (name to reason), "weight_bytes" ("before" and "after", of these weights).
     """
     power = block_size >= _SMALLEST_BLOCK and not block_size & (block_size - 1)
     if block_size and (not power or (quant_format == "nbits" and block_size > _LARGEST_NBITS_BLOCK)):
@@ -146,7 +146,7 @@ def quantize_weights(
 def _plan(
     model: onnx.ModelProto, excluded: Mapping[str, str], *, form: str, bits: int, block_size: int
 ) -> tuple[dict[str, _Weight], dict[str, str]]:
-    """Node name to the weight that is quantized, and node name to the reason why none is."""
+    """Return node name to the weight to quantize, and node name to the reason for other nodes."""
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     floats = {name for name, tensor in stored.items() if tensor.data_type == 1}
     planned: dict[str, _Weight] = {}
@@ -155,7 +155,7 @@ def _plan(
         if node.op_type not in _TAKEN or node.domain not in ("", "ai.onnx"):
             continue
         if node.op_type == "Gather" and node.input[0] not in floats:
-            continue  # it picks from a shape or an activation
+            continue  # its table is a shape or an activation
         reason = excluded.get(node.name) or _unfit(node, stored, form)
         if not reason:
             rows_first = node.op_type == "Gather" or by_output(node)
@@ -169,7 +169,7 @@ def _plan(
 
 
 def _unfit(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto], form: str) -> str:
-    """Why a node's weight cannot be quantized; "" when it can."""
+    """Return why a node's weight cannot be quantized, or ""."""
     if node.op_type == "ConvTranspose" or (node.op_type == "Conv" and form == "nbits"):
         return f"the form {form!r} has no {node.op_type}"
     other, name = (1, node.input[0]) if node.op_type == "Gather" else (0, node.input[1])
@@ -193,7 +193,7 @@ def _unfit(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto], form: s
 
 
 def _wasteful(tensor: onnx.TensorProto, weight: _Weight, *, form: str, bits: int, block_size: int) -> str:
-    """Why storing a weight in so many bits would not pay, or is refused; "" when it pays."""
+    """Return why a weight of this many bits saves no memory or is not supported, or ""."""
     rows, columns = int(tensor.dims[0]), int(np.prod(tensor.dims[1:]))
     rows, columns = (rows, columns) if weight.axis else (columns, rows)
     if not rows or not columns:
@@ -208,14 +208,14 @@ def _wasteful(tensor: onnx.TensorProto, weight: _Weight, *, form: str, bits: int
 
 
 class _Writer:
-    """Puts integers in place of weights."""
+    """Replaces weights by integers."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.graph, self.names = graph, Names(graph)
-        self.prefixes: dict[_Weight, str] = {}  # how the names begin of what is stored in its place
+        self.prefixes: dict[_Weight, str] = {}  # prefix of the names of the tensors in its place
         self.extents = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
         self.bytes = 0
-        self.settings: dict[_Weight, dict[str, int]] = {}  # of ONNX Runtime's operators
+        self.settings: dict[_Weight, dict[str, int]] = {}  # attributes of ONNX Runtime's operators
         self.dequantizers: list[onnx.NodeProto] = []
 
     def _add(self, name: str, kind: int, shape: Sequence[int], array: NDArray[Any]) -> str:
@@ -229,7 +229,7 @@ class _Writer:
         return self.prefixes[weight]
 
     def store_nbits(self, weight: _Weight, rounded: Rounded, readers: Sequence[onnx.NodeProto]) -> None:
-        """Add what ONNX Runtime's operators in place of the readers will read."""
+        """Add the initializers of the ONNX Runtime operators that replace the readers."""
         arrays, size = nbits_arrays(rounded)
         prefix = self._prefix(weight)
         self.settings[weight] = {"bits": rounded.bits, "block_size": size}
@@ -241,7 +241,7 @@ class _Writer:
                 self._add(f"{prefix}/{name}", kind, array.shape, array)
 
     def store_qdq(self, weight: _Weight, rounded: Rounded) -> None:
-        """Add a DequantizeLinear and what it reads."""
+        """Add a DequantizeLinear and its operands."""
         codes, scales = qdq_arrays(rounded, weight.axis)
         prefix = self._prefix(weight)
         dims = shape = self.extents[weight.name]
@@ -265,7 +265,7 @@ class _Writer:
             self.dequantizers.append(reshape)
 
     def replace(self, planned: Mapping[str, _Weight]) -> set[str]:
-        """Let the planned nodes read what was stored; return their names."""
+        """Connect the planned nodes to the stored integers; return their names."""
         kept, replaced = list(self.dequantizers), set[str]()
         for node in self.graph.node:
             weight = planned.get(node.name)
