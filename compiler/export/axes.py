@@ -198,10 +198,7 @@ def read_guards(expressions: Iterable[Any], traced: Mapping[str, int]) -> list[G
 def allowed_extents(
     symbol: str, traced: Mapping[str, int], guards: Sequence[Guard], lowest: int, highest: int | None
 ) -> AxisRange:
-    """Return the extents of a symbol for which all guards hold; the traced extent is among them.
-
-    `lowest` and `highest` (None: unbounded) are PyTorch's limits.
-    """
+    """Return the extents, within PyTorch's limits, for which all guards hold; they include the traced one."""
     guards = [guard for guard in guards if symbol in guard.symbols]
     start = traced[symbol]
 

@@ -106,13 +106,9 @@ def complete_file(path: Path) -> None:
 
 
 def complete_types(model: Any) -> bool:
-    """Cast int32 indices of ScatterND to int64, and compute boolean EyeLike in int64, in place.
+    """Cast int32 indices of ScatterND to int64, make EyeLike of int64, in place; return whether any changed.
 
-    ONNX forbids int32 indices, which `torch.istft` writes, and ONNX Runtime lacks a boolean EyeLike. `model`
-    is an `onnx_ir.Model`.
-
-    Returns:
-        Whether the model changed.
+    ONNX forbids int32 indices, which `torch.istft` writes, and ONNX Runtime lacks a boolean EyeLike.
     """
     import onnx_ir as ir
 
