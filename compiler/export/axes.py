@@ -53,7 +53,7 @@ def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
     ]
     for tensor, axis, name, extent in uses:
         if isinstance(extent, int):
-            raise _static(f"axis {axis} ({name}) of input {tensor!r}", f"PyTorch made it {extent}")
+            raise _static_error(f"axis {axis} ({name}) of input {tensor!r}", f"PyTorch made it {extent}")
         expression = extent.node.expr
         expressions.setdefault(name, []).append(expression)
         environment = extent.node.shape_env
@@ -71,19 +71,19 @@ def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
             (symbol,) = expression.free_symbols
             names.setdefault(str(symbol), name if factor == 1 else f"({name}//{factor})")
             if not proven:
-                limits = _limits(symbol, traced, guards, program.range_constraints.get(symbol))
+                limits = _symbol_range(symbol, traced, guards, program.range_constraints.get(symbol))
                 largest = None if limits.maximum is None else limits.maximum * factor
                 scaled = AxisRange(limits.minimum * factor, largest, limits.multiple * factor)
                 ranges[name] = _both(ranges.get(name, example.ranges.get(name, AxisRange())), scaled, name)
                 if ranges[name].minimum == ranges[name].maximum:
-                    raise _static(f"axis {name!r}", f"the model takes {ranges[name].minimum} alone")
+                    raise _static_error(f"axis {name!r}", f"the model takes {ranges[name].minimum} alone")
     everything = AxisRange()
     assumed = {name for name in expressions if ranges.get(name, everything).minimum == 1}
     limited = {name: limits for name, limits in ranges.items() if limits != everything}
-    return Axes(names, limited, _equal(expressions), frozenset(assumed))
+    return Axes(names, limited, _equal_axes(expressions), frozenset(assumed))
 
 
-def _static(axis: str, why: str) -> ExportError:
+def _static_error(axis: str, why: str) -> ExportError:
     hint = "give that axis a number in `inputs`, or leave it out of `dynamic`"
     return ExportError(f"{axis} cannot be dynamic: {why}", hint=hint, reason="axis")
 
@@ -112,10 +112,10 @@ def _factor(expression: Any) -> int | None:
     return int(factor) if factor.is_Integer and factor > 0 else None
 
 
-def _equal(expressions: Mapping[str, list[Any]]) -> list[frozenset[str]]:
+def _equal_axes(expressions: Mapping[str, list[Any]]) -> list[frozenset[str]]:
     sets: list[set[str]] = []
     for name, alternatives in expressions.items():
-        joined = {name, *(other for other, theirs in expressions.items() if set(theirs) & set(alternatives))}
+        joined = {name, *(axis for axis, values in expressions.items() if set(values) & set(alternatives))}
         for overlapping in [names for names in sets if names & joined]:
             sets.remove(overlapping)
             joined |= overlapping
@@ -123,7 +123,7 @@ def _equal(expressions: Mapping[str, list[Any]]) -> list[frozenset[str]]:
     return [frozenset(names) for names in sets]
 
 
-def _limits(symbol: Any, traced: Mapping[str, int], guards: Sequence[Guard], limits: Any) -> AxisRange:
+def _symbol_range(symbol: Any, traced: Mapping[str, int], guards: Sequence[Guard], limits: Any) -> AxisRange:
     """Return the extents of one symbol that both PyTorch's range and the guards allow."""
     lowest, highest = 1, None
     if limits is not None:
@@ -169,13 +169,13 @@ class Guard:
 
         environment = dict(zip(self.symbols.values(), extents, strict=True))
         try:
-            return bool(sympy_interp(_analysis(), environment, self.expression))
+            return bool(sympy_interp(_expression_evaluator(), environment, self.expression))
         except (ArithmeticError, ValueError):  # for example, a division by 0 windows
             return False
 
 
 @cache
-def _analysis() -> Any:
+def _expression_evaluator() -> Any:
     """Return PyTorch's evaluator of expressions; its `maximum` and `minimum` reject sympy integers (2.13)."""
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -230,7 +230,7 @@ def _last_that_holds(inside: int, end: int, holds: Callable[[int], bool]) -> int
 _LEN = len
 
 
-def _free_len(torch: Any) -> Callable[[Any], Any]:
+def _symbolic_len(torch: Any) -> Callable[[Any], Any]:
     """Return a `len` that returns a symbol for a dynamic first axis; Python's `len` makes it a number."""
     return lambda values, /: (
         values.shape[0] if isinstance(values, torch.Tensor) and values.dim() else _LEN(values)
@@ -247,11 +247,11 @@ def capture(module: Any, example: Example) -> tuple[Any, Axes]:
     torch = import_torch()
     arguments, keywords = example.arguments(example.feeds)
     kinds = (True, False) if any(tensor.dynamic_axes for tensor in example.inputs) else (True,)
-    first: Exception | None = None
+    first_error: Exception | None = None
     with ExitStack() as stack:
-        ways = [(strict, proven) for strict in (False, True) for proven in kinds]
-        while ways:
-            strict, proven = ways.pop(0)
+        attempts = [(strict, proven) for strict in (False, True) for proven in kinds]
+        while attempts:
+            strict, proven = attempts.pop(0)
             try:
                 shapes = dynamic_shapes(module, example, proven=proven)
                 with torch.no_grad():
@@ -259,20 +259,20 @@ def capture(module: Any, example: Example) -> tuple[Any, Axes]:
                         module, arguments, keywords, dynamic_shapes=shapes, strict=strict
                     )
             except Exception as error:  # PyTorch raises any type; try the next way
-                first = first or error
+                first_error = first_error or error
                 if "your code specialized it to be a constant" in str(error) and not proven:
                     if builtins.len is not _LEN:
-                        raise first from None  # the other tracer runs the same operators
+                        raise first_error from None  # the other tracer runs the same operators
                     stack.callback(setattr, builtins, "len", _LEN)
-                    builtins.len = _free_len(torch)
-                    ways = [(False, False)]
+                    builtins.len = _symbolic_len(torch)
+                    attempts = [(False, False)]
                 continue
             try:
                 return program, read_axes(program, example, proven=proven)
             except ExportError as error:
-                first = first or error
-    assert first is not None
-    raise first
+                first_error = first_error or error
+    assert first_error is not None
+    raise first_error
 
 
 def dynamic_shapes(module: Any, example: Example, *, proven: bool) -> Any:
@@ -296,10 +296,10 @@ def dynamic_shapes(module: Any, example: Example, *, proven: bool) -> Any:
         return {tensor.name: axes for tensor, axes in zip(example.inputs, shapes, strict=True)}
     try:
         kinds = [parameter.kind for parameter in inspect.signature(module.forward).parameters.values()]
-        named = kinds.index(inspect.Parameter.VAR_POSITIONAL)
+        named_count = kinds.index(inspect.Parameter.VAR_POSITIONAL)
     except (TypeError, ValueError):  # `forward` has no signature, or no `*args`
         return tuple(shapes)
-    return (*shapes[:named], tuple(shapes[named:]))
+    return (*shapes[:named_count], tuple(shapes[named_count:]))
 
 
 def require_axes(example: Example, written: Any, label: str) -> None:

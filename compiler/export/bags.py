@@ -45,13 +45,13 @@ def embedding_bag_form(functional: Any) -> Any:
         if offsets is None:
             offsets = torch.arange(input.shape[0], device=input.device) * input.shape[1]
             rows, present = rows.flatten(0, 1), present.flatten()
-        bags = _reduced(rows, present, offsets, mode)
+        bags = _reduce_bags(rows, present, offsets, mode)
         return bags[:-1] if include_last_offset else bags
 
     return embedding_bag
 
 
-def _reduced(rows: Any, present: Any, offsets: Any, mode: str) -> Any:
+def _reduce_bags(rows: Any, present: Any, offsets: Any, mode: str) -> Any:
     """Return the sum, mean or maximum over the present rows of each bag."""
     torch = import_torch()
     places = torch.arange(rows.shape[0], device=rows.device)

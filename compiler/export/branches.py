@@ -65,32 +65,32 @@ def find_branches(run: Callable[[Feeds], Outputs], samples: Sequence[Feeds]) -> 
     `run` returns the outputs of the original. Each sample first runs without force, to record its ways.
     """
     try:
-        natural = [_watched(run, feeds) for feeds in samples]
+        unforced = [_record_ways(run, feeds) for feeds in samples]
     except _Loop:
         return None
-    places = list(dict.fromkeys(place for _, seen in natural for place in seen))
+    places = list(dict.fromkeys(place for _, seen in unforced for place in seen))
     if not places or len(places) > _MOST_PLACES:
         return None
 
     def raises_or_differs(ways: Mapping[Place, bool], place: Place, way: bool) -> str:
-        for feeds, (outputs, seen) in zip(samples, natural, strict=True):
+        for feeds, (outputs, seen) in zip(samples, unforced, strict=True):
             if place in seen and seen[place] == {way}:
                 continue
             try:
                 with going(ways):
-                    found = run(feeds)
+                    forced = run(feeds)
             except _Loop:
                 return "differs"
             except Exception as error:  # a check may raise any type
                 return "raises" if _raised_at(error, place) else "differs"
-            if not _same(found, outputs):
+            if not _outputs_agree(forced, outputs):
                 return "differs"
         return ""
 
     ways: dict[Place, bool] = {}
     checks: set[Place] = set()
     for place in places:
-        seen = set().union(*(values.get(place, set()) for _, values in natural))
+        seen = set().union(*(values.get(place, set()) for _, values in unforced))
         order = [way for way in (False, True) if way not in seen] + sorted(seen)
         problems = {}
         for way in order:
@@ -124,21 +124,21 @@ def _raised_at(error: BaseException, place: Place) -> bool:
 @contextmanager
 def going(ways: Mapping[Place, bool]) -> Iterator[None]:
     """Force these ways in the block, whatever the values are."""
-    met: dict[Place, int] = {}
+    evaluations: dict[Place, int] = {}
 
     def decide(place: Place, compute: Callable[[], bool]) -> bool:
         if place not in ways:
             return compute()
-        met[place] = met.get(place, 0) + 1
-        if met[place] > _MOST_VALUES:
+        evaluations[place] = evaluations.get(place, 0) + 1
+        if evaluations[place] > _MOST_VALUES:
             raise _Loop
         return ways[place]
 
-    with _deciding(decide):
+    with _intercept_bools(decide):
         yield
 
 
-def _watched(run: Callable[[Feeds], Outputs], feeds: Feeds) -> tuple[Outputs, dict[Place, set[bool]]]:
+def _record_ways(run: Callable[[Feeds], Outputs], feeds: Feeds) -> tuple[Outputs, dict[Place, set[bool]]]:
     """Return the outputs on a sample, and the ways that it takes at each place."""
     seen: dict[Place, set[bool]] = {}
     count = 0
@@ -152,12 +152,12 @@ def _watched(run: Callable[[Feeds], Outputs], feeds: Feeds) -> tuple[Outputs, di
         seen.setdefault(place, set()).add(value)
         return value
 
-    with _deciding(decide):
+    with _intercept_bools(decide):
         return run(feeds), seen
 
 
 @contextmanager
-def _deciding(decide: Decide) -> Iterator[None]:
+def _intercept_bools(decide: Decide) -> Iterator[None]:
     """Call `decide` wherever a tensor of one value, or a comparison of two tensors, becomes a Python bool."""
     torch = import_torch()
 
@@ -210,8 +210,8 @@ def _number(decide: Decide, value: Any) -> Any:
 
     def comparing(name: str) -> Any:
         def compare(self: Any, other: Any) -> Any:
-            found = getattr(type(value), name)(self, other)
-            return found if found is NotImplemented else Truth(found)
+            result = getattr(type(value), name)(self, other)
+            return result if result is NotImplemented else Truth(result)
 
         return compare
 
@@ -220,11 +220,11 @@ def _number(decide: Decide, value: Any) -> Any:
     return type("Number", (type(value),), methods)(value)
 
 
-def _same(found: Outputs, expected: Outputs) -> bool:
-    return len(found) == len(expected) and all(
-        one.shape == other.shape
-        and np.allclose(one, other, rtol=0, atol=_CLOSE * np.abs(other).max(initial=0), equal_nan=True)
+def _outputs_agree(outputs: Outputs, expected: Outputs) -> bool:
+    return len(outputs) == len(expected) and all(
+        output.shape == other.shape
+        and np.allclose(output, other, rtol=0, atol=_CLOSE * np.abs(other).max(initial=0), equal_nan=True)
         if other.dtype.kind == "f"
-        else np.array_equal(one, other)
-        for one, other in zip(found, expected, strict=True)
+        else np.array_equal(output, other)
+        for output, other in zip(outputs, expected, strict=True)
     )

@@ -145,8 +145,8 @@ def _encoder(torch: Any) -> Any:
         layers._modules = {**self._modules, "norm": None}
         output = original(layers, src, mask, padding, is_causal)
         present = ~padding.bool()  # a float mask is 0 at tokens that attention reads
-        first = torch.arange(padding.shape[1], device=padding.device) < present.sum(1, keepdim=True)
-        at_ends = (first == present).all()  # otherwise PyTorch does not take the fast path
+        leading = torch.arange(padding.shape[1], device=padding.device) < present.sum(1, keepdim=True)
+        at_ends = (leading == present).all()  # otherwise PyTorch does not take the fast path
         output = output.masked_fill((~present & at_ends).unsqueeze(-1), 0.0)
         return output if self.norm is None else self.norm(output)
 
@@ -186,10 +186,10 @@ def _every_expert(notes: set[str]) -> Any:
         values = values @ (weight if experts.is_transposed else weight.transpose(0, 1))
         return values + getattr(experts, f"{name}_bias")[expert] if experts.has_bias else values
 
-    def forward(experts: Any, hidden: Any, chosen: Any, weights: Any) -> Any:
-        """`chosen` and `weights` [tokens, count]: the experts that the router chose, and their weights."""
+    def forward(experts: Any, hidden: Any, indices: Any, weights: Any) -> Any:
+        """`indices` and `weights` [tokens, count]: the experts that the router chose, and their weights."""
         notes.add(
-            f"experts: all {experts.num_experts} are computed for every token, and the {chosen.shape[-1]} "
+            f"experts: all {experts.num_experts} are computed for every token, and the {indices.shape[-1]} "
             "that the router chose are added"
         )
         total: Any = 0
@@ -201,7 +201,7 @@ def _every_expert(notes: set[str]) -> Any:
             output = linear(experts, "down_proj", expert, inner)
             if getattr(experts, "has_post_expert_norm", False):
                 output = experts.post_expert_norm(output)
-            total = total + output * (weights * (chosen == expert)).sum(-1, keepdim=True)
+            total = total + output * (weights * (indices == expert)).sum(-1, keepdim=True)
         return total.to(hidden.dtype)
 
     return forward

@@ -97,15 +97,15 @@ def open_original(
         feeds = next(iter(samples)).feeds
         first = make_example(loaded, inputs, dynamic, data=feeds)
     rungs = range(1, len(EXTENTS)) if first.guessed else ()
-    tried = iter([first, *(make_example(loaded, inputs, dynamic, data=feeds, rung=rung) for rung in rungs)])
-    example, reference = _first_that_runs(loaded, tried, label)
+    trials = iter([first, *(make_example(loaded, inputs, dynamic, data=feeds, rung=rung) for rung in rungs)])
+    example, reference = _first_that_runs(loaded, trials, label)
     warnings = list(loaded.warnings)
     if loaded.was_training:
         warnings.append("the model was in training mode; it is exported in evaluation mode")
     with ExitStack() as stack:
         try:
-            again = partial(run, loaded, example, example.feeds, label)
-            reference, configs = without_cache(loaded.module, reference, again)
+            rerun = partial(run, loaded, example, example.feeds, label)
+            reference, configs = without_cache(loaded.module, reference, rerun)
         except ForeignOutput as error:
             raise ExportError(f"{label}: {error.message}", hint=error.hint, **error.data) from error
         _require_real(example, reference, loaded, label)
@@ -114,7 +114,7 @@ def open_original(
         if configs:
             warnings.append(WITHOUT_CACHE.format("exported"))
         yield Original(
-            loaded, label, example, reference, list(tried), feeds, samples, warnings, checks, shapes
+            loaded, label, example, reference, list(trials), feeds, samples, warnings, checks, shapes
         )
 
 
@@ -139,17 +139,17 @@ def run(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:
         ) from error
 
 
-def _first_that_runs(loaded: LoadedModel, tried: Iterator[Example], label: str) -> tuple[Example, Any]:
-    refused: list[ModelError] = []
-    for example in tried:
+def _first_that_runs(loaded: LoadedModel, examples: Iterator[Example], label: str) -> tuple[Example, Any]:
+    errors: list[ModelError] = []
+    for example in examples:
         try:
             return example, run(loaded, example, example.feeds, label)
         except ModelError as error:
-            refused.append(error)
-    if len(refused) > 1:
+            errors.append(error)
+    if len(errors) > 1:
         extents = ", ".join(f"{image}/{length}" for image, length in EXTENTS[1:])
-        refused[0].message += f" (nor does it run with other extents, of images/of lengths: {extents})"
-    raise refused[0]
+        errors[0].message += f" (nor does it run with other extents, of images/of lengths: {extents})"
+    raise errors[0]
 
 
 def _require_real(example: Example, reference: Any, loaded: LoadedModel, label: str) -> None:
@@ -203,7 +203,7 @@ class ExportComparison:
 
     def run(self) -> Iterator[Check]:
         """Yield the checks of dynamic axes, at the traced extents, on other values, and on the data."""
-        checks = [check for names in self.axes.equal for check in self._axis(names)]
+        checks = [check for names in self.axes.equal for check in self._axis_checks(names)]
         yield from checks
         if not checks or self.traced:
             self.progress("compare with PyTorch")
@@ -231,12 +231,12 @@ class ExportComparison:
             return Check(subject, False, error.message)
         return compare_outputs(subject, self.names, pairs, lowest_db=self.lowest_db)
 
-    def _axis(self, names: frozenset[str]) -> Iterator[Check]:
+    def _axis_checks(self, names: frozenset[str]) -> Iterator[Check]:
         """Yield the checks of one axis, at extents other than the traced one."""
         name = " = ".join(sorted(names))
         refusal, checked = "", False
-        enough, fallbacks = self._extents(names, self._limits(names))
-        for extent in (*enough, *fallbacks):
+        preferred, fallbacks = self._extents_to_check(names, self._range_of(names))
+        for extent in (*preferred, *fallbacks):
             if checked and extent in fallbacks:
                 break
             feeds = self.example.at(dict.fromkeys(names, extent))
@@ -259,9 +259,9 @@ class ExportComparison:
         if not checked:
             why = refusal or "it has none"
             self.warnings.append(f"axis {name!r} was not checked at another extent: {why}")
-        self._look_beyond(names)
+        self._check_beyond_limits(names)
 
-    def _extents(self, names: frozenset[str], limits: AxisRange) -> tuple[list[int], list[int]]:
+    def _extents_to_check(self, names: frozenset[str], limits: AxisRange) -> tuple[list[int], list[int]]:
         """Return extents to check, and fallbacks if the original raises on all of these."""
         traced = self.example.extents[next(iter(names))]
         axes = [item for tensor in self.example.inputs for item in tensor.dynamic_axes.items()]
@@ -269,22 +269,22 @@ class ExportComparison:
         step = limits.multiple
         grown, half = traced + max(traced // 2 // step * step, step), max(traced // 2 // step, 1) * step
         candidates = [grown, traced + step, traced * 2, half, traced + 3 * step]
-        enough = list(CHECK_EXTENTS) if first and traced <= _FEW else candidates[: 3 if self.traced else 1]
-        if names & self.axes.assumed and 1 not in enough:
-            enough.append(1)
+        preferred = list(CHECK_EXTENTS) if first and traced <= _FEW else candidates[: 3 if self.traced else 1]
+        if names & self.axes.assumed and 1 not in preferred:
+            preferred.append(1)
 
-        def allowed(extents: Sequence[int], without: Sequence[int]) -> list[int]:
+        def allowed(extents: Sequence[int], excluded: Sequence[int]) -> list[int]:
             return [
                 extent
                 for extent in dict.fromkeys(extents)
-                if extent >= 1 and extent not in without and limits.nearest(extent) == extent
+                if extent >= 1 and extent not in excluded and limits.nearest(extent) == extent
             ]
 
-        first_choice = allowed(enough, [traced])
+        first_choice = allowed(preferred, [traced])
         fallbacks = [*candidates, limits.nearest(1), limits.nearest(traced * 4)]
         return first_choice, allowed(fallbacks, [traced, *first_choice])
 
-    def _limits(self, names: frozenset[str]) -> AxisRange:
+    def _range_of(self, names: frozenset[str]) -> AxisRange:
         return next((self.ranges[name] for name in names if name in self.ranges), AxisRange())
 
     def _set_minimum(self, names: frozenset[str], minimum: int) -> None:
@@ -292,20 +292,20 @@ class ExportComparison:
             limits = self.ranges.get(name, AxisRange())
             self.ranges[name] = AxisRange(minimum, limits.maximum, limits.multiple)
 
-    def _look_beyond(self, names: frozenset[str]) -> None:
+    def _check_beyond_limits(self, names: frozenset[str]) -> None:
         """Compare file and model at extents beyond limits that were not requested.
 
         Most limits are the model's: it raises beyond them. If the model runs and the outputs differ, the
         limit comes from a Python branch that is frozen in the file. If the outputs agree, PyTorch was too
         careful: it assumes that no extent inside the model is 1.
         """
-        limits = self._limits(names)
+        limits = self._range_of(names)
         ranges = self.original.example.ranges
         required = next((ranges[name] for name in names if name in ranges), AxisRange())
         step = limits.multiple
         name, beyond = " = ".join(sorted(names)), (limits.maximum or 0) + step
         is_limited = limits.maximum not in (None, required.maximum)
-        if is_limited and self._look(names, beyond) == "differs":
+        if is_limited and self._compare_at(names, beyond) == "differs":
             if self._data_lies_in(names, limits):
                 self.warnings.append(
                     f"axis {name!r} takes {spelled(limits)}, where all samples lie: the model branches on "
@@ -318,7 +318,7 @@ class ExportComparison:
                 hint=f"declare the range in `inputs`: {name}={limits.minimum}..{limits.maximum}",
             )
         self._lower_minimum(names, max(required.minimum, 2) - 1)
-        if step > 1 and self._look(names, self.example.extents[next(iter(names))] + 1) == "differs":
+        if step > 1 and self._compare_at(names, self.example.extents[next(iter(names))] + 1) == "differs":
             self.warnings.append(
                 f"axis {name!r}: the model takes other extents than multiples of {limits.multiple}, too; "
                 "there this file computes something else"
@@ -337,17 +337,17 @@ class ExportComparison:
 
     def _lower_minimum(self, names: frozenset[str], below: int) -> None:
         """Lower a minimum to the least extent above `below` from which on file and model agree."""
-        limits = self._limits(names)
+        limits = self._range_of(names)
         extents = range(limits.minimum - limits.multiple, below, -limits.multiple)
-        outcome = self._look(names, extents[0]) if extents else ""
+        outcome = self._compare_at(names, extents[0]) if extents else ""
         if outcome == "differs":
             subject = f"axis {' = '.join(sorted(names))!r}: below {limits.minimum}"
             self.warnings.append(f"{subject} this file computes something else than the model")
         if outcome == "equal":  # each side runs a few times
-            count = bisect(extents, False, 1, key=lambda extent: self._look(names, extent) != "equal")
+            count = bisect(extents, False, 1, key=lambda extent: self._compare_at(names, extent) != "equal")
             self._set_minimum(names, extents[count - 1])
 
-    def _look(self, names: frozenset[str], extent: int) -> str:
+    def _compare_at(self, names: frozenset[str], extent: int) -> str:
         """Return "equal" or "differs" for the outputs at an extent, or "refused" if either side raises."""
         if extent > _BEYOND:
             return "refused"
@@ -361,8 +361,8 @@ class ExportComparison:
 
     def _refuse(self, check: Check, feeds: Feeds) -> NoReturn:
         message = f"{self.original.label}: the exported file failed '{check.name}': {check.detail}"
-        twice = zip(self.original.outputs(feeds), self.original.outputs(feeds), strict=True)
-        if not all(np.array_equal(first, second, equal_nan=True) for first, second in twice):
+        runs = zip(self.original.outputs(feeds), self.original.outputs(feeds), strict=True)
+        if not all(np.array_equal(first, second, equal_nan=True) for first, second in runs):
             raise ModelError(
                 f"{message}; the model itself is random: two runs on one input differ",
                 hint="take the randomness out of forward(), or leave it out of the exported part",

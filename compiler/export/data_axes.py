@@ -56,12 +56,12 @@ def inputs_of_data(
     kind = read(data, inputs).spelling.kind
     if kind not in (FUNCTION, *ARRAYS):
         return spelled, {}
-    numbers = {parse_input(one).name if isinstance(one, str) else one.name for one in spelled}
+    named = {parse_input(item).name if isinstance(item, str) else item.name for item in spelled}
     if not inputs:
         inputs = inputs_of_first_batch(loaded, data, read)
         spelled = inputs
-    loose = [tensor if tensor.name in numbers else _loosened(tensor, rows=kind in _ROWS) for tensor in inputs]
-    batches = [batch.feeds for batch in islice(read(data, loose), _BATCHES)]
+    loosened = [tensor if tensor.name in named else _loosen(tensor, rows=kind in _ROWS) for tensor in inputs]
+    batches = [batch.feeds for batch in islice(read(data, loosened), _BATCHES)]
     return spelled, {tensor.name: [batch[tensor.name].shape for batch in batches] for tensor in inputs}
 
 
@@ -80,24 +80,24 @@ def varying_axes(inputs: Sequence[TensorInfo], shapes: Shapes, dynamic: Sequence
     }
     names = {(tensor.name, axis): name for tensor in inputs for axis, name in tensor.dynamic_axes.items()}
     names |= {(name, axis): label for name, axis, label in map(parse_dynamic_axis, dynamic)}
-    found: dict[Place, str] = {}
+    new_names: dict[Place, str] = {}
     for tensor in inputs:
         for axis, dim in enumerate(tensor.shape if tensor.name in shapes else ()):
             place = tensor.name, axis
             of_example = {dim} if axis == 0 else set()
             if place not in names and len({*extents[place], *of_example}) > 1:
-                names[place] = found[place] = _name(place, extents, names)
-    first = {found.get((tensor.name, 0)) for tensor in inputs if tensor.shape}
+                names[place] = new_names[place] = _name_axis(place, extents, names)
+    first = {new_names.get((tensor.name, 0)) for tensor in inputs if tensor.shape}
     if "batch" not in names.values() and len(first) == 1:  # the same axis in every input
-        found = {place: "batch" if name in first else name for place, name in found.items()}
-    return found
+        new_names = {place: "batch" if name in first else name for place, name in new_names.items()}
+    return new_names
 
 
-def told(found: Mapping[Place, str], shapes: Shapes) -> list[Check]:
+def told(varying: Mapping[Place, str], shapes: Shapes) -> list[Check]:
     """Return a check that lists the varying axes and their extents; nothing if no axis varies."""
     lines = []
-    for name in dict.fromkeys(found.values()):
-        places = [place for place, other in found.items() if other == name]
+    for name in dict.fromkeys(varying.values()):
+        places = [place for place, label in varying.items() if label == name]
         tensor, axis = places[0]
         extents = [shape[axis] for shape in shapes[tensor]]
         listed = ", ".join(f"{tensor}:{axis}" for tensor, axis in places)
@@ -105,19 +105,19 @@ def told(found: Mapping[Place, str], shapes: Shapes) -> list[Check]:
     return [Check(VARYING, True, "; ".join(lines))] if lines else []
 
 
-def _name(place: Place, extents: Mapping[Place, tuple[int, ...]], names: Mapping[Place, str]) -> str:
+def _name_axis(place: Place, extents: Mapping[Place, tuple[int, ...]], names: Mapping[Place, str]) -> str:
     """Return the name of another input's axis with the same extents (same index first), or a new name."""
     tensor, axis = place
-    of_tensor = {name for (other, _), name in names.items() if other == tensor}
+    of_tensor = {name for (other_input, _), name in names.items() if other_input == tensor}
     alike = [
         (other_axis != axis, name)
-        for (other, other_axis), name in names.items()
-        if name not in of_tensor and extents.get((other, other_axis)) == extents[place]
+        for (other_input, other_axis), name in names.items()
+        if name not in of_tensor and extents.get((other_input, other_axis)) == extents[place]
     ]
     return min(alike, key=lambda item: item[0])[1] if alike else parse_dynamic_axis(f"{tensor}:{axis}")[2]
 
 
-def _loosened(tensor: TensorInfo, *, rows: bool) -> TensorInfo:
+def _loosen(tensor: TensorInfo, *, rows: bool) -> TensorInfo:
     return replace(
         tensor, shape=tuple(d if rows and not axis else "?" for axis, d in enumerate(tensor.shape))
     )
@@ -128,15 +128,15 @@ def inputs_of_first_batch(loaded: LoadedModel, data: str, read: type[Data]) -> t
 
     A first axis that all inputs share is the batch. It is dynamic, because samples do not fix a batch size.
     """
-    named = forward_parameters(loaded.module)
-    required = [name for name, one in named if one.default is inspect.Parameter.empty]
-    names = required or [name for name, _ in named[:1]]
+    parameters = forward_parameters(loaded.module)
+    required = [name for name, parameter in parameters if parameter.default is inspect.Parameter.empty]
+    names = required or [name for name, _ in parameters[:1]]
     first = read(data, [TensorInfo(name, "undefined", ("?",)) for name in names]).first_unchecked()
     is_batch = len({array.shape[:1] for array in first.values() if array.ndim}) == 1
-    wide = any(str(value.dtype) == "torch.float64" for value in loaded.module.parameters())
+    has_float64 = any(str(value.dtype) == "torch.float64" for value in loaded.module.parameters())
     tensors = []
     for name, array in first.items():
-        dtype = "float32" if array.dtype == np.float64 and not wide else str(array.dtype)
+        dtype = "float32" if array.dtype == np.float64 and not has_float64 else str(array.dtype)
         shape: tuple[Dim, ...] = array.shape
         tensors.append(TensorInfo(name, dtype, ("batch", *shape[1:]) if is_batch and shape else shape))
     return tuple(tensors)

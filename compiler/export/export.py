@@ -196,7 +196,7 @@ def _export(
         checks = [Check("ONNX checker and shape inference", True, f"opset {graph.opset}"), *original.checks]
         with _first_reason(written, label, freeze_branches=freeze_branches):
             checks += comparison.run()
-        ranges, found = comparison.ranges, comparison.warnings
+        ranges, comparison_warnings = comparison.ranges, comparison.warnings
         del comparison, session  # the session maps the weights of the file that is written next
         notes = input_notes(example, ranges, preprocessing, original.shapes)
         write_notes(graph.model, notes)
@@ -216,7 +216,7 @@ def _export(
             warnings.append(f"frozen as the example takes them: branches and values at {places}")
         limited = {name: limits for name, limits in ranges.items() if limits != example.ranges.get(name)}
         warnings += [f"axis {name!r} takes {spelled(limits)}" for name, limits in limited.items()]
-        warnings += found
+        warnings += comparison_warnings
         manifest = graph_manifest("export", graph.model, TOOLS, options, checks=checks, warnings=warnings)
         return Artifact(output, commit(path, manifest))
 
@@ -274,9 +274,9 @@ def _write(
 
     written, first = write(), original.example
     names_of_narrow = narrow(written)
-    for other in original.alternatives if names_of_narrow else ():
-        larger = all(other.extents[name] > first.extents[name] for name in names_of_narrow)
-        if larger and original.take(other) and not narrow(wider := write()):
+    for alternative in original.alternatives if names_of_narrow else ():
+        larger = all(alternative.extents[name] > first.extents[name] for name in names_of_narrow)
+        if larger and original.take(alternative) and not narrow(wider := write()):
             return wider
     if original.example is not first:
         original.take(first)

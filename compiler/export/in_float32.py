@@ -64,7 +64,7 @@ class InFloat32:
 
     def __init__(self, loaded: LoadedModel, label: str) -> None:
         torch = import_torch()
-        self._first, self._label = loaded, label
+        self._source_model, self._label = loaded, label
         # Module, attribute and the tensor to exchange. Tied tensors share one copy.
         self._places: list[list[Any]] = []
         converted: dict[int, Any] = {}
@@ -73,9 +73,9 @@ class InFloat32:
                 if not isinstance(tensor, torch.Tensor) or _type_of(tensor) not in _LOWEST_DB:
                     continue
                 if id(tensor) not in converted:
-                    other = tensor.detach().float()
+                    copied = tensor.detach().float()
                     is_parameter = isinstance(tensor, torch.nn.Parameter)
-                    converted[id(tensor)] = torch.nn.Parameter(other, False) if is_parameter else other
+                    converted[id(tensor)] = torch.nn.Parameter(copied, False) if is_parameter else copied
                 self._places.append([part, name, converted[id(tensor)]])
         if self._places and isinstance(loaded.module, torch.jit.ScriptModule | torch.fx.GraphModule):
             raise ExportError(
@@ -95,9 +95,9 @@ class InFloat32:
 
         def exchange() -> None:
             for place in self._places:
-                part, name, other = place
+                part, name, tensor = place
                 place[2] = getattr(part, name)
-                setattr(part, name, other)  # also updates a recurrent layer's list of weights
+                setattr(part, name, tensor)  # also updates a recurrent layer's list of weights
 
         exchange()
         try:
@@ -112,8 +112,8 @@ class InFloat32:
         torch, example = import_torch(), original.example
         with self.exchanged():
             tensor = getattr(*self._places[0][:2])
-            kind = _type_of(tensor)
-            values: Any = self._first.example or {}
+            dtype = _type_of(tensor)
+            values: Any = self._source_model.example or {}
             if not isinstance(values, dict):
                 values = dict(zip((tensor.name for tensor in example.inputs), values, strict=False))
 
@@ -125,15 +125,15 @@ class InFloat32:
             names = [tensor.name for tensor in example.inputs]
             try:
                 with quiet(), torch.no_grad():
-                    outputs = self._first.module(
+                    outputs = self._source_model.module(
                         *map(as_first, names, arguments),
                         **{name: as_first(name, value) for name, value in keywords.items()},
                     )
             except Exception as error:  # some operators do not support every type on the CPU
                 why = f"it raises {type(error).__name__}: {first_line(error)}"
-                original.warnings.append(f"not compared with the model in {kind}: there {why}")
+                original.warnings.append(f"not compared with the model in {dtype}: there {why}")
                 return
-        subject = f"same outputs in float32 as in {kind}"
+        subject = f"same outputs in float32 as in {dtype}"
         sides = [
             [tensor.float().numpy() for _, tensor in flat_tensors(side) if tensor.is_floating_point()]
             for side in (outputs, original.reference)
@@ -141,7 +141,7 @@ class InFloat32:
         if not sides[0]:  # only integers, which near ties of scores can change
             return
         indices = [str(index) for index in range(len(sides[0]))]
-        check = compare_outputs(subject, indices, [(sides[0], sides[1])], lowest_db=_LOWEST_DB[kind])
+        check = compare_outputs(subject, indices, [(sides[0], sides[1])], lowest_db=_LOWEST_DB[dtype])
         if not check.passed:
             raise ExportError(
                 f"{self._label}: failed '{subject}': {check.detail}",

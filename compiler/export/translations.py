@@ -34,7 +34,7 @@ def einsum(equation: str, tensors: Sequence[Any], path: object = None) -> Any:  
     """`einsum`: ONNX requires operands of one type, to which PyTorch promotes them."""
     from onnxscript import opset18
 
-    return opset18.Einsum(*_of_one_type(tensors), equation=equation)
+    return opset18.Einsum(*_cast_to_widest(tensors), equation=equation)
 
 
 def column_stack(tensors: Sequence[Any]) -> Any:
@@ -43,7 +43,7 @@ def column_stack(tensors: Sequence[Any]) -> Any:
 
     column = op.Constant(value_ints=[-1, 1])
     columns = [op.Reshape(tensor, column) if len(tensor.shape) < 2 else tensor for tensor in tensors]
-    return op.Concat(*_of_one_type(columns, tensors), axis=1)
+    return op.Concat(*_cast_to_widest(columns, tensors), axis=1)
 
 
 def squeeze(tensor: Any, dim: int | Sequence[int]) -> Any:
@@ -55,7 +55,7 @@ def squeeze(tensor: Any, dim: int | Sequence[int]) -> Any:
     return op.Squeeze(tensor, op.Constant(value_ints=ones)) if ones else op.Identity(tensor)
 
 
-def _of_one_type(tensors: Sequence[Any], typed: Sequence[Any] | None = None) -> list[Any]:
+def _cast_to_widest(tensors: Sequence[Any], typed: Sequence[Any] | None = None) -> list[Any]:
     """Return the tensors cast to the widest type, which `typed` provides for tensors without a type."""
     from onnxscript import opset18 as op
 
@@ -112,15 +112,15 @@ def complete_types(model: Any) -> bool:
     """
     import onnx_ir as ir
 
-    found = False
+    changed = False
     for node in list(model.graph.all_nodes()):
         if node.op_type == "ScatterND" and node.inputs[1].dtype == ir.DataType.INT32:
-            found = True
+            changed = True
             cast = ir.node("Cast", [node.inputs[1]], {"to": ir.DataType.INT64.value})
             node.graph.insert_before(node, cast)
             node.replace_input_with(1, cast.outputs[0])
         if node.op_type == "EyeLike" and _type_of_eye(node) == ir.DataType.BOOL:
-            found = True
+            changed = True
             (eye,) = node.outputs
             like = ir.node("Cast", [node.inputs[0]], {"to": ir.DataType.INT64.value})
             node.graph.insert_before(node, like)
@@ -132,15 +132,15 @@ def complete_types(model: Any) -> bool:
             cast.replace_input_with(0, eye)
             eye.dtype = ir.DataType.INT64
             node.graph.insert_after(node, cast)
-    return found
+    return changed
 
 
 def _type_of_eye(node: Any) -> Any:
     if "dtype" in node.attributes:
         return node.attributes["dtype"].as_int()
-    made = node.inputs[0].producer()  # files of the older exporter lack types of intermediate values
-    if made is not None and made.op_type == "ConstantOfShape" and "value" in made.attributes:
-        return made.attributes["value"].as_tensor().dtype
+    producer = node.inputs[0].producer()  # files of the older exporter lack types of intermediate values
+    if producer is not None and producer.op_type == "ConstantOfShape" and "value" in producer.attributes:
+        return producer.attributes["value"].as_tensor().dtype
     return node.outputs[0].dtype
 
 

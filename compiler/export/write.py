@@ -70,7 +70,7 @@ def write_model(
     """
     torch = import_torch()
     module, example, label = original.loaded.module, original.example, original.label
-    flat = _tensors_out(module, example)
+    flat = _flatten_signature(module, example)
     axes = Axes(ranges=dict(example.ranges), equal=[frozenset([name]) for name in sorted(example.extents)])
     if not is_plain(original.reference):  # the exporter supports only plain outputs
         module, example = flat, replace(example, by_name=False)
@@ -96,9 +96,9 @@ def write_model(
             raise explained from error
         try:
             frozen = _write_traced(flat, example, names, opset_version, path)
-        except Exception as other:
+        except Exception as second_error:
             if freeze_branches:
-                explained.message += f"; PyTorch's TorchScript-based exporter: {first_line(other)}"
+                explained.message += f"; PyTorch's TorchScript-based exporter: {first_line(second_error)}"
                 explained.hint = "leave the part that branches out of the exported model"
             raise explained from error
         if frozen and explained.data.get("reason") == "values" and not freeze_branches:
@@ -110,7 +110,7 @@ def _by_position(example: Example) -> Any:
     return replace(example, by_name=False).arguments(example.feeds)[0]
 
 
-def _tensors_out(module: Any, example: Example) -> Any:
+def _flatten_signature(module: Any, example: Example) -> Any:
     """Return a module with positional tensor inputs that returns a tuple of tensors."""
     torch = import_torch()
 
@@ -246,7 +246,7 @@ def _may_be_traced(module: Any, example: Example, reason: QCompileError) -> bool
         return False
     # Try extents other than the traced one and 1.
     return reason.data.get("reason") != "axis" or all(
-        any(_runs(module, example, {name: other}) for other in (extent * 2, extent + 1, extent // 2))
+        any(_runs(module, example, {name: size}) for size in (extent * 2, extent + 1, extent // 2))
         for name, extent in example.extents.items()
     )
 
@@ -293,8 +293,8 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
     # If the model itself raised, its frames have the line.
     code = [(frame.f_code.co_filename, str(line), frame.f_code.co_name) for frame, line in frames]
 
-    def failure(what: str, hint: str = "", **data: str) -> ExportError:
-        return ExportError(f"{label}: {what}{_line(text, code)}", hint=hint, module=module, **data)
+    def failure(problem: str, hint: str = "", **data: str) -> ExportError:
+        return ExportError(f"{label}: {problem}{_code_line(text, code)}", hint=hint, module=module, **data)
 
     if any(name in _PACKED and file.endswith("rnn.py") for file, _, name in code) or any(
         type(value).__name__ == "PackedSequence" for frame, _ in frames for value in frame.f_locals.values()
@@ -307,8 +307,8 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
     if match := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", text):
         return failure(f"operator {match[1]}{place} has no ONNX form", _REPLACE, operator=match[1])
     if match := re.search(r"Error when translating node .*?target=torch\.ops\.([\w.]+)", text, re.S):
-        what = f"operator {match[1]}{place} cannot be translated: {first_line(chain[-1])}"
-        return failure(what, _REPLACE, operator=match[1])
+        problem = f"operator {match[1]}{place} cannot be translated: {first_line(chain[-1])}"
+        return failure(problem, _REPLACE, operator=match[1])
     if "data-dependent" in text or any(
         type(item).__name__ == "DataDependentOutputException" for item in chain
     ):
@@ -331,7 +331,7 @@ _REPLACE = "replace the operator in the model, or leave it out of the exported p
 _PACKED = ("pack_padded_sequence", "pad_packed_sequence", "pack_sequence")
 
 
-def _line(text: str, code: Sequence[tuple[str, str, str]]) -> str:
+def _code_line(text: str, code: Sequence[tuple[str, str, str]]) -> str:
     """Return the line of the user's code or the model's library, from the exporter's text or the frames."""
     places = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
     place = None

@@ -82,12 +82,12 @@ def _pool_means(model: onnx.ModelProto, stored: _Arrays) -> None:
             continue
         axes = stored.get("".join(node.input[1:]), attribute(node, "axes"))
         before, behind = made_by.get(node.input[0]), readers.get(node.output[0], [])
-        around = [before.op_type if before is not None else "", *{reader.op_type for reader in behind}]
+        neighbors = [before.op_type if before is not None else "", *{reader.op_type for reader in behind}]
         over_plane = axes is not None and sorted(axis % 4 for axis in axes) == [2, 3]
-        if around != ["DequantizeLinear", "QuantizeLinear"] or not over_plane:
+        if neighbors != ["DequantizeLinear", "QuantizeLinear"] or not over_plane:
             continue
-        name, mean, keeps = node.name, node.output[0], attribute(node, "keepdims", 1)
-        pooled = mean if keeps else f"{names.stem(mean)}/pooled"
+        name, mean, keepdims = node.name, node.output[0], attribute(node, "keepdims", 1)
+        pooled = mean if keepdims else f"{names.stem(mean)}/pooled"
         node.CopyFrom(make_node("GlobalAveragePool", node.input[:1], [pooled], name))
         points = list(behind[0].input[1:])
         flattened = (
@@ -95,14 +95,14 @@ def _pool_means(model: onnx.ModelProto, stored: _Arrays) -> None:
             ("DequantizeLinear", [f"{pooled}/quantized", *points], f"{pooled}/dequantized"),
             ("QuantizeLinear", [pooled, *points], f"{pooled}/quantized"),
         )
-        for operator, operands, output in () if keeps else flattened:
+        for operator, operands, output in () if keepdims else flattened:
             name = names.fresh(f"{operator}/{output}")
             graph.node.insert(index + 1, make_node(operator, operands, [output], name))
 
 
 def _quantize_biases(graph: onnx.GraphProto, stored: _Arrays) -> None:
     """Store the bias of Conv and Gemm as int32, if it fits."""
-    made_by, new = producers(graph), Names(graph)
+    made_by, unique_names = producers(graph), Names(graph)
     for index, node in reversed(list(enumerate(graph.node))):
         if node.op_type not in ("Conv", "Gemm") or len(node.input) < 3:
             continue
@@ -119,7 +119,7 @@ def _quantize_biases(graph: onnx.GraphProto, stored: _Arrays) -> None:
         steps = scale.reshape(()) * np.broadcast_to(scales, values.shape)
         if (np.abs(values) > steps * _LARGEST_INT32).any():
             continue  # a channel has weights near zero: the layer adds the bias in floating point
-        name = new.fresh(new.stem(f"{names[0]}/{node.name}"))
+        name = unique_names.fresh(unique_names.stem(f"{names[0]}/{node.name}"))
         operands = [
             store(graph, f"{name}/int32", np.rint(values / steps).astype(np.int32)),
             store(graph, f"{name}/scale", steps.astype(np.float32)),

@@ -153,10 +153,10 @@ class TargetQuantizer(Quantizer):  # type: ignore[misc]
         in_float: dict[str, str] = {}  # name of a weight to the reason
         matched: set[str] = set()
         for node in model.graph.nodes:
-            name, values = operator(node), _values(node)
+            name, values = operator(node), _float_operands(node)
             if name in WEIGHTED:
                 weight = str(getattr(node.args[1], "target", node.args[1]))
-                reason = self._unfit(node) or self._excluded(weight, matched)
+                reason = self._reason_in_float(node) or self._excluded(weight, matched)
                 if reason is not None:
                     in_float[weight] = reason
                     continue
@@ -199,7 +199,7 @@ class TargetQuantizer(Quantizer):  # type: ignore[misc]
     def validate(self, model: GraphModule) -> None:
         """Do nothing: all annotations come from `annotate`."""
 
-    def _unfit(self, node: Node) -> str | None:
+    def _reason_in_float(self, node: Node) -> str | None:
         transposed = operator(node) in _TRANSPOSED
         if transposed and "ConvTranspose" not in self.rules.weighted:
             return f"{self.target} has no integer kernel for it"
@@ -236,7 +236,7 @@ def weight_axis(node: Node) -> int:
     return 1 if operator(node) in _TRANSPOSED else 0
 
 
-def _values(node: Node) -> list[Node]:
+def _float_operands(node: Node) -> list[Node]:
     """Return the operands that are float tensors, without extents of axes."""
     if operator(node) in _MOVES:
         return node.all_input_nodes[:1]
@@ -256,7 +256,7 @@ def _end_of_chain(node: Node, *, norm: bool) -> Node:
 
 def _is_integer(node: Node, results: dict[Node, Node]) -> bool:
     """Return whether integer kernels compute all operands of the node."""
-    values = _values(node)
+    values = _float_operands(node)
     if operator(node) in ("add", "mul") and len(values) != 2:
         return False  # the other operand is a stored number: a float operation
     return bool(values) and node not in results and all(value in results for value in values)
@@ -281,8 +281,8 @@ def capture(model: torch.nn.Module, example_inputs: Any, dynamic_shapes: Any) ->
     single = isinstance(example_inputs, Tensor)
     arguments = () if keywords else (example_inputs,) if single else tuple(example_inputs)
     if dynamic_shapes is None:
-        arguments, keywords = torch.utils._pytree.tree_map(_doubled, (arguments, keywords))
-        dynamic_shapes = torch.utils._pytree.tree_map(_first_axis, keywords or arguments)
+        arguments, keywords = torch.utils._pytree.tree_map(_repeat_single, (arguments, keywords))
+        dynamic_shapes = torch.utils._pytree.tree_map(_dynamic_first_axis, keywords or arguments)
     copied = copy.deepcopy(model).eval()
     captured: GraphModule
     try:
@@ -290,11 +290,11 @@ def capture(model: torch.nn.Module, example_inputs: Any, dynamic_shapes: Any) ->
             program = torch.export.export(
                 copied, arguments, keywords, dynamic_shapes=dynamic_shapes, strict=False
             )
-            rates = []  # kind and rate of dropouts; `alias_copy` marks them, because PyTorch removes them
+            dropouts = []  # kind and rate of dropouts; `alias_copy` marks them, because PyTorch removes them
             for node in program.graph.nodes:
                 name = operator(node).removesuffix("_")
                 if name in _DROPOUTS:
-                    rates.append((name, node.args[1]))
+                    dropouts.append((name, node.args[1]))
                     node.target, node.args = torch.ops.aten.alias_copy.default, node.args[:1]
             captured = program.run_decompositions({}).module(check_guards=False)
     except Exception as error:
@@ -302,21 +302,21 @@ def capture(model: torch.nn.Module, example_inputs: Any, dynamic_shapes: Any) ->
             f"{type(model).__name__}: PyTorch cannot capture it: {first_line(error)}",
             hint="`qcompile export` gives details; PyTorch cannot capture Python branches on tensor values",
         ) from error
-    _follow_mode(captured, rates)
+    _insert_mode_modules(captured, dropouts)
     return captured
 
 
-def _doubled(value: Any) -> Any:
+def _repeat_single(value: Any) -> Any:
     """Repeat a single sample: PyTorch would fix an extent of 1."""
     grows = isinstance(value, torch.Tensor) and value.dim() and len(value) == 1
     return torch.cat([value, value]) if grows else value
 
 
-def _first_axis(value: Any) -> Any:
+def _dynamic_first_axis(value: Any) -> Any:
     return {0: torch.export.Dim.AUTO} if isinstance(value, torch.Tensor) and value.dim() else None
 
 
-def _follow_mode(model: GraphModule, rates: Sequence[tuple[str, float]]) -> None:
+def _insert_mode_modules(model: GraphModule, rates: Sequence[tuple[str, float]]) -> None:
     """Replace BatchNorm and dropout nodes by modules, which follow train() and eval().
 
     torchao's mode switch sets the eps of every BatchNorm to 1e-5 and the rate of every dropout to 0.5.

@@ -73,13 +73,13 @@ def prepare(
         InvalidOption: If an option is wrong, or a pattern of `exclude` matches nothing.
         QuantizationError: If nothing in the model can be quantized.
     """
-    named = {} if target is None else {"target": target}
-    spec = spec_from_call(QatSpec, spec, {**options, **named})
-    torchao = _torchao()
-    captured = torchao.capture(model, example_inputs, dynamic_shapes)
+    overrides = {} if target is None else {"target": target}
+    spec = spec_from_call(QatSpec, spec, {**options, **overrides})
+    quantizer = _import_quantizer()
+    captured = quantizer.capture(model, example_inputs, dynamic_shapes)
     with quiet():
-        placement = torchao.TargetQuantizer(spec.target, resolve_isa(spec.isa, spec.target), spec.exclude)
-        return _finished(torchao.prepare_qat_pt2e(captured, placement), spec.target).train()
+        placement = quantizer.TargetQuantizer(spec.target, resolve_isa(spec.isa, spec.target), spec.exclude)
+        return _record_target(quantizer.prepare_qat_pt2e(captured, placement), spec.target).train()
 
 
 def freeze(model: torch.nn.Module, *, ranges: bool = True, batch_norm: bool = True) -> None:
@@ -87,9 +87,9 @@ def freeze(model: torch.nn.Module, *, ranges: bool = True, batch_norm: bool = Tr
 
     Call it after `model.train()`, which unfreezes BatchNorm.
     """
-    torchao = _torchao()
+    quantizer = _import_quantizer()
     for module in model.modules():
-        if ranges and isinstance(module, torchao.ActivationFakeQuantize):
+        if ranges and isinstance(module, quantizer.ActivationFakeQuantize):
             module.frozen = True
             module.train(module.training)
         if batch_norm and isinstance(module, import_torch().nn.BatchNorm2d):
@@ -115,22 +115,22 @@ def convert(model: torch.nn.Module) -> torch.fx.GraphModule:
             f"{type(model).__name__}: not a model from qcompile.qat.prepare",
             hint="prepare it and train it first; pass the module itself, not a wrapper such as DDP",
         )
-    torchao = _torchao()
+    quantizer = _import_quantizer()
     with quiet(), torch.no_grad():  # PyTorch warns when it copies a graph
         converted = copy.deepcopy(model).eval()
         for node in list(converted.graph.nodes):
             module = converted.get_submodule(str(node.target)) if node.op == "call_module" else None
-            if isinstance(module, torchao.ActivationFakeQuantize):
+            if isinstance(module, quantizer.ActivationFakeQuantize):
                 observer = module.activation_post_process
                 _require_range(node.args[0].name, float(observer.min_val), float(observer.max_val))
             elif module is not None and node.args[0].op == "get_attr":
                 module(attrgetter(node.args[0].target)(converted))  # observe it: it may have been loaded
             elif isinstance(module, torch.nn.BatchNorm2d):
-                torchao.fold_batch_norm(converted, node, module)
+                quantizer.fold_batch_norm(converted, node, module)
             elif isinstance(module, torch.nn.Dropout | torch.nn.Dropout2d):
                 node.replace_all_uses_with(node.args[0])
                 converted.graph.erase_node(node)
-        return _finished(torchao.convert_pt2e(converted), model.meta[TRAINED_FOR]).eval()
+        return _record_target(quantizer.convert_pt2e(converted), model.meta[TRAINED_FOR]).eval()
 
 
 def register_operators() -> None:
@@ -138,7 +138,7 @@ def register_operators() -> None:
     from torch.ao.quantization.fx import _decomposed  # noqa: F401
 
 
-def _torchao() -> Any:
+def _import_quantizer() -> Any:
     """Return the module `quantizer`; raise EngineUnavailable without torchao."""
     import_torch()
     try:
@@ -154,7 +154,7 @@ def _torchao() -> Any:
     return quantizer
 
 
-def _finished(model: torch.fx.GraphModule, target: str) -> torch.fx.GraphModule:
+def _record_target(model: torch.fx.GraphModule, target: str) -> torch.fx.GraphModule:
     """Record the target; make train() and eval(), which torchao forbids, work for BatchNorm and dropout."""
     for name in ("train", "eval"):
         model.__dict__.pop(name, None)

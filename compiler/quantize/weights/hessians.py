@@ -38,7 +38,7 @@ _PATCHES = "patches of "
 
 
 def hessian_key(node: onnx.NodeProto) -> str:
-    """Return the key of a node's Hessian: its input, "patches of OUTPUT" for a Conv, or "" without a Hessian."""
+    """Return the key of a node's Hessian: its input, "patches of OUTPUT" for a Conv, or "" without one."""
     if node.op_type in ("MatMul", "Gemm"):
         return "" if attribute(node, "transA", 0) else str(node.input[0])
     grouped = attribute(node, "group", 1) > 1
@@ -121,9 +121,9 @@ def _patches(
     around = [(0, 0), (0, 0), *zip(pads[:axes], pads[axes:], strict=True)]
     windows = sliding_window_view(np.pad(array, around), spans, tuple(range(2, 2 + axes)))
     steps = [slice(None), slice(None), *(slice(None, None, step) for step in (*strides, *dilations))]
-    seen = windows[tuple(steps)]  # [B, C, positions, kernel]
+    patches = windows[tuple(steps)]  # [B, C, positions, kernel]
     order = (1, *range(2 + axes, 2 + 2 * axes), 0, *range(2, 2 + axes))
-    columns = np.ascontiguousarray(seen.transpose(order), np.float32)
+    columns = np.ascontiguousarray(patches.transpose(order), np.float32)
     rows: NDArray[np.float32] = columns.reshape(array.shape[1] * math.prod(kernel), -1).T
     return rows
 
@@ -140,8 +140,8 @@ def conv_pads(conv: onnx.NodeProto, kernel: Sequence[int], extents: Sequence[int
         extent = extents[axis] if axis < len(extents) else ""
         if stride > 1 and not isinstance(extent, int):
             return None
-        left = (extent - 1) % stride if isinstance(extent, int) else 0
-        totals.append(max((size - 1) * dilation - left, 0))
+        remainder = (extent - 1) % stride if isinstance(extent, int) else 0
+        totals.append(max((size - 1) * dilation - remainder, 0))
     smaller, larger = [total // 2 for total in totals], [total - total // 2 for total in totals]
     return smaller + larger if automatic == "SAME_UPPER" else larger + smaller
 

@@ -56,7 +56,7 @@ from .rounding import (
 
 DEFAULT_BLOCK = 64
 _PRODUCTS = ("MatMul", "Gemm")
-_TAKEN = (*_PRODUCTS, "Gather", "Conv", "ConvTranspose")
+_WEIGHTED = (*_PRODUCTS, "Gather", "Conv", "ConvTranspose")
 _SMALLEST_BLOCK, _LARGEST_NBITS_BLOCK = 16, 256  # limits of ONNX Runtime 1.31's CPU kernels
 
 
@@ -95,11 +95,11 @@ def quantize_weights(
     power = block_size >= _SMALLEST_BLOCK and not block_size & (block_size - 1)
     if block_size and (not power or (quant_format == "nbits" and block_size > _LARGEST_NBITS_BLOCK)):
         raise InvalidOption(f"block size: {block_size}; 0 or a power of two, 16 to 256 in nbits, is required")
-    planned, left = _plan(model, excluded, form=quant_format, bits=bits, block_size=block_size)
+    planned, reasons = _plan(model, excluded, form=quant_format, bits=bits, block_size=block_size)
     if not planned:
         absent = "no MatMul, Gemm, Conv or Gather reads a stored weight"
         hint = "simplify first, which stores constants; or keep the model in float"
-        raise nothing_to_quantize(left, absent, hint)
+        raise nothing_to_quantize(reasons, absent, hint)
     nodes = {node.name: node for node in model.graph.node}
     keys = {hessian_key(nodes[name]) for name in planned} - {""}
     observed = None if hessians is None else hessians(keys)
@@ -131,14 +131,14 @@ def quantize_weights(
             writer.store_qdq(weight, rounded)
     require_reached(planned, writer.replace(planned))
     drop_unused_initializers(model.graph)
-    kept = [tensor for tensor in model.graph.initializer if tensor.name in names]
+    remaining = [tensor for tensor in model.graph.initializer if tensor.name in names]
     return model, {
         "planned": operators,
         "quantized": operators,
-        "left_in_float": left,
+        "left_in_float": reasons,
         "weight_bytes": {
             "before": before,
-            "after": writer.bytes + sum(map(tensor_bytes, kept)),
+            "after": writer.bytes + sum(map(tensor_bytes, remaining)),
         },
     }
 
@@ -150,34 +150,34 @@ def _plan(
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     floats = {name for name, tensor in stored.items() if tensor.data_type == 1}
     planned: dict[str, _Weight] = {}
-    left: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for node in model.graph.node:
-        if node.op_type not in _TAKEN or node.domain not in ("", "ai.onnx"):
+        if node.op_type not in _WEIGHTED or node.domain not in ("", "ai.onnx"):
             continue
         if node.op_type == "Gather" and node.input[0] not in floats:
             continue  # its table is a shape or an activation
-        reason = excluded.get(node.name) or _unfit(node, stored, form)
+        reason = excluded.get(node.name) or _reason_unsupported(node, stored, form)
         if not reason:
             rows_first = node.op_type == "Gather" or by_output(node)
             weight = _Weight(node.input[0 if node.op_type == "Gather" else 1], int(rows_first))
-            reason = _wasteful(stored[weight.name], weight, form=form, bits=bits, block_size=block_size)
+            reason = _skip_reason(stored[weight.name], weight, form=form, bits=bits, block_size=block_size)
             if node.op_type == "Gather" and form == "nbits" and bits == 4 and stored[weight.name].dims[1] % 2:
                 reason = "its rows have an odd number of values, and two share a byte"
             planned |= {} if reason else {node.name: weight}
-        left |= {node.name: reason} if reason else {}
-    return planned, left
+        reasons |= {node.name: reason} if reason else {}
+    return planned, reasons
 
 
-def _unfit(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto], form: str) -> str:
+def _reason_unsupported(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto], form: str) -> str:
     """Return why a node's weight cannot be quantized, or ""."""
     if node.op_type == "ConvTranspose" or (node.op_type == "Conv" and form == "nbits"):
         return f"the form {form!r} has no {node.op_type}"
-    other, name = (1, node.input[0]) if node.op_type == "Gather" else (0, node.input[1])
+    data_index, name = (1, node.input[0]) if node.op_type == "Gather" else (0, node.input[1])
     weight = stored.get(name)
     if weight is None:
-        left = node.input[other] in stored
-        return "its constant is the left operand" if left else "its weight is computed at run time"
-    if node.input[other] in stored:
+        is_left = node.input[data_index] in stored
+        return "its constant is the left operand" if is_left else "its weight is computed at run time"
+    if node.input[data_index] in stored:
         return "all its inputs are constant"
     if weight.data_type != 1:
         return "its weight is not float32"
@@ -192,7 +192,7 @@ def _unfit(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto], form: s
     return ""
 
 
-def _wasteful(tensor: onnx.TensorProto, weight: _Weight, *, form: str, bits: int, block_size: int) -> str:
+def _skip_reason(tensor: onnx.TensorProto, weight: _Weight, *, form: str, bits: int, block_size: int) -> str:
     """Return why a weight of this many bits saves no memory or is not supported, or ""."""
     rows, columns = int(tensor.dims[0]), int(np.prod(tensor.dims[1:]))
     rows, columns = (rows, columns) if weight.axis else (columns, rows)
@@ -254,47 +254,47 @@ class _Writer:
             self._add(f"{prefix}/int{rounded.bits}", kind, shape, codes),
             self._add(f"{prefix}/scale", TensorProto.FLOAT, scales.shape, scales),
         ]
-        made = f"{prefix}/dequantized"
-        flat = made if shape == dims else f"{made}/flat"
+        dequantized = f"{prefix}/dequantized"
+        flat = dequantized if shape == dims else f"{dequantized}/flat"
         name = self.names.fresh(f"dequantize/{prefix}")
         self.dequantizers.append(make_node("DequantizeLinear", operands, [flat], name, **settings))
         if shape != dims:
             target = self._add(f"{prefix}/shape", TensorProto.INT64, [len(dims)], np.asarray(dims))
             name = self.names.fresh(f"reshape/{prefix}")
-            reshape = make_node("Reshape", [flat, target], [made], name)
+            reshape = make_node("Reshape", [flat, target], [dequantized], name)
             self.dequantizers.append(reshape)
 
     def replace(self, planned: Mapping[str, _Weight]) -> set[str]:
         """Connect the planned nodes to the stored integers; return their names."""
-        kept, replaced = list(self.dequantizers), set[str]()
+        nodes, replaced = list(self.dequantizers), set[str]()
         for node in self.graph.node:
             weight = planned.get(node.name)
             replaced |= set() if weight is None else {node.name}
             if weight in self.settings:
-                kept += self._nbits(node, weight)
+                nodes += self._nbits(node, weight)
                 continue
             if weight is not None:
                 node.input[0 if node.op_type == "Gather" else 1] = f"{self.prefixes[weight]}/dequantized"
-            kept.append(node)
-        set_nodes(self.graph, kept)
+            nodes.append(node)
+        set_nodes(self.graph, nodes)
         return replaced
 
     def _nbits(self, node: onnx.NodeProto, weight: _Weight) -> list[onnx.NodeProto]:
-        foreign: dict[str, Any] = {"name": node.name, "domain": "com.microsoft", **self.settings[weight]}
+        attributes: dict[str, Any] = {"name": node.name, "domain": "com.microsoft", **self.settings[weight]}
         prefix = self.prefixes[weight]
         shared = [f"{prefix}/scale", f"{prefix}/zero_point"]
         if node.op_type == "Gather":
             operands = [f"{prefix}/rows", node.input[1], *shared]
-            foreign |= {"gather_axis": 0, "quantize_axis": 1}
-            return [make_node("GatherBlockQuantized", operands, list(node.output), **foreign)]
+            attributes |= {"gather_axis": 0, "quantize_axis": 1}
+            return [make_node("GatherBlockQuantized", operands, list(node.output), **attributes)]
         rows, columns = self.extents[weight.name][:: 1 if weight.axis else -1]
         operands = [node.input[0], f"{prefix}/blocks", *shared]
         bias = node.input[2] if len(node.input) > 2 else ""
         fused = bias and self.extents.get(bias) == (rows,)
         operands += ["", bias] if fused else []
         product = node.output[0] if fused or not bias else self.names.fresh(f"{node.output[0]}/product")
-        made = [make_node("MatMulNBits", operands, [product], K=columns, N=rows, **foreign)]
+        nodes = [make_node("MatMulNBits", operands, [product], K=columns, N=rows, **attributes)]
         if product != node.output[0]:
             name = self.names.fresh(f"{node.name}/bias")
-            made.append(make_node("Add", [product, bias], list(node.output), name))
-        return made
+            nodes.append(make_node("Add", [product, bias], list(node.output), name))
+        return nodes

@@ -66,7 +66,7 @@ def round_to_nearest(
     scales, zeros = fit_blocks(blocks, bits=bits, symmetric=symmetric, search=search)
     codes = np.empty(blocks.shape, np.uint8)
     for part in _chunks(blocks):
-        codes[part] = _nearest(blocks[part], scales[part, None], zeros[part, None], bits)
+        codes[part] = _nearest_codes(blocks[part], scales[part, None], zeros[part, None], bits)
     shape = (rows, count)
     codes = np.ascontiguousarray(codes.reshape(rows, -1)[:, :columns])
     return Rounded(codes, scales.reshape(shape), zeros.reshape(shape).astype(np.uint8), bits, size)
@@ -102,29 +102,29 @@ def gptq(
     size = columns if scales is not None else min(block_size or columns, columns)
     middle = np.full(len(weight), 2 ** (bits - 1), np.float32)
     factor = _inverse_factor(hessian, columns, name)
-    left = np.array(weight.T, np.float32, order="C")  # a row per column of the weight
-    codes = np.empty(left.shape, np.uint8)
+    updated = np.array(weight.T, np.float32, order="C")  # a row per column of the weight
+    codes = np.empty(updated.shape, np.uint8)
     fitted = []
     for start in range(0, columns, size):
         stop = min(start + size, columns)
-        block = np.ascontiguousarray(left[start:stop].T)
+        block = np.ascontiguousarray(updated[start:stop].T)
         block_scales, zeros = (
             (scales, middle) if scales is not None else fit_blocks(block, bits=bits, symmetric=symmetric)
         )
         fitted.append((block_scales, zeros))
         for first in range(start, stop, _LAZY_COLUMNS):
             last = min(first + _LAZY_COLUMNS, stop)
-            errors = np.empty((last - first, left.shape[1]), np.float32)
+            errors = np.empty((last - first, updated.shape[1]), np.float32)
             for column in range(first, last):
-                steps = _nearest(left[column], block_scales, zeros, bits)
+                steps = _nearest_codes(updated[column], block_scales, zeros, bits)
                 if room is not None:
                     lowest, highest = room(column, codes)
                     steps = np.clip(steps, lowest + middle, highest + middle)
                 codes[column] = steps
-                error = (left[column] - (steps - zeros) * block_scales) / factor[column, column]
-                left[column + 1 : last] -= factor[column, column + 1 : last, None] * error
+                error = (updated[column] - (steps - zeros) * block_scales) / factor[column, column]
+                updated[column + 1 : last] -= factor[column, column + 1 : last, None] * error
                 errors[column - first] = error
-            left[last:] -= factor[first:last, last:].T @ errors
+            updated[last:] -= factor[first:last, last:].T @ errors
     return Rounded(
         np.ascontiguousarray(codes.T),
         np.stack([block_scales for block_scales, _ in fitted], axis=1),
@@ -145,7 +145,7 @@ def fit_blocks(blocks: Floats, *, bits: int, symmetric: bool, search: bool = Tru
         scales[part], zeros[part] = scale_and_zero_point(low, high, scheme)
         zeros[part] += shift
         if search:
-            scales[part] = _searched(blocks[part], scales[part], zeros[part], bits)
+            scales[part] = _search_scales(blocks[part], scales[part], zeros[part], bits)
     return scales, zeros
 
 
@@ -223,38 +223,38 @@ def dividing_block(columns: int, block_size: int) -> int:
     return divisor if divisor >= 16 else 0
 
 
-def _searched(blocks: Floats, full: Floats, zeros: Floats, bits: int) -> Floats:
+def _search_scales(blocks: Floats, full: Floats, zeros: Floats, bits: int) -> Floats:
     """Return the tried scale of each block with the least squared error; zero points do not change."""
     best, least = full, np.full(len(blocks), np.inf, np.float32)
     for shrink in _SHRINKS[bits]:
-        best, least, _ = _better(blocks, full * np.float32(shrink), zeros, bits, best, least)
+        best, least, _ = _better_scales(blocks, full * np.float32(shrink), zeros, bits, best, least)
     for _ in range(_REFITS):
-        steps = _nearest(blocks, best[:, None], zeros[:, None], bits) - zeros[:, None]
+        steps = _nearest_codes(blocks, best[:, None], zeros[:, None], bits) - zeros[:, None]
         squares = np.einsum("ij,ij->i", steps, steps)
         products = np.einsum("ij,ij->i", blocks, steps)
         fits = (squares > 0) & (products > 0)
         refit = np.where(fits, products / np.where(fits, squares, 1), best).astype(np.float32)
         refit = np.where(refit < _TINY, np.float32(1), refit)  # 1 for a block of zeros
-        best, least, improved = _better(blocks, refit, zeros, bits, best, least)
+        best, least, improved = _better_scales(blocks, refit, zeros, bits, best, least)
         if not improved:
             break
     return best
 
 
-def _better(
+def _better_scales(
     blocks: Floats, tried: Floats, zeros: Floats, bits: int, best: Floats, least: Floats
 ) -> tuple[Floats, Floats, bool]:
     """Return the better of two scales for each block, its error, and whether any block improved."""
-    missed = _nearest(blocks, tried[:, None], zeros[:, None], bits)
-    missed -= zeros[:, None]
-    missed *= tried[:, None]
-    missed -= blocks
-    error = np.einsum("ij,ij->i", missed, missed)
+    errors = _nearest_codes(blocks, tried[:, None], zeros[:, None], bits)
+    errors -= zeros[:, None]
+    errors *= tried[:, None]
+    errors -= blocks
+    error = np.einsum("ij,ij->i", errors, errors)
     wins = error < least
     return np.where(wins, tried, best), np.where(wins, error, least), bool(wins.any())
 
 
-def _nearest(values: Floats, scales: Floats, zeros: Floats, bits: int) -> Floats:
+def _nearest_codes(values: Floats, scales: Floats, zeros: Floats, bits: int) -> Floats:
     """Return the nearest codes as float32; ties go to the even number of steps from 0."""
     codes: Floats = values / scales
     np.rint(codes, out=codes)
