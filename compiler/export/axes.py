@@ -76,7 +76,7 @@ def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
                 scaled = AxisRange(limits.minimum * factor, largest, limits.multiple * factor)
                 ranges[name] = _both(ranges.get(name, example.ranges.get(name, AxisRange())), scaled, name)
                 if ranges[name].minimum == ranges[name].maximum:
-                    raise _static_error(f"axis {name!r}", f"the model takes {ranges[name].minimum} alone")
+                    raise _static_error(f"axis {name!r}", f"the model takes only {ranges[name].minimum}")
     everything = AxisRange()
     assumed = {name for name in expressions if ranges.get(name, everything).minimum == 1}
     limited = {name: limits for name, limits in ranges.items() if limits != everything}

@@ -257,7 +257,7 @@ class ExportComparison:
             else:
                 self._refuse(check, feeds)
         if not checked:
-            why = refusal or "it has none"
+            why = refusal or "none exists"
             self.warnings.append(f"axis {name!r} was not checked at another extent: {why}")
         self._check_beyond_limits(names)
 
@@ -309,19 +309,19 @@ class ExportComparison:
             if self._data_lies_in(names, limits):
                 self.warnings.append(
                     f"axis {name!r} takes {spelled(limits)}, where all samples lie: the model branches on "
-                    "its extent, and beyond these the file computes something else"
+                    "its extent, and beyond these the file's outputs differ"
                 )
                 return
             raise ExportError(
                 f"{self.original.label}: axis {name!r} cannot be dynamic without a range: the model "
-                f"branches on its extent, and the file is right for {spelled(limits)} alone",
+                f"branches on its extent, and the file is right only for {spelled(limits)}",
                 hint=f"declare the range in `inputs`: {name}={limits.minimum}..{limits.maximum}",
             )
         self._lower_minimum(names, max(required.minimum, 2) - 1)
         if step > 1 and self._compare_at(names, self.example.extents[next(iter(names))] + 1) == "differs":
             self.warnings.append(
                 f"axis {name!r}: the model takes other extents than multiples of {limits.multiple}, too; "
-                "there this file computes something else"
+                "there this file's outputs differ"
             )
 
     def _data_lies_in(self, names: frozenset[str], limits: AxisRange) -> bool:
@@ -342,7 +342,7 @@ class ExportComparison:
         outcome = self._compare_at(names, extents[0]) if extents else ""
         if outcome == "differs":
             subject = f"axis {' = '.join(sorted(names))!r}: below {limits.minimum}"
-            self.warnings.append(f"{subject} this file computes something else than the model")
+            self.warnings.append(f"{subject} the outputs of this file and the model differ")
         if outcome == "equal":  # each side runs a few times
             count = bisect(extents, False, 1, key=lambda extent: self._compare_at(names, extent) != "equal")
             self._set_minimum(names, extents[count - 1])

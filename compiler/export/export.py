@@ -99,7 +99,7 @@ def export(
         samples = find_preprocessing(samples)
     if spec.dtype and isinstance(source, Source) and source.kind in ("onnx", *TENSORFLOW_KINDS):
         raise InvalidOption(
-            f"`dtype` {spec.dtype}: {source.spec} is no PyTorch model, and keeps its types", option="dtype"
+            f"`dtype` {spec.dtype}: {source.spec} is no PyTorch model; its types are fixed", option="dtype"
         )
     if isinstance(source, Source) and source.kind == "onnx":
         return take_onnx(source, output, data, samples)
@@ -155,7 +155,7 @@ def export(
             )
         except ModelError as error:
             varying = [check.detail for check in original.checks if check.name == VARYING]
-            of_data = [f"in the data vary {text}" for text in varying if error.data.get("reason") == "axis"]
+            of_data = [f"data varies in {text}" for text in varying if error.data.get("reason") == "axis"]
             error.hint = "; ".join(filter(None, (*notes, error.hint, *of_data)))
             raise
 
@@ -186,7 +186,7 @@ def _export(
             require_axes(example, graph.io.inputs, label)
         if graph.opset != opset_version:
             raise ExportError(
-                f"{label}: opset {opset_version} was asked for; the exporter wrote {graph.opset}",
+                f"{label}: opset {opset_version} requested; the exporter wrote {graph.opset}",
                 hint=f"give `opset` {graph.opset}",
             )
         lowest_db = _LOWEST_DB if graph_precision(graph.model) == "int8" else None

@@ -52,7 +52,7 @@ def type_warnings(loaded: LoadedModel, label: str) -> list[str]:
             reason="dtype",
         )
     dtype = next((dtype for dtype in ("float64", "float16") if dtype in of_type), "")
-    return [f"{of_type[dtype]} is {dtype}, which has no INT8; `dtype` float32 exports it so"] if dtype else []
+    return [f"{of_type[dtype]} is {dtype}, which has no INT8; `dtype` float32 converts it"] if dtype else []
 
 
 class InFloat32:

@@ -134,7 +134,7 @@ def input_shapes(
     for name in (*(info.name for info in infos), *(label[0] for label in labels)):
         if name not in shapes:
             raise InvalidOption(
-                f"`inputs` {name}: is no input of the model; it takes {', '.join(shapes)}", option="inputs"
+                f"`inputs` {name}: no input of the model; it takes {', '.join(shapes)}", option="inputs"
             )
     for info in infos:
         if info.extents:

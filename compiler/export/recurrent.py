@@ -59,7 +59,7 @@ def _lstm(tensor: Any, states: Any, *options: Any) -> tuple[Any, ...]:
     if hidden.shape[-1] != cell.shape[-1]:
         raise ExportError(
             "an LSTM with proj_size has no ONNX form",
-            hint="train it without proj_size, and let a Linear behind it make the output narrow",
+            hint="train it without proj_size, with a Linear behind it that narrows the output",
         )
     return _output(tensor, hidden, *options), hidden.new_empty(hidden.shape), cell.new_empty(cell.shape)
 

@@ -136,8 +136,7 @@ def lower_to(graph: Graph, opset_version: int, label: str) -> None:
         graph.edited(lower_opset(graph.load(), opset_version))
     except UnsupportedOperator as error:
         raise ExportError(
-            f"{label}: opset {opset_version} was asked for; the exporter reached {graph.opset}: "
-            f"{error.message}",
+            f"{label}: opset {opset_version} requested; the exporter reached {graph.opset}: {error.message}",
             hint=f"give `opset` {graph.opset}; an operator has no older form",
         ) from error
 
@@ -195,9 +194,9 @@ def _require_ranges(module: Any, example: Example, axes: Axes) -> None:
         largest = required.maximum - required.maximum % captured.multiple
         if captured.maximum < largest and _runs(module, example, {name: largest}):
             raise ExportError(
-                f"axis {name!r}: {required.minimum} to {required.maximum} was asked for, and the model takes "
-                f"{largest}; PyTorch captured a graph for {captured.minimum} to {captured.maximum} alone",
-                hint="give that axis a number in `inputs`, or ask for fewer extents",
+                f"axis {name!r}: {required.minimum} to {required.maximum} requested, and the model takes "
+                f"{largest}; PyTorch captured a graph only for {captured.minimum} to {captured.maximum}",
+                hint="give that axis a number in `inputs`, or request fewer extents",
                 reason="axis",
             )
 
