@@ -1,6 +1,6 @@
 """Capture a PyTorch model as a graph: its dynamic axes, and the extents that PyTorch's guards allow.
 
-A guard is an expression over the symbols of axes that must be true, such as `Eq(s53, 2*(s53//2))`.
+A guard is a condition on the symbols of axes, for example `Eq(s53, 2*(s53//2))`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Axes:
     """The dynamic axes of a captured graph.
 
     Attributes:
-        names: Symbol of the graph, such as "s77", to how the user calls it.
-        ranges: Axis name to the extents that the graph holds for; only axes that have limits.
-        equal: Sets of axis names that are one axis of the graph; each name stands in one set.
-        assumed: Axes that may be 1, which PyTorch assumes of none.
+        names: Symbol of the graph, for example "s77", to the user's name of the axis.
+        ranges: Axis name to the extents for which the graph holds; axes without limits are absent.
+        equal: Sets of names that belong to one axis of the graph; each name is in exactly one set.
+        assumed: Axes that may be 1, although PyTorch assumes 2 or more for every axis.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Axes:
 
 
 def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
-    """Read the dynamic axes of a captured graph: `proven` for all that is asked for, or where guards hold."""
+    """Return a captured graph's dynamic axes, with the requested ranges if `proven`, else those of guards."""
     expressions: dict[str, list[Any]] = {}
     traced: dict[str, int] = {}
     environment: Any = None
@@ -53,7 +53,7 @@ def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
     ]
     for tensor, axis, name, extent in uses:
         if isinstance(extent, int):
-            raise _static(f"axis {axis} ({name}) of input {tensor!r}", f"PyTorch made it {extent}")
+            raise _static_error(f"axis {axis} ({name}) of input {tensor!r}", f"PyTorch made it {extent}")
         expression = extent.node.expr
         expressions.setdefault(name, []).append(expression)
         environment = extent.node.shape_env
@@ -71,25 +71,25 @@ def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
             (symbol,) = expression.free_symbols
             names.setdefault(str(symbol), name if factor == 1 else f"({name}//{factor})")
             if not proven:
-                limits = _limits(symbol, traced, guards, program.range_constraints.get(symbol))
+                limits = _symbol_range(symbol, traced, guards, program.range_constraints.get(symbol))
                 largest = None if limits.maximum is None else limits.maximum * factor
                 scaled = AxisRange(limits.minimum * factor, largest, limits.multiple * factor)
                 ranges[name] = _both(ranges.get(name, example.ranges.get(name, AxisRange())), scaled, name)
                 if ranges[name].minimum == ranges[name].maximum:
-                    raise _static(f"axis {name!r}", f"the model takes {ranges[name].minimum} alone")
+                    raise _static_error(f"axis {name!r}", f"the model takes only {ranges[name].minimum}")
     everything = AxisRange()
     assumed = {name for name in expressions if ranges.get(name, everything).minimum == 1}
     limited = {name: limits for name, limits in ranges.items() if limits != everything}
-    return Axes(names, limited, _equal(expressions), frozenset(assumed))
+    return Axes(names, limited, _equal_axes(expressions), frozenset(assumed))
 
 
-def _static(axis: str, why: str) -> ExportError:
+def _static_error(axis: str, why: str) -> ExportError:
     hint = "give that axis a number in `inputs`, or leave it out of `dynamic`"
     return ExportError(f"{axis} cannot be dynamic: {why}", hint=hint, reason="axis")
 
 
 def rename_axes(model: Any, axes: Axes, example: Example) -> None:
-    """Give the axes of an ONNX model the names of the example's; other axes are told by them."""
+    """Give input axes of an ONNX model their names in the example; other axes become expressions in these."""
     symbols = re.compile(r"\b(" + "|".join(map(re.escape, axes.names)) + r")\b") if axes.names else None
     inputs = {tensor.name: tensor for tensor in example.inputs}
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
@@ -104,7 +104,7 @@ def rename_axes(model: Any, axes: Axes, example: Example) -> None:
 
 
 def _factor(expression: Any) -> int | None:
-    """`a` of `a*s`, 1 of `s`; None of any other expression."""
+    """Return `a` of the expression `a*s`, 1 for `s`, or None for any other expression."""
     if len(expression.free_symbols) != 1:
         return None
     (symbol,) = expression.free_symbols
@@ -112,10 +112,10 @@ def _factor(expression: Any) -> int | None:
     return int(factor) if factor.is_Integer and factor > 0 else None
 
 
-def _equal(expressions: Mapping[str, list[Any]]) -> list[frozenset[str]]:
+def _equal_axes(expressions: Mapping[str, list[Any]]) -> list[frozenset[str]]:
     sets: list[set[str]] = []
     for name, alternatives in expressions.items():
-        joined = {name, *(other for other, theirs in expressions.items() if set(theirs) & set(alternatives))}
+        joined = {name, *(axis for axis, values in expressions.items() if set(values) & set(alternatives))}
         for overlapping in [names for names in sets if names & joined]:
             sets.remove(overlapping)
             joined |= overlapping
@@ -123,17 +123,17 @@ def _equal(expressions: Mapping[str, list[Any]]) -> list[frozenset[str]]:
     return [frozenset(names) for names in sets]
 
 
-def _limits(symbol: Any, traced: Mapping[str, int], guards: Sequence[Guard], limits: Any) -> AxisRange:
-    """The extents of one symbol: by its range, which PyTorch knows, and by the guards."""
+def _symbol_range(symbol: Any, traced: Mapping[str, int], guards: Sequence[Guard], limits: Any) -> AxisRange:
+    """Return the extents of one symbol that both PyTorch's range and the guards allow."""
     lowest, highest = 1, None
     if limits is not None:
-        lowest = int(limits.lower) if limits.lower > 2 else 1  # 2 is what PyTorch assumes of every axis
+        lowest = int(limits.lower) if limits.lower > 2 else 1  # PyTorch assumes 2 or more for every axis
         highest = int(limits.upper) if limits.upper.is_Integer else None
     return allowed_extents(str(symbol), traced, guards, lowest, highest)
 
 
 def _both(first: AxisRange, second: AxisRange, name: str) -> AxisRange:
-    """The extents that lie in both ranges."""
+    """Return the intersection of two ranges; raise ExportError if it is empty."""
     lowest, multiple = max(first.minimum, second.minimum), math.lcm(first.multiple, second.multiple)
     highest = min((limit for limit in (first.maximum, second.maximum) if limit is not None), default=None)
     if highest is not None and highest < lowest:
@@ -141,21 +141,21 @@ def _both(first: AxisRange, second: AxisRange, name: str) -> AxisRange:
     return AxisRange(lowest, highest, multiple)
 
 
-_WINDOW = 512  # extents beyond the traced one among which a multiple shows
-_FAR = 64  # times the traced extent: what holds there holds for all
+_WINDOW = 512  # extents above the traced one that are tested to detect a multiple
+_FAR = 64  # times the traced extent: guards that hold there are taken to hold for every extent
 
 
 @dataclass(frozen=True)
 class Guard:
-    """A guard, by the names of its symbols."""
+    """A guard with its symbols by name."""
 
     symbols: Mapping[str, Any]
     expression: Any
 
     def holds(self, symbol: str, extent: int, traced: Mapping[str, int]) -> bool:
-        """Return whether it is true for an extent, at some extents of the other symbols in it.
+        """Return whether the guard is true at an extent of `symbol`, for some extents of its other symbols.
 
-        Others are traced with 2 or more, and so is what they stand for: their own guards are judged apart.
+        Another symbol traced at n is tried at n, n + 1 and 2 n; its range is found separately.
         """
         alternatives = [
             [extent] if name == symbol else [traced[name], traced[name] + 1, traced[name] * 2]
@@ -164,32 +164,32 @@ class Guard:
         return any(self.value(extents) for extents in product(*alternatives))
 
     def value(self, extents: Iterable[int]) -> bool:
-        """Return whether it is true for the extents of its symbols."""
+        """Return whether the guard is true for the extents of its symbols."""
         from torch.utils._sympy.interp import sympy_interp
 
         environment = dict(zip(self.symbols.values(), extents, strict=True))
         try:
-            return bool(sympy_interp(_analysis(), environment, self.expression))
-        except (ArithmeticError, ValueError):  # such as a division by a number of windows that is 0
+            return bool(sympy_interp(_expression_evaluator(), environment, self.expression))
+        except (ArithmeticError, ValueError):  # for example, a division by 0 windows
             return False
 
 
 @cache
-def _analysis() -> Any:
-    """How PyTorch computes an expression; its own maxima and minima refuse integers of sympy (2.13)."""
+def _expression_evaluator() -> Any:
+    """Return PyTorch's evaluator of expressions; its `maximum` and `minimum` reject sympy integers (2.13)."""
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 
     return type("Analysis", (PythonReferenceAnalysis,), {"maximum": max, "minimum": min})
 
 
 def read_guards(expressions: Iterable[Any], traced: Mapping[str, int]) -> list[Guard]:
-    """Return the expressions of sympy that are about the symbols of input axes, and of known functions."""
+    """Return the guards on symbols of input axes; guards with functions that PyTorch lacks are left out."""
     guards = []
     for expression in dict.fromkeys(expressions):
         symbols = {str(symbol): symbol for symbol in getattr(expression, "free_symbols", ())}
         if symbols and symbols.keys() <= traced.keys():
             guard = Guard(symbols, expression)
-            with suppress(AttributeError, KeyError, NotImplementedError):  # a function that PyTorch lacks
+            with suppress(AttributeError, KeyError, NotImplementedError):
                 guard.value(traced[name] for name in symbols)
                 guards.append(guard)
     return guards
@@ -198,10 +198,7 @@ def read_guards(expressions: Iterable[Any], traced: Mapping[str, int]) -> list[G
 def allowed_extents(
     symbol: str, traced: Mapping[str, int], guards: Sequence[Guard], lowest: int, highest: int | None
 ) -> AxisRange:
-    """Return the extents of a symbol for which all guards hold; the traced one is among them.
-
-    PyTorch knows `lowest` and `highest`, which is None where it knows none.
-    """
+    """Return the extents, within PyTorch's limits, for which all guards hold; they include the traced one."""
     guards = [guard for guard in guards if symbol in guard.symbols]
     start = traced[symbol]
 
@@ -223,7 +220,7 @@ def allowed_extents(
 
 
 def _last_that_holds(inside: int, end: int, holds: Callable[[int], bool]) -> int:
-    """The last of the numbers from `inside` to `end` up to which `holds` is true, by bisection."""
+    """Return the last number from `inside` to `end` up to which `holds` is true, by bisection."""
     if inside == end or holds(end):
         return end
     numbers = range(inside, end, 1 if end > inside else -1)
@@ -233,53 +230,53 @@ def _last_that_holds(inside: int, end: int, holds: Callable[[int], bool]) -> int
 _LEN = len
 
 
-def _free_len(torch: Any) -> Callable[[Any], Any]:
-    """Return `len`, of which Python makes a number, for tensors whose first axis is dynamic."""
+def _symbolic_len(torch: Any) -> Callable[[Any], Any]:
+    """Return a `len` that returns a symbol for a dynamic first axis; Python's `len` makes it a number."""
     return lambda values, /: (
         values.shape[0] if isinstance(values, torch.Tensor) and values.dim() else _LEN(values)
     )
 
 
 def capture(module: Any, example: Example) -> tuple[Any, Axes]:
-    """Capture a module as an `ExportedProgram`; its gradients are off, as they are at inference.
+    """Capture a module, without gradients, as an `ExportedProgram`; return it and its dynamic axes.
 
-    An axis is a plain `Dim` at first: PyTorch then proves that the graph holds for every extent. Where it
-    refuses, the axis is `Dim.DYNAMIC`, for which PyTorch notes the limits that it met (`read_axes`). Where
-    the model made a number of its extent, `len` may be the cause. Both of PyTorch's tracers are tried.
+    Each axis is a plain `Dim` at first: PyTorch then proves that the graph holds for every extent. If PyTorch
+    refuses, the axis becomes `Dim.DYNAMIC`, and PyTorch records its limits as guards (`read_axes`). If the
+    model converts an extent to a number, a symbolic `len` replaces Python's. Both of PyTorch's tracers run.
     """
     torch = import_torch()
     arguments, keywords = example.arguments(example.feeds)
     kinds = (True, False) if any(tensor.dynamic_axes for tensor in example.inputs) else (True,)
-    first: Exception | None = None
+    first_error: Exception | None = None
     with ExitStack() as stack:
-        ways = [(strict, proven) for strict in (False, True) for proven in kinds]
-        while ways:
-            strict, proven = ways.pop(0)
+        attempts = [(strict, proven) for strict in (False, True) for proven in kinds]
+        while attempts:
+            strict, proven = attempts.pop(0)
             try:
                 shapes = dynamic_shapes(module, example, proven=proven)
                 with torch.no_grad():
                     program = torch.export.export(
                         module, arguments, keywords, dynamic_shapes=shapes, strict=strict
                     )
-            except Exception as error:  # whatever PyTorch raises, the next way may do
-                first = first or error
+            except Exception as error:  # PyTorch raises any type; try the next way
+                first_error = first_error or error
                 if "your code specialized it to be a constant" in str(error) and not proven:
                     if builtins.len is not _LEN:
-                        raise first from None  # the other tracer runs the same operators
+                        raise first_error from None  # the other tracer runs the same operators
                     stack.callback(setattr, builtins, "len", _LEN)
-                    builtins.len = _free_len(torch)
-                    ways = [(False, False)]
+                    builtins.len = _symbolic_len(torch)
+                    attempts = [(False, False)]
                 continue
             try:
                 return program, read_axes(program, example, proven=proven)
             except ExportError as error:
-                first = first or error
-    assert first is not None
-    raise first
+                first_error = first_error or error
+    assert first_error is not None
+    raise first_error
 
 
 def dynamic_shapes(module: Any, example: Example, *, proven: bool) -> Any:
-    """Return the `dynamic_shapes` of `torch.export`: of an axis a `Dim`, or `Dim.DYNAMIC` unless `proven`."""
+    """Return the `dynamic_shapes` of `torch.export`: each axis is a `Dim` if `proven`, else `Dim.DYNAMIC`."""
     torch = import_torch()
     dims: dict[str, Any] = {}
     shapes: list[dict[int, Any]] = []
@@ -299,14 +296,14 @@ def dynamic_shapes(module: Any, example: Example, *, proven: bool) -> Any:
         return {tensor.name: axes for tensor, axes in zip(example.inputs, shapes, strict=True)}
     try:
         kinds = [parameter.kind for parameter in inspect.signature(module.forward).parameters.values()]
-        named = kinds.index(inspect.Parameter.VAR_POSITIONAL)
+        named_count = kinds.index(inspect.Parameter.VAR_POSITIONAL)
     except (TypeError, ValueError):  # `forward` has no signature, or no `*args`
         return tuple(shapes)
-    return (*shapes[:named], tuple(shapes[named:]))
+    return (*shapes[:named_count], tuple(shapes[named_count:]))
 
 
 def require_axes(example: Example, written: Any, label: str) -> None:
-    """Refuse a file, with the inputs `written`, in which an axis is static that was to be dynamic."""
+    """Raise ExportError if an axis that must be dynamic is static in `written`, the inputs of the file."""
     by_name = {tensor.name: tensor for tensor in written}
     for tensor in example.inputs:
         for axis, name in tensor.dynamic_axes.items():

@@ -1,17 +1,17 @@
-"""Capture embedding bags as a lookup and a reduction, not as a loop over the bags.
+"""Capture embedding bags as a lookup and a reduction instead of a loop over the bags.
 
-`torch.nn.EmbeddingBag` reads rows of a table and reduces each bag of them. Its exporter writes a Loop that
-appends to a sequence, which neither OpenVINO nor TensorRT takes. Where the bags are the rows of a matrix of
-indices [bags, length], the same is
+`torch.nn.EmbeddingBag` looks up rows of a table and reduces the rows of each bag. PyTorch's exporter writes a
+Loop that appends to a sequence, which neither OpenVINO nor TensorRT supports. If the bags are the rows of an
+index matrix [bags, length], the equivalent is
 
     Gather(table, indices) [bags, length, width] ─ ReduceMean, -Sum or -Max of axis 1 ─ [bags, width]
 
-Where offsets [bags] say where each bag of indices [n] begins, the row at place p is of bag
+If offsets [bags] give the start of each bag in the indices [n], the row at place p belongs to bag
 
     bag[p] = ReduceSum over b of (offsets[b] <= p) - 1
 
-and rows are summed, or their maximum taken, by a scatter to bag[p]. Of bags that begin at the same place all
-but the last are empty: they are 0.
+and a scatter to bag[p] computes the sum or the maximum. Of several bags with the same start, all but the last
+are empty; the result of an empty bag is 0.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ...model.sources.pytorch import import_torch
 
 
 def embedding_bag_form(functional: Any) -> Any:
-    """Return what stands for `embedding_bag` of a module; tables that a call renormalizes stay."""
+    """Return a replacement of `functional.embedding_bag`; calls with `max_norm` run the original."""
     torch, original = import_torch(), functional.embedding_bag
 
     def embedding_bag(  # type: ignore[no-untyped-def]
         input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean",
         sparse=False, per_sample_weights=None, include_last_offset=False, padding_idx=None,
     ):  # fmt: skip
-        if max_norm is not None or (input.dim() == 2 and offsets is not None):  # the second is an error
+        if max_norm is not None or (input.dim() == 2 and offsets is not None):  # the second raises
             return original(
                 input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
                 per_sample_weights, include_last_offset, padding_idx,
@@ -45,14 +45,14 @@ def embedding_bag_form(functional: Any) -> Any:
         if offsets is None:
             offsets = torch.arange(input.shape[0], device=input.device) * input.shape[1]
             rows, present = rows.flatten(0, 1), present.flatten()
-        bags = _reduced(rows, present, offsets, mode)
+        bags = _reduce_bags(rows, present, offsets, mode)
         return bags[:-1] if include_last_offset else bags
 
     return embedding_bag
 
 
-def _reduced(rows: Any, present: Any, offsets: Any, mode: str) -> Any:
-    """The sum, mean or maximum of the rows of each bag that are present."""
+def _reduce_bags(rows: Any, present: Any, offsets: Any, mode: str) -> Any:
+    """Return the sum, mean or maximum over the present rows of each bag."""
     torch = import_torch()
     places = torch.arange(rows.shape[0], device=rows.device)
     bag = (offsets.unsqueeze(0) <= places.unsqueeze(1)).sum(1) - 1

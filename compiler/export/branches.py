@@ -1,12 +1,12 @@
-"""Branches on values of tensors that need not be branches: one of the two ways is right for every sample.
+"""Remove branches on tensor values from a capture where one way of the branch is right for every sample.
 
-A way is taken in the captured graph if PyTorch, made to go it on every sample, gives the outputs that it
-gives by itself:
+The captured graph takes a way if PyTorch, forced to take it on every sample, returns the same outputs as
+without force:
 
     if not mask.any(): mask = None     a shortcut: the long way gives the same outputs
-    if x.isnan().any(): raise ...      a check: the other way raises right there; it is left out
+    if x.isnan().any(): raise ...      a check: the other way raises within a few lines; it is left out
 
-Where a sample goes the other way, and its outputs differ, both are needed: the export is refused.
+If a sample takes the other way and its outputs differ, both ways are needed, and the export is refused.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from ...model.sources.pytorch import import_torch
 from ...spec.tensors import Feeds
 from ..check import Outputs
 
-_MOST_PLACES, _MOST_VALUES = 16, 10_000  # of branches, and of values at one: more are a loop
-_CLOSE = 1e-4  # of the largest value of an output
-_MOST_LINES = 8  # from a condition to the `raise` behind it
+_MOST_PLACES, _MOST_VALUES = 16, 10_000  # branches, and evaluations of a condition; more are a loop
+_CLOSE = 1e-4  # tolerance, relative to the largest magnitude of an output
+_MOST_LINES = 8  # from a condition to its `raise`
 
 Place = tuple[str, int]
-"""A file and a line of it."""
+"""A source file and a line number."""
 Decide = Callable[[Place, Callable[[], bool]], bool]
-"""Returns the way to go at a place, where the values say what the function returns."""
+"""Returns the way to take at a place; its second argument computes the value of the condition."""
 
 
 @dataclass(frozen=True)
 class Branches:
-    """Places to the way that is taken at each, and those of them where the other way raises."""
+    """The way taken at each place, and the places where the other way raises."""
 
     ways: Mapping[Place, bool]
     checks: frozenset[Place]
@@ -56,41 +56,41 @@ class Branches:
 
 
 class _Loop(BaseException):
-    """A place is met too often; no exception that a model or its caller catches."""
+    """A condition is evaluated too often. As a `BaseException`, it escapes the handlers of models."""
 
 
 def find_branches(run: Callable[[Feeds], Outputs], samples: Sequence[Feeds]) -> Branches | None:
-    """Return the ways that are right for every sample; None where a place needs both, or has no branch.
+    """Return the ways that are right for every sample, or None if a place needs both ways or no place exists.
 
-    `run` returns the outputs of the original. The ways that its samples go by themselves are looked at first.
+    `run` returns the outputs of the original. Each sample first runs without force, to record its ways.
     """
     try:
-        natural = [_watched(run, feeds) for feeds in samples]
+        unforced = [_record_ways(run, feeds) for feeds in samples]
     except _Loop:
         return None
-    places = list(dict.fromkeys(place for _, seen in natural for place in seen))
+    places = list(dict.fromkeys(place for _, seen in unforced for place in seen))
     if not places or len(places) > _MOST_PLACES:
         return None
 
     def raises_or_differs(ways: Mapping[Place, bool], place: Place, way: bool) -> str:
-        for feeds, (outputs, seen) in zip(samples, natural, strict=True):
+        for feeds, (outputs, seen) in zip(samples, unforced, strict=True):
             if place in seen and seen[place] == {way}:
                 continue
             try:
                 with going(ways):
-                    found = run(feeds)
+                    forced = run(feeds)
             except _Loop:
                 return "differs"
-            except Exception as error:  # a check raises what it likes
+            except Exception as error:  # a check may raise any type
                 return "raises" if _raised_at(error, place) else "differs"
-            if not _same(found, outputs):
+            if not _outputs_agree(forced, outputs):
                 return "differs"
         return ""
 
     ways: dict[Place, bool] = {}
     checks: set[Place] = set()
     for place in places:
-        seen = set().union(*(values.get(place, set()) for _, values in natural))
+        seen = set().union(*(values.get(place, set()) for _, values in unforced))
         order = [way for way in (False, True) if way not in seen] + sorted(seen)
         problems = {}
         for way in order:
@@ -101,14 +101,14 @@ def find_branches(run: Callable[[Feeds], Outputs], samples: Sequence[Feeds]) -> 
             return None
         if len(seen) == 1 and way in seen:
             if problems[not way] != "raises":
-                return None  # no sample goes the other way, which matters
+                return None  # no sample takes the other way, which changes the outputs
             checks.add(place)
         ways[place] = way
     return Branches(ways, frozenset(checks))
 
 
 def _raised_at(error: BaseException, place: Place) -> bool:
-    """Whether an exception is that of a check: of `raise` or `assert`, just behind the condition."""
+    """Return whether `raise` or `assert` raised an exception, a few lines behind the condition at `place`."""
     while error.__cause__ is not None:
         error = error.__cause__
     last = error.__traceback__
@@ -123,23 +123,23 @@ def _raised_at(error: BaseException, place: Place) -> bool:
 
 @contextmanager
 def going(ways: Mapping[Place, bool]) -> Iterator[None]:
-    """Go these ways in the block, whatever the values are."""
-    met: dict[Place, int] = {}
+    """Force these ways in the block, whatever the values are."""
+    evaluations: dict[Place, int] = {}
 
     def decide(place: Place, compute: Callable[[], bool]) -> bool:
         if place not in ways:
             return compute()
-        met[place] = met.get(place, 0) + 1
-        if met[place] > _MOST_VALUES:
+        evaluations[place] = evaluations.get(place, 0) + 1
+        if evaluations[place] > _MOST_VALUES:
             raise _Loop
         return ways[place]
 
-    with _deciding(decide):
+    with _intercept_bools(decide):
         yield
 
 
-def _watched(run: Callable[[Feeds], Outputs], feeds: Feeds) -> tuple[Outputs, dict[Place, set[bool]]]:
-    """The outputs on a sample, and the ways that it goes."""
+def _record_ways(run: Callable[[Feeds], Outputs], feeds: Feeds) -> tuple[Outputs, dict[Place, set[bool]]]:
+    """Return the outputs on a sample, and the ways that it takes at each place."""
     seen: dict[Place, set[bool]] = {}
     count = 0
 
@@ -152,13 +152,13 @@ def _watched(run: Callable[[Feeds], Outputs], feeds: Feeds) -> tuple[Outputs, di
         seen.setdefault(place, set()).add(value)
         return value
 
-    with _deciding(decide):
+    with _intercept_bools(decide):
         return run(feeds), seen
 
 
 @contextmanager
-def _deciding(decide: Decide) -> Iterator[None]:
-    """Ask `decide` wherever a tensor of one value, or a comparison of two, becomes a bool of Python."""
+def _intercept_bools(decide: Decide) -> Iterator[None]:
+    """Call `decide` wherever a tensor of one value, or a comparison of two tensors, becomes a Python bool."""
     torch = import_torch()
 
     def asking(original: Any, *, of_bools: bool) -> Any:
@@ -167,7 +167,7 @@ def _deciding(decide: Decide) -> Iterator[None]:
             if not of_bools or (first.dtype == torch.bool and first.numel() == 1):
                 return decide(place, lambda: original(*arguments, **options))
             value = original(*arguments, **options)
-            # A number is compared in Python; while a model is captured it is a symbol.
+            # Python compares this number; during a capture it is a symbol.
             return _number(decide, value) if type(value) in (int, float) else value
 
         return decided
@@ -199,7 +199,7 @@ def _place(frame: FrameType) -> Place:
 
 
 def _number(decide: Decide, value: Any) -> Any:
-    """A number of a tensor, whose comparisons ask `decide` where they become a bool."""
+    """Return a copy of a number that calls `decide` when a comparison becomes a bool."""
 
     class Truth:
         def __init__(self, value: bool) -> None:
@@ -210,8 +210,8 @@ def _number(decide: Decide, value: Any) -> Any:
 
     def comparing(name: str) -> Any:
         def compare(self: Any, other: Any) -> Any:
-            found = getattr(type(value), name)(self, other)
-            return found if found is NotImplemented else Truth(found)
+            result = getattr(type(value), name)(self, other)
+            return result if result is NotImplemented else Truth(result)
 
         return compare
 
@@ -220,11 +220,11 @@ def _number(decide: Decide, value: Any) -> Any:
     return type("Number", (type(value),), methods)(value)
 
 
-def _same(found: Outputs, expected: Outputs) -> bool:
-    return len(found) == len(expected) and all(
-        one.shape == other.shape
-        and np.allclose(one, other, rtol=0, atol=_CLOSE * np.abs(other).max(initial=0), equal_nan=True)
+def _outputs_agree(outputs: Outputs, expected: Outputs) -> bool:
+    return len(outputs) == len(expected) and all(
+        output.shape == other.shape
+        and np.allclose(output, other, rtol=0, atol=_CLOSE * np.abs(other).max(initial=0), equal_nan=True)
         if other.dtype.kind == "f"
-        else np.array_equal(one, other)
-        for one, other in zip(found, expected, strict=True)
+        else np.array_equal(output, other)
+        for output, other in zip(outputs, expected, strict=True)
     )

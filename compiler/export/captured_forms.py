@@ -1,19 +1,18 @@
-"""Forms in which a model is captured, where PyTorch's own have no ONNX form. They compute the same.
+"""Replace functions without an ONNX form by equivalent ones while a model is captured.
 
-1. Embedding bags are a lookup and a reduction, not a loop over the bags (`bags`), and recurrent layers take
-   any number of steps (`recurrent`).
-2. Attention is computed by plain operators, not by the single operator of PyTorch's fast path, and a
-   mask is taken as it is: whether it is a causal one is a branch on its values.
-   A `torch.nn.TransformerEncoder` then writes zeros where its fast path leaves out padding. Whether there is
-   more than one token to mask becomes a guard.
-3. Experts (transformers) are computed for every token each, weighted by 0 where the router did not choose
-   them. The weights are constants of a MatMul; sorting the tokens by expert has no ONNX form.
-4. An inverse transform of spectra is a transform of its frames and one fold, at any number of frames:
-   spectra [B, M, T] ─ irfft ─ x window ─ fold ─ Div (window ** 2 ─ fold) ─ [B, length]. PyTorch captures
-   `torch.istft` as one write for each point of a frame, and as a fixed length where one is asked for (2.13).
-5. Pooling with a kernel as large as its input, such as `max_pool1d(x, x.shape[2])`, is a reduction of its
-   axes: a kernel is a number.
-6. Distributions do not check their parameters, which would branch on them.
+1. Embedding bags become a lookup and a reduction (`bags`), and recurrent layers take any number of steps
+   (`recurrent`).
+2. Attention consists of plain operators, without the single operator of PyTorch's fast path. A mask is added
+   as it is, because testing whether it is causal branches on its values. `torch.nn.TransformerEncoder` writes
+   zeros for padding, as its fast path does. Whether a causal mask has more than one token becomes a guard.
+3. Experts (transformers) are all computed for every token, and weighted by 0 if the router did not choose
+   them. Their weights are constants of a MatMul; sorting the tokens by expert has no ONNX form.
+4. `torch.istft` becomes a transform of its frames and one fold, for any number of frames:
+   spectra [B, M, T] ─ irfft ─ x window ─ fold ─ Div (window ** 2 ─ fold) ─ [B, length]. PyTorch captures one
+   write for each point of a frame, and fixes the output length if `length` is passed (2.13).
+5. Pooling with a kernel as large as its input, for example `max_pool1d(x, x.shape[2])`, becomes a reduction
+   of these axes, because a kernel size must be a number.
+6. Distributions skip the checks of their parameters, which branch on values.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from .recurrent import free_steps
 
 @contextmanager
 def captured_forms() -> Iterator[set[str]]:
-    """Let functions of PyTorch and transformers have these forms in the block; yield notes for the user."""
+    """Install these forms in PyTorch and transformers for the block; yield notes for the user."""
     torch = import_torch()
     transformer, mha = torch.nn.modules.transformer, torch.backends.mha
     functional = torch.nn.functional
@@ -41,7 +40,7 @@ def captured_forms() -> Iterator[set[str]]:
     with ExitStack() as stack:
         for module in list(sys.modules.values()):
             names = names_in(module)
-            # `inspect` reads the file of each module, on which a lazy one imports what may not be there.
+            # `inspect` reads `__file__` of all modules; lazy ones then import packages that may be missing.
             if "__file__" not in names and (type(module) is not ModuleType or "__getattr__" in names):
                 names["__file__"] = "<lazy>"
                 stack.callback(names.pop, "__file__", None)
@@ -62,7 +61,7 @@ def captured_forms() -> Iterator[set[str]]:
             replaced.append((experts.ExpertsInterface, "get_interface", lambda *_: _every_expert(notes)))
         for owner, name, form in replaced:
             original = getattr(owner, name)
-            # Modules that import a function by its name have it, too.
+            # Also replace it in modules that imported the function by name.
             for module in list(sys.modules.values()) if owner is functional else ():
                 names = names_in(module)
                 if names.get(name) is original:
@@ -78,7 +77,7 @@ _ATTENTION = "scaled_dot_product_attention"
 
 
 def _attention(original: Any) -> Any:
-    """Case 2: the operator takes a bool, not whether a free extent is more than 1."""
+    """Case 2: return attention that converts `is_causal`, which may be a comparison of extents, to a bool."""
 
     def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):  # type: ignore[no-untyped-def]
         return original(query, key, value, attn_mask, dropout_p, bool(is_causal), **options)
@@ -87,7 +86,7 @@ def _attention(original: Any) -> Any:
 
 
 def inverse_form(torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Case 4: `torch.istft` of real signals; spectra of complex ones are `original`'s."""
+    """Case 4: return a `torch.istft` for real signals; others run `original`."""
 
     def istft(
         input: Any, n_fft: int, hop_length: int | None = None, win_length: int | None = None,
@@ -118,7 +117,7 @@ def inverse_form(torch: Any, original: Callable[..., Any]) -> Callable[..., Any]
         start = n_fft // 2 if center else 0
         if length is None:
             signal, weight = (value[:, start : total - start] for value in (signal, weight))
-        else:  # what no frame reaches is 0
+        else:  # points behind the last frame are 0
             signal = torch.nn.functional.pad(signal, (0, length))[:, start : start + length]
             weight = torch.nn.functional.pad(weight, (0, length), value=1.0)[:, start : start + length]
         output = signal / weight
@@ -128,12 +127,12 @@ def inverse_form(torch: Any, original: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _is_causal(_: Any, is_causal: bool | None = None, size: int | None = None) -> bool:  # noqa: ARG001
-    """Case 2: as the caller says. A mask that is not known to be causal is added as it is."""
+    """Case 2: return True only if the caller passes it; other masks are added as they are."""
     return is_causal is True
 
 
 def _encoder(torch: Any) -> Any:
-    """Case 2: padding at the ends of all sequences is 0 after the last layer, before the norm."""
+    """Case 2: return a `forward` that zeroes padding before the norm, if all padding is at sequence ends."""
 
     original = torch.nn.TransformerEncoder.forward
 
@@ -145,9 +144,9 @@ def _encoder(torch: Any) -> Any:
         layers = copy.copy(self)
         layers._modules = {**self._modules, "norm": None}
         output = original(layers, src, mask, padding, is_causal)
-        present = ~padding.bool()  # of floats, 0 is what is read
-        first = torch.arange(padding.shape[1], device=padding.device) < present.sum(1, keepdim=True)
-        at_ends = (first == present).all()  # else the fast path is not taken
+        present = ~padding.bool()  # a float mask is 0 at tokens that attention reads
+        leading = torch.arange(padding.shape[1], device=padding.device) < present.sum(1, keepdim=True)
+        at_ends = (leading == present).all()  # otherwise PyTorch does not take the fast path
         output = output.masked_fill((~present & at_ends).unsqueeze(-1), 0.0)
         return output if self.norm is None else self.norm(output)
 
@@ -155,7 +154,7 @@ def _encoder(torch: Any) -> Any:
 
 
 def _pools(torch: Any) -> Iterator[tuple[Any, str, Any]]:
-    """Case 5."""
+    """Case 5: yield module, function name and replacement."""
     functional = torch.nn.functional
 
     def form(original: Any, reduce: Any, rank: int) -> Any:
@@ -180,17 +179,17 @@ def _pools(torch: Any) -> Iterator[tuple[Any, str, Any]]:
 
 
 def _every_expert(notes: set[str]) -> Any:
-    """Case 3."""
+    """Case 3: return a `forward` that computes every expert."""
 
     def linear(experts: Any, name: str, expert: int, values: Any) -> Any:
         weight = getattr(experts, name)[expert]
         values = values @ (weight if experts.is_transposed else weight.transpose(0, 1))
         return values + getattr(experts, f"{name}_bias")[expert] if experts.has_bias else values
 
-    def forward(experts: Any, hidden: Any, chosen: Any, weights: Any) -> Any:
-        """Chosen and weights: [tokens, count] of the experts that the router chose for a token."""
+    def forward(experts: Any, hidden: Any, indices: Any, weights: Any) -> Any:
+        """`indices` and `weights` [tokens, count]: the experts that the router chose, and their weights."""
         notes.add(
-            f"experts: all {experts.num_experts} are computed for every token, and the {chosen.shape[-1]} "
+            f"experts: all {experts.num_experts} are computed for every token, and the {indices.shape[-1]} "
             "that the router chose are added"
         )
         total: Any = 0
@@ -202,7 +201,7 @@ def _every_expert(notes: set[str]) -> Any:
             output = linear(experts, "down_proj", expert, inner)
             if getattr(experts, "has_post_expert_norm", False):
                 output = experts.post_expert_norm(output)
-            total = total + output * (weights * (chosen == expert)).sum(-1, keepdim=True)
+            total = total + output * (weights * (indices == expert)).sum(-1, keepdim=True)
         return total.to(hidden.dtype)
 
     return forward

@@ -1,4 +1,4 @@
-"""Run the model to export in PyTorch, and compare the file with it, also at other extents of its axes."""
+"""Compare an exported file with its PyTorch model, also at other extents of the dynamic axes."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _SEVERAL = 8  # batches of the data
 
 @dataclass
 class Original:
-    """A loaded model, an example that it runs on, alternatives of other extents, first feeds of the data.
+    """A loaded model, an example that it runs on, examples with other extents, and first feeds of the data.
 
-    `shapes` are those of batches of the data.
+    `shapes` has the input shapes in batches of the data.
     """
 
     loaded: LoadedModel
@@ -54,12 +54,12 @@ class Original:
         return flat_outputs(run(self.loaded, self.example, feeds, self.label))[1]
 
     def several(self) -> list[Feeds]:
-        """Return the feeds of the example, and of the first batches of the data."""
+        """Return the feeds of the example and of the first batches of the data."""
         batches = itertools.islice(self.samples, _SEVERAL) if self.samples is not None else ()
         return [self.example.feeds, *(batch.feeds for batch in batches)]
 
     def take(self, example: Example) -> bool:
-        """Take another example in place of the first; False where the model raises on it."""
+        """Replace the example; return False, without a change, if the model raises on the new one."""
         try:
             self.reference = run(self.loaded, example, example.feeds, self.label)
         except ModelError:
@@ -79,9 +79,9 @@ def open_original(
     *,
     read: type[Data] = Data,
 ) -> Iterator[Original]:
-    """Find an example that the model runs on; caches are off in the block where the model returns one.
+    """Find an example that the model runs on; caches are off in the block if the model returns a cache.
 
-    The data is read as `preprocessing` says, or as the model itself does without one.
+    `preprocessing` converts the samples; if it is None, the model's preprocessing does.
     """
     samples, feeds = None, None
     shapes: Shapes = {}
@@ -97,15 +97,15 @@ def open_original(
         feeds = next(iter(samples)).feeds
         first = make_example(loaded, inputs, dynamic, data=feeds)
     rungs = range(1, len(EXTENTS)) if first.guessed else ()
-    tried = iter([first, *(make_example(loaded, inputs, dynamic, data=feeds, rung=rung) for rung in rungs)])
-    example, reference = _first_that_runs(loaded, tried, label)
+    trials = iter([first, *(make_example(loaded, inputs, dynamic, data=feeds, rung=rung) for rung in rungs)])
+    example, reference = _first_that_runs(loaded, trials, label)
     warnings = list(loaded.warnings)
     if loaded.was_training:
         warnings.append("the model was in training mode; it is exported in evaluation mode")
     with ExitStack() as stack:
         try:
-            again = partial(run, loaded, example, example.feeds, label)
-            reference, configs = without_cache(loaded.module, reference, again)
+            rerun = partial(run, loaded, example, example.feeds, label)
+            reference, configs = without_cache(loaded.module, reference, rerun)
         except ForeignOutput as error:
             raise ExportError(f"{label}: {error.message}", hint=error.hint, **error.data) from error
         _require_real(example, reference, loaded, label)
@@ -114,12 +114,12 @@ def open_original(
         if configs:
             warnings.append(WITHOUT_CACHE.format("exported"))
         yield Original(
-            loaded, label, example, reference, list(tried), feeds, samples, warnings, checks, shapes
+            loaded, label, example, reference, list(trials), feeds, samples, warnings, checks, shapes
         )
 
 
 def run(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:
-    """Return what the model returns on feeds; where it raises, the error names the input that was made up."""
+    """Return the model's outputs on feeds; raise ModelError, naming random inputs, if the model raises."""
     try:
         with quiet():
             return example.call(loaded.module, feeds)
@@ -139,17 +139,17 @@ def run(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:
         ) from error
 
 
-def _first_that_runs(loaded: LoadedModel, tried: Iterator[Example], label: str) -> tuple[Example, Any]:
-    refused: list[ModelError] = []
-    for example in tried:
+def _first_that_runs(loaded: LoadedModel, examples: Iterator[Example], label: str) -> tuple[Example, Any]:
+    errors: list[ModelError] = []
+    for example in examples:
         try:
             return example, run(loaded, example, example.feeds, label)
         except ModelError as error:
-            refused.append(error)
-    if len(refused) > 1:
+            errors.append(error)
+    if len(errors) > 1:
         extents = ", ".join(f"{image}/{length}" for image, length in EXTENTS[1:])
-        refused[0].message += f" (nor does it run with other extents, of images/of lengths: {extents})"
-    raise refused[0]
+        errors[0].message += f" (nor does it run with other extents, of images/of lengths: {extents})"
+    raise errors[0]
 
 
 def _require_real(example: Example, reference: Any, loaded: LoadedModel, label: str) -> None:
@@ -170,16 +170,16 @@ def _require_real(example: Example, reference: Any, loaded: LoadedModel, label: 
             )
 
 
-_FEW = 16  # a first axis traced with no more is a batch: 1 and 3 are what is checked
-_TRACED_BATCHES = 16  # of the data, that a trace is compared on
-_BEYOND = 4096  # extents beyond a limit that are tried, at most
+_FEW = 16  # a first axis traced with at most this extent is a batch, checked at CHECK_EXTENTS
+_TRACED_BATCHES = 16  # batches of the data on which a traced file is compared
+_BEYOND = 4096  # largest extent that is tried beyond a limit
 
 
 @dataclass
 class ExportComparison:
-    """Runs the original and the file, `traced` or not, on the same feeds, and finds the ranges of axes.
+    """Compares the original with the file, `traced` or not, on the same feeds, and finds the ranges of axes.
 
-    `lowest_db` is the ratio that is enough where both sides round to integers.
+    `lowest_db` is the sufficient SQNR in dB if both sides round to integers.
     """
 
     original: Original
@@ -197,24 +197,24 @@ class ExportComparison:
 
     @property
     def example(self) -> Example:
-        """The feeds that checks start from: of the data where there is any."""
+        """The example from which checks start, with the first feeds of the data if there is any."""
         example, data = self.original.example, self.original.data
         return example if data is None else replace(example, feeds=data, made_up=frozenset())
 
     def run(self) -> Iterator[Check]:
-        """Yield a check for each dynamic axis, or of the traced extents, and one of the data."""
-        checks = [check for names in self.axes.equal for check in self._axis(names)]
+        """Yield the checks of dynamic axes, at the traced extents, on other values, and on the data."""
+        checks = [check for names in self.axes.equal for check in self._axis_checks(names)]
         yield from checks
         if not checks or self.traced:
             self.progress("compare with PyTorch")
             yield self.compare("same outputs as PyTorch", self.original.example.feeds)
         if self.traced and not self.original.data:
-            # Integers stay, which may be indices.
+            # Integers do not vary: they may be indices.
             other = self.original.example.at({}, seed=1).items()
             varied = {name: -array if array.dtype.kind == "f" else array for name, array in other}
             yield self.compare("same outputs as PyTorch on other values", varied)
         if self.original.samples is not None:
-            # A trace holds the branches of one sample; others may take other ones.
+            # A trace contains the branches of one sample; other samples may take other branches.
             batches = itertools.islice(self.original.samples, _TRACED_BATCHES if self.traced else 1)
             yield self.compare("same outputs as PyTorch on the data", *(batch.feeds for batch in batches))
 
@@ -231,12 +231,12 @@ class ExportComparison:
             return Check(subject, False, error.message)
         return compare_outputs(subject, self.names, pairs, lowest_db=self.lowest_db)
 
-    def _axis(self, names: frozenset[str]) -> Iterator[Check]:
-        """Checks of one axis, at other extents than the traced one."""
+    def _axis_checks(self, names: frozenset[str]) -> Iterator[Check]:
+        """Yield the checks of one axis, at extents other than the traced one."""
         name = " = ".join(sorted(names))
         refusal, checked = "", False
-        enough, fallbacks = self._extents(names, self._limits(names))
-        for extent in (*enough, *fallbacks):
+        preferred, fallbacks = self._extents_to_check(names, self._range_of(names))
+        for extent in (*preferred, *fallbacks):
             if checked and extent in fallbacks:
                 break
             feeds = self.example.at(dict.fromkeys(names, extent))
@@ -257,34 +257,34 @@ class ExportComparison:
             else:
                 self._refuse(check, feeds)
         if not checked:
-            why = refusal or "it has none"
+            why = refusal or "none exists"
             self.warnings.append(f"axis {name!r} was not checked at another extent: {why}")
-        self._look_beyond(names)
+        self._check_beyond_limits(names)
 
-    def _extents(self, names: frozenset[str], limits: AxisRange) -> tuple[list[int], list[int]]:
-        """Extents to check, and others for when the original takes none of these."""
+    def _extents_to_check(self, names: frozenset[str], limits: AxisRange) -> tuple[list[int], list[int]]:
+        """Return extents to check, and fallbacks if the original raises on all of these."""
         traced = self.example.extents[next(iter(names))]
         axes = [item for tensor in self.example.inputs for item in tensor.dynamic_axes.items()]
         first = all(axis == 0 for axis, name in axes if name in names)
         step = limits.multiple
         grown, half = traced + max(traced // 2 // step * step, step), max(traced // 2 // step, 1) * step
         candidates = [grown, traced + step, traced * 2, half, traced + 3 * step]
-        enough = list(CHECK_EXTENTS) if first and traced <= _FEW else candidates[: 3 if self.traced else 1]
-        if names & self.axes.assumed and 1 not in enough:
-            enough.append(1)
+        preferred = list(CHECK_EXTENTS) if first and traced <= _FEW else candidates[: 3 if self.traced else 1]
+        if names & self.axes.assumed and 1 not in preferred:
+            preferred.append(1)
 
-        def allowed(extents: Sequence[int], without: Sequence[int]) -> list[int]:
+        def allowed(extents: Sequence[int], excluded: Sequence[int]) -> list[int]:
             return [
                 extent
                 for extent in dict.fromkeys(extents)
-                if extent >= 1 and extent not in without and limits.nearest(extent) == extent
+                if extent >= 1 and extent not in excluded and limits.nearest(extent) == extent
             ]
 
-        first_choice = allowed(enough, [traced])
+        first_choice = allowed(preferred, [traced])
         fallbacks = [*candidates, limits.nearest(1), limits.nearest(traced * 4)]
         return first_choice, allowed(fallbacks, [traced, *first_choice])
 
-    def _limits(self, names: frozenset[str]) -> AxisRange:
+    def _range_of(self, names: frozenset[str]) -> AxisRange:
         return next((self.ranges[name] for name in names if name in self.ranges), AxisRange())
 
     def _set_minimum(self, names: frozenset[str], minimum: int) -> None:
@@ -292,40 +292,40 @@ class ExportComparison:
             limits = self.ranges.get(name, AxisRange())
             self.ranges[name] = AxisRange(minimum, limits.maximum, limits.multiple)
 
-    def _look_beyond(self, names: frozenset[str]) -> None:
-        """What the file computes where PyTorch does not vouch for it: beyond limits that nobody asked for.
+    def _check_beyond_limits(self, names: frozenset[str]) -> None:
+        """Compare file and model at extents beyond limits that were not requested.
 
-        A limit is mostly the model's own, which then raises. Where it does not, and computes something else,
-        the limit is that of a branch in Python, which the file has frozen. Where the file computes the same,
-        PyTorch was too careful: it assumes that no extent inside the model is 1.
+        Most limits are the model's: it raises beyond them. If the model runs and the outputs differ, the
+        limit comes from a Python branch that is frozen in the file. If the outputs agree, PyTorch was too
+        careful: it assumes that no extent inside the model is 1.
         """
-        limits = self._limits(names)
+        limits = self._range_of(names)
         ranges = self.original.example.ranges
         required = next((ranges[name] for name in names if name in ranges), AxisRange())
         step = limits.multiple
         name, beyond = " = ".join(sorted(names)), (limits.maximum or 0) + step
         is_limited = limits.maximum not in (None, required.maximum)
-        if is_limited and self._look(names, beyond) == "differs":
+        if is_limited and self._compare_at(names, beyond) == "differs":
             if self._data_lies_in(names, limits):
                 self.warnings.append(
                     f"axis {name!r} takes {spelled(limits)}, where all samples lie: the model branches on "
-                    "its extent, and beyond these the file computes something else"
+                    "its extent, and beyond these the file's outputs differ"
                 )
                 return
             raise ExportError(
                 f"{self.original.label}: axis {name!r} cannot be dynamic without a range: the model "
-                f"branches on its extent, and the file is right for {spelled(limits)} alone",
+                f"branches on its extent, and the file is right only for {spelled(limits)}",
                 hint=f"declare the range in `inputs`: {name}={limits.minimum}..{limits.maximum}",
             )
         self._lower_minimum(names, max(required.minimum, 2) - 1)
-        if step > 1 and self._look(names, self.example.extents[next(iter(names))] + 1) == "differs":
+        if step > 1 and self._compare_at(names, self.example.extents[next(iter(names))] + 1) == "differs":
             self.warnings.append(
                 f"axis {name!r}: the model takes other extents than multiples of {limits.multiple}, too; "
-                "there this file computes something else"
+                "there this file's outputs differ"
             )
 
     def _data_lies_in(self, names: frozenset[str], limits: AxisRange) -> bool:
-        """Whether there are batches of data, and all have extents within limits."""
+        """Return whether there is data and all its batches have extents within the limits."""
         extents = [
             shape[axis]
             for tensor in self.example.inputs
@@ -337,18 +337,18 @@ class ExportComparison:
 
     def _lower_minimum(self, names: frozenset[str], below: int) -> None:
         """Lower a minimum to the least extent above `below` from which on file and model agree."""
-        limits = self._limits(names)
+        limits = self._range_of(names)
         extents = range(limits.minimum - limits.multiple, below, -limits.multiple)
-        outcome = self._look(names, extents[0]) if extents else ""
+        outcome = self._compare_at(names, extents[0]) if extents else ""
         if outcome == "differs":
             subject = f"axis {' = '.join(sorted(names))!r}: below {limits.minimum}"
-            self.warnings.append(f"{subject} this file computes something else than the model")
+            self.warnings.append(f"{subject} the outputs of this file and the model differ")
         if outcome == "equal":  # each side runs a few times
-            count = bisect(extents, False, 1, key=lambda extent: self._look(names, extent) != "equal")
+            count = bisect(extents, False, 1, key=lambda extent: self._compare_at(names, extent) != "equal")
             self._set_minimum(names, extents[count - 1])
 
-    def _look(self, names: frozenset[str], extent: int) -> str:
-        """Whether outputs at an extent are "equal", or one "differs", or either side has "refused"."""
+    def _compare_at(self, names: frozenset[str], extent: int) -> str:
+        """Return "equal" or "differs" for the outputs at an extent, or "refused" if either side raises."""
         if extent > _BEYOND:
             return "refused"
         feeds = self.example.at(dict.fromkeys(names, extent))
@@ -361,8 +361,8 @@ class ExportComparison:
 
     def _refuse(self, check: Check, feeds: Feeds) -> NoReturn:
         message = f"{self.original.label}: the exported file failed '{check.name}': {check.detail}"
-        twice = zip(self.original.outputs(feeds), self.original.outputs(feeds), strict=True)
-        if not all(np.array_equal(first, second, equal_nan=True) for first, second in twice):
+        runs = zip(self.original.outputs(feeds), self.original.outputs(feeds), strict=True)
+        if not all(np.array_equal(first, second, equal_nan=True) for first, second in runs):
             raise ModelError(
                 f"{message}; the model itself is random: two runs on one input differ",
                 hint="take the randomness out of forward(), or leave it out of the exported part",
@@ -378,6 +378,6 @@ class ExportComparison:
 
 
 def spelled(limits: AxisRange) -> str:
-    """Return a range as words: "32 to 512 in multiples of 8"."""
+    """Return a range in words: "32 to 512, multiples of 8"."""
     end = "or more" if limits.maximum is None else f"to {limits.maximum}"
     return f"{limits.minimum} {end}" + (f", multiples of {limits.multiple}" if limits.multiple > 1 else "")

@@ -1,7 +1,7 @@
-"""What samples say of a model's inputs: names and types of those that nobody spelled, and axes that vary.
+"""Read names, types and varying axes of inputs from samples, where neither the user nor the model gives them.
 
-An axis is dynamic where batches differ in its extent; a first axis, too, where they differ from the model's
-own example. Axes of several inputs that have the same extents in every batch are one axis.
+An axis is dynamic if batches differ in its extent; a first axis also if they differ from the model's example.
+Axes of several inputs with the same extents in every batch are one axis.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from ...model.sources.preprocessing import Preprocessing, as_json, fit_preproces
 from ...model.sources.pytorch import LoadedModel
 from ...spec.tensors import Dim, TensorInfo, parse_dynamic_axis, parse_input
 
-_BATCHES = 16  # that are looked at
-_ROWS = ("npz", "npy")  # of which the first axis counts samples, as many as the model takes
+_BATCHES = 16  # batches that are read
+_ROWS = ("npz", "npy")  # kinds with all samples on the first axis; the model's extent is the batch size
 
 VARYING = "axes that vary in the data are dynamic"
-"""Name of the check that lists them."""
+"""Name of the check that lists these axes."""
 
 Shapes = Mapping[str, Sequence[tuple[int, ...]]]
 """Input name to its shape in every batch."""
 Place = tuple[str, int]
-"""An input and an axis of it."""
+"""An input and an index of its axes."""
 
 
 def with_preprocessing(
     inputs: Sequence[TensorInfo], preprocessing: Preprocessing | None
 ) -> tuple[TensorInfo, ...]:
-    """Return inputs with how samples become them; as they are where nothing is said."""
+    """Return the inputs with the preprocessing fitted to them, or unchanged inputs without preprocessing."""
     fitted = fit_preprocessing(preprocessing, inputs) if preprocessing is not None else {}
     return tuple(
         replace(tensor, preprocessing=as_json(fitted[tensor.name])) if tensor.name in fitted else tensor
@@ -48,30 +48,30 @@ def with_preprocessing(
 def inputs_of_data(
     loaded: LoadedModel, spelled: Sequence[str | TensorInfo], data: str, read: type[Data]
 ) -> tuple[Sequence[str | TensorInfo], Shapes]:
-    """Return the inputs, which the data tells where nobody else does, and the shapes that the data has.
+    """Return the inputs, read from the data if they are unknown, and their shapes in the data.
 
-    Only functions and arrays have shapes of their own; data of other kinds is made to fit the inputs.
+    Only functions and arrays have shapes; data of other kinds is fitted to the inputs.
     """
     inputs = known_inputs(loaded, spelled)
     kind = read(data, inputs).spelling.kind
     if kind not in (FUNCTION, *ARRAYS):
         return spelled, {}
-    numbers = {parse_input(one).name if isinstance(one, str) else one.name for one in spelled}
+    named = {parse_input(item).name if isinstance(item, str) else item.name for item in spelled}
     if not inputs:
         inputs = inputs_of_first_batch(loaded, data, read)
         spelled = inputs
-    loose = [tensor if tensor.name in numbers else _loosened(tensor, rows=kind in _ROWS) for tensor in inputs]
-    batches = [batch.feeds for batch in islice(read(data, loose), _BATCHES)]
+    loosened = [tensor if tensor.name in named else _loosen(tensor, rows=kind in _ROWS) for tensor in inputs]
+    batches = [batch.feeds for batch in islice(read(data, loosened), _BATCHES)]
     return spelled, {tensor.name: [batch[tensor.name].shape for batch in batches] for tensor in inputs}
 
 
 def varying_axes(inputs: Sequence[TensorInfo], shapes: Shapes, dynamic: Sequence[str]) -> dict[Place, str]:
-    """Return the axes that vary and that nobody named, and their names.
+    """Return the varying axes without a name, and new names for them.
 
     Args:
-        inputs: As the model's example, or the user, has them.
-        shapes: Those of batches of the data.
-        dynamic: What is named already, as `INPUT:AXIS=NAME`.
+        inputs: Inputs of the model's example or of the user.
+        shapes: Shapes of the inputs in batches of the data.
+        dynamic: Named axes, as `INPUT:AXIS=NAME`.
     """
     extents = {
         (name, axis): column
@@ -80,24 +80,24 @@ def varying_axes(inputs: Sequence[TensorInfo], shapes: Shapes, dynamic: Sequence
     }
     names = {(tensor.name, axis): name for tensor in inputs for axis, name in tensor.dynamic_axes.items()}
     names |= {(name, axis): label for name, axis, label in map(parse_dynamic_axis, dynamic)}
-    found: dict[Place, str] = {}
+    new_names: dict[Place, str] = {}
     for tensor in inputs:
         for axis, dim in enumerate(tensor.shape if tensor.name in shapes else ()):
             place = tensor.name, axis
             of_example = {dim} if axis == 0 else set()
             if place not in names and len({*extents[place], *of_example}) > 1:
-                names[place] = found[place] = _name(place, extents, names)
-    first = {found.get((tensor.name, 0)) for tensor in inputs if tensor.shape}
+                names[place] = new_names[place] = _name_axis(place, extents, names)
+    first = {new_names.get((tensor.name, 0)) for tensor in inputs if tensor.shape}
     if "batch" not in names.values() and len(first) == 1:  # the same axis in every input
-        found = {place: "batch" if name in first else name for place, name in found.items()}
-    return found
+        new_names = {place: "batch" if name in first else name for place, name in new_names.items()}
+    return new_names
 
 
-def told(found: Mapping[Place, str], shapes: Shapes) -> list[Check]:
-    """Return the line that says which axes vary in the data, if there are any."""
+def told(varying: Mapping[Place, str], shapes: Shapes) -> list[Check]:
+    """Return a check that lists the varying axes and their extents; nothing if no axis varies."""
     lines = []
-    for name in dict.fromkeys(found.values()):
-        places = [place for place, other in found.items() if other == name]
+    for name in dict.fromkeys(varying.values()):
+        places = [place for place, label in varying.items() if label == name]
         tensor, axis = places[0]
         extents = [shape[axis] for shape in shapes[tensor]]
         listed = ", ".join(f"{tensor}:{axis}" for tensor, axis in places)
@@ -105,38 +105,38 @@ def told(found: Mapping[Place, str], shapes: Shapes) -> list[Check]:
     return [Check(VARYING, True, "; ".join(lines))] if lines else []
 
 
-def _name(place: Place, extents: Mapping[Place, tuple[int, ...]], names: Mapping[Place, str]) -> str:
-    """The name of the axis of another input that varies alike, at best the same axis; else its own."""
+def _name_axis(place: Place, extents: Mapping[Place, tuple[int, ...]], names: Mapping[Place, str]) -> str:
+    """Return the name of another input's axis with the same extents (same index first), or a new name."""
     tensor, axis = place
-    of_tensor = {name for (other, _), name in names.items() if other == tensor}
+    of_tensor = {name for (other_input, _), name in names.items() if other_input == tensor}
     alike = [
         (other_axis != axis, name)
-        for (other, other_axis), name in names.items()
-        if name not in of_tensor and extents.get((other, other_axis)) == extents[place]
+        for (other_input, other_axis), name in names.items()
+        if name not in of_tensor and extents.get((other_input, other_axis)) == extents[place]
     ]
     return min(alike, key=lambda item: item[0])[1] if alike else parse_dynamic_axis(f"{tensor}:{axis}")[2]
 
 
-def _loosened(tensor: TensorInfo, *, rows: bool) -> TensorInfo:
+def _loosen(tensor: TensorInfo, *, rows: bool) -> TensorInfo:
     return replace(
         tensor, shape=tuple(d if rows and not axis else "?" for axis, d in enumerate(tensor.shape))
     )
 
 
 def inputs_of_first_batch(loaded: LoadedModel, data: str, read: type[Data]) -> tuple[TensorInfo, ...]:
-    """Return the inputs of the first batch: of a dict by its keys, of a tuple by `forward`'s parameters.
+    """Return the inputs of the first batch, named by its keys (dict) or by `forward`'s parameters (tuple).
 
-    A first axis that all share is the batch, which is dynamic: samples do not say how many go together.
+    A first axis that all inputs share is the batch. It is dynamic, because samples do not fix a batch size.
     """
-    named = forward_parameters(loaded.module)
-    required = [name for name, one in named if one.default is inspect.Parameter.empty]
-    names = required or [name for name, _ in named[:1]]
+    parameters = forward_parameters(loaded.module)
+    required = [name for name, parameter in parameters if parameter.default is inspect.Parameter.empty]
+    names = required or [name for name, _ in parameters[:1]]
     first = read(data, [TensorInfo(name, "undefined", ("?",)) for name in names]).first_unchecked()
     is_batch = len({array.shape[:1] for array in first.values() if array.ndim}) == 1
-    wide = any(str(value.dtype) == "torch.float64" for value in loaded.module.parameters())
+    has_float64 = any(str(value.dtype) == "torch.float64" for value in loaded.module.parameters())
     tensors = []
     for name, array in first.items():
-        dtype = "float32" if array.dtype == np.float64 and not wide else str(array.dtype)
+        dtype = "float32" if array.dtype == np.float64 and not has_float64 else str(array.dtype)
         shape: tuple[Dim, ...] = array.shape
         tensors.append(TensorInfo(name, dtype, ("batch", *shape[1:]) if is_batch and shape else shape))
     return tuple(tensors)

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
     from ...spec.keywords import ExportKeywords
 
-_NARROW = 4  # times the traced extent
-_LOWEST_DB = 30.0  # of a model with trained scales against PyTorch's rounding of the same
+_NARROW = 4  # an axis is narrow if its maximum is below this multiple of the traced extent
+_LOWEST_DB = 30.0  # required SQNR of a model with trained scales; PyTorch rounds the same
 
 
 def export(
@@ -62,27 +62,27 @@ def export(
     """Export a model to ONNX, check the file, and compare its outputs with the original's.
 
     Args:
-        model: A MODEL spelling or an `nn.Module`, which keeps the mode that it is in.
+        model: A MODEL spelling or an `nn.Module`; a module's training mode is restored.
         output: The .onnx file to write.
-        spec: How. Of `target`, the default is what `qat.prepare` was told, else "onnxruntime"; a float model
-            is the same for all. `freeze_branches` adds a warning that lists the branches.
-        inputs: Those of the spec, or as `TensorInfo`. Inputs of an example with nested structures are named
-            by path: `batch.image`, `features_0`.
-        opset_version: `opset` of the spec, by its name in PyTorch.
-        preprocessing: That of the spec, or as a value. It is noted for `data` of every later stage.
-        progress: Told of every step.
-        options: Fields of `ExportSpec` by name, in place of those of `spec`.
+        spec: Options. `target` defaults to the target of `qat.prepare`, else "onnxruntime"; a float model is
+            the same for all targets. `freeze_branches` adds a warning that lists the branches.
+        inputs: Overrides `spec.inputs`, also as `TensorInfo`. Inputs of an example with nested structures are
+            named by path: `batch.image`, `features_0`.
+        opset_version: Overrides `spec.opset`, under PyTorch's name.
+        preprocessing: Overrides `spec.preprocessing`, also as an object. Later stages apply it to `data`.
+        progress: Called at every step.
+        options: Fields of `ExportSpec` by name; they override `spec`.
 
     Returns:
-        The ONNX file and its manifest. `options["axes"]` has the range of every dynamic axis, which the
-        file has, too; `options["exporter"]` is "dynamo", or "torchscript" where
-        PyTorch's exporter could not and its older one could, which a warning says.
+        The ONNX file and its manifest. `options["axes"]` has the range of every dynamic axis, also stored in
+        the file. `options["exporter"]` is "dynamo", or "torchscript" if only PyTorch's older exporter
+        succeeded, with a warning.
 
     Raises:
-        ExportError: If PyTorch cannot express the model in ONNX, naming operator and module; or an axis
-            cannot be dynamic.
-        ModelError: If the model raises on its input, or the file fails the checker, or computes something
-            else at any extent that was checked.
+        ExportError: If PyTorch cannot express the model in ONNX (the message names operator and module), or
+            an axis cannot be dynamic.
+        ModelError: If the model raises on its input, the file fails the checker, or its outputs differ at a
+            checked extent.
     """
     output = Path(output)
     if opset_version is not None:
@@ -99,7 +99,7 @@ def export(
         samples = find_preprocessing(samples)
     if spec.dtype and isinstance(source, Source) and source.kind in ("onnx", *TENSORFLOW_KINDS):
         raise InvalidOption(
-            f"`dtype` {spec.dtype}: {source.spec} is no PyTorch model, and keeps its types", option="dtype"
+            f"`dtype` {spec.dtype}: {source.spec} is no PyTorch model; its types are fixed", option="dtype"
         )
     if isinstance(source, Source) and source.kind == "onnx":
         return take_onnx(source, output, data, samples)
@@ -110,18 +110,18 @@ def export(
             return take_onnx(converted, output, data, samples, versions)
     progress("load the model")
     if isinstance(source, Source) and source.kind == "pt2":
-        register_operators()  # it may hold them
+        register_operators()  # the program may contain them
     with ExitStack() as stack:
         if isinstance(source, Source):
             with trusting(spec.trust):
                 loaded, label = load_torch(source), source.spec
         else:
-            for part in source.modules():  # each keeps the mode that it is in
+            for part in source.modules():  # restore each mode afterwards
                 stack.callback(setattr, part, "training", part.training)
             was_training, label = computes_otherwise_in_training(source), type(source).__name__
             loaded = LoadedModel(evaluated(source), None, was_training)
         if any("fake_quant_enabled" in part._buffers for part in loaded.module.modules()):
-            raise ExportError(  # it rounds by Python code, which ONNX has no form for
+            raise ExportError(  # it rounds in Python code, which has no ONNX form
                 f"{label}: holds fake quantization that is still in training",
                 hint="export qcompile.qat.convert(model)",
             )
@@ -137,7 +137,7 @@ def export(
         original.warnings += notes
         if in_float32:
             in_float32.compare(original)
-        with_preprocessing(original.example.inputs, samples)  # refuses before the work
+        with_preprocessing(original.example.inputs, samples)  # raises before the slow steps
         input_names = [tensor.name for tensor in original.example.inputs]
         structured = name_outputs([], original.reference)
         declared = loaded.output_names if len(loaded.output_names) == len(structured) else ()
@@ -155,7 +155,7 @@ def export(
             )
         except ModelError as error:
             varying = [check.detail for check in original.checks if check.name == VARYING]
-            of_data = [f"in the data vary {text}" for text in varying if error.data.get("reason") == "axis"]
+            of_data = [f"data varies in {text}" for text in varying if error.data.get("reason") == "axis"]
             error.hint = "; ".join(filter(None, (*notes, error.hint, *of_data)))
             raise
 
@@ -186,18 +186,18 @@ def _export(
             require_axes(example, graph.io.inputs, label)
         if graph.opset != opset_version:
             raise ExportError(
-                f"{label}: opset {opset_version} was asked for; the exporter wrote {graph.opset}",
+                f"{label}: opset {opset_version} requested; the exporter wrote {graph.opset}",
                 hint=f"give `opset` {graph.opset}",
             )
         lowest_db = _LOWEST_DB if graph_precision(graph.model) == "int8" else None
-        # Of the graph, not of its file: ONNX Runtime maps the weights, where it would parse them.
+        # ONNX Runtime maps the weights of a graph in memory, but would parse those of its file.
         session, traced = OnnxReference(Graph(graph.model, path)), bool(written.reason)
         comparison = ExportComparison(original, session, names, written.axes, traced, lowest_db, progress)
         checks = [Check("ONNX checker and shape inference", True, f"opset {graph.opset}"), *original.checks]
         with _first_reason(written, label, freeze_branches=freeze_branches):
             checks += comparison.run()
-        ranges, found = comparison.ranges, comparison.warnings
-        del comparison, session  # which maps the weights in the file that is written to
+        ranges, comparison_warnings = comparison.ranges, comparison.warnings
+        del comparison, session  # the session maps the weights of the file that is written next
         notes = input_notes(example, ranges, preprocessing, original.shapes)
         write_notes(graph.model, notes)
         write_behind_graph(graph.model, path)
@@ -216,19 +216,19 @@ def _export(
             warnings.append(f"frozen as the example takes them: branches and values at {places}")
         limited = {name: limits for name, limits in ranges.items() if limits != example.ranges.get(name)}
         warnings += [f"axis {name!r} takes {spelled(limits)}" for name, limits in limited.items()]
-        warnings += found
+        warnings += comparison_warnings
         manifest = graph_manifest("export", graph.model, TOOLS, options, checks=checks, warnings=warnings)
         return Artifact(output, commit(path, manifest))
 
 
 @contextmanager
 def _first_reason(written: Written, label: str, *, freeze_branches: bool) -> Iterator[None]:
-    """Where the older exporter's file is refused, raise first why the newer one wrote none."""
+    """If the older exporter's file is rejected, raise an error that also has the newer exporter's reason."""
     try:
         yield
     except QCompileError as error:
         reason = written.reason
-        if reason is None or (freeze_branches and written.frozen):  # the user has agreed to the trace
+        if reason is None or (freeze_branches and written.frozen):  # the user accepted the trace
             raise
         second = f"PyTorch's TorchScript-based exporter: {error.message.removeprefix(f'{label}: ')}"
         raise ExportError(
@@ -239,11 +239,10 @@ def _first_reason(written: Written, label: str, *, freeze_branches: bool) -> Ite
 def _write(
     original: Original, names: Sequence[str], opset_version: int, path: Path, *, freeze_branches: bool
 ) -> Written:
-    """Write the file; once more with larger extents, where those that were made up leave an axis too narrow.
+    """Write the file; if a guessed extent makes an axis too narrow, write again with larger extents.
 
-    A length of which convolutions leave a single frame is such: the graph then holds for a single frame.
+    For example, convolutions may reduce a short input to one frame, and the graph then holds for one frame.
     """
-
     write_once = partial(write_model, original, names, opset_version, path, freeze_branches=freeze_branches)
 
     def write() -> Written:
@@ -262,7 +261,7 @@ def _write(
         return replace(written, notes=tuple(notes))
 
     def narrow(written: Written) -> list[str]:
-        """Axes of made up extents for which the file takes little more than these."""
+        """Return the axes with guessed extents that the file limits to less than `_NARROW` times these."""
         example = original.example
         return [
             name
@@ -275,9 +274,9 @@ def _write(
 
     written, first = write(), original.example
     names_of_narrow = narrow(written)
-    for other in original.alternatives if names_of_narrow else ():
-        larger = all(other.extents[name] > first.extents[name] for name in names_of_narrow)
-        if larger and original.take(other) and not narrow(wider := write()):
+    for alternative in original.alternatives if names_of_narrow else ():
+        larger = all(alternative.extents[name] > first.extents[name] for name in names_of_narrow)
+        if larger and original.take(alternative) and not narrow(wider := write()):
             return wider
     if original.example is not first:
         original.take(first)

@@ -1,7 +1,7 @@
-"""Export a model of float64, float16 or bfloat16 in float32; name such a model where that is not asked for.
+"""Export a float64, float16 or bfloat16 model in float32; without that option, warn or raise.
 
-The tensors of the module are exchanged for float32 ones while it is exported. They come back afterwards, and
-once in between, when the outputs of both are compared.
+The tensors of the module are exchanged for float32 ones during the export and restored afterwards. They are
+also restored once in between, to compare the outputs of both.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ..check import compare_outputs
 from .checks import Original
 
 _LOWEST_DB = {"float64": 80.0, "float16": 40.0, "bfloat16": 25.0}
-"""Signal-to-noise ratio of the float32 model to itself in another type.
+"""Required SQNR in decibels of the float32 model against the model in its original type.
 
-One rounding of bfloat16 has about 54 dB, of float16 72 dB, of float32 150 dB; a network adds up many."""
+One rounding to bfloat16 has about 54 dB, to float16 72 dB, to float32 150 dB; a network adds up many."""
 
 
 class DataInFloat32(Data):
-    """Samples whose floats of any type become float32."""
+    """Samples in which all floats become float32."""
 
     def _checked(self, batch: Batch) -> Batch:
         feeds = {
@@ -38,7 +38,7 @@ class DataInFloat32(Data):
 
 
 def type_warnings(loaded: LoadedModel, label: str) -> list[str]:
-    """Warn of a model whose parameters or inputs have no INT8; refuse those that nothing here computes."""
+    """Return a warning for float64 or float16 parameters or inputs, which INT8 excludes; refuse bfloat16."""
     torch = import_torch()
     example = loaded.example or ()
     inputs = example.items() if isinstance(example, dict) else enumerate(example)
@@ -52,20 +52,20 @@ def type_warnings(loaded: LoadedModel, label: str) -> list[str]:
             reason="dtype",
         )
     dtype = next((dtype for dtype in ("float64", "float16") if dtype in of_type), "")
-    return [f"{of_type[dtype]} is {dtype}, which has no INT8; `dtype` float32 exports it so"] if dtype else []
+    return [f"{of_type[dtype]} is {dtype}, which has no INT8; `dtype` float32 converts it"] if dtype else []
 
 
 class InFloat32:
-    """A loaded model whose tensors can be exchanged for float32 ones.
+    """A loaded model with tensors that can be exchanged for float32 copies.
 
     Attributes:
-        loaded: The model with a float32 example.
+        loaded: The model with its example in float32.
     """
 
     def __init__(self, loaded: LoadedModel, label: str) -> None:
         torch = import_torch()
-        self._first, self._label = loaded, label
-        # Of a part of the module, a name in it, and the other tensor. Tied tensors stay tied.
+        self._source_model, self._label = loaded, label
+        # Module, attribute and the tensor to exchange. Tied tensors share one copy.
         self._places: list[list[Any]] = []
         converted: dict[int, Any] = {}
         for part in loaded.module.modules():
@@ -73,9 +73,9 @@ class InFloat32:
                 if not isinstance(tensor, torch.Tensor) or _type_of(tensor) not in _LOWEST_DB:
                     continue
                 if id(tensor) not in converted:
-                    other = tensor.detach().float()
+                    copied = tensor.detach().float()
                     is_parameter = isinstance(tensor, torch.nn.Parameter)
-                    converted[id(tensor)] = torch.nn.Parameter(other, False) if is_parameter else other
+                    converted[id(tensor)] = torch.nn.Parameter(copied, False) if is_parameter else copied
                 self._places.append([part, name, converted[id(tensor)]])
         if self._places and isinstance(loaded.module, torch.jit.ScriptModule | torch.fx.GraphModule):
             raise ExportError(
@@ -91,13 +91,13 @@ class InFloat32:
 
     @contextmanager
     def exchanged(self) -> Iterator[None]:
-        """Let the module have its other tensors in the block: float32, or inside of that, those it had."""
+        """Exchange the tensors in the block, for float32 copies; nested, for the original tensors."""
 
         def exchange() -> None:
             for place in self._places:
-                part, name, other = place
+                part, name, tensor = place
                 place[2] = getattr(part, name)
-                setattr(part, name, other)  # by which a recurrent layer updates its list of them
+                setattr(part, name, tensor)  # also updates a recurrent layer's list of weights
 
         exchange()
         try:
@@ -106,14 +106,14 @@ class InFloat32:
             exchange()
 
     def compare(self, original: Original) -> None:
-        """Add the check of the float32 model against itself in the type it came in, or a warning."""
+        """Check float32 outputs against those in the original type; if these cannot be computed, warn."""
         if not self._places:
             return
         torch, example = import_torch(), original.example
         with self.exchanged():
             tensor = getattr(*self._places[0][:2])
-            kind = _type_of(tensor)
-            values: Any = self._first.example or {}
+            dtype = _type_of(tensor)
+            values: Any = self._source_model.example or {}
             if not isinstance(values, dict):
                 values = dict(zip((tensor.name for tensor in example.inputs), values, strict=False))
 
@@ -125,23 +125,23 @@ class InFloat32:
             names = [tensor.name for tensor in example.inputs]
             try:
                 with quiet(), torch.no_grad():
-                    outputs = self._first.module(
+                    outputs = self._source_model.module(
                         *map(as_first, names, arguments),
                         **{name: as_first(name, value) for name, value in keywords.items()},
                     )
-            except Exception as error:  # not every operator takes every type on a processor
+            except Exception as error:  # some operators do not support every type on the CPU
                 why = f"it raises {type(error).__name__}: {first_line(error)}"
-                original.warnings.append(f"not compared with the model in {kind}: there {why}")
+                original.warnings.append(f"not compared with the model in {dtype}: there {why}")
                 return
-        subject = f"same outputs in float32 as in {kind}"
+        subject = f"same outputs in float32 as in {dtype}"
         sides = [
             [tensor.float().numpy() for _, tensor in flat_tensors(side) if tensor.is_floating_point()]
             for side in (outputs, original.reference)
         ]
-        if not sides[0]:  # integers, of which nearly equal scores decide
+        if not sides[0]:  # only integers, which near ties of scores can change
             return
         indices = [str(index) for index in range(len(sides[0]))]
-        check = compare_outputs(subject, indices, [(sides[0], sides[1])], lowest_db=_LOWEST_DB[kind])
+        check = compare_outputs(subject, indices, [(sides[0], sides[1])], lowest_db=_LOWEST_DB[dtype])
         if not check.passed:
             raise ExportError(
                 f"{self._label}: failed '{subject}': {check.detail}",
@@ -152,7 +152,7 @@ class InFloat32:
 
 
 def float32_inputs(inputs: Sequence[str | TensorInfo]) -> list[TensorInfo]:
-    """Return inputs of which floats are float32."""
+    """Return the inputs with float32 in place of other float types."""
     parsed = (parse_input(item) if isinstance(item, str) else item for item in inputs)
     return [replace(tensor, dtype="float32") if tensor.dtype in _LOWEST_DB else tensor for tensor in parsed]
 

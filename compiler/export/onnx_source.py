@@ -1,4 +1,4 @@
-"""Export a MODEL that is an ONNX file or becomes one by tf2onnx; metadata of exported files."""
+"""Export a MODEL that is an ONNX file or becomes one by tf2onnx; make the input notes of exported files."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def input_notes(
     preprocessing: Preprocessing | None,
     shapes: Mapping[str, Sequence[tuple[int, ...]]],
 ) -> dict[str, InputNote]:
-    """Return what later stages should know of each input: extents, the ranges of its axes, its samples.
+    """Return the notes on each input for later stages: extents, ranges of axes, preprocessing.
 
-    `shapes` are those of batches of the data, by input.
+    `shapes` has the shapes of the inputs in batches of the data.
     """
     return {
         tensor.name: InputNote(
@@ -59,13 +59,13 @@ def take_onnx(
     preprocessing: Preprocessing | None = None,
     converter: Mapping[str, str] | None = None,
 ) -> Artifact:
-    """Check and copy an ONNX file; `converter` is package to version of what tf2onnx converted it with."""
+    """Check and copy an ONNX file; `converter` maps packages to versions if tf2onnx wrote the file."""
     graph = read_graph(source.file)
     proto = graph.load()
     graph.check()
     with writing(output) as path, public_names(path.parent, lambda _: source.spec):
         if strip_source_paths(proto) or graph.beside or not graph.is_file:
-            save_onnx(proto, path)  # a side file gets the new name
+            save_onnx(proto, path)  # a file of external weights gets the new name
         else:
             shutil.copyfile(source.file, path)
         check_written(path, source.file)
@@ -94,7 +94,7 @@ def take_onnx(
 def convert_tensorflow(
     source: Source, path: Path, spec: ExportSpec, inputs: Sequence[str | TensorInfo]
 ) -> tuple[Source, dict[str, str]]:
-    """Write a SavedModel, Keras or TFLite file as ONNX with named axes; return it, and package to version."""
+    """Write a SavedModel, Keras or TFLite file as ONNX with named axes; return it and the tools' versions."""
     python, highest = tensorflow_python(spec.python), min(spec.opset, NEWEST_BY_TF2ONNX)
     versions = convert(source, python, path, spec.outputs, opset=highest, trust=spec.trust)
     graph = read_graph(path)
@@ -105,7 +105,7 @@ def convert_tensorflow(
     for value, tensor in zip(proto.graph.input, tensors, strict=True):
         for dimension, extent in zip(value.type.tensor_type.shape.dim, tensor.shape, strict=True):
             setattr(dimension, "dim_value" if isinstance(extent, int) else "dim_param", extent)
-    for value in proto.graph.output:  # tf2onnx makes names up
+    for value in proto.graph.output:  # replaces axis names that tf2onnx invents
         for axis, dimension in enumerate(value.type.tensor_type.shape.dim):
             if isinstance(batch, int) and axis == 0:
                 dimension.dim_value = batch
@@ -121,7 +121,7 @@ def convert_tensorflow(
 def input_shapes(
     tensors: Sequence[TensorInfo], requested: Sequence[str | TensorInfo], dynamic: Sequence[str]
 ) -> list[TensorInfo]:
-    """Return inputs with the shapes that are requested; a first open axis is "batch", another INPUT_AXIS."""
+    """Return the inputs with requested shapes; other open axes become "batch" (the first) or INPUT_AXIS."""
     shapes: dict[str, list[Dim]] = {
         tensor.name: [
             dim if isinstance(dim, int) and dim > 0 else "batch" if axis == 0 else f"{tensor.name}_{axis}"
@@ -134,7 +134,7 @@ def input_shapes(
     for name in (*(info.name for info in infos), *(label[0] for label in labels)):
         if name not in shapes:
             raise InvalidOption(
-                f"`inputs` {name}: is no input of the model; it takes {', '.join(shapes)}", option="inputs"
+                f"`inputs` {name}: no input of the model; it takes {', '.join(shapes)}", option="inputs"
             )
     for info in infos:
         if info.extents:

@@ -1,13 +1,13 @@
-"""Keep the number of steps of LSTM and GRU layers free while a model is captured.
+"""Capture LSTM and GRU layers for any number of steps.
 
-PyTorch finds the shapes of a recurrent layer's outputs by running its steps one by one
-(`torch._decomp.decompositions.lstm_impl`, `gru_impl`), which fixes how many there are, also where the number
-of steps is a dynamic axis. Their shapes follow from those of the operands alone:
+PyTorch computes the output shapes of a recurrent layer by running its steps one by one
+(`torch._decomp.decompositions.lstm_impl`, `gru_impl`), which fixes the number of steps even if it is dynamic.
+The shapes follow from those of the operands alone:
 
     input [steps, batch, features], h [layers directions, batch, width]
-    output [steps, batch, directions width], h as it came
+    output [steps, batch, directions width], h of the same shape
 
-The graph keeps the layer as one operator, which the exporter writes as ONNX's LSTM or GRU.
+The graph then contains the layer as one operator, which the exporter writes as ONNX's LSTM or GRU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ANY = 1 << 40
 
 @contextmanager
 def free_steps() -> Iterator[None]:
-    """Let captured LSTM and GRU layers have any number of steps, in the block."""
+    """Capture LSTM and GRU layers with any number of steps in the block."""
     torch = import_torch()
     from torch._decomp import decomposition_table
 
@@ -43,10 +43,9 @@ def free_steps() -> Iterator[None]:
 
 
 def store_weights(model: Any) -> None:
-    """Store the weights of recurrent layers of an `onnx_ir.Model` as they read them, in place.
+    """Store the weights of recurrent layers of an `onnx_ir.Model` in ONNX's gate order, in place.
 
-    PyTorch's exporter puts the gates in ONNX's order by nodes, and computes these ahead for small weights
-    alone.
+    PyTorch's exporter reorders the gates by nodes, and folds only those of small weights.
     """
     from onnxscript import optimizer
 
@@ -60,7 +59,7 @@ def _lstm(tensor: Any, states: Any, *options: Any) -> tuple[Any, ...]:
     if hidden.shape[-1] != cell.shape[-1]:
         raise ExportError(
             "an LSTM with proj_size has no ONNX form",
-            hint="train it without proj_size, and let a Linear behind it make the output narrow",
+            hint="train it without proj_size, with a Linear behind it that narrows the output",
         )
     return _output(tensor, hidden, *options), hidden.new_empty(hidden.shape), cell.new_empty(cell.shape)
 

@@ -1,4 +1,4 @@
-"""What PyTorch's exporter lacks, or writes wrongly, of a captured model."""
+"""ONNX forms of operators that PyTorch's exporter lacks or writes wrongly."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ...model.sources.pytorch import import_torch
 
 
 def product(tensor: Any, axes: Sequence[int], output_dtype: int | None = None) -> Any:  # noqa: ARG001
-    """`prims.prod`, without the axes that it reduces; n x n make `torch.cumprod` of n numbers."""
+    """`prims.prod`: the reduced axes are dropped. `torch.cumprod` of n numbers uses it on an n x n matrix."""
     from onnxscript import opset18
 
     return opset18.ReduceProd(tensor, opset18.Constant(value_ints=list(axes)), keepdims=0)
 
 
 def translations() -> dict[Any, Any]:
-    """Return the forms of operators that PyTorch's exporter lacks, or writes wrongly, by the operator."""
+    """Return the ONNX form of each operator that PyTorch's exporter lacks or writes wrongly."""
     torch = import_torch()
     return {
         torch.ops.prims.prod.default: product,
@@ -31,23 +31,23 @@ def translations() -> dict[Any, Any]:
 
 
 def einsum(equation: str, tensors: Sequence[Any], path: object = None) -> Any:  # noqa: ARG001
-    """`einsum`, whose operands PyTorch gives the type that holds them all; ONNX's takes a single type."""
+    """`einsum`: ONNX requires operands of one type, to which PyTorch promotes them."""
     from onnxscript import opset18
 
-    return opset18.Einsum(*_of_one_type(tensors), equation=equation)
+    return opset18.Einsum(*_cast_to_widest(tensors), equation=equation)
 
 
 def column_stack(tensors: Sequence[Any]) -> Any:
-    """`column_stack`, of which PyTorch writes a loop over a sequence: vectors are columns."""
+    """`column_stack` as Concat, with vectors as columns; PyTorch writes a loop over a sequence."""
     from onnxscript import opset18 as op
 
     column = op.Constant(value_ints=[-1, 1])
     columns = [op.Reshape(tensor, column) if len(tensor.shape) < 2 else tensor for tensor in tensors]
-    return op.Concat(*_of_one_type(columns, tensors), axis=1)
+    return op.Concat(*_cast_to_widest(columns, tensors), axis=1)
 
 
 def squeeze(tensor: Any, dim: int | Sequence[int]) -> Any:
-    """`squeeze` of axes whose extent is 1; a free one, which PyTorch squeezes too, is known not to be 1."""
+    """`squeeze` of axes with extent 1; PyTorch also squeezes dynamic axes, which are assumed not to be 1."""
     from onnxscript import opset18 as op
 
     axes = [dim] if isinstance(dim, int) else list(dim)
@@ -55,8 +55,8 @@ def squeeze(tensor: Any, dim: int | Sequence[int]) -> Any:
     return op.Squeeze(tensor, op.Constant(value_ints=ones)) if ones else op.Identity(tensor)
 
 
-def _of_one_type(tensors: Sequence[Any], typed: Sequence[Any] | None = None) -> list[Any]:
-    """Tensors cast to the type that holds all; `typed` are tensors of their types."""
+def _cast_to_widest(tensors: Sequence[Any], typed: Sequence[Any] | None = None) -> list[Any]:
+    """Return the tensors cast to the widest type, which `typed` provides for tensors without a type."""
     from onnxscript import opset18 as op
 
     types = [tensor.dtype for tensor in typed or tensors]
@@ -90,14 +90,14 @@ def log_gamma(tensor: Any) -> Any:
     t = op.Add(x, number(7.5))
     power = op.Sub(op.Mul(op.Add(x, number(0.5)), op.Log(t)), t)
     value = op.Add(op.Add(power, number(0.5 * math.log(2 * math.pi))), op.Log(series))
-    # Of the sine of the distance to a whole number: the sine of a large x has no digits left.
+    # The sine of the distance to the nearest integer: sin(pi x) loses all digits for a large x.
     whole = op.Round(tensor)
     sine = op.Abs(op.Sin(op.Mul(pi, op.Sub(tensor, whole))))
     return op.Where(low, op.Sub(op.Log(op.Div(pi, sine)), value), value)
 
 
 def complete_file(path: Path) -> None:
-    """Complete the types of a file as `complete_types` does, in place; weights beside it stay there."""
+    """Apply `complete_types` to a file in place; external weights are not moved."""
     import onnx_ir as ir
 
     model = ir.load(path)
@@ -106,24 +106,21 @@ def complete_file(path: Path) -> None:
 
 
 def complete_types(model: Any) -> bool:
-    """Cast int32 indices of ScatterND to int64, make EyeLike of int64 in an `onnx_ir.Model`, in place.
+    """Cast int32 indices of ScatterND to int64, make EyeLike of int64, in place; return whether any changed.
 
-    ONNX does not allow such indices, as of `torch.istft`, and ONNX Runtime has no EyeLike of bools.
-
-    Returns:
-        Whether there was any.
+    ONNX forbids int32 indices, which `torch.istft` writes, and ONNX Runtime lacks a boolean EyeLike.
     """
     import onnx_ir as ir
 
-    found = False
+    changed = False
     for node in list(model.graph.all_nodes()):
         if node.op_type == "ScatterND" and node.inputs[1].dtype == ir.DataType.INT32:
-            found = True
+            changed = True
             cast = ir.node("Cast", [node.inputs[1]], {"to": ir.DataType.INT64.value})
             node.graph.insert_before(node, cast)
             node.replace_input_with(1, cast.outputs[0])
         if node.op_type == "EyeLike" and _type_of_eye(node) == ir.DataType.BOOL:
-            found = True
+            changed = True
             (eye,) = node.outputs
             like = ir.node("Cast", [node.inputs[0]], {"to": ir.DataType.INT64.value})
             node.graph.insert_before(node, like)
@@ -135,23 +132,23 @@ def complete_types(model: Any) -> bool:
             cast.replace_input_with(0, eye)
             eye.dtype = ir.DataType.INT64
             node.graph.insert_after(node, cast)
-    return found
+    return changed
 
 
 def _type_of_eye(node: Any) -> Any:
     if "dtype" in node.attributes:
         return node.attributes["dtype"].as_int()
-    made = node.inputs[0].producer()  # the older exporter's files say no types between nodes
-    if made is not None and made.op_type == "ConstantOfShape" and "value" in made.attributes:
-        return made.attributes["value"].as_tensor().dtype
+    producer = node.inputs[0].producer()  # files of the older exporter lack types of intermediate values
+    if producer is not None and producer.op_type == "ConstantOfShape" and "value" in producer.attributes:
+        return producer.attributes["value"].as_tensor().dtype
     return node.outputs[0].dtype
 
 
 def without_scatter_means(program: Any) -> Any:
-    """Return an `ExportedProgram` without `scatter_reduce` of "mean", which PyTorch writes to overwrite.
+    """Return an `ExportedProgram` without `scatter_reduce` of "mean", which PyTorch writes as overwriting.
 
-    Here it is a sum by a count, as a layer over a graph takes the mean of the messages to a node. A program
-    without it is returned as it is.
+    It becomes a sum divided by a count, for example for the mean of the messages to a node of a graph layer.
+    Programs without it are returned unchanged.
     """
     torch = import_torch()
     reduce = torch.ops.aten.scatter_reduce.two
@@ -168,7 +165,7 @@ def _mean(self: Any, dim: int, index: Any, src: Any, reduce: str, *, include_sel
         return NotImplemented
     torch = import_torch()
     count = torch.ones_like(self)
-    if not include_self:  # of what is written to; the rest stays
+    if not include_self:  # clear only the positions that are written
         self, count = self.scatter(dim, index, 0), count.scatter(dim, index, 0)
     total = self.scatter_add(dim, index, src)
     count = count.scatter_add(dim, index, torch.ones_like(src))

@@ -1,4 +1,4 @@
-"""Write a PyTorch model as an ONNX file, by the dynamo exporter, else by the TorchScript exporter."""
+"""Write a PyTorch model as an ONNX file with the dynamo exporter, or else with the TorchScript exporter."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Written:
     """How a file was written.
 
     Attributes:
-        model: What to write, where that is not done yet.
-        reason: Why the first exporter could not, as the error to raise.
+        model: The model, if it is not in the file yet.
+        reason: Why the dynamo exporter failed, as the error to raise.
         frozen: Places in the model's code where the older exporter took a value for a constant: "net.py:12".
-        notes: What was captured in another form, which the user should know of.
+        notes: Notes for the user on parts that were captured in another form.
     """
 
     exporter: Literal["dynamo", "torchscript"]
@@ -64,23 +64,23 @@ class Written:
 def write_model(
     original: Original, names: Sequence[str], opset_version: int, path: Path, *, freeze_branches: bool
 ) -> Written:
-    """Write the model, in the opset to reach or another one (`lower_to`).
+    """Write the model; its opset may differ from `opset_version` (`lower_to`).
 
-    `freeze_branches`: a branch on values of the input may become the way that the example takes.
+    `freeze_branches` allows the trace to freeze branches on input values as the example takes them.
     """
     torch = import_torch()
     module, example, label = original.loaded.module, original.example, original.label
-    flat = _tensors_out(module, example)
+    flat = _flatten_signature(module, example)
     axes = Axes(ranges=dict(example.ranges), equal=[frozenset([name]) for name in sorted(example.extents)])
-    if not is_plain(original.reference):  # else the exporter takes what the model returns
+    if not is_plain(original.reference):  # the exporter supports only plain outputs
         module, example = flat, replace(example, by_name=False)
     if isinstance(module, torch.jit.ScriptModule):
-        # The dynamo exporter traces Python; a TorchScript archive has none left.
+        # The dynamo exporter traces Python code, which a TorchScript archive does not have.
         try:
             _write_traced(module, example, names, opset_version, path)
         except Exception as error:
-            # Numbers with defaults in forward(), and dicts that it returns, are fine inside of a trace, which
-            # keeps the branches and loops of the module.
+            # A trace around the module supports default numbers of forward() and dicts as outputs; the
+            # module's branches and loops are preserved.
             try:
                 with quiet(), torch.no_grad():
                     trace = torch.jit.trace(flat, _by_position(example), check_trace=False)
@@ -90,19 +90,19 @@ def write_model(
         return Written("torchscript", axes)
     try:
         return Written("dynamo", *_write_captured(module, example, names, opset_version, path))
-    except Exception as error:  # whatever PyTorch raises, it is explained
+    except Exception as error:  # PyTorch raises any type
         explained = explain_export_failure(error, label)
         if not _may_be_traced(module, example, explained):
             raise explained from error
         try:
             frozen = _write_traced(flat, example, names, opset_version, path)
-        except Exception as other:
+        except Exception as second_error:
             if freeze_branches:
-                explained.message += f"; PyTorch's TorchScript-based exporter: {first_line(other)}"
+                explained.message += f"; PyTorch's TorchScript-based exporter: {first_line(second_error)}"
                 explained.hint = "leave the part that branches out of the exported model"
             raise explained from error
         if frozen and explained.data.get("reason") == "values" and not freeze_branches:
-            raise explained from error  # the trace holds one way of a branch on values
+            raise explained from error  # the trace contains one way of a branch on values
         return Written("torchscript", axes, reason=explained, frozen=tuple(frozen))
 
 
@@ -110,8 +110,8 @@ def _by_position(example: Example) -> Any:
     return replace(example, by_name=False).arguments(example.feeds)[0]
 
 
-def _tensors_out(module: Any, example: Example) -> Any:
-    """Return a module of tensors by position, which returns a tuple of tensors."""
+def _flatten_signature(module: Any, example: Example) -> Any:
+    """Return a module with positional tensor inputs that returns a tuple of tensors."""
     torch = import_torch()
 
     class Flat(torch.nn.Module):  # type: ignore[misc, name-defined]
@@ -129,21 +129,20 @@ def _tensors_out(module: Any, example: Example) -> Any:
 
 
 def lower_to(graph: Graph, opset_version: int, label: str) -> None:
-    """Bring what was exported to the opset that was asked for, where that is an older one."""
+    """Lower an exported graph to the requested opset, if that is older."""
     if graph.opset <= opset_version:
         return
     try:
         graph.edited(lower_opset(graph.load(), opset_version))
     except UnsupportedOperator as error:
         raise ExportError(
-            f"{label}: opset {opset_version} was asked for; the exporter reached {graph.opset}: "
-            f"{error.message}",
+            f"{label}: opset {opset_version} requested; the exporter reached {graph.opset}: {error.message}",
             hint=f"give `opset` {graph.opset}; an operator has no older form",
         ) from error
 
 
 def finish(graph: Graph, target: GraphTarget) -> None:
-    """Write a model in plain forms, and complete the Q/DQ of one that was trained with it."""
+    """Rewrite a model in plain forms, and complete the Q/DQ of a model with trained scales."""
     if to_plain_forms(graph.model):
         graph.edited()
     if any(node.op_type == "QuantizeLinear" for node in graph.model.graph.node):
@@ -151,7 +150,7 @@ def finish(graph: Graph, target: GraphTarget) -> None:
 
 
 def write_back(graph: Graph) -> Graph:
-    """Write a graph that was edited to its file, and read it again; weights beside it stay where they are."""
+    """Write an edited graph to its file, and read it again; external weights are not moved."""
     model = graph.load(beside=False)
     if is_large(model, loaded=True):
         save_onnx(model, graph.path)
@@ -184,9 +183,9 @@ def _write_captured(
 
 
 def _require_ranges(module: Any, example: Example, axes: Axes) -> None:
-    """Refuse a graph that holds for fewer extents than were asked for, where the model takes them.
+    """Refuse a graph that holds for fewer extents than requested, if the model runs at more.
 
-    PyTorch fixes the steps of some recurrent layers, and then allows the extents that give so many steps.
+    PyTorch fixes the number of steps of some recurrent layers; only extents with that number then remain.
     """
     for name, required in example.ranges.items():
         captured = axes.ranges.get(name, AxisRange())
@@ -195,9 +194,9 @@ def _require_ranges(module: Any, example: Example, axes: Axes) -> None:
         largest = required.maximum - required.maximum % captured.multiple
         if captured.maximum < largest and _runs(module, example, {name: largest}):
             raise ExportError(
-                f"axis {name!r}: {required.minimum} to {required.maximum} was asked for, and the model takes "
-                f"{largest}; PyTorch captured a graph for {captured.minimum} to {captured.maximum} alone",
-                hint="give that axis a number in `inputs`, or ask for fewer extents",
+                f"axis {name!r}: {required.minimum} to {required.maximum} requested, and the model takes "
+                f"{largest}; PyTorch captured a graph only for {captured.minimum} to {captured.maximum}",
+                hint="give that axis a number in `inputs`, or request fewer extents",
                 reason="axis",
             )
 
@@ -205,13 +204,13 @@ def _require_ranges(module: Any, example: Example, axes: Axes) -> None:
 def _write_traced(
     module: Any, example: Example, names: Sequence[str], opset_version: int, path: Path
 ) -> list[str]:
-    """Write by the TorchScript-based exporter; return the places where its tracer froze a value."""
+    """Write with the TorchScript-based exporter; return the code lines where its tracer froze a value."""
     torch = import_torch()
     tensors = _by_position(example)
     with quiet(), ExitStack() as stack, warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
-        # C++ writes the whole graph to standard output where it fails, which no stream of Python catches;
-        # torch 2.13's `setup_onnx_logging` switches it on.
+        # On failure C++ writes the whole graph to standard output, past Python's streams; torch 2.13's
+        # `setup_onnx_logging` switches this on.
         stack.callback(setattr, torch._C, "_jit_onnx_log", torch._C._jit_onnx_log)
         torch._C._jit_onnx_log = lambda *_: None
         stack.enter_context(_without_native_warnings())
@@ -228,7 +227,7 @@ def _write_traced(
 
 @contextmanager
 def _without_native_warnings() -> Iterator[None]:
-    """Drop what C++ writes to the file of standard error, such as warnings of shape inference."""
+    """Discard C++ output to standard error, for example warnings of shape inference."""
     stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
@@ -240,25 +239,25 @@ def _without_native_warnings() -> Iterator[None]:
 
 
 def _may_be_traced(module: Any, example: Example, reason: QCompileError) -> bool:
-    """Whether the older exporter may do: the first one failed for no fault of the model or the request."""
+    """Return whether to try the older exporter: neither the model nor the request caused the failure."""
     quantized = any("quantized_decomposed" in str(type(part)) for part in module.modules())
     if quantized or not isinstance(reason, ExportError):
         return False
-    # With other extents than the traced one, and than 1.
+    # Try extents other than the traced one and 1.
     return reason.data.get("reason") != "axis" or all(
-        any(_runs(module, example, {name: other}) for other in (extent * 2, extent + 1, extent // 2))
+        any(_runs(module, example, {name: size}) for size in (extent * 2, extent + 1, extent // 2))
         for name, extent in example.extents.items()
     )
 
 
 def _runs(module: Any, example: Example, extents: dict[str, int]) -> bool:
-    """Whether the original runs with these extents of some axes."""
+    """Return whether the original runs with these extents of some axes."""
     if any(extent < 2 for extent in extents.values()):
         return False
     try:
         with quiet():
             example.call(module, example.at(extents))
-    except Exception:  # whatever the model raises is its answer
+    except Exception:  # models raise any type
         return False
     return True
 
@@ -267,8 +266,8 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
     """Return the error to raise for an exception of `torch.onnx.export`.
 
     Returns:
-        An `ExportError` whose data has a `reason`: "axis" where an axis cannot be dynamic, "values" where
-        the model branches on values; or the error itself, where it is one of ours of another kind.
+        An `ExportError` whose data may have a `reason`: "axis" if an axis cannot be dynamic, "values" if the
+        model branches on values. Another `QCompileError` is returned unchanged.
     """
     if isinstance(error, ExportError):
         message = error.message if error.message.startswith(label) else f"{label}: {error.message}"
@@ -279,7 +278,7 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
     text = "\n".join(str(item) for item in chain)
-    # The exporter's messages name the node but not its module; the node itself, in the frames, knows.
+    # The exporter's messages name the node but not its module; the node object in the frames has it.
     frames = [(frame, line) for item in chain for frame, line in walk_tb(item.__traceback__)]
     nodes = (frame.f_locals.get("node") for frame, _ in frames)
     node = next((node for node in nodes if hasattr(node, "meta") and hasattr(node, "target")), None)
@@ -290,11 +289,11 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
             name = kind if isinstance(kind, str) else kind.__name__
             module = f"{path or '(root)'} ({name.rsplit('.', 1)[-1]})"
     place = f" in module {module}" if module else ""
-    # Where the model itself raised, its own frames say where.
+    # If the model itself raised, its frames have the line.
     code = [(frame.f_code.co_filename, str(line), frame.f_code.co_name) for frame, line in frames]
 
-    def failure(what: str, hint: str = "", **data: str) -> ExportError:
-        return ExportError(f"{label}: {what}{_line(text, code)}", hint=hint, module=module, **data)
+    def failure(problem: str, hint: str = "", **data: str) -> ExportError:
+        return ExportError(f"{label}: {problem}{_code_line(text, code)}", hint=hint, module=module, **data)
 
     if any(name in _PACKED and file.endswith("rnn.py") for file, _, name in code) or any(
         type(value).__name__ == "PackedSequence" for frame, _ in frames for value in frame.f_locals.values()
@@ -307,8 +306,8 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
     if match := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", text):
         return failure(f"operator {match[1]}{place} has no ONNX form", _REPLACE, operator=match[1])
     if match := re.search(r"Error when translating node .*?target=torch\.ops\.([\w.]+)", text, re.S):
-        what = f"operator {match[1]}{place} cannot be translated: {first_line(chain[-1])}"
-        return failure(what, _REPLACE, operator=match[1])
+        problem = f"operator {match[1]}{place} cannot be translated: {first_line(chain[-1])}"
+        return failure(problem, _REPLACE, operator=match[1])
     if "data-dependent" in text or any(
         type(item).__name__ == "DataDependentOutputException" for item in chain
     ):
@@ -331,8 +330,8 @@ _REPLACE = "replace the operator in the model, or leave it out of the exported p
 _PACKED = ("pack_padded_sequence", "pad_packed_sequence", "pack_sequence")
 
 
-def _line(text: str, code: Sequence[tuple[str, str, str]]) -> str:
-    """The line of the user's code, or of the model's library: as the exporter says it, or of the frames."""
+def _code_line(text: str, code: Sequence[tuple[str, str, str]]) -> str:
+    """Return the line of the user's code or the model's library, from the exporter's text or the frames."""
     places = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
     place = None
     for source in (places, code):

@@ -1,11 +1,10 @@
-"""Finish an exported Q/DQ graph for a target; trained scales stay unchanged.
+"""Complete the Q/DQ of an exported model for a target; trained scales do not change.
 
-1. A stored weight is transposed instead of what is dequantized from it.
-2. ONNX Runtime and OpenVINO: a mean over height and width is GlobalAveragePool, for which they have integer
-   kernels.
-3. ONNX Runtime: the bias of Conv and Gemm becomes int32 with scale = input scale * weight scale, without
-   which nothing is fused. What stays in float is kept from being quantized there.
-4. TensorRT: weights are float behind a pair, which its parsers take from 8.5 on.
+1. A Transpose of a dequantized weight is folded into the stored weight.
+2. ONNX Runtime and OpenVINO: a mean over height and width becomes GlobalAveragePool, an integer kernel there.
+3. ONNX Runtime: the bias of Conv and Gemm becomes int32 with scale = input scale * weight scale; fusion
+   requires it. Layers in floating point are protected from its quantization (`keep_layers_apart`).
+4. TensorRT: weights are float in front of a Q/DQ pair, which its parsers support from 8.5 on.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _Arrays = dict[str, NDArray[Any]]
 
 
 def finish_qdq(model: onnx.ModelProto, target: GraphTarget) -> onnx.ModelProto:
-    """Return a copy, complete for a target, of what `torch.onnx.export` made of torchao's `convert_pt2e`."""
+    """Return a copy of an exported `convert_pt2e` model of torchao, with its Q/DQ completed for a target."""
     rules = graph_rules(target)
     model = copy_model(model)
     graph = model.graph
@@ -71,7 +70,7 @@ def _fold_transposes(graph: onnx.GraphProto, stored: _Arrays) -> None:
 
 
 def _pool_means(model: onnx.ModelProto, stored: _Arrays) -> None:
-    """Write ReduceMean over height and width, of a value from integers to integers, as GlobalAveragePool.
+    """Replace ReduceMean over height and width, between DQ and Q, by GlobalAveragePool.
 
     DQ ─ ReduceMean (drops axes) ─ Q      becomes      DQ ─ GlobalAveragePool ─ Q ─ DQ ─ Flatten ─ Q
     """
@@ -83,12 +82,12 @@ def _pool_means(model: onnx.ModelProto, stored: _Arrays) -> None:
             continue
         axes = stored.get("".join(node.input[1:]), attribute(node, "axes"))
         before, behind = made_by.get(node.input[0]), readers.get(node.output[0], [])
-        around = [before.op_type if before is not None else "", *{reader.op_type for reader in behind}]
+        neighbors = [before.op_type if before is not None else "", *{reader.op_type for reader in behind}]
         over_plane = axes is not None and sorted(axis % 4 for axis in axes) == [2, 3]
-        if around != ["DequantizeLinear", "QuantizeLinear"] or not over_plane:
+        if neighbors != ["DequantizeLinear", "QuantizeLinear"] or not over_plane:
             continue
-        name, mean, keeps = node.name, node.output[0], attribute(node, "keepdims", 1)
-        pooled = mean if keeps else f"{names.stem(mean)}/pooled"
+        name, mean, keepdims = node.name, node.output[0], attribute(node, "keepdims", 1)
+        pooled = mean if keepdims else f"{names.stem(mean)}/pooled"
         node.CopyFrom(make_node("GlobalAveragePool", node.input[:1], [pooled], name))
         points = list(behind[0].input[1:])
         flattened = (
@@ -96,14 +95,14 @@ def _pool_means(model: onnx.ModelProto, stored: _Arrays) -> None:
             ("DequantizeLinear", [f"{pooled}/quantized", *points], f"{pooled}/dequantized"),
             ("QuantizeLinear", [pooled, *points], f"{pooled}/quantized"),
         )
-        for operator, operands, output in () if keeps else flattened:
+        for operator, operands, output in () if keepdims else flattened:
             name = names.fresh(f"{operator}/{output}")
             graph.node.insert(index + 1, make_node(operator, operands, [output], name))
 
 
 def _quantize_biases(graph: onnx.GraphProto, stored: _Arrays) -> None:
-    """Store the bias of Conv and Gemm as int32, where it fits."""
-    made_by, new = producers(graph), Names(graph)
+    """Store the bias of Conv and Gemm as int32, if it fits."""
+    made_by, unique_names = producers(graph), Names(graph)
     for index, node in reversed(list(enumerate(graph.node))):
         if node.op_type not in ("Conv", "Gemm") or len(node.input) < 3:
             continue
@@ -119,8 +118,8 @@ def _quantize_biases(graph: onnx.GraphProto, stored: _Arrays) -> None:
             continue
         steps = scale.reshape(()) * np.broadcast_to(scales, values.shape)
         if (np.abs(values) > steps * _LARGEST_INT32).any():
-            continue  # of a channel whose weights are almost zero: the layer adds it as a float
-        name = new.fresh(new.stem(f"{names[0]}/{node.name}"))
+            continue  # a channel has weights near zero: the layer adds the bias in floating point
+        name = unique_names.fresh(unique_names.stem(f"{names[0]}/{node.name}"))
         operands = [
             store(graph, f"{name}/int32", np.rint(values / steps).astype(np.int32)),
             store(graph, f"{name}/scale", steps.astype(np.float32)),
@@ -131,7 +130,7 @@ def _quantize_biases(graph: onnx.GraphProto, stored: _Arrays) -> None:
 
 
 def _unfold_weights(graph: onnx.GraphProto, stored: _Arrays) -> None:
-    """Store weights as floats in front of a QuantizeLinear: they are rounded to the very same integers."""
+    """Store weights as floats in front of a QuantizeLinear, which rounds them to the same integers."""
     names = Names(graph)
     for index, node in reversed(list(enumerate(graph.node))):
         if node.op_type != "DequantizeLinear" or node.input[0] not in stored:

@@ -1,13 +1,13 @@
-"""A torchao `Quantizer` that places fake quantization where the target's Q/DQ go: `int8.placement` on ATen.
+"""Place fake quantization where the target's Q/DQ go: a torchao `Quantizer`, `int8.placement` on ATen.
 
     ONNX Runtime, OpenVINO              TensorRT
     x ─ FQ ─ conv ─ bn ─ relu ─ FQ ─┐   x ─ FQ ─ conv ─ bn ─ relu ─┬ FQ ─ conv ─ bn ─ add
                                     │                              └ FQ ─────────────┘ (a residual branch)
-      everything reads the rounded ─┘     only what is quantized reads the rounded value
+  all consumers read rounded values ┘     only quantized layers read rounded values
 
-What moves values without changing them (max pooling, reshaping) keeps the scale of what it reads.
-Activations have a range that follows them; weights are symmetric int8 with a scale per output channel, their
-largest magnitude by 127. This file needs PyTorch and torchao when it is imported.
+Operators that only move values (max pooling, reshaping) use the scale of their input. The range of an
+activation follows its values; weights are symmetric int8 with a scale per output channel, its largest
+magnitude divided by 127. Importing this file requires PyTorch and torchao.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from ..int8.tensorrt import ResidualAdds
 __all__ = ["TargetQuantizer", "capture", "convert_pt2e", "fold_batch_norm", "prepare_qat_pt2e"]
 
 AVERAGING = 0.01
-"""Weight of the newest batch in the ranges of activations; the first one begins them."""
+"""Weight of the newest batch in the moving average of an activation's range; the first batch starts it."""
 OPERATOR = "qcompile_operator"
-"""Key in a node's `meta` for the operator that a module stands for: batch_norm, dropout."""
+"""Key in a node's `meta` for the operator that a module implements: batch_norm, dropout."""
 _DROPOUTS = {"dropout": "Dropout", "feature_dropout": "Dropout2d"}
 _CONVOLUTIONS = frozenset(["conv1d", "conv2d", "conv3d"])
 _TRANSPOSED = frozenset(["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"])
@@ -77,12 +77,12 @@ _MOVES = frozenset(
 
 
 class ActivationFakeQuantize(FakeQuantize):  # type: ignore[misc]
-    """Observe in training mode alone; a range that has seen nothing lets values through as they are."""
+    """Observes only in training mode; without an observed range, values pass unrounded."""
 
     frozen = False
 
     def train(self, mode: bool = True) -> ActivationFakeQuantize:
-        """Switch the observer with the mode."""
+        """Switch observer and rounding with the mode."""
         super().train(mode)
         seen = bool(torch.isfinite(self.activation_post_process.min_val).all())
         self.enable_observer(mode and not self.frozen)
@@ -93,7 +93,7 @@ class ActivationFakeQuantize(FakeQuantize):  # type: ignore[misc]
         """Return the values rounded to the grid."""
         try:
             rounded: Tensor = super().forward(values)
-        except AssertionError as error:  # of torchao's observer
+        except AssertionError as error:  # from torchao's observer
             raise QuantizationError(
                 f"an activation of shape {tuple(values.shape)} is not finite ({error})",
                 hint="the training diverged: lower its rate",
@@ -102,7 +102,7 @@ class ActivationFakeQuantize(FakeQuantize):  # type: ignore[misc]
 
 
 class LimitedObserver(MovingAveragePerChannelMinMaxObserver):  # type: ignore[misc]
-    """Scales under which no pair of integers overflows a kernel that adds two products in 16 bits."""
+    """Observer with scales that avoid overflow in kernels that add two products of integers in 16 bits."""
 
     def __init__(self, limits: PairLimits, **options: Any) -> None:
         super().__init__(**options)
@@ -110,7 +110,7 @@ class LimitedObserver(MovingAveragePerChannelMinMaxObserver):  # type: ignore[mi
         self._least = torch.zeros(())
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Observe a weight."""
+        """Observe a weight, and compute the least scales of its channels."""
         room = LARGEST_SUM / (LARGEST_SUM - 1)  # rounding adds at most 1 to a pair
         least = self._limits.least_scales(weight.detach().float().cpu().numpy()) * room
         self._least = torch.from_numpy(least)
@@ -124,9 +124,9 @@ class LimitedObserver(MovingAveragePerChannelMinMaxObserver):  # type: ignore[mi
 
 
 class TargetQuantizer(Quantizer):  # type: ignore[misc]
-    """Annotate a captured model, whose weights are `get_attr` nodes, for one target.
+    """Annotates a captured model, with weights as `get_attr` nodes, for one target.
 
-    `exclude` has globs of names of modules and weights that stay in float.
+    `exclude` has globs of names of modules and weights that remain in floating point.
     """
 
     def __init__(self, target: GraphTarget, isa: Isa, exclude: Sequence[str]) -> None:
@@ -135,7 +135,7 @@ class TargetQuantizer(Quantizer):  # type: ignore[misc]
         self._kernels = saturating_kernels(target, isa)
         signed = self.rules.signed(isa)
         limits = (-128, 127) if signed else (0, 255)
-        # Zero points only where they are free would lose 10 dB in a Concat.
+        # Zero points only for tensors where they cost nothing would lose 10 dB in a Concat.
         scheme = torch.per_tensor_symmetric if self.rules.symmetric else torch.per_tensor_affine
         constructor = ActivationFakeQuantize.with_args(
             observer=MovingAverageMinMaxObserver.with_args(averaging_constant=AVERAGING)
@@ -144,25 +144,25 @@ class TargetQuantizer(Quantizer):  # type: ignore[misc]
         self._activation = QuantizationSpec(dtype, constructor, *limits, scheme)
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """Write what is rounded into the nodes."""
+        """Annotate the inputs and outputs to round in the nodes; raise if no layer can be quantized."""
         graph = _as_onnx(model)
         layers = {layer.name: layer for layer in graph.node}
         residuals = ResidualAdds(graph, [node.name for node in model.graph.nodes if node.op == "get_attr"])
         inputs: dict[Node, dict[Node, QuantizationSpecBase]] = {}
-        results: dict[Node, Node] = {}  # what every reader gets rounded; to the node whose range it shares
+        results: dict[Node, Node] = {}  # node with a rounded output, to the node that provides its range
         in_float: dict[str, str] = {}  # name of a weight to the reason
         matched: set[str] = set()
         for node in model.graph.nodes:
-            name, values = operator(node), _values(node)
+            name, values = operator(node), _float_operands(node)
             if name in WEIGHTED:
                 weight = str(getattr(node.args[1], "target", node.args[1]))
-                reason = self._unfit(node) or self._excluded(weight, matched)
+                reason = self._reason_in_float(node) or self._excluded(weight, matched)
                 if reason is not None:
                     in_float[weight] = reason
                     continue
                 inputs[node] = {node.args[1]: self._weight(model, node, layers[node.name])}
                 inputs[node] |= {} if values[0] in results else {values[0]: self._activation}
-                if self.rules.quantizes_chains and name != "linear":  # its kernel writes float for free
+                if self.rules.quantizes_chains and name != "linear":  # its kernel writes float at no cost
                     end = _end_of_chain(node, norm=True)
                     results[end] = end
             elif not self.rules.quantizes_chains:
@@ -197,9 +197,9 @@ class TargetQuantizer(Quantizer):  # type: ignore[misc]
         return model
 
     def validate(self, model: GraphModule) -> None:
-        """Nothing: `annotate` knows what it writes."""
+        """Do nothing: all annotations come from `annotate`."""
 
-    def _unfit(self, node: Node) -> str | None:
+    def _reason_in_float(self, node: Node) -> str | None:
         transposed = operator(node) in _TRANSPOSED
         if transposed and "ConvTranspose" not in self.rules.weighted:
             return f"{self.target} has no integer kernel for it"
@@ -219,32 +219,32 @@ class TargetQuantizer(Quantizer):  # type: ignore[misc]
         observer: Any = MovingAveragePerChannelMinMaxObserver
         if limits is not None:
             observer = LimitedObserver.with_args(limits=limits)
-        axis = weight_axis(node)  # torchao passes it on to classes with PerChannel in their names alone
+        axis = weight_axis(node)  # torchao passes it on only to classes with PerChannel in their names
         observer = observer.with_args(averaging_constant=1.0, ch_axis=axis)
         constructor = FakeQuantize.with_args(observer=observer)
         return QuantizationSpec(torch.int8, constructor, -127, 127, torch.per_channel_symmetric, axis)
 
 
 def operator(node: Node) -> str:
-    """Return the name of a node's ATen operator without its overload, as `conv2d`; "" for others."""
+    """Return a node's ATen operator without its overload, for example `conv2d`; "" for other nodes."""
     name = str(node.target) if node.op == "call_function" else ""
     return name.split(".")[1] if name.startswith("aten.") else str(node.meta.get(OPERATOR, ""))
 
 
 def weight_axis(node: Node) -> int:
-    """Return the axis of the output channels in a weighted node's weight."""
+    """Return the axis of the output channels in the weight of a node."""
     return 1 if operator(node) in _TRANSPOSED else 0
 
 
-def _values(node: Node) -> list[Node]:
-    """The operands that are tensors of floats; extents of axes are not."""
+def _float_operands(node: Node) -> list[Node]:
+    """Return the operands that are float tensors, without extents of axes."""
     if operator(node) in _MOVES:
         return node.all_input_nodes[:1]
     return [value for value in node.all_input_nodes if not operator(value).startswith("sym_")]
 
 
 def _end_of_chain(node: Node, *, norm: bool) -> Node:
-    """The last node that is fused into this one: one BatchNorm if it may be, and ReLU and its like."""
+    """Return the last node that is fused into this one: a BatchNorm (if `norm`) and activations."""
     while len(node.users) == 1:
         reader = next(iter(node.users))
         folded = norm and operator(reader) == "batch_norm" and reader.args[0] is node
@@ -255,15 +255,15 @@ def _end_of_chain(node: Node, *, norm: bool) -> Node:
 
 
 def _is_integer(node: Node, results: dict[Node, Node]) -> bool:
-    """Whether all that the node computes with is made by integer kernels."""
-    values = _values(node)
+    """Return whether integer kernels compute all operands of the node."""
+    values = _float_operands(node)
     if operator(node) in ("add", "mul") and len(values) != 2:
-        return False  # a stored number; a float operation
+        return False  # the other operand is a stored number: a float operation
     return bool(values) and node not in results and all(value in results for value in values)
 
 
 def _as_onnx(model: GraphModule) -> onnx.GraphProto:
-    """Return the operators of a captured model by their names in ONNX, for the rules of `int8.tensorrt`."""
+    """Return a captured model's operators under their ONNX names, for the rules of `int8.tensorrt`."""
     nodes = []
     for node in model.graph.nodes:
         names = [value.name for value in node.all_input_nodes]
@@ -276,13 +276,13 @@ def _as_onnx(model: GraphModule) -> onnx.GraphProto:
 
 
 def capture(model: torch.nn.Module, example_inputs: Any, dynamic_shapes: Any) -> GraphModule:
-    """Capture a model as a graph in which no operator changes its operand."""
+    """Capture a model as a graph without in-place operators."""
     keywords = dict(example_inputs) if isinstance(example_inputs, Mapping) else {}
     single = isinstance(example_inputs, Tensor)
     arguments = () if keywords else (example_inputs,) if single else tuple(example_inputs)
     if dynamic_shapes is None:
-        arguments, keywords = torch.utils._pytree.tree_map(_doubled, (arguments, keywords))
-        dynamic_shapes = torch.utils._pytree.tree_map(_first_axis, keywords or arguments)
+        arguments, keywords = torch.utils._pytree.tree_map(_repeat_single, (arguments, keywords))
+        dynamic_shapes = torch.utils._pytree.tree_map(_dynamic_first_axis, keywords or arguments)
     copied = copy.deepcopy(model).eval()
     captured: GraphModule
     try:
@@ -290,11 +290,11 @@ def capture(model: torch.nn.Module, example_inputs: Any, dynamic_shapes: Any) ->
             program = torch.export.export(
                 copied, arguments, keywords, dynamic_shapes=dynamic_shapes, strict=False
             )
-            rates = []  # kinds and rates of dropouts, each of which becomes `alias_copy`: PyTorch drops it
+            dropouts = []  # kind and rate of dropouts; `alias_copy` marks them, because PyTorch removes them
             for node in program.graph.nodes:
                 name = operator(node).removesuffix("_")
                 if name in _DROPOUTS:
-                    rates.append((name, node.args[1]))
+                    dropouts.append((name, node.args[1]))
                     node.target, node.args = torch.ops.aten.alias_copy.default, node.args[:1]
             captured = program.run_decompositions({}).module(check_guards=False)
     except Exception as error:
@@ -302,24 +302,24 @@ def capture(model: torch.nn.Module, example_inputs: Any, dynamic_shapes: Any) ->
             f"{type(model).__name__}: PyTorch cannot capture it: {first_line(error)}",
             hint="`qcompile export` gives details; PyTorch cannot capture Python branches on tensor values",
         ) from error
-    _follow_mode(captured, rates)
+    _insert_mode_modules(captured, dropouts)
     return captured
 
 
-def _doubled(value: Any) -> Any:
-    """An extent of 1 would be taken for fixed."""
+def _repeat_single(value: Any) -> Any:
+    """Repeat a single sample: PyTorch would fix an extent of 1."""
     grows = isinstance(value, torch.Tensor) and value.dim() and len(value) == 1
     return torch.cat([value, value]) if grows else value
 
 
-def _first_axis(value: Any) -> Any:
+def _dynamic_first_axis(value: Any) -> Any:
     return {0: torch.export.Dim.AUTO} if isinstance(value, torch.Tensor) and value.dim() else None
 
 
-def _follow_mode(model: GraphModule, rates: Sequence[tuple[str, float]]) -> None:
-    """Make modules of BatchNorm and dropout, which know of train() and eval().
+def _insert_mode_modules(model: GraphModule, rates: Sequence[tuple[str, float]]) -> None:
+    """Replace BatchNorm and dropout nodes by modules, which follow train() and eval().
 
-    torchao's own switch of their modes gives every BatchNorm the eps 1e-5 and every dropout the rate 0.5.
+    torchao's mode switch sets the eps of every BatchNorm to 1e-5 and the rate of every dropout to 0.5.
     """
     dropouts = iter(rates)
     module: Any
@@ -342,20 +342,20 @@ def _follow_mode(model: GraphModule, rates: Sequence[tuple[str, float]]) -> None
         with model.graph.inserting_before(node):
             called = model.graph.call_module(path, (node.args[0],))
         called.meta = {**node.meta, **replaced[0].meta, OPERATOR: name}
-        for result in replaced:  # what `getitem` takes from BatchNorm
+        for result in replaced:  # for BatchNorm, the `getitem` nodes of its results
             result.replace_all_uses_with(called)
     model.graph.eliminate_dead_code()
     model.recompile()
 
 
 def _any_axes(_values: torch.Tensor) -> None:
-    """BatchNorm of any number of axes."""
+    """Accept inputs with any number of axes in BatchNorm."""
 
 
 def fold_batch_norm(model: GraphModule, node: Any, norm: Any) -> None:
-    """Fold a BatchNorm into the float weight and bias of the convolution in front of it, where one is.
+    """Fold a BatchNorm into the float weight and bias of the convolution in front of it, if there is one.
 
-    The observer of the weight then sees the folded weight: the integers stay, but for signs.
+    The weight's observer then sees the folded weight; the integers change only in sign.
     """
     reader = node.args[0]
     fake = reader.args[1] if operator(reader) in WEIGHTED else None

@@ -4,16 +4,16 @@
     ...                                        # the usual training loop, a few epochs at a small rate
     model = qcompile.qat.convert(model)        # `qcompile export` writes QuantizeLinear/DequantizeLinear
 
-What can be exported can be trained: `torch.export` captures it. Fake quantization goes where `quantize` would
-put Q/DQ (`quantizer`).
+Every model that `torch.export` captures can be trained. Fake quantization is placed where `quantize` places
+Q/DQ (`quantizer`).
 
-BatchNorm needs no folding before training. A weight has one scale per output channel, its largest
-magnitude by 127, so rounding commutes with a gain g per channel, `round(g w) = g round(w)`: rounding the
-weight in front of the BatchNorm is rounding the folded weight, whatever the statistics are. `convert` folds
-it into scales and bias, and keeps the integers.
+BatchNorm needs no folding before training. A weight has one scale per output channel, its largest magnitude
+divided by 127, so rounding commutes with a gain g per channel, `round(g w) = g round(w)`: rounding the weight
+in front of the BatchNorm equals rounding the folded weight, for any statistics. `convert` folds the BatchNorm
+into scales and bias; the integers do not change.
 
-After `freeze(model)` the last steps train exactly what will run. Without it ranges and statistics follow the
-data to the end.
+After `freeze(model)` the last steps train exactly the model that will run. Without `freeze`, ranges and
+statistics follow the data to the end.
 """
 
 from __future__ import annotations
@@ -54,42 +54,42 @@ def prepare(
     dynamic_shapes: Any = None,
     **options: Unpack[QatKeywords],
 ) -> torch.fx.GraphModule:
-    """Return a copy of a model with fake quantization, ready to be trained, in training mode.
+    """Return a copy of a model with fake quantization, in training mode.
 
-    Parameters and statistics keep their names, and are on the model's device. Dropout and BatchNorm follow
-    `train()` and `eval()`; other code that asks for `self.training` is captured as in evaluation, so
-    auxiliary heads and stochastic depth are left out.
+    Names and device of parameters and statistics do not change. Dropout and BatchNorm follow `train()` and
+    `eval()`. Other code that reads `self.training` is captured in evaluation mode, so auxiliary heads and
+    stochastic depth are left out.
 
     Args:
         model: The trained float model; it is not changed.
         example_inputs: A tensor, a tuple of positional, or a dict of keyword arguments of `forward`.
-        target: In place of the spec's: decides grids and places.
-        spec: How.
+        target: Overrides `spec.target`; it decides the integer grids and the placement.
+        spec: Options.
         dynamic_shapes: For `torch.export.export`; by default the first axis of every input may vary.
-        options: Fields of `QatSpec` by name, in place of those of `spec`.
+        options: Fields of `QatSpec` by name; they override `spec`.
 
     Raises:
         ExportError: If PyTorch cannot capture the model.
         InvalidOption: If an option is wrong, or a pattern of `exclude` matches nothing.
         QuantizationError: If nothing in the model can be quantized.
     """
-    named = {} if target is None else {"target": target}
-    spec = spec_from_call(QatSpec, spec, {**options, **named})
-    torchao = _torchao()
-    captured = torchao.capture(model, example_inputs, dynamic_shapes)
+    overrides = {} if target is None else {"target": target}
+    spec = spec_from_call(QatSpec, spec, {**options, **overrides})
+    quantizer = _import_quantizer()
+    captured = quantizer.capture(model, example_inputs, dynamic_shapes)
     with quiet():
-        placement = torchao.TargetQuantizer(spec.target, resolve_isa(spec.isa, spec.target), spec.exclude)
-        return _finished(torchao.prepare_qat_pt2e(captured, placement), spec.target).train()
+        placement = quantizer.TargetQuantizer(spec.target, resolve_isa(spec.isa, spec.target), spec.exclude)
+        return _record_target(quantizer.prepare_qat_pt2e(captured, placement), spec.target).train()
 
 
 def freeze(model: torch.nn.Module, *, ranges: bool = True, batch_norm: bool = True) -> None:
-    """Let ranges of activations, and statistics of BatchNorm, stay as they are from here on.
+    """Freeze the ranges of activations and the statistics of BatchNorm.
 
-    Call it after `model.train()`, which lets BatchNorm follow again.
+    Call it after `model.train()`, which unfreezes BatchNorm.
     """
-    torchao = _torchao()
+    quantizer = _import_quantizer()
     for module in model.modules():
-        if ranges and isinstance(module, torchao.ActivationFakeQuantize):
+        if ranges and isinstance(module, quantizer.ActivationFakeQuantize):
             module.frozen = True
             module.train(module.training)
         if batch_norm and isinstance(module, import_torch().nn.BatchNorm2d):
@@ -115,34 +115,34 @@ def convert(model: torch.nn.Module) -> torch.fx.GraphModule:
             f"{type(model).__name__}: not a model from qcompile.qat.prepare",
             hint="prepare it and train it first; pass the module itself, not a wrapper such as DDP",
         )
-    torchao = _torchao()
-    with quiet(), torch.no_grad():  # PyTorch warns of its own way to copy a graph
+    quantizer = _import_quantizer()
+    with quiet(), torch.no_grad():  # PyTorch warns when it copies a graph
         converted = copy.deepcopy(model).eval()
         for node in list(converted.graph.nodes):
             module = converted.get_submodule(str(node.target)) if node.op == "call_module" else None
-            if isinstance(module, torchao.ActivationFakeQuantize):
+            if isinstance(module, quantizer.ActivationFakeQuantize):
                 observer = module.activation_post_process
                 _require_range(node.args[0].name, float(observer.min_val), float(observer.max_val))
             elif module is not None and node.args[0].op == "get_attr":
-                module(attrgetter(node.args[0].target)(converted))  # the weight may have been loaded
+                module(attrgetter(node.args[0].target)(converted))  # observe it: it may have been loaded
             elif isinstance(module, torch.nn.BatchNorm2d):
-                torchao.fold_batch_norm(converted, node, module)
+                quantizer.fold_batch_norm(converted, node, module)
             elif isinstance(module, torch.nn.Dropout | torch.nn.Dropout2d):
                 node.replace_all_uses_with(node.args[0])
                 converted.graph.erase_node(node)
-        return _finished(torchao.convert_pt2e(converted), model.meta[TRAINED_FOR]).eval()
+        return _record_target(quantizer.convert_pt2e(converted), model.meta[TRAINED_FOR]).eval()
 
 
 def register_operators() -> None:
-    """Make `torch.ops.quantized_decomposed` exist: programs saved with it can be loaded from then on."""
+    """Register `torch.ops.quantized_decomposed`, which is required to load programs saved with it."""
     from torch.ao.quantization.fx import _decomposed  # noqa: F401
 
 
-def _torchao() -> Any:
-    """What needs torchao."""
+def _import_quantizer() -> Any:
+    """Return the module `quantizer`; raise EngineUnavailable without torchao."""
     import_torch()
     try:
-        with quiet():  # it tells of kernels that it lacks
+        with quiet():  # torchao warns of missing kernels
             from . import quantizer
     except ImportError as error:
         raise EngineUnavailable(
@@ -154,8 +154,8 @@ def _torchao() -> Any:
     return quantizer
 
 
-def _finished(model: torch.fx.GraphModule, target: str) -> torch.fx.GraphModule:
-    """Note the target; torchao forbids train() and eval(), but BatchNorm and dropout are modules here."""
+def _record_target(model: torch.fx.GraphModule, target: str) -> torch.fx.GraphModule:
+    """Record the target; make train() and eval(), which torchao forbids, work for BatchNorm and dropout."""
     for name in ("train", "eval"):
         model.__dict__.pop(name, None)
     model.meta[TRAINED_FOR] = target

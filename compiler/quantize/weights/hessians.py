@@ -1,10 +1,10 @@
-"""Hessians for GPTQ: `2 X Xᵀ` of the inputs of each product, summed over samples.
+"""Collect Hessians for GPTQ: `2 X Xᵀ` of the inputs of each product, summed over samples.
 
-A Conv is a product too, of its weight [N, C * kernel] and the patches of its input, one per position.
+A Conv is a product of its weight [N, C * kernel] and the patches of its input, one patch per output position.
 
-The float model runs sample by sample with these tensors among its outputs. A tensor with K features
-takes K*K*4 bytes, so where they are too many for the budget, the samples run again for the next few; what
-is done lies in a temporary file then, mapped, and the system may put it out of memory.
+The float model runs sample by sample with these inputs as additional outputs. A tensor with K features needs
+K*K*4 bytes. If they exceed the budget, the samples run again for each further group of tensors, and finished
+Hessians are mapped from a temporary file, which the system can evict from memory.
 """
 
 from __future__ import annotations
@@ -31,16 +31,14 @@ from ..prepare import by_output
 Hessian = NDArray[np.float32]
 
 BUDGET_BYTES = 1 << 30
-"""Hessians that grow at a time; with more of them there are several passes."""
+"""Limit of the Hessians that one pass over the samples collects; more Hessians need several passes."""
 
-_ROWS = 512  # values of a tensor that are multiplied at once, where samples have fewer
+_ROWS = 512  # rows of a tensor that are multiplied at once, if samples have fewer
 _PATCHES = "patches of "
 
 
 def hessian_key(node: onnx.NodeProto) -> str:
-    """Return what a node's Hessian is known by: its input's name, or "patches of " and the name of a Conv's
-    output; "" where it has none, or one for each of its groups, or reads its activation transposed.
-    """
+    """Return the key of a node's Hessian: its input, "patches of OUTPUT" for a Conv, or "" without one."""
     if node.op_type in ("MatMul", "Gemm"):
         return "" if attribute(node, "transA", 0) else str(node.input[0])
     grouped = attribute(node, "group", 1) > 1
@@ -50,7 +48,7 @@ def hessian_key(node: onnx.NodeProto) -> str:
 def hessian_of(
     readers: Sequence[onnx.NodeProto], hessians: Mapping[str, NDArray[Any]]
 ) -> NDArray[Any] | None:
-    """Return the sum over all nodes that share a weight; None where none of them has a Hessian."""
+    """Return the sum over all nodes that share a weight, or None if none of the nodes has a Hessian."""
     names = [name for node in readers if (name := hessian_key(node))]
     for name in names:
         if name not in hessians:
@@ -67,9 +65,9 @@ def collect_hessians(
     limit: int,
     progress: Progress = silent,
 ) -> dict[str, Hessian]:
-    """Return `2 X Xᵀ` of each tensor over samples, X being [K, values of the other axes].
+    """Return `2 X Xᵀ` of each tensor over samples, float32 [K, K], with X [K, values of the other axes].
 
-    `inputs_of` has the `hessian_key` of nodes; the last axis of a tensor is K. A Hessian is float32 [K, K].
+    `inputs_of` has the `hessian_key` of nodes; K is the last axis of a tensor.
     """
     model = model.copy()
     graph = model.model.graph
@@ -98,7 +96,7 @@ def collect_hessians(
                 )
         for key in group:
             hessians[key] = total = sums.pop(key).hessian()
-            if len(groups) > 1:  # in a temporary file that goes when the array does
+            if len(groups) > 1:  # the temporary file is deleted with the array
                 with tempfile.TemporaryFile(prefix="qcompile-hessian-") as file:
                     hessians[key] = np.memmap(file, np.float32, "w+", shape=total.shape)
                 hessians[key][:] = total
@@ -106,14 +104,14 @@ def collect_hessians(
 
 
 def _features(node: onnx.NodeProto, weight: tuple[int, ...]) -> int:
-    """K of a product's weight: [K, N], or [N, K, ...] of a transposed one and of a Conv."""
+    """Return K of a product's weight: [K, N], or [N, K, ...] if transposed or of a Conv."""
     return math.prod(weight[1:]) if by_output(node) else weight[-2]
 
 
 def _patches(
     array: NDArray[np.float32], conv: onnx.NodeProto, kernel: tuple[int, ...]
 ) -> NDArray[np.float32]:
-    """Return what each position of a Conv's output sees: [B, C, ...] to [positions, C * kernel]."""
+    """Return the inputs of each position of a Conv's output: [B, C, ...] to [positions, C * kernel]."""
     axes = len(kernel)
     strides = attribute(conv, "strides", [1] * axes)
     dilations = attribute(conv, "dilations", [1] * axes)
@@ -123,15 +121,15 @@ def _patches(
     around = [(0, 0), (0, 0), *zip(pads[:axes], pads[axes:], strict=True)]
     windows = sliding_window_view(np.pad(array, around), spans, tuple(range(2, 2 + axes)))
     steps = [slice(None), slice(None), *(slice(None, None, step) for step in (*strides, *dilations))]
-    seen = windows[tuple(steps)]  # [B, C, positions, kernel]
+    patches = windows[tuple(steps)]  # [B, C, positions, kernel]
     order = (1, *range(2 + axes, 2 + 2 * axes), 0, *range(2, 2 + axes))
-    columns = np.ascontiguousarray(seen.transpose(order), np.float32)
+    columns = np.ascontiguousarray(patches.transpose(order), np.float32)
     rows: NDArray[np.float32] = columns.reshape(array.shape[1] * math.prod(kernel), -1).T
     return rows
 
 
 def conv_pads(conv: onnx.NodeProto, kernel: Sequence[int], extents: Sequence[int | str]) -> list[int] | None:
-    """Return what a Conv pads, in front of each axis, then behind; None where an extent must be known."""
+    """Return a Conv's padding before each axis, then behind; None if it depends on an unknown extent."""
     axes = len(kernel)
     automatic = attribute(conv, "auto_pad", "NOTSET")
     if not automatic.startswith("SAME"):
@@ -142,14 +140,14 @@ def conv_pads(conv: onnx.NodeProto, kernel: Sequence[int], extents: Sequence[int
         extent = extents[axis] if axis < len(extents) else ""
         if stride > 1 and not isinstance(extent, int):
             return None
-        left = (extent - 1) % stride if isinstance(extent, int) else 0
-        totals.append(max((size - 1) * dilation - left, 0))
+        remainder = (extent - 1) % stride if isinstance(extent, int) else 0
+        totals.append(max((size - 1) * dilation - remainder, 0))
     smaller, larger = [total // 2 for total in totals], [total - total // 2 for total in totals]
     return smaller + larger if automatic == "SAME_UPPER" else larger + smaller
 
 
 def _groups(features: dict[str, int]) -> list[list[str]]:
-    """The tensors in as few passes as fit the budget, each with at least one."""
+    """Distribute the tensors over few passes that fit the budget, with at least one tensor each."""
     groups: list[list[str]] = []
     taken = 0
     for name, extent in sorted(features.items(), key=lambda item: item[1]):
@@ -163,7 +161,7 @@ def _groups(features: dict[str, int]) -> list[list[str]]:
 
 
 class _Sum:
-    """`2 X Xᵀ` of one tensor. A sample of a few values would cost as much as one of hundreds: they wait."""
+    """Sums `2 X Xᵀ` of one tensor. Small samples are collected: a few rows cost as much as hundreds."""
 
     def __init__(self, features: int) -> None:
         self.total = np.zeros((features, features), np.float32)

@@ -1,23 +1,23 @@
-"""Weight-only quantization: weights of 4 or 8 bits, activations in float. It saves memory.
+"""Weight-only quantization: weights of 4 or 8 bits, activations in floating point. It saves memory.
 
-| reads a stored float32 weight | form "nbits", for ONNX Runtime | form "qdq", ONNX's own, for TensorRT     |
-|-------------------------------|--------------------------------|------------------------------------------|
-| MatMul, Gemm                  | MatMulNBits                    | DequantizeLinear in front                |
-| Gather, of rows of a table    | GatherBlockQuantized           | DequantizeLinear in front                |
-| Conv                          | left in float                  | DequantizeLinear of [N, K], then Reshape |
+| consumer of a float32 weight | form "nbits", for ONNX Runtime | form "qdq", standard ONNX, for TensorRT  |
+|------------------------------|--------------------------------|------------------------------------------|
+| MatMul, Gemm                 | MatMulNBits                    | DequantizeLinear in front                |
+| Gather, of rows of a table   | GatherBlockQuantized           | DequantizeLinear in front                |
+| Conv                         | unchanged                      | DequantizeLinear of [N, K], then Reshape |
 
-Each output channel (a table's row) is cut into blocks, each with a float32 scale. The default block of 64
-makes weights of 4 bits 7.0 times smaller than float32; blocks of 32 would give 6.2 with zero points and
-6.4 without. The form decides on zero points:
+Each output channel (a row of a table) is divided into blocks with a float32 scale each. The default block of
+64 makes 4-bit weights 7.0 times smaller than float32; blocks of 32 would give 6.2 with zero points and 6.4
+without. The form decides on zero points:
 
-- "nbits" has them: with 4 bits and blocks of 64 they add 1/16 bit a value, and the signal-to-noise ratio of
-  normal weights is 21.2 against 20.5 dB, of Laplace's 19.3 against 18.1; smaller blocks bring 1.7 dB a bit.
-- "qdq" has none: TensorRT takes INT4 only with zero point 0. Its blocks divide K (48 for K = 288), or
-  TensorRT would take them for others; where that leaves blocks below 16, a channel has one scale.
+- "nbits" has them: with 4 bits and blocks of 64 they add 1/16 bit per value, and raise the SQNR of normal
+  weights from 20.5 to 21.2 dB, of Laplace weights from 18.1 to 19.3 dB. Smaller blocks gain 1.7 dB per bit.
+- "qdq" does not: TensorRT supports INT4 only with zero point 0. Its blocks divide K (48 for K = 288), because
+  TensorRT would misread others; if that results in blocks below 16, each channel has one scale.
 
-ONNX Runtime runs "qdq" too, but fuses blocks and MatMul to a product with activations of 8 bits (its option
-`session.qdq_matmulnbits_accuracy_level`), and dequantizes the others at every inference. TensorRT-RTX refuses
-a Gather of integers, so a table's DequantizeLinear is in front; its engine keeps the integers.
+ONNX Runtime also runs "qdq", but fuses blocks and MatMul to a product with 8-bit activations (its option
+`session.qdq_matmulnbits_accuracy_level`), and dequantizes other weights at every inference. TensorRT-RTX
+rejects a Gather of integers, so a table's DequantizeLinear is in front; the engine stores the integers.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ from .rounding import (
 
 DEFAULT_BLOCK = 64
 _PRODUCTS = ("MatMul", "Gemm")
-_TAKEN = (*_PRODUCTS, "Gather", "Conv", "ConvTranspose")
-_SMALLEST_BLOCK, _LARGEST_NBITS_BLOCK = 16, 256  # of ONNX Runtime 1.31's kernels on the CPU
+_WEIGHTED = (*_PRODUCTS, "Gather", "Conv", "ConvTranspose")
+_SMALLEST_BLOCK, _LARGEST_NBITS_BLOCK = 16, 256  # limits of ONNX Runtime 1.31's CPU kernels
 
 
 @dataclass(frozen=True)
 class _Weight:
-    """A stored weight as its readers see it: [N, K] by its last axes (1), or transposed (0)."""
+    """A stored weight and its layout: axis 1 for [N, K] (K may be several axes), 0 for [K, N]."""
 
     name: str
-    axis: int  # along which the blocks lie
+    axis: int  # axis of the blocks
 
 
 def quantize_weights(
@@ -80,26 +80,26 @@ def quantize_weights(
     """Store the large weights of a model as integers, in place.
 
     Args:
-        block_size: Values that share a scale: a power of two from 16 on (to 256 for "nbits"); 0 for one
-            scale per output channel.
+        block_size: Values that share a scale: a power of two, at least 16 (for "nbits", at most 256); 0 for
+            one scale per output channel.
         quant_format: "nbits" or "qdq", as in the table above.
-        excluded: Name to reason, for nodes that stay in float.
-        hessians: Gives the Hessians of keys of `hessians.hessian_key`: GPTQ makes up for the errors where a
-            product is computed. Without, and for grouped Conv and tables that only Gather reads, weights are
+        excluded: Node name to reason, for nodes that remain in floating point.
+        hessians: Returns the Hessians of a set of `hessian_key` values; GPTQ then compensates for errors in
+            products. Without them, and for grouped Conv and tables that only Gather reads, weights are
             rounded to nearest, with a search over clipping.
 
     Returns:
-        The model, and the proof: "planned" and "quantized" (operator to number of nodes), "left_in_float"
-        (name to reason), "weight_bytes" ("before" and "after", of the weights concerned).
+        The model, and its verification: "planned" and "quantized" (operator to number of nodes),
+        "left_in_float" (name to reason), "weight_bytes" ("before" and "after", of these weights).
     """
     power = block_size >= _SMALLEST_BLOCK and not block_size & (block_size - 1)
     if block_size and (not power or (quant_format == "nbits" and block_size > _LARGEST_NBITS_BLOCK)):
         raise InvalidOption(f"block size: {block_size}; 0 or a power of two, 16 to 256 in nbits, is required")
-    planned, left = _plan(model, excluded, form=quant_format, bits=bits, block_size=block_size)
+    planned, reasons = _plan(model, excluded, form=quant_format, bits=bits, block_size=block_size)
     if not planned:
         absent = "no MatMul, Gemm, Conv or Gather reads a stored weight"
         hint = "simplify first, which stores constants; or keep the model in float"
-        raise nothing_to_quantize(left, absent, hint)
+        raise nothing_to_quantize(reasons, absent, hint)
     nodes = {node.name: node for node in model.graph.node}
     keys = {hessian_key(nodes[name]) for name in planned} - {""}
     observed = None if hessians is None else hessians(keys)
@@ -131,14 +131,14 @@ def quantize_weights(
             writer.store_qdq(weight, rounded)
     require_reached(planned, writer.replace(planned))
     drop_unused_initializers(model.graph)
-    kept = [tensor for tensor in model.graph.initializer if tensor.name in names]
+    remaining = [tensor for tensor in model.graph.initializer if tensor.name in names]
     return model, {
         "planned": operators,
         "quantized": operators,
-        "left_in_float": left,
+        "left_in_float": reasons,
         "weight_bytes": {
             "before": before,
-            "after": writer.bytes + sum(map(tensor_bytes, kept)),
+            "after": writer.bytes + sum(map(tensor_bytes, remaining)),
         },
     }
 
@@ -146,38 +146,38 @@ def quantize_weights(
 def _plan(
     model: onnx.ModelProto, excluded: Mapping[str, str], *, form: str, bits: int, block_size: int
 ) -> tuple[dict[str, _Weight], dict[str, str]]:
-    """Node name to the weight that is quantized, and node name to the reason why none is."""
+    """Return node name to the weight to quantize, and node name to the reason for other nodes."""
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     floats = {name for name, tensor in stored.items() if tensor.data_type == 1}
     planned: dict[str, _Weight] = {}
-    left: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for node in model.graph.node:
-        if node.op_type not in _TAKEN or node.domain not in ("", "ai.onnx"):
+        if node.op_type not in _WEIGHTED or node.domain not in ("", "ai.onnx"):
             continue
         if node.op_type == "Gather" and node.input[0] not in floats:
-            continue  # it picks from a shape or an activation
-        reason = excluded.get(node.name) or _unfit(node, stored, form)
+            continue  # its table is a shape or an activation
+        reason = excluded.get(node.name) or _reason_unsupported(node, stored, form)
         if not reason:
             rows_first = node.op_type == "Gather" or by_output(node)
             weight = _Weight(node.input[0 if node.op_type == "Gather" else 1], int(rows_first))
-            reason = _wasteful(stored[weight.name], weight, form=form, bits=bits, block_size=block_size)
+            reason = _skip_reason(stored[weight.name], weight, form=form, bits=bits, block_size=block_size)
             if node.op_type == "Gather" and form == "nbits" and bits == 4 and stored[weight.name].dims[1] % 2:
                 reason = "its rows have an odd number of values, and two share a byte"
             planned |= {} if reason else {node.name: weight}
-        left |= {node.name: reason} if reason else {}
-    return planned, left
+        reasons |= {node.name: reason} if reason else {}
+    return planned, reasons
 
 
-def _unfit(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto], form: str) -> str:
-    """Why a node's weight cannot be quantized; "" when it can."""
+def _reason_unsupported(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto], form: str) -> str:
+    """Return why a node's weight cannot be quantized, or ""."""
     if node.op_type == "ConvTranspose" or (node.op_type == "Conv" and form == "nbits"):
         return f"the form {form!r} has no {node.op_type}"
-    other, name = (1, node.input[0]) if node.op_type == "Gather" else (0, node.input[1])
+    data_index, name = (1, node.input[0]) if node.op_type == "Gather" else (0, node.input[1])
     weight = stored.get(name)
     if weight is None:
-        left = node.input[other] in stored
-        return "its constant is the left operand" if left else "its weight is computed at run time"
-    if node.input[other] in stored:
+        is_left = node.input[data_index] in stored
+        return "its constant is the left operand" if is_left else "its weight is computed at run time"
+    if node.input[data_index] in stored:
         return "all its inputs are constant"
     if weight.data_type != 1:
         return "its weight is not float32"
@@ -192,8 +192,8 @@ def _unfit(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto], form: s
     return ""
 
 
-def _wasteful(tensor: onnx.TensorProto, weight: _Weight, *, form: str, bits: int, block_size: int) -> str:
-    """Why storing a weight in so many bits would not pay, or is refused; "" when it pays."""
+def _skip_reason(tensor: onnx.TensorProto, weight: _Weight, *, form: str, bits: int, block_size: int) -> str:
+    """Return why a weight of this many bits saves no memory or is not supported, or ""."""
     rows, columns = int(tensor.dims[0]), int(np.prod(tensor.dims[1:]))
     rows, columns = (rows, columns) if weight.axis else (columns, rows)
     if not rows or not columns:
@@ -208,14 +208,14 @@ def _wasteful(tensor: onnx.TensorProto, weight: _Weight, *, form: str, bits: int
 
 
 class _Writer:
-    """Puts integers in place of weights."""
+    """Replaces weights by integers."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.graph, self.names = graph, Names(graph)
-        self.prefixes: dict[_Weight, str] = {}  # how the names begin of what is stored in its place
+        self.prefixes: dict[_Weight, str] = {}  # prefix of the names of the tensors in its place
         self.extents = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
         self.bytes = 0
-        self.settings: dict[_Weight, dict[str, int]] = {}  # of ONNX Runtime's operators
+        self.settings: dict[_Weight, dict[str, int]] = {}  # attributes of ONNX Runtime's operators
         self.dequantizers: list[onnx.NodeProto] = []
 
     def _add(self, name: str, kind: int, shape: Sequence[int], array: NDArray[Any]) -> str:
@@ -229,7 +229,7 @@ class _Writer:
         return self.prefixes[weight]
 
     def store_nbits(self, weight: _Weight, rounded: Rounded, readers: Sequence[onnx.NodeProto]) -> None:
-        """Add what ONNX Runtime's operators in place of the readers will read."""
+        """Add the initializers of the ONNX Runtime operators that replace the readers."""
         arrays, size = nbits_arrays(rounded)
         prefix = self._prefix(weight)
         self.settings[weight] = {"bits": rounded.bits, "block_size": size}
@@ -241,7 +241,7 @@ class _Writer:
                 self._add(f"{prefix}/{name}", kind, array.shape, array)
 
     def store_qdq(self, weight: _Weight, rounded: Rounded) -> None:
-        """Add a DequantizeLinear and what it reads."""
+        """Add a DequantizeLinear and its operands."""
         codes, scales = qdq_arrays(rounded, weight.axis)
         prefix = self._prefix(weight)
         dims = shape = self.extents[weight.name]
@@ -254,47 +254,47 @@ class _Writer:
             self._add(f"{prefix}/int{rounded.bits}", kind, shape, codes),
             self._add(f"{prefix}/scale", TensorProto.FLOAT, scales.shape, scales),
         ]
-        made = f"{prefix}/dequantized"
-        flat = made if shape == dims else f"{made}/flat"
+        dequantized = f"{prefix}/dequantized"
+        flat = dequantized if shape == dims else f"{dequantized}/flat"
         name = self.names.fresh(f"dequantize/{prefix}")
         self.dequantizers.append(make_node("DequantizeLinear", operands, [flat], name, **settings))
         if shape != dims:
             target = self._add(f"{prefix}/shape", TensorProto.INT64, [len(dims)], np.asarray(dims))
             name = self.names.fresh(f"reshape/{prefix}")
-            reshape = make_node("Reshape", [flat, target], [made], name)
+            reshape = make_node("Reshape", [flat, target], [dequantized], name)
             self.dequantizers.append(reshape)
 
     def replace(self, planned: Mapping[str, _Weight]) -> set[str]:
-        """Let the planned nodes read what was stored; return their names."""
-        kept, replaced = list(self.dequantizers), set[str]()
+        """Connect the planned nodes to the stored integers; return their names."""
+        nodes, replaced = list(self.dequantizers), set[str]()
         for node in self.graph.node:
             weight = planned.get(node.name)
             replaced |= set() if weight is None else {node.name}
             if weight in self.settings:
-                kept += self._nbits(node, weight)
+                nodes += self._nbits(node, weight)
                 continue
             if weight is not None:
                 node.input[0 if node.op_type == "Gather" else 1] = f"{self.prefixes[weight]}/dequantized"
-            kept.append(node)
-        set_nodes(self.graph, kept)
+            nodes.append(node)
+        set_nodes(self.graph, nodes)
         return replaced
 
     def _nbits(self, node: onnx.NodeProto, weight: _Weight) -> list[onnx.NodeProto]:
-        foreign: dict[str, Any] = {"name": node.name, "domain": "com.microsoft", **self.settings[weight]}
+        attributes: dict[str, Any] = {"name": node.name, "domain": "com.microsoft", **self.settings[weight]}
         prefix = self.prefixes[weight]
         shared = [f"{prefix}/scale", f"{prefix}/zero_point"]
         if node.op_type == "Gather":
             operands = [f"{prefix}/rows", node.input[1], *shared]
-            foreign |= {"gather_axis": 0, "quantize_axis": 1}
-            return [make_node("GatherBlockQuantized", operands, list(node.output), **foreign)]
+            attributes |= {"gather_axis": 0, "quantize_axis": 1}
+            return [make_node("GatherBlockQuantized", operands, list(node.output), **attributes)]
         rows, columns = self.extents[weight.name][:: 1 if weight.axis else -1]
         operands = [node.input[0], f"{prefix}/blocks", *shared]
         bias = node.input[2] if len(node.input) > 2 else ""
         fused = bias and self.extents.get(bias) == (rows,)
         operands += ["", bias] if fused else []
         product = node.output[0] if fused or not bias else self.names.fresh(f"{node.output[0]}/product")
-        made = [make_node("MatMulNBits", operands, [product], K=columns, N=rows, **foreign)]
+        nodes = [make_node("MatMulNBits", operands, [product], K=columns, N=rows, **attributes)]
         if product != node.output[0]:
             name = self.names.fresh(f"{node.name}/bias")
-            made.append(make_node("Add", [product, bias], list(node.output), name))
-        return made
+            nodes.append(make_node("Add", [product, bias], list(node.output), name))
+        return nodes

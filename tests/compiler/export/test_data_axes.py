@@ -139,7 +139,7 @@ def test_an_axis_that_the_model_fixes_is_refused_with_what_the_data_has(tmp_path
     with pytest.raises(ExportError, match="x_1 cannot be dynamic") as caught:
         exported(Positions(), "too_short", tmp_path)
     assert "give that axis a number" in caught.value.hint
-    assert caught.value.hint.endswith("in the data vary x_1 (x:1) 12 to 16")
+    assert caught.value.hint.endswith("data varies in x_1 (x:1) 12 to 16")
 
 
 def test_data_without_samples_tells_no_inputs(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_what_has_no_int8_is_named_with_the_way_out(tmp_path: Path) -> None:
     linear = nn.Linear(4, 2).double()
     done = export(linear, tmp_path / "m.onnx", inputs=["input:2x4:float64"])
     assert done.manifest.warnings == (
-        "parameter weight is float64, which has no INT8; `dtype` float32 exports it so",
+        "parameter weight is float64, which has no INT8; `dtype` float32 converts it",
     )
     with pytest.raises(ModelError) as recurrent:  # ONNX Runtime has no LSTM of float64
         export(model(torch.float64), tmp_path / "r.onnx", inputs=["x:2x3x4:float64"])

@@ -303,7 +303,7 @@ def test_open_axes_get_names_and_shapes_that_are_requested() -> None:
     assert input_shapes(tensors, ["x:1x5x3"], [])[0].shape == (1, 5, 3)
     assert input_shapes(tensors, [], ["x:1=length"])[0].shape == ("batch", "length", 3)
     for requested, refusal in (
-        ("z:1", "is no input of the model; it takes x, y"),
+        ("z:1", "no input of the model; it takes x, y"),
         ("x:1x5x4", r"is \?x\?x3"),
     ):
         with pytest.raises(InvalidOption, match=refusal):
