@@ -103,7 +103,7 @@ def _gains(
     assert base is not None, "the recommended artifact was compared with it"
     assert recommended.speedup is not None, "the recommended artifact is faster than the baseline"
     parts = [f"{' '.join(speedup_text(recommended.speedup))} as fast as {base.label}"]
-    if over_onnx is not None and onnx is not None:
+    if over_onnx is not None and onnx is not None and not onnx.is_baseline:
         parts[0] += f" and {' '.join(speedup_text(over_onnx))} as fast as {onnx.label}"
     accuracy, drop, unit = recommended.row.accuracy, recommended.drop, recommended.drop_unit
     if accuracy is not None and drop is not None:
@@ -123,9 +123,14 @@ def _gains(
 def _why_not_this(subject: ReportedArtifact, recommended: ReportedArtifact, budget: Budget) -> str:
     if not subject.is_measured:
         return "failed" if subject.row.status == "failed" else "could not run here"
+    if reason := why_not(subject, budget):
+        return reason
     ratio = faster(recommended, subject)
-    is_equal = ratio is not None and ratio.verdict == "no difference"
-    return why_not(subject, budget) or ("no faster" if is_equal else "slower")
+    if ratio is None:
+        return "not compared with it"
+    # `summarize` takes the fastest of the eligible, so this one is not faster than the baseline.
+    reasons = {"faster": "slower", "no difference": "no faster", "slower": "not surely faster"}
+    return reasons[ratio.verdict]
 
 
 def _gain(subject: ReportedArtifact) -> float:

@@ -5,7 +5,7 @@
    accuracy was not measured, the outputs must have passed the comparison with the baseline's. Size and
    latency must meet the budget, too.
 2. The fastest qualified artifact is recommended, unless
-3. a smaller one does not differ significantly from it in speed, compared round by round, or
+3. a smaller one is as fast: round by round, the whole interval of their ratio is within `_SAME_SPEED`, or
 4. it is not faster than the baseline. Then the baseline is recommended, if it meets the budget itself.
 """
 
@@ -37,6 +37,8 @@ from .source import NO_BUDGET, ReportedArtifact, ReportSource
 _BYTES_PER_MB = 1e6
 _NOTICEABLE_POINTS = 1.0
 """If a drop's interval reaches this far, a caveat reports that more samples are needed."""
+_SAME_SPEED = 0.1
+"""Two artifacts are as fast if the interval of their ratio is within this share of 1."""
 
 
 class Fact(NamedTuple):
@@ -151,17 +153,24 @@ def faster(subject: ReportedArtifact, other: ReportedArtifact) -> Speedup | None
 def _smallest_of_fastest(
     subjects: Sequence[ReportedArtifact],
 ) -> tuple[ReportedArtifact, list[ReportedArtifact]]:
-    """Return the fastest artifact, or the smallest that is not significantly slower, and its ties."""
+    """Return the fastest artifact, or the smallest that is as fast, and the others that are as fast."""
     fastest = max(subjects, key=_speed)
+    for subject in subjects:  # two speed-ups over the baseline do not compare the two with each other
+        if (ratio := faster(subject, fastest)) and ratio.verdict == "faster":
+            fastest = subject
     ties = [
         subject for subject in subjects
-        if subject is not fastest and (ratio := faster(subject, fastest)) and ratio.verdict == "no difference"
+        if subject is not fastest and (ratio := faster(subject, fastest)) and _is_same_speed(ratio)
     ]  # fmt: skip
     equals, best = [fastest, *ties], fastest
     if fastest.size_bytes is not None:
         sized = [subject for subject in equals if subject.size_bytes is not None]
         best = min(sized, key=lambda subject: (subject.size_bytes or 0.0, -_speed(subject)))
     return best, [subject for subject in equals if subject is not best]
+
+
+def _is_same_speed(ratio: Speedup) -> bool:
+    return ratio.low > 1.0 / (1.0 + _SAME_SPEED) and ratio.high < 1.0 + _SAME_SPEED
 
 
 def _speed(subject: ReportedArtifact) -> float:
@@ -237,8 +246,14 @@ def _reasons(
         better = (
             f"it is smaller ({bytes_text(recommended.size_bytes)})" if smallest else "its median is the best"
         )
-        sentences.append(f"Its speed does not differ significantly from that of {names}; {better}.")
-    elif count > 2:
+        sentences.append(f"It is as fast as {names} within {_SAME_SPEED:.0%}; {better}.")
+    unclear = [
+        s for s in allowed if s is not recommended and s not in equals and not _is_slower(s, recommended)
+    ]
+    if unclear:
+        names = listed([s.label for s in unclear])
+        sentences.append(f"The measurement does not separate its speed from that of {names}: measure longer.")
+    elif count > 2 and not equals:
         kind = "" if len(allowed) == count else f" of the {len(allowed)} that kept their accuracy"
         sentences.append(f"Faster than every other{kind}.")
     accuracy = recommended.row.accuracy
@@ -249,6 +264,12 @@ def _reasons(
         text = f"It gives the baseline's prediction for {accuracy.agreement:.2%} of the samples{least}."
         sentences.append(text)
     return sentences
+
+
+def _is_slower(subject: ReportedArtifact, other: ReportedArtifact) -> bool:
+    """Return whether `subject` is slower beyond doubt, or in another measurement."""
+    ratio = faster(subject, other)
+    return ratio is None or ratio.verdict == "slower"
 
 
 def _alternatives(source: ReportSource, recommended: ReportedArtifact) -> list[str]:

@@ -59,7 +59,7 @@ VINO_INT8 = artifact("vino", 8, precision="int8", engine="openvino")
         pytest.param(
             [BASE, artifact("large", 3.99, size_bytes=9000), artifact("small", 4.0, size_bytes=3000),
              artifact("tiny", 7.0, size_bytes=10)],
-            {}, "small", ["not differ significantly from that of large (9.00 kB); it is smaller (3.00 kB)",
+            {}, "small", ["It is as fast as large (9.00 kB) within 10%; it is smaller (3.00 kB)",
                           "tiny is the smallest (10 B)"], id="smallest of the equally fast",
         ),
         pytest.param(
@@ -115,6 +115,29 @@ def test_the_fastest_that_may_be_used_is_recommended_with_reasons(
     text = "\n".join([found.headline, *found.reasons, *found.caveats])
     for said in words:
         assert (said.lstrip("!") in text) != said.startswith("!"), said
+
+
+def test_a_smaller_artifact_needs_proof_that_it_is_as_fast(tmp_path: Path) -> None:
+    # Its median is 1.5 times that of the fastest, but with noise of 40% the interval contains 1.
+    noise = np.random.default_rng(0).normal(0, 0.4, (2, ROUNDS))
+    fast, small = artifact("fast", 171, size_bytes=9000), artifact("small", 252, size_bytes=3000)
+    for entry, deviations in zip((fast, small), noise, strict=True):
+        entry["round_medians_ms"] = (entry["latency_ms"]["median"] * np.exp(deviations)).tolist()
+    found = summary(tmp_path, artifact("base", 2000), fast, small)
+    assert found.recommended
+    assert found.recommended.name == "fast"
+    ratio = faster(*(s for s in read_source(tmp_path / "r.json").subjects if s.name != "base"))
+    assert ratio
+    assert ratio.verdict == "no difference"
+    assert "does not separate its speed from that of small: measure longer." in "\n".join(found.reasons)
+
+
+def test_a_comparison_with_onnx_runtime_as_the_baseline_is_given_once(tmp_path: Path) -> None:
+    base = artifact("onnx-fp32", 10, precision="fp32")
+    results = write(tmp_path / "r.json", results_of(base, artifact("onnx-int8", 5, precision="int8")))
+    found = recommend(results)
+    assert found.sentence.count("as fast as onnx-fp32") == 1
+    assert found.over_onnx == found.over_baseline
 
 
 def test_the_facts_are_speed_size_and_accuracy(tmp_path: Path) -> None:
