@@ -44,6 +44,9 @@ Forms = Mapping[str, OutputForm]
 __all__ = ["MOST_CLASSES_LISTED", "ScoreSums", "accuracy", "read_metric"]
 
 MOST_CLASSES_LISTED = 50
+_FEWEST_TO_JUDGE = 50  # samples; fewer right answers may be luck
+_CHANCE_TAIL = 0.025
+_LOOK = "the labels, their order or the preprocessing look wrong"
 
 
 class ScoreSums:
@@ -115,8 +118,9 @@ def accuracy(sums: ScoreSums, baseline: ScoreSums, candidates: int = 1) -> Accur
     drop = float(metric.drop(baseline.value(), value)) + 0.0
     if sums is baseline:
         return Accuracy(
-            metric.name, value, drop, samples=sums.samples, higher_is_better=metric.higher_is_better
-        )
+            metric.name, value, drop, samples=sums.samples, higher_is_better=metric.higher_is_better,
+            suspicion=suspicion(sums, value),
+        )  # fmt: skip
     require_pairs(baseline.units, sums.units)
     comparison = _compare_units(sums, baseline, tail_of(candidates))
     class_values = sums.by_class
@@ -135,6 +139,24 @@ def accuracy(sums: ScoreSums, baseline: ScoreSums, candidates: int = 1) -> Accur
         candidates=candidates,
     )  # fmt: skip
     return structs.replace(result, statement=statement(result))
+
+
+def suspicion(sums: ScoreSums, value: float) -> str:
+    """Return a warning if the baseline is no better than an answer that ignores the input, else ""."""
+    metric = sums.metric
+    if metric.needs_labels and metric.higher_is_better and value <= 0.0:
+        return f"{metric.name} of the baseline is {value:.1%}: {_LOOK}"
+    guess = metric.without_model(sums.joined)
+    if guess is None or sums.units < _FEWEST_TO_JUDGE:
+        return ""
+    is_one_label_each = sums.joined.table[:, -1].sum() == sums.units
+    right = round(value * sums.units)
+    low = clopper_pearson(right, sums.units, _CHANCE_TAIL)[0] if is_one_label_each else value
+    if low > guess:
+        return ""
+    return (
+        f"{metric.name} of the baseline is {value:.1%}, and {guess:.1%} without looking at the input: {_LOOK}"
+    )
 
 
 class _Units(NamedTuple):
@@ -290,6 +312,9 @@ def _compare(
             recorder.warn(name, f"its outputs are not the baseline's: {difference.mismatch}")
     for name in filter(recorder.is_measured, sums):
         recorder.attempt(name, partial(accuracy, sums[name], sums[base], candidates), "accuracy")
+    reference_accuracy = recorder[base].accuracy
+    if reference_accuracy is not None and reference_accuracy.suspicion:
+        recorder.warn(base, reference_accuracy.suspicion)
 
 
 def _score_outputs(metric: Metric, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:

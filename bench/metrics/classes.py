@@ -79,6 +79,13 @@ class TopK(Metric):
     def classes(self, scored: Scored) -> dict[int, tuple[float, int]]:
         return _values_of_classes(scored, divide)
 
+    def without_model(self, scored: Scored) -> float | None:
+        """Return the share of the `k` most frequent labels; None with `k` labels or fewer."""
+        labels = np.bincount(scored.table[:, 0].astype(np.int64), weights=scored.table[:, -1])
+        if np.count_nonzero(labels) <= self.k:
+            return None
+        return float(np.sort(labels)[-self.k :].sum() / labels.sum())
+
 
 def _values_of_classes(scored: Scored, each: Callable[..., Floats]) -> dict[int, tuple[float, int]]:
     """Return value and number of samples of each labelled class; the last column counts labels."""

@@ -139,6 +139,10 @@ class Metric(ABC):
         """Return value and number of samples of each labelled class; empty without classes."""
         return {}
 
+    def without_model(self, scored: Scored) -> float | None:
+        """Return the value of the best answer that ignores the input; None if it is unknown."""
+        return None
+
     def drop(self, baseline: Any, value: Any) -> Any:
         """Return how much worse than the baseline a value is, in the metric's unit; negative if better."""
         worse = baseline - value if self.higher_is_better else value - baseline

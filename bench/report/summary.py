@@ -299,6 +299,8 @@ def _caveats(source: ReportSource, recommended: ReportedArtifact | None) -> list
     if machines := source.results.machines:
         names = listed(list(machines))
         cautions.append(f"Several measurements ({names}): each row is compared with its own baseline.")
+    if source.baseline and source.baseline.row.accuracy and source.baseline.row.accuracy.suspicion:
+        cautions.append(f"{source.baseline.row.accuracy.suspicion}.")
     cautions += _slow_int8(source.measured)
     if recommended is not None:
         cautions += _weak_accuracy(recommended, source.budget.max_drop)

@@ -124,6 +124,7 @@ class Accuracy(Struct, frozen=True):
         lost, gained: Samples that became wrong, and right; null if no answer is right or wrong.
         candidates: Artifacts judged on the samples; all their intervals together have the confidence.
         statement: Evidence of the samples, in words.
+        suspicion: Of the baseline: why the labels or the preprocessing look wrong; empty if they do not.
     """
 
     metric: str
@@ -142,6 +143,7 @@ class Accuracy(Struct, frozen=True):
     gained: Whole | None = None
     candidates: Count = 1
     statement: str = ""
+    suspicion: str = ""
 
     def __post_init__(self) -> None:
         ends = UNSET if self.drop_points is UNSET else None

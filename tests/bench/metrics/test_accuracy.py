@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 from scoring import scored, top_k
 
-from qcompile.bench.metrics.accuracy import MOST_CLASSES_LISTED, ScoreSums, accuracy, read_metric
+from qcompile.bench.metrics.accuracy import (
+    MOST_CLASSES_LISTED,
+    ScoreSums,
+    accuracy,
+    read_metric,
+)
 from qcompile.bench.metrics.metric import Metric, Truth
 from qcompile.bench.results.row import unit_of
 from qcompile.core.figures import finite
@@ -128,6 +133,7 @@ def test_the_drop_is_counted_in_points_and_agreement_in_predictions() -> None:
     assert list(result) == [
         "metric", "value", "drop_points", "low", "high", "samples", "agreement", "per_class",
         "higher_is_better", "agreement_low", "units", "changed", "lost", "gained", "candidates", "statement",
+        "suspicion",
     ]  # fmt: skip
     assert (result["metric"], result["samples"], result["higher_is_better"]) == ("top1", 20, True)
     assert (result["value"], result["agreement"]) == (0.75, 0.75)
@@ -294,3 +300,35 @@ def test_what_a_function_changes_in_place_stays_its_own(own: str) -> None:
 def test_a_function_that_fails_is_named(own: str, name: str, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         compare(f"{own}:{name}" if ":" not in name else name, np.ones((4, 2)), np.ones((4, 2)), np.zeros(4))
+
+
+def suspected(metric: str, right: NDArray[np.bool_], labels: NDArray[np.int64]) -> str:
+    """The suspicion about a baseline with ten classes that answers the samples of `right` rightly."""
+    sums, predicted = ScoreSums(read_metric(metric)), np.where(right, labels, (labels + 1) % 10)
+    scores = {"y": np.eye(10, dtype=np.float32)[predicted]}
+    batch = sums.metric.score(scores, scores, Truth(labels, len(labels), "data"))
+    sums.add(batch, batch, len(labels))
+    return accuracy(sums, sums).suspicion
+
+
+@pytest.mark.parametrize(
+    ("samples", "most_frequent", "right", "expected"),
+    [
+        (100, 10, 10, "top1 of the baseline is 10.0%, and 10.0% without looking at the input"),
+        (100, 10, 30, ""),
+        (100, 91, 91, "top1 of the baseline is 91.0%, and 91.0% without looking at the input"),
+        (100, 10, 0, "top1 of the baseline is 0.0%: the labels, their order or the preprocessing look wrong"),
+        (40, 4, 4, ""),  # too few to judge
+        (100, 100, 100, ""),  # one label alone
+    ],
+)
+def test_a_baseline_that_a_guess_equals_is_warned_of(
+    samples: int, most_frequent: int, right: int, expected: str
+) -> None:
+    others = 1 + np.arange(samples - most_frequent) % 9
+    labels = np.concatenate([np.zeros(most_frequent, np.int64), others]).astype(np.int64)
+    found = suspected("top1", np.arange(samples) < right, labels)
+    assert found.startswith(expected)
+    assert bool(found) == bool(expected)
+    if expected and right:  # the exact test of another library agrees
+        assert binomtest(right, samples, most_frequent / samples, "greater").pvalue > 0.025

@@ -158,6 +158,13 @@ def test_noise_failures_and_interruption_are_caveats(tmp_path: Path) -> None:
     assert any(text.startswith("dead failed") for text in found.caveats)
 
 
+def test_a_baseline_at_chance_level_is_the_first_caveat(tmp_path: Path) -> None:
+    base = scored("base", 10, 0)
+    base["accuracy"]["suspicion"] = "top1 of the baseline is 10.0%: the labels look wrong"
+    found = summary(tmp_path, base, scored("int8", 2, 0.0, -0.1, 0.1))
+    assert found.caveats[0] == "top1 of the baseline is 10.0%: the labels look wrong."
+
+
 def test_too_few_rounds_are_no_comparison(tmp_path: Path) -> None:
     value = {**results_json(3), "interrupted": True}
     for entry in value["artifacts"]:
