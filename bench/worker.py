@@ -12,7 +12,8 @@ and its input ends; on Linux it is then killed even in a hanging call.
 |   "device"}`                                           |   "packages", "weights"}`                       |
 | `{"do": "feed", "path"}`                               | `{"first_ns", "at_rest", "notes"}`; sets the    |
 |                                                        |   feeds of `time`                               |
-| `{"do": "time", "iterations", "discard", "rest"}`      | `{"ns": [...], "at_rest"}`                      |
+| `{"do": "time", "iterations", "discard", "rest",       | `{"ns": [...], "at_rest"}`; after `limit_s`, no |
+|   "limit_s", "fewest"}`                                |   call starts beyond the `fewest` that count    |
 | `{"do": "clients", "clients", "seconds"}`              | `{"ns": [...], "wall_ns", "at_rest"}`           |
 | `{"do": "in_flight", "streams", "seconds"}`            | `{"ns": [...], "wall_ns", "at_rest"}`           |
 | `{"do": "gpu_times", "iterations"}`                    | `{"compute_ns", "with_transfers_ns", ...}`      |
@@ -33,6 +34,7 @@ disturb the next worker; `at_rest` is false if they do not stop.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import runpy
 import sys
@@ -121,7 +123,10 @@ class WorkerSession:
 
     def do_time(self, request: dict[str, Any]) -> dict[str, Any]:
         discard = request.get("discard", 0)
-        durations = self.runner.time(self.feeds, request["iterations"] + discard)
+        durations = self.runner.time(
+            self.feeds, request["iterations"] + discard,
+            limit_s=request.get("limit_s", math.inf), fewest=discard + request.get("fewest", 1),
+        )  # fmt: skip
         at_rest = not request.get("rest", True) or _wait_for_rest()
         return {"ns": durations[discard:].tolist(), "at_rest": at_rest}
 

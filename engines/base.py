@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -192,13 +193,23 @@ class Runner(ABC):
             ModelError: If the runtime fails on valid feeds.
         """
 
-    def time(self, feeds: Feeds, iterations: int) -> NDArray[np.int64]:
-        """Run `iterations` times and return the duration of each in nanoseconds, int64 [iterations]."""
+    def time(
+        self, feeds: Feeds, iterations: int, *, limit_s: float = math.inf, fewest: int = 1
+    ) -> NDArray[np.int64]:
+        """Run `iterations` times and return the duration of each in nanoseconds, int64 [at most iterations].
+
+        After `limit_s` no further run starts, but at least `fewest` are made.
+        """
         run = self.prepare(feeds)
         clock = time.perf_counter_ns
         durations = np.empty(iterations, np.int64)
+        deadline = math.inf
         for index in range(iterations):
             start = clock()
+            if index == 0:
+                deadline = start + limit_s * 1e9
+            elif start > deadline and index >= fewest:
+                return durations[:index]
             run()
             durations[index] = clock() - start
         return durations

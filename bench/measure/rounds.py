@@ -84,6 +84,7 @@ _FEWEST_SLOW_ROUNDS = 2  # per launch, if rounds take so long that few launches 
 _ROUND_VARIANCE = 3.0  # of a round, in units of a launch's variance, before there is an estimate
 _DISCARD = 2  # calls after an idle pause, slow because of cold caches and sleeping threads
 _FEWEST_CALLS = 3
+_BLOCK_LIMIT = 4.0  # multiple of a block's expected time after which no further call starts: other load
 _PATIENCE = 20.0  # multiple of a block's expected time after which its worker counts as hung
 _LEAST_PATIENCE_S = 30.0
 
@@ -234,7 +235,10 @@ class _Budget:
 
 def ask_timing(worker: Worker, expected_s: float, **arguments: Any) -> tuple[list[int], bool]:
     """Return the nanoseconds of calls, and whether the worker's threads came to rest; freeze it if not."""
-    answer = worker.ask("time", timeout_s=_patience_s(expected_s), **arguments)
+    answer = worker.ask(
+        "time", timeout_s=_patience_s(expected_s), limit_s=_BLOCK_LIMIT * expected_s, fewest=_FEWEST_CALLS,
+        **arguments,
+    )  # fmt: skip
     if not answer["at_rest"]:
         worker.freeze()
     return answer["ns"], answer["at_rest"]
@@ -247,7 +251,10 @@ def _warm_up(worker: Worker, max_time_s: float, clock: Callable[[], float], time
         nonlocal longest_ns
         # The very first call may include compilation.
         patience_s = _patience_s(iterations * longest_ns / 1e9) if longest_ns else None
-        answer = worker.ask("time", timeout_s=patience_s, iterations=iterations, rest=False)
+        answer = worker.ask(
+            "time", timeout_s=patience_s, iterations=iterations, limit_s=_BLOCK_LIMIT * _WARM_UP_BLOCK_S,
+            rest=False,
+        )  # fmt: skip
         longest_ns = max(longest_ns, *answer["ns"])
         return list(answer["ns"])
 

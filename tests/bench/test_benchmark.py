@@ -183,6 +183,40 @@ def test_what_dies_hangs_or_runs_out_of_memory_leaves_the_others_their_numbers(
     jsonschema.validate(json.loads((tmp_path / "r.json").read_text()), json.loads(SCHEMA.read_text()))
 
 
+SLOWS_DOWN = """
+import time, torch
+
+class SlowsDown(torch.nn.Module):
+    calls = 0
+
+    def forward(self, x):
+        SlowsDown.calls += 1
+        time.sleep(0.004 if SlowsDown.calls < 90 else 0.4)
+        return x
+
+def build():
+    return SlowsDown(), (torch.ones(1, 16),)
+"""
+
+
+def test_a_baseline_that_becomes_slow_is_measured_with_fewer_calls_and_not_taken_for_hung(
+    tiny_file: MakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy machine: blocks planned for calls of 4 ms last 100 times as long, beyond all patience."""
+    from qcompile.bench.measure import rounds
+
+    monkeypatch.setattr(rounds, "BLOCK_S", 0.15)
+    (tmp_path / "slow.py").write_text(SLOWS_DOWN)
+    results = qcompile.benchmark(
+        {"slow": f"{tmp_path / 'slow.py'}:build", "other": str(tiny_file("mlp"))},
+        baseline="slow", threads=1, max_time_s=0.5,
+    )  # fmt: skip
+    slow = results.row("slow")
+    assert slow.status == "measured", slow.reason
+    assert slow.latency.max_ms > 400
+    assert results.row("other").speedup is not None
+
+
 ONCE = """
 from pathlib import Path
 import torch

@@ -120,6 +120,8 @@ def test_time_returns_as_many_positive_nanoseconds_as_asked_for(tiny_file: MakeF
             assert (durations.shape, durations.dtype) == ((iterations,), np.int64)
             assert (durations > 0).all()
         assert runner.contains == "host to host: one session.run()"
+        for limit_s, fewest, calls in ((0.0, 1, 1), (0.0, 4, 4), (60.0, 1, 9)):
+            assert len(runner.time({"x": normal(4, 16)}, 9, limit_s=limit_s, fewest=fewest)) == calls
 
 
 def test_a_model_that_fails_while_it_runs_is_an_error_of_the_model(tmp_path: Path) -> None:
