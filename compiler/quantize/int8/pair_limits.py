@@ -1,8 +1,8 @@
 """Limits of int8 weights for kernels that add two products in 16 bits (x86 without VNNI).
 
-`vpmaddubsw` adds the products of two neighbouring uint8 activations a, b and int8 weights p, q in int16. Their
+`vpmaddubsw` adds the products of two neighbouring uint8 activations a, b and int8 weights p, q in int16. The
 sum is largest if activations are 255 at positive weights and 0 at negative ones, and least in the reverse
-case. So the sum is exact for all activations if, and only if,
+case. So it is exact for all activations if, and only if,
 
     255 (max(p, 0) + max(q, 0)) ≤ 32767     and     255 (max(-p, 0) + max(-q, 0)) ≤ 32768
 
@@ -138,7 +138,8 @@ def limits_of(
 
 
 def _neighbours(positions: int, channels: int, blocks: int, order: Order) -> NDArray[np.intp]:
-    """Return neighbours [pairs, 2] in a depth of positions x channels; only "flat" order pairs two positions."""
+    """Return neighbours [pairs, 2] in a depth of positions x channels, inside each block of a position;
+    if `order` is "flat" and channels form one block, pairs may cross positions."""
     depth = np.arange(positions * channels)
     runs = [depth] if order == "flat" and blocks == 1 else np.split(depth, positions * blocks)
     return np.concatenate([run[: len(run) // 2 * 2].reshape(-1, 2) for run in runs]).astype(np.intp)
