@@ -127,10 +127,8 @@ def _quantize_products(
 def _fit_pairs(
     model: onnx.ModelProto, floats: Mapping[str, NDArray[Any]], kernels: SaturatingKernels
 ) -> None:
-    """Replace int8 weights so that no two products overflow in kernels that add them in 16 bits.
-
-    The quantizer stores the weight NAME [depth, channels] as NAME_quantized with NAME_scale [channels].
-    """
+    """Replace int8 weights so that no two products overflow in kernels that add them in 16 bits: the weight
+    NAME [depth, channels], stored as NAME_quantized with NAME_scale [channels]."""
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node if kernels.dynamic else ():
         name = node.input[1].removesuffix("_quantized") if node.op_type in _INTEGER else ""
@@ -216,10 +214,7 @@ def quantize_lstms(
 
 
 def _fit_matrix(matrix: NDArray[Any], *, fits: bool) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return scales [channels] and int8 [depth, channels] of a matrix [depth, channels].
-
-    With `fits`, no two products overflow in kernels that add them in 16 bits.
-    """
+    """Return scales [channels] and int8 [depth, channels]; with `fits`, pairs of products fit 16 bits."""
     if fits:
         return product_limits(len(matrix)).fitted(matrix)
     qparams = choose_weight_qparams(matrix, 1)

@@ -80,10 +80,7 @@ class PairLimits:
         return scales, np.ascontiguousarray(transposed.transpose(np.argsort(self.axes)))
 
     def room(self, shape: tuple[int, ...], middle: int) -> Room:
-        """Return a function for `gptq`: the lowest and highest step that the partner of a column leaves.
-
-        `middle` is the code of 0.
-        """
+        """Return the limits of steps for `gptq`, by the partner of a column; `middle` is the code of 0."""
         inner = [1 if axis == self.axes[0] else extent for axis, extent in enumerate(shape)]
         columns = self.rows(np.arange(np.prod(inner)).reshape(inner))[0]  # column of each position
         partner = np.full(len(columns), -1)
@@ -128,10 +125,7 @@ def pair_limits(
 def limits_of(
     nodes: Sequence[onnx.NodeProto], shapes: Mapping[str, tuple[int, ...]], kernels: SaturatingKernels
 ) -> dict[str, PairLimits]:
-    """Return the limits of each stored weight of integer layers by name.
-
-    All layers that share a weight store it in the same layout.
-    """
+    """Return the limits of each stored weight by name; layers that share a weight have the same layout."""
     stored = {node.input[1]: node for node in nodes if node.input[1] in shapes}
     by_weight = {weight: pair_limits(node, shapes[weight], kernels) for weight, node in stored.items()}
     return {weight: limits for weight, limits in by_weight.items() if limits is not None}

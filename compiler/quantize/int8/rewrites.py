@@ -122,7 +122,7 @@ def gather_by_vectors(model: onnx.ModelProto) -> None:
     OpenVINO's low-precision passes move a convolution's scales per channel, [1, C, 1, 1], behind the next
     Gather. If that Gather adds an axis, as for the windows of a halo attention, the scales do not fit, and
     compilation fails with "Argument shapes are inconsistent" (2026.4). A Gather with more than one dynamic
-    extent behind the gathered axis does not change.
+    extent behind that axis does not change.
     """
     graph = model.graph
     shapes, stored = infer_shapes(model), {tensor.name: tensor for tensor in graph.initializer}

@@ -45,7 +45,7 @@ def quantize_static(
 
     Args:
         ranges: Tensor name to (min, max) in real units.
-        isa: Instruction set of the processor that runs the model: on ARM, activations are int8.
+        isa: Instruction set of the processor; on ARM, ONNX Runtime's kernels take int8 activations.
         pairs: Weight name to its limits, for kernels that add two products in 16 bits.
     """
     from onnxruntime.quantization import QDQQuantizer, QuantType
@@ -229,7 +229,7 @@ def _weight_overrides(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the `TensorQuantOverrides` of nodes' stored weights: a scale for each output channel.
 
-    `limits` has the limits of weights that need more than rounding. Their integers are added to `integers`.
+    `limits` maps weights to pair limits; their fitted integers are added to `integers`.
     """
     from onnxruntime.quantization import QuantType
 
@@ -257,8 +257,7 @@ def _index_consumers(base: type) -> type:
 
     This is the only patch of ONNX Runtime's quantizer. The original searches all nodes and initializers for
     each tensor, in quadratic time (BERT-base: 0.73 s of processor time instead of 0.63; ONNX Runtime 1.31.1,
-    2026-11-29). The index belongs to the instance, because a class lives until garbage collection and would
-    hold the model.
+    2026-11-29). The instance holds the index: a class lives until garbage collection, with the model.
     """
 
     class Indexed(base):  # type: ignore[misc]
