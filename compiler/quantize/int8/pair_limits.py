@@ -1,23 +1,21 @@
-"""Weights whose products fit where a kernel adds two of them in 16 bits: x86 without VNNI.
+"""Limits of int8 weights for kernels that add two products in 16 bits (x86 without VNNI).
 
 `vpmaddubsw` adds the products of two neighbouring uint8 activations a, b and int8 weights p, q in int16. The
-largest sum reads 255 where a weight is positive and 0 where it is negative, the least one the other way
-round. So the sum is right for all activations if, and only if,
+sum is largest if activations are 255 at positive weights and 0 at negative ones, and least in the reverse
+case. So it is exact for all activations if, and only if,
 
     255 (max(p, 0) + max(q, 0)) ≤ 32767     and     255 (max(-p, 0) + max(-q, 0)) ≤ 32768
 
-that is: the positive parts sum to at most 128, and the negative ones too. One weight is always right.
+that is: the positive parts sum to at most 128, and so do the negative parts. A single product always fits.
 
-Half of all weights (`reduce_range`, NNCF's overflow fix) meets this and wastes it: pairs of opposite signs
-and of small weights need no seven bits. Here each output channel gets a scale just large enough for its
-largest pair: of the float weights p and q,
+Weights of 7 bits (`reduce_range`, NNCF's overflow fix) fit, too, but pairs of opposite signs and pairs of
+small weights do not need this limit. Here the scale of each output channel is just large enough for its
+largest pair: with the float weights p and q,
 
     s = max(amax / 127, max over its pairs of (max(p, 0) + max(q, 0)) / 128, and of the negative parts)
 
-Where rounding takes a pair beyond the limit, the weight that was rounded up most is rounded down. GPTQ asks
-for the room that the partner of a weight leaves.
-
-Which weights are neighbours is what the runtime's rules hold (`GraphRules.saturates`).
+If rounding moves a pair over the limit, the weight that was rounded up more is rounded down. GPTQ limits each
+weight to the steps that its partner leaves. `GraphRules.saturates` of the runtime defines the neighbours.
 """
 
 from __future__ import annotations
@@ -35,16 +33,17 @@ from ....model.graph.graph_rules import Order, SaturatingKernels
 from ..weights.rounding import Room
 
 LARGEST_SUM = 128
-"""Of the positive parts of a pair, and of the negative ones: 32767 // 255."""
+"""Limit of the sum of a pair's positive parts, and of its negative parts: 32767 // 255."""
 _QMAX = 127
-_ROWS = 256  # output channels that are fitted at a time, to stay in the processor's cache
+_ROWS = 256  # output channels that are fitted at a time; they fit the processor's cache
 
 
 @dataclass(frozen=True, eq=False)
 class PairLimits:
-    """Which weights of a layer meet: int [pairs, 2], positions in the depth, each in one pair at most.
+    """The pairs of a layer's weights whose products are added in 16 bits.
 
-    With its axes in the order `axes`, a weight is [output channels, depth], neighbours side by side.
+    `pairs` is int [pairs, 2]: positions in the depth, each in one pair at most. With its axes in the order
+    `axes`, a weight is [output channels, depth], with neighbours side by side.
     """
 
     axes: tuple[int, ...]
@@ -52,41 +51,38 @@ class PairLimits:
 
     def rows(self, weight: NDArray[Any]) -> NDArray[Any]:
         """Return a weight, or its integers, as [output channels, depth]."""
-        turned = weight.transpose(self.axes)
-        rows: NDArray[Any] = turned.reshape(len(turned), -1)
+        transposed = weight.transpose(self.axes)
+        rows: NDArray[Any] = transposed.reshape(len(transposed), -1)
         return rows
 
     def fits(self, integers: NDArray[Any]) -> bool:
-        """Return whether no pair of a weight's integers overflows."""
+        """Return whether no pair of integer weights overflows."""
         return not bool((_sums(self.rows(integers).astype(np.int16), self.pairs) > LARGEST_SUM).any())
 
     def least_scales(self, weight: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the scale [output channels] with which the largest pair of each channel just fits."""
+        """Return the smallest scales [output channels] with which the largest pair of each channel fits."""
         sums = _sums(self.rows(weight).astype(np.float64), self.pairs)
         return np.asarray(sums.max(axis=(1, 2), initial=0.0) / LARGEST_SUM, np.float32)
 
     def fitted(self, weight: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
-        """Return scales [output channels], and the integers of a float weight in its own shape."""
+        """Return scales [output channels], and a float weight as integers of the same shape."""
         rows = self.rows(weight)
         scales, integers = np.empty(len(rows), np.float32), np.empty(rows.shape, np.int8)
         for start in range(0, len(rows), _ROWS):
-            part = slice(start, start + _ROWS)
-            values = rows[part].astype(np.float64)
+            chunk = slice(start, start + _ROWS)
+            values = rows[chunk].astype(np.float64)
             least = np.abs(values).max(axis=1, initial=0.0) / _QMAX
             least = np.maximum(least, _sums(values, self.pairs).max(axis=(1, 2), initial=0.0) / LARGEST_SUM)
-            scales[part] = np.where(least < np.finfo(np.float32).tiny, 1.0, least)
-            steps = values / scales[part, None].astype(np.float64)
-            integers[part] = _limit(np.clip(np.rint(steps), -_QMAX, _QMAX), steps, self.pairs)
-        turned = integers.reshape([weight.shape[axis] for axis in self.axes])
-        return scales, np.ascontiguousarray(turned.transpose(np.argsort(self.axes)))
+            scales[chunk] = np.where(least < np.finfo(np.float32).tiny, 1.0, least)
+            steps = values / scales[chunk, None].astype(np.float64)
+            integers[chunk] = _limit(np.clip(np.rint(steps), -_QMAX, _QMAX), steps, self.pairs)
+        transposed = integers.reshape([weight.shape[axis] for axis in self.axes])
+        return scales, np.ascontiguousarray(transposed.transpose(np.argsort(self.axes)))
 
     def room(self, shape: tuple[int, ...], middle: int) -> Room:
-        """Return what GPTQ asks for: the lowest and the highest step that the partner of a column leaves.
-
-        The code `middle` stands for 0.
-        """
+        """Return the limits of steps for `gptq`, by the partner of a column; `middle` is the code of 0."""
         inner = [1 if axis == self.axes[0] else extent for axis, extent in enumerate(shape)]
-        columns = self.rows(np.arange(np.prod(inner)).reshape(inner))[0]  # of GPTQ, in the order of pairs
+        columns = self.rows(np.arange(np.prod(inner)).reshape(inner))[0]  # column of each position
         partner = np.full(len(columns), -1)
         partner[columns[self.pairs]] = columns[self.pairs[:, ::-1]]
 
@@ -101,14 +97,14 @@ class PairLimits:
 
 
 def product_limits(depth: int) -> PairLimits:
-    """Return the limits of a weight [depth, output channels] of a product."""
+    """Return the limits of the weight [depth, output channels] of a product."""
     return PairLimits((1, 0), _neighbours(1, depth, 1, "flat"))
 
 
 def pair_limits(
     node: onnx.NodeProto, shape: tuple[int, ...], kernels: SaturatingKernels
 ) -> PairLimits | None:
-    """Return the limits of a layer's weight; None where its kernel adds in 32 bits."""
+    """Return the limits of a layer's weight; None if its kernel adds in 32 bits."""
     if node.op_type not in ("Conv", "ConvTranspose"):
         if not kernels.products or len(shape) != 2:
             return None
@@ -120,7 +116,7 @@ def pair_limits(
     if node.op_type == "Conv":
         order = kernels.convolution(shape[1], shape[0] // group, group)
         axes, channels, blocks = (0, *spatial, 1), shape[1], 1
-    else:  # [in, out / group, ...]: the groups share their scales
+    else:  # [in, out / group, ...]: the groups share scales
         order = kernels.convolution(shape[0] // group, shape[1], group)
         axes, channels, blocks = (1, *spatial, 0), shape[0], group
     return PairLimits(axes, _neighbours(positions, channels, blocks, order)) if order else None
@@ -129,41 +125,39 @@ def pair_limits(
 def limits_of(
     nodes: Sequence[onnx.NodeProto], shapes: Mapping[str, tuple[int, ...]], kernels: SaturatingKernels
 ) -> dict[str, PairLimits]:
-    """Return the limits of each stored weight of integer layers, by its name.
-
-    Layers that share a weight are of one kind.
-    """
+    """Return the limits of each stored weight by name; layers that share a weight have the same layout."""
     stored = {node.input[1]: node for node in nodes if node.input[1] in shapes}
-    found = {weight: pair_limits(node, shapes[weight], kernels) for weight, node in stored.items()}
-    return {weight: limits for weight, limits in found.items() if limits is not None}
+    by_weight = {weight: pair_limits(node, shapes[weight], kernels) for weight, node in stored.items()}
+    return {weight: limits for weight, limits in by_weight.items() if limits is not None}
 
 
 def _neighbours(positions: int, channels: int, blocks: int, order: Order) -> NDArray[np.intp]:
-    """Pairs in a depth of positions, each with its channels in so many blocks of their own."""
+    """Return neighbours [pairs, 2] in a depth of positions x channels, inside each block of a position;
+    if `order` is "flat" and channels form one block, pairs may cross positions."""
     depth = np.arange(positions * channels)
     runs = [depth] if order == "flat" and blocks == 1 else np.split(depth, positions * blocks)
     return np.concatenate([run[: len(run) // 2 * 2].reshape(-1, 2) for run in runs]).astype(np.intp)
 
 
 def _sums(rows: NDArray[Any], pairs: NDArray[np.intp]) -> NDArray[Any]:
-    """The sums of the positive and of the negative parts of each pair: [rows, pairs, 2]."""
+    """Return the sums of the positive and of the negative parts of each pair, [rows, pairs, 2]."""
     a, b = rows[:, pairs[:, 0]], rows[:, pairs[:, 1]]
-    above = np.maximum(a, 0) + np.maximum(b, 0)
-    return np.stack([above, above - a - b], axis=-1)
+    positive_sums = np.maximum(a, 0) + np.maximum(b, 0)
+    return np.stack([positive_sums, positive_sums - a - b], axis=-1)
 
 
 def _limit(rounded: NDArray[np.float64], steps: NDArray[Any], pairs: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Bring the weights of pairs that overflow nearer to zero, in place: both alike, an odd step the one that
-    was rounded up more. Weights that only rounding took beyond are off by one step.
+    """Move overflowing pairs toward zero, in place: both weights alike, and an odd step the weight that was
+    rounded up more. If rounding alone caused the overflow, one weight changes by one step.
     """
     for sign in (1.0, -1.0):
         row, pair = np.nonzero(_sums(rounded, pairs)[..., 0 if sign > 0 else 1] > LARGEST_SUM)
         i, j = pairs[pair, 0], pairs[pair, 1]
-        a, b = rounded[row, i] * sign, rounded[row, j] * sign  # both positive, as one alone is at most 127
-        beyond = a + b - LARGEST_SUM
-        half = np.floor(beyond / 2)
-        up = a - steps[row, i] * sign >= b - steps[row, j] * sign
-        less_a = np.clip(half + (beyond - 2 * half) * up, beyond - b, a)
-        rounded[row, i] -= sign * less_a
-        rounded[row, j] -= sign * (beyond - less_a)
+        a, b = rounded[row, i] * sign, rounded[row, j] * sign  # both positive: each is at most 127
+        excess = a + b - LARGEST_SUM
+        half = np.floor(excess / 2)
+        is_a_rounded_up = a - steps[row, i] * sign >= b - steps[row, j] * sign
+        decrease_a = np.clip(half + (excess - 2 * half) * is_a_rounded_up, excess - b, a)
+        rounded[row, i] -= sign * decrease_a
+        rounded[row, j] -= sign * (excess - decrease_a)
     return rounded

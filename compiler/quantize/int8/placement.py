@@ -1,14 +1,14 @@
 """Placement of Q/DQ: the nodes to quantize for a target, and the reason for each other node.
 
-The target's rules decide (`model.graph.graph_rules`).
+The rules of the target decide (`model.graph.graph_rules`).
 
 - ONNX Runtime on x86 with VNNI multiplies uint8 activations by int8 weights and adds int32 bias; symmetric
-  int8 activations are slower there than float. A product of a stored weight writes float for free, so
-  what follows it stays in float; a product of two activations (attention) is faster in float.
-- TensorRT wants symmetric int8 with zero_point 0, float bias, and Q/DQ where `tensorrt` says.
+  int8 activations are slower there than float. A product of a stored weight writes float at no cost, so
+  its consumers are float. A product of two activations (attention) is faster in float.
+- TensorRT requires symmetric int8 with zero_point 0, float bias, and Q/DQ by the rules in `tensorrt`.
 
-What lies between convolutions (adds, pools, concatenations) is quantized where all that it reads is made
-by integer kernels anyway: elsewhere it would cost a conversion and precision, and gain nothing.
+Operators between convolutions (adds, pools, concatenations) are quantized if integer kernels produce all
+their inputs. Elsewhere quantization would cost a conversion and precision, and gain nothing.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ..request import match_nodes
 from .rewrites import is_table, unfit_for_float8
 from .tensorrt import Between, ResidualAdds, TensorRTKernels
 
-# Operators for which a CPU runtime has a kernel that reads and writes integers (or that only moves data).
-# Softmax and normalizations stay in float: eight bits are too few for their outputs.
-_BETWEEN = frozenset(
+# Operators with integer kernels on CPU runtimes, or that only move data.
+# Softmax and normalizations are float: eight bits are too few for their outputs.
+_CHAIN_OPERATORS = frozenset(
     """
     Add Mul MaxPool AveragePool GlobalAveragePool Concat LeakyRelu Sigmoid Relu
     Clip Reshape Transpose Squeeze Unsqueeze Flatten Split Resize Gather Where
@@ -39,25 +39,25 @@ _BETWEEN = frozenset(
 SAME_SCALE = frozenset(
     ["MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Split", "Resize"]
 )
-"""Operators whose results are quantized as their input is."""
+"""Operators with one scale for input and output."""
 
-_NEVER_SCALED = frozenset(["float64", "int32", "int64", "uint32", "uint64"])  # a MatMul takes them, too
+_NEVER_SCALED = frozenset(["float64", "int32", "int64", "uint32", "uint64"])  # types that MatMul accepts
 
 WRITES_FLOAT = frozenset(["MatMul", "Gemm"])
-"""Operators whose results are never quantized by themselves: their kernels write float for free."""
+"""Operators with kernels that write float at no cost: their output is quantized only for a consumer."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The plan of one quantization."""
+    """The nodes to quantize for a target, and the reasons for the others."""
 
     rules: GraphRules
-    nodes: tuple[str, ...]  # names of those to quantize
-    # name to reason, for nodes of weighted operators that are not quantized
+    nodes: tuple[str, ...]  # names of the nodes to quantize
+    # node name to reason, for weighted nodes that are not quantized
     left_in_float: Mapping[str, str] = field(default_factory=dict)
-    # names of Gather nodes whose stored table of floats (an embedding) becomes int8
+    # names of Gather nodes with a stored float table (an embedding) that becomes int8
     tables: tuple[str, ...] = ()
-    # name of an Add to its operand that stays in float, as a convolution's kernel adds to it
+    # name of an Add to its float operand, to which the kernel of a convolution adds
     fused: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -75,11 +75,11 @@ def plan(
     """Decide which nodes of a prepared model are quantized.
 
     Args:
-        exclude: Names, globs (`/head/*`) or operator types of nodes that stay in float.
+        exclude: Names, globs (`/head/*`) or operator types of nodes to leave in float.
         only: The same, for the nodes that may be quantized; empty for all.
-        chosen: The same, for nodes that TensorRT gets in INT8 although it has no good kernel; as `only`.
-        float8: Whether it is for FP8, for which there are fewer kernels.
-        multiplies_activations: Whether its kernels multiply two activations rightly.
+        chosen: The same, for nodes that TensorRT quantizes even without a good kernel; `only` implies it.
+        float8: Whether to plan for FP8, which has fewer kernels.
+        multiplies_activations: Whether the kernels multiply two activations without overflow.
     """
     planner = _Planner(model, target, exclude, only)
     planner.float8, planner.multiplies_activations = float8, multiplies_activations
@@ -90,7 +90,7 @@ def plan(
     weighted = {node.name for node in model.graph.node if node.op_type in WEIGHTED}
     if weighted & set(placement.nodes) or not placement.left_in_float:
         return placement
-    planner.chosen = weighted  # INT8 was asked for
+    planner.chosen = weighted  # the user requested INT8
     name, reason = next(iter(placement.left_in_float.items()))
     warning = f"TensorRT has no good kernel for any layer, and all are quantized; node {name!r}: {reason}"
     placement = planner.run()
@@ -116,14 +116,14 @@ class _Planner:
         self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
         values = (*model.graph.input, *model.graph.value_info)
         self.types = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in values}
-        read = Counter(name for node in model.graph.node for name in node.input)
-        self.shared = {name for name, count in read.items() if count > 1}  # read by more than one node
+        reads = Counter(name for node in model.graph.node for name in node.input)
+        self.shared = {name for name, count in reads.items() if count > 1}  # tensors with several consumers
         self.shared |= {value.name for value in model.graph.output}
         self.of_places = products_of_places(model.graph)
         self.residuals = ResidualAdds(model.graph, self.constants)
 
     def run(self) -> Placement:
-        self.integer = set[str]()  # tensors that an integer kernel makes
+        self.integer = set[str]()  # outputs of integer kernels
         self.planned = set[str]()
         nodes, tables, left = [], [], {}
         fused: dict[str, str] = {}
@@ -132,14 +132,14 @@ class _Planner:
                 continue
             if is_table(node, self.stored):
                 if self.rules.quantizes_chains and node.name not in self.weighted_excluded:
-                    tables.append(node.name)  # TensorRT gathers floats only
+                    tables.append(node.name)  # TensorRT can gather only floats
                 continue
             if node.op_type in WEIGHTED:
-                reason = self.weighted_excluded.get(node.name) or self._unfit(node)
+                reason = self.weighted_excluded.get(node.name) or self._float_reason(node)
                 if reason is not None:
                     left[node.name] = reason
                     continue
-            elif node.name in self.excluded or not self._goes_along(node):
+            elif node.name in self.excluded or not self._is_chained(node):
                 continue
             elif not self.rules.quantizes_chains and node.op_type == "Add":
                 operand = self.residuals.fused_operand(node, self.planned)
@@ -156,7 +156,7 @@ class _Planner:
                     self.planned.add(node.name)
                     nodes.append(node.name)
         if self.rules.writes_floats:
-            # Every kernel writes float for nothing: what no integer kernel reads is left out.
+            # Every kernel writes float at no cost: drop nodes without an integer consumer.
             readers = consumers(self.graph)
             for node in reversed(self.graph.node):
                 behind = {reader.name for output in node.output for reader in readers.get(output, ())}
@@ -165,18 +165,18 @@ class _Planner:
             nodes = [name for name in nodes if name in self.planned]
         return Placement(self.rules, tuple(nodes), left, tuple(tables), fused)
 
-    def _goes_along(self, node: onnx.NodeProto) -> bool:
-        """Whether an operator without weights is quantized with those around it."""
+    def _is_chained(self, node: onnx.NodeProto) -> bool:
+        """Return whether a node without weights is quantized together with its neighbours."""
         if not self.rules.quantizes_chains:
             return self.residuals.closes(node, self.planned)
-        if node.op_type not in _BETWEEN:
+        if node.op_type not in _CHAIN_OPERATORS:
             return False
         if node.op_type in ("Relu", "Clip") and node.input[0] in self.shared:
-            return False  # it would be folded into its producer, whose own value is read elsewhere
-        return all(name in self.integer for name in _values(node))
+            return False  # it would be folded into its producer, whose output has another consumer
+        return all(name in self.integer for name in _value_inputs(node))
 
-    def _unfit(self, node: onnx.NodeProto) -> str | None:
-        """The reason why a weighted node stays in float; None when it is quantized."""
+    def _float_reason(self, node: onnx.NodeProto) -> str | None:
+        """Return the reason why a weighted node stays in float, or None if it is quantized."""
         if node.op_type not in self.rules.weighted:
             return f"{self.target} has no integer kernel for {node.op_type}"
         activations = [name for name in node.input if name and name not in self.constants]
@@ -190,7 +190,7 @@ class _Planner:
             return "its weight is computed at run time"
         if node.input[1] in self.constants:
             if node.input[1] not in self.stored:
-                return "its weight is made by nodes; simplify folds them"
+                return "its weight is computed by nodes; simplify folds them"
             axes = len(self.stored[node.input[1]].dims)
             if node.op_type == "MatMul" and axes != 2:
                 return f"its weight has {axes} axes; scales per channel need 2"
@@ -211,23 +211,23 @@ class _Planner:
 
     @cached_property
     def _kernels(self) -> TensorRTKernels:
-        """It infers shapes, which calibration does not need."""
+        """TensorRT's kernels; cached on first use because calibration needs no shape inference."""
         return TensorRTKernels(self.model, self.constants, float8=self.float8)
 
 
 def scaled_tensors(model: onnx.ModelProto, placement: Placement) -> set[str]:
-    """Return the names of all tensors that a planned node reads or makes: those that may get a scale."""
+    """Return the names of the inputs and outputs of planned nodes: the tensors that may get a scale."""
     planned = set(placement.nodes)
     nodes = [node for node in model.graph.node if node.name in planned]
-    read = {name for node in nodes for name in node.input}
-    # TensorRT's Q/DQ graph needs no scale of what an operator makes; its calibration cache does.
-    without = WRITES_FLOAT if placement.rules.quantizes_chains else frozenset[str]()
-    made = {name for node in nodes if node.op_type not in without for name in node.output}
-    return (read | made) - {""}
+    inputs = {name for node in nodes for name in node.input}
+    # TensorRT's Q/DQ graph needs no scales of outputs; its calibration cache does.
+    unscaled = WRITES_FLOAT if placement.rules.quantizes_chains else frozenset[str]()
+    outputs = {name for node in nodes if node.op_type not in unscaled for name in node.output}
+    return (inputs | outputs) - {""}
 
 
-def _values(node: onnx.NodeProto) -> list[str]:
-    """The inputs whose values come out; the others are shapes, indices and limits."""
+def _value_inputs(node: onnx.NodeProto) -> list[str]:
+    """Return the inputs with values that pass to the output, without shapes, indices and limits."""
     if node.op_type in ("Add", "Mul", "Concat"):
         return list(node.input)
     return list(node.input[1:]) if node.op_type == "Where" else list(node.input[:1])

@@ -1,17 +1,17 @@
-"""Graph rewrites for integer kernels of ONNX Runtime and OpenVINO, and int8 tables of embeddings.
+"""Graph rewrites for integer kernels of ONNX Runtime and OpenVINO, int8 embedding tables, and FP8.
 
-FP8 for TensorRT: the Q/DQ of its INT8 graph, with E4M3 floats in place of integers.
+FP8 for TensorRT is its INT8 graph with E4M3 floats in place of integers:
 
     x ─ Q(s, 0: int8) ─ DQ        becomes    x ─ Q(s', 0: float8) ─ DQ      s' = amax / 448
     w ─ Q(s, 0: int8) ─ DQ        becomes    float8 values ─ DQ
 
-E4M3 has a sign, four bits of exponent and three of mantissa, and no infinity; its largest number is 448
+E4M3 has a sign, four bits of exponent, three of mantissa, and no infinity; its largest number is 448
 (Micikevicius et al. 2022, arXiv 2209.05433). Weights have a scale per output channel and are stored as
-float8: what reads FP8 at all reads weights that are quantized already.
+float8: every runtime that reads FP8 also reads quantized weights.
 
-TensorRT builds it for compute capability 8.9 and newer; for an older GPU it refuses. Some convolutions have
-no FP8 kernel, and building them fails or gains nothing (NVIDIA Model Optimizer, modelopt/onnx/quantization/
-fp8.py; NVIDIA/TensorRT issues 3987 and 4524): they stay in float.
+TensorRT builds FP8 for compute capability 8.9 and newer, and refuses older GPUs. Convolutions without an FP8
+kernel remain in float: their build fails, or they are no faster (NVIDIA Model Optimizer,
+modelopt/onnx/quantization/fp8.py; NVIDIA/TensorRT issues 3987 and 4524).
 """
 
 from __future__ import annotations
@@ -42,34 +42,34 @@ from ....model.graph.onnx_file import Graph
 
 
 def join_biases(graph: Graph, *, exclude: Collection[str] = ()) -> list[str]:
-    """Make the bias of a product with two axes its own; return the names of the nodes that became a Gemm.
+    """Join each MatMul of two-axis operands and its stored bias in a Gemm; return the names of the Gemms.
 
         x ─ MatMul(w) ─ Add(b) ─ y      becomes      x ─ Gemm(w, b) ─ y
 
-    ONNX Runtime's own optimizer would join the two after Q/DQ are placed, also where the Add is of another
-    activation: its Gemm then has a float bias, for which there is no integer kernel, and the product runs in
-    float (1.31.1). `keep_adds_apart` writes such an Add as Sum, which computes the same.
+    Otherwise ONNX Runtime's optimizer joins the two behind Q/DQ, even if the other operand of the Add is an
+    activation. That Gemm has a float bias, which no integer kernel takes, and runs in float (1.31.1).
+    `keep_adds_apart` prevents the join.
     """
     proto, stored, joined = graph.model.graph, graph.stored, list[str]()
     names = Names(proto)
     for node in list(proto.node):
-        behind = graph.consumers.get(node.output[0], []) if node.op_type == "MatMul" else []
-        weight = stored.get(node.input[1]) if behind else None
+        readers = graph.consumers.get(node.output[0], []) if node.op_type == "MatMul" else []
+        weight = stored.get(node.input[1]) if readers else None
         if weight is None or len(weight.dims) != 2 or len(graph.shapes.get(node.input[0], ())) != 2:
             continue
-        if len(behind) != 1 or behind[0].op_type != "Add" or node.output[0] in graph.pinned:
+        if len(readers) != 1 or readers[0].op_type != "Add" or node.output[0] in graph.pinned:
             continue
-        add = behind[0]
+        add = readers[0]
         name = next((name for name in add.input if name != node.output[0]), "")
         bias = stored.get(name)
         channels = weight.dims[1]
         fits = bias is not None and list(bias.dims) in ([channels], [1, channels], [1], [])
         if bias is None or not fits or {node.name, add.name} & set(exclude):
             continue
-        shared = len(graph.consumers[name]) > 1 or name in graph.pinned  # it gets a scale of its own
+        shared = len(graph.consumers[name]) > 1 or name in graph.pinned  # a bias needs a private scale
         if shared or list(bias.dims) != [channels]:
-            plain = np.broadcast_to(numpy_helper.to_array(bias).reshape(-1), (channels,)).copy()
-            name = store(proto, names.fresh(f"{name}/{node.name}"), plain)
+            bias_vector = np.broadcast_to(numpy_helper.to_array(bias).reshape(-1), (channels,)).copy()
+            name = store(proto, names.fresh(f"{name}/{node.name}"), bias_vector)
         node.op_type = "Gemm"
         node.input.append(name)
         node.output[0] = add.output[0]
@@ -80,8 +80,8 @@ def join_biases(graph: Graph, *, exclude: Collection[str] = ()) -> list[str]:
 
 
 def keep_adds_apart(model: onnx.ModelProto, planned: set[str]) -> None:
-    """Write each Add that ONNX Runtime would join with a planned product in a float Gemm as Sum: of two
-    activations of two axes, and of a bias where there are more, of known extents (1.31.1)."""
+    """Write Adds as Sum that ONNX Runtime would join with a planned product in a float Gemm (1.31.1): of two
+    activations of two axes, or of a stored bias and an activation with more axes, all of fixed extents."""
     made_by, shapes = producers(model.graph), infer_shapes(model)
     stored = {tensor.name for tensor in model.graph.initializer}
     for node in model.graph.node:
@@ -97,10 +97,10 @@ def keep_adds_apart(model: onnx.ModelProto, planned: set[str]) -> None:
 
 
 def keep_relus_apart(model: onnx.ModelProto, planned: set[str]) -> None:
-    """Write each Relu between a planned product and a reader of floats as Max(0, x).
+    """Write each Relu between a planned product and a float consumer as Max(0, x).
 
-    ONNX Runtime takes Relu for a part of the quantized product, and where no QuantizeLinear follows computes
-    both in float (1.31.1); a product in front of any other operator it computes in integers.
+    ONNX Runtime joins a Relu with the quantized product. If no QuantizeLinear follows, it computes both in
+    float (1.31.1); a product in front of any other operator runs in integers.
     """
     graph = model.graph
     made_by, readers, names = producers(graph), consumers(graph), Names(graph)
@@ -115,14 +115,14 @@ def keep_relus_apart(model: onnx.ModelProto, planned: set[str]) -> None:
 
 
 def gather_by_vectors(model: onnx.ModelProto) -> None:
-    """Rewrite the Gathers of activations by stored indices of two or more axes, in place, for OpenVINO.
+    """Flatten stored indices of two or more axes in Gathers of activations, in place, for OpenVINO.
 
         Gather(x, indices[2,12])      becomes      Reshape(Gather(x, indices[24]))
 
-    Its low-precision passes move a convolution's scales per channel, [1, C, 1, 1], behind the Gather that
-    follows it. Behind one that adds an axis they no longer fit, and compilation fails with "Argument shapes
-    are inconsistent" (2026.4): the windows of a halo attention are such. One stays as it is where more than
-    one axis behind the gathered one has an unknown extent.
+    OpenVINO's low-precision passes move a convolution's scales per channel, [1, C, 1, 1], behind the next
+    Gather. If that Gather adds an axis, as for the windows of a halo attention, the scales do not fit, and
+    compilation fails with "Argument shapes are inconsistent" (2026.4). A Gather with more than one dynamic
+    extent behind that axis does not change.
     """
     graph = model.graph
     shapes, stored = infer_shapes(model), {tensor.name: tensor for tensor in graph.initializer}
@@ -136,13 +136,13 @@ def gather_by_vectors(model: onnx.ModelProto) -> None:
         if indices is None or len(indices.dims) < 2 or not shape:
             continue
         axis = attribute(node, "axis", 0) % len(shape)
-        behind = [extent if isinstance(extent, int) else -1 for extent in shape[axis + 1 :]]
-        if behind.count(-1) > 1:
+        trailing = [extent if isinstance(extent, int) else -1 for extent in shape[axis + 1 :]]
+        if trailing.count(-1) > 1:
             continue
-        whole = np.array([0] * axis + [*indices.dims, *behind], np.int64)  # 0: as it comes in
+        full_shape = np.array([0] * axis + [*indices.dims, *trailing], np.int64)  # 0: extent of the input
         stem = names.stem(node.name)
         flat = store(graph, f"{stem}/indices", numpy_helper.to_array(indices).reshape(-1))
-        target, result = store(graph, f"{stem}/shape", whole), f"{stem}/flat"
+        target, result = store(graph, f"{stem}/shape", full_shape), f"{stem}/flat"
         nodes.append(helper.make_node("Reshape", [result, target], [node.output[0]], f"{stem}/reshape"))
         node.input[1], node.output[0] = flat, result
     set_nodes(graph, nodes)
@@ -150,15 +150,15 @@ def gather_by_vectors(model: onnx.ModelProto) -> None:
 
 
 def read_floats(graph: onnx.GraphProto, planned: set[str], *, kernels_write_float: bool = False) -> None:
-    """Let nodes that stay in float read the float value where there is one.
+    """Connect nodes that are not planned to the float value in front of a Q/DQ pair.
 
-    The quantizer gives every reader of a tensor the quantized one: the Add of a residual branch behind a
-    LayerNormalization would lose precision, and pay a conversion, for nothing.
+    The quantizer connects all consumers of a tensor to the Q/DQ pair. The Add of a residual branch behind a
+    LayerNormalization would lose precision and pay a conversion for nothing.
 
         norm ─ Q ─ DQ ─┬─ MatMul      becomes      norm ─┬─ Q ─ DQ ─ MatMul
                        └─ Add                            └─ Add
 
-    With `kernels_write_float` an integer kernel writes floats at no cost, where no reader is planned.
+    With `kernels_write_float`, integer kernels without a planned consumer write float at no cost.
     """
     made_by, readers, names = producers(graph), consumers(graph), Names(graph)
     outputs = {value.name for value in graph.output}
@@ -170,14 +170,14 @@ def read_floats(graph: onnx.GraphProto, planned: set[str], *, kernels_write_floa
         source = made_by.get(quantize.input[0])
         if source is None and quantize.input[0] not in inputs:
             continue  # a stored weight
-        behind = {node.name for node in readers.get(dequantize.output[0], ())}
-        writes_float = kernels_write_float and not behind & planned
+        consumer_names = {node.name for node in readers.get(dequantize.output[0], ())}
+        writes_float = kernels_write_float and not consumer_names & planned
         if source is not None and source.name in planned and not writes_float:
-            continue  # its kernel writes the integers itself
+            continue  # its kernel writes integers itself
         value = quantize.input[0]
         if dequantize.output[0] in outputs and source is not None:
-            rest = names.fresh(f"{dequantize.output[0]}/dequantized")
-            value = _return_float(dequantize, quantize, source, readers, rest)
+            dequantized = names.fresh(f"{dequantize.output[0]}/dequantized")
+            value = _restore_output_name(dequantize, quantize, source, readers, dequantized)
         for node in readers.get(dequantize.output[0], ()):
             if node.name not in planned and node.op_type != "QuantizeLinear":
                 for index, name in enumerate(node.input):
@@ -186,30 +186,30 @@ def read_floats(graph: onnx.GraphProto, planned: set[str], *, kernels_write_floa
     drop_unread(graph, ("QuantizeLinear", "DequantizeLinear"))
 
 
-def _return_float(
+def _restore_output_name(
     dequantize: onnx.NodeProto,
     quantize: onnx.NodeProto,
     source: onnx.NodeProto,
     readers: dict[str, list[onnx.NodeProto]],
-    rest: str,
+    dequantized: str,
 ) -> str:
-    """Give the name of a model's output back to the float value, and return it; the other is named `rest`."""
+    """Give the name of a model output to the float value and `dequantized` to the other; return the name."""
     value, name = str(quantize.input[0]), str(dequantize.output[0])
     source.output[list(source.output).index(value)] = name
-    readers[rest] = readers.pop(name, [])
-    for node in readers[rest]:
-        node.input[:] = [rest if operand == name else operand for operand in node.input]
+    readers[dequantized] = readers.pop(name, [])
+    for node in readers[dequantized]:
+        node.input[:] = [dequantized if operand == name else operand for operand in node.input]
     for node in readers.get(value, ()):
         node.input[:] = [name if operand == value else operand for operand in node.input]
-    dequantize.output[0] = rest
+    dequantize.output[0] = dequantized
     return name
 
 
 def keep_norms_apart(graph: onnx.GraphProto) -> None:
-    """Write the Add in front of a LayerNormalization as Sum, which computes the same.
+    """Write each Add in front of a LayerNormalization as Sum, which computes the same.
 
-    ONNX Runtime would fuse both into SkipLayerNormalization, whose CPU kernel takes eight times as long as
-    the two (1.31.1: 0.20 ms against 0.03 ms for 128 x 768 values).
+    ONNX Runtime would fuse Add and LayerNormalization into SkipLayerNormalization. Its CPU kernel takes eight
+    times as long as the two (1.31.1: 0.20 ms against 0.03 ms for 128 x 768 values).
     """
     normalized = {node.input[0] for node in graph.node if node.op_type == "LayerNormalization"}
     for node in graph.node:
@@ -219,11 +219,11 @@ def keep_norms_apart(graph: onnx.GraphProto) -> None:
 
 BLOCK_SIZE = 128
 SMALLEST = 1 << 16
-"""Tables of fewer values stay as they are: they weigh nothing."""
+"""Least number of values of a quantized table; smaller tables hardly add to the file size."""
 
 
 def is_table(node: onnx.NodeProto, stored: dict[str, onnx.TensorProto]) -> bool:
-    """Return whether a node looks up rows of a stored float32 table of two axes that is worth quantizing."""
+    """Return whether a node looks up rows of a stored, large float32 table of two axes."""
     table = stored.get(node.input[0]) if node.op_type == "Gather" else None
     axis = attribute(node, "axis", 0)
     if table is None or table.data_type != 1 or len(table.dims) != 2 or axis != 0:
@@ -232,13 +232,13 @@ def is_table(node: onnx.NodeProto, stored: dict[str, onnx.TensorProto]) -> bool:
 
 
 def quantize_tables(model: onnx.ModelProto, names: set[str]) -> None:
-    """Store the lookup tables of the named nodes, for each of which `is_table` is true, as int8, in place.
+    """Store the lookup tables of the named nodes (see `is_table`) as int8, in place.
 
         Gather(table, ids)      becomes      Reshape(Cast(Gather(int8, ids)) * Gather(scales, ids))
 
-    The table is int8 [rows, blocks, block], the scales are float32 [rows, blocks, 1]. A scale belongs to a
-    block of one row: rows of a vocabulary differ, and a scale per column would have to fit the largest of
-    tens of thousands. Plain operators do it, which every CPU runtime has.
+    The table is int8 [rows, blocks, block], the scales are float32 [rows, blocks, 1]. Each scale belongs to
+    a block of one row, because rows of a vocabulary differ: a scale per column would have to fit the largest
+    of tens of thousands. Every CPU runtime has these operators.
     """
     graph = model.graph
     shapes = infer_shapes(model) if names else {}
@@ -259,34 +259,34 @@ def quantize_tables(model: onnx.ModelProto, names: set[str]) -> None:
             integers = quantize(blocks, qparams).reshape(rows, -1, blocks.shape[1])
             store(graph, f"{stem}/int8", integers)
             store(graph, f"{stem}/scale", qparams.scale.reshape(rows, -1, 1))
-        whole = f"{name}/shape"
-        store(graph, whole, np.array([0] * axes + [-1], np.int64))
+        row_shape = f"{name}/shape"
+        store(graph, row_shape, np.array([0] * axes + [-1], np.int64))
         stem = new.stem(result)
         node.input[0], node.output[0] = f"{tables[table]}/int8", f"{stem}/int8"
-        made = [f"{stem}/{what}" for what in ("float", "scale", "blocks")]
+        results = [f"{stem}/{suffix}" for suffix in ("float", "scale", "blocks")]
         nodes += [
-            helper.make_node("Cast", [node.output[0]], made[:1], name=f"{name}/float", to=1),
-            helper.make_node("Gather", [f"{tables[table]}/scale", ids], made[1:2], name=f"{name}/scale"),
-            helper.make_node("Mul", made[:2], made[2:], name=f"{name}/scaled"),
-            helper.make_node("Reshape", [made[2], whole], [result], name=f"{name}/row"),
+            helper.make_node("Cast", [node.output[0]], results[:1], name=f"{name}/float", to=1),
+            helper.make_node("Gather", [f"{tables[table]}/scale", ids], results[1:2], name=f"{name}/scale"),
+            helper.make_node("Mul", results[:2], results[2:], name=f"{name}/scaled"),
+            helper.make_node("Reshape", [results[2], row_shape], [result], name=f"{name}/row"),
         ]
     set_nodes(graph, nodes)
     drop_unused_initializers(graph)
 
 
-_MULTIPLE = 16  # of channels, in the kernels of convolutions
+_MULTIPLE = 16  # channel multiple of FP8 convolution kernels
 _LARGEST_KERNEL = 32  # elements of one filter and channel
 
 
 def unfit_for_float8(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto]) -> str | None:
-    """Return why a node with weights has no FP8 kernel; None where it has."""
+    """Return the reason why a weighted node has no FP8 kernel, or None if it has one."""
     if node.op_type == "ConvTranspose":
         return "TensorRT has no FP8 kernel for ConvTranspose"
     if node.op_type != "Conv" or node.input[1] not in stored:
         return None
     outputs, inputs, *kernel = stored[node.input[1]].dims
     if attribute(node, "group", 1) != 1:
-        return "TensorRT has no FP8 kernel for convolutions of groups"
+        return "TensorRT has no FP8 kernel for grouped convolutions"
     if min(inputs, outputs) < _MULTIPLE or inputs % _MULTIPLE != outputs % _MULTIPLE:
         return f"its {inputs} and {outputs} channels fit no FP8 kernel, which takes multiples of {_MULTIPLE}"
     if math.prod(kernel) > _LARGEST_KERNEL:
@@ -295,19 +295,19 @@ def unfit_for_float8(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto
 
 
 def to_float8(model: onnx.ModelProto, *, half_scales: bool = False) -> None:
-    """Make float8 of the int8 in a model of opset 19 or newer for TensorRT, in place.
+    """Convert the int8 pairs of a model for TensorRT to float8, in place; opset 19 or newer is required.
 
-    `half_scales` rounds scales up to float16, which they will become: small ones would lose precision, and
-    weights must be quantized by what their scales will be.
+    `half_scales` rounds scales up to float16, because they become float16 later: small ones would lose
+    precision, and weights must be quantized with their final scales.
     """
     graph = model.graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    for name in dict.fromkeys(n.input[2] for n in graph.node if _is_pair(n, stored, TensorProto.INT8)):
+    for name in dict.fromkeys(n.input[2] for n in graph.node if _is_qdq(n, stored, TensorProto.INT8)):
         dims = list(stored[name].dims)
         zeros = bytes(math.prod(dims))
         stored[name].CopyFrom(helper.make_tensor(name, TensorProto.FLOAT8E4M3FN, dims, zeros, raw=True))
     scaled: set[str] = set()
-    for node in [node for node in graph.node if _is_pair(node, stored, TensorProto.FLOAT8E4M3FN)]:
+    for node in [node for node in graph.node if _is_qdq(node, stored, TensorProto.FLOAT8E4M3FN)]:
         values, scale = node.input[0], stored[node.input[1]]
         if node.op_type == "QuantizeLinear" and values in stored:
             weight = numpy_helper.to_array(stored[values])
@@ -319,40 +319,39 @@ def to_float8(model: onnx.ModelProto, *, half_scales: bool = False) -> None:
             graph.node.remove(node)
         elif scale.name not in scaled:
             scales = numpy_helper.to_array(scale).astype(np.float64) * (INT8.qmax / FLOAT8_E4M3.qmax)
-            scale.CopyFrom(numpy_helper.from_array(_rounded_up(scales, half=half_scales), scale.name))
+            scale.CopyFrom(numpy_helper.from_array(_round_up_scales(scales, half=half_scales), scale.name))
             scaled.add(scale.name)
-    del graph.value_info[:]  # they say int8
+    del graph.value_info[:]  # its types are int8
     drop_unused_initializers(graph)
 
 
 def weight_scales(weight: NDArray[Any], axis: int | None, *, half: bool = False) -> NDArray[np.float32]:
-    """Return `amax / 448` of each channel, or of the whole weight where axis is None, float32.
+    """Return `amax / 448` of each channel, or of the whole weight if `axis` is None, as float32.
 
-    It is 1 where all is zero, or so small that float32 would hold the scale with fewer bits. `half` rounds it
-    up to the next float16.
+    A scale is 1 if amax is 0 or the scale would be subnormal. `half` rounds scales up to float16.
     """
     amax = channel_amax(weight, axis)
     scales, _ = scale_and_zero_point(-amax, amax, FLOAT8_E4M3)
-    return _rounded_up(scales, half=half)
+    return _round_up_scales(scales, half=half)
 
 
-def _rounded_up(scales: NDArray[Any], *, half: bool) -> NDArray[np.float32]:
-    """Scales as float32; as the next float16 where they are to be of it, and it reaches that far."""
+def _round_up_scales(scales: NDArray[Any], *, half: bool) -> NDArray[np.float32]:
+    """Return scales as float32, with `half` rounded up to float16 if all are within its range."""
     if half and (scales <= np.finfo(np.float16).max).all():
-        near = scales.astype(np.float16)
-        scales = np.where(near < scales, np.nextafter(near, np.float16(np.inf)), near)
+        nearest = scales.astype(np.float16)
+        scales = np.where(nearest < scales, np.nextafter(nearest, np.float16(np.inf)), nearest)
     return np.asarray(scales, np.float32)
 
 
 def round_to_float8(weight: NDArray[Any], scales: NDArray[Any], axis: int | None) -> NDArray[Any]:
-    """Return `weight / scale` as the nearest E4M3 numbers, halves to the even one, at most 448."""
+    """Return `weight / scale` rounded to the nearest E4M3 number, ties to even, and clipped to 448."""
     steps = weight / per_channel(scales, axis, weight.ndim)
     rounded: NDArray[Any] = np.clip(steps, FLOAT8_E4M3.qmin, FLOAT8_E4M3.qmax).astype(ml_dtypes.float8_e4m3fn)
     return rounded
 
 
-def _is_pair(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto], kind: int) -> bool:
-    """Whether a node quantizes or dequantizes with a stored zero point of a type."""
+def _is_qdq(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto], kind: int) -> bool:
+    """Return whether a node is Q or DQ with a stored zero point of the type `kind`."""
     if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or len(node.input) != 3:
         return False
     return node.input[2] in stored and stored[node.input[2]].data_type == kind

@@ -1,4 +1,4 @@
-"""Static INT8: `onnxruntime.quantization` inserts Q/DQ by our placement, with our ranges."""
+"""Static INT8: ONNX Runtime's quantizer inserts Q/DQ by our placement and calibrated ranges."""
 
 from __future__ import annotations
 
@@ -45,9 +45,8 @@ def quantize_static(
 
     Args:
         ranges: Tensor name to (min, max) in real units.
-        isa: Instruction set of the processor that will run it: ONNX Runtime's kernels for ARM take int8
-            activations.
-        pairs: Weight to its limits, where kernels add two of its products in 16 bits.
+        isa: Instruction set of the processor; on ARM, ONNX Runtime's kernels take int8 activations.
+        pairs: Weight name to its limits, for kernels that add two products in 16 bits.
     """
     from onnxruntime.quantization import QDQQuantizer, QuantType
     from onnxruntime.quantization.calibrate import CalibrationMethod, TensorData, TensorsData
@@ -55,31 +54,31 @@ def quantize_static(
     for name, limits in ranges.items():
         if not np.isfinite(limits).all() or limits[0] > limits[1]:
             raise QuantizationError(
-                f"tensor {name!r} has the range {limits}; two finite numbers in order are required",
+                f"tensor {name!r} has the range {limits}; finite numbers min <= max are required",
                 hint="calibrate again",
                 tensor=name,
             )
     rules = placement.rules
     planned = set(placement.nodes)
     operators = sorted({node.op_type for node in model.graph.node if node.name in planned})
-    outputs, given = list(model.graph.output), {value.name for value in model.graph.input}
-    # An input that is an output, too, would read a pair of its own: the quantizer looks for what makes it.
-    refill(model.graph.output, [value for value in outputs if value.name not in given])
-    # The quantizer takes the shapes as inferred, and does not write and read the model again.
+    outputs, input_names = list(model.graph.output), {value.name for value in model.graph.input}
+    # For an output, the quantizer renames the result of its producer; an input has no producer.
+    refill(model.graph.output, [value for value in outputs if value.name not in input_names])
+    # With this entry the quantizer skips shape inference, which would write and reload the model.
     model.metadata_props.add(key="onnx.infer", value="onnxruntime.quant")
-    aliases = Aliases(model)  # the quantizer makes names of those that are there, without a look at them
+    aliases = Aliases(model)  # the quantizer derives names without a check for collisions
     alias = {name: name for name in ranges} | aliases.of
     ranges = {alias[name]: limits for name, limits in ranges.items()}
     pairs = {alias[name]: limits for name, limits in pairs.items()}
     nodes, integers = [alias[name] for name in placement.nodes], dict[str, NDArray[np.int8]]()
     weights = _weight_overrides(model.graph, set(nodes), pairs, integers)
-    own = {node.output[0] for node in model.graph.node if node.op_type == "QuantizeLinear"}
+    model_pairs = {node.output[0] for node in model.graph.node if node.op_type == "QuantizeLinear"}
     values = {
         name: TensorData(lowest=np.float32(low), highest=np.float32(high))
         for name, (low, high) in ranges.items()
         if name not in weights
     }
-    options = _options(rules, operators, ranges)
+    options = _quantizer_options(rules, operators, ranges)
     options["TensorQuantOverrides"] |= weights
     try:
         with quiet():
@@ -95,24 +94,24 @@ def quantize_static(
                 op_types_to_quantize=operators,
                 extra_options=options,
             )
-            quantizer.model.__class__ = _indexed(type(quantizer.model))
+            quantizer.model.__class__ = _index_consumers(type(quantizer.model))
             quantizer.quantize_model()
             if rules.quantizes_chains:
-                store_integers(quantizer.model.model.graph, integers, kept=own)
+                store_integers(quantizer.model.model.graph, integers, kept=model_pairs)
             aliases.undo(quantizer.model.model)
             quantizer.model.topological_sort()
-            sort_nodes(quantizer.model.model.graph)  # its own sort does not see what subgraphs read
+            sort_nodes(quantizer.model.model.graph)  # the quantizer's sort ignores inputs of subgraphs
     except ValueError as error:
         match = re.search(r"not specified for param (<\d+>)\. In static mode", str(error))
         if match and match.group(1) not in ranges:
             tensor = aliases.text(match.group(1))
             raise CalibrationError(
                 f"tensor {tensor!r} needs a scale and has no range",
-                hint="ranges cover the tensors that their targets scale: calibrate for this `target`",
+                hint="ranges cover only the tensors of their targets: calibrate for this `target`",
                 tensor=tensor,
             ) from error
-        words = aliases.text(first_line(error))
-        raise QuantizationError(f"ONNX Runtime's quantizer failed: {words}") from error
+        message = aliases.text(first_line(error))
+        raise QuantizationError(f"ONNX Runtime's quantizer failed: {message}") from error
     quantized: onnx.ModelProto = quantizer.model.model
     refill(quantized.graph.output, outputs)
     join_with_convolutions(quantized.graph, placement.fused)
@@ -128,10 +127,10 @@ def quantize_static(
     return quantized
 
 
-def _options(
+def _quantizer_options(
     rules: GraphRules, operators: list[str], ranges: Mapping[str, tuple[float, float]]
 ) -> dict[str, Any]:
-    """Extra options of ONNX Runtime's quantizer."""
+    """Return the extra options of ONNX Runtime's quantizer."""
     from onnxruntime.quantization import QuantType
 
     options: dict[str, Any] = {
@@ -141,14 +140,14 @@ def _options(
     if not rules.quantizes_bias:
         options["QuantizeBias"] = False
     if not rules.quantizes_chains:
-        # TensorRT's parser refuses int32 DequantizeLinear, so the bias is float; 8.5 takes weights as float
-        # behind a pair, not as stored int8; no operator's output is quantized by itself.
-        more = {"ForceQuantizeNoInputCheck": True}
-        return options | more | {"OpTypesToExcludeOutputQuantization": operators}
+        # TensorRT's parser refuses int32 DequantizeLinear, so the bias is float. TensorRT 8.5 reads float
+        # weights behind a pair, not stored int8. Only consumers quantize the output of an operator.
+        tensorrt_options = {"ForceQuantizeNoInputCheck": True}
+        return options | tensorrt_options | {"OpTypesToExcludeOutputQuantization": operators}
     options["OpTypesToExcludeOutputQuantization"] = sorted(WRITES_FLOAT)
     if rules.zero_points == "where free":
         signed = [{"quant_type": QuantType.QInt8, "symmetric": True}]
-        # `activation_limits` made symmetric what is to be symmetric.
+        # `activation_limits` has set symmetric limits for these tensors.
         symmetric = [name for name, limits in ranges.items() if rules.is_symmetric(*limits)]
         options["TensorQuantOverrides"] = dict.fromkeys(symmetric, signed)
     return options
@@ -157,37 +156,36 @@ def _options(
 def activation_limits(
     model: onnx.ModelProto, placement: Placement, ranges: Ranges, method: Method | None
 ) -> dict[str, tuple[float, float]]:
-    """Return tensor name to (low, high) by the method, for the observed tensors that the plan may scale."""
+    """Return the (low, high) limits by `method` of each observed tensor that the placement may scale."""
     rules, scaled = placement.rules, scaled_tensors(model, placement)
     sources = {name: ranges.sources(name) for name in ranges.names() if name in scaled}
-    one_of = {source: name for name, source in sources.items()}
+    name_of = {source: name for name, source in sources.items()}
     if rules.zero_points != "where free":
         limits = {
-            source: ranges.limits(name, method, symmetric=rules.symmetric) for source, name in one_of.items()
+            source: ranges.limits(name, method, symmetric=rules.symmetric) for source, name in name_of.items()
         }
         result = {name: limits[source] for name, source in sources.items()}
         if not rules.quantizes_chains:
             share_scales(model.graph, placement.nodes, result)
         return result
-    uneven = {sources[name] for name in _with_zero_point(model, placement) if name in sources}
-    limits = {source: ranges.limits(name, method, symmetric=False) for source, name in one_of.items()}
-    for source, name in one_of.items():
+    asymmetric = {sources[name] for name in _with_zero_point(model, placement) if name in sources}
+    limits = {source: ranges.limits(name, method, symmetric=False) for source, name in name_of.items()}
+    for source, name in name_of.items():
         low, high = limits[source]
-        if low < 0 and source not in uneven:
+        if low < 0 and source not in asymmetric:
             limits[source] = ranges.limits(name, method, symmetric=True)
-        elif low < 0 and low == -high:  # clipped on both sides: it is not to be taken for symmetric
+        elif low < 0 and low == -high:  # clipped on both sides; must not count as symmetric
             limits[source] = low, high * (1 + 1e-6)
     return {name: limits[source] for name, source in sources.items()}
 
 
 def _with_zero_point(model: onnx.ModelProto, placement: Placement) -> set[str]:
-    """Tensors that are uint8 with a zero point, although they hold negative values.
+    """Return the tensors that are uint8 with a zero point although they contain negative values.
 
-    Symmetric int8 through a Concat loses 10 dB on OpenVINO (2026.4); and the quantizer takes a Clip out,
-    whose lower limit a symmetric range would not keep. A product or a convolution with a stored weight takes
-    a zero point at no cost (its kernels read uint8 in any case), and what a GELU makes, down to -0.17, has
-    twice as many levels by it: 5 dB of a sentence encoder. A product of two activations does not: in float
-    it stays with one (2026.4).
+    Symmetric int8 through a Concat loses 10 dB on OpenVINO (2026.4). The quantizer removes a Clip, and a
+    symmetric range would lose its lower limit. Products and convolutions with a stored weight read uint8 in
+    any case, so a zero point costs nothing. It doubles the levels of the output of a GELU, with a minimum of
+    -0.17: 5 dB of a sentence encoder. A product of two activations with a zero point runs in float (2026.4).
     """
     stored = {tensor.name for tensor in model.graph.initializer}
     planned, made_by = set(placement.nodes), producers(model.graph)
@@ -229,10 +227,9 @@ def _weight_overrides(
     limits: Mapping[str, PairLimits],
     integers: dict[str, NDArray[np.int8]],
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return `TensorQuantOverrides` of the stored weights of nodes: a scale for each output channel.
+    """Return the `TensorQuantOverrides` of nodes' stored weights: a scale for each output channel.
 
-    Args:
-        limits: Weight to its limits. Its integers are no rounded quotients: they are written to `integers`.
+    `limits` maps weights to pair limits; their fitted integers are added to `integers`.
     """
     from onnxruntime.quantization import QuantType
 
@@ -255,35 +252,34 @@ def _weight_overrides(
     return overrides
 
 
-def _indexed(base: type) -> type:
-    """Return the class of the quantizer's model, which knows the readers of a tensor.
+def _index_consumers(base: type) -> type:
+    """Return a subclass of the quantizer's model class with an index of the consumers of each tensor.
 
-    The one patch of ONNX Runtime's quantizer: its own class goes through all nodes and initializers for each
-    tensor, so that the time grows with the square of the graph (BERT-base: 0.73 s of processor time in place
-    of 0.63; ONNX Runtime 1.31.1, 2026-11-29). The index belongs to an instance: a class lives until garbage
-    is collected, and would hold the model.
+    This is the only patch of ONNX Runtime's quantizer. The original searches all nodes and initializers for
+    each tensor, in quadratic time (BERT-base: 0.73 s of processor time instead of 0.63; ONNX Runtime 1.31.1,
+    2026-11-29). The instance holds the index: a class lives until garbage collection, with the model.
     """
 
     class Indexed(base):  # type: ignore[misc]
         _readers: dict[str, list[Any]]
-        _known = 0
+        _indexed_count = 0
 
-        def _reading(self, name: str) -> list[Any]:
+        def _pop_consumers(self, name: str) -> list[Any]:
             nodes = self.model.graph.node
-            if not 0 < self._known <= len(nodes):  # it is new, or some were removed
-                self._readers, self._known = {}, 0
-            for node in nodes[self._known :]:  # nodes are only appended
+            if not 0 < self._indexed_count <= len(nodes):  # first call, or nodes were removed
+                self._readers, self._indexed_count = {}, 0
+            for node in nodes[self._indexed_count :]:  # nodes are only appended
                 for source in dict.fromkeys(node.input):
                     self._readers.setdefault(source, []).append(node)
-            self._known = len(nodes)
+            self._indexed_count = len(nodes)
             return self._readers.pop(name, [])
 
         def initializer_extend(self, inits: Sequence[onnx.TensorProto]) -> None:
-            # The quantizer's own checks all that are there, again and again.
+            # The original checks all existing initializers each time.
             self.model.graph.initializer.extend(map(self._check_init, inits))
 
         def replace_input_of_all_nodes(self, old_input_name: str, new_input_name: str) -> None:
-            readers = self._reading(old_input_name)
+            readers = self._pop_consumers(old_input_name)
             for node in readers:
                 self.replace_node_input(node, old_input_name, new_input_name)
             self._readers.setdefault(new_input_name, []).extend(readers)
@@ -291,7 +287,7 @@ def _indexed(base: type) -> type:
         def replace_input_of_nodes(
             self, old_input_name: str, new_input_name: str, node_names_set: Collection[str]
         ) -> None:
-            for node in self._reading(old_input_name):
+            for node in self._pop_consumers(old_input_name):
                 is_named = node.name in node_names_set
                 if is_named:
                     self.replace_node_input(node, old_input_name, new_input_name)
@@ -304,25 +300,24 @@ def _indexed(base: type) -> type:
 def executed(
     graph: Graph, planned: Sequence[str], *, signed: bool = False
 ) -> tuple[dict[str, dict[str, int]], dict[str, str], OnnxReference]:
-    """Return what ONNX Runtime will execute, the planned nodes that it computes in float, and what runs it.
+    """Return the operators that ONNX Runtime executes, the planned nodes that run in float, and the session.
 
-    That is precision to operator to number of weighted nodes; and name to what it is computed in.
-
-    Activations that are `signed`, for an ARM processor, ONNX Runtime fuses on x86 only when it is told to.
+    The first is precision to operator to number of weighted nodes, the second node name to reason. `signed`
+    makes ONNX Runtime fuse int8 activations, meant for ARM, on x86, too.
     """
     with temporary_folder("executed", graph.path) as folder:
         optimized = folder / "optimized.onnx"
         run = OnnxReference(graph, layouts=True, optimized=optimized, signed=signed)
         model = read_graph(optimized).model
-    asked = [node for node in weighted_nodes(graph.model)["int8"] if node.name in set(planned)]
-    missed, unknown = missed_nodes(asked, graph.model, model, "int8")
+    planned_layers = [node for node in weighted_nodes(graph.model)["int8"] if node.name in set(planned)]
+    missed, unknown = missed_nodes(planned_layers, graph.model, model, "int8")
     reasons = {name: f"ONNX Runtime computes it in {kind}" for name, kind in missed.items()}
     reasons |= dict.fromkeys(unknown, "ONNX Runtime does not compute it as an integer")
     return count_weighted(model, as_executed=True), reasons, run
 
 
 def require_executed(model: onnx.ModelProto, planned: Sequence[str], missed: Mapping[str, str]) -> list[str]:
-    """Weigh what missed; return what the user should know of it."""
+    """Return a warning about planned nodes in float; raise QuantizationError if their share is too large."""
     if not missed:
         return []
     share, counted = shares(planned, multiply_adds(model))
@@ -334,7 +329,7 @@ def require_executed(model: onnx.ModelProto, planned: Sequence[str], missed: Map
     if total > ALLOWED_SHARE:
         raise QuantizationError(
             text,
-            hint="leave them in float with `exclude`: as they are they only cost conversions",
+            hint="leave them in float with `exclude`: now their Q/DQ only adds conversions",
             nodes=list(missed),
         )
     return [text]

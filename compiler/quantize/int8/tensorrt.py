@@ -1,4 +1,4 @@
-"""Placement for TensorRT: residual adds, what lies between convolutions, layers without a good kernel.
+"""Placement for TensorRT: residual adds, operators between convolutions, layers without a good kernel.
 
 A. Adds that close a residual branch (`ResidualAdds`) get Q/DQ on that branch, not behind the convolution.
 
@@ -6,20 +6,20 @@ A. Adds that close a residual branch (`ResidualAdds`) get Q/DQ on that branch, n
     x ─ Q ─ DQ ─ Conv ───── Add            x ─ Conv ─ Conv ── Add
 
 TensorRT computes a convolution and the Add behind it in one INT8 kernel if the other operand is INT8 and no
-Q/DQ stands between the two. The rules, and where they are from:
+Q/DQ stands between the two. The rules with their sources:
 
-1. The residual operand gets Q/DQ; the one that a convolution makes does not (NVIDIA/TensorRT,
+1. The residual operand gets Q/DQ; the result of the convolution does not (NVIDIA/TensorRT,
    tools/tensorflow-quantization, docs/add_custom_qdq_cases.md, and `ResidualConnectionQDQCase` in
    custom_qdq_cases.py; tools/pytorch-quantization, examples/torchvision, resnet.py: `residual_quantizer`).
-2. Convolutions on both sides: one of them. The longer branch stays without Q/DQ; of two of one length, the
-   second operand (NVIDIA/Model-Optimizer, onnx/quantization/graph_utils.py, `build_non_residual_input_map`).
-3. What another node reads too cannot be computed inside the kernel of the sum: such a convolution gets Q/DQ
-   (`ResidualConnectionQDQCase`: one outbound node). With no other, both operands get it; but if the other
-   branch begins at that convolution, as in ConvNeXt, the sum is no residual add, and stays in float
-   (`build_non_residual_input_map`: the lowest common ancestor is the backbone).
-4. Between the convolution and the Add may stand BatchNormalization, an activation, Dropout (the patterns of
+2. Of two convolutions, that of the longer branch gets no Q/DQ; if both are equally long, the second operand
+   gets none (NVIDIA/Model-Optimizer, onnx/quantization/graph_utils.py, `build_non_residual_input_map`).
+3. A convolution with another consumer cannot be fused with the sum and gets Q/DQ
+   (`ResidualConnectionQDQCase`: one outbound node). If no convolution can be fused, both operands get Q/DQ.
+   But if the other branch begins at that convolution, as in ConvNeXt, the sum is not a residual add and
+   remains in float (`build_non_residual_input_map`: the lowest common ancestor is the backbone).
+4. Allowed between convolution and Add: BatchNormalization, an activation, Dropout (the patterns of
    `ResidualConnectionQDQCase`) and x * Sigmoid(x) (`get_fusible_backbone`).
-5. The sum of a matrix product, as in a Transformer, stays in float: docs/quantization.md has the reason.
+5. The sum of a matrix product, as in a Transformer, remains in float: docs/quantization.md has the reason.
 
 B. Between convolutions, beside the residual adds (`Between`):
 
@@ -27,27 +27,27 @@ B. Between convolutions, beside the residual adds (`Between`):
     conv ─┬─ Q ─ DQ ──────────────── Mul         conv ──────────┴─ Concat ─ Q ─ DQ ─ conv
           └─ mean ─ conv ─ σ ─ Q ─ DQ ─┘              one scale before and behind
 
-1. Both operands of a Mul that two convolutions make get Q/DQ (NVIDIA/TensorRT, tools/tensorflow-quantization,
+1. Both operands of a Mul of two convolutions get Q/DQ (NVIDIA/TensorRT, tools/tensorflow-quantization,
    custom_qdq_cases.py, `EfficientNetQDQCase`).
-2. So does what a Resize by nearest or linear reads behind a convolution, if an INT8 layer reads its result
+2. So does the input of a nearest or linear Resize behind a convolution, if an INT8 layer consumes the result
    (NVIDIA/Model-Optimizer, onnx/quantization/partitioning.py, `_find_quantizable_kgen_partitions`).
-3. What a Concat joins, a MaxPool or a Resize reads has the scale of the result: else TensorRT rescales it
+3. Inputs of Concat, MaxPool and Resize have the scale of the result; otherwise TensorRT rescales them
    (graph_utils.py, `get_concat_eliminated_tensors`; NVIDIA-AI-IOT/yolo_deepstream, yolov7_qat,
    Guidance_of_QAT_performance_optimization.md: 180 and 207 inferences a second).
-4. A MaxPool gets no pair of its own: TensorRT moves Q and DQ over it (the same guide).
+4. A MaxPool gets no extra pair: TensorRT moves Q and DQ over it (the same guide).
 
 C. Layers without a good INT8 kernel, each with the reason to leave it in float (`TensorRTKernels`):
 
-1. MatMul and Gemm where m or n is 1, or k or n below 16; an m that is not fixed, as a dynamic batch, is taken
-   for more than 1 (Model-Optimizer graph_utils.py:1090-1150, 1281-1406).
+1. MatMul and Gemm with m or n of 1, or k or n below 16; a dynamic m, as of a batch, counts as more than 1
+   (Model-Optimizer graph_utils.py:1090-1150, 1281-1406).
 2. Conv of one group with fewer than 16 channels on a side, if neither side is a multiple of 8, or both are
-   below 16 and it does not read the model's input, or its kernel is longer on one axis. Conv of groups with
-   fewer than 16 channels each, if its outputs are no multiple of 8, or a kernel axis is below 3
+   below 16 and the input is not the model's, or the kernel is longer on one axis. Conv of several groups with
+   fewer than 16 channels each, if the outputs are not a multiple of 8 or a kernel axis is below 3
    (graph_utils.py:1160-1206).
-3. Attention in INT8, both products, over more than 512 queries or keys, or a number that is not fixed
-   (graph_utils.py:1510; issue 3714: it becomes three kernels, slower than FP16), or with heads of other than
-   16, 32 or 64 values (issue 4167 quotes the developer guide, "MHA fusion").
-4. Attention to which a mask of activations is added (partitioning.py:404-440).
+3. Both products of attention with more than 512 queries or keys, or a dynamic number of them
+   (graph_utils.py:1510; issue 3714: three kernels, slower than FP16), or with heads of other than 16, 32 or
+   64 values (issue 4167 quotes the developer guide, "MHA fusion").
+4. Attention with an added mask of activations (partitioning.py:404-440).
 
 The files are NVIDIA/Model-Optimizer's in modelopt/onnx/quantization, the issues NVIDIA/TensorRT's.
 """
@@ -78,31 +78,28 @@ class ResidualAdds:
         self.reads.update(value.name for value in graph.output)
 
     def closes(self, node: onnx.NodeProto, planned: Collection[str]) -> bool:
-        """Whether two activations meet in an Add, and a planned convolution makes one of them.
-
-        Where all convolutions stay in float there is nothing that an INT8 Add could be fused with.
-        """
+        """Return whether an Add joins a planned convolution with a residual activation (rules A)."""
         values = [name for name in node.input if name not in self.constants]
         if node.op_type != "Add" or len(values) != 2:
             return False
         first, second = (self._convolution(name, planned, alone=False) for name in values)
         if first and second:
             return True
-        made, other = (first, values[1]) if first else (second, values[0])
-        return bool(made) and made not in self._branch(other)
+        convolution, residual = (first, values[1]) if first else (second, values[0])
+        return bool(convolution) and convolution not in self._ancestors(residual)
 
     def fused_operand(self, node: onnx.NodeProto, planned: Collection[str]) -> str | None:
-        """Return the operand without Q/DQ, to which its convolution's kernel adds; None for none."""
+        """Return the operand without Q/DQ, whose convolution adds the other in its kernel, or None."""
         fusible: list[str] = [n for n in node.input if self._convolution(n, planned, alone=True)]
         if len(fusible) < 2:
             return fusible[0] if fusible else None
-        first, second = (self._branch(name) for name in fusible)
+        first, second = (self._ancestors(name) for name in fusible)
         return fusible[0] if len(first - second) > len(second - first) else fusible[1]
 
     def _convolution(self, name: str, planned: Collection[str], *, alone: bool) -> str:
-        """The result of the planned convolution that makes a tensor, through what is fused with it; or "".
+        """Return the output of the planned convolution that computes a tensor through fused nodes, or "".
 
-        `alone` means that nothing else may read what lies between, nor the tensor.
+        With `alone`, neither the tensor nor any tensor between may have another consumer.
         """
         node, reads = self.made_by.get(name), 1
         while node is not None:
@@ -110,38 +107,38 @@ class ResidualAdds:
                 return ""
             if node.op_type in _CONVOLUTIONS:
                 return node.output[0] if node.name in planned else ""
-            name, reads = self._passed_through(node)
+            name, reads = self._skip_fused(node)
             node = self.made_by.get(name)
         return ""
 
-    def _passed_through(self, node: onnx.NodeProto) -> tuple[str, int]:
-        """What a fused node computes from, and how many nodes then read that; "" for other nodes."""
+    def _skip_fused(self, node: onnx.NodeProto) -> tuple[str, int]:
+        """Return the input of a fused node, and the number of its consumers inside the fusion, or ("", 0)."""
         if node.op_type in _FUSED:
             return node.input[0], 1
         if node.op_type == "Mul":
             for value, gate in (node.input, reversed(node.input)):
-                made = self.made_by.get(gate)
-                if made is not None and made.op_type == "Sigmoid" and made.input[0] == value:
+                producer = self.made_by.get(gate)
+                if producer is not None and producer.op_type == "Sigmoid" and producer.input[0] == value:
                     return value, 2
         return "", 0
 
-    def _branch(self, name: str) -> set[str]:
-        """The tensors that a tensor is computed from, itself among them."""
-        seen, ahead = set[str](), [name]
-        while ahead:
-            name = ahead.pop()
+    def _ancestors(self, name: str) -> set[str]:
+        """Return the tensors from which a tensor is computed, including the tensor itself."""
+        seen, pending = set[str](), [name]
+        while pending:
+            name = pending.pop()
             if name and name not in seen and name not in self.constants:
                 seen.add(name)
-                ahead += self.made_by[name].input if name in self.made_by else ()
+                pending += self.made_by[name].input if name in self.made_by else ()
         return seen
 
 
 def join_with_convolutions(graph: onnx.GraphProto, fused: Mapping[str, str]) -> None:
-    """Let Adds read the float value of their fused operand, in place.
+    """Connect Adds to the float value of their fused operand, in place.
 
         conv ─ Q ─ DQ ─ Add        becomes        conv ─ Add
 
-    `fused` has the operand of `ResidualAdds.fused_operand` for each Add. Pairs that nobody reads stay.
+    `fused` maps Adds to the operand of `ResidualAdds.fused_operand`. Pairs without a consumer remain.
     """
     made_by = producers(graph)
     for node in graph.node:
@@ -164,39 +161,39 @@ _ONE_SCALE = ("Concat", "MaxPool", "Resize")
 
 
 class Between:
-    """What lies between the quantized convolutions of a graph."""
+    """The operators between the quantized convolutions of a graph that get Q/DQ."""
 
     def __init__(self, graph: onnx.GraphProto, constants: Collection[str]) -> None:
         self.made_by, self.readers = producers(graph), consumers(graph)
-        self.makers: dict[str, str | None] = {}  # tensor to the one convolution that makes it by element
+        self.makers: dict[str, str | None] = {}  # tensor to the convolution that alone feeds it, pointwise
         for node in graph.node:
             if node.op_type in _CONVOLUTIONS:
                 self.makers[node.output[0]] = node.name
             elif node.op_type in _POINTWISE:
-                before = {self.makers.get(name) for name in node.input if name and name not in constants}
-                self.makers[node.output[0]] = before.pop() if len(before) == 1 else None
+                convs = {self.makers.get(name) for name in node.input if name and name not in constants}
+                self.makers[node.output[0]] = convs.pop() if len(convs) == 1 else None
 
     def quantizes(self, node: onnx.NodeProto, planned: Collection[str]) -> bool:
-        """Whether the operands of a node get Q/DQ as cases 1 and 2 say."""
+        """Return whether the operands of a node get Q/DQ by cases B1 and B2."""
         makers = {self.makers.get(name) for name in node.input}
         if node.op_type == "Mul":
             return len(makers) == 2 and makers <= set(planned)
         if node.op_type != "Resize" or attribute(node, "mode", "nearest") not in ("nearest", "linear"):
             return False
-        before = self.made_by.get(node.input[0])
-        behind = bool(makers & set(planned)) or (before is not None and before.name in planned)
-        return behind and _is_read(node.output[0], self.readers, planned)
+        producer = self.made_by.get(node.input[0])
+        follows_conv = bool(makers & set(planned)) or (producer is not None and producer.name in planned)
+        return follows_conv and _is_consumed(node.output[0], self.readers, planned)
 
 
 def share_scales(
     graph: onnx.GraphProto, planned: Collection[str], limits: dict[str, tuple[float, float]]
 ) -> None:
-    """Give tensors one range as case 3 says, the widest of theirs, in place."""
+    """Give the tensors of case B3 the widest of their ranges, in place."""
     readers = consumers(graph)
     scaled = {name for node in graph.node if node.name in planned for name in node.input} & limits.keys()
     groups: dict[str, set[str]] = {}
     for node in graph.node:
-        if node.op_type in _ONE_SCALE and _is_read(node.output[0], readers, planned):
+        if node.op_type in _ONE_SCALE and _is_consumed(node.output[0], readers, planned):
             values = node.input if node.op_type == "Concat" else node.input[:1]
             group = set[str]().union(*(groups.get(name, {name}) for name in (*values, node.output[0])))
             groups |= dict.fromkeys(group, group)
@@ -205,22 +202,22 @@ def share_scales(
             limits[name] = max((limits[other] for other in group & scaled), key=lambda limit: limit[1])
 
 
-def _is_read(name: str, readers: Mapping[str, list[onnx.NodeProto]], planned: Collection[str]) -> bool:
-    """Whether a planned node reads a tensor, through what has its scale."""
+def _is_consumed(name: str, readers: Mapping[str, list[onnx.NodeProto]], planned: Collection[str]) -> bool:
+    """Return whether a planned node consumes a tensor, directly or through operators with one scale."""
     return any(node.name in planned for node in reached(name, readers, _ONE_SCALE))
 
 
-_LEAST = 16  # channels of a convolution, k and n of a product
+_MIN_SIZE = 16  # channels of a convolution; k and n of a product
 _LONGEST = 512  # queries and keys of fused INT8 attention
 _HEADS = (16, 32, 64)
-_BY_ELEMENT = frozenset(
+_ELEMENTWISE = frozenset(
     "Add Sub Mul Div Where Min Max Clip Neg Cast Identity Dropout Flatten Reshape".split()
 )
 _MASKS = ("Add", "Sub", "Where")
 
 
 class TensorRTKernels:
-    """The kernels of TensorRT for the weighted nodes of one graph."""
+    """Finds the weighted nodes of a graph without a good kernel in TensorRT."""
 
     def __init__(self, model: onnx.ModelProto, constants: Collection[str], *, float8: bool) -> None:
         self.constants, self.float8 = constants, float8
@@ -236,7 +233,7 @@ class TensorRTKernels:
                 self.attention.update(self._attention(node))
 
     def unfit(self, node: onnx.NodeProto) -> str | None:
-        """Return why a node is better left in float; None where it has a good kernel."""
+        """Return the reason to leave a node in float, or None if it has a good kernel."""
         if node.op_type == "Conv" and not self.float8:
             return self._convolution(node)
         if node.op_type in ("MatMul", "Gemm"):
@@ -245,7 +242,7 @@ class TensorRTKernels:
 
     def _convolution(self, node: onnx.NodeProto) -> str | None:
         outputs, inputs, *kernel = self.shapes[node.input[1]]
-        if min(outputs, inputs) >= _LEAST:
+        if min(outputs, inputs) >= _MIN_SIZE:
             return None
         if attribute(node, "group", 1) > 1:
             if outputs % 8 == 0 and min(kernel) >= 3:
@@ -254,8 +251,8 @@ class TensorRTKernels:
         channels = f"its {inputs} and {outputs} channels are few for INT8"
         if outputs % 8 and inputs % 8:
             return f"{channels}: neither is a multiple of 8"
-        if max(outputs, inputs) < _LEAST and node.input[0] not in self.inputs:
-            return f"{channels}: both are below {_LEAST}"
+        if max(outputs, inputs) < _MIN_SIZE and node.input[0] not in self.inputs:
+            return f"{channels}: both are below {_MIN_SIZE}"
         return f"{channels}: its kernel is longer on one axis" if len(set(kernel)) > 1 else None
 
     def _product(self, node: onnx.NodeProto) -> str | None:
@@ -266,48 +263,48 @@ class TensorRTKernels:
         activations = node.input[1] not in self.constants
         if 1 in (result[-2:] if activations else result if len(result) < 3 else ()):
             return "it is a matrix by a vector, for which INT8 has no tensor cores"
-        small = [f"{name} of {n}" for name, n in (("k", depth), ("n", width)) if 0 < n < _LEAST]
-        return f"its {' and '.join(small)} are below the {_LEAST} of INT8 kernels" if small else None
+        small = [f"{name} of {n}" for name, n in (("k", depth), ("n", width)) if 0 < n < _MIN_SIZE]
+        return f"its {' and '.join(small)} are below the {_MIN_SIZE} of INT8 kernels" if small else None
 
     def _attention(self, softmax: onnx.NodeProto) -> Iterator[tuple[str, str]]:
-        """Yield the products around a Softmax that are no attention for INT8, with the reason."""
+        """Yield the products around a Softmax that lack a good attention kernel, with the reason."""
         masked = False
         scores: list[onnx.NodeProto] = []
-        for node in self._around(softmax.input[0], backward=True):
+        for node in self._neighbours(softmax.input[0], backward=True):
             activations = [name for name in node.input if name and name not in self.constants]
             masked = masked or (node.op_type in _MASKS and len(activations) > 1)
             scores += [node] if node.op_type == "MatMul" else []
-        results = [n for n in self._around(softmax.output[0], backward=False) if n.op_type == "MatMul"]
+        results = [n for n in self._neighbours(softmax.output[0], backward=False) if n.op_type == "MatMul"]
         if not scores or not results:
             return
-        reason = None if self.float8 else self._not_fused(scores[0])
+        reason = None if self.float8 else self._unfused_reason(scores[0])
         if masked:
             reason = "it is attention with an added mask, which Model-Optimizer leaves in float"
         if reason is not None:
             yield from ((node.name, reason) for node in (*scores, *results))
 
-    def _not_fused(self, scores: onnx.NodeProto) -> str | None:
+    def _unfused_reason(self, scores: onnx.NodeProto) -> str | None:
         lengths = self.shapes.get(scores.output[0], [])[-2:] or [0]
         head = (self.shapes.get(scores.input[0]) or [0])[-1]
         if min(lengths) < 1:
-            return f"it is attention of no fixed length; TensorRT fuses it in INT8 up to {_LONGEST} positions"
+            return f"it is attention of dynamic length; TensorRT fuses it in INT8 up to {_LONGEST} positions"
         if max(lengths) > _LONGEST:
             return f"it is attention over {max(lengths)} positions; TensorRT fuses up to {_LONGEST} in INT8"
         widths = ", ".join(map(str, _HEADS))
         return None if head in (0, *_HEADS) else f"its heads are {head} wide; TensorRT fuses {widths} in INT8"
 
-    def _around(self, name: str, *, backward: bool) -> Iterator[onnx.NodeProto]:
-        """Yield the operators by element before or behind a tensor, and the products of two activations."""
-        seen, ahead = set[str](), [name]
-        while ahead:
-            name = ahead.pop()
+    def _neighbours(self, name: str, *, backward: bool) -> Iterator[onnx.NodeProto]:
+        """Yield elementwise operators before or behind a tensor, and the MatMuls of activations beyond."""
+        seen, pending = set[str](), [name]
+        while pending:
+            name = pending.pop()
             nodes = [self.made_by[name]] if name in self.made_by else []
             for node in nodes if backward else self.readers.get(name, []):
                 if node.name in seen:
                     continue
                 seen.add(node.name)
-                if node.op_type in _BY_ELEMENT:
-                    ahead += node.input if backward else node.output
+                if node.op_type in _ELEMENTWISE:
+                    pending += node.input if backward else node.output
                 elif node.op_type != "MatMul" or set(node.input) & set(self.constants):
                     continue
                 yield node

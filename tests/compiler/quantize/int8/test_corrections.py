@@ -259,7 +259,7 @@ def test_the_graph_is_the_one_that_onnx_runtimes_loops_give(
     options: dict[str, Any] = {"ranges": ranges, "target": target, "isa": "avx512-vnni"}
     ours = qcompile.quantize(model, tmp_path / "ours.onnx", **options)
     monkeypatch.setattr(onnxruntime.quantization, "QDQQuantizer", loops)
-    monkeypatch.setattr(static_int8, "_indexed", lambda model_class: model_class)
+    monkeypatch.setattr(static_int8, "_index_consumers", lambda model_class: model_class)
     theirs = qcompile.quantize(model, tmp_path / "theirs.onnx", **options)
     assert onnx.load(ours.path) == onnx.load(theirs.path)
 

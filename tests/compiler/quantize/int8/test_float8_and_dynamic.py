@@ -193,7 +193,7 @@ def test_a_network_of_small_convolutions_alone_has_nothing_for_fp8(
         ("Conv", (24, 8, 3, 3), {}, "its 8 and 24 channels fit no FP8 kernel"),
         ("Conv", (40, 16, 1, 1), {}, "its 16 and 40 channels fit no FP8 kernel"),
         ("Conv", (16, 16, 7, 7), {}, "its filter of 49 elements is above the 32"),
-        ("Conv", (32, 1, 3, 3), {"group": 32}, "no FP8 kernel for convolutions of groups"),
+        ("Conv", (32, 1, 3, 3), {"group": 32}, "no FP8 kernel for grouped convolutions"),
         ("ConvTranspose", (16, 16, 2, 2), {}, "no FP8 kernel for ConvTranspose"),
         ("Gemm", (5, 7), {}, None),
         ("MatMul", (5, 7), {}, None),

@@ -353,7 +353,7 @@ def test_attention_of_up_to_512_positions_is_quantized(keys: str) -> None:
     [
         ("513", {}, "it is attention over 513 positions; TensorRT fuses up to 512 in INT8"),
         ("77", {"queries": "4096"}, "it is attention over 4096 positions; TensorRT fuses up to 512 in INT8"),
-        ("length", {}, "it is attention of no fixed length; TensorRT fuses it in INT8 up to 512 positions"),
+        ("length", {}, "it is attention of dynamic length; TensorRT fuses it in INT8 up to 512 positions"),
         ("64", {"head": 80}, "its heads are 80 wide; TensorRT fuses 16, 32, 64 in INT8"),
         ("64", {"between": "m = Add(s, mask)"}, "it is attention with an added mask, which Model-Optimizer"),
         ("64", {"between": "t = Mul(s, half) m = Add(mask, t)"}, "it is attention with an added mask"),
