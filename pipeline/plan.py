@@ -98,7 +98,7 @@ def read_workload(recipe: Recipe, model: Path | None, *, needed: bool, progress:
 class PlannedStage:
     """One stage and its cost; "changed": an earlier run completed the stage under another key.
 
-    `why` names the changed keys, or the pending stage that this stage follows.
+    `why` names the changed keys, or the first pending stage before this one.
     """
 
     name: str
@@ -193,7 +193,7 @@ class _DryRun(ThisProcess):
         key = key_of(recipe, stage)
         assert key is not None, "`applies` was checked above"
         if again:
-            return self._pending(stage, "to do", "`again`")
+            return self._pending(stage, "to do", "requested")
         stored = store.find(stage.name, key)
         if stored is None:
             return self._pending(stage, before, difference(records[0].key, key) if records else "")
