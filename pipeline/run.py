@@ -162,7 +162,7 @@ def prepared(
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
     if recipe.sweep is not None:
-        problem = "makes many recipes of one; one without it is required here"
+        problem = "is a matrix of recipes; a recipe without it is required"
         raise wrong_key(recipe.path, "sweep", problem, f"qcompile sweep {recipe.path}")
     recipe = trusted(recipe, trust=spec.trust, output=spec.output, typed=typed)
     recipe = for_every_kind(recipe, kinds)
