@@ -1,1 +1,1 @@
-"""`qcompile run`: a recipe becomes stages, keyed by content; what did not change is not made again."""
+"""`qcompile run`: turn a recipe into stages keyed by content; only stages with a new key run."""

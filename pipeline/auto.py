@@ -1,11 +1,11 @@
-"""`qcompile auto`: init, run, tune, report. What to use of a model, within an accuracy budget.
+"""`qcompile auto`: write a recipe, run it, tune INT8 if needed, and recommend an artifact within a budget.
 
     init ─▶ FOLDER/recipe.toml ─▶ run ─▶ FOLDER/out ─▶ recommend
                   ▲                        │
-                  └── one more artifact ── tune, where plain INT8 exceeds the budget or is no faster
+                  └── one more artifact ── tune, if plain INT8 exceeds the budget or is no faster
 
-Each step that is done already is skipped, so a second call, or one after Ctrl-C, goes on where it was. The
-request is kept beside the finished stages: another request in the same folder is refused.
+Finished steps are skipped, so a second call continues an interrupted one. The request is stored beside the
+finished stages; a different request for the same folder raises `InvalidOption`.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ if TYPE_CHECKING:
 
 RECIPE = "recipe.toml"
 TUNED = "tuned-int8"
-"""Name of the artifact that `tune` finds."""
+"""Name of the artifact that `tune` adds."""
 _STATE = "auto.json"
-_LONGEST_S = 20.0  # of each measurement of the search; the recipe then measures what was found
+_MAX_TIME_S = 20.0  # limit of each measurement in the search; `run` applies the recipe's limit
 
 
 @dataclass
 class AutoResult:
-    """What `auto` found.
+    """The recommendation of `auto` and its evidence.
 
     Attributes:
-        artifact: File of the recommended artifact; None where none is.
-        report: What the last run did: stages, artifacts, failures, results and the page.
-        notes: What the user should know of the model's export and of the tuning.
+        artifact: File of the recommended artifact; None if no artifact is recommended.
+        report: The last run: stages, artifacts, failures, results and page.
+        notes: Remarks on the model's export, the number of samples and the tuning.
         stages: Every step to "done", "skipped" or "failed", in order.
     """
 
@@ -93,28 +93,28 @@ def auto(
     listener: StageListener | None = None,
     **options: Unpack[AutoKeywords],
 ) -> AutoResult:
-    """Find the artifact of a model to use.
+    """Return the recommended artifact of a model.
 
     Args:
         model: A MODEL spelling.
-        spec: Within which budget, from which data.
-        executor: Carries out the stages, and the trials of tuning; this process by default.
-        progress: Told of every step.
-        listener: Told of every stage when it is over.
-        options: Fields of `AutoSpec` by name, in place of those of `spec`.
+        spec: Budget, data and output folder.
+        executor: Carries out the stages and the trials of tuning; this process by default.
+        progress: Called at every step.
+        listener: Called after every stage.
+        options: Fields of `AutoSpec` by name; they override those of `spec`.
 
     Returns:
-        The recommendation and its file; None where no artifact is faster within the budget.
+        The recommendation and its file, which is None if no artifact is faster within the budget.
 
     Raises:
-        InvalidOption: If there are no samples to measure accuracy on, the folder belongs to another request,
-            or the model's inputs are not known.
-        QCompileError: Of a stage that every artifact needs.
+        InvalidOption: If evaluation samples are missing, the folder belongs to another request, or the
+            model's inputs are unknown.
+        QCompileError: If a stage fails on which every artifact depends.
     """
     spec = spec_from_call(AutoSpec, spec, options)
     if not (spec.data or spec.evaluation):
         raise InvalidOption(
-            "`data`: is missing; a budget of accuracy needs samples to measure it on",
+            "`data`: is missing; an accuracy budget requires evaluation samples",
             hint="give `data`, or `evaluation` and `calibration`",
             option="data",
         )
@@ -125,20 +125,20 @@ def auto(
         report = steps.run()
     recipe = read_recipe(steps.recipe)
     exported = read_manifest(report.output / f"{recipe.name}.onnx")
-    steps.notes += exported.warnings if exported else ()  # such as: the weights are random
+    steps.notes += exported.warnings if exported else ()  # e.g. random weights
     recommendation = recommend(report.output / RESULTS, budget=recipe.budget)
     artifact = report.artifacts.get(recommendation.artifact)
     return AutoResult(recommendation, artifact, report, steps.recipe, steps.notes, steps.stages)
 
 
 def folder_of(model: str, output: Path | None) -> Path:
-    """Return the output folder; without one it is named after the model."""
+    """Return the output folder; by default it is named after the model."""
     return output or Path(f"auto-{plain_name(parse_source(model))}")
 
 
 @dataclass
 class _Auto:
-    """The steps of one request, and what became of them; its state is a file among the finished stages."""
+    """The steps of one request and their states; `auto.json` beside the finished stages stores them."""
 
     model: str
     spec: AutoSpec
@@ -153,30 +153,30 @@ class _Auto:
         self.recipe = self.folder / RECIPE
 
     def init(self) -> None:
-        """Write the recipe, unless it is there for the same request: then it may have been edited."""
+        """Write the recipe. A recipe of the same request remains, with the user's edits, unless `force`."""
         start = time.monotonic()
-        bare = dataclasses.replace(self.spec, output=None, force=False)
-        request = json.loads(json.dumps({"model": self.model, **options_key(bare)}))
-        is_there = self.recipe.exists() and not self.spec.force
-        if is_there and self._state().get("request") != request:
+        request_spec = dataclasses.replace(self.spec, output=None, force=False)
+        request = json.loads(json.dumps({"model": self.model, **options_key(request_spec)}))
+        recipe_exists = self.recipe.exists() and not self.spec.force
+        if recipe_exists and self._state().get("request") != request:
             raise InvalidOption(
                 f"`output` {self.folder}: holds the recipe of another request",
-                hint="choose another folder, or `force` to write the recipe anew",
+                hint="choose another folder, or `force` to overwrite the recipe",
                 option="output",
             )
-        if not is_there:
+        if not recipe_exists:
             options = shared(InitSpec, self.spec, output=self.recipe, force=True)
             command = ("qcompile", "auto", self.model)
-            written = init(
+            init_result = init(
                 self.model, self.recipe, options, command=command, progress=self._progress_of("init")
             )
-            need = written.need
+            need = init_result.need
             if need is not None:
                 self.progress(need.text)
             self._save({"request": request, "too_few": need.text if need and need.is_met is False else ""})
         if too_few := self._state().get("too_few"):
             self.notes.append(too_few)
-        self._note("init", "skipped" if is_there else "done", start)
+        self._note("init", "skipped" if recipe_exists else "done", start)
 
     def run(self) -> RunReport:
         spec = self.spec
@@ -188,13 +188,13 @@ class _Auto:
             progress=self.progress,
             listener=self.listener,
         )
-        for stage, state in report.stages.items():  # of two runs, what was done in either
+        for stage, state in report.stages.items():  # "done" in either of two runs counts as done
             if self.stages.get(stage) != "done":
                 self.stages[stage] = state
         return report
 
     def tune(self, report: RunReport) -> bool:
-        """Add a mix of INT8 and float to the recipe where plain INT8 does not serve; whether there is one."""
+        """Add a mix of INT8 and float layers to the recipe if plain INT8 is unsuitable; return success."""
         start, recipe = time.monotonic(), read_recipe(self.recipe)
         targets = worth_tuning(recipe, report, self.spec.max_drop)
         if not targets or any(artifact.name == TUNED for artifact in recipe.artifact):
@@ -218,16 +218,13 @@ class _Auto:
         return True
 
     def _search(self, recipe: Recipe, model: Path, targets: Sequence[Target]) -> dict[str, Any]:
-        """The lines of the mix for the recipe's graph, if any, notes, and the number of INT8 trials.
-
-        A search that fails is a note.
-        """
+        """Return the recipe lines of the mix (may be empty), notes, and the number of INT8 trials."""
         from .tune.elsewhere import on_executor
         from .tune.tune import artifact_lines, tune
 
         bench, folder, isa = recipe.bench, self.folder / "tuned", _isa(recipe)
         progress = self._progress_of("tune")
-        assert bench is not None, "it was measured"
+        assert bench is not None, "only measured recipes are tuned"
         try:
             tuned = tune(
                 str(model),
@@ -240,20 +237,20 @@ class _Auto:
                 method=recipe.calibrate.method,
                 batch_size=bench.batch_size,
                 threads=bench.threads,
-                max_time_s=min(bench.max_time_s, _LONGEST_S),
+                max_time_s=min(bench.max_time_s, _MAX_TIME_S),
                 isa=isa,
                 elsewhere=on_executor(self.executor, folder, progress=progress) if self.executor else None,
                 progress=progress,
             )
-        except QCompileError as error:
+        except QCompileError as error:  # a failed search does not end the run
             return {"lines": [], "notes": [f"tune: {error.message}"], "trials": 0}
-        # A mix without layers in float is plain INT8, which the recipe has already.
-        is_there = not tuned.best.in_float and any(
+        # A mix without float layers is plain INT8, which the recipe may already contain.
+        is_plain = not tuned.best.in_float and any(
             artifact.precision == "int8" for artifact in recipe.artifact
         )
-        serves = tuned.best.precision == "int8" and not is_there
+        is_new_mix = tuned.best.precision == "int8" and not is_plain
         return {
-            "lines": artifact_lines(tuned.best, TUNED, isa=isa) if serves else [],
+            "lines": artifact_lines(tuned.best, TUNED, isa=isa) if is_new_mix else [],
             "notes": [f"tune: {note}" for note in tuned.notes],
             "trials": sum(trial.precision == "int8" for trial in tuned.trials.values()),
         }
@@ -268,7 +265,7 @@ class _Auto:
     def _state(self) -> dict[str, Any]:
         try:
             state: dict[str, Any] = json.loads(self._state_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):  # the first call, or one that was killed while it wrote
+        except (OSError, ValueError, RecursionError):  # first call, or the process was killed while writing
             return {}
         return state if isinstance(state, dict) else {}
 
@@ -283,10 +280,10 @@ class _Auto:
 
 
 def worth_tuning(recipe: Recipe, report: RunReport, max_drop: float) -> list[Target]:
-    """Return the processor's targets whose plain INT8 does not serve; none where that of one target does.
+    """Return the CPU targets to tune, empty if plain INT8 is suitable on at least one target.
 
-    It serves where it drops by no more than the budget and is faster than the baseline and than every float
-    artifact on the processor. Whether more samples would confirm the drop is no matter of tuning.
+    Plain INT8 is suitable if its drop is within the budget and it is faster than the baseline and every float
+    artifact on the CPU. The drop's confidence interval is ignored: samples narrow it, tuning does not.
     """
     sections = [artifact for artifact in recipe.artifact if artifact.target in CPU_TARGETS]
     plain = [artifact for artifact in sections if artifact.precision == "int8" and artifact.mode == "static"]
@@ -297,15 +294,15 @@ def worth_tuning(recipe: Recipe, report: RunReport, max_drop: float) -> list[Tar
     float_ms = [row.latency.median_ms for row in float_rows if row and row.latency]
     for row in filter(None, (rows.get(artifact.name) for artifact in plain)):
         drop = row.accuracy.drop if row.accuracy else None
-        keeps = drop is None or drop.value <= max_drop
+        meets_budget = drop is None or drop.value <= max_drop
         is_fastest = row.latency is not None and row.latency.median_ms < min(float_ms, default=float("inf"))
-        if keeps and is_fastest and row.speedup and row.speedup.verdict == "faster":
+        if meets_budget and is_fastest and row.speedup and row.speedup.verdict == "faster":
             return []
     return [target for target in CPU_TARGETS if any(artifact.target == target for artifact in plain)]
 
 
 def _search_key(recipe: Recipe, model: Path, targets: Sequence[Target], max_drop: float) -> str:
-    assert recipe.bench is not None, "it was measured"
+    assert recipe.bench is not None, "only measured recipes are tuned"
     isa = _isa(recipe)
     settings = {
         "model": digest_files([model]),
@@ -322,7 +319,7 @@ def _search_key(recipe: Recipe, model: Path, targets: Sequence[Target], max_drop
 
 
 def _isa(recipe: Recipe) -> Isa:
-    """What the INT8 of a recipe is for: the first instruction set that it names."""
+    """Return the first instruction set that an INT8 artifact of the recipe names, else "auto"."""
     sections = [section for section in recipe.artifact if section.target in CPU_TARGETS]
-    named = (section.isa for section in sections if section.precision == "int8")
-    return next((isa for isa in named if isa != "auto"), "auto")
+    isas = (section.isa for section in sections if section.precision == "int8")
+    return next((isa for isa in isas if isa != "auto"), "auto")

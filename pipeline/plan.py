@@ -1,11 +1,11 @@
-"""`qcompile run --dry-run`: the stages of a recipe in order, what is done, and what the rest will take.
+"""`qcompile run --dry-run`: list a recipe's stages, their states, and the estimated cost of the pending ones.
 
-The stages are keyed as `run` keys them, and looked up; none runs, and nothing is written. What follows a
-stage that is not done has no key yet, as that holds the digest of what it will be given.
+The stages are keyed as in `run` and looked up; no stage runs, and no file is written. A stage that follows a
+pending stage has no key yet, because its key contains the digests of its inputs.
 
-A stage takes what it took last time, else what the rule of its kind says (`graph.KINDS`), with 20 G
-multiply-adds a second and core: a cautious share of what FP32 on ONNX Runtime reached on x86 with AVX-512
-(about 100 G). How near a rule comes was not measured; the last run's figures are better.
+The estimate is the measured cost of the last run, else the rule of the stage's kind (`graph.KINDS`). The
+rules assume 20 G multiply-adds per second and core: a cautious share of FP32 on ONNX Runtime on x86 with
+AVX-512 (about 100 G). The accuracy of the rules was not measured.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ RATE = 20e9
 """Multiply-adds per second and core."""
 _MB = 1e6
 _SHARE = {"fp16": 0.5, "bf16": 0.5, "int8": 0.3, "fp8": 0.3, "int4": 0.15, "nvfp4": 0.15}
-"""Size of an artifact's weights against those of FP32."""
+"""Size of an artifact's weights relative to FP32."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a stage takes, None where nobody can know yet: "measured" the last time, or by "rule"."""
+    """Estimated cost of a stage; None if unknown. `source` is "measured" (last run) or "rule"."""
 
     seconds: float | None
     peak_bytes: int | None
@@ -55,7 +55,7 @@ class Estimate:
 
 
 def measured(record: Record) -> Estimate | None:
-    """Return what a stage took, of its record; None where the record does not say."""
+    """Return the measured cost in a stage's record, or None if the record has no time."""
     if record.seconds is None:
         return None
     size = sum(size for size, _ in record.stats.values())
@@ -63,7 +63,7 @@ def measured(record: Record) -> Estimate | None:
 
 
 def by_rule(rule: Rule | None, workload: Workload, artifact: ArtifactSection | None = None) -> Estimate:
-    """Return what the rule of a kind says of a stage."""
+    """Return the cost of a stage by the rule of its kind; None in place of figures that it cannot compute."""
     weights, work = workload.weight_bytes or 0, workload.multiply_adds
     if rule is None or (workload.weight_bytes is None and rule.copies):
         return Estimate(None, None, None, "rule")
@@ -76,14 +76,14 @@ def by_rule(rule: Rule | None, workload: Workload, artifact: ArtifactSection | N
 
 
 def read_workload(recipe: Recipe, model: Path | None, *, needed: bool, progress: Progress) -> Workload:
-    """Return the sizes of a recipe."""
+    """Return the sizes that the rules need; the model is read only if `needed`."""
     from ..model.sessions.session import usable_cores
     from .propose.model_facts import look_at_model
 
     weights, work = None, None
     spec = str(model) if model else recipe_source(recipe).absolute
     inputs = () if model else recipe.model.inputs
-    with contextlib.suppress(QCompileError):  # the run says what is wrong with the model
+    with contextlib.suppress(QCompileError):  # `run` reports a problem of the model
         if needed:
             facts = look_at_model(spec, inputs=inputs, trust=recipe.model.trust, progress=progress)
             weights, work = facts.weight_bytes or None, facts.multiply_adds or None
@@ -96,9 +96,9 @@ def read_workload(recipe: Recipe, model: Path | None, *, needed: bool, progress:
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """One stage: "changed" is one that was done with another key.
+    """One stage and its cost; "changed": an earlier run completed the stage under another key.
 
-    `why` says which keys changed, or what it follows; the estimate is what it takes, or took.
+    `why` names the changed keys, or the first pending stage before this one.
     """
 
     name: str
@@ -112,7 +112,7 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class Plan:
-    """The stages of a recipe, and where they are kept."""
+    """The stages of a recipe, and its output folder."""
 
     output: Path
     stages: tuple[PlannedStage, ...]
@@ -123,13 +123,13 @@ class Plan:
         return [stage for stage in self.stages if stage.state != "done"]
 
     def total(self, of: str) -> float | None:
-        """Return the sum of `seconds` or `disk_bytes` of what is pending; None where one is not known."""
+        """Return the sum of `seconds` or `disk_bytes` of the pending stages; None if a value is unknown."""
         values = [getattr(stage.estimate, of) for stage in self.pending]
         return None if None in values else float(sum(values))
 
     @property
     def peak_bytes(self) -> int | None:
-        """The largest memory of what is pending; None where one is not known."""
+        """The largest memory of a pending stage; None if a value is unknown."""
         values = [stage.estimate.peak_bytes for stage in self.pending]
         return None if None in values else max(filter(None, values), default=0)
 
@@ -152,23 +152,23 @@ def plan(
     progress: Progress = silent,
     **options: Unpack[RunKeywords],
 ) -> Plan:
-    """Return what `run` would do with these options."""
+    """Return the stages that `run` would carry out or skip with these options."""
     spec = spec_from_call(RunSpec, spec, options)
     recipe, folder = prepared(recipe, spec)
-    store, looks = Store(folder, folder=shared), _Looks()
-    for error in Visit(recipe, store, spec.again, looks).drive().failures.values():
+    store, dry_run = Store(folder, folder=shared), _DryRun()
+    for error in Visit(recipe, store, spec.again, dry_run).drive().failures.values():
         raise error
-    pending = any(state != "done" for _, state, _ in looks.stages)
-    workload = read_workload(recipe, looks.model, needed=pending, progress=progress)
-    return Plan(folder, tuple(looks.planned(recipe, store, workload)))
+    pending = any(state != "done" for _, state, _ in dry_run.stages)
+    workload = read_workload(recipe, dry_run.model, needed=pending, progress=progress)
+    return Plan(folder, tuple(dry_run.planned(recipe, store, workload)))
 
 
 _PENDING = Done(Made(Path(FOLDER, "pending"), ""), was_done=False)
-"""What stands for the file of a stage that is not done: it has no digest."""
+"""Placeholder for the file of a pending stage, without a digest."""
 
 
-class _Looks(ThisProcess):
-    """Looks each stage up that `run` would carry out, and carries none out."""
+class _DryRun(ThisProcess):
+    """Executor that looks up every stage and carries out none."""
 
     def __init__(self) -> None:
         self.stages: list[tuple[Stage, State, str]] = []
@@ -191,9 +191,9 @@ class _Looks(ThisProcess):
             first = next(stage.name for stage, state, _ in self.stages if state != "done")
             return self._pending(stage, before, f"follows {first}")
         key = key_of(recipe, stage)
-        assert key is not None, "it was asked whether there is something to do"
+        assert key is not None, "`applies` was checked above"
         if again:
-            return self._pending(stage, "to do", "asked for")
+            return self._pending(stage, "to do", "requested")
         stored = store.find(stage.name, key)
         if stored is None:
             return self._pending(stage, before, difference(records[0].key, key) if records else "")
@@ -203,7 +203,7 @@ class _Looks(ThisProcess):
         return Done(file, was_done=True)
 
     def planned(self, recipe: Recipe, store: Store, workload: Workload) -> Iterator[PlannedStage]:
-        """Yield the stages with what they take: as measured last time, else by rule."""
+        """Yield the stages with their cost: measured in the last run, else by rule."""
         for stage, state, why in self.stages:
             last = next(filter(None, map(measured, store.records(stage.name))), None)
             artifact = named_artifact(recipe, stage.artifact) if stage.artifact else None
@@ -217,10 +217,10 @@ class _Looks(ThisProcess):
 
 
 def difference(before: Any, now: Any, path: str = "") -> str:
-    """Return the keys in which two differ, by their path, such as "data, options.samples"."""
+    """Return the paths of the keys that differ, such as "data, options.samples"."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         keys = [*now, *(key for key in before if key not in now)]
         names = [difference(before.get(key), now.get(key), f"{path}.{key}".lstrip(".")) for key in keys]
         return ", ".join(filter(None, names))
-    texts = [json.dumps(value, sort_keys=True) for value in (before, now)]  # a record has lists for tuples
+    texts = [json.dumps(value, sort_keys=True) for value in (before, now)]  # JSON stores tuples as lists
     return "" if texts[0] == texts[1] else path

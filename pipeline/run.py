@@ -1,10 +1,10 @@
-"""`qcompile run`: a recipe becomes stages; each is done once, and again only when something changed.
+"""`qcompile run`: carry out the stages of a recipe; a finished stage repeats only if its key changed.
 
-One driver, `Visit`, goes through the graph of `graph.py`: for a run, a dry run, each recipe of a sweep and
-the trials of `tune`. What differs is the executor.
+One driver, `Visit`, walks the graph of `graph.py` for a run, a dry run, each recipe of a sweep and the trials
+of `tune`; only the executor differs.
 
-An artifact that cannot be built is a row that says why; the others go on. Where the calibration fails, so do
-the artifacts that need ranges. An error of another stage ends the run.
+A failed build becomes a row with the reason, and the other artifacts continue. A failed calibration fails the
+artifacts that need ranges. An error of any other stage ends the run.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ if TYPE_CHECKING:
 
 
 StageListener = Callable[[str, str, float], None]
-"""Told of every stage when it is over: its name, "done", "skipped" or "failed", and its seconds."""
+"""Called after every stage with its name, "done", "skipped" or "failed", and its seconds."""
 
 
 @dataclass
 class RunReport:
-    """What a run did.
+    """Outcome of a run.
 
     Attributes:
         stages: Stage to "done", "skipped" or "failed", in order.
-        artifacts, digests: Artifact name to its file, and to the digest of it, of those that were built.
-        failures: Artifact name to why it was not; a later run tries it again.
-        instead: Artifact that was not built, or that failed when it was measured, to its `fallback`.
-        results: What was measured; None for a recipe without `[bench]`.
-        page: The report of it; `why_no_page` says why there is none.
-        budget: Measured artifact to why it may not be recommended, empty where it keeps the budget; None
-            without one.
-        where: Stage to the worker that did it; empty where all was done in this process.
-        impossible: Cell of a matrix to why the options, or the machines, forbid it.
+        artifacts, digests: Name of each built artifact to its file, and to the file's digest.
+        failures: Name of each artifact that was not built to its error; a later run retries it.
+        instead: Artifact whose build or measurement failed to its `fallback`.
+        results: The measurements; None for a recipe without `[bench]`.
+        page: The report of the results; `why_no_page` is the reason if it is missing.
+        budget: Measured artifact to the reason it may not be recommended, empty if it meets the budget; None
+            without a budget.
+        where: Stage to the worker that carried it out; empty if this process carried out all stages.
+        impossible: Cell of a matrix to the reason why the options or the machines forbid it.
     """
 
     output: Path
@@ -73,22 +73,22 @@ class RunReport:
 
     @property
     def failed(self) -> list[str]:
-        """Artifacts that were not built, that failed in the measurement, or that have other outputs."""
+        """Artifacts that were not built, failed in the measurement, or have deviating outputs."""
         rows = self.results.rows if self.results else []
         return list(dict.fromkeys([*self.failures, *(row.name for row in rows if row.has_failed)]))
 
     def fall_back(self, fallbacks: Mapping[str, str]) -> None:
-        """Note what serves in place of each artifact that failed."""
+        """Record the first working fallback of each failed artifact in `instead`."""
         failed = self.failed
         for name in failed:
-            other = fallbacks.get(name, "")
-            while other in failed:
-                other = fallbacks.get(other, "")
-            if other in self.artifacts:
-                self.instead[name] = other
+            fallback = fallbacks.get(name, "")
+            while fallback in failed:
+                fallback = fallbacks.get(fallback, "")
+            if fallback in self.artifacts:
+                self.instead[name] = fallback
 
     def judge(self, path: Path, budget: Budget) -> None:
-        """Note what of the results in `path` keeps a budget."""
+        """Record in `budget` which results in the file `path` meet the budget."""
         from ..bench.report.source import read_source
         from ..bench.report.summary import why_not
 
@@ -114,23 +114,23 @@ def run(
 
     Args:
         recipe: A recipe or its file.
-        spec: How.
-        typed: Spellings of models and data that the user typed himself, which need no more trust.
+        spec: Options of the run.
+        typed: Spellings of models and data that the user typed; they are trusted.
         executor: Carries out the stages; this process by default.
-        shared: Folder of finished stages that several outputs share; by default one in the output folder.
-        page: Draw the report of what is measured.
-        progress: Told of every step.
-        listener: Told of every stage when it is over.
-        options: Fields of `RunSpec` by name, in place of those of `spec`.
+        shared: Folder of finished stages that several outputs share; by default inside the output folder.
+        page: Draw the report of the results.
+        progress: Called at every step.
+        listener: Called after every stage.
+        options: Fields of `RunSpec` by name; they override those of `spec`.
 
     Returns:
-        What was done, what was skipped, and what failed: `failures` is empty where every artifact is built.
+        The stages, artifacts and measurements; `failures` is empty if every artifact was built.
 
     Raises:
-        RecipeError: If the recipe is wrong, holds a matrix for `qcompile sweep`, or names code outside of its
-            folder without `trust`.
-        InvalidOption: If a file that it reads would be overwritten.
-        QCompileError: Of a stage that failed and that every artifact needs; what was done before stays done.
+        RecipeError: If the recipe is invalid, contains a matrix for `qcompile sweep`, or names code outside
+            its folder without `trust`.
+        InvalidOption: If an output would overwrite an input file.
+        QCompileError: If a stage fails on which every artifact depends; finished stages remain.
     """
     executor, spec = executor or ThisProcess(), spec_from_call(RunSpec, spec, options)
     recipe, folder = prepared(recipe, spec, typed=typed, kinds=executor.kinds)
@@ -139,17 +139,17 @@ def run(
         visit = Visit(recipe, store, spec.again, executor, progress, listener, () if page else ("report",))
         try:
             report = visit.drive()
-        except QCompileError as error:  # what failed before, too, which no table says then
+        except QCompileError as error:  # add the earlier failures, because no table reports them
             failures = {name: str(failure) for name, failure in visit.report.failures.items()}
             error.data = {**error.data, **({"failures": failures} if failures else {})}
             raise
-        if drawn := visit.made.get(("report", "")):
-            report.page = folder / drawn.path.name
-        if measured := visit.made.get(("bench", "")):
+        if report_file := visit.made.get(("report", "")):
+            report.page = folder / report_file.path.name
+        if results_file := visit.made.get(("bench", "")):
             from ..bench.results.results import load_results
 
-            report.results = load_results(measured.path)
-            report.judge(measured.path, recipe.budget)
+            report.results = load_results(results_file.path)
+            report.judge(results_file.path, recipe.budget)
         report.fall_back(recipe.fallbacks)
         store.forget_old()
     return report
@@ -158,11 +158,11 @@ def run(
 def prepared(
     recipe: str | Path | Recipe, spec: RunSpec, *, typed: Collection[str] = (), kinds: Sequence[str] = ()
 ) -> tuple[Recipe, Path]:
-    """Return a recipe that may be carried out on these kinds of GPU, and its output folder."""
+    """Return the recipe, expanded for the cluster's `kinds` of GPU, and its output folder, both checked."""
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
     if recipe.sweep is not None:
-        problem = "makes many recipes of one; one without it is required here"
+        problem = "is a matrix of recipes; a recipe without it is required"
         raise wrong_key(recipe.path, "sweep", problem, f"qcompile sweep {recipe.path}")
     recipe = trusted(recipe, trust=spec.trust, output=spec.output, typed=typed)
     recipe = for_every_kind(recipe, kinds)
@@ -173,10 +173,10 @@ def prepared(
 
 @dataclass
 class Visit:
-    """One visit of all stages: each stage's file is handed to the next; artifacts do not wait for each other.
+    """One walk over all stages: the file of each stage is an input of the next; artifacts run independently.
 
-    The executor carries the stages out, or only looks whether they are done. Kinds of stages in `without` are
-    left out. `made` is kind and artifact to the file of each stage that is done.
+    The executor carries out the stages or only looks them up. Kinds of stages in `without` are skipped.
+    `made` maps kind and artifact to the file of each finished stage.
     """
 
     recipe: Recipe
@@ -193,7 +193,7 @@ class Visit:
 
     @functools.cached_property
     def source_digest(self) -> str:
-        """Digest of the recipe's model and of what it depends on."""
+        """Digest of the recipe's model and of its `depends` files."""
         depends = [self.recipe.folder / name for name in self.recipe.model.depends]
         return digest_source(recipe_source(self.recipe), depends=depends)
 
@@ -208,27 +208,27 @@ class Visit:
                     self.made[first.kind, first.artifact] = replaced
                 else:
                     branches.append(branch)
-            errors = each(self.executor, [functools.partial(self._branch, branch) for branch in branches])
+            errors = each(self.executor, [functools.partial(self._run_branch, branch) for branch in branches])
             for branch, error in zip(branches, errors, strict=True):
                 name = branch[0].artifact
                 if error is not None:
-                    self._fail(branch[0], error)
+                    self._record_failure(branch[0], error)
                 elif artifact := self.made.get((BUILD, name)):
                     self.report.artifacts[name] = self.store.output / artifact.path.name
                     self.report.digests[name] = artifact.digest
         return self.report
 
     def file_of(self, stage: Stage) -> Made:
-        """Carry out a stage, unless it is done already, and return its file."""
-        file = self._look(stage)
-        assert file is not None, "only a graph may stay as it is"
+        """Return the file of a stage; carry the stage out if it is not done."""
+        file = self._run_stage(stage)
+        assert file is not None, "only `quantize` may have no file"
         return file
 
-    def _branch(self, stages: Sequence[Stage]) -> QCompileError | None:
-        """Carry out stages that follow each other; an error that does not end the run is returned."""
+    def _run_branch(self, stages: Sequence[Stage]) -> QCompileError | None:
+        """Carry out consecutive stages; return an error that does not end the run."""
         for stage in stages:
             try:
-                file = self._whole_or_parts(self._with_files(stage))
+                file = self._run_or_merge(self._with_inputs(stage))
             except QCompileError as error:
                 kind = kind_of(stage)
                 if kind.ends_run and not (kind.optional and isinstance(error, EngineUnavailable)):
@@ -238,56 +238,56 @@ class Visit:
                 self.made[stage.kind, stage.artifact] = file
         return None
 
-    def _fail(self, stage: Stage, error: QCompileError) -> None:
-        """Note what a stage that failed leaves undone; where every artifact takes its file, the run ends."""
+    def _record_failure(self, stage: Stage, error: QCompileError) -> None:
+        """Record the artifacts that a failed stage blocks; raise the error if it blocks all of them."""
         if stage.artifact:
             self.report.failures[stage.artifact] = error
             return
         if kind_of(stage).optional:
             self.report.why_no_page = error.message
             return
-        names, takes = [section.name for section in self.recipe.artifact], KINDS[BUILD].inputs
-        failed = [name for name in names if stage.kind in takes(self.recipe, name).values()]
-        if isinstance(error, UsageError) or failed == names:  # the recipe is wrong, or nothing can be built
+        names, inputs_of = [section.name for section in self.recipe.artifact], KINDS[BUILD].inputs
+        failed = [name for name in names if stage.kind in inputs_of(self.recipe, name).values()]
+        if isinstance(error, UsageError) or failed == names:  # the recipe is invalid, or every artifact fails
             raise error
         self.report.failures |= dict.fromkeys(failed, error)
 
-    def _with_files(self, stage: Stage) -> Stage:
-        """The stage with the files that it takes; where it takes all artifacts, with why some are missing."""
+    def _with_inputs(self, stage: Stage) -> Stage:
+        """Return the stage with its input files; a stage over all artifacts also gets the build failures."""
         files: dict[str, Made] = {}
         for role, kind in kind_of(stage).inputs(self.recipe, stage.artifact).items():
             if role == SOURCE:
                 stage = replace(stage, source_digest=self.source_digest)
             elif KINDS[kind].per_artifact and not stage.artifact:
                 failures = self.report.failures
-                said = {name: f"`fallback` {other}" for name, other in self.recipe.fallbacks.items()}
-                absent = [name for name in failures if isinstance(failures[name], EngineUnavailable)]
+                notes = {name: f"`fallback` {other}" for name, other in self.recipe.fallbacks.items()}
+                unavailable = [name for name in failures if isinstance(failures[name], EngineUnavailable)]
                 stage = replace(
                     stage,
                     built={name: self.made[kind, name] for name in self.report.artifacts},
                     why_not={
-                        name: "; ".join(filter(None, (error.message, error.hint, said.get(name))))
+                        name: "; ".join(filter(None, (error.message, error.hint, notes.get(name))))
                         for name, error in failures.items()
                     },
-                    unavailable=tuple(absent),
+                    unavailable=tuple(unavailable),
                 )
             elif file := self.made.get((kind, stage.artifact if KINDS[kind].per_artifact else "")):
                 files[role] = file
         return replace(stage, files=files)
 
-    def _whole_or_parts(self, stage: Stage) -> Made | None:
-        """The file of a stage, done at once or in parts that are put together."""
+    def _run_or_merge(self, stage: Stage) -> Made | None:
+        """Return the file of a stage, carried out in one piece or in parts that are then merged."""
 
         def is_done() -> bool:
-            return not self._is_asked(stage) and self.executor.is_done(self.recipe, stage, self.store)
+            return not self._must_repeat(stage) and self.executor.is_done(self.recipe, stage, self.store)
 
         parts = kind_of(stage).parts(self.recipe, stage, self.executor, is_done)
         if parts == [stage]:
-            return self._look(stage)
+            return self._run_stage(stage)
         files: dict[str, Made] = {}
         errors: dict[str, QCompileError] = {}
 
-        def do(part: Stage) -> None:  # where one fails, the others are done none the less
+        def do(part: Stage) -> None:  # an error of one part does not stop the others
             try:
                 files[part.shard or part.machine] = self.file_of(part)
             except QCompileError as error:
@@ -297,33 +297,33 @@ class Visit:
         names = [part.shard or part.machine for part in parts]
         for name in filter(errors.get, names):
             raise errors[name]
-        return self._look(replace(stage, parts={name: files[name] for name in names}))
+        return self._run_stage(replace(stage, parts={name: files[name] for name in names}))
 
-    def _look(self, stage: Stage) -> Made | None:
-        """Carry out a stage, unless it is done already or there is nothing to do."""
+    def _run_stage(self, stage: Stage) -> Made | None:
+        """Carry out a stage unless it is done; return its file, or None if there is no work to do."""
         start = time.monotonic()
         try:
             done = self.executor.do(
                 self.recipe,
                 stage,
                 self.store,
-                again=self._is_asked(stage),
+                again=self._must_repeat(stage),
                 progress=lambda text, *counts: self.progress(f"{stage.name}: {text}", *counts),
             )
         except QCompileError:
-            self._note(stage, "failed", start)
+            self._record_state(stage, "failed", start)
             raise
         if done is None:
             return None
-        self._note(stage, "skipped" if done.was_done else "done", start)
+        self._record_state(stage, "skipped" if done.was_done else "done", start)
         if done.where:
             self.report.where[stage.name] = done.where
         return done.made
 
-    def _is_asked(self, stage: Stage) -> bool:
+    def _must_repeat(self, stage: Stage) -> bool:
         return any(f"{stage.name}-".startswith(f"{name}-") for name in self.again)
 
-    def _note(self, stage: Stage, state: str, start: float) -> None:
+    def _record_state(self, stage: Stage, state: str, start: float) -> None:
         self.report.stages[stage.name] = state
         if self.listener:
             self.listener(stage.name, state, time.monotonic() - start)

@@ -1,10 +1,10 @@
-"""`qcompile sweep`: `run` over the recipes that a matrix makes, one results file and one report of all.
+"""`qcompile sweep`: `run` for every recipe of a matrix, with one joint results file and one report.
 
 recipe with [sweep] ── members ─▶ recipes ── run ─▶ results of each ── join ─▶ results.json
 
 A cell of the matrix is a model, a shape and an artifact: small-b8-onnxruntime-int8. Artifacts of one recipe
-are measured beside each other, so their speed-ups may be compared. What the options forbid together is a cell
-that says why.
+are measured together, so their speed-ups are comparable. A combination that the options forbid is a cell with
+a reason.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MatrixCell:
-    """One combination of the matrix; its name is unique in the sweep, and the same in every run of it.
+    """One combination of the matrix; its name is unique in the sweep and the same in every run.
 
-    `artifact` is its name in its recipe; `gpu` the kind of GPU that it is built for, empty for this
-    machine's, or none; `why_not` says why the options forbid it, empty where they do not.
+    `artifact` is the name in the cell's recipe; `gpu` the GPU kind to build for, empty for this machine's
+    GPU or the CPU; `why_not` the reason why the options forbid the cell, or empty.
     """
 
     name: str
@@ -63,30 +63,30 @@ class MatrixCell:
 
 
 def members(recipe: Recipe, *, kinds: Sequence[str] = (), only: Sequence[str] = ()) -> list[Member]:
-    """Return what a sweep consists of, one model and shape after the other.
+    """Return the members of a sweep that have cells, ordered by model, then by shape.
 
-    `kinds` are the workers' GPUs, such as "sm90", for "each" in `sweep.gpus`; `only` are globs, and cells
-    whose name none of them matches are left out. Empty keeps all.
+    `kinds` are the workers' GPUs, such as "sm90", for "each" in `sweep.gpus`. `only` are globs of cell names;
+    empty matches all.
     """
     matrix = recipe.sweep
     if matrix is None:
-        hint = "`qcompile run` builds the artifacts of a recipe without one"
+        hint = "`qcompile run` builds a recipe without a matrix"
         raise wrong_key(recipe.path, "sweep", "is missing; a matrix is required", hint)
     artifacts: list[tuple[Mapping[str, Any], str]] = [(vars(section), "") for section in recipe.artifact]
     artifacts += _combinations(matrix, kinds)
     models = matrix.every_model() or [SweepModel(name=recipe.name, source=recipe.model.source)]
     shapes: list[SweepShape | None] = [*matrix.read_shapes()] or [None]
-    every = [Member(recipe, model, shape) for model in models for shape in shapes]
-    _check_unique(recipe, "sweep.shapes", [member.name for member in every])
-    cells = [member.cell(options) for member in every for options, _ in artifacts]
+    all_members = [Member(recipe, model, shape) for model in models for shape in shapes]
+    _check_unique(recipe, "sweep.shapes", [member.name for member in all_members])
+    cells = [member.cell(options) for member in all_members for options, _ in artifacts]
     _check_unique(recipe, "sweep", [cell.name for cell in cells])
-    for member in every:
+    for member in all_members:
         member.fill(artifacts, matrix.exclude, only)
-    return [member for member in every if member.cells]
+    return [member for member in all_members if member.cells]
 
 
 def _combinations(matrix: SweepSection, kinds: Sequence[str]) -> Iterator[tuple[dict[str, Any], str]]:
-    """The options of the artifacts of a matrix, and why one cannot be made."""
+    """Yield the options of each artifact of a matrix, with the reason if it cannot be built."""
     for item in matrix.combinations(kinds):
         options: dict[str, Any] = {"target": item.target, "precision": item.precision, "name": item.name}
         why_not = ""
@@ -95,12 +95,12 @@ def _combinations(matrix: SweepSection, kinds: Sequence[str]) -> Iterator[tuple[
         elif item.target in TENSORRT_TARGETS and matrix.gpus:
             why_not = f"sweep.gpus is {', '.join(matrix.gpus)}, and no worker has a GPU"
         if item.precision == "int4":
-            options["mode"] = "weights"  # the only mode of it
+            options["mode"] = "weights"  # the only INT4 mode
         yield options, why_not
 
 
 class Member:
-    """A model with a shape, "small-b8": its `cells`, and the `recipe` of those that are possible, if any."""
+    """A model with a shape, "small-b8": its `cells`, and the `recipe` of the possible cells, if any."""
 
     def __init__(self, matrix: Recipe, model: SweepModel, shape: SweepShape | None) -> None:
         self.matrix, self.model, self.shape = matrix, model.name, shape.label if shape else ""
@@ -110,11 +110,11 @@ class Member:
         self.recipe: Recipe | None = None
 
     def places(self, folder: Path) -> tuple[Path, Path]:
-        """Return the folder of its artifacts, and that of the finished stages of its model."""
+        """Return the folder of the member's artifacts, and the folder of its model's finished stages."""
         return folder / self.model / self.shape, folder / self.model / FOLDER
 
     def cell(self, options: Mapping[str, Any]) -> MatrixCell:
-        """The cell of an artifact of these options."""
+        """Return the cell of an artifact with these options."""
         name, gpus = options["name"], "+".join(options.get("gpus", ()))
         return MatrixCell(
             f"{self.name}-{name}", self.model, self.shape, name, options["target"], options["precision"], gpus
@@ -123,7 +123,7 @@ class Member:
     def fill(
         self, artifacts: Sequence[tuple[Mapping[str, Any], str]], exclude: Sequence[str], only: Sequence[str]
     ) -> None:
-        """Make the cells that are not left out, and the recipe."""
+        """Fill `cells` with the cells that the filters select, and set `recipe`."""
         sections: list[ArtifactSection] = []
         for options, why_not in artifacts:
             cell = self.cell(options)
@@ -138,12 +138,12 @@ class Member:
         self.recipe = self.with_artifacts(sections) if sections else None
 
     def section(self, options: Mapping[str, Any]) -> ArtifactSection | str:
-        """The artifact, or why it cannot be made."""
+        """Return the artifact, or the reason why it cannot be built."""
         try:
             section = ArtifactSection(**options)
             shape = self._shape
             if shape and shape.inputs and section.target in TENSORRT_TARGETS and not has_shapes(section):
-                shapes: dict[str, Any] = {  # the least, the measured and the largest of each input
+                shapes: dict[str, Any] = {  # low, opt and high shape of each input
                     kind: tuple(f"{name}:{format_shape(each[index])}" for name, each in shape.inputs.items())
                     for index, kind in enumerate(("min_shapes", "opt_shapes", "max_shapes"))
                 }
@@ -156,7 +156,7 @@ class Member:
         return section
 
     def with_artifacts(self, artifacts: Sequence[ArtifactSection]) -> Recipe:
-        """The ordinary recipe of some artifacts; without the baseline, the model itself is the baseline."""
+        """Return the ordinary recipe of these artifacts; the model replaces a missing baseline."""
         tables = self.tables
         bench = tables["bench"]
         if bench is not None and bench.baseline not in {section.name for section in artifacts}:
@@ -167,13 +167,13 @@ class Member:
 
     @functools.cached_property
     def tables(self) -> dict[str, Any]:
-        """Tables of the recipe with the model, its inputs of this shape, its data and its batch."""
+        """Tables of the recipe with this model, its inputs in this shape, its data and batch size."""
         recipe, shape = self.matrix, self._shape
         options = {key: value for key, value in vars(self._model).items() if value and key != "name"}
         data = {key: options.pop(key) for key in ("calibration", "evaluation") if key in options}
         model = replace(recipe.model, **options)
         if shape and shape.inputs:
-            model = replace(model, inputs=tuple(_fixed(text, shape) for text in model.inputs))
+            model = replace(model, inputs=tuple(_fix_extents(text, shape) for text in model.inputs))
         bench = replace(recipe.bench, batch_size=shape.batch) if recipe.bench and shape else recipe.bench
         return {
             "name": self.model, "model": model, "data": replace(recipe.data, **data), "bench": bench,
@@ -184,26 +184,26 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _fixed(text: str, shape: SweepShape) -> str:
-    """An input with the extents of the shape: those that do not vary, and the batch where it is a number."""
+def _fix_extents(text: str, shape: SweepShape) -> str:
+    """Return an input with the shape's constant extents; varying and symbolic batch axes do not change."""
     tensor = parse_input(text)
     extents = shape.inputs.get(tensor.name)
     if extents is None or len(extents[1]) != len(tensor.shape):
         return text
     low, opt, high = extents
-    named = isinstance(tensor.shape[0], str)
+    has_symbolic_batch = isinstance(tensor.shape[0], str)
     axes = [
-        str(axis) if (index == 0 and named) or low[index] != high[index] else str(opt[index])
+        str(axis) if (index == 0 and has_symbolic_batch) or low[index] != high[index] else str(opt[index])
         for index, axis in enumerate(tensor.shape)
     ]
     return f"{tensor.name}:[{','.join(axes)}]:{tensor.dtype}"
 
 
 def _check_unique(recipe: Recipe, key: str, names: Sequence[str]) -> None:
-    """Refuse two cells, or two folders, of one name; those that differ by case alone are one."""
+    """Raise if two cells or two folders have the same name, ignoring case."""
     if (index := first_taken(names)) is not None:
-        problem = f"gives two the name {names[index]!r}; other names are required"
-        raise wrong_key(recipe.path, key, problem, "name a model or a shape in another way, as in small=8")
+        problem = f"gives {names[index]!r} twice; unique names are required"
+        raise wrong_key(recipe.path, key, problem, "rename a model or a shape, as in small=8")
 
 
 def sweep(
@@ -220,22 +220,22 @@ def sweep(
 
     Args:
         recipe: A recipe with `[sweep]`, or its file.
-        spec: How.
-        executor, progress, listener: As `run`.
-        options: Fields of `SweepSpec` by name, in place of those of `spec`.
+        spec: Options of the sweep.
+        executor, progress, listener: As in `run`.
+        options: Fields of `SweepSpec` by name; they override those of `spec`.
 
     Returns:
-        What all runs did: artifacts and failures by the names of the cells, stages as "small-b8: build-int8".
+        The joint outcome: artifacts and failures by cell name, stages as "small-b8: build-int8".
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
     spec = spec_from_call(SweepSpec, spec, options)
-    executor, folder = executor or ThisProcess(), _folder(recipe, spec)
-    every = members(recipe, kinds=executor.kinds, only=spec.only)
+    executor, folder = executor or ThisProcess(), _output_folder(recipe, spec)
+    all_members = members(recipe, kinds=executor.kinds, only=spec.only)
     report, runs = RunReport(folder), dict[str, RunReport | QCompileError]()
 
-    def run_member(member: Member, of: Recipe) -> RunReport | QCompileError:
-        """An error of a member fails its cells alone."""
+    def run_member(member: Member, member_recipe: Recipe) -> RunReport | QCompileError:
+        """Run one member; return its error, which fails only its cells."""
 
         def stage_over(stage: str, state: str, seconds: float, /) -> None:
             if listener:
@@ -244,7 +244,7 @@ def sweep(
         output, shared = member.places(folder)
         try:
             return run(
-                of,
+                member_recipe,
                 spec,
                 output=output,
                 executor=executor,
@@ -258,27 +258,27 @@ def sweep(
         except QCompileError as error:
             return error
 
-    def run_model(name: str) -> None:  # its shapes share finished stages, so they run one after the other
-        for member in every:
+    def run_model(name: str) -> None:  # one after another: shapes of a model share finished stages
+        for member in all_members:
             if member.model == name and member.recipe is not None:
                 runs[member.name] = run_member(member, member.recipe)
 
     with Store(folder).locked():
-        models = dict.fromkeys(member.model for member in every)
+        models = dict.fromkeys(member.model for member in all_members)
         each(executor, [functools.partial(run_model, model) for model in models])
         parts: dict[str, Results] = {}
-        for member in every:
-            done = runs.get(member.name, RunReport(folder))
-            _note(report, member, done)
-            if isinstance(done, RunReport) and done.results:
-                parts[member.name] = _renamed(member.name, done.results)
+        for member in all_members:
+            outcome = runs.get(member.name, RunReport(folder))
+            _add_outcome(report, member, outcome)
+            if isinstance(outcome, RunReport) and outcome.results:
+                parts[member.name] = _rename_rows(member.name, outcome.results)
         if parts:
-            _join(report, recipe, parts, [cell for member in every for cell in member.cells])
+            _write_joined(report, recipe, parts, [cell for member in all_members for cell in member.cells])
     return report
 
 
-def _renamed(member: str, results: Results) -> Results:
-    """The results of a member, whose rows have the names of cells."""
+def _rename_rows(member: str, results: Results) -> Results:
+    """Return the results of a member, with the cell names as names of the rows."""
     machines = {
         name: structs.replace(machine, baseline=f"{member}-{machine.baseline}")
         for name, machine in results.machines.items()
@@ -288,12 +288,12 @@ def _renamed(member: str, results: Results) -> Results:
 
 
 def plan_sweep(recipe: Recipe, spec: SweepSpec | None = None, /, *, progress: Progress = silent) -> Plan:
-    """Return what `sweep` would do; a stage that shapes of a model share counts once.
+    """Return the stages that `sweep` would carry out; a stage that shapes of a model share counts once.
 
-    The kinds of GPU of a cluster are known to the cluster: without one there are none.
+    "each" in `sweep.gpus` matches no GPU, because the kinds are known only to a cluster.
     """
     spec = spec or SweepSpec()
-    folder, stages = _folder(recipe, spec), dict[str, PlannedStage]()
+    folder, stages = _output_folder(recipe, spec), dict[str, PlannedStage]()
     for member in members(recipe, only=spec.only):
         if member.recipe is None:
             continue
@@ -306,34 +306,34 @@ def plan_sweep(recipe: Recipe, spec: SweepSpec | None = None, /, *, progress: Pr
     return Plan(folder, tuple(stages.values()))
 
 
-def _folder(recipe: Recipe, spec: SweepSpec) -> Path:
+def _output_folder(recipe: Recipe, spec: SweepSpec) -> Path:
     trusted(recipe, trust=spec.trust, output=spec.output)
     return (spec.output or recipe.folder / recipe.output).absolute()
 
 
-def _note(report: RunReport, member: Member, done: RunReport | QCompileError) -> None:
-    """Add what became of the cells of a member."""
+def _add_outcome(report: RunReport, member: Member, outcome: RunReport | QCompileError) -> None:
+    """Add the outcome of a member's cells to the report."""
     for cell in member.cells:
         if cell.why_not:
             report.impossible[cell.name] = cell.why_not
-        elif isinstance(done, QCompileError):
-            report.failures[cell.name] = done
-        elif cell.artifact in done.failures:
-            report.failures[cell.name] = done.failures[cell.artifact]
+        elif isinstance(outcome, QCompileError):
+            report.failures[cell.name] = outcome
+        elif cell.artifact in outcome.failures:
+            report.failures[cell.name] = outcome.failures[cell.artifact]
         else:
-            report.artifacts[cell.name] = done.artifacts[cell.artifact]
-            report.digests[cell.name] = done.digests[cell.artifact]
-    if isinstance(done, RunReport):
-        report.stages |= {f"{member.name}: {stage}": state for stage, state in done.stages.items()}
-        report.where |= {f"{member.name}: {stage}": worker for stage, worker in done.where.items()}
+            report.artifacts[cell.name] = outcome.artifacts[cell.artifact]
+            report.digests[cell.name] = outcome.digests[cell.artifact]
+    if isinstance(outcome, RunReport):
+        report.stages |= {f"{member.name}: {stage}": state for stage, state in outcome.stages.items()}
+        report.where |= {f"{member.name}: {stage}": worker for stage, worker in outcome.where.items()}
 
 
-def _join(
+def _write_joined(
     report: RunReport, recipe: Recipe, parts: Mapping[str, Results], cells: Sequence[MatrixCell]
 ) -> None:
-    """Write one results file and one report of all; a cell that no run measured is a row that says why.
+    """Write the joint results file and its report; a cell without measurement becomes a row with the reason.
 
-    Of the settings it holds those that all measurements have in common.
+    The file contains the settings that all measurements share.
     """
     from ..bench.report import write_report
     from ..bench.results.results import join_results, save_results

@@ -1,7 +1,7 @@
-"""Which addresses are spoken to: by TLS any, without it this machine alone.
+"""Which addresses may be contacted: any address with TLS, only this machine without TLS.
 
-A scheduler runs what it is told to by whoever reaches it, and so do its workers: another host must be named
-twice, `--insecure HOST` each.
+A scheduler and its workers run code from anybody who reaches them, so another host without TLS requires
+`--insecure HOST` twice.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ if TYPE_CHECKING:
     from distributed import Security
 
 _PROTOCOLS = ("tls", "wss", "tcp", "ws", "inproc")
-_TWICE = 2
+_TIMES_REQUIRED = 2
 
 
 def scheduler_error(address: str, problem: str, hint: str) -> ClusterError:
-    """Return the error of a scheduler."""
+    """Return an error about a scheduler."""
     return ClusterError(f"scheduler {address}: {problem}", hint=hint, address=address)
 
 
 def split_address(address: str) -> tuple[str, str, int | None]:
-    """Return protocol, host and port of an address; "tcp" where it names no protocol."""
+    """Return protocol, host and port of an address; the default protocol is "tcp"."""
     text = address.strip() if "://" in address else f"tcp://{address.strip()}"
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port
     except ValueError as error:
-        raise _wrong(address, str(error)) from error
+        raise _address_error(address, str(error)) from error
     if parts.scheme not in _PROTOCOLS:
         problem = f"has the protocol {parts.scheme!r}; one of {', '.join(_PROTOCOLS)} is required"
-        raise _wrong(address, problem)
+        raise _address_error(address, problem)
     if parts.scheme == "inproc":
         return parts.scheme, host, None
     if not host or parts.path.strip("/") or set(parts.netloc) & set("@ %"):
-        raise _wrong(address, "names no host; PROTOCOL://HOST:PORT is required")
+        raise _address_error(address, "names no host; PROTOCOL://HOST:PORT is required")
     return parts.scheme, host, port
 
 
 def check_address(address: str, insecure: Sequence[str] = (), *, what: str = "scheduler") -> None:
-    """Refuse an address of another host without TLS that the user did not name twice in `insecure`."""
+    """Raise if an address is another host without TLS and `insecure` does not list the host twice."""
     protocol, host, _ = split_address(address)
     if protocol not in ("tcp", "ws") or is_this_machine(host):
         return
     times = sum(name.strip().strip("[]").lower() == host.lower() for name in insecure)
-    if times >= _TWICE:
+    if times >= _TIMES_REQUIRED:
         return
     hint = f"use tls:// with `tls_ca`, `tls_cert` and `tls_key`; or give `insecure` {host} twice"
     if times == 1:
-        hint = f"give `insecure` {host} once more: whoever is on that network can run code on the cluster"
+        hint = f"give `insecure` {host} once more: anybody on that network can run code on the cluster"
     raise ClusterError(
         f"{what} {address}: is another host without TLS; TLS or an address of this machine is required",
         hint=hint,
@@ -65,19 +65,19 @@ def check_address(address: str, insecure: Sequence[str] = (), *, what: str = "sc
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether a host is an address of the loopback device, or the name that all systems give it."""
+    """Return whether a host is a loopback address or a standard name of it."""
     if host.lower().rstrip(".") in ("localhost", "ip6-localhost", "localhost.localdomain"):
         return True
     try:
         address = ipaddress.ip_address(host)
-    except ValueError:  # a name: who answers for it is another's to say
+    except ValueError:  # a name can resolve to any machine
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
 
 
 def read_scheduler(text: str) -> str:
-    """Return the address of a scheduler given as an address, or as the file that Dask writes of it."""
+    """Return the address in `text`, or the address in a file of `dask scheduler`."""
     path = Path(text)
     if "://" in text or not (path.suffix == ".json" or path.is_file()):
         return text
@@ -89,19 +89,19 @@ def read_scheduler(text: str) -> str:
             raise TypeError("no text")
         return address
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        problem = f"scheduler file {path}: holds no address; what `dask scheduler` writes is"
+        problem = f"scheduler file {path}: contains no address; a file of `dask scheduler` is"
         raise InvalidOption(f"{problem} required", option="scheduler", file=path) from error
 
 
 def security(ca: Path | None, cert: Path | None, key: Path | None) -> Security | None:
-    """Return what Dask needs for TLS; None without it."""
+    """Return Dask's TLS settings, or None without certificates."""
     files = {"tls_ca": ca, "tls_cert": cert, "tls_key": key}
     if not any(files.values()):
         return None
     for option, path in files.items():
         if path is None:
-            other = next(name for name, file in files.items() if file)
-            raise InvalidOption(f"`{option}` is missing; it is required with `{other}`", option=option)
+            present = next(name for name, file in files.items() if file)
+            raise InvalidOption(f"`{option}` is missing; it is required with `{present}`", option=option)
         if not path.is_file():
             raise MissingFile(f"`{option}` {path}: does not exist; a file is required", file=path)
     from distributed import Security
@@ -127,6 +127,6 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted")
 
 
-def _wrong(address: str, problem: str) -> InvalidOption:
+def _address_error(address: str, problem: str) -> InvalidOption:
     hint = "tls://HOST:PORT, or the file that `dask scheduler` writes"
     return InvalidOption(f"`scheduler` {address!r}: {problem}", hint=hint, option="scheduler")

@@ -1,12 +1,12 @@
-"""What a client and workers send: files in chunks, and what they say to each other.
+"""Files that a client and its workers exchange, in chunks, and their messages, `Request` and `Answer`.
 
     qcompile-3f9c…      the index: names, digests and sizes as JSON; 3f9c… is its digest
-    qcompile-3f9c…-0    the bytes of the files, one after another, cut every 64 MiB
+    qcompile-3f9c…-0    the bytes of the files, concatenated and cut every 64 MiB
     qcompile-3f9c…-1
 
-A recipe with all files that it reads is one bundle, and so is what a stage writes. Chunks are values of
-Dask's workers, which move them, or files of a store that all machines reach (fsspec). The scheduler moves
-`Request` and `Answer` alone, a few kilobytes of JSON each.
+A recipe with its input files is one bundle; the output files of a stage are another. Chunks are values of
+Dask's workers, which transfer them, or files of a store that all machines reach (fsspec). The scheduler only
+transfers `Request` and `Answer`, a few kilobytes of JSON each.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class FileRef(msgspec.Struct, frozen=True):
 class Bundle(msgspec.Struct, frozen=True):
     """Files that belong together, in the order of their bytes.
 
-    `recipe` is the name of the one that is the recipe, empty for the files of a stage; `base` is the folder
-    that they lie in on the client, which files of stages may name.
+    `recipe` is the name of the recipe file, empty for the files of a stage; `base` is the client's folder of
+    the files, which paths in files of stages may mention.
     """
 
     files: tuple[FileRef, ...]
@@ -53,7 +53,7 @@ class Bundle(msgspec.Struct, frozen=True):
     base: str = ""
 
     def index(self) -> bytes:
-        """Return the text that is carried in front of the chunks."""
+        """Return the JSON that precedes the chunks."""
         return msgspec.json.encode(self)
 
     def digest(self) -> str:
@@ -68,22 +68,22 @@ class Bundle(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class LocalBundle:
-    """A bundle whose files lie on this machine: `sources` are their paths in order, or a recipe's text."""
+    """A bundle on this machine: `sources` are the paths of its files in order, or the text of a recipe."""
 
     bundle: Bundle
     sources: Sequence[Path | bytes]
 
     def items(self) -> Iterator[tuple[str, bytes]]:
-        """Yield every key and what it stands for, one chunk at a time."""
+        """Yield every key with its bytes, one chunk at a time."""
         index, *keys = self.bundle.keys()
         yield index, self.bundle.index()
         yield from zip(keys, _chunks(self.sources), strict=False)
 
 
 def bundle_of_recipe(recipe: Recipe) -> LocalBundle:
-    """Return the bundle of a recipe and of all files that it reads.
+    """Return the bundle of a recipe and its input files.
 
-    Names are relative to the folder that all of them lie in, so that relative paths lead where they led.
+    Names are relative to the common parent folder, so that relative paths in the recipe remain valid.
     """
     file = recipe.path.resolve()
     paths = sorted({*recipe_files(recipe)} - {file})
@@ -96,20 +96,20 @@ def bundle_of_recipe(recipe: Recipe) -> LocalBundle:
 
 
 def bundle_beside(path: Path) -> LocalBundle:
-    """Return the bundle of a file of an earlier stage, of its weights and its manifest."""
+    """Return the bundle of a file, its external weights and its manifest."""
     paths = [path, *side_files(path), *filter(Path.is_file, [manifest_path(path)])]
     return LocalBundle(Bundle(tuple(_ref(path.name, path) for path in paths)), paths)
 
 
 def bundle_of_stage(folder: Path, main: str, digests: Mapping[str, str]) -> LocalBundle:
-    """Return the bundle of what a stage wrote, the main file first."""
+    """Return the bundle of a stage's output files, the main file first."""
     paths = [folder / name for name in sorted(digests, key=lambda name: (name != main, name))]
     refs = tuple(FileRef(path.name, digests[path.name], path.stat().st_size) for path in paths)
     return LocalBundle(Bundle(refs), paths)
 
 
 def read_index(index: bytes, digest: str) -> Bundle:
-    """Return the bundle of an index."""
+    """Return the bundle of an index; raise `ArtifactError` for a wrong digest or an unsafe file name."""
     if hashlib.sha256(index).hexdigest() != digest:
         raise ArtifactError(f"bundle {digest[:12]}: arrived damaged; its index has another digest")
     bundle = msgspec.json.decode(index, type=Bundle)
@@ -122,7 +122,7 @@ def read_index(index: bytes, digest: str) -> Bundle:
 
 
 def write_files(bundle: Bundle, chunks: Iterator[bytes], folder: Path, *, mode: int = 0o644) -> None:
-    """Write the files of a bundle, each verified by its digest."""
+    """Write the files of a bundle; raise `ArtifactError` for a wrong digest."""
     chunk = memoryview(b"")
     for ref in bundle.files:
         path, sha256, missing_bytes = folder / ref.name, hashlib.sha256(), ref.size_bytes
@@ -134,7 +134,7 @@ def write_files(bundle: Bundle, chunks: Iterator[bytes], folder: Path, *, mode: 
                 sha256.update(block)
                 missing_bytes -= len(block)
         if f"sha256:{sha256.hexdigest()}" != ref.digest:
-            raise ArtifactError(f"{ref.name}: has another digest than its bundle says; was it changed?")
+            raise ArtifactError(f"{ref.name}: has another digest than in its bundle; was it changed?")
         path.chmod(mode)
 
 
@@ -156,35 +156,36 @@ def _chunks(sources: Iterable[Path | bytes]) -> Iterator[bytes]:
 
 
 Outcome = Literal["done", "known", "none", "missing", "failed"]
-"""How a request ends.
+"""Outcome of a request.
 
-| done    | the stage is done; `Answer.bundle` lists what it wrote, and its chunks can be had           |
-| known   | the client holds it already: `Answer.name` is one of `Request.known`                        |
-| none    | there is nothing to do, as for a graph that stays in float; or it is not done (`look`)         |
-| missing | nobody has the chunks of `Answer.missing`: the client uploads them, and asks again          |
-| failed  | the stage failed: `Answer.error`, where `OUTPUT` and `RECIPE` stand for the worker's folders |
+| done    | the stage is finished: `Answer.bundle` lists its files, and their chunks are available       |
+| known   | the client already has the stage: `Answer.name` is in `Request.known`                        |
+| none    | no work, e.g. a graph that remains in floating point; for `look` also: not finished          |
+| missing | chunks of the bundles `Answer.missing` are unavailable: the client uploads them and repeats  |
+| failed  | the stage failed: `Answer.error`, with `OUTPUT` and `RECIPE` for the worker's folders        |
 """
 
 OUTPUT, RECIPE = "<output>", "<recipe>"
-"""What stands in an error's words for the worker's folders: the client puts its own there."""
+"""Placeholders for the worker's folders in error texts; the client replaces them by its paths."""
 
 
 class StageKilled(Exception):
-    """The process that carried out a stage ended by itself or by force: Dask retries the task."""
+    """The process of a stage ended or was killed; Dask retries the task."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a worker is asked to do.
+    """A stage that a worker carries out or looks up.
 
     Attributes:
-        client: Dask's id of the client: chunks are kept for it, progress is told to it.
-        stage: A `pipeline.stages.stage.Stage` as JSON, whose files are named by their digests.
-        recipe: Digest of the bundle of the recipe and of all files that it reads.
-        inputs: Digest of a file of the stage to that of the bundle that it is the first file of.
-        store: URL of a store that carries the chunks; empty for Dask.
-        known: Names of the finished stages of this name that the client holds ("build-int8-3f9c…").
-        look: Only say whether it is done; `again`: carry it out even if it is done.
-        alone: Nothing else may run on the worker's machine meanwhile, as for a measurement.
+        client: Dask's id of the client, which owns the chunks and receives the progress.
+        stage: A `pipeline.stages.stage.Stage` as JSON, with digests in place of files.
+        recipe: Digest of the bundle of the recipe and its input files.
+        inputs: Digest of each input file to the digest of the bundle whose first file it is.
+        store: URL of the store that carries the chunks; empty for Dask.
+        known: The client's finished stages of this stage name, with the digests of their keys
+            ("build-int8-3f9c…").
+        look: Only look the stage up; `again`: carry the stage out even if it is finished.
+        alone: Run nothing else on the worker's machine meanwhile, as for a measurement.
     """
 
     client: str
@@ -200,11 +201,11 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a worker answers; `outcome` says how the request ended.
+    """A worker's answer to a `Request`.
 
-    `name` is that of the finished stage with the digest of its key, `bundle` what the stage wrote, the main
-    file first, `took` the `seconds` and `peak_bytes` of the process that did it, `missing` the digests of the
-    bundles that nobody has whole, and `error` that of "failed", `QCompileError.as_json()`.
+    `name` is the finished stage with the digest of its key, `bundle` its output files, the main file first,
+    `took` the `seconds` and `peak_bytes` of its process, `missing` the digests of unavailable bundles, and
+    `error` the `QCompileError.as_json()` of "failed".
     """
 
     outcome: Outcome
@@ -220,13 +221,13 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class MissingChunk(Exception):
-    """Nobody has a chunk: its worker was lost, or it was never uploaded."""
+    """A chunk is unavailable: its worker was lost, or it was never uploaded."""
 
 
 class ClientCarrier:
-    """Chunks as Dask values, seen from a client, which puts them on the worker of this address.
+    """Chunks as Dask values, for a client, which uploads them to the worker at one address.
 
-    `futures` takes what keeps the chunks that are put: workers forget a chunk with its future.
+    `futures` receives the futures of uploaded chunks: a worker drops a chunk when its future is released.
     """
 
     def __init__(self, client: Any, futures: MutableMapping[str, Any], worker: str = "") -> None:
@@ -244,7 +245,7 @@ class ClientCarrier:
 
 
 class StoreCarrier:
-    """Chunks as files below a URL of fsspec, named by their keys; they stay there for later runs.
+    """Chunks as files under a URL of fsspec, named by their keys; they remain for later runs.
 
     The URL is a folder that all machines mount, s3://BUCKET/PREFIX, ...
     """
@@ -270,7 +271,7 @@ class StoreCarrier:
                 raise MissingChunk(key) from error
 
     def put(self, key: str, chunk: bytes) -> None:
-        """Keep a chunk; a reader sees all of it or nothing."""
+        """Write a chunk atomically, unless the store has it."""
         path, temporary = f"{self._root}/{key}", f"{self._root}/{key}.{uuid.uuid4().hex}"
         with self._errors():
             if not self._files.exists(path):
@@ -286,7 +287,7 @@ class StoreCarrier:
 
 
 async def from_workers(key: str, scheduler: Any, rpc: Any) -> Any:
-    """Return a chunk of a worker that has it. Dask's `gather` asks the scheduler where that fails."""
+    """Return a chunk from a worker that has it; Dask's `gather` would fall back to the scheduler."""
     from distributed.utils_comm import gather_from_workers
 
     who_has = await scheduler.who_has(keys=[key])

@@ -1,4 +1,4 @@
-"""How this machine joins a Dask scheduler: as a client, or as a worker that carries out stages."""
+"""Join a Dask scheduler, as a client or as a worker that carries out stages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _CONNECT_S = 5.0
 _DEFAULTS = {
     "distributed": {
-        "comm": {"timeouts": {"connect": "10s"}},  # so long a worker that died is called
+        "comm": {"timeouts": {"connect": "10s"}},  # limit of the attempts to reach a dead worker
         "worker": {"profile": {"enabled": False}},  # stages run in other processes
     }
 }
@@ -46,42 +46,42 @@ def connect(
     told: Callable[[str], None] | None = None,
     **options: Unpack[ConnectKeywords],
 ) -> Iterator[ClusterExecutor]:
-    """Connect to a Dask scheduler: `qcompile.run(recipe, executor=...)` then has its workers do the stages.
+    """Connect to a Dask scheduler: `qcompile.run(recipe, executor=...)` then runs the stages on its workers.
 
     Args:
-        scheduler: Its address (tls://HOST:PORT), its file, "local" for processes on this machine, or a
-            `distributed.Client` or cluster, as dask-cuda, dask-jobqueue and dask-kubernetes make them.
-        spec: How it is spoken to.
-        store: Folder or URL of fsspec that this machine and all workers reach: it carries the files, in place
-            of Dask. Of "local", the folder of its worker; by default one that is removed at the end.
-        told: Of workers that are refused; by default a Python warning.
-        options: Fields of `ConnectionOptions` by name, in place of those of `spec`.
+        scheduler: An address (tls://HOST:PORT), a scheduler file, "local" for processes on this machine, or a
+            `distributed.Client` or cluster, e.g. of dask-cuda, dask-jobqueue or dask-kubernetes.
+        spec: TLS files and hosts without TLS.
+        store: Folder or URL of fsspec that this machine and all workers reach; it carries the files in place
+            of Dask. For "local", the folder of the worker, by default temporary.
+        told: Called with a message for each refused worker; by default a Python warning.
+        options: Fields of `ConnectionOptions` by name; they override those of `spec`.
 
     Yields:
-        The executor. When the block ends, what workers do for it is ended.
+        The executor. When the block ends, the workers stop their tasks for this client.
 
     Raises:
         EngineUnavailable: If Dask is not installed.
-        InvalidOption, MissingFile: If an option cannot be used.
-        ClusterError: If the scheduler cannot be reached or is refused, or no worker can be used.
+        InvalidOption, MissingFile: If an option is invalid.
+        ClusterError: If the scheduler is unreachable or refused, or if no worker is usable.
     """
     require_dask()
     spec = spec_from_call(ConnectionOptions, spec, options)
     url = str(store) if store else ""
     with contextlib.ExitStack() as stack:
         if not isinstance(scheduler, str):
-            client = stack.enter_context(_client_of(scheduler))
+            client = stack.enter_context(_user_client(scheduler))
         elif scheduler == LOCAL:
             folder = Path(store) if store else Path(stack.enter_context(temporary_folder("worker")))
             stack.enter_context(quiet_dask())
-            client = stack.enter_context(_local(folder.absolute()))
+            client = stack.enter_context(_local_client(folder.absolute()))
             url = str(folder.absolute() / "chunks")
         else:
             address = addresses.read_scheduler(scheduler)
             addresses.check_address(address, spec.insecure)
             stack.enter_context(quiet_dask())
             client = stack.enter_context(
-                _opened(address, addresses.security(spec.tls_ca, spec.tls_cert, spec.tls_key))
+                _remote_client(address, addresses.security(spec.tls_ca, spec.tls_cert, spec.tls_key))
             )
         executor = ClusterExecutor(client, Fleet(client, spec.insecure, told or warnings.warn), url)
         stack.callback(executor.close)
@@ -90,53 +90,53 @@ def connect(
 
 
 @contextlib.contextmanager
-def _opened(address: str, secured: Any) -> Iterator[Any]:
-    """A client of our own."""
+def _remote_client(address: str, tls_options: Any) -> Iterator[Any]:
+    """Yield a client that this module opens and closes."""
     from distributed import Client, Security
 
-    ours: Any = secured or Security()  # type: ignore[no-untyped-call]
-    if address.startswith(("tls:", "wss:")) and not (ours.tls_ca_file and ours.tls_client_cert):
+    tls: Any = tls_options or Security()  # type: ignore[no-untyped-call]
+    if address.startswith(("tls:", "wss:")) and not (tls.tls_ca_file and tls.tls_client_cert):
         hint = "give `tls_ca`, `tls_cert` and `tls_key`"
         raise addresses.scheduler_error(address, "speaks TLS; certificates are required", hint)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=r"\s*(Mismatched versions|$)")  # we compare ours
+            warnings.filterwarnings("ignore", message=r"\s*(Mismatched versions|$)")  # we check versions
             client = Client(  # type: ignore[no-untyped-call]
-                address, security=ours, timeout=_CONNECT_S, set_as_default=False, name="qcompile"
+                address, security=tls, timeout=_CONNECT_S, set_as_default=False, name="qcompile"
             )
     except (OSError, TimeoutError, ImportError, RuntimeError, ValueError) as error:
         reason = first_line(error)
         words = f"{reason} {first_line(error.__cause__) if error.__cause__ else ''}".lower()
-        hint = "start it with `dask scheduler`, or look at its address and at firewalls"
+        hint = "start it with `dask scheduler`, or check its address and firewalls"
         if any(word in words for word in ("certificate", "ssl", "tls")):
             hint = "give the certificates of this cluster: `tls_ca`, `tls_cert` and `tls_key`"
         raise addresses.scheduler_error(address, f"cannot be reached ({reason})", hint) from error
     try:
         yield client
     finally:
-        with contextlib.suppress(OSError, TimeoutError):  # the scheduler is gone
+        with contextlib.suppress(OSError, TimeoutError):  # the scheduler ended
             client.close(timeout=_CONNECT_S)  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def _local(folder: Path) -> Iterator[Any]:
-    """A client of a scheduler and one worker in this process, which open no port; stages have processes.
+def _local_client(folder: Path) -> Iterator[Any]:
+    """Yield a client of a scheduler and one worker in this process, without open ports.
 
-    The worker has half as many slots as there are cores.
+    Stages run in other processes. The worker has half as many slots as this machine has usable cores.
     """
     from distributed import Client, Scheduler, Security, SpecCluster, Worker
 
     from .plugin import StagePlugin
 
     def open_nothing(*_: Any, **__: Any) -> None:
-        """In place of the web server that Dask opens, dashboard or not."""
+        """Replace the web server that Dask opens even without a dashboard."""
 
     scheduler_class = type("PortlessScheduler", (Scheduler,), {"start_http_server": open_nothing})
     worker_class = type("PortlessWorker", (Worker,), {"start_http_server": open_nothing})
     cores = usable_cores()
     slots = max(1, cores // 2)
     plugins = (StagePlugin(folder, slots=slots, cores=cores),)
-    # It holds no files, so it needs no memory.
+    # Files are on disk, so Dask needs no memory limit.
     worker = {"memory_limit": 0, "local_directory": str(folder / "dask"), "plugins": plugins}
     folder.mkdir(parents=True, exist_ok=True)
     with (
@@ -153,7 +153,7 @@ def _local(folder: Path) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def quiet_dask() -> Iterator[None]:
-    """Keep what Dask logs off the terminal: what matters is told in our own words."""
+    """Silence the logs of Dask; our messages report the relevant events."""
     loggers = [logging.getLogger(name) for name in ("distributed", "tornado", "asyncio", "bokeh")]
     with contextlib.ExitStack() as levels:
         for logger in loggers:
@@ -163,8 +163,8 @@ def quiet_dask() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _client_of(scheduler: Any) -> Iterator[Any]:
-    """The client that a user gives, which stays open; or one of the cluster that he gives."""
+def _user_client(scheduler: Any) -> Iterator[Any]:
+    """Yield the user's client, which stays open, or a temporary client of the user's cluster."""
     from distributed import Client
     from distributed.deploy.cluster import Cluster
 
@@ -182,38 +182,38 @@ def _client_of(scheduler: Any) -> Iterator[Any]:
 
 
 def require_dask() -> None:
-    """Import Dask, with defaults of our own."""
+    """Import Dask and set our defaults."""
     problem = "a cluster needs Dask's distributed, which cannot be imported"
-    import_package("distributed", problem, extra="cluster", engine="cluster")  # which declares its defaults
+    import_package("distributed", problem, extra="cluster", engine="cluster")  # registers Dask's defaults
     import dask
 
     dask.config.update_defaults(_DEFAULTS)
 
 
 JOIN_S = 300.0
-"""How long a scheduler may be away, at the start and after it was lost."""
-_LEAST_BYTES = 2 << 30
-_ENDED = ("scheduler-remove-worker", "scheduler-close-worker", "worker-close", "worker-close-gracefully")
-"""Reasons of Dask's with which a worker is told to end; with others the scheduler was lost."""
-_Announced = Callable[[Facts], None]
-_Told = Callable[[str], None]
+"""Time to wait for an unreachable scheduler, at the start and after a lost connection."""
+_MIN_BYTES = 2 << 30
+_ENDINGS = ("scheduler-remove-worker", "scheduler-close-worker", "worker-close", "worker-close-gracefully")
+"""Dask's reasons that end a worker; any other reason means that the scheduler was lost."""
+_OnFacts = Callable[[Facts], None]
+_OnMessage = Callable[[str], None]
 
 
-def serve(options: WorkerCommand, *, announced: _Announced, told: _Told) -> None:
-    """Carry out stages until the process is ended by a signal, or the scheduler says so.
+def serve(options: WorkerCommand, *, announced: _OnFacts, told: _OnMessage) -> None:
+    """Carry out stages until a signal or the scheduler ends the process.
 
-    A scheduler that is away, of which `told` hears, is tried again for five minutes; `announced` hears what
-    the worker announces, each time that it has joined. The process's children end with it.
+    An unreachable scheduler is retried for `JOIN_S`, five minutes; `told` receives a message per connection
+    attempt, and `announced` the worker's resources after each join. Child processes end with this process.
     """
     address = addresses.read_scheduler(options.scheduler)
     addresses.check_address(address, options.insecure)
     parse_resources(options.resources)
     require_dask()
-    logging.getLogger("distributed").setLevel(logging.ERROR)  # the command line tells the rest
+    logging.getLogger("distributed").setLevel(logging.ERROR)  # the command line reports the other events
     asyncio.run(_serve(options, address, announced, told))
 
 
-async def _serve(options: WorkerCommand, address: str, announced: _Announced, told: _Told) -> None:
+async def _serve(options: WorkerCommand, address: str, announced: _OnFacts, told: _OnMessage) -> None:
     from .plugin import SERVICES
 
     lost = True
@@ -224,23 +224,23 @@ async def _serve(options: WorkerCommand, address: str, announced: _Announced, to
             await worker
             announced(SERVICES[worker].facts)  # its plugin has started
             await worker.finished()
-            lost = worker.reason not in ("", *_ENDED)
+            lost = worker.reason not in ("", *_ENDINGS)
         except Exception as error:
-            raise _problem(error, address, str(worker.name)) from error
+            raise _join_error(error, address, str(worker.name)) from error
         finally:
             with contextlib.suppress(Exception):
                 await worker.close(timeout=5, executor_wait=False)
 
 
-def _problem(error: Exception, address: str, name: str) -> QCompileError:
-    """What kept a worker from joining; Dask wraps what its plugins raise."""
+def _join_error(error: Exception, address: str, name: str) -> QCompileError:
+    """Return the reason why a worker cannot join, from the chain of errors: Dask wraps errors of plugins."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, QCompileError):
             return cause
         last, cause = cause, cause.__cause__
     problem = f"worker {name!r} cannot join ({first_line(last)})"
-    hint = "give it another `name` where that one is taken"
+    hint = "give it another `name` if that name is taken"
     if isinstance(error, TimeoutError):
         problem = f"has not answered for {JOIN_S:.0f} s ({first_line(last)})"
         hint = "start it with `dask scheduler`, and give its address"
@@ -253,7 +253,7 @@ def _worker(options: WorkerCommand, address: str) -> Any:
     from .plugin import StagePlugin
 
     class ReasonedWorker(Worker):
-        """A worker that remembers why it ended; the first reason counts."""
+        """A worker that records the first reason of its end."""
 
         reason = ""
 
@@ -278,18 +278,18 @@ def _worker(options: WorkerCommand, address: str) -> Any:
         name=options.name or platform.node() or "worker",
         security=tls or Security(require_encryption=False),  # type: ignore[no-untyped-call]
         plugins=(plugin,),
-        memory_limit=max(_LEAST_BYTES, (machine_bytes() or 0) // 4),  # of files: Dask spills what is more
+        memory_limit=max(_MIN_BYTES, (machine_bytes() or 0) // 4),  # Dask spills more chunks to disk
         dashboard=False,
-        dashboard_address="127.0.0.1:0",  # HTTP, which others need not see
+        dashboard_address="127.0.0.1:0",  # unencrypted HTTP, hidden from other hosts
         death_timeout=JOIN_S,
         local_directory=str(folder / "dask"),
-        # Without TLS it listens where its scheduler is reached: at loopback, no other machine gets in.
+        # Without TLS, a worker of a loopback scheduler also listens on loopback only.
         host="127.0.0.1" if protocol == "tcp" and addresses.is_this_machine(host) else None,
     )
 
 
 def parse_resources(texts: tuple[str, ...]) -> dict[str, float]:
-    """Return what a user announces: "rack-7=1" as a name and a quantity."""
+    """Return the user's resources by name: "rack-7=1" is {"rack-7": 1.0}."""
     quantities: dict[str, float] = {}
     for text in texts:
         name, equals, number = text.partition("=")

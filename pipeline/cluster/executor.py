@@ -1,9 +1,9 @@
-"""Stages carried out by the workers of a Dask scheduler.
+"""Carry out stages on the workers of a Dask scheduler.
 
 The client submits a stage as one task that names its files by digest. The worker computes the key, which
-holds what the worker has, and looks whether the client or it has done the stage before. What a worker cannot
-get from others, the client uploads, straight to the worker; what a stage writes, the client downloads from
-its worker into the store of the run. So the client can upload again whatever is lost with a worker.
+depends on the worker's tools and hardware, and looks the stage up in the client's list and in its store. The
+client uploads files that no other worker has, directly to the worker, and downloads the stage's output into
+the store of the run. The client can therefore upload again any file that is lost with a worker.
 """
 
 from __future__ import annotations
@@ -34,50 +34,50 @@ from . import addresses, bundle, resources
 
 _ATTEMPTS = 20
 _RETRIES = 2
-"""Times that Dask tries a stage again whose process was killed."""
-_AT_A_TIME = 64
+"""How often Dask retries a stage whose process was killed."""
+_MAX_PARALLEL = 64
 _REJOIN_S = 15.0
-_LOOK_S = 1.0
-_AGAIN = "what was finished is kept: run again to go on"
+_POLL_S = 1.0
+_RERUN = "finished stages are kept: run again to continue"
 
 
-class _Lost(Exception):
-    """The workers that a stage could go to are gone, or what they made went with them."""
+class _WorkersLost(Exception):
+    """All workers that could carry out a stage are gone, or its output was lost with its worker."""
 
 
 class Fleet:
-    """The workers of a scheduler, those that join later, too.
+    """The workers of a scheduler, including those that join later.
 
-    `insecure` are hosts that the user named as spoken to without TLS; `told` hears of every worker that is
-    refused, and `refused` is address to why a worker is not used.
+    `insecure` are the hosts that the user allows without TLS. `told` receives a message for each refused
+    worker. `refused` maps the address of each worker to the reason why it is not used, or to "".
     """
 
     def __init__(self, client: Any, insecure: Sequence[str], told: Callable[[str], None]) -> None:
-        self.client, self.insecure, self._told = client, insecure, told
+        self.client, self.insecure, self._on_refused = client, insecure, told
         self.refused: dict[str, str] = {}
         self._ready: list[resources.Facts] = []
         self._lock = threading.Lock()
-        self._looked_s = -_LOOK_S
+        self._refreshed_s = -_POLL_S
         self._has_plugin = False
 
     def ready(self, *, now: bool = False) -> list[resources.Facts]:
-        """Return the workers that may be asked; looks who is there at most once a second, unless `now`."""
+        """Return the usable workers; refresh the list at most once a second, unless `now`."""
         with self._lock:
-            if now or not self._ready or time.monotonic() - self._looked_s > _LOOK_S:
-                workers = self._announced()
+            if now or not self._ready or time.monotonic() - self._refreshed_s > _POLL_S:
+                workers = self._list_workers()
                 if not self._has_plugin and any("slots" not in facts.resources for facts in workers):
-                    self._register()
-                    workers = self._announced()
-                self.refused = {facts.address: self._why_not(facts) for facts in workers}
-                # A task that needs resources waits for ever where its worker announces them later.
+                    self._register_plugin()
+                    workers = self._list_workers()
+                self.refused = {facts.address: self._why_refused(facts) for facts in workers}
+                # Dask never starts a task whose worker announces the required resources after its submission.
                 self._ready = [
                     facts for facts in workers
                     if "slots" in facts.resources and not self.refused.get(facts.address)
                 ]  # fmt: skip
-                self._looked_s = time.monotonic()
+                self._refreshed_s = time.monotonic()
             return list(self._ready)
 
-    def _why_not(self, facts: resources.Facts) -> str:
+    def _why_refused(self, facts: resources.Facts) -> str:
         if facts.address in self.refused:
             return self.refused[facts.address]
         reason = resources.why_refused(facts)
@@ -86,10 +86,10 @@ class Fleet:
         except ClusterError as error:
             reason = error.message + (f" ({error.hint})" if error.hint else "")
         if reason:
-            self._told(f"{reason}: it is not used")
+            self._on_refused(f"{reason}: it is not used")
         return reason
 
-    def _announced(self) -> list[resources.Facts]:
+    def _list_workers(self) -> list[resources.Facts]:
         try:
             identity = self.client.sync(self.client.scheduler.identity, n_workers=-1, callback_timeout=30)
         except (OSError, TimeoutError) as error:
@@ -100,13 +100,13 @@ class Fleet:
             if about.get("status", "running") == "running"
         ]
 
-    def _register(self) -> None:
-        """Make workers that other tools have started take stages, those that join later, too."""
+    def _register_plugin(self) -> None:
+        """Install the plugin on workers that other tools started or will start."""
         from .plugin import NAME, StagePlugin
 
         try:
             self.client.register_plugin(StagePlugin(), name=NAME)
-        except Exception as error:  # whatever its setup raises there
+        except Exception as error:  # any error of the plugin's setup on a worker
             address = self.client.scheduler.address
             problem = f"a worker cannot take stages ({first_line(error)})"
             hint = "install the client's version of qcompile on all workers"
@@ -115,16 +115,16 @@ class Fleet:
 
 
 def lost_scheduler(client: Any, error: BaseException | None = None) -> ClusterError:
-    """Return the error of a scheduler that does not answer any more."""
+    """Return the error for a scheduler that no longer answers."""
     address = getattr(getattr(client, "scheduler", None), "address", "") or "the scheduler"
     reason = f" ({first_line(error)})" if error is not None and str(error) else ""
-    hint = "what was finished is kept: start the scheduler and its workers, and run again to go on"
+    hint = "finished stages are kept: start the scheduler and its workers, and run again to continue"
     return addresses.scheduler_error(address, f"the connection is lost{reason}", hint)
 
 
 @dataclass
 class _Run:
-    """One run: its recipe, its bundles by digest, the digest of each file's, and chunks that workers hold."""
+    """One run: its recipe, bundles by digest, bundle digests by file, and futures of uploaded chunks."""
 
     recipe: Recipe
     digest: str = ""
@@ -133,16 +133,16 @@ class _Run:
     futures: dict[str, Any] = field(default_factory=dict)
 
     def note(self, path: Path, contents: bundle.LocalBundle) -> str:
-        """Remember which bundle a file is the first one of."""
+        """Record the bundle that begins with the file `path`, and return the bundle's digest."""
         digest = contents.bundle.digest()
         self.bundles[digest], self.of_path[path] = contents, digest
         return digest
 
 
 class ClusterExecutor:
-    """Carries out stages on workers; several runs may use it at a time, each from threads of its own.
+    """Carries out stages on workers, for one or several runs at a time, each in separate threads.
 
-    `store` is the URL of a store that carries the files, empty for Dask.
+    `store` is the URL of a store that carries the files; empty for Dask.
     """
 
     def __init__(self, client: Any, fleet: Fleet, store: str = "") -> None:
@@ -152,12 +152,12 @@ class ClusterExecutor:
         self._runs: weakref.WeakKeyDictionary[Store, _Run] = weakref.WeakKeyDictionary()
         self._lock, self._uploading = threading.Lock(), threading.Lock()
         self._progress: dict[tuple[str, str], Progress] = {}
-        client.subscribe_topic(f"qcompile-{client.id}", self._hear)
+        client.subscribe_topic(f"qcompile-{client.id}", self._on_event)
 
     @property
     def parallel(self) -> int:
         slots = sum(int(facts.resources["slots"]) for facts in self.fleet.ready())
-        return max(1, min(slots, _AT_A_TIME))
+        return max(1, min(slots, _MAX_PARALLEL))
 
     @property
     def kinds(self) -> Sequence[str]:
@@ -166,7 +166,7 @@ class ClusterExecutor:
 
     @property
     def shards(self) -> int:
-        """Parts of a calibration: one for each worker that calibrates."""
+        """Parts of a calibration: one per worker with ONNX Runtime."""
         return max(1, sum("onnxruntime" in facts.resources for facts in self.fleet.ready()))
 
     def do(
@@ -193,9 +193,9 @@ class ClusterExecutor:
                 error = kind(failure["message"], hint=failure["hint"])
                 error.data = {**failure["data"], "worker": answer.worker}
                 raise error
-            with contextlib.suppress(_Lost):
-                return self._stored(run, stage, store, answer, again)
-        raise _gave_up(stage)
+            with contextlib.suppress(_WorkersLost):
+                return self._fetch(run, stage, store, answer, again)
+        raise _attempts_error(stage)
 
     def is_done(self, recipe: Recipe, stage: Stage, store: Store) -> bool:
         if not store.kept(stage.name):
@@ -207,14 +207,14 @@ class ClusterExecutor:
         self.stopped.set()
 
     def close(self) -> None:
-        """End what workers do for this client, and let them forget its files."""
+        """Stop this client's tasks on the workers and release its files."""
         self.cancel()
-        with contextlib.suppress(Exception):  # the scheduler is gone
+        with contextlib.suppress(Exception):  # the scheduler may be lost
             self._runs.clear()
             self.client.unsubscribe_topic(f"qcompile-{self.client.id}")
 
     def await_workers(self, seconds: float) -> list[resources.Facts]:
-        """Return the workers that may be asked, waiting as long as a restart takes."""
+        """Return the usable workers; wait up to `seconds` for the first, then raise `ClusterError`."""
         deadline_s = time.monotonic() + seconds
         while not self.stopped.is_set():
             if self.client.status in ("closed", "closing"):
@@ -226,22 +226,22 @@ class ClusterExecutor:
                 what = f"none of its workers can be used: {reasons}" if reasons else "it has no workers"
                 address = self.client.scheduler.address
                 raise addresses.scheduler_error(
-                    address, what, f"start workers with `qcompile worker`; {_AGAIN}"
+                    address, what, f"start workers with `qcompile worker`; {_RERUN}"
                 )
             self.stopped.wait(0.2)
-        raise ClusterError("the run was ended", hint=_AGAIN)
+        raise ClusterError("the run was ended", hint=_RERUN)
 
     def _answer(
         self, run: _Run, stage: Stage, store: Store, again: bool, progress: Progress, *, look: bool = False
     ) -> bundle.Answer:
-        """Ask workers until one has all files of a stage."""
+        """Submit a stage until a worker has all its files, and return the worker's answer."""
         digests = {
             role: {key: artifact.digest for key, artifact in getattr(stage, role).items()}
             for role in ("files", "parts", "built")
         }
         with self._lock:
             for artifact in stage.inputs():
-                if artifact.path not in run.of_path:  # ranges that the recipe names
+                if artifact.path not in run.of_path:  # the recipe's ranges file
                     run.note(artifact.path, bundle.bundle_beside(artifact.path))
         request = bundle.Request(
             client=self.client.id,
@@ -259,9 +259,9 @@ class ClusterExecutor:
         for _ in range(_ATTEMPTS):
             workers = self.await_workers(_REJOIN_S)
             needs = kind_of(stage).needs(run.recipe, stage)
-            home = self._home(run.recipe, workers) if needs.as_measured else None
+            home = self._measuring_worker(run.recipe, workers) if needs.as_measured else None
             try:
-                answer = self._submitted(request, *resources.place(run.recipe, stage, workers, home))
+                answer = self._submit(request, *resources.place(run.recipe, stage, workers, home))
                 if answer.outcome != "missing":
                     return answer
                 carrier = self._shared or bundle.ClientCarrier(self.client, run.futures, answer.address)
@@ -269,23 +269,21 @@ class ClusterExecutor:
                     for digest in answer.missing:
                         for key, chunk in run.bundles[digest].items():
                             carrier.put(key, chunk)
-            except (_Lost, bundle.MissingChunk):
+            except (_WorkersLost, bundle.MissingChunk):
                 self.fleet.ready(now=True)
-        raise _gave_up(stage)
+        raise _attempts_error(stage)
 
-    def _home(self, recipe: Recipe, workers: Sequence[resources.Facts]) -> resources.Facts | None:
-        """Return the worker that will measure a recipe's artifacts; None where nothing is measured."""
+    def _measuring_worker(self, recipe: Recipe, workers: Sequence[resources.Facts]) -> resources.Facts | None:
+        """Return the worker that will measure the recipe's artifacts; None without `[bench]`."""
         if recipe.bench is None:
             return None
-        # Engines are measured on machines of their own kinds: this is the one for the others.
+        # GPU-specific engines are measured on their GPUs; this worker measures the other artifacts.
         built = {artifact.name: Made(Path(), "") for artifact in recipe.artifact}
         stage = Stage(kind="bench", machine=kind_of_others(recipe, self.kinds), built=built)
         (address, *_), _ = resources.place(recipe, stage, workers)
         return next(facts for facts in workers if facts.address == address)
 
-    def _submitted(
-        self, request: bundle.Request, workers: list[str], needs: dict[str, float]
-    ) -> bundle.Answer:
+    def _submit(self, request: bundle.Request, workers: list[str], needs: dict[str, float]) -> bundle.Answer:
         def qcompile_stage(request: bytes) -> bytes:  # sent by value: the scheduler needs no qcompile
             from qcompile.pipeline.cluster.plugin import carry_out_request
 
@@ -303,13 +301,13 @@ class ClusterExecutor:
         over = threading.Event()
         try:
             future.add_done_callback(lambda _: over.set())
-            while not over.wait(_LOOK_S) and not future.done():
+            while not over.wait(_POLL_S) and not future.done():
                 addresses = {facts.address for facts in self.await_workers(_REJOIN_S)}
                 if addresses.isdisjoint(workers) and not future.done():
-                    raise _Lost
+                    raise _WorkersLost
             return self._result(future)
         except BaseException:
-            with contextlib.suppress(Exception):  # the scheduler may be gone: then so is the task
+            with contextlib.suppress(Exception):  # if the scheduler is lost, so is the task
                 future.cancel()
             raise
         finally:
@@ -322,35 +320,35 @@ class ClusterExecutor:
         try:
             return msgspec.json.decode(future.result(timeout=60), type=bundle.Answer)
         except (CommClosedError, TimeoutError, NoValidWorkerError) as error:
-            raise _Lost from error
+            raise _WorkersLost from error
         except CancelledError as error:
             if getattr(error, "reason", "") == "scheduler-connection-lost" or self.client.status != "running":
                 raise lost_scheduler(self.client) from error
-            raise _Lost from error
+            raise _WorkersLost from error
         except KilledWorker as error:
             number, last = error.allowed_failures + 1, error.last_worker.address
-            message = f"{number} workers ended while they did it; the last was {last}"
-            raise ClusterError(message, hint=f"see what ended them; {_AGAIN}", worker=last) from error
+            message = f"{number} workers ended during the stage; the last was {last}"
+            raise ClusterError(message, hint=f"see what ended them; {_RERUN}", worker=last) from error
         except bundle.StageKilled as error:
-            hint = f"the stage may crash a native library, or take more memory than there is; {_AGAIN}"
+            hint = f"the stage may crash a native library or exceed the memory; {_RERUN}"
             raise ClusterError(f"{error} ({_RETRIES + 1} times)", hint=hint) from error
-        except Exception as error:  # of Dask, or of a worker whose qcompile is another one
+        except Exception as error:  # from Dask, or from a worker with another qcompile
             message = f"a worker failed: {type(error).__name__}: {first_line(error)}"
-            raise ClusterError(message, hint=f"see the worker's log; {_AGAIN}") from error
+            raise ClusterError(message, hint=f"see the worker's log; {_RERUN}") from error
 
-    def _stored(self, run: _Run, stage: Stage, store: Store, answer: bundle.Answer, again: bool) -> Done:
-        """The files of a stage in the store of the run."""
+    def _fetch(self, run: _Run, stage: Stage, store: Store, answer: bundle.Answer, again: bool) -> Done:
+        """Return the files of a finished stage in the run's store; download them if necessary."""
         from distributed import Future
 
         main, publish = str(answer.key.get("file", "")), is_published(stage)
         if answer.bundle is None:
             stored = store.take(answer.name, publish=publish)
-            if stored is None:  # changed within the moment
-                raise _Lost
-            return Done(_noted(run, stored, main), True)
+            if stored is None:  # removed or changed since the request
+                raise _WorkersLost
+            return Done(_note_output(run, stored, main), True)
         contents, carrier = answer.bundle, self._shared or bundle.ClientCarrier(self.client, run.futures)
         keys = contents.keys()
-        if self._shared is None:  # what keeps the chunks that the worker put for this client
+        if self._shared is None:  # these futures hold the chunks that the worker stored for this client
             run.futures.update({key: Future(key, self.client) for key in keys})
 
         def download(folder: Path) -> None:
@@ -361,8 +359,8 @@ class ClusterExecutor:
                 stage.name, answer.key, download, again=again, publish=publish, took=answer.took
             )
         except (bundle.MissingChunk, ArtifactError) as error:  # its worker is lost, or a chunk is damaged
-            raise _Lost from error
-        return Done(_noted(run, stored, main), answer.was_done, answer.worker)
+            raise _WorkersLost from error
+        return Done(_note_output(run, stored, main), answer.was_done, answer.worker)
 
     def _run_of(self, recipe: Recipe, store: Store) -> _Run:
         with self._lock:
@@ -371,7 +369,7 @@ class ClusterExecutor:
             return run
         facts: resources.Facts | None = None
         with contextlib.suppress(EngineUnavailable):
-            facts = self._home(recipe, self.await_workers(_REJOIN_S))
+            facts = self._measuring_worker(recipe, self.await_workers(_REJOIN_S))
         isa = (resources.isa_announced(facts) if facts else None) or isa_here()
         recipe = replace(recipe, artifact=tuple(with_isa(artifact, isa) for artifact in recipe.artifact))
         run = _Run(recipe)
@@ -379,17 +377,17 @@ class ClusterExecutor:
         with self._lock:
             return self._runs.setdefault(store, run)
 
-    def _hear(self, event: tuple[float, Mapping[str, Any]]) -> None:
+    def _on_event(self, event: tuple[float, Mapping[str, Any]]) -> None:
         recipe, name = event[1]["stage"]
         progress = self._progress.get((recipe, name), silent)
         progress(f"{event[1]['text']} (worker {event[1]['name']})", event[1]["done"], event[1]["total"])
 
 
-def _noted(run: _Run, stored: Stored, main: str) -> Made:
+def _note_output(run: _Run, stored: Stored, main: str) -> Made:
     path = stored.folder / main
     run.note(path, bundle.bundle_of_stage(stored.folder, main, stored.files))
     return Made(path, stored.files[main])
 
 
-def _gave_up(stage: Stage) -> ClusterError:
-    return ClusterError(f"{stage.name}: {_ATTEMPTS} attempts failed: workers were lost", hint=_AGAIN)
+def _attempts_error(stage: Stage) -> ClusterError:
+    return ClusterError(f"{stage.name}: {_ATTEMPTS} attempts failed: workers were lost", hint=_RERUN)

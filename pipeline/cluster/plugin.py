@@ -1,12 +1,12 @@
-"""What runs on a Dask worker: the plugin that makes it take stages, and the one task that a client submits.
+"""The worker side of a cluster: a Dask plugin that prepares workers, and the task that a client submits.
 
-A task is a `Request` as JSON in, an `Answer` as JSON out, on a thread of the worker: the files are brought, a
-measurement waits until it is alone on its machine, and a process of its own does the work.
+A task converts a `Request` to an `Answer`, both JSON, on a thread of the worker. It transfers the files and runs
+the stage in a separate process. A measurement first waits until nothing else runs on its machine.
 
-STORE/lock                            held while the worker runs: two workers never share a folder
-     /bundles/3f9c…/index.json, files files that arrived
-     /stages/build-int8-3f9c…         finished stages, of all recipes
-     /published/8a1b…                 what the stages of a recipe publish
+STORE/lock                            locked while the worker runs: two workers never share a folder
+     /bundles/3f9c…/index.json, files received files
+     /stages/build-int8-3f9c…         finished stages of all recipes
+     /published/8a1b…                 the published files of a recipe's stages
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from .resources import Facts
 from .stage_work import BUNDLES, FILES, INDEX, PUBLISHED, STAGES
 
 NAME = "qcompile"
-_LOOK_S = 0.1
-_WANTED = ("executing", "long-running", "resumed")
-"""States of a Dask task whose result somebody waits for."""
+_POLL_S = 0.1
+_ACTIVE = ("executing", "long-running", "resumed")
+"""States of a Dask task whose result a client needs."""
 _ENDING = ("closing", "closed", "failed", "stopping", "stopped")
 _LEASES = 16
-"""Stages of one machine at a time, of all its workers; a measurement takes all of these leases."""
+"""Concurrent stages of all workers of a machine; a measurement takes all of these leases."""
 _WAIT_S = 1.0
-_TELL_EVERY_S = 0.5
+_REPORT_EVERY_S = 0.5
 _Check = Callable[[], None]
 
 
 class Cancelled(Exception):
-    """The request is not wanted any more."""
+    """The client no longer needs the result of a request."""
 
 
 class Service:
-    """What a worker keeps between requests, in a folder that no other worker uses."""
+    """State of a worker between requests, in a folder that no other worker uses."""
 
     facts: Facts
 
@@ -69,33 +69,33 @@ class Service:
         except (OSError, InvalidOption) as error:
             raise InvalidOption(
                 f"`store` {folder}: cannot be used, or another worker uses it ({first_line(error)})",
-                hint="give each worker a `store` of its own",
+                hint="give each worker a separate `store`",
                 option="store",
             ) from error
         Store(folder, folder=folder / STAGES).forget_old()
         oldest = time.time() - KEPT_DAYS * 86400
         for name in (STAGES, PUBLISHED, BUNDLES):
-            remove_stale(folder / name)  # which killed processes left
+            remove_stale(folder / name)  # of killed processes
             for unused in (folder / name).glob("[0-9a-f]" * 64):
                 if unused.stat().st_mtime < oldest:
                     shutil.rmtree(unused, ignore_errors=True)
         self.slots, self.cores = slots, cores or min(worker.state.nthreads, usable_cores())
-        self._arriving = threading.Lock()
+        self._mutex = threading.Lock()
         self._semaphores: dict[str, Semaphore] = {}
 
     def check(self, key: str) -> None:
-        """Look whether a task is still wanted."""
+        """Raise `Cancelled` if the task is no longer needed."""
         task = self.worker.state.tasks.get(key)
-        if self.worker.status.name in _ENDING or task is None or task.state not in _WANTED:
+        if self.worker.status.name in _ENDING or task is None or task.state not in _ACTIVE:
             raise Cancelled
 
     def on_loop(self, coroutine: Coroutine[Any, Any, Any], check: Callable[[], None]) -> Any:
-        """Carry out a coroutine on the worker's loop, from a thread; what `check` raises ends it."""
+        """Run a coroutine on the worker's loop, from a thread; an exception of `check` cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self.worker.loop.asyncio_loop)
         try:
             while True:
                 with contextlib.suppress(StillRunning):
-                    return future.result(_LOOK_S)
+                    return future.result(_POLL_S)
                 if future.done():  # the coroutine itself ran out of time
                     return future.result()
                 check()
@@ -103,16 +103,16 @@ class Service:
             future.cancel()
 
     def semaphore(self, name: str, leases: int) -> Any:
-        """Return a Dask semaphore that all workers of this machine share, the same one for each name."""
-        with self._arriving:
-            if name not in self._semaphores:  # each has a timer of its own, which nothing stops
+        """Return the Dask semaphore of this name that all workers of this machine share."""
+        with self._mutex:
+            if name not in self._semaphores:  # a new object would start another timer, which never stops
                 host = self.facts.value("host", "=")
                 self._semaphores[name] = Semaphore(leases, name=f"qcompile-{host}-{name}")  # type: ignore[no-untyped-call]
             return self._semaphores[name]
 
     def bring(self, digest: str, carrier: WorkerCarrier | bundle.StoreCarrier) -> None:
-        """Have the files of a bundle here; those that are here and have their sizes stay."""
-        with self._arriving:
+        """Write the files of a bundle, unless they already exist with the right sizes."""
+        with self._mutex:
             final = self.folder / BUNDLES / digest
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 contents = msgspec.json.decode((final / INDEX).read_bytes(), type=bundle.Bundle)
@@ -121,7 +121,7 @@ class Service:
                     (final / FILES / ref.name).lstat().st_size == ref.size_bytes for ref in contents.files
                 ):
                     return
-            shutil.rmtree(final, ignore_errors=True)  # what is left of another one
+            shutil.rmtree(final, ignore_errors=True)  # an incomplete bundle
             contents = bundle.read_index(carrier.get(f"qcompile-{digest}"), digest)
             with held_folder(self.folder / BUNDLES) as folder:
                 chunks = (carrier.get(key) for key in contents.keys()[1:])
@@ -131,7 +131,7 @@ class Service:
 
 
 class WorkerCarrier:
-    """Chunks as Dask values, seen from a worker's service; they are kept for the client of this id."""
+    """Chunks as Dask values, for a worker; Dask stores them on behalf of one client."""
 
     def __init__(self, service: Service, client: str, check: Callable[[], None]) -> None:
         self._service, self._client, self._check = service, client, check
@@ -147,8 +147,8 @@ class WorkerCarrier:
 
     def put(self, key: str, chunk: bytes) -> None:
         async def put() -> None:
-            # What `Client.scatter` does within a task, in the name of the client that asked for the stage:
-            # the scheduler lets the chunk go when that client does.
+            # As `Client.scatter` within a task, but on behalf of the client that submitted the stage: the
+            # scheduler releases the chunk with that client.
             self._worker.update_data(data={key: chunk})
             await self._worker.scheduler.update_data(
                 who_has={key: [self._worker.address]}, nbytes={key: len(chunk)}, client=self._client
@@ -158,14 +158,14 @@ class WorkerCarrier:
 
 
 SERVICES: WeakKeyDictionary[Any, Service] = WeakKeyDictionary()
-"""Dask worker to what carries out its stages."""
+"""Dask worker to its service."""
 
 
 def carry_out_request(text: bytes) -> bytes:
     """Carry out a `Request` on the worker that this thread belongs to, and return its `Answer`."""
     worker = get_worker()
     service = SERVICES.get(worker)
-    assert service is not None, "it has announced what it has"
+    assert service is not None, "a worker announces its resources after its service has started"
     request, task = msgspec.json.decode(text, type=bundle.Request), str(worker.get_current_task())
     answer = _carry_out(service, request, lambda: service.check(task))
     answer = msgspec.structs.replace(answer, worker=str(worker.name), address=worker.address)
@@ -173,9 +173,9 @@ def carry_out_request(text: bytes) -> bytes:
 
 
 def _carry_out(service: Service, request: bundle.Request, check: _Check) -> bundle.Answer:
-    def tell(text: str, done: int = 0, total: int | None = None, /) -> None:
+    def progress(text: str, done: int = 0, total: int | None = None, /) -> None:
         event = {"stage": [request.recipe, request.name], "text": text, "done": done, "total": total}
-        with contextlib.suppress(Exception):  # the connection is closing: nobody listens
+        with contextlib.suppress(Exception):  # the connection is closing
             service.worker.log_event(f"qcompile-{request.client}", {**event, "name": service.name})
 
     try:
@@ -192,15 +192,15 @@ def _carry_out(service: Service, request: bundle.Request, check: _Check) -> bund
             return bundle.Answer("missing", missing=tuple(missing))
         question = {"request": msgspec.to_builtins(request), "folder": str(service.folder)}
         answer = bundle.Answer("none")
-        if request.look or (request.alone and request.known):  # known without waiting for all others
+        if request.look or (request.alone and request.known):  # skips the wait for a measurement's turn
             answer = msgspec.convert(
-                _in_process(service, {"do": "find", **question}, check, tell), bundle.Answer
+                _in_process(service, {"do": "find", **question}, check, progress), bundle.Answer
             )
         if answer.outcome == "none" and not request.look:
-            with _machine_turn(service, request.alone, check, tell):
+            with _machine_leases(service, request.alone, check, progress):
                 cores = service.cores if request.alone else max(1, service.cores // service.slots)
-                done = _in_process(service, {"do": "carry_out", **question}, check, tell, cores=cores)
-                answer = msgspec.convert(done, bundle.Answer)
+                result = _in_process(service, {"do": "carry_out", **question}, check, progress, cores=cores)
+                answer = msgspec.convert(result, bundle.Answer)
         if answer.bundle is not None:
             main, folder = answer.bundle.files[0].name, service.folder / STAGES / answer.name
             digests = {ref.name: ref.digest for ref in answer.bundle.files}
@@ -217,11 +217,11 @@ def _carry_out(service: Service, request: bundle.Request, check: _Check) -> bund
 
 
 @contextlib.contextmanager
-def _machine_turn(service: Service, alone: bool, check: _Check, progress: Progress) -> Iterator[None]:
-    """Hold one lease of a machine's Dask semaphore, or all of them, so that nothing runs beside.
+def _machine_leases(service: Service, alone: bool, check: _Check, progress: Progress) -> Iterator[None]:
+    """Hold one lease of the machine's semaphore, or all leases so that nothing else runs.
 
-    One at a time collects all leases, so that two measurements never hold half of them each. A worker that
-    is killed holds its leases until Dask lets them run out, 30 s later.
+    A second semaphore lets only one measurement collect leases, so that two measurements do not block each
+    other with half of the leases each. Dask releases the leases of a killed worker after 30 s.
     """
     stages, gate = service.semaphore("stages", _LEASES), service.semaphore("measurement", 1)
     with contextlib.ExitStack() as leases:
@@ -234,22 +234,22 @@ def _machine_turn(service: Service, alone: bool, check: _Check, progress: Progre
 
 
 def _in_process(
-    service: Service, question: dict[str, Any], check: _Check, tell: Progress, *, cores: int = 0
+    service: Service, question: dict[str, Any], check: _Check, progress: Progress, *, cores: int = 0
 ) -> Any:
-    """Have `stage_work` answer a question."""
+    """Return the answer of `stage_work`, run in a new process, to a question."""
     cores, last_s = cores or service.cores, 0.0
     variables: dict[str, str | None] = {}
     if service.worker.nanny is not None:  # Dask's nanny limits libraries to one thread
         variables = dict.fromkeys(thread_variables(1))
-    # Bytecode beside a recipe's code would be a file of the recipe that nobody sent.
+    # Bytecode beside a recipe's code would be an extra file of the bundle.
     variables |= {"PYTHONDONTWRITEBYTECODE": "1", CORES: str(cores)}
     variables |= thread_variables(cores) if cores < usable_cores() else {}
 
     def on_progress(text: str, done: int = 0, total: int | None = None) -> None:
         nonlocal last_s
-        if time.monotonic() - last_s > _TELL_EVERY_S:
+        if time.monotonic() - last_s > _REPORT_EVERY_S:
             last_s = time.monotonic()
-            tell(text, done, total)
+            progress(text, done, total)
 
     with Worker(
         "a stage",
@@ -261,7 +261,7 @@ def _in_process(
         try:
             return worker.ask(**question, check=check, on_progress=on_progress)["answer"]
         except WorkerError as error:
-            ended = f"the process of a stage ended ({worker.cause()}); it said: {worker.last_output()}"
+            ended = f"the process of a stage ended ({worker.cause()}); its output: {worker.last_output()}"
             raise bundle.StageKilled(f"worker {service.name}: {ended}") from error
 
 
@@ -272,11 +272,11 @@ class StagePlugin(WorkerPlugin):
     """Carries out stages on a worker: `client.register_plugin(StagePlugin())`, or `qcompile.connect`.
 
     Args:
-        store: Folder that keeps files and finished stages. Without one a folder in the worker's own,
-            which Dask removes when the worker ends. `{name}` stands for the worker's name.
-        slots: Stages at a time. One on workers of other tools, whatever their number of threads.
-        cores: That the stages may use; 0 means as many as the worker has threads.
-        resources: Announced besides what is found.
+        store: Folder for files and finished stages; `{name}` stands for the worker's name. By default in the
+            worker's local directory, which Dask removes when the worker ends.
+        slots: Concurrent stages; 1 for workers that other tools start, whatever their number of threads.
+        cores: Cores for the stages; 0 means the worker's threads, at most the usable cores.
+        resources: Additional resources to announce.
     """
 
     name = NAME
@@ -293,7 +293,7 @@ class StagePlugin(WorkerPlugin):
         self.store, self.slots, self.cores, self.resources = str(store), slots, cores, dict(resources or {})
 
     async def setup(self, worker: Any) -> None:
-        """Start, unless another plugin has done so before."""
+        """Start the service, unless another plugin has started it."""
         async with _starting.setdefault(worker, asyncio.Lock()):
             if worker in SERVICES:
                 return
@@ -306,7 +306,7 @@ class StagePlugin(WorkerPlugin):
             resources = await asyncio.to_thread(_in_process, service, question, lambda: None, silent)
             resources = {**resources, "slots": float(self.slots), **self.resources}
             service.facts = Facts(str(worker.name), worker.contact_address or worker.address, resources)
-            if worker.status.name == "init":  # it registers with the scheduler next, and tells it these
+            if worker.status.name == "init":  # the registration that follows announces the resources
                 worker.state.total_resources.update(resources)
                 worker.state.available_resources.update(resources)
             else:
@@ -314,6 +314,6 @@ class StagePlugin(WorkerPlugin):
             SERVICES[worker] = service
 
     async def teardown(self, worker: Any) -> None:
-        """End with the worker; not where the plugin is replaced, or a client unregisters it."""
+        """Close the service if the worker ends, but not if the plugin is replaced or unregistered."""
         if worker.status.name in _ENDING and worker in SERVICES:
-            SERVICES.pop(worker).lock.close()  # another worker may have the folder
+            SERVICES.pop(worker).lock.close()  # releases the folder for another worker

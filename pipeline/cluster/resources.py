@@ -1,8 +1,8 @@
-"""What workers announce to Dask, who may take part in a run, and which of them a stage may go to.
+"""Resources that workers announce to Dask, checks of a worker's versions, and the placement of stages.
 
-The page on clusters has the table of resources; `host=3f9c…` is the machine, whose workers take turns for
-measurements. A stage takes one of each that it needs, and one of `slots`; a measurement takes all of them.
-`pipeline.stages.graph.KINDS` has a stage's needs: what a worker must have, and what it is better with.
+The cluster page of the documentation lists the resources; `host=3f9c…` identifies the machine, whose workers
+measure in turn. A stage takes one unit of each required resource and one of `slots`; a measurement takes all
+slots. `pipeline.stages.graph.KINDS` defines the required and preferred resources of each stage.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ..stages.graph import kind_of
 from ..stages.stage import Stage
 
 PLENTY = 1000.0
-"""What is announced of a capability that many stages may use at a time."""
+"""Announced quantity of a capability that many stages may use at a time."""
 MUST_MATCH = ("qcompile", "onnx", "onnxruntime", "onnxsim", "numpy", "torch", "onnxscript")
-"""Packages whose versions a worker and its client have in common: they decide what the files hold."""
-_SETS = {
+"""Packages that determine the contents of files: their versions must be equal on workers and client."""
+_CPU_FLAGS = {
     "cpu-avx2": ("avx2",),
     "cpu-avx512": ("avx512f",),
     "cpu-vnni": ("avx512_vnni", "avx_vnni"),
@@ -38,36 +38,36 @@ _SETS = {
     "cpu-i8mm": ("i8mm",),
     "cpu-sve": ("sve",),
 }
-"""Resource to the flags of /proc/cpuinfo of which one is enough."""
+"""Resource to flags of /proc/cpuinfo; one of the flags is sufficient."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a worker announces: `resources` are those of the module's table."""
+    """Name, address and announced resources of a worker."""
 
     name: str
     address: str
     resources: Mapping[str, float]
 
     def value(self, name: str, between: str) -> str:
-        """Return what stands behind a resource's name: "1.23.0" of "onnx==1.23.0"; empty where none does."""
+        """Return the value in a resource's name: "1.23.0" of "onnx==1.23.0"; empty if it is missing."""
         head = f"{name}{between}"
         return next((text.removeprefix(head) for text in self.resources if text.startswith(head)), "")
 
 
 def versions_here() -> dict[str, str]:
-    """Return the versions of the packages that matter, of those installed; nothing is imported."""
+    """Return the versions of the relevant packages that are installed, without importing them."""
     versions = tool_versions(*MUST_MATCH, "tensorrt")
     from ...engines.onnx_runtime.words import PACKAGES
 
-    _, *runtimes = tool_versions(*reversed(PACKAGES)).values()  # the first is qcompile's; the last one counts
+    _, *runtimes = tool_versions(*reversed(PACKAGES)).values()  # the first is qcompile's; the last is used
     return {**versions, "onnxruntime": runtimes[-1]} if runtimes else versions
 
 
 def why_refused(facts: Facts) -> str:
-    """Return why a worker may not carry out stages for this client; empty where it may.
+    """Return why a worker must not carry out stages for this client, or an empty string.
 
-    A package that only one of them has is no reason.
+    A package that is missing on one side is ignored.
     """
     required = versions_here()
     different = [
@@ -79,7 +79,7 @@ def why_refused(facts: Facts) -> str:
 
 
 def resources_here() -> dict[str, float]:
-    """Return what this machine has; imports the runtimes, but not torch, whose import takes seconds."""
+    """Return the resources of this machine; imports the runtimes, but not torch, which takes seconds."""
     from ...engines.gpu import find_gpus
     from ...engines.registry import engine, names
 
@@ -96,17 +96,17 @@ def resources_here() -> dict[str, float]:
         present.append("export")
     features = processor()["features"]
     flags = set(features) if isinstance(features, list) else set()
-    present += [name for name, needed in _SETS.items() if flags & set(needed)]
+    present += [name for name, needed in _CPU_FLAGS.items() if flags & set(needed)]
     present += [f"{name}=={versions[name]}" for name in MUST_MATCH if name in versions]
     gpus = Counter(f"gpu-{gpu.architecture}" for gpu in find_gpus())
     return {**dict.fromkeys([*present, f"host={host_id()}"], PLENTY), **gpus}
 
 
 def host_id() -> str:
-    """Return 16 hexadecimal digits that are the same for all processes of one kernel since its start.
+    """Return 16 hexadecimal digits that all processes of one running kernel share.
 
-    The kernel's boot id also joins containers on one machine, which share its cores and devices. Where the
-    system does not tell it, the machine's id and its name stand for it.
+    Containers on one machine share its cores and devices, and they share the kernel's boot id. Without a boot
+    id, the machine id and the host name are used.
     """
     identity = f"no machine id {platform.node()}"
     for path, name in (("/proc/sys/kernel/random/boot_id", ""), ("/etc/machine-id", f" {platform.node()}")):
@@ -117,50 +117,51 @@ def host_id() -> str:
 
 
 def isa_announced(facts: Facts) -> Isa | None:
-    """Return the instruction set that multiplies integers on a worker; None where it does not tell."""
-    has = facts.resources
-    if has.get("cpu-avx2") or has.get("cpu-avx512"):
-        vnni: Isa = "avx512-vnni" if has.get("cpu-avx512") else "avx-vnni"
-        return "amx" if has.get("cpu-amx") else vnni if has.get("cpu-vnni") else "avx2"
+    """Return the instruction set for INT8 on a worker; None without a known CPU flag."""
+    quantities = facts.resources
+    if quantities.get("cpu-avx2") or quantities.get("cpu-avx512"):
+        vnni: Isa = "avx512-vnni" if quantities.get("cpu-avx512") else "avx-vnni"
+        return "amx" if quantities.get("cpu-amx") else vnni if quantities.get("cpu-vnni") else "avx2"
     arm: Mapping[str, Isa] = {"cpu-i8mm": "i8mm", "cpu-dotprod": "neon-dotprod"}
-    return next((isa for name, isa in arm.items() if has.get(name)), None)
+    return next((isa for name, isa in arm.items() if quantities.get(name)), None)
 
 
 def place(
     recipe: Recipe, stage: Stage, workers: Sequence[Facts], home: Facts | None = None
 ) -> tuple[list[str], dict[str, float]]:
-    """Return the addresses of the workers that a stage may go to, the best first, and what it takes there.
+    """Return the addresses of the workers that may carry out a stage, best first, and the resources it takes.
 
-    `home` is the worker that will measure what is built: another processor may run it otherwise.
+    `home` is the worker that will measure the artifact. Builds prefer workers with the same CPU features,
+    because another processor may execute the artifact differently.
     """
     needs, alone = kind_of(stage).needs(recipe, stage), kind_of(stage).measures
-    able = [facts for facts in sorted(workers, key=lambda facts: facts.name) if _has(facts, needs.required)]
+    usable = [facts for facts in sorted(workers, key=lambda facts: facts.name) if _has(facts, needs.required)]
     if needs.gpu and not alone:
-        able = [facts for facts in able if gpus_of(facts)]
-    if not able:
+        usable = [facts for facts in usable if gpus_of(facts)]
+    if not usable:
         required = needs.required or ("a GPU",)
         missing = [name for name in required if not any(_has(facts, (name,)) for facts in workers)]
-        words = " and ".join(missing or required)
+        lacking = " and ".join(missing or required)
         names = {name for facts in workers for name in facts.resources if "=" not in name} - {"slots"}
         raise EngineUnavailable(
-            f"{stage.name}: no worker has {words}; they announce {', '.join(sorted(names)) or 'nothing'}",
-            hint="start a worker that has it; `qcompile doctor` there says why it has not",
+            f"{stage.name}: no worker has {lacking}; they announce {', '.join(sorted(names)) or 'nothing'}",
+            hint="start a worker that has it; `qcompile doctor` there shows the reason",
             engine=required[0],
-            reason=f"no worker has {words}",
+            reason=f"no worker has {lacking}",
         )
     for name in needs.preferred:
-        able = [facts for facts in able if _has(facts, (name,))] or able
+        usable = [facts for facts in usable if _has(facts, (name,))] or usable
     if needs.gpu and alone:
-        able = [facts for facts in able if gpus_of(facts)] or able
+        usable = [facts for facts in usable if gpus_of(facts)] or usable
     if home is not None and needs.as_measured and not needs.gpu:
-        able = [facts for facts in able if _processor(facts) == _processor(home)] or able
-    able = able[:1] if alone else able
-    slots = able[0].resources["slots"] if alone else 1.0
+        usable = [facts for facts in usable if _processor(facts) == _processor(home)] or usable
+    usable = usable[:1] if alone else usable
+    slots = usable[0].resources["slots"] if alone else 1.0
     resources = {"slots": slots, **dict.fromkeys(needs.required, 1.0)}
-    shared = set.intersection(*(set(gpus_of(facts)) for facts in able))
-    if needs.gpu and not alone and shared:  # else each has another kind, and Dask cannot count "any of them"
+    shared = set.intersection(*(set(gpus_of(facts)) for facts in usable))
+    if needs.gpu and not alone and shared:  # Dask can count one kind of GPU, but not "any GPU"
         resources[min(shared)] = 1.0
-    return [facts.address for facts in able], resources
+    return [facts.address for facts in usable], resources
 
 
 def gpus_of(facts: Facts) -> list[str]:

@@ -1,6 +1,6 @@
-"""`python -m qcompile.pipeline.cluster.stage_work`: carry out requests for a worker, over standard streams.
+"""`python -m qcompile.pipeline.cluster.stage_work`: carry out requests of a worker over standard streams.
 
-What a stage prints goes to standard error. When the worker dies, so does this process (Linux).
+The output of a stage goes to standard error. On Linux, this process ends with its worker.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ INDEX, FILES = "index.json", "files"
 
 
 def carry_out_request(request: Request, folder: Path, progress: Progress, *, find_only: bool) -> Answer:
-    """Carry out a request, or look whether it is done; what goes wrong is an answer."""
+    """Carry out or look up a request; return a failure as an answer."""
     try:
         return _carry_out(request, folder, progress, find_only)
     except QCompileError as error:
@@ -56,13 +56,13 @@ def _carry_out(request: Request, folder: Path, progress: Progress, find_only: bo
     path = files / bundle.recipe
     (output / FOLDER).mkdir(parents=True, exist_ok=True)
     os.utime(output)
-    # What the client's user trusts was decided there; here everything named lies within the bundle.
+    # The client has checked the user's trust, and all paths of the recipe are inside the bundle.
     recipe = read_recipe(path)
-    # As one would start it: code of a recipe may open what lies beside it.
+    # As on the client: code of a recipe may open files beside it by relative paths.
     os.chdir(path.parent)
     stage = _stage(request, folder)
     if kind_of(stage).measures:
-        for artifact in stage.inputs():  # the public names that it is measured by
+        for artifact in stage.inputs():  # results mention the public names
             for written in artifact.path.parent.iterdir():
                 with held_folder(output) as temporary:
                     os.link(written, temporary / written.name)
@@ -83,7 +83,7 @@ def _carry_out(request: Request, folder: Path, progress: Progress, find_only: bo
             if kind_of(stage).measures:
                 _name_as_on_client(temporary / key["file"], recipe, files, output)
 
-        with open_lock(store.folder / f".{name}.lock") as file:  # another process here may be asked, too
+        with open_lock(store.folder / f".{name}.lock") as file:  # against other processes of this worker
             with contextlib.suppress(ImportError):  # Windows
                 import fcntl
 
@@ -101,7 +101,7 @@ def _carry_out(request: Request, folder: Path, progress: Progress, find_only: bo
 
 
 def _stage(request: Request, folder: Path) -> Stage:
-    """The stage with its files as they lie here."""
+    """Return the stage of a request, with the paths of its files on this machine."""
 
     def artifact(digest: str) -> Made:
         place = folder / BUNDLES / request.inputs[digest]
@@ -116,7 +116,7 @@ def _stage(request: Request, folder: Path) -> Stage:
 
 @contextlib.contextmanager
 def _named_as_on_client(recipe: Recipe, files: Path, output: Path) -> Iterator[None]:
-    """Have errors say `OUTPUT` and `RECIPE` in place of folders of this worker; the client has its own."""
+    """Replace this worker's folders in errors by `OUTPUT` and `RECIPE`; the client inserts its folders."""
     folder = recipe.path.parent
     beside = str(Path(RECIPE, os.path.relpath(files, folder)))
     names: Mapping[str, str] = {str(output): OUTPUT, str(folder): RECIPE, str(files): beside}
@@ -134,7 +134,7 @@ def _named_as_on_client(recipe: Recipe, files: Path, output: Path) -> Iterator[N
 
 
 def _name_as_on_client(results: Path, recipe: Recipe, files: Path, output: Path) -> None:
-    """Have a file of results name files as they are seen from the recipe's folder."""
+    """Replace this worker's paths in a results file by paths relative to the recipe's folder."""
     folder = recipe.path.parent
     spellings = [
         (str(output), recipe.output),
@@ -154,12 +154,12 @@ def answer(tell: Progress, request: dict[str, Any]) -> dict[str, Any]:
     try:
         if request["do"] == "look":
             return {"answer": resources_here()}
-        question, find_only = msgspec.convert(request["request"], Request), request["do"] == "find"
-        done = carry_out_request(question, Path(request["folder"]), tell, find_only=find_only)
-        return {"answer": msgspec.to_builtins(done)}
+        stage_request, find_only = msgspec.convert(request["request"], Request), request["do"] == "find"
+        result = carry_out_request(stage_request, Path(request["folder"]), tell, find_only=find_only)
+        return {"answer": msgspec.to_builtins(result)}
     except Exception:
         traceback.print_exc()
-        raise SystemExit(1) from None  # the task may be tried again in another process
+        raise SystemExit(1) from None  # Dask may retry the task in another process
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def test_one_call_ends_with_a_sentence_and_a_second_call_skips_everything(
 
 
 def test_without_samples_there_is_no_budget_to_keep(model: Path) -> None:
-    with pytest.raises(InvalidOption, match="a budget of accuracy needs samples"):
+    with pytest.raises(InvalidOption, match="an accuracy budget requires evaluation samples"):
         qcompile.auto(str(model), max_drop=0.5, output=model.parent / "auto")
     assert not (model.parent / "auto").exists()
 

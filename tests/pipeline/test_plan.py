@@ -88,7 +88,7 @@ def test_a_plan_says_what_a_run_would_do_before_between_and_after(recipe: Path) 
     assert {one.estimate.source for one in changed.pending} == {"measured"}, "of the last time"
 
     again = plan(recipe, again=("build",))
-    assert [one.why for one in again.stages if one.name == "build-cpu"] == ["asked for"]
+    assert [one.why for one in again.stages if one.name == "build-cpu"] == ["requested"]
 
 
 def test_what_a_run_could_not_do_is_said(recipe: Path) -> None:

@@ -320,7 +320,7 @@ FINE = {"models": ["a=a.onnx"], "targets": ["openvino"], "precisions": ["fp32"]}
         (FINE, {"model": {"source": "m.onnx"}}, "is given, and models of `sweep` too"),
         ({"models": ["a=a.onnx"]}, {}, "'artifact' is missing"),
         ({**FINE, "models": ["a=a.onnx", "a-b1=b.onnx"], "shapes": ["1", "b1-b1=1"]}, {},
-         "gives two the name 'a-b1-b1'"),
+         "gives 'a-b1-b1' twice"),
         (FINE, {"bench": {"baseline": "openvino-int8"}}, "one of pytorch, openvino-fp32 is required"),
     ],
 )  # fmt: skip

@@ -85,7 +85,7 @@ def test_a_scheduler_file_is_read(tmp_path: Path) -> None:
         read_scheduler(str(tmp_path / "other.json"))
     for content in ("", "[]", '{"address": 5}', '{"other": 1}', "[" * 5000):
         path.write_text(content)
-        with pytest.raises(InvalidOption, match="holds no address"):
+        with pytest.raises(InvalidOption, match="contains no address"):
             read_scheduler(str(path))
 
 

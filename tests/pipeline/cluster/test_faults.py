@@ -124,7 +124,7 @@ def test_a_lost_scheduler_is_told_and_the_next_run_goes_on(
         with pytest.raises(ClusterError) as raised:
             run(recipe, output=tmp_path / "out", executor=executor)
     assert first.artifacts
-    assert "run again to go on" in raised.value.hint
+    assert "run again to continue" in raised.value.hint
     cluster.start_scheduler()
     cluster.wait()
     with connect(cluster.address, told=lambda _: None) as connected:
