@@ -196,7 +196,9 @@ class _DryRun(ThisProcess):
             return self._pending(stage, "to do", "requested")
         stored = store.find(stage.name, key)
         if stored is None:
-            return self._pending(stage, before, difference(records[0].key, key) if records else "")
+            incomplete = "" if not records or records[0].is_complete else "an artifact failed"
+            why = difference(records[0].key, key) if records else ""
+            return self._pending(stage, before, why or incomplete)
         self.stages.append((stage, "done", ""))
         file = Made(stored.folder / key["file"], stored.files[key["file"]])
         self.model = file.path if stage.kind == "export" else self.model

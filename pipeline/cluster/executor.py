@@ -356,8 +356,9 @@ class ClusterExecutor:
 
         try:
             stored = store.run(
-                stage.name, answer.key, download, again=again, publish=publish, took=answer.took
-            )
+                stage.name, answer.key, download, again=again, publish=publish, took=answer.took,
+                is_complete=lambda folder: kind_of(stage).is_complete(folder / main),
+            )  # fmt: skip
         except (bundle.MissingChunk, ArtifactError) as error:  # its worker is lost, or a chunk is damaged
             raise _WorkersLost from error
         return Done(_note_output(run, stored, main), answer.was_done, answer.worker)

@@ -88,7 +88,10 @@ def _carry_out(request: Request, folder: Path, progress: Progress, find_only: bo
                 import fcntl
 
                 fcntl.flock(file, fcntl.LOCK_EX)
-            stored = store.run(stage.name, key, work, again=request.again, publish=is_published(stage))
+            stored = store.run(
+                stage.name, key, work, again=request.again, publish=is_published(stage),
+                is_complete=lambda folder: kind_of(stage).is_complete(folder / key["file"]),
+            )  # fmt: skip
     record = read_json(stored.folder / "stage.json")
     return Answer(
         "done",

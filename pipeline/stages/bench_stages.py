@@ -110,6 +110,13 @@ def _unbuilt_rows(recipe: Recipe, stage: Stage) -> list[Row]:
     return rows
 
 
+def is_complete(results_path: Path) -> bool:
+    """Return whether no artifact failed while it was measured: load on the machine may be the cause."""
+    from ...bench.results.results import load_results
+
+    return not any(row.artifact and row.status == "failed" for row in load_results(results_path).rows)
+
+
 def bench_key(recipe: Recipe, stage: Stage) -> Key:
     from ...core.processor import processor
     from ...engines.gpu import find_gpu, find_gpus, is_every_gpu, parse_devices

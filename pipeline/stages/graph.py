@@ -159,6 +159,7 @@ KINDS: Mapping[str, StageKind] = {
         parts=lambda recipe, stage, executor, _: measured_apart(recipe, stage, executor.kinds),
         measures=True,
         in_driver=lambda stage: bool(stage.parts),
+        is_complete=bench_stages.is_complete,
     ),
     "report": StageKind(
         inputs=lambda *_: {"results": "bench", "ranges": "calibrate"},
@@ -246,6 +247,7 @@ class ThisProcess:
             lambda folder: carry_out(recipe, stage, folder, store.output, progress),
             again=again,
             publish=is_published(stage),
+            is_complete=lambda folder: kind_of(stage).is_complete(folder / key["file"]),
         )
         return Done(Made(stored.folder / key["file"], stored.files[key["file"]]), stored.was_done)
 

@@ -186,6 +186,7 @@ class StageKind:
         published: Its files get names in the output folder.
         measures: It occupies a machine alone, and its output refers to published files by name.
         in_driver: It runs in the process that drives the run.
+        is_complete: Whether a finished file needs no second try; the argument is its path.
     """
 
     inputs: Callable[[Recipe, str], Mapping[str, str]]
@@ -204,6 +205,7 @@ class StageKind:
     published: bool = True
     measures: bool = False
     in_driver: Callable[[Stage], bool] = lambda _: False
+    is_complete: Callable[[Path], bool] = lambda _: True
 
 
 ANY = ""

@@ -87,11 +87,13 @@ class Store:
         again: bool = False,
         publish: bool = True,
         took: Mapping[str, float | None] | None = None,
+        is_complete: Callable[[Path], bool] = lambda _: True,
     ) -> Stored:
         """Return the stage of this key; run `work` in a new folder if it is missing, or `again` is true.
 
         `publish` gives its files public names in the output folder. `took` has the `seconds` and
-        `peak_bytes` of a stage that ran elsewhere; `work` then only fetches the files.
+        `peak_bytes` of a stage that ran elsewhere; `work` then only fetches the files. If `is_complete` of
+        the folder is false, the next run does the stage again.
         """
         final = self.folder / self.name(stage, key)
         if not again and (stored := self._read_stage(final)):
@@ -111,7 +113,8 @@ class Store:
                 sync(path)
             files = {path.name: digest_files([path]) for path in written}
             stats = {path.name: _size_and_time(path) for path in written}
-            write_json(temporary / _RECORD, {"key": key, "files": files, "stats": stats, **took})
+            record = {"key": key, "files": files, "stats": stats, **took}
+            write_json(temporary / _RECORD, record | {"is_complete": is_complete(temporary)})
             sync(temporary)
             os.replace(temporary, final)
             sync(self.folder)
@@ -165,9 +168,11 @@ class Store:
                 shutil.rmtree(record.parent, ignore_errors=True)
 
     def _read_stage(self, final: Path) -> Stored | None:
-        """Return the stage in a folder if all of its files are unchanged, else None."""
+        """Return the stage in a folder if it is complete and all of its files are unchanged, else None."""
         try:
             record = _read_record(final / _RECORD)
+            if not record.is_complete:
+                return None
             for name, digest in record.files.items():
                 path = final / name
                 # Compare size and time first, which avoids reading gigabytes; then the digest.
@@ -212,6 +217,7 @@ class Record(msgspec.Struct, frozen=True):
     stats: dict[str, tuple[int, int]]
     seconds: float | None = None
     peak_bytes: int | None = None
+    is_complete: bool = True
 
 
 def _read_record(path: Path) -> Record:

@@ -26,6 +26,7 @@ from qcompile.bench.results.results import load_results
 from qcompile.core.artifact import digest_artifact, read_manifest
 from qcompile.core.files import manifest_path
 from qcompile.errors import CalibrationError, DataError, QCompileError, RecipeError
+from qcompile.pipeline.plan import plan
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 
@@ -283,6 +284,31 @@ def test_without_anything_that_can_be_built_the_model_is_measured_and_the_rows_s
     assert report.results.baseline == "original"
     assert "'cpu' was not built" in report.results.row("bad").warnings[0]
     assert report.page is not None
+
+
+def test_a_row_that_failed_is_measured_again_by_the_next_run(
+    write_recipe: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """Its failure may come from other load on the machine, and is no result to keep."""
+    mark = tmp_path_factory.mktemp("elsewhere") / "mark"
+    (tmp_path / "flaky.py").write_text(
+        f"from pathlib import Path\nimport torch\n\nmark = Path({str(mark)!r})\n\ndef build():\n"
+        "    if not mark.exists():\n        raise RuntimeError('not now')\n"
+        "    return torch.nn.Tanh(), (torch.ones(2, 4, 8, 8),)\n"
+    )
+    recipe = write_recipe(CPU, BENCH + 'models = ["flaky=flaky.py:build"]\n')
+    first = qcompile.run(recipe)
+    assert first.results
+    assert (first.stages["bench"], first.results.row("flaky").status) == ("done", "failed")
+    stages = {stage.name: stage for stage in plan(recipe).stages}
+    assert (stages["build-cpu"].state, stages["bench"].state) == ("done", "changed")
+    assert stages["bench"].why == "an artifact failed"
+    mark.touch()
+    second = qcompile.run(recipe)
+    assert second.results
+    assert (second.stages["bench"], second.results.row("flaky").status) == ("done", "measured")
+    assert second.stages["build-cpu"] == "skipped"
+    assert qcompile.run(recipe).stages["bench"] == "skipped"
 
 
 def test_without_a_benchmark_the_exit_code_says_it(write_recipe: Callable[..., Path], qc: Qc) -> None:
