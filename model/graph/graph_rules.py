@@ -67,8 +67,8 @@ class GraphRules:
         slow_products: The runtime that multiplies two activations faster in float; "" if they are quantized.
         gathers_by_vectors: Whether Gathers of activations need one-dimensional indices.
         opens_recurrences: Whether LSTM and GRU are decomposed into products, which can be quantized.
-        by_onnxruntime: Whether ONNX Runtime executes the graph. Rewrites then prevent some fusions, and
-            it reports the nodes it executes in integers. Dynamic INT8 and blocks of weights need its operators.
+        by_onnxruntime: Whether ONNX Runtime executes the graph. Rewrites then prevent some fusions, and it
+            reports the nodes that run in integers. Dynamic INT8 and blocks of weights need its operators.
         reads_nbits: Whether it supports MatMulNBits, ONNX Runtime's operator for blocks of weights.
         formats: Precisions of products beyond int8, int4, fp16 and bf16.
         why_no_halves: Why the float layers of an INT8 graph cannot be in half precision; "" if they can.
