@@ -193,10 +193,7 @@ def consumers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
-    """Return the value of a node's attribute, or `default` if the attribute is absent.
-
-    Strings are returned as str; numbers, lists, tensors and graphs as by `onnx.helper`.
-    """
+    """Return the value of an attribute as `onnx.helper` does, strings as str; `default` if it is absent."""
     for item in node.attribute:
         if item.name == name:
             value = onnx.helper.get_attribute_value(item)
@@ -367,10 +364,7 @@ def weights_of_graph(model: onnx.ModelProto) -> WeightsHeld:
 
 
 def model_io(model: onnx.ModelProto) -> ModelIO:
-    """Return outputs, and inputs with their noted preprocessing (`input_notes`).
-
-    Initializers that old files list as inputs are left out.
-    """
+    """Return inputs with noted preprocessing, without initializers that old files list there; and outputs."""
     stored, notes = {tensor.name for tensor in model.graph.initializer}, read_notes(model)
     return ModelIO(
         tuple(

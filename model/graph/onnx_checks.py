@@ -180,7 +180,7 @@ def external_path(location: str, folder: Path) -> Path | str:
 
 def hide_group_normalizations(model: onnx.ModelProto) -> None:
     """Replace each GroupNormalization by an Identity, for ONNX's tools (1.23): in opsets 18 to 20, which ONNX
-    Runtime supports, the checker calls it deprecated, and shape inference finds no shapes behind it."""
+    Runtime supports, the checker rejects it as deprecated, and shape inference finds no shapes behind it."""
     for node in every_node(model):
         if node.op_type == "GroupNormalization" and node.domain in ("", "ai.onnx"):
             node.op_type = "Identity"  # of the same type and shape

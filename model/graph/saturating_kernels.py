@@ -60,10 +60,7 @@ paired in both orders, in "flat" alone, in "taps" alone, in neither."""
 
 
 def _order(values: NDArray[Any]) -> Order:
-    """Return the order that the sums of the first four output channels, at one position, show.
-
-    The sums are equal if none saturates.
-    """
+    """Return the order that sums of the first four output channels show; they are equal if none saturates."""
     sums = values.reshape(-1)
     both, flat, taps = (bool(value < 0.75 * sums[3]) for value in sums[:3])
     if flat or taps:
