@@ -144,7 +144,7 @@ CASES = {
     "ir_version 0": ("model.ir_version = 0", r"ir_version 0; onnx .* reads 3 to \d+"),
     "ir_version 1000": ("model.ir_version = 1000", "ir_version 1000"),
     "opset 0": ("model.opset_import[0].version = 0", "opset 0 of domain ''"),
-    "opset 1000": ("model.opset_import[0].version = 1000", "opset 1000 of domain ''; onnx .* knows"),
+    "opset 1000": ("model.opset_import[0].version = 1000", "opset 1000 of domain ''; onnx .* reads"),
     "no opset": ("del model.opset_import[:]", "must specify opset_import"),
     "two opsets": ("model.opset_import.add(domain='ai.onnx', version=9)", "imports opsets 17 and 9 of"),
     "sequence": ("y.type.CopyFrom(make_sequence_type_proto(x.type))", "'y' is a sequence; only tensors"),
