@@ -1,6 +1,6 @@
 """An ONNX model in memory: parsed once, passed from stage to stage, written once.
 
-Large weights remain in the file: it is mapped and parsed as protobuf's wire format, without their bytes. A
+Large weights remain in the file: it is mapped and parsed as protobuf's wire format, skipping their bytes. A
 file of gigabytes costs no more than its graph until a stage reads weights. Models over 2 GB, protobuf's
 limit, have weights in `NAME.onnx.data` beside the file. The model is a protobuf message, as ONNX Runtime,
 onnxsim, ONNX's converter and its shape inference take it; CONTRIBUTING.md explains the cost of onnx-ir.
