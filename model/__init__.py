@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 
 class _Lazy(ModuleType):
-    """A package that is imported when something in it is first needed."""
+    """A package that is imported on the first use of an attribute."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(import_module(self.__name__), name)

@@ -1,9 +1,9 @@
-"""Where a graph chooses how many elements it returns: boxes by NonMaxSuppression, places that are not zero.
+"""Find selections, nodes that decide how many elements a graph returns (NonMaxSuppression, NonZero).
 
-The least error changes what is chosen, and how much: outputs of two artifacts have other extents then, and
-no element of one belongs to an element of the other. What is chosen from can be compared: the float tensors
-that the choice and all behind it read. Where a layer with weights is behind a choice, as the second stage of
-a detector, that would leave it out, and outputs are compared as they are.
+A small error changes which elements are selected, and how many. The outputs of two artifacts then differ in
+extents, and their elements do not correspond. The float tensors that selections and the nodes behind them
+read can be compared instead. With a weighted layer behind a selection, as in the second stage of a detector,
+this would omit the layer; outputs are then compared as they are.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BY_OPERAND: Mapping[str, Sequence[int]] = {
     "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,), "TopK": (1,), "Unsqueeze": (1,),
     "Upsample": (1,),
 }  # fmt: skip
-"""Operator to its operands that decide extents."""
+"""Operator to the indices of the operands that decide extents."""
 _EXTENTS = ("Shape", "Size")
 _MOVES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _FLOATS = ("float16", "float32")
@@ -41,9 +41,9 @@ _FLOATS = ("float16", "float32")
 
 @dataclass(frozen=True)
 class Place:
-    """An input of a node, which its first result names, as quantization keeps it; or a result itself.
+    """An input of a node, identified by the node's first output, as quantization preserves that name.
 
-    `tensor` is what is read there, but for its form and its precision; `operator` is the node's.
+    `tensor` is the tensor there, without Casts and reshapes; a negative `index` means the output `reader`.
     """
 
     tensor: str
@@ -52,7 +52,7 @@ class Place:
     operator: str = ""
 
     def read_in(self, made_by: Mapping[str, onnx.NodeProto]) -> str:
-        """Return the tensor at this place; an output that became half is made in front of a Cast."""
+        """Return the tensor at this place; skip Casts that half precision put behind the reader."""
         if self.index < 0:
             return self.reader
         node = made_by[self.reader]
@@ -62,60 +62,58 @@ class Place:
 
 
 def before_choices(model: onnx.ModelProto) -> list[Place]:
-    """Return where a graph reads what it chooses from, and its other outputs; empty where it does not choose.
+    """Return the places where selections, and nodes behind them, read float tensors; then the other outputs.
 
-    Of a tensor that is read at several places, or in other shapes, the first is returned.
+    The list is empty if no output depends on a selection, or a layer with weights lies behind one. Of the
+    places that read one tensor, perhaps in other shapes, only the first is returned.
     """
-    # What picks the best before it suppresses others is a choice, too, where no layer is behind it.
+    # A TopK in front of NonMaxSuppression is a selection, too, unless a layer with weights lies behind it.
     for operators in (CHOICES | _PICKS, CHOICES):
-        chosen, followers = behind(model, operators)
+        dependent, followers = behind(model, operators)
         if followers and not any(node.op_type in WEIGHTED for node in followers):
             break
     else:
         return []
     outputs = [value.name for value in model.graph.output]
-    if not chosen & {*outputs} or not any(node.op_type in CHOICES for node in followers):
+    if not dependent & {*outputs} or not any(node.op_type in CHOICES for node in followers):
         return []
     made_by, types = producers(model.graph), infer_types(model)
-    known = constant_names(model) | chosen | {"", *(value.name for value in model.graph.input)}
+    excluded = constant_names(model) | dependent | {"", *(value.name for value in model.graph.input)}
     places: dict[str, Place] = {}
-    waiting, seen = followers[::-1], {id(node) for node in followers}
-    while waiting:
-        node = waiting.pop()
+    pending, seen = followers[::-1], {id(node) for node in followers}
+    while pending:
+        node = pending.pop()
         for index, tensor in enumerate(node.input):
             source, maker = tensor, made_by.get(tensor)
-            if tensor in known or maker is None:
+            if tensor in excluded or maker is None:
                 continue
             if types.get(tensor, "float32") in _FLOATS:
                 while maker is not None and maker.op_type in _MOVES:
                     if types.get(maker.input[0], "float32") not in _FLOATS:
                         break
                     source, maker = maker.input[0], made_by.get(maker.input[0])
-                if source not in known:
+                if source not in excluded:
                     places.setdefault(source, Place(source, node.output[0], index, node.op_type))
-            elif maker.op_type not in _EXTENTS and id(maker) not in seen:  # such as a comparison
+            elif maker.op_type not in _EXTENTS and id(maker) not in seen:  # for example a comparison
                 seen.add(id(maker))
-                waiting.append(maker)
-    rest = [Place(name, name, -1) for name in outputs if name not in chosen | places.keys()]
-    return [*places.values(), *rest] if places else []
+                pending.append(maker)
+    other_outputs = [Place(name, name, -1) for name in outputs if name not in dependent | places.keys()]
+    return [*places.values(), *other_outputs] if places else []
 
 
 def behind(model: onnx.ModelProto, operators: frozenset[str]) -> tuple[set[str], list[onnx.NodeProto]]:
-    """Return the tensors that depend on nodes of some operators, and the nodes that make them."""
-    chosen: set[str] = set()
+    """Return the tensors that depend on nodes of these operators, and the nodes that compute them."""
+    dependent: set[str] = set()
     nodes = []
-    for node in model.graph.node:  # in the order of the graph
-        if node.op_type in operators or chosen & {*node.input}:
-            chosen |= {*node.output}
+    for node in model.graph.node:  # in topological order
+        if node.op_type in operators or dependent & {*node.input}:
+            dependent |= {*node.output}
             nodes.append(node)
-    return chosen - {""}, nodes
+    return dependent - {""}, nodes
 
 
 def part_before(model: onnx.ModelProto, places: list[Place]) -> onnx.ModelProto:
-    """Return the part of a graph, or of one that was quantized from it, that computes places, in their order.
-
-    Its outputs are those tensors; it has all inputs of the graph.
-    """
+    """Return the part of a graph, or of its quantized form, with all inputs and these tensors as outputs."""
     part = copy_model(model)
     made_by = producers(part.graph)
     cut(part, [place.read_in(made_by) for place in places])
@@ -124,15 +122,15 @@ def part_before(model: onnx.ModelProto, places: list[Place]) -> onnx.ModelProto:
 
 
 def chosen_by(model: onnx.ModelProto) -> str:
-    """Return the operators of a graph that choose, in words."""
+    """Return the selecting operators of a graph, separated by commas."""
     return ", ".join(sorted({node.op_type for node in model.graph.node} & CHOICES))
 
 
 def value_dependent(model: onnx.ModelProto) -> dict[str, str]:
-    """Return the tensors whose extents may depend on computed values, each with the operator that decides.
+    """Return tensor name to the operator that decides its extents, where these may depend on computed values.
 
-    Constants, extents (Shape, Size) and inputs that are no floats are the same in every runtime, and so is
-    what is computed of them alone: an operator that decides by these does not count.
+    Constants, extents (Shape, Size), inputs of other types than float, and values computed from these alone
+    are equal in every runtime; an operator that reads only these decides nothing.
     """
     exact = constant_names(model) | {
         value.name
@@ -145,10 +143,10 @@ def value_dependent(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def _look_for_deciders(graph: onnx.GraphProto, exact: set[str], deciders: dict[str, str]) -> str:
-    """Add the tensors that the nodes of a graph make; return the first operator that decides, or nothing."""
+    """Add the tensors of a graph to `exact` or `deciders`; return the first deciding operator, or ""."""
     exact |= {tensor.name for tensor in graph.initializer}
-    first = ""
-    for node in graph.node:  # in the order of the graph
+    first_decider = ""
+    for node in graph.node:  # in topological order
         read = {*node.input, *captured_names(node)}
         places = _BY_OPERAND.get(node.op_type, ())
         deciding = (
@@ -156,10 +154,10 @@ def _look_for_deciders(graph: onnx.GraphProto, exact: set[str], deciders: dict[s
         )
         inside = [_look_for_deciders(inner, exact, deciders) for inner in subgraphs(node)]
         earlier = next((deciders[name] for name in sorted(read) if name in deciders), "")
-        own = node.op_type if not exact.issuperset(deciding) else next(filter(None, inside), "")
-        if decider := earlier or own:
+        new_decider = node.op_type if not exact.issuperset(deciding) else next(filter(None, inside), "")
+        if decider := earlier or new_decider:
             deciders |= dict.fromkeys(node.output, decider)
-            first = first or own
+            first_decider = first_decider or new_decider
         elif node.op_type in _EXTENTS or (exact.issuperset(read) and not node.op_type.startswith("Random")):
             exact |= {*node.output}
-    return first
+    return first_decider

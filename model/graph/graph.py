@@ -1,4 +1,4 @@
-"""Questions about an ONNX graph that several stages ask: types, shapes, precisions, weights."""
+"""Queries on an ONNX graph that several stages need: types, shapes, precisions, weights."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .onnx_checks import hide_group_normalizations
 from .onnx_checks import subgraphs as subgraphs
 
 _FLOATS = (1, 10, 11, 16)  # float, float16, double, bfloat16
-_MADE_OTHERWISE = ("ConstantOfShape", "If", "Loop", "Scan")
-_BEHIND = ("Cast", "Transpose", "Reshape", "Identity")
+_NEVER_POSITIONS = ("ConstantOfShape", "If", "Loop", "Scan")
+_PASS_THROUGH = ("Cast", "Transpose", "Reshape", "Identity")
 
 
 def _block_format(name: str, made_by: Mapping[str, onnx.NodeProto], types: Mapping[str, str]) -> str:
-    """The format of an operand in blocks, "nvfp4" or "mxfp8"; empty for an operand of another kind."""
-    node = _maker(name, made_by, _BEHIND)
+    """Return the block format of an operand, "nvfp4" or "mxfp8", or "" for other operands."""
+    node = _origin(name, made_by, _PASS_THROUGH)
     if node is None:
         return ""
     if node.op_type == "TRT_MXFP8DequantizeLinear":
@@ -36,19 +36,19 @@ def _block_format(name: str, made_by: Mapping[str, onnx.NodeProto], types: Mappi
     return "nvfp4" if dynamic or stored else ""
 
 
-def _maker(name: str, made_by: Mapping[str, onnx.NodeProto], behind: Iterable[str]) -> onnx.NodeProto | None:
-    """The node that makes a tensor, in front of operators of these types; None where it is stored."""
+def _origin(name: str, made_by: Mapping[str, onnx.NodeProto], skip: Iterable[str]) -> onnx.NodeProto | None:
+    """Return the producer of a tensor, skipping operators of the types `skip`, or None."""
     node = made_by.get(name)
-    while node is not None and node.op_type in behind:
+    while node is not None and node.op_type in skip:
         node = made_by.get(node.input[0])
     return node
 
 
 WEIGHTED = frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"])
-"""Operators that do the arithmetic: where their precision is not reached, the intent is not."""
+"""Operators with most of the arithmetic: a graph has reached a precision if these compute in it."""
 
 ONNX_DOMAINS = ("", "ai.onnx")
-"""How files spell the domain of ONNX's own operators."""
+"""Spellings of the domain of ONNX's standard operators in files."""
 
 _SMALL_BYTES = 4096
 _CONSTANT_TYPES = {
@@ -70,31 +70,31 @@ _DEQUANTIZERS = {
     "TRT_FP8DequantizeLinear": "float8_e4m3fn",
     "TRT_INT4DequantizeLinear": "int4",
 }
-"""Operators that dequantize, to the type that they read where their name says it (TensorRT's own)."""
+"""Dequantizing operator to the type that it reads, if the name states it (TensorRT's operators)."""
 _HALVES = {"float16": "fp16", "bfloat16": "bf16"}
 
 
 def infer_types(model: onnx.ModelProto) -> dict[str, str]:
-    """Return tensor name to numpy dtype name for every tensor whose type can be inferred."""
+    """Return tensor name to numpy dtype name, for tensors with an inferable type."""
     values = _inferred(model, data_prop=False)
     types = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in values}
     return {name: dtype for name, dtype in types.items() if dtype != "undefined"}
 
 
 def infer_shapes(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
-    """Return tensor name to shape, for every tensor whose shape can be inferred; "" for an unknown extent."""
+    """Return tensor name to shape, for tensors with an inferable rank; "" for an unknown extent."""
     values = _inferred(model, data_prop=True)
     return {value.name: declared_shape(value) for value in values if value.type.tensor_type.HasField("shape")}
 
 
 def declared_shape(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
-    """Return the extents that a tensor declares; "" for an unknown one."""
+    """Return the declared extents of a tensor; "" for an unknown extent."""
     dims = value.type.tensor_type.shape.dim
     return tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims)
 
 
 def _inferred(model: onnx.ModelProto, *, data_prop: bool) -> list[onnx.ValueInfoProto]:
-    """Inputs, outputs and what lies between, with what ONNX infers of them."""
+    """Return inputs, intermediate tensors and outputs, with inferred types and shapes."""
     light = with_inferred(without_weights(model), data_prop=data_prop)
     return [*light.graph.input, *light.graph.value_info, *light.graph.output]
 
@@ -102,9 +102,9 @@ def _inferred(model: onnx.ModelProto, *, data_prop: bool) -> list[onnx.ValueInfo
 def with_inferred(
     light: onnx.ModelProto, *, data_prop: bool = False, strict: bool = False
 ) -> onnx.ModelProto:
-    """Return a copy that was made for this, with what ONNX infers.
+    """Return a model with inferred types and shapes; edits `light`, which must be a private copy.
 
-    Where inference fails, what is declared remains; `strict` raises the failure, also for a contradiction.
+    If inference fails, the declarations remain; `strict` raises the failure, and contradictory declarations.
     """
     hide_group_normalizations(light)
     try:
@@ -118,7 +118,7 @@ def with_inferred(
 
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with large initializers turned into inputs: cheap to infer shapes on."""
+    """Return a copy with large initializers as inputs, so that shape inference is cheap."""
     light = onnx.ModelProto()
     light.ir_version = max(model.ir_version, 4)
     light.opset_import.extend(model.opset_import)
@@ -140,34 +140,34 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def places(graph: onnx.GraphProto) -> set[str]:
-    """Return what is computed as floats from shapes and stored numbers alone: positions, and their angles.
+    """Return the float tensors computed from shapes and stored numbers alone: positions, and their angles.
 
-    A longer input has more of them than any sample, and a half type does not tell them apart. What a Gather
-    or an Expand takes from a stored table is no place.
+    A longer input has more positions than any sample, and half precision cannot distinguish them. Values that
+    Gather or Expand take from a stored table are not positions.
     """
     stored = {tensor.name: tensor.data_type in _FLOATS for tensor in graph.initializer}
-    counts, found = set[str](), set[str]()
+    counts, positions = set[str](), set[str]()
     for node in graph.node:
         if node.op_type in ("Shape", "Size"):
             counts.update(node.output)
             continue
         computed = {name for name in node.input if name} - stored.keys()
-        is_made_of_them = computed <= counts | found and (computed or node.op_type == "Range")
-        if not is_made_of_them or node.op_type in _MADE_OTHERWISE:
+        is_derived = computed <= counts | positions and (computed or node.op_type == "Range")
+        if not is_derived or node.op_type in _NEVER_POSITIONS:
             continue
         values = node.input
         if "Gather" in node.op_type or node.op_type == "Where":
             values = node.input[1:] if node.op_type == "Where" else node.input[:1]
         to_float = node.op_type == "Cast" and attribute(node, "to") in _FLOATS
-        if to_float or found.intersection(values):
-            found.update(node.output)
+        if to_float or positions.intersection(values):
+            positions.update(node.output)
         elif not any(stored.get(name) for name in values):
             counts.update(node.output)
-    return found
+    return positions
 
 
 def constant_names(model: onnx.ModelProto) -> set[str]:
-    """Return names of tensors that do not depend on any input."""
+    """Return the names of tensors that do not depend on any input."""
     constants = {tensor.name for tensor in model.graph.initializer}
     constants |= {tensor.values.name for tensor in model.graph.sparse_initializer}
     for node in model.graph.node:  # in topological order, as ONNX requires
@@ -179,12 +179,12 @@ def constant_names(model: onnx.ModelProto) -> set[str]:
 
 
 def producers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
-    """Return tensor name to the node that makes it."""
+    """Return tensor name to producer."""
     return {name: node for node in graph.node for name in node.output if name}
 
 
 def consumers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
-    """Return tensor name to the nodes of this graph that read it."""
+    """Return tensor name to its consumers in this graph, without those in subgraphs."""
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for name in dict.fromkeys(node.input):
@@ -193,10 +193,7 @@ def consumers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
-    """Return the value of a node's attribute, or the default where the node does not have it.
-
-    Numbers, lists, tensors and graphs are returned as `onnx.helper` gives them; a string as str.
-    """
+    """Return the value of an attribute as `onnx.helper` does, strings as str; `default` if it is absent."""
     for item in node.attribute:
         if item.name == name:
             value = onnx.helper.get_attribute_value(item)
@@ -210,7 +207,7 @@ def tensor_values(tensor: onnx.TensorProto) -> NDArray[Any]:
 
 
 def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """Return what a Constant node holds; None where that is a string or sparse, or it is no Constant."""
+    """Return the tensor of a Constant node; None for a string, a sparse tensor or another operator."""
     if node.op_type != "Constant" or node.domain not in ONNX_DOMAINS:
         return None
     tensor: onnx.TensorProto | None = attribute(node, "value")
@@ -224,7 +221,7 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 
 def stored_tensors(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
-    """Return name to tensor, of the initializers and the Constant nodes of a graph."""
+    """Return name to tensor, for the initializers and the Constant nodes of a graph."""
     stored = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         tensor = constant_tensor(node)
@@ -234,38 +231,35 @@ def stored_tensors(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
 
 
 def captured_names(node: onnx.NodeProto) -> set[str]:
-    """Return names from outside that the subgraphs of a node read."""
+    """Return the tensors of outer graphs that the subgraphs of a node read."""
     names: set[str] = set()
     for graph in subgraphs(node):
-        own = {value.name for value in graph.input} | {t.name for t in graph.initializer}
-        own |= {name for inner in graph.node for name in inner.output}
+        inner_names = {value.name for value in graph.input} | {t.name for t in graph.initializer}
+        inner_names |= {name for inner in graph.node for name in inner.output}
         for inner in graph.node:
-            names |= (set(inner.input) | captured_names(inner)) - own
-        names |= {value.name for value in graph.output} - own
+            names |= (set(inner.input) | captured_names(inner)) - inner_names
+        names |= {value.name for value in graph.output} - inner_names
     return names - {""}
 
 
 def pinned_names(graph: onnx.GraphProto) -> set[str]:
-    """Return tensors that are read elsewhere than by nodes of the graph: outputs, and what subgraphs read."""
+    """Return the outputs of a graph and the tensors that its subgraphs read."""
     return {value.name for value in graph.output}.union(*map(captured_names, graph.node))
 
 
 def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict[str, list[onnx.NodeProto]]:
-    """Return the nodes that do the arithmetic, by the precision they compute in.
+    """Return the nodes with most of the arithmetic, by the precision they compute in.
 
-    "int8": an integer operator, or both operands come from DequantizeLinear, of whatever float type.
-    "fp8": both operands come from DequantizeLinear of float8; the key is there only where there are such.
-    "int4", or "int8" for MatMulNBits of 8 bits: weights alone are stored so, and multiplied as floats; the
-    key is there only where there are such nodes.
-    "nvfp4", "mxfp8": both operands come from blocks of these formats, with or without a Cast and a Transpose
-    behind them; the keys are there only where there are such.
-    "fp16", "bf16" and "fp32": by the type of an operand. A recurrent layer has no integer form but its own
-    integer operator: behind DequantizeLinear it computes in float.
+    "int8": an integer operator, or both operands come from DequantizeLinear, with any float type.
+    "fp8": both operands come from DequantizeLinear of float8.
+    "int4", or "int8" for MatMulNBits of 8 bits: only weights are stored so; products are in floating point.
+    "nvfp4", "mxfp8": both operands are blocks of these formats, perhaps behind a Cast and a Transpose.
+    "fp16", "bf16" and "fp32": by the type of an operand, also for recurrent layers behind DequantizeLinear.
+    "fp8", "int4", "nvfp4" and "mxfp8" are present only if the graph has nodes of that kind.
 
     Args:
         model: A graph before or after ONNX Runtime's optimizer.
-        as_executed: The graph is what runs: a DequantizeLinear left in it is executed, and the node
-            behind it computes in float.
+        as_executed: Whether the graph runs unchanged; nodes behind DequantizeLinear then compute in float.
     """
     made_by = producers(model.graph)
     types = infer_types(model)
@@ -275,9 +269,9 @@ def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
         if node.op_type in _INTEGER:
             by_precision["int8"].append(node)
             continue
-        # A weight that is dequantized from 4 bits, and perhaps reshaped.
+        # The producer of a weight, which may be dequantized from 4 bits and then reshaped.
         may_read_int4 = node.op_type in WEIGHTED and not as_executed
-        maker = _maker(node.input[1], made_by, ("Reshape", "Transpose")) if may_read_int4 else None
+        maker = _origin(node.input[1], made_by, ("Reshape", "Transpose")) if may_read_int4 else None
         weight = ""
         if maker is not None and maker.op_type in _DEQUANTIZERS:
             weight = _DEQUANTIZERS[maker.op_type] or types.get(maker.input[0], "")
@@ -310,7 +304,7 @@ def count_weighted(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
 
 
 def holds_half(model: onnx.ModelProto) -> bool:
-    """Return whether any stored tensor is, or any node makes, float16: beside INT8 it is not what counts."""
+    """Return whether an initializer or a Cast is float16; `graph_precision` hides it beside INT8."""
     if any(dtype_name(tensor.data_type) == "float16" for tensor in model.graph.initializer):
         return True
     casts = (node for node in model.graph.node if node.op_type == "Cast")
@@ -318,10 +312,7 @@ def holds_half(model: onnx.ModelProto) -> bool:
 
 
 def graph_precision(model: onnx.ModelProto) -> str:
-    """Return the first of these precisions that any weighted node is in, else "fp32".
-
-    They are "int8", "fp8", "nvfp4", "mxfp8", "int4", "fp16" and "bf16".
-    """
+    """Return the first of int8, fp8, nvfp4, mxfp8, int4, fp16, bf16 that a weighted node has, else fp32."""
     nodes = weighted_nodes(model)
     ordered = ("int8", "fp8", "nvfp4", "mxfp8", "int4", "fp16", "bf16")
     return next((precision for precision in ordered if nodes.get(precision)), "fp32")
@@ -342,7 +333,7 @@ _NO_WEIGHTS = ("bool", "string", "undefined", "int64")  # shapes, axes and indic
 class WeightsHeld:
     """The weights of an artifact or a module: how many values, and the bytes of all stored tensors.
 
-    Scales, zero points, shapes and indices are no `parameters`. `precision` is empty where no weight says it.
+    `parameters` excludes scales, zero points, shapes and indices; `precision` may be empty.
     """
 
     parameters: int
@@ -351,7 +342,7 @@ class WeightsHeld:
 
 
 def weights_of_graph(model: onnx.ModelProto) -> WeightsHeld:
-    """Return the weights of a graph: its initializers and constants, of every subgraph."""
+    """Return the weights of a graph: initializers and constants, also of subgraphs."""
     parameters, size = 0, 0
     for graph in every_graph(model.graph):
         packed = {
@@ -373,10 +364,7 @@ def weights_of_graph(model: onnx.ModelProto) -> WeightsHeld:
 
 
 def model_io(model: onnx.ModelProto) -> ModelIO:
-    """Return inputs (without initializers that old files list as inputs) and outputs.
-
-    Inputs have the preprocessing that the file notes (`input_notes`).
-    """
+    """Return inputs with noted preprocessing, without initializers that old files list there; and outputs."""
     stored, notes = {tensor.name for tensor in model.graph.initializer}, read_notes(model)
     return ModelIO(
         tuple(
@@ -393,7 +381,7 @@ def _tensor(value: onnx.ValueInfoProto, note: InputNote | None = None) -> Tensor
 
 
 def opset(model: onnx.ModelProto, domain: str = "") -> int:
-    """Return the opset of a domain, 0 when the model does not import it."""
+    """Return the imported opset of a domain, or 0."""
     names = ONNX_DOMAINS if domain in ONNX_DOMAINS else (domain,)
     return max((item.version for item in model.opset_import if item.domain in names), default=0)
 
@@ -411,12 +399,12 @@ def dtype_name(elem_type: int) -> str:
         return "string"
     try:
         return str(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
-    except KeyError:  # undefined, or a type that this onnx does not know
+    except KeyError:  # undefined, or unknown to this version of onnx
         return "undefined"
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Return the size of a tensor's values by its shape and type; 0 for strings."""
+    """Return the size of a tensor's values, from its shape and type; 0 for strings."""
     if tensor.data_type == onnx.TensorProto.STRING:
         return 0
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)

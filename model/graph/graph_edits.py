@@ -1,7 +1,7 @@
-"""Changes to an ONNX graph that several rewrites make; all are in place.
+"""In-place edits of an ONNX graph that several rewrites share.
 
-They work on protobuf messages, as do ONNX Runtime's quantizer, ONNX's converter and its shape inference,
-which the rewrites alternate with. CONTRIBUTING.md says what onnx-ir would cost.
+They edit protobuf messages, as do ONNX Runtime's quantizer, ONNX's converter and its shape inference, which
+alternate with the rewrites. CONTRIBUTING.md explains the cost of onnx-ir.
 """
 
 from __future__ import annotations
@@ -26,42 +26,39 @@ from .onnx_checks import every_graph
 
 
 def refill(values: Any, items: Iterable[Any]) -> None:
-    """Give a repeated field other items; those that stay may be among them."""
+    """Replace the items of a repeated field; `items` may contain present ones."""
     items = list(items)
     del values[:]
     values.extend(items)
 
 
 def set_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
-    """Give a graph other nodes; those that stay may be among them."""
+    """Replace the nodes of a graph; `nodes` may contain present ones."""
     refill(graph.node, nodes)
 
 
 def store(graph: onnx.GraphProto, name: str, values: NDArray[Any]) -> str:
-    """Add an initializer, and return its name."""
+    """Add an initializer and return its name."""
     graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(values, order="C"), name))
     return name
 
 
 def set_values(tensor: onnx.TensorProto, values: NDArray[Any]) -> None:
-    """Give an initializer other values; its name and its dtype stay."""
+    """Replace the values of an initializer, converted to its dtype."""
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     array = np.asarray(values, dtype, order="C")
     tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
 
 
 def drop_attributes(node: onnx.NodeProto, *names: str) -> None:
-    """Remove attributes by name, where the node has them."""
+    """Remove these attributes of a node, if present."""
     for index in reversed(range(len(node.attribute))):
         if node.attribute[index].name in names:
             del node.attribute[index]
 
 
 def store_constants(graph: onnx.GraphProto, excluded: Container[str] = ()) -> None:
-    """Turn Constant nodes of numbers into initializers, and read them and others without an Identity between.
-
-    Nodes that are excluded by name stay.
-    """
+    """Turn numeric Constants into initializers and bypass Identity nodes of them, except `excluded` nodes."""
     stored = []
     for index, node in enumerate(graph.node):
         constant = None if node.name in excluded else constant_tensor(node)
@@ -84,7 +81,7 @@ def store_constants(graph: onnx.GraphProto, excluded: Container[str] = ()) -> No
 
 
 def drop_unread(graph: onnx.GraphProto, operators: Container[str] | None = None) -> None:
-    """Remove nodes of ONNX's own operators, or of these, that nothing reads, here and in subgraphs."""
+    """Remove nodes of `operators`, or of ONNX's domain, without a consumer of an output, in subgraphs too."""
     removed = True
     while removed:
         removed = False
@@ -95,59 +92,59 @@ def drop_unread(graph: onnx.GraphProto, operators: Container[str] | None = None)
         for inner in graphs:
             for index in reversed(range(len(inner.node))):
                 node = inner.node[index]
-                known = node.op_type in operators if operators is not None else node.domain in ONNX_DOMAINS
-                if known and not read & set(node.output):
+                match = node.op_type in operators if operators is not None else node.domain in ONNX_DOMAINS
+                if match and not read & set(node.output):
                     del inner.node[index]
                     removed = True
 
 
 def drop_unused_initializers(graph: onnx.GraphProto) -> None:
-    """Remove initializers that no node, subgraph or output reads."""
+    """Remove initializers that are not an output and that no node reads, in subgraphs too."""
     used = {value.name for value in graph.output}
     used |= {name for inner in every_graph(graph) for node in inner.node for name in node.input}
-    for index in reversed(range(len(graph.initializer))):  # those that stay are not copied
+    for index in reversed(range(len(graph.initializer))):  # in place, as a refill copies large weights
         if graph.initializer[index].name not in used:
             del graph.initializer[index]
 
 
 def fix_initializers(model: onnx.ModelProto) -> None:
-    """Take initializers off the list of inputs, where files older than IR version 4 have them."""
+    """Remove initializers from the list of inputs; files before IR version 4 contain them there."""
     stored = {tensor.name for tensor in model.graph.initializer}
-    kept = [value for value in model.graph.input if value.name not in stored]
-    if len(kept) != len(model.graph.input):
-        refill(model.graph.input, kept)
+    inputs = [value for value in model.graph.input if value.name not in stored]
+    if len(inputs) != len(model.graph.input):
+        refill(model.graph.input, inputs)
         model.ir_version = max(model.ir_version, 4)
 
 
 def sort_nodes(graph: onnx.GraphProto) -> None:
-    """Bring nodes into an order of execution, near to their own; what subgraphs read counts, too."""
+    """Sort nodes topologically, with few changes of the order; inputs of subgraphs count."""
     made_by = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     nodes = list(graph.node)
-    needs = [
+    producers_of = [
         sorted({made_by[name] for name in {*node.input, *captured_names(node)} if name in made_by})
         for node in nodes
     ]
     order: dict[int, None] = {}
-    begun: set[int] = set()  # a circle, which is no model, is left for the checker to refuse
+    visited: set[int] = set()  # also ends the search in a cyclic graph, which the checker refuses later
     for first in range(len(nodes)):
-        waiting = [first]
-        while waiting:
-            index = waiting[-1]
-            begun.add(index)
-            missing = next((other for other in needs[index] if other not in begun), None)
+        stack = [first]
+        while stack:
+            index = stack[-1]
+            visited.add(index)
+            missing = next((producer for producer in producers_of[index] if producer not in visited), None)
             if missing is None:
-                order[waiting.pop()] = None
+                order[stack.pop()] = None
             else:
-                waiting.append(missing)
+                stack.append(missing)
     refill(graph.node, (nodes[index] for index in order))
 
 
 _AS_OUTPUT = {"float32": "FLOAT", "float16": "FLOAT16"}
-"""Types that an engine returns and numpy has; other floats are cast to float32, exactly."""
+"""Output types that runtimes return and NumPy has; other floats are cast to float32, exactly."""
 
 
 def cut(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, str]:
-    """Leave of a model what tensors of its outermost graph need, as its outputs; return tensor to output."""
+    """Reduce a model to the nodes that compute these tensors, its new outputs; return tensor to output."""
     types, shapes = infer_types(model), infer_shapes(model)
     graph, new = model.graph, Names(model.graph)
     made_by = producers(graph)
@@ -159,7 +156,7 @@ def cut(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, str]:
             continue
         needed.add(name)
         if name in made_by:
-            waiting += [one for one in (*made_by[name].input, *captured_names(made_by[name])) if one]
+            waiting += [source for source in (*made_by[name].input, *captured_names(made_by[name])) if source]
     set_nodes(graph, [node for node in graph.node if needed & set(node.output)])
     outputs: dict[str, str] = {}
     del graph.output[:]
@@ -172,7 +169,7 @@ def cut(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, str]:
         elem_type = onnx.TensorProto.DataType.Value(_AS_OUTPUT[kind])
         graph.output.append(onnx.helper.make_tensor_value_info(output, elem_type, shapes.get(name)))
         outputs[name] = output
-    # The inputs and the noted types of tensors that are gone go, and the types of outputs.
+    # Remove unused inputs, and the noted types of removed tensors and of outputs.
     refill(graph.input, (value for value in graph.input if value.name in needed))
     inner = needed - {value.name for value in graph.output}
     refill(graph.value_info, (value for value in graph.value_info if value.name in inner))

@@ -1,4 +1,4 @@
-"""Names in an ONNX graph: new ones that nothing has, names for nodes that lack one, and stand-ins for all."""
+"""Names in an ONNX graph: new unique names, names for unnamed nodes, and temporary aliases."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .onnx_checks import every_graph, subgraphs
 
 
 class Names:
-    """The names of a graph and of those inside it, to make others.
+    """The names of a graph and its subgraphs, to make unique new ones.
 
-    Names that are added to the graph in another way are not seen: make an object for each rewrite.
+    Names that other code adds to the graph later are not seen: create an object for each rewrite.
     """
 
     def __init__(self, graph: onnx.GraphProto) -> None:
@@ -25,15 +25,15 @@ class Names:
         return {name[: place.start()] for name in self.taken for place in re.finditer("/", name)}
 
     def fresh(self, base: str) -> str:
-        """Return a name like `base` that no tensor or node has, and take it."""
-        return _free(base, self.taken)
+        """Return a name like `base` that no tensor or node has, and reserve it."""
+        return _unique(base, self.taken)
 
     def stem(self, base: str) -> str:
-        """Return a text like `base`, for a family of names: none begins with it and a slash. Take it."""
-        return _free(base, self._stems)
+        """Return and reserve a prefix like `base` for a family of names: none begins with it and a slash."""
+        return _unique(base, self._stems)
 
 
-def _free(base: str, taken: set[str]) -> str:
+def _unique(base: str, taken: set[str]) -> str:
     names = itertools.chain([base], (f"{base}_{number}" for number in itertools.count(2)))
     name = next(name for name in names if name not in taken)
     taken.add(name)
@@ -41,28 +41,28 @@ def _free(base: str, taken: set[str]) -> str:
 
 
 def _names(graph: onnx.GraphProto) -> set[str]:
-    """The names of a graph, without those of the graphs inside its nodes."""
+    """Return the names of a graph, without those of its subgraphs."""
     names = {sparse.values.name for sparse in graph.sparse_initializer}
     names |= {value.name for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer)}
     return names.union(*((node.name, *node.input, *node.output) for node in graph.node))
 
 
 def name_nodes(graph: onnx.GraphProto) -> bool:
-    """Give each node that has no name, or one taken in front of it, another; return whether any got one."""
+    """Rename each node without a name or with the name of an earlier node; return whether any changed."""
     taken = {node.name for node in graph.node}
     seen = {""}
     changed = False
     for number, node in enumerate(graph.node):
         if node.name in seen:
             output = node.output[0] if node.output else number
-            node.name = _free(node.name or f"{node.op_type}_{output}", taken)
+            node.name = _unique(node.name or f"{node.op_type}_{output}", taken)
             changed = True
         seen.add(node.name)
     return changed
 
 
 def rename_inputs(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Let every node of a graph and of its subgraphs read other names."""
+    """Replace inputs by name in every node of a graph and its subgraphs."""
     for node in graph.node:
         for index, name in enumerate(node.input):
             if name in names:
@@ -75,33 +75,33 @@ _ALIAS = re.compile(r"<(\d+)>")
 
 
 class Aliases:
-    """Stand-ins for the names of a model, while a library edits it: `<0>`, `<1>`, ...
+    """Aliases for the names of a model while a library edits it: `<0>`, `<1>`, ...
 
-    None begins or ends another, so that names that a library makes of them (`<0>_scale`) meet no name of
-    the model. `of` has the stand-in of each name.
+    No alias begins or ends another, so names that a library derives from them (`<0>_scale`) match no name of
+    the model. `of` maps each name to its alias.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
         names = sorted({name for inner in every_graph(model.graph) for name in _names(inner)} - {""})
         self.of = {name: f"<{number}>" for number, name in enumerate(names)}
         self._names, self._taken = names, set(names)
-        self._made: dict[str, str] = {}
+        self._derived: dict[str, str] = {}
         _rename(model.graph, lambda name: self.of.get(name, name))
 
     def undo(self, model: onnx.ModelProto) -> None:
-        """Give a model its names back; names that the library made are spelled with them, and are unique."""
+        """Restore the names of a model; names derived from aliases become unique names with the originals."""
         _rename(model.graph, self._original)
 
     def text(self, words: str) -> str:
-        """Return words of the library with the names of the model."""
+        """Return a message of the library with the names of the model."""
         return _ALIAS.sub(lambda match: self._names[int(match[1])], words)
 
     def _original(self, name: str) -> str:
         if _ALIAS.fullmatch(name) or not name:
             return self.text(name)
-        if name not in self._made:
-            self._made[name] = _free(self.text(name), self._taken)
-        return self._made[name]
+        if name not in self._derived:
+            self._derived[name] = _unique(self.text(name), self._taken)
+        return self._derived[name]
 
 
 def _rename(graph: onnx.GraphProto, change: Callable[[str], str]) -> None:

@@ -1,4 +1,4 @@
-"""What the graph quantized for a runtime looks like: data that each engine's folder holds."""
+"""Rules for the quantized graphs of a target; each runtime's folder defines its rules as data."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ Order = Literal["", "flat", "taps"]
 
 @dataclass(frozen=True)
 class SaturatingKernels:
-    """The order in which the kernels of each kind of layer pair products; empty where none saturates.
+    """The order in which the kernels of each kind of layer pair products; "" if none saturates.
 
     Convolutions are dense, grouped, or depthwise: one channel in and out of each group. `products` are MatMul
-    and Gemm by a stored weight, `dynamic` is MatMulInteger, `recurrent` DynamicQuantizeLSTM.
+    and Gemm by a stored weight, `activations` MatMul of two activations. `dynamic` is MatMulInteger and
+    `recurrent` DynamicQuantizeLSTM.
     """
 
     dense: Order = ""
@@ -39,7 +40,7 @@ class SaturatingKernels:
         return any(getattr(self, field.name) for field in fields(self))
 
     def convolution(self, channels_in: int, channels_out: int, group: int) -> Order:
-        """Return the order of a convolution with so many channels in and out of each group."""
+        """Return the order for a convolution with these numbers of channels in and out of each group."""
         if group == 1:
             return self.dense
         return self.depthwise if channels_in == channels_out == 1 else self.grouped
@@ -50,30 +51,29 @@ NONE = SaturatingKernels()
 
 @dataclass(frozen=True, kw_only=True)
 class GraphRules:
-    """How weights and activations are quantized for a runtime, and where.
+    """Where and how weights and activations are quantized for a runtime.
 
     Attributes:
-        weighted: Operators with weights that it has integer kernels for.
-        zero_points: Which activations have one: all, none (int8, symmetric), or those where it costs nothing
-            (uint8), while the others that hold negative values are symmetric int8.
+        weighted: Operators with weights and integer kernels.
+        zero_points: Activations with a zero point: all, none (symmetric int8), or "where free", those at no
+            cost (uint8); in that case, the other activations with negative values are symmetric int8.
         signed_on_arm: Whether activations are int8 on ARM.
-        quantizes_bias: Whether a bias is int32; else it is float.
-        quantizes_chains: Whether what lies between layers is quantized where all that it reads is made by
-            integer kernels. Else Q/DQ stand as TensorRT wants them: in front of the layers that use them,
-            and on the residual branch of an add; weights are float behind a pair of them.
-        writes_floats: Whether every kernel writes float at no cost, so that nothing is quantized that no
-            integer kernel reads; else only those of matrix products do.
-        slow_products: Who computes products of two activations faster in float; empty where they are
-            quantized.
-        gathers_by_vectors: Whether its Gathers of activations need indices of one axis.
-        opens_recurrences: Whether LSTM and GRU are written as products, which can be quantized.
-        by_onnxruntime: Whether ONNX Runtime executes it: rewrites keep its fusions apart, and it is asked
-            which nodes it executes as integers. Dynamic INT8 and blocks of weights need its operators.
-        reads_nbits: Whether it reads ONNX Runtime's operator for blocks of weights.
-        formats: Precisions that it multiplies beyond int8, int4, fp16 and bf16.
-        why_no_halves: Why the float parts of an INT8 graph cannot be halves; empty where they can.
-        saturates: Instruction set to its kernels that add two products in 16 bits, as recorded of it.
-        run: Runs a model on it, to see which kernels saturate here; None where none does.
+        quantizes_bias: Whether a bias is int32; otherwise it is float.
+        quantizes_chains: Whether operators between layers are quantized if integer kernels produce all their
+            inputs. Otherwise Q/DQ pairs are where TensorRT requires them: in front of layers and on the
+            residual branch of an Add; weights are stored in float, with a pair behind them.
+        writes_floats: Whether every integer kernel writes float at no cost, so that only inputs of integer
+            kernels are quantized; otherwise only kernels of matrix products do.
+        slow_products: The runtime that multiplies two activations faster in float; "" if they are quantized.
+        gathers_by_vectors: Whether Gathers of activations need one-dimensional indices.
+        opens_recurrences: Whether LSTM and GRU are decomposed into products, which can be quantized.
+        by_onnxruntime: Whether ONNX Runtime executes the graph. Rewrites then prevent some fusions, and it
+            reports the nodes that run in integers. Dynamic INT8 and blocks of weights need its operators.
+        reads_nbits: Whether it supports MatMulNBits, ONNX Runtime's operator for blocks of weights.
+        formats: Precisions of products beyond int8, int4, fp16 and bf16.
+        why_no_halves: Why the float layers of an INT8 graph cannot be in half precision; "" if they can.
+        saturates: Instruction set to its recorded kernels that add two products in 16 bits.
+        run: Runs a model on this machine, to probe for saturating kernels; None if none saturates.
     """
 
     weighted: frozenset[str] = frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"])
@@ -98,7 +98,7 @@ class GraphRules:
         return self.zero_points == "none"
 
     def signed(self, isa: Isa) -> bool:
-        """Return whether activations are int8 on an instruction set, but for those that are symmetric."""
+        """Return whether activations are int8 on an instruction set; those of `is_symmetric` always are."""
         return self.symmetric or (self.signed_on_arm and isa in ARM_ISAS)
 
     def is_symmetric(self, low: float, high: float) -> bool:
@@ -107,7 +107,7 @@ class GraphRules:
 
 
 def graph_target(engine: str) -> GraphTarget:
-    """Return what a graph for an engine is placed for: engines of one family can take the same."""
+    """Return the target of graphs for an engine; engines of one family share it."""
     row = rows().get(engine)
     if row is None or not row.placed_for:
         raise _unknown(engine)
@@ -115,16 +115,16 @@ def graph_target(engine: str) -> GraphTarget:
 
 
 def graph_rules(target: GraphTarget) -> GraphRules:
-    """Return the rules of the graphs for an engine."""
+    """Return the rules for the graphs of a target."""
     if target not in GRAPH_TARGETS:
         raise _unknown(target)
     rules = rows()[target].load().rules
-    assert isinstance(rules, GraphRules), f"engine {target}"  # its class has checked it
+    assert isinstance(rules, GraphRules), f"engine {target}"  # the engine's class checks it
     return rules
 
 
 def targets_where(test: Callable[[GraphRules], object]) -> str:
-    """Return the targets whose rules pass a test, in words, for hints."""
+    """Return the targets with rules that pass a test, joined by "or", for hints."""
     return " or ".join(target for target in GRAPH_TARGETS if test(graph_rules(target)))
 
 

@@ -1,12 +1,12 @@
-"""Notes in an ONNX file about its inputs beyond their types: suitable extents, and their ranges.
+"""Notes in an ONNX file about its inputs: suitable extents, their ranges, and the preprocessing of samples.
 
-`export` knows the extents that the model was traced with, and the limits that PyTorch found (`32 <= height <=
-512`, a multiple of 8). Both are in the file's `metadata_props` under `qcompile.inputs`, as JSON, beside how a
-sample becomes the input (`model.sources.preprocessing`), where it is known:
+`export` writes the extents of the traced example, and the limits that PyTorch found (`32 <= height <= 512`, a
+multiple of 8). The notes are JSON in the file's `metadata_props`, under `qcompile.inputs`. They include the
+preprocessing (`model.sources.preprocessing`), if known:
 
     {"image": {"example": [2, 3, 64, 64], "axes": {"2": {"min": 32, "max": 512, "multiple": 8}}}}
 
-Files from elsewhere have no such entry, and a damaged one is taken for none: random input is all it decides.
+The entry is optional; a damaged entry is ignored.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _Extent = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
 class AxisRange(msgspec.Struct, frozen=True, rename={"minimum": "min", "maximum": "max"}):
-    """The extents that an axis takes: `minimum` to `maximum` (None: no limit) in steps of `multiple`."""
+    """The allowed extents of an axis: `minimum` to `maximum` (None: no limit) in steps of `multiple`."""
 
     minimum: _Extent = 1
     maximum: _Extent | None = None
     multiple: Annotated[int, Meta(ge=1, lt=1 << 31)] = 1
 
     def nearest(self, extent: int) -> int:
-        """Return the allowed extent that is nearest to `extent`, the larger of two."""
+        """Return `extent` rounded up to an allowed extent, or the largest allowed extent below it."""
         step = self.multiple
         lowest = -(-self.minimum // step) * step
         highest = None if self.maximum is None else self.maximum // step * step
@@ -49,14 +49,13 @@ class AxisRange(msgspec.Struct, frozen=True, rename={"minimum": "min", "maximum"
 
 @dataclass(frozen=True)
 class InputNote:
-    """What is known of one input.
+    """The notes on one input.
 
     Attributes:
-        example: Extents that suit the model, of the example that it was traced with.
-        axes: Axis to the range of its extents, for dynamic axes that have one.
+        example: Extents of the example that the model was traced with.
+        axes: Axis to its range of extents, for dynamic axes with a range.
         seen: Axis to the least, the median and the largest extent in batches of data, for dynamic axes.
-        preprocessing: How a sample becomes the input, as `model.sources.preprocessing` writes it;
-            None where unknown.
+        preprocessing: How a sample becomes the input (see `model.sources.preprocessing`); None if unknown.
     """
 
     example: tuple[_Extent, ...]
@@ -73,31 +72,31 @@ class InputNote:
 def seen_extents(
     shapes: Sequence[Sequence[int]], axes: Collection[int]
 ) -> dict[int, tuple[int, int, int]] | None:
-    """Return `InputNote.seen` of the shapes that an input has in batches; None where there are none."""
+    """Return `InputNote.seen` for the shapes of an input in batches, or None without shapes or axes."""
     columns = {axis: sorted(shape[axis] for shape in shapes) for axis in axes if shapes}
-    return {axis: (few[0], few[len(few) // 2], few[-1]) for axis, few in columns.items()} or None
+    return {axis: (dims[0], dims[len(dims) // 2], dims[-1]) for axis, dims in columns.items()} or None
 
 
 def with_samples(
     notes: Mapping[str, InputNote], inputs: Sequence[TensorInfo], samples: Sequence[Feeds]
 ) -> dict[str, InputNote]:
-    """Return the notes of dynamic inputs with the extents of samples beside those that were seen before."""
-    known = dict(notes)
+    """Return the notes with the extents of samples merged into `seen`, for dynamic inputs."""
+    merged = dict(notes)
     for tensor in inputs:
         shapes = [feeds[tensor.name].shape for feeds in samples if tensor.name in feeds]
         seen = seen_extents(shapes, tensor.dynamic_axes)
         if seen is None:
             continue
-        note = known.get(tensor.name) or InputNote(shapes[0])
+        note = merged.get(tensor.name) or InputNote(shapes[0])
         for axis, before in (note.seen or {}).items():
             if axis in seen:
                 seen[axis] = min(before[0], seen[axis][0]), before[1], max(before[2], seen[axis][2])
-        known[tensor.name] = replace(note, seen=seen)
-    return known
+        merged[tensor.name] = replace(note, seen=seen)
+    return merged
 
 
 def write_notes(model: onnx.ModelProto, notes: Mapping[str, InputNote]) -> None:
-    """Keep notes in a model, in place of those it has."""
+    """Replace the notes in a model."""
     entries = [entry for entry in model.metadata_props if entry.key != KEY]
     del model.metadata_props[:]
     model.metadata_props.extend(entries)
@@ -107,7 +106,7 @@ def write_notes(model: onnx.ModelProto, notes: Mapping[str, InputNote]) -> None:
 
 
 def read_notes(model: onnx.ModelProto) -> dict[str, InputNote]:
-    """Return input name to what the file says of it; empty where it says nothing that can be read."""
+    """Return input name to its note in the file; empty without readable notes."""
     text = next((entry.value for entry in model.metadata_props if entry.key == KEY), "")
     try:
         return msgspec.json.decode(text, type=dict[str, InputNote])

@@ -1,12 +1,12 @@
-"""Count the multiply-adds of each node: the weight of a layer in a precision proof.
+"""Count the multiply-adds of each node, the weight of a layer in the verification of precision.
 
-Extents come from ONNX's shape inference, with the inputs as the file's notes say (`input_notes`) and every
-other dynamic axis 1. One multiply-add is one product added to a sum.
+Extents come from ONNX's shape inference, for inputs of the extents in the file's notes (`input_notes`) and 1
+for every other dynamic axis. One multiply-add is one product added to a sum.
 
-`tensor_core_advice` names sizes that do not fit Tensor Cores, for `inspect --nodes`: channels of a
-convolution, and K and N of a product of M x K by K x N, should be multiples of 16 bytes (NVIDIA, "Matrix
-Multiplication Background User's Guide"; TensorRT's "Best Practices" ask for 32 of INT8, and pad others
-implicitly). It is computed, not measured: cuBLAS 11 and later run other sizes too, less efficiently.
+`tensor_core_advice` lists sizes that do not fit Tensor Cores, for `inspect --nodes`. Channels of a Conv,
+and K and N of products of M x K by K x N, should be multiples of 16 bytes (NVIDIA, "Matrix Multiplication
+Background User's Guide"); TensorRT's "Best Practices" recommend 32 for INT8, and pad other sizes implicitly.
+The advice is computed, not measured: cuBLAS 11 and later run other sizes too, less efficiently.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .input_notes import read_notes
 Shape = tuple[int, ...]
 
 ALLOWED_SHARE = 0.10
-"""Share of the planned multiply-adds that may miss the precision."""
+"""Share of the planned multiply-adds that may run in another precision."""
 _SHOWN = 8
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -33,13 +33,13 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
 }
-"""What exporters write in a dynamic extent."""
+"""Operators in the expressions that exporters write for dynamic extents."""
 
 
 def multiply_adds(model: onnx.ModelProto) -> dict[str, int]:
     """Return node name to its multiply-adds, for the nodes of the main graph that multiply.
 
-    A node whose extents cannot be inferred is left out; so is one inside a subgraph. Weights are not needed.
+    Nodes without inferable extents, and nodes in subgraphs, are left out. Weights need not be loaded.
     """
     shapes = known_shapes(model)
     counts = [(node.name, _count(node, shapes)) for node in model.graph.node]
@@ -47,7 +47,7 @@ def multiply_adds(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def named(layers: Mapping[str, str], share: Mapping[str, float]) -> str:
-    """Return layers with their shares and reasons, the largest first."""
+    """Return layers with their shares and reasons as text, the largest share first."""
     ordered = sorted(layers, key=lambda name: -share.get(name, 0.0))
     texts = [f"{name} ({share.get(name, 0.0):.1%}: {layers[name]})" for name in ordered[:_SHOWN]]
     more = f" and {len(layers) - _SHOWN} more" if len(layers) > _SHOWN else ""
@@ -55,7 +55,7 @@ def named(layers: Mapping[str, str], share: Mapping[str, float]) -> str:
 
 
 def shares(names: Sequence[str], multiply_adds: Mapping[str, int]) -> tuple[dict[str, float], str]:
-    """Return the share of each layer, and what was counted: "multiply-adds", or "layers"."""
+    """Return the share of each layer, and the unit: "multiply-adds", or "layers" if a count is missing."""
     counted = all(name in multiply_adds for name in names)
     total = sum(multiply_adds[name] for name in names) if counted else 0
     if not total:
@@ -64,13 +64,13 @@ def shares(names: Sequence[str], multiply_adds: Mapping[str, int]) -> tuple[dict
 
 
 def known_shapes(model: onnx.ModelProto, inputs: Mapping[str, Shape] | None = None) -> dict[str, Shape]:
-    """Return tensor name to its extents, where all are known, for shapes of the inputs, or the example's."""
+    """Return tensor name to shape, if all extents are known, for the shapes of `inputs` or of the example."""
     light = without_weights(model)
     notes = read_notes(model)
     examples = dict(inputs or {})
     for tensor in () if inputs else model_io(model).inputs:
-        noted = notes[tensor.name].example if tensor.name in notes else ()
-        extents = noted if len(noted) == len(tensor.shape) else [1] * len(tensor.shape)
+        example = notes[tensor.name].example if tensor.name in notes else ()
+        extents = example if len(example) == len(tensor.shape) else [1] * len(tensor.shape)
         dims = zip(tensor.shape, extents, strict=True)
         examples[tensor.name] = tuple(dim if isinstance(dim, int) else extent for dim, extent in dims)
     symbols: dict[str, int] = {}
@@ -90,7 +90,7 @@ def known_shapes(model: onnx.ModelProto, inputs: Mapping[str, Shape] | None = No
 
 
 def _bind(model: onnx.ModelProto, symbols: Mapping[str, int]) -> None:
-    """Give the exporter's notes of shapes, such as `2*batch`, their extents; drop those that have none."""
+    """Evaluate noted extents such as `2*batch`; remove notes with unknown extents, and shapes of outputs."""
     bound = []
     for value in model.graph.value_info:
         dims = value.type.tensor_type.shape.dim
@@ -105,7 +105,7 @@ def _bind(model: onnx.ModelProto, symbols: Mapping[str, int]) -> None:
 
 
 def _extent(text: str, symbols: Mapping[str, int]) -> int | None:
-    """The extent that an expression of symbols stands for; None where it is another kind of expression."""
+    """Return the value of an expression of symbols; None for other expressions or unknown symbols."""
 
     def value_of(node: ast.expr) -> int:
         if isinstance(node, ast.Constant) and type(node.value) is int:
@@ -123,7 +123,7 @@ def _extent(text: str, symbols: Mapping[str, int]) -> int | None:
 
 
 def _count(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
-    """The multiply-adds of a node; None where it multiplies nothing, or extents are not known."""
+    """Return the multiply-adds of a node; None if it multiplies nothing or an extent is unknown."""
     names = (*node.input[:3], "", "", "")
     read, weight, state = (shapes.get(name) for name in names[:3])
     result = shapes.get(node.output[0])
@@ -142,15 +142,15 @@ def _count(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
 ALIGNMENT: Mapping[str, int] = {
     "tf32": 4, "fp16": 8, "bf16": 8, "int8": 16, "fp8": 16, "mxfp8": 16, "int4": 32, "nvfp4": 32,
 }  # fmt: skip
-"""Precision to the multiple that sizes should be: 16 bytes."""
+"""Precision to the number of values in 16 bytes; sizes should be multiples of it."""
 
 Shapes = Mapping[str, tuple[int | str, ...]]
 
 
 def tensor_core_advice(model: onnx.ModelProto, precision: str = "fp16") -> dict[str, str]:
-    """Return the name of each node that multiplies, to what padding its sizes would take.
+    """Return node name to the padding of its sizes, for nodes that multiply.
 
-    "fits"; "depthwise", where padding gains nothing; or "K 3 -> 8, 62.5% zeros": the next multiples of a
+    "fits"; "depthwise", for which padding gains nothing; or "K 3 -> 8, 62.5% zeros": the next multiples of a
     group's sizes, and the share of zeros in the padded multiply-adds.
     """
     stored = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
@@ -160,17 +160,17 @@ def tensor_core_advice(model: onnx.ModelProto, precision: str = "fp16") -> dict[
         sizes = _sizes(node, shapes)
         if sizes is not None:
             is_depthwise = attribute(node, "group", 1) > 1 and sizes["K"] == 1
-            multiple, whole = ALIGNMENT[precision], {n: s for n, s in sizes.items() if isinstance(s, int)}
-            padded = {name: -(-size // multiple) * multiple for name, size in whole.items()}
-            odd = [f"{name} {whole[name]} -> {size}" for name, size in padded.items() if size != whole[name]]
-            share = math.prod(whole.values()) / math.prod(padded.values())
-            needed = f"{', '.join(odd)}, {1 - share:.1%} zeros" if odd else "fits"
-            advice[node.name] = "depthwise" if is_depthwise else needed
+            multiple, fixed = ALIGNMENT[precision], {n: s for n, s in sizes.items() if isinstance(s, int)}
+            padded = {name: -(-size // multiple) * multiple for name, size in fixed.items()}
+            pads = [f"{name} {fixed[name]} -> {size}" for name, size in padded.items() if size != fixed[name]]
+            share = math.prod(fixed.values()) / math.prod(padded.values())
+            padding = f"{', '.join(pads)}, {1 - share:.1%} zeros" if pads else "fits"
+            advice[node.name] = "depthwise" if is_depthwise else padding
     return advice
 
 
 def _sizes(node: onnx.NodeProto, shapes: Shapes) -> dict[str, int | str] | None:
-    """K and N of a node, a text where an axis is dynamic; None where it multiplies no matrices."""
+    """Return K and N of a node, a text for a dynamic axis; None for other operators."""
     data, weight = (shapes.get(name, ()) for name in (*node.input[:2], "", "")[:2])
     if node.op_type in ("Conv", "ConvInteger") and len(weight) > 2 and isinstance(weight[0], int):
         return {"K": weight[1], "N": weight[0] // attribute(node, "group", 1)}

@@ -1,10 +1,10 @@
-"""Refuse an ONNX model that is damaged, or beyond what qcompile takes, before anything else reads it.
+"""Reject ONNX models that are damaged or that qcompile does not support, before other code reads them.
 
-ONNX's own checker looks at a copy without weights. Here is what it lets pass, and what readers in Python fail
-on: texts that are no UTF-8, versions, inputs that are no tensors, and stored tensors. Claims of extents and
-places are compared with what is there, in front of whatever would allocate or open it. External data lie in a
-regular file inside the model's folder, and no link leads out of it: a stranger's model must not make us read
-`/etc/passwd`. A file that crashes a parser is for the watched child (`core/processes/`).
+ONNX's checker runs on a copy without weights. This module adds checks that it lacks and that Python readers
+depend on: texts are UTF-8, versions are supported, inputs are tensors, stored tensors are complete. Declared
+extents and offsets are compared with the data before any code allocates memory or opens a file. External data
+must be in a regular file inside the model's folder, and no link may lead out of it: a stranger's model must
+not make us read `/etc/passwd`. A watched child process (`core/processes/`) handles files that crash a parser.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from ...errors import ModelError
 from .. import onnx
 
 MOST_INPUT_VALUES = 1 << 28
-"""Values of one input of fixed shape: 1 GiB of float32. Making it at random takes three times that."""
-_PLUGIN = "No Op registered for"
-"""What ONNX's checker says of TensorRT's plugins, which are in ONNX's own domain."""
+"""Limit of the values of one input of fixed shape: 1 GiB of float32. Random input takes three times that."""
+_UNKNOWN_OPERATOR = "No Op registered for"
+"""Message of ONNX's checker for TensorRT's plugins, which use ONNX's domain."""
 _LONGEST = 300
-_GROUPS_OF_CHANNELS = 21
-"""The opset that defined GroupNormalization anew."""
+_NEW_GROUP_NORM_OPSET = 21
+"""The opset that redefined GroupNormalization."""
 _NARROW_BITS = {
     "INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6,
 }  # fmt: skip
-"""Element types whose values share bytes."""
+"""Bits of the element types that share bytes."""
 _TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
-_BESIDE = "keep the data file in the folder of the model; it may be no link that leads out of it"
+_BESIDE = "keep the data file in the folder of the model; a link must not lead out of it"
 
 
 class ModelProblem(Exception):
-    """What is wrong with a model, and the way out, empty where the common one serves."""
+    """A problem of a model, and a hint; `check_model` gives its general hint in place of an empty one."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -61,7 +61,7 @@ def every_graph(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def graphs_of(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs of a model: inside nodes, and inside nodes of functions, too."""
+    """Yield the graphs of a model, including subgraphs of nodes and of functions."""
     yield from every_graph(model.graph)
     for function in model.functions:
         for node in function.node:
@@ -70,13 +70,13 @@ def graphs_of(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 
 
 def every_node(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a model: of graphs inside nodes and of functions, too."""
+    """Yield the nodes of a model, including those of subgraphs and functions."""
     for holder in (*graphs_of(model), *model.functions):
         yield from holder.node
 
 
 def every_tensor(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield all tensors that are stored: of graphs inside nodes and of functions, too."""
+    """Yield all stored tensors, including those of subgraphs and functions."""
     sparse: list[onnx.SparseTensorProto] = []
     for graph in graphs_of(model):
         yield from graph.initializer
@@ -94,19 +94,19 @@ def every_tensor(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def check_tensor(tensor: onnx.TensorProto, folder: Path) -> None:
-    """Compare what a tensor says of itself with what is there; `folder` is the model's, links resolved."""
+    """Check a tensor's declarations against its data; `folder` is the model's, with links resolved."""
     kind, subject = tensor.data_type, f"tensor {tensor.name!r}"
     if not kind or kind not in onnx.TensorProto.DataType.values():
         raise ModelProblem(f"{subject} has the unknown element type {kind}")
     shape = "x".join(map(str, tensor.dims)) or "scalar"
     try:
         np.broadcast_to(np.zeros((), np.float64), tuple(tensor.dims))
-    except ValueError as error:  # negative extents, and more axes or values than an array has
+    except ValueError as error:  # negative extents, or too many axes or values for an array
         raise ModelProblem(f"{subject} has shape {shape}: {error}") from None
     if tensor.HasField("segment"):
         raise ModelProblem(f"{subject} is stored in segments, which no runtime reads")
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        _external_place(tensor, folder)
+        _locate_external(tensor, folder)
     elif kind == onnx.TensorProto.STRING:
         if len(tensor.string_data) != math.prod(tensor.dims):
             raise ModelProblem(f"{subject} of shape {shape} holds {len(tensor.string_data)} strings")
@@ -122,18 +122,18 @@ def check_tensor(tensor: onnx.TensorProto, folder: Path) -> None:
 
 
 def stored_bytes(tensor: onnx.TensorProto) -> int:
-    """Return what the values of a tensor take as raw bytes; those of less than 8 bits are packed."""
+    """Return the size of a tensor's values as raw bytes; types of less than 8 bits are packed."""
     name = onnx.TensorProto.DataType.Name(tensor.data_type)
     width = _NARROW_BITS.get(name) or 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     bits: int = math.prod(tensor.dims) * width
     return -(-bits // 8)
 
 
-def _external_place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
-    """The file that holds a tensor's external data, where they begin, and how many bytes they take."""
+def _locate_external(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
+    """Return the file of a tensor's external data, and their offset and size in bytes."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if len(entries) < len(tensor.external_data):
-        raise ModelProblem(f"tensor {tensor.name!r} says twice where its data lie")
+        raise ModelProblem(f"tensor {tensor.name!r} repeats a key of its external data")
     subject = f"external data {entries.get('location', '')!r} of tensor {tensor.name!r}"
     target = external_path(entries.get("location", ""), folder)
     if isinstance(target, str):
@@ -154,15 +154,12 @@ def _external_place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, 
         raise ModelProblem(
             f"{subject}: {required} bytes at {offset} of a file of {size} bytes",
             "copy the data file again: it is cut off, or of another model",
-        )  # one that is not there is missed by who needs the values
+        )  # a missing file is reported by the code that reads the values
     return target, offset, required
 
 
 def external_path(location: str, folder: Path) -> Path | str:
-    """Return the file that a location names in the model's folder, links of which are resolved.
-
-    A text says why there is none that may be read.
-    """
+    """Return the file at a location in a folder without links, or a text on why it may not be read."""
     if not location or "\0" in location:
         return "names no file"
     posix, windows = PurePosixPath(location), PureWindowsPath(location)
@@ -175,15 +172,15 @@ def external_path(location: str, folder: Path) -> Path | str:
         if folder not in target.parents:
             return f"is a link to {target}, outside of the model's folder"
         if target.exists() and not stat.S_ISREG(target.stat().st_mode):
-            return "is no regular file"
+            return "is not a regular file"
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links; a name that is too long
         return f"cannot be looked up ({error})"
     return target
 
 
 def hide_group_normalizations(model: onnx.ModelProto) -> None:
-    """Write an Identity in place of each GroupNormalization, for ONNX's tools: of opsets 18 to 20 the checker
-    calls it deprecated, which ONNX Runtime computes, and shape inference finds nothing behind one (1.23)."""
+    """Replace each GroupNormalization by an Identity, for ONNX's tools (1.23): in opsets 18 to 20, which ONNX
+    Runtime supports, the checker rejects it as deprecated, and shape inference finds no shapes behind it."""
     for node in every_node(model):
         if node.op_type == "GroupNormalization" and node.domain in ("", "ai.onnx"):
             node.op_type = "Identity"  # of the same type and shape
@@ -191,20 +188,20 @@ def hide_group_normalizations(model: onnx.ModelProto) -> None:
 
 
 def external_files(path: Path, model: onnx.ModelProto) -> list[Path]:
-    """Return the files beside an ONNX file that hold its external data."""
+    """Return the files beside an ONNX file with its external data."""
     external = (t for t in every_tensor(model) if t.data_location == onnx.TensorProto.EXTERNAL)
     files = {path.resolve().parent / location(tensor) for tensor in external}
     return sorted(files - {path.resolve()})  # a weightless model refers to the file itself
 
 
 def location(tensor: onnx.TensorProto) -> str:
-    """Return the file that holds a tensor's external data, as the tensor names it; else empty."""
+    """Return the location of a tensor's external data as stored; "" if its data are in the model."""
     return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
 
 
 def read_external(tensor: onnx.TensorProto, folder: Path) -> bytes:
-    """Return the raw data of a tensor that lie outside of its file, as they are now."""
-    target, offset, required = _external_place(tensor, folder)
+    """Return the raw data of a tensor from its external file, as they are now."""
+    target, offset, required = _locate_external(tensor, folder)
     with target.open("rb") as file:
         file.seek(offset)
         content = file.read(required)
@@ -214,14 +211,14 @@ def read_external(tensor: onnx.TensorProto, folder: Path) -> bytes:
 
 
 def check_model(model: onnx.ModelProto, path: Path) -> None:
-    """Check a model that was read from a file. Its weights may lie elsewhere, or be gone."""
+    """Check a model that was read from `path`; its weights may be in other files, or missing."""
     if not model.graph.node and not model.graph.output:
         message = f"{path}: holds no graph ({path.stat().st_size} bytes)"
         raise ModelError(message, hint="copy or export the file again", file=path)
     try:
         for text in _texts(model):
-            if isinstance(text, bytes):  # on which code that expects text fails anywhere
-                raise ModelProblem(f"holds a text that is no UTF-8: {text[:40]!r}")
+            if isinstance(text, bytes):  # code that expects str would fail on it
+                raise ModelProblem(f"contains text that is not UTF-8: {text[:40]!r}")
         _check_versions(model)
         stored = {tensor.name for tensor in model.graph.initializer}
         for value in model.graph.input:
@@ -233,13 +230,13 @@ def check_model(model: onnx.ModelProto, path: Path) -> None:
         for tensor in every_tensor(model):
             check_tensor(tensor, folder)
         _check_graph(model)
-    except ModelProblem as refused:
-        hint = refused.hint or "the file is damaged or its exporter is wrong; export it again"
-        raise ModelError(f"{path}: {refused}", hint=hint, file=path) from None
+    except ModelProblem as problem:
+        hint = problem.hint or "the file is damaged or its exporter is wrong; export it again"
+        raise ModelError(f"{path}: {problem}", hint=hint, file=path) from None
 
 
 def finding(error: BaseException) -> str:
-    """Return what ONNX's checker found, in one line, with the operator and the name of the node."""
+    """Return the message of ONNX's checker in one line, with the operator and the name of the node."""
     text, _, context = " ".join(str(error).split()).partition("==> Context")
     node = re.search(r"Name: (\S*) ?OpType: (\S+)", context)
     text = text.strip()[:_LONGEST]
@@ -247,7 +244,7 @@ def finding(error: BaseException) -> str:
 
 
 def _check_graph(model: onnx.ModelProto) -> None:
-    """Run ONNX's checker on the model with inputs in place of its initializers."""
+    """Run ONNX's checker on the model with its initializers as inputs."""
     inputs, outputs = ([value.name for value in side] for side in (model.graph.input, model.graph.output))
     names = [tensor.name for tensor in model.graph.initializer]
     names += [tensor.values.name for tensor in model.graph.sparse_initializer]
@@ -259,7 +256,7 @@ def _check_graph(model: onnx.ModelProto) -> None:
     light.graph.name = "graph"
     light.graph.node.extend(model.graph.node)
     versions = (item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
-    if any(version < _GROUPS_OF_CHANNELS for version in versions):
+    if any(version < _NEW_GROUP_NORM_OPSET for version in versions):
         hide_group_normalizations(light)
     stored = [name for name in names if name not in inputs]
     for values, listed in ((light.graph.input, inputs + stored), (light.graph.output, outputs)):
@@ -267,14 +264,14 @@ def _check_graph(model: onnx.ModelProto) -> None:
     try:
         onnx.checker.check_model(light)
     except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
-        if _PLUGIN not in str(error):
+        if _UNKNOWN_OPERATOR not in str(error):
             raise ModelProblem(f"ONNX's checker refuses it: {finding(error)}") from error
 
 
 def _check_versions(model: onnx.ModelProto) -> None:
     if not 3 <= model.ir_version <= onnx.IR_VERSION:
         raise ModelProblem(
-            f"ir_version {model.ir_version}; onnx {onnx.__version__} knows 3 to {onnx.IR_VERSION}",
+            f"ir_version {model.ir_version}; onnx {onnx.__version__} reads 3 to {onnx.IR_VERSION}",
             "export it again" if model.ir_version < 3 else "install a newer onnx",
         )
     newest = onnx.defs.onnx_opset_version()
@@ -285,7 +282,7 @@ def _check_versions(model: onnx.ModelProto) -> None:
             raise ModelProblem(f"imports opsets {versions[domain]} and {item.version} of domain {domain!r}")
         if item.version < 1 or (not domain and item.version > newest):
             raise ModelProblem(
-                f"opset {item.version} of domain {domain!r}; onnx {onnx.__version__} knows 1 to {newest}",
+                f"opset {item.version} of domain {domain!r}; onnx {onnx.__version__} reads 1 to {newest}",
                 "export it for an older opset" if item.version > newest else "",
             )
 
@@ -294,7 +291,7 @@ def _check_value(value: onnx.ValueInfoProto, kind: str, *, lowest: int) -> None:
     which = value.type.WhichOneof("value")
     if which not in (None, "tensor_type"):
         raise ModelProblem(
-            f"{kind} {value.name!r} is a {which.removesuffix('_type')}; tensors alone are supported",
+            f"{kind} {value.name!r} is a {which.removesuffix('_type')}; only tensors are supported",
             f"export the model with tensors as its {kind}s (skl2onnx: options={{'zipmap': False}})",
         )
     tensor = value.type.tensor_type
@@ -305,7 +302,7 @@ def _check_value(value: onnx.ValueInfoProto, kind: str, *, lowest: int) -> None:
     if fixed and min(fixed) < lowest:
         raise ModelProblem(
             f"{kind} {value.name!r} has an axis of extent {min(fixed)}; {lowest} or more is required",
-            "declare an axis of any extent by a name (dim_param)",
+            "declare a dynamic axis by a name (dim_param)",
         )
     if math.prod(fixed) > MOST_INPUT_VALUES and lowest:
         raise ModelProblem(
@@ -314,7 +311,7 @@ def _check_value(value: onnx.ValueInfoProto, kind: str, *, lowest: int) -> None:
 
 
 def _texts(message: Any) -> Iterator[Any]:
-    """Yield every field of text in a message; protobuf's Python gives bytes for what is no UTF-8."""
+    """Yield every text field of a message; protobuf's Python returns bytes for text that is not UTF-8."""
     for field, value in message.ListFields():
         if field.type in (field.TYPE_STRING, field.TYPE_MESSAGE):
             for item in [value] if isinstance(value, str | bytes) or hasattr(value, "ListFields") else value:

@@ -1,10 +1,9 @@
-"""An ONNX model in memory: parsed once, handed from stage to stage, written once.
+"""An ONNX model in memory: parsed once, passed from stage to stage, written once.
 
-Large weights stay where they were read: the file is mapped and walked as protobuf's wire format lays it
-out, and their bytes are stepped over. A file of gigabytes costs no more than its graph until a stage reads
-weights. Models over 2 GB, protobuf's limit, keep their weights in `NAME.onnx.data` beside the file. It is
-protobuf, as ONNX Runtime, onnxsim, ONNX's converter and its shape inference take it; CONTRIBUTING.md says
-what onnx-ir would cost.
+Large weights remain in the file: it is mapped and parsed as protobuf's wire format, skipping their bytes. A
+file of gigabytes costs no more than its graph until a stage reads weights. Models over 2 GB, protobuf's
+limit, have weights in `NAME.onnx.data` beside the file. The model is a protobuf message, as ONNX Runtime,
+onnxsim, ONNX's converter and its shape inference take it; CONTRIBUTING.md explains the cost of onnx-ir.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from .source_paths import strip_source_paths
 DEFECT = "this is a defect of qcompile: report it with the model"
 
 KEPT_BYTES = 4096
-"""Weights up to this size keep their values: shapes, axes and the like, which shape inference reads."""
+"""Largest size of weights that are read with the graph: shapes, axes and the like, for shape inference."""
 
 # Field numbers of onnx.proto: ModelProto.graph, GraphProto.initializer, TensorProto.raw_data.
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
@@ -49,14 +48,14 @@ Buffer = bytes | mmap.mmap
 
 
 class Graph:
-    """A model, the file that its large weights lie in, and an index of its nodes.
+    """A model, the file of its large weights, and an index of its nodes.
 
     Attributes:
         model: The graph; large weights refer to the file as external data (location, offset, length), until
-            `load` brings them in.
-        path: The file that it was read from, which names it in messages.
-        is_file: Whether the file still is the graph: a runtime reads it there.
-        beside: Files beside it that held weights when it was read.
+            `load` reads them.
+        path: The file that the model was read from; messages name it.
+        is_file: Whether the file still equals the graph, so that a runtime can read it.
+        beside: Files beside it that contained weights when it was read.
     """
 
     _INDEX = ("producers", "consumers", "stored", "pinned", "types", "shapes")
@@ -101,17 +100,17 @@ class Graph:
         return graph.infer_shapes(self.model)
 
     def is_private(self, name: str) -> bool:
-        """Return whether one node alone reads a tensor, and once."""
+        """Return whether a tensor has one reader, a node that reads it once."""
         reads = sum([*node.input].count(name) for node in self.consumers.get(name, ()))
         return name not in self.pinned and reads == 1
 
     def replace_uses(self, name: str, by: str) -> None:
-        """Let the nodes that read a tensor read another; the index stays true."""
+        """Replace a tensor by another in the inputs of its consumers; update the index."""
         for node in [*self.consumers.get(name, ())]:
             self.set_inputs(node, *[by if operand == name else operand for operand in node.input])
 
     def set_inputs(self, node: onnx.NodeProto, *names: str) -> None:
-        """Let a node read these tensors; the index stays true."""
+        """Replace the inputs of a node; update the index."""
         for name in dict.fromkeys(node.input):
             self.consumers[name] = [other for other in self.consumers[name] if other is not node]
         node.input[:] = names
@@ -120,7 +119,7 @@ class Graph:
         self.is_file = False
 
     def remove(self, *nodes: onnx.NodeProto) -> None:
-        """Remove nodes, whose results nothing reads any more; the index stays true."""
+        """Remove nodes whose outputs have no consumer; update the index."""
         for node in nodes:
             self.set_inputs(node)
             for name in node.output:
@@ -129,14 +128,14 @@ class Graph:
         self.is_file = False
 
     def edited(self, model: onnx.ModelProto | None = None) -> None:
-        """Forget the index, after `model` was edited, or another is in its place."""
+        """Discard the index after an edit of the model, or after its replacement by `model`."""
         self.model = self.model if model is None else model
         self.is_file = False
         for name in self._INDEX:
             self.__dict__.pop(name, None)
 
     def load(self, *, beside: bool = True) -> onnx.ModelProto:
-        """Return the model with its weights brought in; without `beside`, those of its own file alone."""
+        """Return the model with its weights read in; without `beside`, only those in its file."""
         add_external_data(self.model, self.path, beside=beside)
         return self.model
 
@@ -145,7 +144,7 @@ class Graph:
         return Graph(copy_model(self.model), self.path)
 
     def digest(self) -> str:
-        """Return the digest of the file that it was read from, with its external data, wherever that lies."""
+        """Return the digest of the file that it was read from, including external data."""
         missing = [file for file in self.beside if not file.is_file()]
         if missing:
             raise ModelError(
@@ -161,7 +160,7 @@ class Graph:
 
     @contextmanager
     def file(self) -> Iterator[Path]:
-        """Yield a file of the graph, for a runtime: the one that it was read from while it is unchanged."""
+        """Yield a file of the graph for a runtime: its source file if unchanged, or a temporary one."""
         if self.is_file:
             yield self.path
             return
@@ -171,7 +170,7 @@ class Graph:
             yield path
 
     def check(self) -> None:
-        """Run ONNX's checker and its shape inference, strictly: what is declared must be what follows."""
+        """Run ONNX's checker and strict shape inference, which rejects contradictory declarations."""
         check_model(self.model, self.path)
         try:
             graph.with_inferred(graph.without_weights(self.model), strict=True)
@@ -184,16 +183,16 @@ class Graph:
 
 
 def read_graph(path: Path) -> Graph:
-    """Read and check a file, but for its large weights, and write it in plain forms (`plain_forms`)."""
+    """Read and check a file without its large weights, and rewrite it in plain forms (`plain_forms`)."""
     from google.protobuf.message import DecodeError
 
     checked_input(path, what="model")
     model = onnx.ModelProto()
-    damage, again = (DecodeError, ValueError, IndexError), "copy or export the file again"
+    damage, hint = (DecodeError, ValueError, IndexError), "copy or export the file again"
     if path.stat().st_size:  # an empty file cannot be mapped
         with (
             translated(
-                f"{path}: not an ONNX model, or cut off", ModelError, errors=damage, hint=again, file=path
+                f"{path}: not an ONNX model, or cut off", ModelError, errors=damage, hint=hint, file=path
             ),
             path.open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
@@ -202,13 +201,13 @@ def read_graph(path: Path) -> Graph:
     freed = free_extents(model)
     check_model(model, path)
     beside, changed = external_files(path, model), to_plain_forms(model)
-    named = name_nodes(model.graph)  # layers are counted, named and compared by the names of nodes
-    return Graph(model, path, is_file=not (freed or changed or named), beside=beside)
+    renamed = name_nodes(model.graph)  # names of nodes identify layers in counts, reports and comparisons
+    return Graph(model, path, is_file=not (freed or changed or renamed), beside=beside)
 
 
 @contextmanager
 def written_here(source: Path, step: str = "qcompile", file: Path | None = None) -> Iterator[None]:
-    """Raise the refusal of a graph that a step made of `source` as a defect of qcompile."""
+    """Report a ModelError in the block, for a graph that a step made of `source`, as a defect of qcompile."""
     try:
         yield
     except ModelError as error:
@@ -217,20 +216,20 @@ def written_here(source: Path, step: str = "qcompile", file: Path | None = None)
 
 
 def check_written(file: Path, source: Path) -> None:
-    """Check a file that was made of `source`."""
+    """Check a file that qcompile made of `source`."""
     with written_here(source, file=file):
         read_graph(file)
 
 
 def read_weightless(path: Path) -> Graph:
-    """Read a file to look at it: initializers that it lists as inputs are none."""
+    """Read a file for inspection, and remove initializers from its inputs."""
     weightless = read_graph(path)
     fix_initializers(weightless.model)
     return weightless
 
 
 def _read_into(model: onnx.ModelProto, content: Buffer, name: str) -> None:
-    """Fill a model; the raw data of large initializers are replaced by where they lie."""
+    """Parse a model; large initializers refer to the file in place of raw data."""
     for field, kind, start, value, end in _fields(content, 0, len(content)):
         if (field, kind) != (_GRAPH, _BYTES):
             model.MergeFromString(content[start:end])
@@ -239,27 +238,27 @@ def _read_into(model: onnx.ModelProto, content: Buffer, name: str) -> None:
         for inner, inner_kind, inner_start, inner_value, inner_end in _fields(content, value, end):
             is_large = inner_end - inner_value > KEPT_BYTES
             if (inner, inner_kind) == (_INITIALIZER, _BYTES) and is_large:
-                _refer(model.graph.initializer.add(), content, inner_value, inner_end, name)
+                _read_tensor(model.graph.initializer.add(), content, inner_value, inner_end, name)
             else:
                 model.graph.MergeFromString(content[inner_start:inner_end])
 
 
-def _refer(tensor: onnx.TensorProto, content: Buffer, start: int, end: int, name: str) -> None:
-    """Fill a tensor, its large raw data external."""
-    place: tuple[int, int] | None = None
+def _read_tensor(tensor: onnx.TensorProto, content: Buffer, start: int, end: int, name: str) -> None:
+    """Parse a tensor; large raw data become a reference to the file."""
+    raw_data: tuple[int, int] | None = None
     for field, kind, field_start, value, field_end in _fields(content, start, end):
         if field == _RAW_DATA and kind == _BYTES and field_end - value > KEPT_BYTES:
-            place = value, field_end - value
+            raw_data = value, field_end - value
         else:
             tensor.MergeFromString(content[field_start:field_end])
-    if place is not None:  # last: a file may say `data_location: DEFAULT`, and the last one counts
+    if raw_data is not None:  # set last, as the last value counts: the file may set `data_location: DEFAULT`
         tensor.data_location = tensor.EXTERNAL
-        for key, text in (("location", name), ("offset", place[0]), ("length", place[1])):
+        for key, text in (("location", name), ("offset", raw_data[0]), ("length", raw_data[1])):
             tensor.external_data.add(key=key, value=str(text))
 
 
 def _fields(content: Buffer, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield (number, wire type, where the field starts, where its value starts, where it ends)."""
+    """Yield (number, wire type, start of the field, start of its value, end) of each field."""
     position = start
     while position < end:
         key, value = _varint(content, position)
@@ -280,7 +279,7 @@ def _fields(content: Buffer, start: int, end: int) -> Iterator[tuple[int, int, i
 
 
 def _varint(content: Buffer, position: int) -> tuple[int, int]:
-    """The number at a position, and where the next byte lies."""
+    """Return the varint at a position, and the position behind it."""
     number = shift = 0
     while True:
         byte = content[position]
@@ -294,11 +293,11 @@ def _varint(content: Buffer, position: int) -> tuple[int, int]:
 
 
 EXTERNAL_DATA_BYTES = (1 << 31) - (1 << 26)
-"""Size from which weights go to a side file; 64 MiB under protobuf's 2 GB, for the graph itself."""
+"""Weights from this size on go to a side file: 2 GB, protobuf's limit, less 64 MiB for the graph."""
 
 
 def add_external_data(model: onnx.ModelProto, path: Path, *, beside: bool = True) -> None:
-    """Read the weights of a model that lie in its file, and those in files `beside` it, into the model."""
+    """Read the external weights of a model from its file, and from files `beside` it, into the model."""
     message, hint = f"{path}: its external data cannot be read", "keep the data file beside the model"
     for tensor in every_tensor(model):
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
@@ -314,7 +313,7 @@ def add_external_data(model: onnx.ModelProto, path: Path, *, beside: bool = True
 def save_onnx(model: onnx.ModelProto, path: Path) -> None:
     """Write the model to `path` (inside `files.writing`), with external data from 2 GB on.
 
-    What it tells of the machine that it was exported on is removed (`source_paths`).
+    Stack traces and paths of the exporting machine are removed (`source_paths`).
     """
     strip_source_paths(model)
     beside = path.with_name(f"{path.name}.data")
@@ -326,23 +325,23 @@ def save_onnx(model: onnx.ModelProto, path: Path) -> None:
         model, str(path), save_as_external_data=True, all_tensors_to_one_file=True,
         location=beside.name, size_threshold=1024,
     )  # fmt: skip
-    add_external_data(model, path)  # onnx leaves the model without the weights that it wrote beside it
+    add_external_data(model, path)  # onnx removes weights from the model when it writes them beside it
 
 
 def write_whole(model: onnx.ModelProto, path: Path) -> None:
-    """Write what `SerializeToString` returns, an initializer at a time: without a copy of all of them."""
+    """Write the bytes of `SerializeToString`, one initializer at a time to avoid a copy of all."""
     from google.protobuf.unknown_fields import UnknownFieldSet
 
     if len(UnknownFieldSet(model)) or len(UnknownFieldSet(model.graph)):  # of a later version of ONNX
         path.write_bytes(model.SerializeToString())
         return
-    before, after = _around(model, _GRAPH)
-    graph_before, graph_after = _around(model.graph, _INITIALIZER)
+    before, after = _fields_around(model, _GRAPH)
+    graph_before, graph_after = _fields_around(model.graph, _INITIALIZER)
     lengths = [len(tensor.SerializeToString()) for tensor in model.graph.initializer]
-    fields = [_key(_INITIALIZER, length) for length in lengths]
+    fields = [_bytes_header(_INITIALIZER, length) for length in lengths]
     size = len(graph_before) + len(graph_after) + sum(lengths) + sum(map(len, fields))
     with path.open("wb") as file:
-        file.write(before + _key(_GRAPH, size) + graph_before)
+        file.write(before + _bytes_header(_GRAPH, size) + graph_before)
         for field, tensor in zip(fields, model.graph.initializer, strict=True):
             file.write(field)
             file.write(tensor.SerializeToString())
@@ -350,17 +349,17 @@ def write_whole(model: onnx.ModelProto, path: Path) -> None:
 
 
 def write_behind_graph(model: onnx.ModelProto, path: Path) -> None:
-    """Write anew what a file of `write_whole` holds behind its graph, such as metadata."""
+    """Rewrite the fields behind the graph, such as metadata, in a file of `write_whole`."""
     with path.open("r+b") as file:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             end = next(end for number, *_, end in _fields(content, 0, len(content)) if number == _GRAPH)
         file.seek(end)
-        file.write(_around(model, _GRAPH)[1])
+        file.write(_fields_around(model, _GRAPH)[1])
         file.truncate()
 
 
-def _around(message: Any, number: int) -> tuple[bytes, bytes]:
-    """The bytes of a message's fields before a number, and behind it."""
+def _fields_around(message: Any, number: int) -> tuple[bytes, bytes]:
+    """Return the serialized fields of a message before a field number, and those after it."""
     parts = [b"", b""]
     for field, value in message.ListFields():  # in the order of their numbers
         if field.number != number:
@@ -368,20 +367,18 @@ def _around(message: Any, number: int) -> tuple[bytes, bytes]:
     return parts[0], parts[1]
 
 
-def _key(number: int, length: int) -> bytes:
-    """What stands in front of bytes: the number of the field, and the length as a varint."""
-    written = [number << 3 | _BYTES]
+def _bytes_header(number: int, length: int) -> bytes:
+    """Return the header of a bytes field: its number and wire type, and the length as a varint."""
+    header = [number << 3 | _BYTES]
     while length > 0x7F:
-        written.append(length & 0x7F | 0x80)
+        header.append(length & 0x7F | 0x80)
         length >>= 7
-    return bytes([*written, length])
+    return bytes([*header, length])
 
 
 def is_large(model: onnx.ModelProto, *, loaded: bool = False) -> bool:
-    """Return whether the weights, or those that are loaded, are too many for one protobuf file.
-
-    Counted from shapes: protobuf's own `ByteSize` fails on exactly the models this is asked for.
-    """
+    """Return whether the weights, or only those that are `loaded`, are too large for one protobuf file."""
+    # Computed from shapes: protobuf's `ByteSize` fails on exactly these models.
     tensors = [t for t in model.graph.initializer if not (loaded and t.data_location == t.EXTERNAL)]
     return sum(map(graph.tensor_bytes, tensors)) > EXTERNAL_DATA_BYTES
 
@@ -395,7 +392,7 @@ def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def copy_weightless(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy but for the initializers of its graph."""
+    """Return a copy without the initializers of its graph."""
     copy = onnx.ModelProto()
     for target, source, separate in ((copy, model, "graph"), (copy.graph, model.graph, "initializer")):
         for field, value in source.ListFields():

@@ -1,23 +1,23 @@
-"""Write what a file may legally say, and readers mistake, in plain forms; none changes what is computed.
+"""Rewrite legal ONNX that readers misinterpret into plain forms, without a change of the results.
 
-1. An extent of -1 becomes a free one. ONNX declares it by a name or by nothing (onnx.proto3,
-   TensorShapeProto); paddle2onnx and others write -1, and ONNX Runtime reads it so, too.
-2. Calls of the model's own functions become the nodes of their bodies. ONNX's inliner (1.23) forgets defaults
-   of attributes, which are written at the calls first, and what a function alone imports.
+1. Extents of -1 become free. ONNX declares free extents by a name or by nothing (onnx.proto3,
+   TensorShapeProto); paddle2onnx and others write -1, and ONNX Runtime reads it as free.
+2. Calls of the model's functions become the nodes of their bodies. ONNX's inliner (1.23) loses default
+   attributes, which are copied to the calls first, and imports of functions alone, which are added again.
 3. ONNX ignores windows of a pool that start behind the input; its shape inference (1.23), OpenVINO and
-   TensorRT count them. Pads that end with the last window are the same to all:
+   TensorRT count them. Pads that end with the last window mean the same to all:
 
     MaxPool <ceil_mode=1, kernel_shape=[2], strides=[3], pads=[1,1]> (x [n,c,5])
     becomes
     MaxPool <kernel_shape=[2], strides=[3], pads=[1,0]> (x [n,c,5])
 
-4. The extents that a ConvTranspose must return become its pads: shape inference takes `output_shape` for all
-   axes, and counts `output_padding` beside an `auto_pad`.
-5. An output without a type or a shape gets what shape inference finds; an input without a shape the rank with
-   which inference finds no contradiction, the least from 2 on where several do.
-6. Sparse initializers become dense ones, as in ONNX Runtime's memory.
-7. The graph has a name, each domain one version, and ONNX's own domain one; a list of operands or results
-   ends with one that is there, and a noted tensor has an element type.
+4. The required output extents of a ConvTranspose become pads: shape inference applies `output_shape` to all
+   axes, and counts `output_padding` in addition to `auto_pad`.
+5. Outputs without a type or shape get the inferred ones. Inputs without a shape get the first rank of 2 to 6,
+   1 and 0 that causes no contradiction in inference.
+6. Sparse initializers become dense, as in ONNX Runtime's memory.
+7. The graph gets a name, and each domain, ONNX's included, one opset import. Empty names at the end of
+   inputs and outputs, and `value_info` without an element type, are removed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SAME = ("SAME_UPPER", "SAME_LOWER")
 
 
 def to_plain_forms(model: onnx.ModelProto) -> bool:
-    """Rewrite a model in place; return whether anything changed. Its large weights need not be loaded."""
+    """Rewrite a model in place; return whether anything changed. Large weights need not be loaded."""
     if not model.HasField("graph"):
         return False
     changed = [_tidy(model), _densify(model), inline_functions(model), _import_domains(model)]
@@ -89,7 +89,7 @@ def _import_domains(model: onnx.ModelProto) -> bool:
 
 
 def _densify(model: onnx.ModelProto) -> bool:
-    """Write sparse initializers as dense ones; one that is damaged, large or external stays."""
+    """Turn sparse initializers into dense ones, except those that are damaged, large or external."""
     graph, sparse = model.graph, list(model.graph.sparse_initializer)
     for tensor in sparse:
         external = onnx.TensorProto.EXTERNAL in (tensor.values.data_location, tensor.indices.data_location)
@@ -108,7 +108,7 @@ _RANKS = (2, 3, 4, 5, 6, 1, 0)
 
 
 def _declare_inputs(model: onnx.ModelProto) -> bool:
-    """Give inputs without a shape one of free extents."""
+    """Give inputs without a shape a shape of free extents."""
     changed = False
     for index, value in enumerate(model.graph.input):
         if not _lacks_shape(value):
@@ -118,14 +118,14 @@ def _declare_inputs(model: onnx.ModelProto) -> bool:
             light.graph.input[index].type.tensor_type.shape.CopyFrom(_shape(("",) * rank))
             with contextlib.suppress(onnx.shape_inference.InferenceError, RuntimeError):
                 with_inferred(light, data_prop=True, strict=True)
-                value.type.tensor_type.shape.CopyFrom(_shape(_channels_known(model.graph, value.name, rank)))
+                value.type.tensor_type.shape.CopyFrom(_shape(_with_channels(model.graph, value.name, rank)))
                 changed = True
                 break
     return changed
 
 
-def _channels_known(graph: onnx.GraphProto, name: str, rank: int) -> Extents:
-    """A shape of free extents, but for the channels that a Conv reads."""
+def _with_channels(graph: onnx.GraphProto, name: str, rank: int) -> Extents:
+    """Return a shape of free extents, except for the channels of a Conv's input."""
     stored = {tensor.name: tensor.dims for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Conv" and node.input[0] == name and node.input[1] in stored:
@@ -135,19 +135,19 @@ def _channels_known(graph: onnx.GraphProto, name: str, rank: int) -> Extents:
 
 
 def free_extents(model: onnx.ModelProto) -> bool:
-    """Remove extents of -1, in place; return whether there was one."""
-    found = False
+    """Remove extents of -1 in place; return whether any existed."""
+    changed = False
     for part in graphs_of(model):
         for value in (*part.input, *part.output, *part.value_info):
             for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
                 if dim.dim_value == -1:
                     dim.ClearField("dim_value")
-                    found = True
-    return found
+                    changed = True
+    return changed
 
 
 def inline_functions(model: onnx.ModelProto) -> bool:
-    """Replace calls of a model's functions by their bodies; return whether it has functions.
+    """Replace calls of a model's functions by their bodies; return whether the model has functions.
 
     Raises:
         ModelError: If ONNX's inliner refuses a function.
@@ -163,7 +163,7 @@ def inline_functions(model: onnx.ModelProto) -> bool:
             node.attribute.extend(item for item in function.attribute_proto if item.name not in present)
     imported = {_domain(item.domain): item.version for item in model.opset_import}
     for function in model.functions:
-        for item in function.opset_import:  # of another version only where ONNX's checker finds no difference
+        for item in function.opset_import:  # the checker accepts another version only for equal operators
             item.version = imported.setdefault(_domain(item.domain), item.version)
     names = ", ".join(sorted({name for _, name, _ in functions}))
     hint = "export the model without functions of its own"
@@ -172,10 +172,10 @@ def inline_functions(model: onnx.ModelProto) -> bool:
     del model.functions[:]
     set_nodes(model.graph, inlined.graph.node)
     refill(model.graph.value_info, inlined.graph.value_info)
-    here = {node.domain for node in every_node(model)}
+    used = {node.domain for node in every_node(model)}
     present = {_domain(item.domain) for item in model.opset_import}
     for domain, version in imported.items():
-        if domain not in present and (domain in here or not domain):
+        if domain not in present and (domain in used or not domain):
             model.opset_import.add(domain=domain, version=version)
     return True
 
@@ -185,13 +185,13 @@ def _domain(name: str) -> str:
 
 
 def _write_pads(model: onnx.ModelProto) -> bool:
-    """Write pads that leave no window behind the input, and the shapes that follow, of known extents."""
+    """Rewrite pads so that no window starts behind the input; correct declared shapes that were mistaken."""
     nodes = [node for graph in every_graph(model.graph) for node in graph.node if _is_mistaken(node)]
     if not nodes:
         return False
     mistaken = shapes = _inferred_shapes(model)
     changed = False
-    while [node for node in nodes if _pads_written(node, shapes)]:
+    while [node for node in nodes if _rewrite_pads(node, shapes)]:
         changed, shapes = True, _inferred_shapes(model)
     for graph in every_graph(model.graph) if changed else ():
         for value in (*graph.value_info, *graph.output):
@@ -203,7 +203,7 @@ def _write_pads(model: onnx.ModelProto) -> bool:
 
 
 def _is_mistaken(node: onnx.NodeProto) -> bool:
-    """Whether readers may count other extents for a node than ONNX defines."""
+    """Return whether readers may infer other extents for a node than ONNX defines."""
     if node.domain not in ONNX_DOMAINS:
         return False
     if node.op_type == "ConvTranspose":
@@ -213,7 +213,7 @@ def _is_mistaken(node: onnx.NodeProto) -> bool:
 
 
 def _inferred_shapes(model: onnx.ModelProto) -> dict[str, Extents]:
-    """Shapes of a model and of the graphs inside its nodes by ONNX's inference, whatever is declared."""
+    """Return the inferred shapes of a model and its subgraphs, whatever they declare."""
     light = without_weights(model)
     for graph in every_graph(light.graph):
         del graph.value_info[:]
@@ -238,7 +238,7 @@ def _shape(extents: Extents) -> onnx.TensorShapeProto:
     return proto
 
 
-def _pads_written(node: onnx.NodeProto, shapes: Mapping[str, Extents]) -> bool:
+def _rewrite_pads(node: onnx.NodeProto, shapes: Mapping[str, Extents]) -> bool:
     extents = shapes.get(node.input[0], ())[2:]
     kernel = attribute(node, "kernel_shape") or list(shapes.get("".join(node.input[1:2]), ())[2:])
     if not extents or len(extents) != len(kernel) or any(isinstance(extent, str) for extent in kernel):
@@ -248,18 +248,18 @@ def _pads_written(node: onnx.NodeProto, shapes: Mapping[str, Extents]) -> bool:
     if node.op_type == "ConvTranspose":
         if not _is_mistaken(node) or any(isinstance(extent, str) for extent in extents):
             return False
-        return _returned_extents_padded(node, extents, reach, strides)
-    return _pool_padded(node, extents, reach, strides, dilations)
+        return _pad_conv_transpose(node, extents, reach, strides)
+    return _pad_pool(node, extents, reach, strides, dilations)
 
 
-def _pool_padded(
+def _pad_pool(
     node: onnx.NodeProto, extents: Extents, reach: list[int], strides: list[int], dilations: list[int]
 ) -> bool:
     if not _is_mistaken(node) or attribute(node, "auto_pad") in _SAME:
         return False
     pads = attribute(node, "pads") or [0] * (2 * len(extents))
     begins, ends = pads[: len(extents)], list(pads[len(extents) :])
-    needed: list[int | None] = []  # what the last window reads behind the input
+    needed: list[int | None] = []  # values behind the input that the last window reads
     for axis, extent in enumerate(extents):
         if isinstance(extent, str):
             needed.append(None)
@@ -272,22 +272,20 @@ def _pool_padded(
             ends[axis] = needed[-1]
     if ends == pads[len(extents) :]:
         return False
-    if min(ends) < 0:  # rounded up, no pads would do
+    if min(ends) < 0:  # no pads would do with ceil_mode, which is removed
         if None in needed:
             return False
         longer = any(need > end for need, end in zip(needed, pads[len(extents) :], strict=True))
         ends = [max(need, 0) for need in needed if need is not None]
         if longer and (attribute(node, "count_include_pad", 0) or max(dilations) > 1):
-            return False  # pads would count that the window does not, or be wider than runtimes take
+            return False  # an average would include the new pads, or pads would exceed limits of runtimes
         drop_attributes(node, "ceil_mode")
     drop_attributes(node, "pads", "auto_pad")
     node.attribute.append(onnx.helper.make_attribute("pads", [*begins, *ends]))
     return True
 
 
-def _returned_extents_padded(
-    node: onnx.NodeProto, extents: Extents, reach: list[int], strides: list[int]
-) -> bool:
+def _pad_conv_transpose(node: onnx.NodeProto, extents: Extents, reach: list[int], strides: list[int]) -> bool:
     dilations = attribute(node, "dilations") or [1] * len(extents)
     padding = list(attribute(node, "output_padding") or [0] * len(extents))
     auto = attribute(node, "auto_pad")
@@ -298,7 +296,7 @@ def _returned_extents_padded(
         total = strides[axis] * (int(extents[axis]) - 1) + padding[axis] + reach[axis] - extent
         padding[axis] -= min(total, 0)
         if padding[axis] >= max(strides[axis], dilations[axis]):
-            return False  # no pads make it as large
+            return False  # no valid padding makes the output this large
         total = max(total, 0)
         begins.append(total // 2 if auto == "SAME_UPPER" else total - total // 2)
         ends.append(total - begins[-1])
@@ -310,7 +308,7 @@ def _returned_extents_padded(
 
 
 def _declare_outputs(model: onnx.ModelProto) -> bool:
-    """Complete the types of outputs; one of which the rank cannot be inferred has no shape."""
+    """Complete the types of outputs; an output without an inferable rank gets no shape."""
     outputs = model.graph.output
     incomplete = [value for value in outputs if not _is_typed(value) or _lacks_shape(value)]
     if not incomplete:

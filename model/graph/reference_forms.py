@@ -1,20 +1,20 @@
-"""Forms of a quantized graph that tell what integer kernels should compute, and what rounding costs.
+"""Forms of a quantized graph that show the exact results of its integers, and the cost of rounding.
 
-`without_saturation` is the graph as written. Kernels for AVX2 add two products of uint8 and int8 in 16 bits,
-which overflow. They add products of uint8 and uint8 exactly. Q/DQ pairs need no other form: a session without
-integer kernels rounds floats (`session_options(integers=False)`).
+`without_saturation` returns the graph with the results that it defines. Kernels for AVX2 add two products of
+uint8 and int8 in 16 bits, which overflow; they add products of uint8 and uint8 exactly. Q/DQ pairs need no
+other form: a session without integer kernels rounds floats (`session_options(integers=False)`).
 
     MatMulInteger(x, int8 w, zx, zw)        becomes     MatMulInteger(x, uint8 w + 128, zx, zw + 128)
 
-`without_roundings` is the graph whose activations are clipped to their ranges, and not rounded. Weights stay
-as they are stored.
+`without_roundings` returns the graph with activations clipped to their ranges, and not rounded. Weights are
+unchanged.
 
     x ─ QuantizeLinear ─ DequantizeLinear ─    becomes    x ─ Max(low) ─ Min(high) ─
     x ─ DynamicQuantizeLinear ─ MatMulInteger(w)  becomes  x ─ MatMul(float w - zw), with scale 1 of x
     DynamicQuantizeLSTM(x, w, r)            becomes     LSTM(x, (w - zw) * sw, (r - zr) * sr)
 
-`with_halves` is the graph as a runtime computes it in 16 bits where the graph has float32: what nodes make is
-rounded, and so are the weights of products.
+`with_halves` returns the graph as a runtime computes it in half precision in place of float32: it rounds
+outputs of nodes and weights of products.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from .graph_edits import (
 from .graph_names import Names
 from .onnx_file import copy_model
 
-_CAST_TO_BFLOAT16 = 13  # the first opset that has it
-_ABSENT = 1 << 30  # a place that no node has
+_CAST_TO_BFLOAT16 = 13  # the first opset with this Cast
+_ABSENT = 1 << 30  # an input index that no node has
 _LSTM = "DynamicQuantizeLSTM"
 _FLOAT_FORMS: Mapping[str, tuple[str, Mapping[int, tuple[int, int]], Sequence[int]]] = {
     "MatMulInteger": ("MatMul", {1: (_ABSENT, 3)}, (0, 1)),
@@ -59,12 +59,12 @@ _FLOAT_FORMS: Mapping[str, tuple[str, Mapping[int, tuple[int, int]], Sequence[in
     "QAttention": ("Attention", {1: (4, 7)}, (0, 1, 2, 5, 8)),
     _LSTM: ("LSTM", {1: (8, 9), 2: (10, 11)}, range(8)),
 }
-"""Operator to its float one, the places of its weights with those of scale and zero point, its operands."""
+"""Operator to its float operator, weight index to (scale index, zero point index), and operand indices."""
 _SATURATING = {
     operator: [(weight, zero_point) for weight, (_, zero_point) in weights.items()]
     for operator, (_, weights, _) in _FLOAT_FORMS.items()
 } | {"DynamicQuantizeMatMul": [(1, 3)]}
-"""Operator to the places of its weights and of their zero points."""
+"""Operator to (weight index, zero point index) pairs."""
 _RANDOM = frozenset(["Multinomial", "Bernoulli"])
 
 _HALVES = {"fp16": 10, "bf16": 16}
@@ -80,7 +80,7 @@ def rounds_activations(model: onnx.ModelProto) -> bool:
 
 
 def is_random(model: onnx.ModelProto) -> bool:
-    """Return whether a graph may compute something else each time: it draws numbers."""
+    """Return whether a graph draws random numbers, so that its results may differ between runs."""
     graphs = list(every_graph(model.graph))
     stored = [tensor for graph in graphs for tensor in graph.initializer]
     bools = (tensor for tensor in stored if dtype_name(tensor.data_type) == "bool")
@@ -88,14 +88,14 @@ def is_random(model: onnx.ModelProto) -> bool:
     return any(
         node.op_type.startswith("Random")
         or node.op_type in _RANDOM
-        or (node.op_type == "Dropout" and _at(node, 2) not in off)
+        or (node.op_type == "Dropout" and _input(node, 2) not in off)
         for graph in graphs
         for node in graph.node
     )
 
 
 def without_saturation(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy with weights of uint8 where kernels of int8 saturate; the model itself without such."""
+    """Return a copy with uint8 weights where int8 kernels saturate; without such nodes the model itself."""
     if not any(node.op_type in _SATURATING for node in model.graph.node):
         return model
     result = copy_model(model)
@@ -105,7 +105,7 @@ def without_saturation(model: onnx.ModelProto) -> onnx.ModelProto:
     shifted: dict[str, str] = {}
     for node in graph.node:
         for weight, zero_point in _SATURATING.get(node.op_type, ()):
-            tensor = stored.get(_at(node, weight))
+            tensor = stored.get(_input(node, weight))
             if tensor is not None and dtype_name(tensor.data_type) == "int8":
                 node.input.extend([""] * (zero_point + 1 - len(node.input)))
                 for place in (weight, zero_point):
@@ -117,13 +117,13 @@ def without_saturation(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _shifted(graph: onnx.GraphProto, stored: Stored, name: str, names: Names) -> str:
-    """Store integers plus 128 as uint8, and return the name; a zero point that is absent is 0."""
+    """Store int8 values plus 128 as uint8, and return the name; an absent zero point is 0."""
     values = tensor_values(stored[name]) if name else np.zeros((), np.int8)
     return store(graph, names.fresh(f"{name}/shifted"), (values.astype(np.int16) + 128).astype(np.uint8))
 
 
 def with_halves(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
-    """Return a copy that rounds float32 to "fp16" or "bf16", see the module; Q/DQ pairs stay as they are."""
+    """Return a copy that rounds float32 to "fp16" or "bf16" (see the module); Q/DQ pairs are unchanged."""
     result = copy_model(model)
     graph = result.graph
     store_constants(graph)
@@ -139,9 +139,9 @@ def with_halves(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
     for node in graph.node:
         nodes.append(node)
         for place, name in enumerate(node.output):
-            behind = readers.get(name)
+            users = readers.get(name)
             integer = node.op_type == "DequantizeLinear" or (
-                behind and all(reader.op_type == "QuantizeLinear" for reader in behind)
+                users and all(reader.op_type == "QuantizeLinear" for reader in users)
             )
             if types.get(name) == "float32" and name not in constants and not integer:
                 stem = names.stem(name)
@@ -161,9 +161,9 @@ def with_halves(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
 def _split(graph: onnx.GraphProto, value: str, output: str, stem: str) -> list[onnx.NodeProto]:
     """Round to bfloat16 without a Cast (Veltkamp's split): w − (w − y) has 8 bits of y, where w = 65537 y.
 
-    No product of y = x / 2^17 overflows, and infinities, which are clipped, become infinite again.
+    No product of y = x / 2^17 overflows. Infinities are clipped, and become infinite again.
     """
-    scaled, y, w, rest, split = (f"{stem}/{part}" for part in ("scaled", "within", "wide", "rest", "split"))
+    scaled, y, w, error, split = (f"{stem}/{part}" for part in ("scaled", "within", "wide", "rest", "split"))
     factors = [
         store(graph, f"{stem}/factor{place}", np.float32(factor))
         for place, factor in enumerate((2.0**-17, 65537.0, 2.0**17))
@@ -172,17 +172,14 @@ def _split(graph: onnx.GraphProto, value: str, output: str, stem: str) -> list[o
         _node("Mul", [value, factors[0]], scaled),
         *_clipped(graph, scaled, y, (-np.float32(2.0**111), np.float32(2.0**111)), y),
         _node("Mul", [y, factors[1]], w),
-        _node("Sub", [w, y], rest),
-        _node("Sub", [w, rest], split),
+        _node("Sub", [w, y], error),
+        _node("Sub", [w, error], split),
         _node("Mul", [split, factors[2]], output),
     ]
 
 
 def without_roundings(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy that does not round activations, see the module.
-
-    Pairs whose scale is not stored, or has several values, stay as they are.
-    """
+    """Return a copy that does not round activations, except in pairs without a stored scale of one value."""
     result = copy_model(model)
     graph = result.graph
     store_constants(graph)
@@ -222,7 +219,7 @@ def without_roundings(model: onnx.ModelProto) -> onnx.ModelProto:
 def _limits(
     quantize: onnx.NodeProto, dequantize: onnx.NodeProto, stored: Stored
 ) -> tuple[NDArray[Any], ...] | None:
-    """The least and largest value of a Q/DQ pair; None where it must stay."""
+    """Return the least and largest value of a Q/DQ pair; None if the pair must remain."""
     if quantize.op_type != "QuantizeLinear":
         return None
     names = [[name for name in node.input[1:3] if name] for node in (quantize, dequantize)]
@@ -233,7 +230,7 @@ def _limits(
         return None
     kind = int(attribute(quantize, "output_dtype", 0)) or int(onnx.TensorProto.UINT8)
     dtype = written[1].dtype if len(written) > 1 else onnx.helper.tensor_dtype_to_np_dtype(kind)
-    if dtype.kind not in "iu":  # float8, and 4 bits, which NumPy does not know
+    if dtype.kind not in "iu":  # float8, or 4 bits, which NumPy lacks
         return np.float32(-np.inf).astype(written[0].dtype), np.float32(np.inf).astype(written[0].dtype)
     scale, zero = written[0].reshape(()), int(written[1].item()) if len(written) > 1 else 0
     ends = (np.iinfo(dtype).min, np.iinfo(dtype).max)
@@ -256,33 +253,33 @@ def _float_form(
     new: Names,
     dequantized: dict[tuple[str, ...], str],
 ) -> onnx.NodeProto:
-    """The float operator of the dequantized weights; the scale of x is 1 now."""
+    """Return the float operator with dequantized weights; the scale of x is 1."""
     operator, weights, operands = _FLOAT_FORMS[node.op_type]
     names = {}
     for place, points in weights.items():
-        read = (node.op_type, *(_at(node, operand) for operand in (place, *points)))
+        read = (node.op_type, *(_input(node, operand) for operand in (place, *points)))
         if read not in dequantized:
             values = _dequantized(stored, node, read[1:])
             dequantized[read] = store(graph, new.fresh(f"{read[1]}/float"), values)
         names[place] = dequantized[read]
     result = copy.deepcopy(node)
     result.op_type = operator
-    result.input[:] = [names.get(place) or _at(node, place) for place in operands]
+    result.input[:] = [names.get(place) or _input(node, place) for place in operands]
     result.domain = node.domain if operator == "Attention" else ""
     return result
 
 
 def _dequantized(stored: Stored, node: onnx.NodeProto, names: Sequence[str]) -> NDArray[Any]:
-    """Return (w - zero point) * scale as float32; both are of one value or along an axis.
+    """Return (w - zero point) * scale as float32; both are scalars or along an axis.
 
-    Those of an LSTM are [directions] or [directions, 4 * hidden], and its weights [directions, inputs,
-    4 * hidden] swap their last two axes. `names` are of the weight, the scale and the zero point.
+    For an LSTM they are [directions] or [directions, 4 * hidden], and the last two axes of the weights
+    [directions, inputs, 4 * hidden] are swapped. `names` are of the weight, the scale and the zero point.
     """
     name, scale, zero_point = names
     weight, is_lstm = tensor_values(stored[name]).astype(np.float32), node.op_type == _LSTM
 
-    def spread(other: str, default: float) -> NDArray[Any]:
-        values = tensor_values(stored[other]).astype(np.float32) if other else np.float32(default)
+    def spread(name_of: str, default: float) -> NDArray[Any]:
+        values = tensor_values(stored[name_of]).astype(np.float32) if name_of else np.float32(default)
         if is_lstm:
             return values.reshape(weight.shape[0], 1, -1) if np.ndim(values) else np.asarray(values)
         shape = [1] * weight.ndim
@@ -293,7 +290,7 @@ def _dequantized(stored: Stored, node: onnx.NodeProto, names: Sequence[str]) -> 
     return np.asarray(weight.swapaxes(1, 2) if is_lstm else weight)
 
 
-def _at(node: onnx.NodeProto, place: int) -> str:
+def _input(node: onnx.NodeProto, place: int) -> str:
     return node.input[place] if len(node.input) > place else ""
 
 

@@ -1,15 +1,15 @@
-"""Which integer kernels of a runtime add two products in 16 bits, and which products are such a pair.
+"""Which integer kernels of a runtime add two products in 16 bits, and which products they pair.
 
 x86 without VNNI multiplies uint8 by int8 with `vpmaddubsw`: two neighbouring products are added in int16,
-which saturates at 32,767, before sums go on in int32: 2 * 255 * 127 = 64,770 becomes 32,767.
-Which neighbours meet depends on the order in which a kernel reads weights:
+which saturates at 32,767, before summation in int32: 2 * 255 * 127 = 64,770 becomes 32,767.
+The order in which a kernel reads weights determines the neighbours:
 
     flat    kernel positions, then channels: (0, 1), (2, 3), ... of all; pairs may cross positions
     taps    the channels of one kernel position: (0, 1), (2, 3), ...; an odd last channel is alone
 
-`probe` asks the runtime that is here: a layer of each kind, activations of 255, and output channels with two
-weights of 127 each, at places that only one of the orders pairs. For another instruction set than this
-processor's, the answers are recordings of the same probe.
+`probe` runs a layer of each kind on this processor, with activations of 255 and two weights of 127 in each
+output channel, at positions that only one of the orders pairs. For other instruction sets, recordings of the
+same probe apply.
 """
 
 from __future__ import annotations
@@ -33,20 +33,19 @@ _Feeds = Mapping[str, NDArray[Any]]
 
 
 def saturating_kernels(target: GraphTarget, isa: Isa) -> SaturatingKernels:
-    """Return what saturates on an instruction set, not "auto"; asked here where it is this processor's.
+    """Return the saturating kernels on an instruction set (not "auto"), probed if it is this processor's.
 
-    Where nothing saturates here, the recording decides: a file for an instruction set is right on every
-    processor that has it.
+    If none saturates here, the recording applies: a file must be right on every processor with the set.
     """
     rules = graph_rules(target)
     is_here = isa == isa_here() and rules.run is not None and not rows()[target].load()().why_not_run()
-    found = probe(target) if is_here else NONE
-    return found or rules.saturates.get(isa, NONE)
+    probed = probe(target) if is_here else NONE
+    return probed or rules.saturates.get(isa, NONE)
 
 
 @functools.cache
 def probe(target: GraphTarget) -> SaturatingKernels:
-    """Return which kernels of a runtime, whose rules say how to run a model, saturate on this processor."""
+    """Return the kernels of a runtime that saturate on this processor; its rules must define `run`."""
     rules = graph_rules(target)
     assert rules.run is not None, target
     results = rules.run(*_static_layers())
@@ -56,15 +55,12 @@ def probe(target: GraphTarget) -> SaturatingKernels:
 
 
 _PAIRS = ((0, 1), (2, 3), (3, 4), (1, 4))
-"""Where each output channel has its two weights, of three channels in and two kernel positions: at a pair of
-both orders, of "flat" alone, of "taps" alone, of none."""
+"""Positions of the two weights in each output channel, of three input channels and two kernel positions:
+paired in both orders, in "flat" alone, in "taps" alone, in neither."""
 
 
 def _order(values: NDArray[Any]) -> Order:
-    """The order that the sums of the first four output channels, of one position, show.
-
-    Where none saturates they are equal.
-    """
+    """Return the order that sums of the first four output channels show; they are equal if none saturates."""
     sums = values.reshape(-1)
     both, flat, taps = (bool(value < 0.75 * sums[3]) for value in sums[:3])
     if flat or taps:
@@ -73,7 +69,7 @@ def _order(values: NDArray[Any]) -> Order:
 
 
 def _weights() -> NDArray[np.int8]:
-    """int8 [4, 6]: two weights of 127 in each row."""
+    """Return int8 [4, 6] with two weights of 127 in each row."""
     weights = np.zeros((len(_PAIRS), 6), np.int8)
     for row, pair in enumerate(_PAIRS):
         weights[row, list(pair)] = 127
@@ -97,7 +93,7 @@ _DYNAMIC = """
 
 
 def _static_layers() -> tuple[onnx.ModelProto, _Feeds]:
-    """A layer of each kind between Q/DQ of scale 1; what they read is 255 everywhere."""
+    """Return a model with a layer of each kind between Q/DQ of scale 1, and its inputs, all 255."""
     flat = _weights()
     dense = flat.reshape(4, 2, 3).transpose(0, 2, 1)  # [out, channel, position]
     layers: dict[str, tuple[str, NDArray[Any], tuple[int, ...]]] = {
@@ -122,7 +118,7 @@ def _static_layers() -> tuple[onnx.ModelProto, _Feeds]:
 
 
 def _dynamic_layers() -> tuple[onnx.ModelProto, _Feeds]:
-    """MatMulInteger, and an LSTM whose cell gates hold the weights; small sums keep its tanh straight."""
+    """Return MatMulInteger and an LSTM, with weights in the cell gates; small sums make its tanh linear."""
     flat = _weights()
     gates = np.zeros((1, 6, 4, 4), np.int8)
     gates[0, :, 3] = flat.T  # ONNX's order of gates: input, output, forget, cell
@@ -136,7 +132,7 @@ def _dynamic_layers() -> tuple[onnx.ModelProto, _Feeds]:
 
 
 def _model(body: str, stored: Mapping[str, Any], feeds: _Feeds, outputs: Iterable[str]) -> onnx.ModelProto:
-    """A model in ONNX's text form, whose outputs are named after the kinds of layers."""
+    """Return a model from ONNX's text form; its outputs have the names of the kinds of layers."""
     kinds = {"float32": "float", "uint8": "uint8"}
     inputs = ", ".join(f"{kinds[a.dtype.name]}{list(a.shape)} {name}" for name, a in feeds.items())
     results = ", ".join(f"float[] {name}" for name in outputs)
@@ -148,7 +144,7 @@ def _model(body: str, stored: Mapping[str, Any], feeds: _Feeds, outputs: Iterabl
 
 
 def overflows(graph: onnx.ModelProto, node: onnx.NodeProto) -> bool:
-    """Return whether two neighbouring products of a layer can leave int16: 255 times both weights."""
+    """Return whether two neighbouring products of a layer can overflow int16: 255 times both weights."""
     stored = {tensor.name: tensor for tensor in graph.graph.initializer}
     made_by = producers(graph.graph)
     for name in node.input[1:3] if "LSTM" in node.op_type else node.input[1:2]:

@@ -1,13 +1,13 @@
-"""Take out of an ONNX model what it tells of the machine that wrote it: stack traces and absolute paths.
+"""Remove stack traces and absolute paths of the exporting machine from an ONNX model.
 
-Module paths (`layer4.1.conv2`) stay: errors name them. Classes stay under the name of their file:
-`module_name` names the module of a user's file so that no two files share it
-(`qcompile_source_3f9c01ab77de_net`, in a package `qcompile_source_81c8a3d64e0f_zoo.net`), `with_file_names`
-undoes that, so that two machines write the same bytes.
+Module paths (`layer4.1.conv2`) remain, as errors name them. Classes remain under the name of their file:
+`module_name` makes a unique name for the module of a user's file (`qcompile_source_3f9c01ab77de_net`, in a
+package `qcompile_source_81c8a3d64e0f_zoo.net`), and `with_file_names` restores the file's name, so that two
+machines write the same bytes.
 
-`moved`, `path_there` and `path_here` serve folders that lie elsewhere here than on the machine that a recipe
-is from, as on a worker of a cluster. An ONNX file names the folder of its model's tokenizer as that machine
-does; who reads the tokenizer looks in the folder that stands for it here, and so do child processes.
+`moved`, `path_there` and `path_here` map a folder that has another path here than on the machine of a recipe,
+as on a worker of a cluster. An ONNX file names its tokenizer's folder by the path on the recipe's machine;
+readers of the tokenizer, also in child processes, use the folder here in its place.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _RELATIVE = re.compile(rb"^[ \t]*from[ \t]+(\.+)", re.MULTILINE)
 
 
 def packages_around(path: Path) -> tuple[Path, ...]:
-    """Return the packages, outermost first, that the relative imports of a file start in; none without any.
+    """Return the packages, outermost first, in which the relative imports of a file start, if it has any.
 
-    Folders are packages as far as the dots of the imports reach, and those around while they say so.
+    The dots of the imports determine the depth; further folders count if they contain `__init__.py`.
     """
-    depth = max((len(found[1]) for found in _RELATIVE.finditer(path.read_bytes())), default=0)
+    depth = max((len(match[1]) for match in _RELATIVE.finditer(path.read_bytes())), default=0)
     folders = list(path.parents)
     while 0 < depth < len(folders) and (folders[depth] / "__init__.py").is_file():
         depth += 1
@@ -44,7 +44,7 @@ def packages_around(path: Path) -> tuple[Path, ...]:
 
 
 def module_name(path: Path, packages: Sequence[Path] = ()) -> str:
-    """Return a name for the module of a file: two `net.py` do not meet, and edited code is read again."""
+    """Return a module name that is unique to a file and its code, so that edited code is imported again."""
     code = sorted(packages[0].rglob("*.py")) if packages else [path]
     digest = hashlib.sha256(str(path).encode())
     for file in code:
@@ -54,7 +54,7 @@ def module_name(path: Path, packages: Sequence[Path] = ()) -> str:
 
 
 def with_file_names(text: str) -> str:
-    """Return a text in which such modules have the names of their files."""
+    """Return a text with the names of `module_name` replaced by the names of their files."""
     return _NAME.sub(r"\1", text) if PREFIX in text else text
 
 
@@ -69,14 +69,13 @@ _PATH = re.compile(
     ) (?={_PART}|\s|$)""",
     re.VERBOSE,
 )
-"""The folders of an absolute path; the name behind them is kept."""
+"""The folders of an absolute path, without the file name."""
 
 
 def strip_source_paths(model: onnx.ModelProto) -> bool:
-    """Remove stack traces, and from texts that nothing computes with the folders of absolute paths.
+    """Remove stack traces and, in metadata and doc strings, folders of paths; return whether any existed.
 
-    A module that was imported from a file gets its name. Names of nodes, tensors and functions stay
-    as they are. Return whether anything was removed.
+    Modules imported from files get the names of these. Names of nodes, tensors and functions do not change.
     """
     graphs = list(graphs_of(model))
     holders: list[Any] = [model, *graphs, *model.functions, *every_node(model)]
@@ -91,7 +90,7 @@ def strip_source_paths(model: onnx.ModelProto) -> bool:
             if message.metadata_props[index].key in _TRACES:
                 del message.metadata_props[index]
                 changed = True
-        # The folder of a tokenizer, under `KEY`, is where samples are read with it.
+        # The entry `KEY` contains the folder of a tokenizer, which readers of samples need.
         texts = [(entry, "value") for entry in message.metadata_props if entry.key != KEY]
         for holder, field in [*texts, (message, "doc_string")]:
             shorter = without_folders(with_file_names(getattr(holder, field)))
@@ -102,7 +101,7 @@ def strip_source_paths(model: onnx.ModelProto) -> bool:
 
 
 def without_folders(text: str) -> str:
-    """Return a text whose absolute paths have lost their folders: `/home/ann/net.py` becomes `net.py`."""
+    """Return a text without the folders of absolute paths: `/home/ann/net.py` becomes `net.py`."""
     return _PATH.sub("", text) if "/" in text or "\\" in text else text
 
 
@@ -111,7 +110,7 @@ _VARIABLE = "QCOMPILE_MOVED"
 
 @contextmanager
 def moved(original: str, local: Path) -> Iterator[None]:
-    """Have `local` stand for the absolute path `original` of a recipe's machine; empty: none."""
+    """Map `original`, an absolute path on the recipe's machine, to `local` in the block; "" maps nothing."""
     before = os.environ.get(_VARIABLE)
     if original:
         os.environ[_VARIABLE] = json.dumps([original, str(local.resolve())])
@@ -125,23 +124,23 @@ def moved(original: str, local: Path) -> Iterator[None]:
 
 
 def path_there(path: Path) -> str:
-    """Return a path of this machine as the machine names it that the recipe is from."""
+    """Return a path of this machine as a path on the recipe's machine."""
     original, local = _folders()
-    return _swapped(str(path), local, original)
+    return _swap_folder(str(path), local, original)
 
 
 def path_here(path: str) -> str:
-    """Return what `path_there` was made of; what is not below the folder here stays as it is."""
-    swapped = _swapped(path, *_folders())
+    """Reverse `path_there`; a path outside of the mapped folder, or without a file here, is unchanged."""
+    swapped = _swap_folder(path, *_folders())
     return swapped if os.path.exists(swapped) else path
 
 
 def _folders() -> tuple[str, str]:
-    """The folder on the recipe's machine, and here; empty where none was moved."""
+    """Return the mapped folder on the recipe's machine and here; empty if no folder is mapped."""
     original, local = json.loads(os.environ.get(_VARIABLE, '["", ""]'))
     return original, local
 
 
-def _swapped(path: str, old: str, new: str) -> str:
+def _swap_folder(path: str, old: str, new: str) -> str:
     is_inside = old and Path(path).is_relative_to(old)
     return str(Path(new, Path(path).relative_to(old))) if is_inside else path

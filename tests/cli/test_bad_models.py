@@ -71,7 +71,7 @@ def batch(model: onnx.ModelProto) -> onnx.TensorShapeProto.Dimension:
 
 
 CASES: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
-    "a sequence": (_sequence, "output 'y' is a sequence; tensors alone are supported"),
+    "a sequence": (_sequence, "output 'y' is a sequence; only tensors are supported"),
     "a recursive function": (_recursive, "own::again -> own::again"),
     "the memory of this process": (
         lambda model: _elsewhere(model, "/proc/self/mem"),

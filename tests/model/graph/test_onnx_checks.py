@@ -141,13 +141,13 @@ def test_element_types_have_numpys_names(kind: str, name: str) -> None:
 
 
 CASES = {
-    "ir_version 0": ("model.ir_version = 0", r"ir_version 0; onnx .* knows 3 to \d+"),
+    "ir_version 0": ("model.ir_version = 0", r"ir_version 0; onnx .* reads 3 to \d+"),
     "ir_version 1000": ("model.ir_version = 1000", "ir_version 1000"),
     "opset 0": ("model.opset_import[0].version = 0", "opset 0 of domain ''"),
-    "opset 1000": ("model.opset_import[0].version = 1000", "opset 1000 of domain ''; onnx .* knows"),
+    "opset 1000": ("model.opset_import[0].version = 1000", "opset 1000 of domain ''; onnx .* reads"),
     "no opset": ("del model.opset_import[:]", "must specify opset_import"),
     "two opsets": ("model.opset_import.add(domain='ai.onnx', version=9)", "imports opsets 17 and 9 of"),
-    "sequence": ("y.type.CopyFrom(make_sequence_type_proto(x.type))", "'y' is a sequence; tensors alone"),
+    "sequence": ("y.type.CopyFrom(make_sequence_type_proto(x.type))", "'y' is a sequence; only tensors"),
     "optional": ("y.type.CopyFrom(make_optional_type_proto(x.type))", "output 'y' is a optional"),
     "no type": ("x.ClearField('type')", "input 'x' has no type"),
     "input type 99": ("x_type.elem_type = 99", "input 'x' .* element type 99"),
@@ -202,7 +202,7 @@ def test_a_name_that_is_no_utf8_is_refused(place: bytes, tmp_path: Path) -> None
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
     for read in (read_graph, read_weightless):
-        with pytest.raises(ModelError, match="holds a text that is no UTF-8"):
+        with pytest.raises(ModelError, match="contains text that is not UTF-8"):
             read(path)
 
 
@@ -263,8 +263,8 @@ def _external(model: onnx.ModelProto, **entries: object) -> onnx.ModelProto:
         ({"location": "sub/../../w.bin"}, "leads out of the model's folder"),
         ({"location": ""}, "names no file"),
         ({"location": "."}, "is a link to .*, outside"),
-        ({"location": "sub"}, "is no regular file"),
-        ({"location": "pipe"}, "is no regular file"),
+        ({"location": "sub"}, "is not a regular file"),
+        ({"location": "pipe"}, "is not a regular file"),
         ({"location": "out"}, "is a link to .*outside.*, outside of the model's folder"),
         ({"location": "outdir/w.bin"}, "is a link to"),
         ({"location": "loop"}, "cannot be looked up|is a link"),
@@ -293,7 +293,7 @@ def test_external_data_lie_inside_the_folder_of_the_model(
 def test_external_data_that_are_said_twice_are_refused(tmp_path: Path) -> None:
     model = _external(net(), location="w.bin")
     model.graph.initializer[0].external_data.add(key="location", value="/etc/passwd")
-    assert "says twice where its data lie" in refused(model, tmp_path / "m.onnx")
+    assert "repeats a key of its external data" in refused(model, tmp_path / "m.onnx")
 
 
 def test_a_large_tensor_cannot_claim_to_lie_elsewhere_beside_its_own_bytes(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_a_large_tensor_cannot_claim_to_lie_elsewhere_beside_its_own_bytes(tmp_p
     model.graph.initializer[1].external_data.add(key="location", value="/etc/passwd")
     path = tmp_path / "m.onnx"
     onnx.save(model, path)
-    with pytest.raises(ModelError, match="says twice where its data lie"):
+    with pytest.raises(ModelError, match="repeats a key of its external data"):
         read_weightless(path)
 
 
