@@ -1,7 +1,7 @@
 """The worker side of a cluster: a Dask plugin that prepares workers, and the task that a client submits.
 
-A task converts a `Request` to an `Answer`, both JSON, on a thread of the worker. It transfers the files and runs
-the stage in a separate process. A measurement first waits until nothing else runs on its machine.
+A task converts a `Request` to an `Answer`, both JSON, on a thread of the worker. It transfers the files and
+runs the stage in a separate process. A measurement first waits until nothing else runs on its machine.
 
 STORE/lock                            locked while the worker runs: two workers never share a folder
      /bundles/3f9c…/index.json, files received files
