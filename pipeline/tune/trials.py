@@ -197,10 +197,9 @@ def rank_part(
 class Trial:
     """One measured artifact, with the fields of its `TrialAsk`.
 
-    `value` is the metric: a share for metrics in points, else in its unit. `drop` is the loss against the
-    float model, with the bounds of its paired interval (None with too few samples); `statement` words the
-    evidence. `latency_ms` is the median, 0 before the measurement. `speedup` is relative to the FP32 trial of
-    the first target.
+    `value` is the metric, a share for metrics in points. `drop` is the loss against the float model, with a
+    paired interval (None with too few samples) and the evidence in words, `statement`. `latency_ms` is the
+    median, 0 before the measurement; `speedup` is relative to the FP32 trial of the first target.
     """
 
     name: str
