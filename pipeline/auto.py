@@ -107,8 +107,7 @@ def auto(
         The recommendation and its file, which is None if no artifact is faster within the budget.
 
     Raises:
-        InvalidOption: If evaluation samples are missing, the folder belongs to another request, or the
-            model's inputs are unknown.
+        InvalidOption: If samples are missing, the folder belongs to another request, or inputs are unknown.
         QCompileError: If a stage fails on which every artifact depends.
     """
     spec = spec_from_call(AutoSpec, spec, options)

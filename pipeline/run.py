@@ -52,8 +52,7 @@ class RunReport:
         instead: Artifact whose build or measurement failed to its `fallback`.
         results: The measurements; None for a recipe without `[bench]`.
         page: The report of the results; `why_no_page` is the reason if it is missing.
-        budget: Measured artifact to the reason it may not be recommended, empty if it meets the budget; None
-            without a budget.
+        budget: Measured artifact to why it is not recommendable, empty if it is; None without a budget.
         where: Stage to the worker that carried it out; empty if this process carried out all stages.
         impossible: Cell of a matrix to the reason why the options or the machines forbid it.
     """
@@ -175,8 +174,7 @@ def prepared(
 class Visit:
     """One walk over all stages: the file of each stage is an input of the next; artifacts run independently.
 
-    The executor carries out the stages or only looks them up. Kinds of stages in `without` are skipped.
-    `made` maps kind and artifact to the file of each finished stage.
+    Kinds of stages in `without` are skipped. `made` maps kind and artifact to the file of a finished stage.
     """
 
     recipe: Recipe

@@ -3,8 +3,7 @@
 recipe with [sweep] ── members ─▶ recipes ── run ─▶ results of each ── join ─▶ results.json
 
 A cell of the matrix is a model, a shape and an artifact: small-b8-onnxruntime-int8. Artifacts of one recipe
-are measured together, so their speed-ups are comparable. A combination that the options forbid is a cell with
-a reason.
+are measured together, so their speed-ups are comparable. A forbidden combination is a cell with a reason.
 """
 
 from __future__ import annotations
@@ -331,10 +330,7 @@ def _add_outcome(report: RunReport, member: Member, outcome: RunReport | QCompil
 def _write_joined(
     report: RunReport, recipe: Recipe, parts: Mapping[str, Results], cells: Sequence[MatrixCell]
 ) -> None:
-    """Write the joint results file and its report; a cell without measurement becomes a row with the reason.
-
-    The file contains the settings that all measurements share.
-    """
+    """Write the joint results, with common settings and the reasons of unmeasured cells, and the report."""
     from ..bench.report import write_report
     from ..bench.results.results import join_results, save_results
 

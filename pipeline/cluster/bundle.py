@@ -44,8 +44,8 @@ class FileRef(msgspec.Struct, frozen=True):
 class Bundle(msgspec.Struct, frozen=True):
     """Files that belong together, in the order of their bytes.
 
-    `recipe` is the name of the recipe file, empty for the files of a stage; `base` is the client's folder of
-    the files, which paths in files of stages may mention.
+    `recipe` is the name of the recipe file, empty for the files of a stage. `base` is the client's folder of
+    the files; files of stages may contain this path.
     """
 
     files: tuple[FileRef, ...]
@@ -182,8 +182,7 @@ class Request(msgspec.Struct, frozen=True):
         recipe: Digest of the bundle of the recipe and its input files.
         inputs: Digest of each input file to the digest of the bundle whose first file it is.
         store: URL of the store that carries the chunks; empty for Dask.
-        known: The client's finished stages of this stage name, with the digests of their keys
-            ("build-int8-3f9c…").
+        known: The client's finished stages of this stage name, with key digests ("build-int8-3f9c…").
         look: Only look the stage up; `again`: carry the stage out even if it is finished.
         alone: Run nothing else on the worker's machine meanwhile, as for a measurement.
     """
@@ -245,10 +244,7 @@ class ClientCarrier:
 
 
 class StoreCarrier:
-    """Chunks as files under a URL of fsspec, named by their keys; they remain for later runs.
-
-    The URL is a folder that all machines mount, s3://BUCKET/PREFIX, ...
-    """
+    """Chunks as files under a URL of fsspec (shared folder, s3://BUCKET/PREFIX, ...), for later runs, too."""
 
     def __init__(self, url: str) -> None:
         import fsspec

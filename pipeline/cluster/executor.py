@@ -140,10 +140,7 @@ class _Run:
 
 
 class ClusterExecutor:
-    """Carries out stages on workers, for one or several runs at a time, each in separate threads.
-
-    `store` is the URL of a store that carries the files; empty for Dask.
-    """
+    """Carries out stages of concurrent runs on workers; `store` is the URL of a store in place of Dask."""
 
     def __init__(self, client: Any, fleet: Fleet, store: str = "") -> None:
         self.client, self.fleet, self.store = client, fleet, store

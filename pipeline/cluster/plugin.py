@@ -1,7 +1,7 @@
 """The worker side of a cluster: a Dask plugin that prepares workers, and the task that a client submits.
 
-A task converts a `Request` to an `Answer`, both JSON, on a thread of the worker. It transfers the files and runs
-the stage in a separate process. A measurement first waits until nothing else runs on its machine.
+A task converts a `Request` to an `Answer`, both JSON, on a thread of the worker. It transfers the files and
+runs the stage in a separate process. A measurement first waits until nothing else runs on its machine.
 
 STORE/lock                            locked while the worker runs: two workers never share a folder
      /bundles/3f9c…/index.json, files received files
@@ -220,8 +220,8 @@ def _carry_out(service: Service, request: bundle.Request, check: _Check) -> bund
 def _machine_leases(service: Service, alone: bool, check: _Check, progress: Progress) -> Iterator[None]:
     """Hold one lease of the machine's semaphore, or all leases so that nothing else runs.
 
-    A second semaphore lets only one measurement collect leases, so that two measurements do not block each
-    other with half of the leases each. Dask releases the leases of a killed worker after 30 s.
+    A second semaphore lets only one measurement collect leases; two could block each other with half of the
+    leases each. Dask releases the leases of a killed worker after 30 s.
     """
     stages, gate = service.semaphore("stages", _LEASES), service.semaphore("measurement", 1)
     with contextlib.ExitStack() as leases:

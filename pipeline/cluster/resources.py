@@ -65,10 +65,7 @@ def versions_here() -> dict[str, str]:
 
 
 def why_refused(facts: Facts) -> str:
-    """Return why a worker must not carry out stages for this client, or an empty string.
-
-    A package that is missing on one side is ignored.
-    """
+    """Return why a worker must not serve this client, or ""; a package missing on one side is ignored."""
     required = versions_here()
     different = [
         f"{name} {version}; {required[name]} is required"
@@ -105,8 +102,7 @@ def resources_here() -> dict[str, float]:
 def host_id() -> str:
     """Return 16 hexadecimal digits that all processes of one running kernel share.
 
-    Containers on one machine share its cores and devices, and they share the kernel's boot id. Without a boot
-    id, the machine id and the host name are used.
+    Containers on a machine share its cores, devices and boot id. Fallback: machine id and host name.
     """
     identity = f"no machine id {platform.node()}"
     for path, name in (("/proc/sys/kernel/random/boot_id", ""), ("/etc/machine-id", f" {platform.node()}")):

@@ -1,4 +1,4 @@
-"""What `tune` takes as `elsewhere`: its trials as stages of a recipe, visited as those of any other."""
+"""Trials of `tune` as stages of a recipe, so that an executor can run them in other processes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _TRIALS = "trials.toml"
 def on_executor(
     executor: Executor, folder: str | Path, *, progress: Progress = silent
 ) -> Callable[[TrialSetting], Elsewhere]:
-    """Return what `tune` takes as `elsewhere`."""
+    """Return the `elsewhere` argument of `tune` for an executor."""
     return lambda setting: StageTrials(executor, setting, Path(folder), progress)
 
 
 class StageTrials:
-    """Has the trials of one setting carried out as stages, in a folder that no other tuning holds."""
+    """Runs the trials of one setting as stages; locks its folder against another tuning."""
 
     def __init__(self, executor: Executor, setting: TrialSetting, folder: Path, progress: Progress) -> None:
         self.setting, self.parallel = setting, executor.parallel
@@ -44,7 +44,7 @@ class StageTrials:
 
     def make(self, ask: TrialAsk) -> tuple[Score, list[Path]]:
         text = trial_text(self.setting, ask)
-        # Two mixes may have one name until it is known which of them counts.
+        # After a failed mix, the next mix gets the same name; the digest separates their stages.
         name = f"{ask.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
         path = self._visit.file_of(Stage(kind="trial", artifact=name, trial=text)).path
         score = read_json(path.with_name(f"{ask.name}{SCORE}"), what="the score of a trial")
@@ -58,12 +58,12 @@ class StageTrials:
         return [LayerSensitivity(**layer) for layer in ranked["layers"]]
 
     def close(self) -> None:
-        """Let another tuning have the folder."""
+        """Unlock the folder."""
         self._stack.close()
 
 
 def setting_recipe(setting: TrialSetting, folder: Path) -> Recipe:
-    """Return the recipe that the steps of a setting belong to; it has no file."""
+    """Return the recipe for the stages of a setting; it is not written to a file."""
     metric = parse_source(setting.metric).absolute if is_own_metric(setting.metric) else setting.metric
     values = {
         "version": 1,

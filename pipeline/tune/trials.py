@@ -1,4 +1,4 @@
-"""Trials: a candidate is quantized, built and scored, here or elsewhere; its latency is measured here.
+"""Trials of `tune`: quantize, build and score a candidate, here or elsewhere, and measure its latency here.
 
 TrialSetting ─▶ TrialMaker ── TrialAsk ─▶ files and Score
              └▶ Elsewhere  ── TrialAsk ─▶ files and Score, several at a time
@@ -38,16 +38,16 @@ from ...spec.decode import parse_spec
 from ...spec.tensors import Feeds
 from ...spec.words import FloatPrecision, Isa, Target
 
-_LOOKED_AT = 8  # samples that rank the layers
+_RANKING_SAMPLES = 8  # number of samples that rank the layers
 
 
 @dataclass(frozen=True)
 class TrialSetting:
-    """What all trials of one tuning share: the float model, its ranges, and at most `samples` of the data.
+    """Common inputs of the trials of one tuning: float model, its ranges, and at most `samples` of the data.
 
-    `method` is None for the ranges' own; `exclude` are patterns of nodes that stay in float; `threads` of
-    every artifact, 0 for every core; `isa` is what INT8 is for, wherever it is made. `candidates` is the
-    largest number of trials, for which all intervals of drops together have their confidence.
+    `method` None selects the method of the ranges. `exclude` are patterns of nodes that remain in floating
+    point. `threads` applies to every artifact; 0 means every core. `isa` is the instruction set that INT8
+    targets on every machine. The confidence of the drops' intervals covers `candidates` trials together.
     """
 
     model: Path
@@ -64,9 +64,9 @@ class TrialSetting:
 
 @dataclass(frozen=True)
 class TrialAsk:
-    """What one trial is: "fp32", "bf16" or "int8" for a target, and the name of its file.
+    """One trial: "fp32", "bf16" or "int8" for a target, and the name of its files.
 
-    For INT8, `in_float` are the layers that are left in float, computed in `float_precision`.
+    For INT8, the layers `in_float` remain in floating point and compute in `float_precision`.
     """
 
     name: str
@@ -81,8 +81,7 @@ class TrialAsk:
 
 
 class Score(msgspec.Struct, frozen=True):
-    """The metric of an artifact, its drop against the float model, the ends of its paired interval, and what
-    the samples show, in words."""
+    """Metric of an artifact, its drop against the float model with a paired interval, and a statement."""
 
     value: float
     drop: float
@@ -92,22 +91,22 @@ class Score(msgspec.Struct, frozen=True):
 
 
 class Elsewhere(Protocol):
-    """Makes trials and ranks layers elsewhere, `parallel` at a time, each from a thread of its own."""
+    """Makes trials and ranks layers elsewhere, up to `parallel` at a time, each call in a separate thread."""
 
     parallel: int
 
     def make(self, ask: TrialAsk) -> tuple[Score, Sequence[Path]]:
-        """Make one trial, and return its score, and its files here."""
+        """Make one trial; return its score and the paths of its files on this machine."""
 
     def rank(self, target: Target, part: int, parts: int) -> list[LayerSensitivity]:
-        """Return the damage of the layers of one part, of 1 to `parts`, as `rank_part`."""
+        """Return `rank_part` for the part `part`, from 1 to `parts`."""
 
     def close(self) -> None:
-        """Nothing more is asked for."""
+        """Release the resources; no call follows."""
 
 
 class TrialMaker:
-    """Makes trials of one float model in this process; its data has the labels that the metric needs."""
+    """Makes trials of one float model in this process; raises `DataError` for missing samples or labels."""
 
     def __init__(self, setting: TrialSetting, progress: Progress = silent) -> None:
         self.setting = setting
@@ -136,7 +135,7 @@ class TrialMaker:
         self.float_value = self._float.value()
 
     def make(self, ask: TrialAsk, folder: Path, progress: Progress = silent) -> Score:
-        """Build an artifact in a folder and score it."""
+        """Build an artifact in a folder and return its score."""
         spec, runtime = self._spec(ask), engine(ask.target)
         path, graph = folder / ask.file, folder / f"{ask.name}.graph.onnx"
         lowered = lower(self.setting.model, spec, runtime, graph, ranges=self.ranges)
@@ -151,13 +150,13 @@ class TrialMaker:
                 truth = Truth(batch.labels, batch.samples, batch.where)
                 scored.append(self.metric.score(outputs, expected, truth))
         measured = accuracy(self._sums(scored), self._float, self.setting.candidates)
-        assert measured.drop is not None, "every artifact is compared with the float model"
+        assert measured.drop is not None, "the float model is the reference of every artifact"
         return Score(
             measured.value, measured.drop.value, measured.drop.low, measured.drop.high, measured.statement
         )
 
     def _spec(self, ask: TrialAsk) -> BuildSpec:
-        """What a trial is; what an artifact is worth is measured, also of one that missed its precision."""
+        """Return the build options of a trial; artifacts that miss their precision are measured, too."""
         setting = self.setting
         options: dict[str, Any] = {"target": ask.target, "precision": ask.precision, "isa": setting.isa}
         if ask.precision == "int8":
@@ -177,11 +176,11 @@ class TrialMaker:
 def rank_part(
     setting: TrialSetting, target: Target, part: int = 1, parts: int = 1, *, progress: Progress = silent
 ) -> list[LayerSensitivity]:
-    """Return the damage of the layers of one part of the graph, by default of all, the worst first."""
+    """Return the damage of the layers in one part of the graph, by default in all parts, worst first."""
     model = read_graph(setting.model).load()
     io = model_io(model)
     fixed = [tensor.shape[0] for tensor in io.inputs if tensor.shape and isinstance(tensor.shape[0], int)]
-    limit = max([_LOOKED_AT, *fixed])  # at least a batch of a model that takes no smaller one
+    limit = max([_RANKING_SAMPLES, *fixed])  # at least one batch of a fixed batch size
     return rank_layers(
         model,
         graph_target(target),
@@ -196,12 +195,11 @@ def rank_part(
 
 @dataclass
 class Trial:
-    """One artifact that was tried, as `TrialAsk` has it.
+    """One measured artifact, with the fields of its `TrialAsk`.
 
-    `value` is of the metric: a share for metrics in points, else in its units; `drop` is what it lost against
-    the float model, with the ends of its paired interval (None with too few samples); `statement` is what the
-    samples show of it, in words. `latency_ms` is the median, 0 until it is measured; `speedup` is against the
-    float model on the reference's runtime.
+    `value` is the metric, a share for metrics in points. `drop` is the loss against the float model, with a
+    paired interval (None with too few samples) and the evidence in words, `statement`. `latency_ms` is the
+    median, 0 before the measurement; `speedup` is relative to the FP32 trial of the first target.
     """
 
     name: str
@@ -226,15 +224,15 @@ class Trial:
 
 
 class TrialRunner:
-    """Has trials of one float model made in one folder, several at a time by `elsewhere`; remembers them."""
+    """Makes and records the trials of one float model in one folder, several at a time with `elsewhere`."""
 
     def __init__(
         self, maker: TrialMaker, folder: Path, progress: Progress, elsewhere: Elsewhere | None = None
     ) -> None:
         self.maker, self.folder, self.progress, self.elsewhere = maker, folder, progress, elsewhere
         self.trials: dict[str, Trial] = {}
-        self._begun: dict[TrialAsk, Future[tuple[Score, Sequence[Path]]]] = {}
-        self._ranks: dict[Target, list[Future[list[LayerSensitivity]]]] = {}
+        self._started: dict[TrialAsk, Future[tuple[Score, Sequence[Path]]]] = {}
+        self._rankings: dict[Target, list[Future[list[LayerSensitivity]]]] = {}
         self._threads = ThreadPoolExecutor(self.parallel, "qcompile-tune") if elsewhere else None
 
     @property
@@ -242,7 +240,7 @@ class TrialRunner:
         return max(1, self.elsewhere.parallel) if self.elsewhere else 1
 
     def in_float(self, target: Target, precision: FloatPrecision) -> Trial:
-        """The float model, built for a target."""
+        """Return the trial of the float model for a target."""
         return self._trial(TrialAsk(f"{target}-{precision}", target, precision))
 
     def int8(
@@ -252,7 +250,7 @@ class TrialRunner:
         *,
         float_precision: FloatPrecision = "fp32",
     ) -> Trial:
-        """INT8 for a target with some layers left in float, computed in `float_precision`; made once."""
+        """Return the INT8 trial with these float layers in `float_precision`; a trial is made only once."""
         int8 = [
             trial for trial in self.trials.values() if (trial.target, trial.precision) == (target, "int8")
         ]
@@ -266,24 +264,24 @@ class TrialRunner:
         return self._trial(TrialAsk(name, target, "int8", in_float, float_precision))
 
     def begin(self, targets: Sequence[Target]) -> None:
-        """Begin what is asked for anyhow, where it is made elsewhere: rankings and the first trials."""
+        """With `elsewhere`, start the work of every tuning: the rankings and the first trials."""
         if self._threads is None or self.elsewhere is None:
             return
         for target in targets:
             rank, parts = self.elsewhere.rank, self.parallel
             futures = [self._threads.submit(rank, target, part, parts) for part in range(1, parts + 1)]
-            self._ranks[target] = futures
+            self._rankings[target] = futures
             for precision in (*engine(target).tuned_floats, "int8"):
                 ask = TrialAsk(f"{target}-{precision}", target, precision)
-                self._begun[ask] = self._threads.submit(self.elsewhere.make, ask)
+                self._started[ask] = self._threads.submit(self.elsewhere.make, ask)
 
     def rank(self, target: Target) -> list[LayerSensitivity]:
         """Return the damage of every layer that would be quantized, the most damaging first."""
-        parts = self._ranks.pop(target, None)
+        parts = self._rankings.pop(target, None)
         if parts is None:
             return rank_part(self.maker.setting, target, progress=self.progress)
         self.progress("damage of each layer")
-        # Parts follow each other in the graph: of equal damage, the earlier layer stays in front.
+        # The parts are in graph order, and the sort is stable: of equal damage, the earlier layer is first.
         return sorted((layer for part in parts for layer in part.result()), key=lambda layer: -layer.noise)
 
     def close(self) -> None:
@@ -293,9 +291,9 @@ class TrialRunner:
             self.elsewhere.close()
 
     def time(self, trials: Sequence[Trial], *, batch_size: int | None, max_time_s: float) -> None:
-        """Measure the latency of trials in interleaved rounds, against the float model on ONNX Runtime."""
-        wait([begun for begun in self._begun.values() if not begun.cancel()])  # nobody asked for it
-        self._begun.clear()
+        """Measure the latency of trials in interleaved rounds, against the FP32 trial of the first target."""
+        wait([future for future in self._started.values() if not future.cancel()])  # unused trials
+        self._started.clear()
         base = next(trial for trial in trials if trial.precision == "fp32")
         results = benchmark(
             {trial.name: str(trial.path) for trial in trials},
@@ -320,10 +318,10 @@ class TrialRunner:
         if self.elsewhere is None:
             score = self.maker.make(ask, self.folder, self.progress)
         else:
-            begun = self._begun.pop(ask, None)
-            score, sent = self.elsewhere.make(ask) if begun is None else begun.result()
-            files = sorted(sent, key=lambda file: file.suffix == ".json")  # manifests last
-            for file in reversed(files):  # a manifest never stands beside a file of another tuning
+            future = self._started.pop(ask, None)
+            score, paths = self.elsewhere.make(ask) if future is None else future.result()
+            files = sorted(paths, key=lambda file: file.suffix == ".json")  # manifests last
+            for file in reversed(files):  # manifests first, so that none describes a file of another tuning
                 (self.folder / file.name).unlink(missing_ok=True)
             for file in files:
                 link_or_copy(file, self.folder / file.name)
@@ -338,7 +336,7 @@ class TrialRunner:
 def slower_layers(
     int8: Trial, in_float: Trial, layers: Sequence[str], feeds: Feeds, threads: int
 ) -> list[str]:
-    """Return the layers that are slower in INT8 than in float by their kernels, the costliest first."""
+    """Return the layers with slower kernels in INT8 than in floating point, the largest loss first."""
     times = [
         by_layer(engine(trial.target).kernel_times(str(trial.path), feeds, threads=threads), layers)
         for trial in (int8, in_float)
@@ -347,13 +345,13 @@ def slower_layers(
 
 
 def compare_times(int8_ms: Mapping[str, float], float_ms: Mapping[str, float]) -> list[str]:
-    """Return the names in both whose INT8 time is the longer one, by what they lose."""
-    lost = {name: int8_ms[name] - taken for name, taken in float_ms.items() if name in int8_ms}
-    return sorted((name for name, loss in lost.items() if loss > 0), key=lambda name: -lost[name])
+    """Return the names in both mappings with a longer INT8 time, the largest difference first."""
+    losses_ms = {name: int8_ms[name] - time_ms for name, time_ms in float_ms.items() if name in int8_ms}
+    return sorted((name for name, loss in losses_ms.items() if loss > 0), key=lambda name: -losses_ms[name])
 
 
 def by_layer(kernels_ms: Mapping[str, float], layers: Sequence[str]) -> dict[str, float]:
-    """Return layer to the time of its kernels: those whose names begin with the layer's, the longest one."""
+    """Return the kernel time of each layer; a kernel belongs to the longest layer name at its beginning."""
     times: dict[str, float] = {}
     longest_first = sorted(layers, key=len, reverse=True)
     for kernel, time_ms in kernels_ms.items():

@@ -1,4 +1,4 @@
-"""`qcompile tune`: search the fastest mix of INT8 and float within an accuracy budget, by measurement."""
+"""`qcompile tune`: measure mixes of INT8 and float layers to find the fastest within an accuracy budget."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ if TYPE_CHECKING:
 
     from ...spec.keywords import TuneKeywords
 
-_TRIED_SLOWER = 2  # times that slow layers are taken out
-_PUT_BACK = 8  # layers in float that are tried in INT8 again
-_MOST_TRIALS = 2 + 12 + _PUT_BACK + _TRIED_SLOWER
-"""Most INT8 trials of a target with 4096 layers: whole, in halves, layers put back, slow ones taken out."""
+_SLOW_ROUNDS = 2  # rounds that move slow INT8 layers to floating point
+_MAX_RETRIES = 8  # float layers that are retried in INT8
+_MAX_TRIALS = 2 + 12 + _MAX_RETRIES + _SLOW_ROUNDS
+"""Maximum of INT8 trials per target with 4096 layers: whole, bisection, retried layers, slow layers."""
 
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What `tune` found.
+    """Result of `tune`.
 
     Attributes:
-        best: The fastest trial that keeps the budget, which `recipe` makes; float where no INT8 is faster.
-        front: Names of the trials that no other beats in both latency and accuracy, by latency.
+        best: The fastest trial within the budget, which `recipe` reproduces; float if no INT8 is faster.
+        front: Names of the Pareto-optimal trials in latency and accuracy, by latency.
         damage: Target to its layers, the most damaging first.
         float_value: The metric of the float model.
-        slow_layers: Layers that cost more time in INT8 than in float, which were taken out.
+        slow_layers: Layers that are slower in INT8 than in floating point, and were moved to it.
     """
 
     best: Trial
@@ -70,7 +70,7 @@ class TuneResult:
 
     @property
     def timed(self) -> list[Trial]:
-        """The trials that were timed, the fastest first."""
+        """The trials with a latency, the fastest first."""
         timed = [trial for trial in self.trials.values() if trial.latency_ms]
         return sorted(timed, key=lambda trial: trial.latency_ms)
 
@@ -89,7 +89,7 @@ class TuneResult:
 
 
 def _damage(layer: LayerSensitivity) -> dict[str, Any]:
-    snr_db = layer.snr_db if layer.noise > 0 else None  # JSON has no infinity
+    snr_db = layer.snr_db if layer.noise > 0 else None  # JSON cannot represent infinity
     return {"layer": layer.layer, "operator": layer.operator, "noise": layer.noise, "snr_db": snr_db}
 
 
@@ -105,29 +105,29 @@ def tune(
     progress: Progress = silent,
     **options: Unpack[TuneKeywords],
 ) -> TuneResult:
-    """Find the fastest mix of INT8 and float that loses no more than `max_drop`, and write it down.
+    """Find the fastest mix of INT8 and float layers with a drop of at most `max_drop`, and write its recipe.
 
     Args:
-        model: Float ONNX file, taken as it is, or a MODEL, which is exported and simplified.
-        data: Samples that accuracy is measured on, with labels if the metric needs them.
+        model: Float ONNX file, used without changes, or a MODEL, which is exported and simplified.
+        data: Evaluation samples, with labels if the metric requires them.
         output: Folder for the artifacts, `recipe.toml` and `tune.json`.
-        spec: What may be lost, and how it is searched and measured.
-        isa: Instruction set that INT8 is for; "auto" is that of this processor, which measures.
-        elsewhere: Gives what makes the trials of a setting at the same time, in other processes or on other
-            machines. What is found is what one process finds; latency is measured here.
-        progress: Told of every step.
-        options: Fields of `TuneSpec` by name, in place of those of `spec`.
+        spec: Options of the budget, the search and the measurement.
+        isa: Target instruction set of INT8; "auto" is that of this processor, which measures.
+        elsewhere: Returns an `Elsewhere` for a setting, which makes trials concurrently in other processes or
+            on other machines. The result is that of one process; latency is measured here.
+        progress: Called at every step.
+        options: Fields of `TuneSpec` by name; they override those of `spec`.
 
     Returns:
-        The best trial, all others, and the ranking of the layers.
+        The best trial, all trials, and the ranking of the layers.
 
     Raises:
-        InvalidOption, DataError: If options or data do not fit.
+        InvalidOption, DataError: If options or data are invalid.
         EngineUnavailable: If no target can be built and run here.
-        QuantizationError: If nothing of the model can be quantized for a target.
+        QuantizationError: If no layer of the model can be quantized for a target.
     """
     spec = spec_from_call(TuneSpec, spec, options)
-    read_metric(spec.metric)  # a wrong one is refused before anything is made
+    read_metric(spec.metric)  # raises for an invalid metric before the first file is written
     targets, method = _targets(spec.targets), spec.method or None
     calibration = spec.calibration or data
     folder = Path(output)
@@ -147,71 +147,67 @@ def tune(
     setting = TrialSetting(
         path, ranges, data, spec.metric,
         spec.samples, method, spec.exclude, spec.threads, isa_here() if isa == "auto" else isa,
-        _MOST_TRIALS * len(targets),
+        _MAX_TRIALS * len(targets),
     )  # fmt: skip
     maker = TrialMaker(setting, progress)
-    bench = TrialRunner(maker, folder, progress, elsewhere(setting) if elsewhere else None)
-    time = functools.partial(bench.time, max_time_s=spec.max_time_s, batch_size=spec.batch_size)
-    # Even where no answer changes, few samples prove nothing.
+    runner = TrialRunner(maker, folder, progress, elsewhere(setting) if elsewhere else None)
+    time = functools.partial(runner.time, max_time_s=spec.max_time_s, batch_size=spec.batch_size)
+    # With few samples, even zero changed predictions cannot prove the budget.
     need = samples_for_budget(spec.max_drop, setting.candidates, maker.samples)
     in_points = maker.metric.unit == "points"
-    run = _Tuning(bench, spec.max_drop, time, needs_proof=need.is_met is True or not in_points)
+    tuning = _Tuning(runner, spec.max_drop, time, uses_interval=need.is_met is True or not in_points)
     if in_points:
         progress(need.text)
-    if not run.needs_proof:
-        run.notes.append(f"{need.text}: the drop alone is compared with the budget")
+    if not tuning.uses_interval:
+        tuning.notes.append(f"{need.text}: the drop alone is compared with the budget")
     if maker.metric.note:
-        run.notes.append(f"accuracy is {maker.metric.note}")
+        tuning.notes.append(f"accuracy is {maker.metric.note}")
     damage: dict[str, list[LayerSensitivity]] = {}
-    with contextlib.closing(bench):
-        bench.begin(targets)
+    with contextlib.closing(runner):
+        runner.begin(targets)
         for target in targets:
-            damage[target] = bench.rank(target)
-            run.try_target(target, damage[target])
-        best = run.choose()
+            damage[target] = runner.rank(target)
+            tuning.try_target(target, damage[target])
+        best = tuning.choose()
     recipe = folder / "recipe.toml"
     write_text(recipe, recipe_text(best, path, calibration, data, method, spec.exclude, folder, isa))
     tuned = TuneResult(
-        best, bench.trials, run.front(), damage, maker.float_value, run.slow_layers, recipe, run.notes,
-        maker.metric.name,
+        best, runner.trials, tuning.front(), damage, maker.float_value, tuning.slow_layers, recipe,
+        tuning.notes, maker.metric.name,
     )  # fmt: skip
     write_json(folder / "tune.json", tuned.as_json())
     return tuned
 
 
 def fewest_in_float(
-    order: Sequence[str], keeps_budget: Callable[[frozenset[str]], bool], *, tries: int = _PUT_BACK
+    order: Sequence[str], meets_budget: Callable[[frozenset[str]], bool], *, tries: int = _MAX_RETRIES
 ) -> frozenset[str] | None:
-    """Return the layers to leave in float, or None if even all of them do not keep the budget.
+    """Return the layers to leave in floating point, or None if even all layers exceed the budget.
 
-    Halves the number of layers taken from the front of `order` until the least is found that keeps the
-    budget, as if more layers in float never harmed; then puts back, one by one, those that turn out not to be
-    needed, at most `tries`, from the least damaging on.
+    Bisects the number of layers from the front of `order`, assuming that more float layers never increase the
+    drop. Then retries the float layers in INT8, the least damaging first, at most `tries` of them.
     """
-    if keeps_budget(frozenset()):
+    if meets_budget(frozenset()):
         return frozenset()
-    low, high = 0, len(order)  # `low` layers in float do not keep it
-    if not keeps_budget(frozenset(order)):
+    low, high = 0, len(order)  # `low` float layers exceed the budget
+    if not meets_budget(frozenset(order)):
         return None
     while high - low > 1:
         middle = (low + high) // 2
-        if keeps_budget(frozenset(order[:middle])):
+        if meets_budget(frozenset(order[:middle])):
             high = middle
         else:
             low = middle
     in_float = frozenset(order[:high])
-    # The last one was needed, or one fewer would have kept the budget.
+    # The bisection has tested the set without its last layer.
     for layer in list(reversed(order[: high - 1]))[:tries]:
-        if keeps_budget(in_float - {layer}):
+        if meets_budget(in_float - {layer}):
             in_float -= {layer}
     return in_float
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return indices of the points that no other beats in both latency (less) and quality (more).
-
-    They are in order of latency. Of equal points the first stays.
-    """
+    """Return the indices of the Pareto-optimal points (latency, quality) by latency; of equals, the first."""
     front: list[int] = []
     for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1], i)):
         if not front or points[index][1] > points[front[-1]][1]:
@@ -220,7 +216,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 class _Tuning:
-    """The trials of one tuning, in order: float, whole INT8, the least that must stay in float, the time."""
+    """The trials of one tuning: float, whole INT8, the fewest float layers, and slow layers in float, too."""
 
     def __init__(
         self,
@@ -228,15 +224,15 @@ class _Tuning:
         max_drop: float,
         time: Callable[[list[Trial]], None],
         *,
-        needs_proof: bool = False,
+        uses_interval: bool = False,
     ) -> None:
-        self.bench, self.max_drop, self.time, self.needs_proof = bench, max_drop, time, needs_proof
+        self.bench, self.max_drop, self.time, self.uses_interval = bench, max_drop, time, uses_interval
         self.slow_layers: list[str] = []
         self.layers: dict[str, list[str]] = {}
         self.notes: list[str] = []
 
     def try_target(self, target: Target, damage: Sequence[LayerSensitivity]) -> None:
-        """Float and INT8 for one target; then the mix that keeps the budget, if the whole does not."""
+        """Try float and INT8 for one target; if whole INT8 exceeds the budget, search for a mix."""
         self.bench.in_float(target, "fp32")
         has_bfloat16 = "bf16" in engine(target).tuned_floats
         if has_bfloat16:
@@ -247,25 +243,25 @@ class _Tuning:
                 has_bfloat16 = False
         self.layers[target] = order = [layer.layer for layer in damage]
         if not order:
-            self.notes.append(f"{target}: nothing of the model can be quantized")
+            self.notes.append(f"{target}: no layer can be quantized")
             return
 
-        def keeps_budget(in_float: frozenset[str]) -> bool:
+        def meets_budget(in_float: frozenset[str]) -> bool:
             if len(in_float) == len(order):
-                return True  # nothing is quantized
+                return True  # a float model
             trial = self._int8(target, in_float)
-            return trial is not None and self._keeps_budget(trial)
+            return trial is not None and self._meets_budget(trial)
 
-        in_float = fewest_in_float(order, keeps_budget)
+        in_float = fewest_in_float(order, meets_budget)
         if in_float is None or len(in_float) == len(order):
-            self.notes.append(f"{target}: no mix keeps the budget; only float does")
+            self.notes.append(f"{target}: no mix meets the budget; only float does")
         elif in_float and has_bfloat16:
             self._int8(target, in_float, float_precision="bf16")
 
     def choose(self) -> Trial:
-        """Time what keeps the budget, take out layers that cost time, and return the fastest."""
+        """Time the trials within the budget, move slow INT8 layers to floating point, return the fastest."""
         self._time()
-        for _ in range(_TRIED_SLOWER):
+        for _ in range(_SLOW_ROUNDS):
             best_int8 = self._fastest("int8")
             best_float = self._fastest("fp32", "bf16")
             if best_int8 is None or best_int8.latency_ms < best_float.latency_ms:
@@ -275,12 +271,12 @@ class _Tuning:
             try:
                 slow = slower_layers(best_int8, best_float, self.layers[best_int8.target], feeds, threads)
             except EngineUnavailable:
-                break  # the runtime tells no times of layers
-            new = [layer for layer in slow if layer not in best_int8.in_float]
-            if not new:
+                break  # the runtime cannot time layers
+            new_layers = [layer for layer in slow if layer not in best_int8.in_float]
+            if not new_layers:
                 break
-            self.slow_layers += [layer for layer in new if layer not in self.slow_layers]
-            in_float = best_int8.in_float | set(new)
+            self.slow_layers += [layer for layer in new_layers if layer not in self.slow_layers]
+            in_float = best_int8.in_float | set(new_layers)
             try:
                 self.bench.int8(best_int8.target, in_float, float_precision=best_int8.float_precision)
             except QuantizationError:
@@ -294,14 +290,14 @@ class _Tuning:
         return best_float
 
     def front(self) -> list[str]:
-        """Names of the timed trials that no other beats."""
+        """Return the names of the Pareto-optimal timed trials."""
         timed = self._timed()
         return [timed[index].name for index in pareto([(trial.latency_ms, -trial.drop) for trial in timed])]
 
     def _int8(
         self, target: Target, in_float: frozenset[str], *, float_precision: FloatPrecision = "fp32"
     ) -> Trial | None:
-        """One mix; None, noted once, where the runtime does not execute it as planned or outputs are NaN."""
+        """Return the trial of a mix, or None and one note if the runtime deviates or outputs are NaN."""
         try:
             return self.bench.int8(target, in_float, float_precision=float_precision)
         except (QuantizationError, IntentNotReached, DataError) as error:
@@ -310,30 +306,30 @@ class _Tuning:
                 self.notes.append(f"{problem}: {error.message}")
             return None
 
-    def _keeps_budget(self, trial: Trial) -> bool:
-        """Whether the upper end of the drop's interval keeps the budget; else, without proof, the drop."""
-        is_bounded = self.needs_proof and trial.drop_high is not None
+    def _meets_budget(self, trial: Trial) -> bool:
+        """Return whether the drop, or its upper bound if `uses_interval`, meets the budget; FP32 always."""
+        is_bounded = self.uses_interval and trial.drop_high is not None
         drop = trial.drop_high if is_bounded and trial.drop_high is not None else trial.drop
         return trial.precision == "fp32" or drop <= self.max_drop
 
     def _time(self) -> None:
-        """Time float, whole INT8 and every mix that keeps the budget, in one interleaved run."""
+        """Time float, whole INT8 and every mix within the budget, in one interleaved run."""
         trials = self.bench.trials.values()
-        self.time([trial for trial in trials if not trial.in_float or self._keeps_budget(trial)])
+        self.time([trial for trial in trials if not trial.in_float or self._meets_budget(trial)])
 
     def _fastest(self, *precisions: str) -> Trial | Any:
-        """The fastest timed trial of these precisions that keeps the budget; None if there is none."""
-        fitting = [
-            trial for trial in self._timed() if trial.precision in precisions and self._keeps_budget(trial)
+        """Return the fastest timed trial of these precisions within the budget, or None."""
+        trials = [
+            trial for trial in self._timed() if trial.precision in precisions and self._meets_budget(trial)
         ]
-        return min(fitting, key=lambda trial: trial.latency_ms, default=None)
+        return min(trials, key=lambda trial: trial.latency_ms, default=None)
 
     def _timed(self) -> list[Trial]:
         return [trial for trial in self.bench.trials.values() if trial.latency_ms]
 
 
 def _targets(names: Sequence[str]) -> list[Target]:
-    """The targets that can be built and run here."""
+    """Return the targets to tune, by default all runnable ones; raise if one cannot be built and run here."""
     for target in names:
         runtime = engine(target)
         runtime.require_builder()
@@ -348,7 +344,7 @@ def _targets(names: Sequence[str]) -> list[Target]:
     return runnable
 
 
-# A tuning written down: the recipe of the chosen trial, and the plot of all trials.
+# Output: the recipe of the best trial, and the plot of all trials.
 
 
 def recipe_text(
@@ -361,7 +357,7 @@ def recipe_text(
     folder: Path,
     isa: Isa = "auto",
 ) -> str:
-    """Return the TOML of a recipe in `folder`, from which `qcompile run` makes the chosen trial again."""
+    """Return the TOML of a recipe in `folder` with which `qcompile run` builds the best trial again."""
     names = "the names of layers below are those of this file"
     lines = [
         f"# {best.name}: {best.latency_ms:.3g} ms, {best.drop:+.3g} lost. Made by qcompile tune.",
@@ -406,7 +402,7 @@ _PLOT = (60, 50, 560, 330)  # pixels
 
 
 def plot_front(tuned: TuneResult, path: Path, *, max_drop: float, unit: str) -> None:
-    """Draw every trial by latency and drop, and the Pareto front, to `path` (inside `files.writing`)."""
+    """Draw the timed trials by latency and drop, and the Pareto front, to `path` (inside `files.writing`)."""
     timed = tuned.timed
     drops = [*(trial.drop for trial in timed), max_drop, 0.0]
     space = max((max(drops) - min(drops)) * 0.12, 0.05)
@@ -421,12 +417,12 @@ def plot_front(tuned: TuneResult, path: Path, *, max_drop: float, unit: str) -> 
     rows = []
     for number, trial in enumerate(timed, 1):
         is_best = trial is tuned.best
-        words = f"{trial.latency_ms:.3g} ms  {trial.drop:+.2f}  {trial.name}{'  (best)' if is_best else ''}"
+        label = f"{trial.latency_ms:.3g} ms  {trial.drop:+.2f}  {trial.name}{'  (best)' if is_best else ''}"
         size = 1.8 if is_best else 1
-        drawing += mark(_FAMILIES[trial.precision], *places[trial.name], size=size, tip=words)
+        drawing += mark(_FAMILIES[trial.precision], *places[trial.name], size=size, tip=label)
         kind = "label" if is_best else ""
         shift = (0.0, 17.0 * number)
-        rows.append(text(0, 0, f"{number}  {words}", shift=shift, anchor="start", colour="ink", kind=kind))
+        rows.append(text(0, 0, f"{number}  {label}", shift=shift, anchor="start", colour="ink", kind=kind))
     for index, (precision, family) in enumerate(_FAMILIES.items()):
         at = 100 * (index + 0.5) / len(_FAMILIES) * 0.4
         drawing += text(at, 0, precision, shift=(10, -31), anchor="start", colour=family)
