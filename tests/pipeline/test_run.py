@@ -294,7 +294,8 @@ def test_a_row_that_failed_is_measured_again_by_the_next_run(
     (tmp_path / "flaky.py").write_text(
         f"from pathlib import Path\nimport torch\n\nmark = Path({str(mark)!r})\n\ndef build():\n"
         "    if not mark.exists():\n        raise RuntimeError('not now')\n"
-        "    return torch.nn.Tanh(), (torch.ones(2, 4, 8, 8),)\n"
+        "    layers = [torch.nn.AvgPool2d(8), torch.nn.Flatten(), torch.nn.Linear(4, 3)]\n"
+        "    return torch.nn.Sequential(*layers), (torch.ones(2, 4, 8, 8),)\n"
     )
     recipe = write_recipe(CPU, BENCH + 'models = ["flaky=flaky.py:build"]\n')
     first = qcompile.run(recipe)
