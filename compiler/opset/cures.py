@@ -1,14 +1,13 @@
-"""Registry of the graphs that runtimes are known to compute wrongly: what finds them, and what rewrites them.
+"""Registry of the graphs that runtimes compute wrongly: how to find each of them, and how to rewrite it.
 
-The names are those of the engine's table of known faults, which says what holds for which version.
-
-Patterns of nodes that have no rewrite:
+The keys are the names in the runtimes' tables `KNOWN_FAULTS`, which list the affected versions. Patterns
+without a rewrite:
 
 Resize ← Transpose ← If
-MatMul ─ (Mul, Add, ...) ─ Softmax ─ MatMul     an attention; an operand may be a transposed input
+MatMul ─ (Mul, Add, ...) ─ Softmax ─ MatMul     attention; an operand may be a transposed input
   keys ← MatMul ← LayerNormalization ← Transpose ← Reshape ← Conv (stride = kernel) ← Reshape     SegFormer
-  operand ← Concat ← Add ← two Mul     rotated but for the first tokens, as in DINOv3
-Add ← Mul ← ... ← Sub (x, ReduceMin (x))     Add reads ReduceMin (x) again: normalized, and back
+  operand ← Concat ← Add ← two Mul     rotary embedding of all but the first tokens, as in DINOv3
+Add ← Mul ← ... ← Sub (x, ReduceMin (x))     Add reads ReduceMin (x) again: normalization and its inverse
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ from .scope import (
 
 @dataclass(frozen=True)
 class FaultyGraph:
-    """A known fault, as the graph shows it.
+    """How to find the nodes that a known fault affects, and how to rewrite them.
 
     Attributes:
-        cure: Rewrites the affected nodes in place, as far as it can.
-        quantized: Whether only a quantized graph shows it, which is then what is compared.
+        cure: Rewrites the affected nodes in place where possible; None if the fault has no rewrite.
+        quantized: Whether the fault needs a quantized graph. If so, the rewrite is compared on that graph.
     """
 
     find: NodeQuery
@@ -70,7 +69,7 @@ _TO_VALUES = frozenset("Cast Identity Dropout Where".split())
 
 @finding("Resize")
 def find_resizes_behind_if(node: onnx.NodeProto, links: Links) -> object:
-    """Resizes of a transposed result of an If."""
+    """Match a Resize of a transposed output of an If."""
     return comes_from(node.input[0], links.made_by, "Transpose", "If")
 
 
@@ -80,7 +79,7 @@ def find_attention(model: onnx.ModelProto) -> list[str]:
 
 
 def find_attention_of_transposed_inputs(model: onnx.ModelProto) -> list[str]:
-    """Return MatMuls of an attention of which an operand is a transposed input of the model."""
+    """Return the MatMuls of attentions that read a transposed input of the model."""
     made_by, fed = producers(model.graph), {value.name for value in model.graph.input}
     fed -= {tensor.name for tensor in model.graph.initializer}
 
@@ -93,7 +92,7 @@ def find_attention_of_transposed_inputs(model: onnx.ModelProto) -> list[str]:
 
 
 def find_reduced_keys(model: onnx.ModelProto) -> list[str]:
-    """Return the first MatMul of attentions whose keys a strided convolution reduced, but of batch 1."""
+    """Return the first MatMul of attentions with keys from a strided convolution; none for a batch of 1."""
     batch = model.graph.input[0].type.tensor_type.shape.dim[:1] if model.graph.input else ()
     if [dim.dim_value for dim in batch] == [1]:
         return []
@@ -112,7 +111,7 @@ def find_reduced_keys(model: onnx.ModelProto) -> list[str]:
 
 
 def find_partly_rotated(model: onnx.ModelProto) -> list[str]:
-    """Return the first MatMul of attentions that rotate queries or keys but for the first tokens."""
+    """Return the first MatMul of attentions that rotate queries or keys except for the first tokens."""
     made_by, constants = producers(model.graph), constant_names(model)
 
     def sums(name: str) -> bool:
@@ -128,7 +127,7 @@ def find_partly_rotated(model: onnx.ModelProto) -> list[str]:
 
 
 def find_normalized_and_back(model: onnx.ModelProto) -> list[str]:
-    """Return ReduceMin of what a ReduceMax reads too, where a Sub reads the minimum, and an Add again."""
+    """Return the ReduceMins followed by a Sub and an Add, if a ReduceMax reads the same input."""
     read_by = consumers(model.graph)
 
     def fits(node: onnx.NodeProto) -> bool:
@@ -146,7 +145,7 @@ def find_dynamic_inputs(model: onnx.ModelProto) -> list[str]:
 
 
 def _attentions(model: onnx.ModelProto) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
-    """The two MatMuls of each attention of the model's own graph."""
+    """Return the two MatMuls of each attention in the main graph."""
     made_by, read_by = producers(model.graph), consumers(model.graph)
     pairs = []
     for node in model.graph.node:
@@ -178,7 +177,7 @@ def _rewritten(find: NodeQuery, rewrite: Replace, *, quantized: bool = False) ->
 
 
 FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
-    # A rewrite that leaves no node of its kind comes before one that only renames.
+    # A rewrite that removes the GridSample comes before the rewrite that only drops its mode.
     "deformable-attention": _rewritten(exact.find_deformable_attention, exact.gathered_corners),
     "grid-sample-mode": _rewritten(exact.find_renamed_modes, exact.mode_left_out),
     "cumsum-axes": _rewritten(exact.find_mixed_cumsums, exact.cumsum_by_product),

@@ -1,31 +1,30 @@
-"""Write operators in forms that leave a parser nothing to mistake.
+"""Rewrite operators that a runtime reads or optimizes wrongly into equal forms that it computes correctly.
 
 Mod(x, y) of integers                r = x - y Div(x, y);  r + y where the signs of r and y differ
 GroupNormalization of one group      Reshape, InstanceNormalization, Reshape, Mul, Add
-LSTM, GRU, RNN of layout 1           Transpose, the same of layout 0, Transpose
-Shape from one axis to another       Shape, Slice
+LSTM, GRU, RNN of layout 1           Transpose, the same operator of layout 0, Transpose
+Shape with start or end              Shape, Slice
 ReduceL1(x)                          ReduceSum(Abs(x)): axes are an attribute before opset 18
 ReduceLogSum(x)                      Log(ReduceSum(x))
-ReduceLogSumExp(x)                   m = Max(ReduceMax(x), lowest);  Log(ReduceSum(Exp(x - m))) + m, no axes
+ReduceLogSumExp(x)                   m = Max(ReduceMax(x), lowest);  Squeeze(Log(ReduceSum(Exp(x - m))) + m)
 
-CumSum becomes a product with a triangle of ones, where a runtime mixes up the axes of several:
+CumSum becomes a product with a triangular matrix of ones, where a runtime confuses the axes of two CumSums.
+`exclusive` and `reverse` use other comparisons; an axis other than the last is first swapped with the last:
 
     CumSum(x, axis) [.., n]      becomes      x ─ MatMul(Range(n)[:, None] <= Range(n)[None, :]), floats
                                               ReduceSum(x[.., :, None] * triangle, axis -2), integers
 
-Other comparisons stand for `exclusive` and `reverse`; an axis that is not the last is exchanged with it.
-
-ONNX Runtime's optimizer quantizes layers right behind a DequantizeLinear further than the graph says
-(`model/requantized`). A Sum of one operand is that operand; the optimizer removes an Identity, but no Sum:
+ONNX Runtime's optimizer quantizes the weight or bias of some layers behind a DequantizeLinear although the
+graph does not (`requantized` in `model/sessions`). A Sum of one operand, which returns the operand, prevents
+this; an Identity does not, as the optimizer removes it:
 
     x ─ DQ ─ Conv        becomes        x ─ DQ ─ Sum ─ Conv
 
-GridSample(x, grid), bilinear      becomes, for each of the four corners of a sampling point,
+A bilinear GridSample(x, grid) of P = Ho Wo sampling points, with padding zeros or border, becomes for each of
+the four corners of a point
 
 grid ─ coordinates [N, P] ─┬─ Floor, Clip ─ index y * W + x ─ GatherElements(x [N, C, H W]) ─┐
                            └─ weight of the corner, 0 outside ─────────────────────── Mul ── Sum ─ Reshape
-
-P = Ho Wo sampling points; padding zeros or border
 """
 
 from __future__ import annotations
@@ -47,23 +46,23 @@ _Y_BATCH_FIRST = (2, 0, 1, 3)  # [time, directions, batch, hidden] to [batch, ti
 
 @finding("Mod")
 def find_integer_mods(node: onnx.NodeProto, links: Links) -> bool:
-    """Mods of integers (fmod = 0) whose operand is no extent of a shape: those are small."""
+    """Match an integer Mod (fmod = 0), unless its dividend comes from shapes: these values are small."""
     return not attribute(node, "fmod", 0) and not _of_shapes(node.input[0], links.made_by)
 
 
 def exact_mod(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Mod by a division of integers; ONNX's Div rounds towards zero, Mod towards minus infinity."""
+    """Return an integer Mod as a Div, corrected: ONNX's Div rounds toward zero, Mod toward minus infinity."""
     chain, (x, y) = Chain(node, scope), node.input
     zero = chain.scalar(0, scope.elem_type(node, x))
     rest = chain.add("Sub", [x, chain.add("Mul", [y, chain.add("Div", [x, y])])])
-    signs = [chain.add("Less", [value, zero]) for value in (rest, y)]  # their product may overflow
+    signs = [chain.add("Less", [value, zero]) for value in (rest, y)]  # the product of both may overflow
     is_rest = chain.add("Not", [chain.add("Equal", [rest, zero])])
     differ = chain.add("And", [chain.add("Xor", signs), is_rest])
     return chain.result(chain.add("Where", [differ, chain.add("Add", [rest, y]), rest]))
 
 
 def time_first(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """A recurrent layer of layout 1 as one of layout 0."""
+    """Return a recurrent layer of layout 1 as a layer of layout 0 between Transposes."""
     drop_attributes(node, "layout")
     nodes = [node]
 
@@ -85,7 +84,7 @@ def time_first(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 
 def _of_shapes(name: str, made_by: dict[str, onnx.NodeProto]) -> bool:
-    """Whether a tensor is computed from shapes and constants alone."""
+    """Return whether a tensor is computed only from shapes and constants."""
     waiting, seen, from_shape = [name], {name}, False
     while waiting:
         node = made_by.get(waiting.pop())
@@ -101,12 +100,12 @@ def _of_shapes(name: str, made_by: dict[str, onnx.NodeProto]) -> bool:
 
 
 _COMPARED = {(0, 0): "LessOrEqual", (1, 0): "Less", (0, 1): "GreaterOrEqual", (1, 1): "Greater"}
-"""(exclusive, reverse) to how row i of the triangle is compared with column j."""
+"""(exclusive, reverse) to the operator that compares row i of the triangle with column j."""
 _FLOATS = (1, 10, 11, 16)  # float, float16, double, bfloat16
 
 
 def find_mixed_cumsums(model: onnx.ModelProto) -> list[str]:
-    """Return the CumSums that differ in axis or direction from the most frequent kind of the model."""
+    """Return the CumSums with another axis or direction than the most frequent in the model."""
     if len(find_nodes(model, "CumSum")) < 2:
         return []
     kinds = [
@@ -120,7 +119,7 @@ def find_mixed_cumsums(model: onnx.ModelProto) -> list[str]:
 
 
 def cumsum_by_product(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-    """A CumSum as a product; None where its axis is not stored, or the shape not known."""
+    """Return a CumSum as a product; None if its axis is computed, or its type or rank is unknown."""
     value = node.input[0]
     stored, shape = scope.constant(node.input[1]), scope.shape(value)
     if node.op_type != "CumSum" or stored is None or shape is None or not scope.type(value):
@@ -150,7 +149,7 @@ def _direction(node: onnx.NodeProto) -> tuple[int, int]:
 
 
 def _axis(node: onnx.NodeProto, scope: Scope) -> int | str:
-    """The axis, counted from the last; the name of one that is computed."""
+    """Return the axis, counted from the last if the rank is known; for a computed axis, the tensor's name."""
     axis, shape = scope.constant(node.input[1]), scope.shape(node.input[0])
     if axis is None:
         return str(node.input[1])
@@ -162,7 +161,7 @@ _AXES_ARE_AN_INPUT = 18
 
 
 def find_reduced_axes(model: onnx.ModelProto) -> list[str]:
-    """Return those nodes that have their axes in an attribute."""
+    """Return the ReduceL1, ReduceLogSum and ReduceLogSumExp nodes with axes in an attribute."""
     if opset(model) >= _AXES_ARE_AN_INPUT:
         return []
     operators = "ReduceL1 ReduceLogSum ReduceLogSumExp"
@@ -170,7 +169,7 @@ def find_reduced_axes(model: onnx.ModelProto) -> list[str]:
 
 
 def by_sum(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """A reduction by ReduceSum."""
+    """Return one of these reductions in terms of ReduceSum."""
     chain, x = Chain(node, scope), node.input[0]
     axes, keep = list(attribute(node, "axes")), int(attribute(node, "keepdims", 1))
     if node.op_type == "ReduceL1":
@@ -190,12 +189,12 @@ def by_sum(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 
 def find_requantized(model: onnx.ModelProto) -> list[str]:
-    """Return the names of the layers that the optimizer would quantize further, and wrongly."""
+    """Return the names of the layers that ONNX Runtime's optimizer would quantize wrongly."""
     return [node_name(node) for _, node in requantized(model)]
 
 
 def keep_layers_apart(model: onnx.ModelProto) -> list[str]:
-    """Write a Sum in front of each such layer, in place; return their names."""
+    """Insert a Sum in front of each of these layers, in place; return the names of the layers."""
     layers = list(requantized(model))
     names = [node_name(node) for _, node in layers]
     for graph, layer in layers:
@@ -208,15 +207,14 @@ def keep_layers_apart(model: onnx.ModelProto) -> list[str]:
     return names
 
 
-_FLOAT, _INT64 = 1, 7  # ONNX's numbers
-MODES_RENAMED = 20
-"""The opset in which bilinear and bicubic became linear and cubic, names that not all parsers know."""
+_FLOAT, _INT64 = 1, 7  # TensorProto.DataType
+MODES_RENAMED = 20  # opset: bilinear and bicubic became linear and cubic, names that some parsers do not know
 _BILINEAR = ("bilinear", "linear")
 _CARRIED_BY = frozenset("Unsqueeze Reshape Identity Squeeze Transpose Cast".split())
 
 
 def find_renamed_modes(model: onnx.ModelProto) -> list[str]:
-    """Return GridSample nodes whose mode is spelled as from opset 20 on."""
+    """Return the GridSample nodes with a mode name of opset 20: linear or cubic."""
     if opset(model) < MODES_RENAMED:
         return []
     return find_nodes(model, "GridSample", lambda node, _: attribute(node, "mode") in ("linear", "cubic"))
@@ -224,12 +222,12 @@ def find_renamed_modes(model: onnx.ModelProto) -> list[str]:
 
 @finding("GridSample")
 def find_cubic_modes(node: onnx.NodeProto, _: Links) -> bool:
-    """Older opsets alone have a name for mode "cubic" that all parsers know."""
+    """Match mode "cubic", which all parsers know only by its name in older opsets."""
     return bool(attribute(node, "mode") == "cubic")
 
 
 def mode_left_out(node: onnx.NodeProto, _: Scope) -> list[onnx.NodeProto] | None:
-    """A GridSample without mode "linear": it is the default of every opset, however it is spelled."""
+    """Drop mode "linear", the default in every opset under either name; return None for other modes."""
     if attribute(node, "mode") != "linear":
         return None
     drop_attributes(node, "mode")
@@ -237,7 +235,7 @@ def mode_left_out(node: onnx.NodeProto, _: Scope) -> list[onnx.NodeProto] | None
 
 
 def find_deformable_attention(model: onnx.ModelProto) -> list[str]:
-    """Return bilinear GridSamples of which several meet in one Concat, as the levels of an attention do."""
+    """Return the bilinear GridSamples that share a Concat, as the levels of a deformable attention do."""
     names = []
     for graph in every_graph(model.graph):
         read_by = consumers(graph)
@@ -252,7 +250,7 @@ def find_deformable_attention(model: onnx.ModelProto) -> list[str]:
 
 
 def gathered_corners(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-    """One bilinear GridSample of an image [N, C, H, W], as nodes; None for any other."""
+    """Return the nodes for a bilinear GridSample of an image [N, C, H, W]; None for others."""
     plain = attribute(node, "padding_mode", "zeros") in ("zeros", "border")
     if node.op_type != "GridSample" or not plain or len(scope.shape(node.input[0]) or ()) != 4:
         return None
@@ -283,7 +281,7 @@ def gathered_corners(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]
 
 
 def _places(node: onnx.NodeProto, chain: Chain, value: str, extent: str) -> list[tuple[str, str]]:
-    """Index int64 [N, P] and weight [N, P] of the lower and of the upper neighbour along an axis."""
+    """Return index (int64) and weight, both [N, P], of the lower and the upper neighbour along an axis."""
     add, zeros = chain.add, attribute(node, "padding_mode", "zeros") == "zeros"
     one, half, zero = (chain.scalar(number, _FLOAT) for number in (1.0, 0.5, 0.0))
     size = add("Cast", [extent], to=_FLOAT)
