@@ -44,15 +44,15 @@ def bytes_to_floats(model: onnx.ModelProto) -> list[str]:
         moves = node.op_type in _MOVES and (
             node.op_type != "Resize" or attribute(node, "mode", "nearest") == "nearest"
         )
-        known = node.domain in ONNX_DOMAINS and (moves or node.op_type in _READS)
-        read = {name for name in node.input if known and scope.type(name) == "tensor(uint8)"}
-        if not read or (node.op_type == "Cast" and not read & floats.keys()):
+        is_supported = node.domain in ONNX_DOMAINS and (moves or node.op_type in _READS)
+        byte_inputs = {name for name in node.input if is_supported and scope.type(name) == "tensor(uint8)"}
+        if not byte_inputs or (node.op_type == "Cast" and not byte_inputs & floats.keys()):
             nodes.append(node)
             continue
         names.append(node_name(node))
-        for name in read - floats.keys():
-            floats[name] = _as_float(name, scope, nodes)
-        node.input[:] = [floats.get(name, name) if name in read else name for name in node.input]
+        for name in byte_inputs - floats.keys():
+            floats[name] = _cast_to_float(name, scope, nodes)
+        node.input[:] = [floats.get(name, name) if name in byte_inputs else name for name in node.input]
         nodes.append(node)
         for index, name in enumerate(node.output if moves else ()):
             if name and scope.type(name) == "tensor(uint8)":
@@ -65,7 +65,7 @@ def bytes_to_floats(model: onnx.ModelProto) -> list[str]:
     return names
 
 
-def _as_float(name: str, scope: Scope, nodes: list[onnx.NodeProto]) -> str:
+def _cast_to_float(name: str, scope: Scope, nodes: list[onnx.NodeProto]) -> str:
     values = scope.constant(name)
     if values is not None:
         return scope.store(values.astype(np.float32), f"{name}/float")

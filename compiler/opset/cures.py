@@ -80,14 +80,14 @@ def find_attention(model: onnx.ModelProto) -> list[str]:
 
 def find_attention_of_transposed_inputs(model: onnx.ModelProto) -> list[str]:
     """Return the MatMuls of attentions that read a transposed input of the model."""
-    made_by, fed = producers(model.graph), {value.name for value in model.graph.input}
-    fed -= {tensor.name for tensor in model.graph.initializer}
+    made_by, input_names = producers(model.graph), {value.name for value in model.graph.input}
+    input_names -= {tensor.name for tensor in model.graph.initializer}
 
-    def turned(operand: str) -> bool:
+    def matches(operand: str) -> bool:
         node = comes_from(operand, made_by, "Transpose")
-        return node is not None and node.input[0] in fed
+        return node is not None and node.input[0] in input_names
 
-    names = [node_name(node) for pair in _attentions(model) for node in pair if any(map(turned, node.input))]
+    names = [node_name(node) for pair in _attentions(model) for node in pair if any(map(matches, node.input))]
     return list(dict.fromkeys(names))
 
 
@@ -98,32 +98,32 @@ def find_reduced_keys(model: onnx.ModelProto) -> list[str]:
         return []
     made_by, constants = producers(model.graph), constant_names(model)
 
-    def reduced(operand: str) -> bool:
+    def is_reduced(operand: str) -> bool:
         node = nearest(operand, made_by, (*SAME, *PLACES, *_SCALES, *_PROJECTIONS), constants)
         if node is None or node.op_type != "Conv":
             return False
         strides = list(attribute(node, "strides", []))
         tokens = nearest(node.input[0], made_by, (*SAME, "Transpose"))
-        folds = max(strides, default=1) > 1 and strides == list(attribute(node, "kernel_shape", []))
-        return folds and tokens is not None and tokens.op_type == "Reshape"
+        is_patching = max(strides, default=1) > 1 and strides == list(attribute(node, "kernel_shape", []))
+        return is_patching and tokens is not None and tokens.op_type == "Reshape"
 
-    return [node_name(first) for first, _ in _attentions(model) if any(map(reduced, first.input))]
+    return [node_name(first) for first, _ in _attentions(model) if any(map(is_reduced, first.input))]
 
 
 def find_partly_rotated(model: onnx.ModelProto) -> list[str]:
     """Return the first MatMul of attentions that rotate queries or keys except for the first tokens."""
     made_by, constants = producers(model.graph), constant_names(model)
 
-    def sums(name: str) -> bool:
+    def is_rotated(name: str) -> bool:
         node = made_by.get(name)
         terms = [made_by.get(term) for term in node.input] if node and node.op_type == "Add" else [None]
         return all(term is not None and term.op_type == "Mul" for term in terms)
 
-    def rotated(operand: str) -> bool:
+    def is_partly_rotated(operand: str) -> bool:
         node = nearest(operand, made_by, (*SAME, *PLACES, *_SCALES), constants)
-        return node is not None and node.op_type == "Concat" and len({*map(sums, node.input)}) > 1
+        return node is not None and node.op_type == "Concat" and len({*map(is_rotated, node.input)}) > 1
 
-    return [node_name(first) for first, _ in _attentions(model) if any(map(rotated, first.input))]
+    return [node_name(first) for first, _ in _attentions(model) if any(map(is_partly_rotated, first.input))]
 
 
 def find_normalized_and_back(model: onnx.ModelProto) -> list[str]:
@@ -131,9 +131,9 @@ def find_normalized_and_back(model: onnx.ModelProto) -> list[str]:
     read_by = consumers(model.graph)
 
     def fits(node: onnx.NodeProto) -> bool:
-        beside = {reader.op_type for reader in read_by[node.input[0]]}
-        behind = reached(node.output[0], read_by, (*SAME, *PLACES, "Expand"))
-        return "ReduceMax" in beside and {"Sub", "Add"} <= {reader.op_type for reader in behind}
+        siblings = {reader.op_type for reader in read_by[node.input[0]]}
+        downstream = reached(node.output[0], read_by, (*SAME, *PLACES, "Expand"))
+        return "ReduceMax" in siblings and {"Sub", "Add"} <= {reader.op_type for reader in downstream}
 
     return [node_name(node) for node in model.graph.node if node.op_type == "ReduceMin" and fits(node)]
 
@@ -150,21 +150,21 @@ def _attentions(model: onnx.ModelProto) -> list[tuple[onnx.NodeProto, onnx.NodeP
     pairs = []
     for node in model.graph.node:
         if node.op_type == "Softmax":
-            waiting, first = [node.input[0]], None
-            while waiting and first is None:
-                above = made_by.get(waiting.pop())
-                if above is not None and above.op_type == "MatMul":
-                    first = above
-                elif above is not None and above.op_type in _SCALING:
-                    waiting.extend(reversed(above.input))
-            behind = reached(node.output[0], read_by, _TO_VALUES)
-            second = next((reader for reader in behind if reader.op_type == "MatMul"), None)
+            pending, first = [node.input[0]], None
+            while pending and first is None:
+                producer = made_by.get(pending.pop())
+                if producer is not None and producer.op_type == "MatMul":
+                    first = producer
+                elif producer is not None and producer.op_type in _SCALING:
+                    pending.extend(reversed(producer.input))
+            downstream = reached(node.output[0], read_by, _TO_VALUES)
+            second = next((reader for reader in downstream if reader.op_type == "MatMul"), None)
             if first is not None and second is not None:
                 pairs.append((first, second))
     return pairs
 
 
-def _rewritten(find: NodeQuery, rewrite: Replace, *, quantized: bool = False) -> FaultyGraph:
+def _with_rewrite(find: NodeQuery, rewrite: Replace, *, quantized: bool = False) -> FaultyGraph:
     def cure(model: onnx.ModelProto) -> None:
         if names := set(find(model)):
             replace_nodes(
@@ -178,27 +178,27 @@ def _rewritten(find: NodeQuery, rewrite: Replace, *, quantized: bool = False) ->
 
 FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
     # A rewrite that removes the GridSample comes before the rewrite that only drops its mode.
-    "deformable-attention": _rewritten(exact.find_deformable_attention, exact.gathered_corners),
-    "grid-sample-mode": _rewritten(exact.find_renamed_modes, exact.mode_left_out),
-    "cumsum-axes": _rewritten(exact.find_mixed_cumsums, exact.cumsum_by_product),
-    "mod-by-float": _rewritten(exact.find_integer_mods, exact.exact_mod),
-    "group-norm-of-one": _rewritten(
+    "deformable-attention": _with_rewrite(exact.find_deformable_attention, exact.gathered_corners),
+    "grid-sample-mode": _with_rewrite(exact.find_renamed_modes, exact.mode_left_out),
+    "cumsum-axes": _with_rewrite(exact.find_mixed_cumsums, exact.cumsum_by_product),
+    "mod-by-float": _with_rewrite(exact.find_integer_mods, exact.exact_mod),
+    "group-norm-of-one": _with_rewrite(
         finding("GroupNormalization")(lambda node, _: attribute(node, "num_groups") == 1), group_normalization
     ),
-    "recurrent-layout": _rewritten(
+    "recurrent-layout": _with_rewrite(
         finding("LSTM GRU RNN")(lambda node, _: attribute(node, "layout", 0) == 1), exact.time_first
     ),
     "requantized-layer": FaultyGraph(exact.find_requantized, exact.keep_layers_apart),
-    "reduced-axes": _rewritten(exact.find_reduced_axes, exact.by_sum),
-    "quantized-extremum": _rewritten(find_quantized_extrema, with_max, quantized=True),
-    "reduced-channels": _rewritten(find_reduced_channels, with_max, quantized=True),
-    "quantized-factors": _rewritten(find_quantized_factors, with_max, quantized=True),
-    "merged-bias": _rewritten(find_merged_biases, with_max, quantized=True),
-    "moved-scale": _rewritten(find_moved_scales, with_max, quantized=True),
-    "gathered-scale": _rewritten(find_gathered_scales, with_max, quantized=True),
-    "shifted-count": _rewritten(find_shifted_counts, with_max),
-    "reduced-scale": _rewritten(find_reduced_scales, with_max, quantized=True),
-    "shape-slice": _rewritten(
+    "reduced-axes": _with_rewrite(exact.find_reduced_axes, exact.by_sum),
+    "quantized-extremum": _with_rewrite(find_quantized_extrema, with_max, quantized=True),
+    "reduced-channels": _with_rewrite(find_reduced_channels, with_max, quantized=True),
+    "quantized-factors": _with_rewrite(find_quantized_factors, with_max, quantized=True),
+    "merged-bias": _with_rewrite(find_merged_biases, with_max, quantized=True),
+    "moved-scale": _with_rewrite(find_moved_scales, with_max, quantized=True),
+    "gathered-scale": _with_rewrite(find_gathered_scales, with_max, quantized=True),
+    "shifted-count": _with_rewrite(find_shifted_counts, with_max),
+    "reduced-scale": _with_rewrite(find_reduced_scales, with_max, quantized=True),
+    "shape-slice": _with_rewrite(
         finding("Shape")(lambda node, _: attribute(node, "start", 0) or attribute(node, "end") is not None),
         slice_shape,
     ),

@@ -53,7 +53,7 @@ def dft_to_products(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] 
             return None
         length = int(points.reshape(-1)[0])
     if count is None or length is None:
-        return None if onesided and inverse else _of_any_length(node, scope, axis, onesided, inverse)
+        return None if onesided and inverse else _dynamic_dft(node, scope, axis, onesided, inverse)
     table = dft_table(count, parts, length, onesided=onesided, inverse=inverse)
     if table.size > _LARGEST_TABLE:
         return None
@@ -83,7 +83,7 @@ def _axis(node: onnx.NodeProto, scope: Scope, rank: int) -> int | None:
     return axis if 0 <= axis < rank - 1 else None
 
 
-def _of_any_length(
+def _dynamic_dft(
     node: onnx.NodeProto, scope: Scope, axis: int, onesided: bool, inverse: bool
 ) -> list[onnx.NodeProto]:
     """Return the nodes for a DFT over the whole of an axis with a dynamic extent."""
@@ -140,8 +140,8 @@ def dft_table(
     angle = 2 * np.pi * ((n * k) % length) / length * (1 if inverse else -1)
     weight = (n < length) / (length if inverse else 1)
     if real:
-        alone = (n == 0) | (2 * n == length)
-        weight = np.where(alone, 1.0, 2.0) * (n <= length // 2) / length
+        is_single = (n == 0) | (2 * n == length)
+        weight = np.where(is_single, 1.0, 2.0) * (n <= length // 2) / length
     cosine, sine = np.cos(angle) * weight, np.sin(angle) * weight
     table = np.empty((count, parts, results, 2))
     table[:, 0, :, 0], table[:, 0, :, 1] = cosine, sine

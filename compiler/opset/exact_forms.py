@@ -47,18 +47,18 @@ _Y_BATCH_FIRST = (2, 0, 1, 3)  # [time, directions, batch, hidden] to [batch, ti
 @finding("Mod")
 def find_integer_mods(node: onnx.NodeProto, links: Links) -> bool:
     """Match an integer Mod (fmod = 0), unless its dividend comes from shapes: these values are small."""
-    return not attribute(node, "fmod", 0) and not _of_shapes(node.input[0], links.made_by)
+    return not attribute(node, "fmod", 0) and not _comes_from_shapes(node.input[0], links.made_by)
 
 
 def exact_mod(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """Return an integer Mod as a Div, corrected: ONNX's Div rounds toward zero, Mod toward minus infinity."""
     chain, (x, y) = Chain(node, scope), node.input
     zero = chain.scalar(0, scope.elem_type(node, x))
-    rest = chain.add("Sub", [x, chain.add("Mul", [y, chain.add("Div", [x, y])])])
-    signs = [chain.add("Less", [value, zero]) for value in (rest, y)]  # the product of both may overflow
-    is_rest = chain.add("Not", [chain.add("Equal", [rest, zero])])
-    differ = chain.add("And", [chain.add("Xor", signs), is_rest])
-    return chain.result(chain.add("Where", [differ, chain.add("Add", [rest, y]), rest]))
+    remainder = chain.add("Sub", [x, chain.add("Mul", [y, chain.add("Div", [x, y])])])
+    signs = [chain.add("Less", [value, zero]) for value in (remainder, y)]  # the product of both may overflow
+    is_nonzero = chain.add("Not", [chain.add("Equal", [remainder, zero])])
+    differ = chain.add("And", [chain.add("Xor", signs), is_nonzero])
+    return chain.result(chain.add("Where", [differ, chain.add("Add", [remainder, y]), remainder]))
 
 
 def time_first(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
@@ -67,11 +67,11 @@ def time_first(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     nodes = [node]
 
     def transpose(name: str, place: int, order: str, perm: tuple[int, ...]) -> str:
-        turned = scope.fresh(f"{name}/time_first")
-        ends = [name, turned] if place == 0 else [turned, name]
+        transposed = scope.fresh(f"{name}/time_first")
+        ends = [name, transposed] if place == 0 else [transposed, name]
         name = scope.fresh(f"{node_name(node)}/{order}")
         nodes.insert(place, helper.make_node("Transpose", ends[:1], ends[1:], name, perm=perm))
-        return turned
+        return transposed
 
     for index in (0, 5, 6):  # X, initial_h, initial_c
         if index < len(node.input) and node.input[index]:
@@ -83,18 +83,18 @@ def time_first(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     return nodes
 
 
-def _of_shapes(name: str, made_by: dict[str, onnx.NodeProto]) -> bool:
+def _comes_from_shapes(name: str, made_by: dict[str, onnx.NodeProto]) -> bool:
     """Return whether a tensor is computed only from shapes and constants."""
-    waiting, seen, from_shape = [name], {name}, False
-    while waiting:
-        node = made_by.get(waiting.pop())
+    pending, seen, from_shape = [name], {name}, False
+    while pending:
+        node = made_by.get(pending.pop())
         if node is None:
             return False
         if node.op_type in ("Shape", "Size"):
             from_shape = True
             continue
         operands = {name for name in node.input if name in made_by and made_by[name].op_type != "Constant"}
-        waiting += operands - seen
+        pending += operands - seen
         seen |= operands
     return from_shape
 
@@ -114,8 +114,8 @@ def find_mixed_cumsums(model: onnx.ModelProto) -> list[str]:
         for node in scope.graph.node
         if node.op_type == "CumSum" and node.domain in ONNX_DOMAINS
     ]
-    ((most, _),) = Counter(kind for _, kind in kinds).most_common(1)
-    return [name for name, kind in kinds if kind != most]
+    ((most_frequent, _),) = Counter(kind for _, kind in kinds).most_common(1)
+    return [name for name, kind in kinds if kind != most_frequent]
 
 
 def cumsum_by_product(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
@@ -127,21 +127,21 @@ def cumsum_by_product(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
     chain, kind, rank = Chain(node, scope), scope.elem_type(node, value), len(shape)
     axis = int(stored.item()) % rank
     last = axis == rank - 1
-    exchanged = list(range(rank))
-    exchanged[axis], exchanged[-1] = exchanged[-1], axis
+    swap = list(range(rank))
+    swap[axis], swap[-1] = swap[-1], axis
     if not last:
-        value = chain.add("Transpose", [value], perm=exchanged)
+        value = chain.add("Transpose", [value], perm=swap)
     count = chain.add("Gather", [chain.add("Shape", [value]), chain.ints(rank - 1)])
-    places = chain.add("Range", [chain.ints(0), count, chain.ints(1)])
-    rows, columns = (chain.add("Unsqueeze", [places, chain.ints([at])]) for at in (1, 0))
+    indices = chain.add("Range", [chain.ints(0), count, chain.ints(1)])
+    rows, columns = (chain.add("Unsqueeze", [indices, chain.ints([at])]) for at in (1, 0))
     compared = _COMPARED[_direction(node)]
     triangle = chain.add("Cast", [chain.add(compared, [rows, columns])], to=kind)
     if kind in _FLOATS:
-        made = chain.add("MatMul", [value, triangle])
+        result = chain.add("MatMul", [value, triangle])
     else:
         spread = chain.add("Mul", [chain.add("Unsqueeze", [value, chain.ints([-1])]), triangle])
-        made = chain.add("ReduceSum", [spread, chain.ints([-2])], keepdims=0)
-    return chain.result(made if last else chain.add("Transpose", [made], perm=exchanged))
+        result = chain.add("ReduceSum", [spread, chain.ints([-2])], keepdims=0)
+    return chain.result(result if last else chain.add("Transpose", [result], perm=swap))
 
 
 def _direction(node: onnx.NodeProto) -> tuple[int, int]:
@@ -198,11 +198,11 @@ def keep_layers_apart(model: onnx.ModelProto) -> list[str]:
     layers = list(requantized(model))
     names = [node_name(node) for _, node in layers]
     for graph, layer in layers:
-        result, apart = layer.output[0], f"{layer.output[0]}/apart"
+        result, separated = layer.output[0], f"{layer.output[0]}/apart"
         index = next(index for index, node in enumerate(graph.node) if result in node.output)
         node = graph.node[index]
-        sum_of_one = helper.make_node("Sum", [node.input[0]], [apart], name=apart)
-        node.input[0] = apart
+        sum_of_one = helper.make_node("Sum", [node.input[0]], [separated], name=separated)
+        node.input[0] = separated
         graph.node.insert(index, sum_of_one)
     return names
 
@@ -239,13 +239,13 @@ def find_deformable_attention(model: onnx.ModelProto) -> list[str]:
     names = []
     for graph in every_graph(model.graph):
         read_by = consumers(graph)
-        met: dict[str, list[str]] = {}
+        samples_by_concat: dict[str, list[str]] = {}
         for node in graph.node:
             if node.op_type == "GridSample" and attribute(node, "mode", "linear") in _BILINEAR:
                 for reader in reached(node.output[0], read_by, _CARRIED_BY):
                     if reader.op_type == "Concat":
-                        met.setdefault(node_name(reader), []).append(node_name(node))
-        names += [name for samples in met.values() if len(samples) > 1 for name in samples]
+                        samples_by_concat.setdefault(node_name(reader), []).append(node_name(node))
+        names += [name for samples in samples_by_concat.values() if len(samples) > 1 for name in samples]
     return list(dict.fromkeys(names))
 
 
@@ -261,7 +261,7 @@ def gathered_corners(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]
         grid = add("Cast", [grid], to=_FLOAT)
     width, height = (add("Gather", [sizes, ints(axis)]) for axis in (3, 2))
     x_places, y_places = (
-        _places(node, chain, add("Gather", [grid, ints(index)], axis=3), size)
+        _neighbours(node, chain, add("Gather", [grid, ints(index)], axis=3), size)
         for index, size in ((0, width), (1, height))
     )
     flat = add("Reshape", [image, ints([0, 0, -1])])
@@ -280,7 +280,7 @@ def gathered_corners(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]
     return chain.result(add("Reshape", [total, add("Concat", extents, axis=0)]))
 
 
-def _places(node: onnx.NodeProto, chain: Chain, value: str, extent: str) -> list[tuple[str, str]]:
+def _neighbours(node: onnx.NodeProto, chain: Chain, value: str, extent: str) -> list[tuple[str, str]]:
     """Return index (int64) and weight, both [N, P], of the lower and the upper neighbour along an axis."""
     add, zeros = chain.add, attribute(node, "padding_mode", "zeros") == "zeros"
     one, half, zero = (chain.scalar(number, _FLOAT) for number in (1.0, 0.5, 0.0))

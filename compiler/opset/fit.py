@@ -42,7 +42,7 @@ def in_older_opset(graph: Graph, highest: int) -> tuple[Graph, list[str]]:
     """
     if graph.opset <= highest:
         return graph, []
-    lowered, foreign = Graph(lower_opset(graph.load(), highest), graph.path), _foreign(graph.model)
+    lowered, foreign = Graph(lower_opset(graph.load(), highest), graph.path), _foreign_operators(graph.model)
     if not foreign:
         _require_same(graph, lowered, None)
     return lowered, foreign
@@ -70,7 +70,7 @@ def _require_equal(check: Check, model: Path, form: str, way: str) -> None:
 
 def rewritten_outputs(graph: Graph, rewritten: Graph) -> list[str]:
     """Raise ModelError if a rewrite changes outputs; return a warning if ONNX Runtime refuses the graph."""
-    if foreign := _foreign(graph.model):
+    if foreign := _foreign_operators(graph.model):
         return foreign
     try:
         reference = OnnxReference(graph, integers=False)  # the graph itself, without integer kernels
@@ -87,7 +87,7 @@ def rewritten_outputs(graph: Graph, rewritten: Graph) -> list[str]:
     return []
 
 
-def _foreign(model: onnx.ModelProto) -> list[str]:
+def _foreign_operators(model: onnx.ModelProto) -> list[str]:
     """Return a warning with the operators that neither ONNX Runtime nor the model defines, if any."""
     defined = {(function.domain, function.name) for function in model.functions}
     nodes = {(node.domain, node.op_type) for graph in every_graph(model.graph) for node in graph.node}
@@ -99,10 +99,10 @@ def in_newer_opset(graph: Graph, lowest: int, *, data: str | None = None) -> onn
     """Return the model in opset `lowest`, compared on `data`; the model itself if its opset is not older."""
     if graph.opset >= lowest:
         return graph.model
-    raised = graph.copy()
-    upgrade_in_place(raised.model, lowest)
-    _require_same(graph, raised, data)
-    return raised.model
+    upgraded = graph.copy()
+    upgrade_in_place(upgraded.model, lowest)
+    _require_same(graph, upgraded, data)
+    return upgraded.model
 
 
 def upgrade_opset(model: onnx.ModelProto, lowest: int) -> onnx.ModelProto:
@@ -112,14 +112,14 @@ def upgrade_opset(model: onnx.ModelProto, lowest: int) -> onnx.ModelProto:
         return model
     aliases = Aliases(model)  # the converter derives new names from existing ones, and may create duplicates
     try:
-        raised = onnx.version_converter.convert_version(model, lowest)
-        if lost := producers(model.graph).keys() - producers(raised.graph).keys():
+        upgraded = onnx.version_converter.convert_version(model, lowest)
+        if lost_names := producers(model.graph).keys() - producers(upgraded.graph).keys():
             # The converter renames results of Upsample, except outputs; calibration uses the old names.
-            returned = onnx.ModelProto()
-            returned.CopyFrom(model)
-            returned.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(lost))
-            raised = onnx.version_converter.convert_version(returned, lowest)
-            del raised.graph.output[len(model.graph.output) :]
+            with_outputs = onnx.ModelProto()
+            with_outputs.CopyFrom(model)
+            with_outputs.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(lost_names))
+            upgraded = onnx.version_converter.convert_version(with_outputs, lowest)
+            del upgraded.graph.output[len(model.graph.output) :]
     except Exception as error:  # RuntimeError or ConvertError
         raise UnsupportedOperator(
             f"opset {current} cannot be converted to {lowest}: {aliases.text(first_line(error))}",
@@ -127,9 +127,9 @@ def upgrade_opset(model: onnx.ModelProto, lowest: int) -> onnx.ModelProto:
         ) from error
     finally:
         aliases.undo(model)
-    aliases.undo(raised)
-    name_nodes(raised.graph)  # nodes that the converter adds have an empty name
-    return raised
+    aliases.undo(upgraded)
+    name_nodes(upgraded.graph)  # nodes that the converter adds have an empty name
+    return upgraded
 
 
 def upgrade_in_place(model: onnx.ModelProto, lowest: int) -> None:
@@ -137,13 +137,13 @@ def upgrade_in_place(model: onnx.ModelProto, lowest: int) -> None:
     if opset(model) < lowest:
         light = without_weights(model)
         small = {tensor.name for tensor in light.graph.initializer}
-        raised = upgrade_opset(light, lowest)
+        upgraded = upgrade_opset(light, lowest)
         stored = model.graph.initializer
         for index in reversed(range(len(stored))):
             if stored[index].name in small:
                 del stored[index]
-        stored.extend(raised.graph.initializer)
-        set_nodes(model.graph, raised.graph.node)
-        refill(model.opset_import, raised.opset_import)
-    known = [item for item in model.opset_import if item.domain in ("", "ai.onnx")]
-    model.ir_version = max(model.ir_version, onnx.helper.find_min_ir_version_for(known))
+        stored.extend(upgraded.graph.initializer)
+        set_nodes(model.graph, upgraded.graph.node)
+        refill(model.opset_import, upgraded.opset_import)
+    imports = [item for item in model.opset_import if item.domain in ("", "ai.onnx")]
+    model.ir_version = max(model.ir_version, onnx.helper.find_min_ir_version_for(imports))

@@ -82,20 +82,20 @@ _MOVED = frozenset(
     """.split()
 )
 """Operators behind which OpenVINO moves the scale of a product."""
-_KEPT_AXES = _MOVED - {"Relu", "LeakyRelu", "PRelu", "Clip", "Transpose", "Squeeze", "Unsqueeze"}
+_TO_GATHER = _MOVED - {"Relu", "LeakyRelu", "PRelu", "Clip", "Transpose", "Squeeze", "Unsqueeze"}
 """Those of `_MOVED` that may stand between a product and a Gather."""
 
 
 @finding("ReduceMax ReduceMin")
 def find_quantized_extrema(node: onnx.NodeProto, links: Links) -> bool:
     """Match a ReduceMax or ReduceMin with a QuantizeLinear behind it (case 1)."""
-    return not _is_apart(node, links) and _is_quantized(node, links, _FUSED)
+    return not _has_max(node, links) and _is_quantized(node, links, _FUSED)
 
 
 @finding(_ALL_REDUCTIONS)
 def find_reduced_channels(node: onnx.NodeProto, links: Links) -> bool:
     """Match a reduction without keepdims in front of a per-channel operand and a QuantizeLinear (case 2)."""
-    if attribute(node, "keepdims", 1) or _is_apart(node, links):
+    if attribute(node, "keepdims", 1) or _has_max(node, links):
         return False
     return any(
         reader.op_type in _FUSED and _has_row(reader, links) and _is_quantized(reader, links, _FUSED)
@@ -123,7 +123,7 @@ def find_quantized_factors(node: onnx.NodeProto, links: Links) -> bool:
 def find_reduced_scales(node: onnx.NodeProto, links: Links) -> bool:
     """Match a Reshape between an int8 convolution with a scale that may move and a reduction (case 6)."""
     readers = reached(node.output[0], links.read_by, _MOVED)
-    return any(reader.op_type in _REDUCTIONS for reader in readers) and _has_loose_scale(node.input[0], links)
+    return any(reader.op_type in _REDUCTIONS for reader in readers) and _has_free_scale(node.input[0], links)
 
 
 @finding(_PRODUCTS)
@@ -131,7 +131,7 @@ def find_gathered_scales(node: onnx.NodeProto, links: Links) -> bool:
     """Match an int8 product without bias in front of a Gather with a scalar index (case 7)."""
     if not _reads_integers(node, links) or _has_bias(node, links):
         return False
-    return any(_takes_one(reader, links) for reader in reached(node.output[0], links.read_by, _KEPT_AXES))
+    return any(_takes_index(reader, links) for reader in reached(node.output[0], links.read_by, _TO_GATHER))
 
 
 def find_shifted_counts(model: onnx.ModelProto) -> list[str]:
@@ -143,12 +143,12 @@ def find_shifted_counts(model: onnx.ModelProto) -> list[str]:
             for reader in reached(node.output[0], links.read_by, _PLACES)
         )
 
-    found = find_nodes(model, _ALL_REDUCTIONS, is_shifted)
+    names = find_nodes(model, _ALL_REDUCTIONS, is_shifted)
     return [
         node_name(node)
-        for scope in (every_scope(model, opset(model)) if found else ())
+        for scope in (every_scope(model, opset(model)) if names else ())
         for node in scope.graph.node
-        if node_name(node) in found and _counts_within(node, scope)
+        if node_name(node) in names and _counts_within(node, scope)
     ]
 
 
@@ -211,12 +211,12 @@ def with_max(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     return chain.result(largest)
 
 
-def _is_apart(node: onnx.NodeProto, links: Links) -> bool:
+def _has_max(node: onnx.NodeProto, links: Links) -> bool:
     """Return whether `with_max` has inserted a Max behind a node."""
-    return any(map(_keeps_apart, links.read_by.get(node.output[0], ())))
+    return any(map(_is_inserted_max, links.read_by.get(node.output[0], ())))
 
 
-def _keeps_apart(node: onnx.NodeProto) -> bool:
+def _is_inserted_max(node: onnx.NodeProto) -> bool:
     return node.op_type == "Max" and _APART in node.name
 
 
@@ -230,18 +230,18 @@ def _has_row(node: onnx.NodeProto, links: Links) -> bool:
     return any(np.prod(links.stored[name].dims) > 1 for name in node.input if name in links.stored)
 
 
-def _has_loose_scale(tensor: str, links: Links) -> bool:
+def _has_free_scale(tensor: str, links: Links) -> bool:
     """Return whether a tensor comes from an int8 convolution without bias, or through per-channel factors."""
-    waiting, seen, factors = [tensor], {tensor}, False
-    while waiting:
-        node = links.made_by.get(waiting.pop())
-        if node is None or _keeps_apart(node):
+    pending, seen, factors = [tensor], {tensor}, False
+    while pending:
+        node = links.made_by.get(pending.pop())
+        if node is None or _is_inserted_max(node):
             continue
         if node.op_type == "Conv" and _reads_integers(node, links):
             return factors or not _has_bias(node, links)
         factors |= _has_row(node, links)
         if node.op_type in (*_LINEAR, *_MOVED, "BatchNormalization", "Sigmoid"):
-            waiting += [name for name in node.input if name not in seen]
+            pending += [name for name in node.input if name not in seen]
             seen.update(node.input)
     return False
 
@@ -263,10 +263,10 @@ def _with_constants(node: onnx.NodeProto, links: Links) -> tuple[onnx.NodeProto,
     biased, tensors = _has_bias(node, links), [node.output[0]]
     while True:
         linear = [reader for reader in links.read_by.get(tensors[-1], ()) if reader.op_type in _LINEAR]
-        behind = [reader for reader in linear if links.constants & {*reader.input}]
-        if len(behind) != 1:
+        constant_readers = [reader for reader in linear if links.constants & {*reader.input}]
+        if len(constant_readers) != 1:
             return node, tensors, biased
-        node = behind[0]
+        node = constant_readers[0]
         tensors.append(node.output[0])
 
 
@@ -278,7 +278,7 @@ def _has_bias(node: onnx.NodeProto, links: Links) -> bool:
     return tensor is None or bool(tensor.external_data) or bool(np.any(tensor_values(tensor)))
 
 
-def _takes_one(node: onnx.NodeProto, links: Links) -> bool:
+def _takes_index(node: onnx.NodeProto, links: Links) -> bool:
     """Return whether a node is a Gather with a scalar index, or with an index of unknown rank."""
     if node.op_type != "Gather":
         return False

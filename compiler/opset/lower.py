@@ -42,7 +42,7 @@ from .rewrites import DECOMPOSITIONS, REWRITES, cast_to_known
 from .schemas import COMPATIBLE, trim, why_other, write_out
 from .scope import Chain, Rewrite, Scope, replace_nodes
 
-_DEEPEST = 8  # levels of function bodies
+_MAX_DEPTH = 8  # levels of function bodies
 _EQUAL_OF_FLOATS = 11  # the opset
 
 
@@ -63,16 +63,16 @@ def lower_opset(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
             hint=f"export the model again with opset {NEWEST} or older",
         )
     inline_functions(copy)
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         if not replace_nodes(copy, highest, partial(_write_out, current=current)):
             break
     replace_nodes(copy, highest, partial(_lower, current=current))
     drop_unread(copy.graph)  # operands that became attributes, and unused parts of bodies
     drop_unused_initializers(copy.graph)
-    ours = [item for item in copy.opset_import if item.domain in ONNX_DOMAINS]
-    for item in ours:
+    imports = [item for item in copy.opset_import if item.domain in ONNX_DOMAINS]
+    for item in imports:
         item.version = highest
-    copy.ir_version = min(copy.ir_version, onnx.helper.find_min_ir_version_for(ours))
+    copy.ir_version = min(copy.ir_version, onnx.helper.find_min_ir_version_for(imports))
     try:
         Graph(copy, Path("graph")).check()
     except ModelError as error:
@@ -92,7 +92,7 @@ def _schema(node: onnx.NodeProto, version: int) -> Any:
     return None if schema.deprecated else schema
 
 
-def _stays(node: onnx.NodeProto, newer: Any, older: Any) -> bool:
+def _is_unchanged(node: onnx.NodeProto, newer: Any, older: Any) -> bool:
     same = older is not None and newer is not None and older.since_version == newer.since_version
     return same or node.domain not in ONNX_DOMAINS
 
@@ -101,7 +101,7 @@ def _write_out(node: onnx.NodeProto, scope: Scope, *, current: int) -> list[onnx
     """Return the nodes of an operator's function body if no rule applies; None otherwise."""
     newer, older = _schema(node, current), _schema(node, scope.target)
     rules = DECOMPOSITIONS.keys() if older is None else COMPATIBLE | REWRITES.keys()
-    if _stays(node, newer, older) or newer is None or node.op_type in rules:
+    if _is_unchanged(node, newer, older) or newer is None or node.op_type in rules:
         return None
     return write_out(node, scope, current) or None
 
@@ -110,13 +110,13 @@ def _lower(node: onnx.NodeProto, scope: Scope, *, current: int) -> list[onnx.Nod
     """Return the nodes that replace a node in the older opset; None if it does not change."""
     newer, older = _schema(node, current), _schema(node, scope.target)
     operator = node.op_type
-    if _stays(node, newer, older):
+    if _is_unchanged(node, newer, older):
         return None
     changed_at, rewrite = REWRITES.get(operator, (0, None))
     if older is None and operator in DECOMPOSITIONS:
         return DECOMPOSITIONS[operator](node, scope)
     nodes = rewrite(node, scope) if rewrite and changed_at > scope.target else [node]
-    if older is None and any(made.op_type == operator for made in nodes):
+    if older is None and any(result.op_type == operator for result in nodes):
         first = next((at for at in range(1, current + 1) if _schema(node, at)), 0)
         since = f"came with opset {first}" if newer else f"is not in opset {current}"
         raise scope.refusal(
@@ -125,10 +125,10 @@ def _lower(node: onnx.NodeProto, scope: Scope, *, current: int) -> list[onnx.Nod
     if rewrite is None and operator not in COMPATIBLE:
         why = f"opset {newer.since_version} changed it, and qcompile has no older form"
         raise scope.refusal(node, why, "use a newer runtime")
-    for made in nodes:
-        if made.op_type == operator:
-            trim(made, older, newer)
-            if reason := why_other(made, scope, older, newer):
+    for result in nodes:
+        if result.op_type == operator:
+            trim(result, older, newer)
+            if reason := why_other(result, scope, older, newer):
                 raise scope.refusal(node, reason)
     return nodes
 
@@ -164,15 +164,15 @@ def without_missing(model: onnx.ModelProto, operators: Container[str]) -> list[s
     """
     version, replaced = opset(model), list[str]()
 
-    def other(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+    def replace(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
         if not _lacks(node, operators, version):
             return None
         form = _FORMS.get(node.op_type)
         nodes = form(node, scope) if form else write_out(node, scope, version)
-        return None if any(made.op_type == node.op_type for made in nodes) else nodes or None
+        return None if any(result.op_type == node.op_type for result in nodes) else nodes or None
 
-    for _ in range(_DEEPEST):
-        names = replace_nodes(model, version, other)
+    for _ in range(_MAX_DEPTH):
+        names = replace_nodes(model, version, replace)
         replaced += names
         if not names:
             break
@@ -195,21 +195,21 @@ def require_operators(
         for node in graph.node:
             if _lacks(node, operators, version):
                 name = node.name or f"making {', '.join(node.output)}"
-                other = read_by(node.op_type)
-                rows = ((why, way) for names, why, way in _WAYS if re.fullmatch(names, node.op_type))
+                versions = read_by(node.op_type)
+                rows = ((why, hint) for names, why, hint in _WAYS if re.fullmatch(names, node.op_type))
                 otherwise = (
                     "which qcompile cannot write in other operators",
-                    f"build for {other}" if other else _WAY,
+                    f"build for {versions}" if versions else _WAY,
                 )
-                why, way = next(rows, otherwise)
+                why, hint = next(rows, otherwise)
                 if node.op_type in CHOICES and (places := before_choices(model)):
                     tensors = " and ".join(repr(place.tensor) for place in places[:_NAMED])
-                    way = (
+                    hint = (
                         f"end the model at {tensors} (onnx.utils.extract_model), and select behind it; {_OR}"
                     )
                 raise UnsupportedOperator(
                     f"{file}: {reader} has no {node.op_type}: node {name!r} of opset {version}, {why}",
-                    hint=way,
+                    hint=hint,
                     operator=node.op_type,
                     node=node.name,
                 )

@@ -75,7 +75,7 @@ def open_recurrences(model: onnx.ModelProto, *, exclude: Container[str] = ()) ->
     for node in model.graph.node:
         if why_closed(node, stored) == "" and node.name not in exclude:
             opened.append(node.name)
-            nodes += _Opened(model.graph, node, stored, names.stem(node.name)).nodes()
+            nodes += _LayerRewrite(model.graph, node, stored, names.stem(node.name)).nodes()
         else:
             nodes.append(node)
     if opened:
@@ -88,7 +88,7 @@ def quantize_states(model: onnx.ModelProto) -> int:
     """Place Q/DQ around the state products from `open_recurrences`; return how many."""
     graph = model.graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    done, nodes = 0, []
+    count, nodes = 0, []
     for node in graph.node:
         for body in subgraphs(node) if node.op_type == "Scan" else ():
             name = f"{node.name.removesuffix('scan')}{_STATE}"  # the name that `open_recurrences` gives it
@@ -104,16 +104,16 @@ def quantize_states(model: onnx.ModelProto) -> int:
             of_product = pair(product.input[0], f"{product.name}/dequantized", of_state)
             product.input[:] = [f"{product.name}/dequantized", f"{name}/dequantized"]
             set_nodes(body, [*of_product, *body.node])
-            done += 1
+            count += 1
         nodes.append(node)
-    if done:
+    if count:
         set_nodes(graph, nodes)
-        known = [item for item in model.opset_import if item.domain in ("", "ai.onnx")]
-        model.ir_version = max(model.ir_version, helper.find_min_ir_version_for(known))
-    return done
+        imports = [item for item in model.opset_import if item.domain in ("", "ai.onnx")]
+        model.ir_version = max(model.ir_version, helper.find_min_ir_version_for(imports))
+    return count
 
 
-class _Opened:
+class _LayerRewrite:
     """Builds the nodes that replace one layer."""
 
     def __init__(
@@ -125,10 +125,10 @@ class _Opened:
         self.made: list[onnx.NodeProto] = []
 
     def nodes(self) -> list[onnx.NodeProto]:
-        way = attribute(self.node, "direction", "forward")
-        ways = ("forward", "reverse") if way == "bidirectional" else (way,)
-        state = self._first_state()
-        results = [self._direction(index, way, state) for index, way in enumerate(ways)]
+        direction = attribute(self.node, "direction", "forward")
+        directions = ("forward", "reverse") if direction == "bidirectional" else (direction,)
+        state = self._initial_state()
+        results = [self._direction(index, direction, state) for index, direction in enumerate(directions)]
         for kind, output in enumerate(self.node.output):
             if output:
                 axis = 0 if kind else 1
@@ -145,7 +145,7 @@ class _Opened:
     def _store(self, name: str, values: NDArray[Any]) -> str:
         return store(self.graph, f"{self.base}/{name}", values)
 
-    def _first_state(self) -> str:
+    def _initial_state(self) -> str:
         """Return zeros of shape [batch, hidden]."""
         zero = self._store("zero", np.zeros(1, np.float32))
         numbers = {"one": 1, "two": 2, "width": self.hidden}
@@ -155,12 +155,12 @@ class _Opened:
         whole = self._add("Concat", [batch, width], f"{self.base}/state_shape", axis=0)
         return self._add("Expand", [zero, whole], f"{self.base}/state")
 
-    def _direction(self, index: int, way: str, first: str) -> list[str]:
+    def _direction(self, index: int, direction: str, first: str) -> list[str]:
         """Add the nodes of one direction; return its Y, Y_h and Y_c."""
         weights, states, *biases = self.values
-        weight = self._store(f"{way}/weight", weights[index].T)
-        self._store(f"{way}/state_weight", states[index].T)
-        prefix = f"{self.base}/{way}"
+        weight = self._store(f"{direction}/weight", weights[index].T)
+        self._store(f"{direction}/state_weight", states[index].T)
+        prefix = f"{self.base}/{direction}"
         gates = self._add("MatMul", [self.node.input[0], weight], f"{prefix}/product")
         gru = self.node.op_type == "GRU"
         if biases:
@@ -169,17 +169,17 @@ class _Opened:
             if gru:  # the reset gate also scales the hidden gate's state bias: add it to the state product
                 both[2 * self.hidden :] = of_input[2 * self.hidden :]
                 of_state = np.concatenate([0 * of_state[: 2 * self.hidden], of_state[2 * self.hidden :]])
-                self._store(f"{way}/state_bias", of_state)
-            gates = self._add("Add", [gates, self._store(f"{way}/bias", both)], f"{prefix}/gates")
+                self._store(f"{direction}/state_bias", of_state)
+            gates = self._add("Add", [gates, self._store(f"{direction}/bias", both)], f"{prefix}/gates")
         # Split with sizes as an operand is valid in opsets 13 to 17 and in 18.
-        self._store(f"{way}/sizes", np.full(_GATES[self.node.op_type], self.hidden, np.int64))
+        self._store(f"{direction}/sizes", np.full(_GATES[self.node.op_type], self.hidden, np.int64))
         states_of = ("hidden",) if gru else ("hidden", "cell")
         results = [f"{prefix}/{name}" for name in (*states_of, "y")]
         body = _step(self.node.op_type, prefix, self.hidden, biased=bool(biases))
-        turned = {"scan_input_directions": [1], "scan_output_directions": [1]} if way == "reverse" else {}
+        flip = {"scan_input_directions": [1], "scan_output_directions": [1]} if direction == "reverse" else {}
         scan = helper.make_node(
             "Scan", [*[first] * len(states_of), gates], results, name=f"{prefix}/scan",
-            num_scan_inputs=1, body=body, **turned,
+            num_scan_inputs=1, body=body, **flip,
         )  # fmt: skip
         self.made.append(scan)
         return [results[-1], *results[:-1]]

@@ -27,7 +27,7 @@ from .affine_grid import affine_grid
 from .scope import Chain, Rewrite, Scope, drop_trailing
 
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
-_KEPT_WHOLE = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd")
+_IDENTITY_WITHOUT_AXES = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd")
 """Reductions that are the identity if they reduce no axis; the others still square, or take logarithms."""
 _IMAGE_MODES = {"linear": "bilinear", "cubic": "bicubic", "nearest": "nearest"}
 
@@ -40,7 +40,7 @@ def reduce_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     del node.input[1:]
     if axes is not None and axes.size:
         node.attribute.append(helper.make_attribute("axes", axes.reshape(-1).tolist()))
-    elif noop and node.op_type not in _KEPT_WHOLE:
+    elif noop and node.op_type not in _IDENTITY_WITHOUT_AXES:
         raise scope.refusal(node, "noop_with_empty_axes without axes has no older form")
     elif noop:
         return [helper.make_node("Identity", node.input, node.output, node.name)]
@@ -91,14 +91,14 @@ def pad_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     if axes is None:
         return [node]
     rank, pads = scope.rank(node, node.input[0]), scope.constant(node.input[1])
-    places = np.concatenate([axes.reshape(-1) % rank, axes.reshape(-1) % rank + rank]).astype(np.int64)
-    none = np.zeros(2 * rank, np.int64)
+    positions = np.concatenate([axes.reshape(-1) % rank, axes.reshape(-1) % rank + rank]).astype(np.int64)
+    values = np.zeros(2 * rank, np.int64)
     if pads is not None:
-        none[places] = pads.reshape(-1)
-        node.input[1] = scope.store(none, f"{node.output[0]}/pads")
+        values[positions] = pads.reshape(-1)
+        node.input[1] = scope.store(values, f"{node.output[0]}/pads")
         return [node]
     chain = Chain(node, scope)
-    operands = [chain.ints(none), chain.ints(places), node.input[1]]
+    operands = [chain.ints(values), chain.ints(positions), node.input[1]]
     node.input[1] = chain.add("ScatterElements", operands, axis=0)
     return [*chain.nodes, node]
 
@@ -165,15 +165,15 @@ def is_inf_of_float(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 def optional_as_it_is(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """Replace OptionalHasElement and OptionalGetElement of a tensor or sequence, which is always present."""
-    given = any(node.input[:1])
-    kind = scope.type(node.input[0]) if given else ""
-    if given and not kind:
+    has_value = any(node.input[:1])
+    kind = scope.type(node.input[0]) if has_value else ""
+    if has_value and not kind:
         raise scope.refusal(node, f"the type of {node.input[0]!r} cannot be inferred")
     if kind.startswith("optional("):
         return [node]
     if node.op_type == "OptionalGetElement":
         return [helper.make_node("Identity", node.input, node.output, node.name)]
-    answer = numpy_helper.from_array(np.array(given), "")
+    answer = numpy_helper.from_array(np.array(has_value), "")
     return [helper.make_node("Constant", [], node.output, node.name, value=answer)]
 
 
@@ -254,10 +254,10 @@ def gelu(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     if attribute(node, "approximate", "none") == "tanh":
         cubed = chain.add("Pow", [x, chain.scalar(3.0, kind)])
         inner = chain.add("Add", [x, chain.add("Mul", [chain.scalar(0.044715, kind), cubed])])
-        bent = chain.add("Tanh", [chain.add("Mul", [chain.scalar(math.sqrt(2 / math.pi), kind), inner])])
+        curve = chain.add("Tanh", [chain.add("Mul", [chain.scalar(math.sqrt(2 / math.pi), kind), inner])])
     else:
-        bent = chain.add("Erf", [chain.add("Div", [x, chain.scalar(math.sqrt(2), kind)])])
-    return chain.result(chain.add("Mul", [chain.add("Mul", [x, chain.add("Add", [bent, one])]), half]))
+        curve = chain.add("Erf", [chain.add("Div", [x, chain.scalar(math.sqrt(2), kind)])])
+    return chain.result(chain.add("Mul", [chain.add("Mul", [x, chain.add("Add", [curve, one])]), half]))
 
 
 def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
@@ -273,8 +273,8 @@ def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
         stash = kind
     shape = chain.add("Shape", [x])
     value = chain.cast(x, kind, stash)
-    each = scope.store(np.array([0, groups, -1], np.int64), f"{shape}/groups")
-    value = chain.add("Reshape", [value, each])
+    grouped_shape = scope.store(np.array([0, groups, -1], np.int64), f"{shape}/groups")
+    value = chain.add("Reshape", [value, grouped_shape])
     dtype = helper.tensor_dtype_to_np_dtype(stash)
     ones = scope.store(np.ones(groups, dtype), f"{shape}/ones")
     zeros = scope.store(np.zeros(groups, dtype), f"{shape}/zeros")

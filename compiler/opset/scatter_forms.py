@@ -51,8 +51,8 @@ def scatters_to_masks(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
         if tuples[-1] != 1:
             return None
     else:
-        beside = [at for at in range(rank) if at != axis]
-        if any(extents[at] != tuples[at] or extents[at] is None for at in beside):
+        other_axes = [at for at in range(rank) if at != axis]
+        if any(extents[at] != tuples[at] or extents[at] is None for at in other_axes):
             return None  # only a part of the other axes is written
         indices = scope.expanded(indices)
         by_rows = axis == 0 and (scope.shape(indices) or ())[1:] == (1,) * (rank - 1)
@@ -68,13 +68,13 @@ def scatters_to_masks(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
     else:
         index, updates = (add("Unsqueeze", [name, ints([axis])]) for name in (index, updates))
         rows = add("Reshape", [rows, ints([-1] + [1] * (rank - axis))])
-    leads = add("Equal", [rows, index])
+    mask = add("Equal", [rows, index])
     reduction, combine = _REDUCTIONS[attribute(node, "reduction")]
     if by_rows and reduction == "ReduceSum" and kind in _FLOATS:
-        reduced = add("MatMul", [add("Cast", [leads], to=kind), updates])
+        reduced = add("MatMul", [add("Cast", [mask], to=kind), updates])
     else:
-        leads = add("Unsqueeze", [leads, ints([2])]) if by_rows else leads
-        values = add("Where", [leads, updates, chain.scalar(_identity(reduction, kind), kind)])
+        mask = add("Unsqueeze", [mask, ints([2])]) if by_rows else mask
+        values = add("Where", [mask, updates, chain.scalar(_identity(reduction, kind), kind)])
         reduced = chain.over_axes(reduction, values, [axis + 1], keepdims=0)
     if by_rows:
         reduced = add("Reshape", [reduced, add("Shape", [data])])

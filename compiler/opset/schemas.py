@@ -52,11 +52,11 @@ def trim(node: onnx.NodeProto, older: Any, newer: Any) -> None:
         value = helper.get_attribute_value(item)
         default = newer.attributes[item.name].default_value
         usual = bool(default.type) and value == helper.get_attribute_value(default)
-        if usual or item.name in _FLOAT8_ONLY or _says_nothing(node, item.name, value):
+        if usual or item.name in _FLOAT8_ONLY or _is_redundant(node, item.name, value):
             node.attribute.remove(item)
 
 
-def _says_nothing(node: onnx.NodeProto, name: str, value: Any) -> bool:
+def _is_redundant(node: onnx.NodeProto, name: str, value: Any) -> bool:
     """Return whether an attribute's value, although not its default, is the older form's fixed behavior."""
     if name == "dilations":
         return all(extent == 1 for extent in value)
@@ -106,9 +106,9 @@ def write_out(node: onnx.NodeProto, scope: Scope, version: int) -> list[onnx.Nod
     for formal, name in zip_longest(body.output, node.output, fillvalue=""):
         actual[formal] = name or scope.fresh(f"{base}/{formal}")
     defaults = (item.default_value for item in schema.attributes.values())
-    given = {default.name: default for default in defaults if default.type}
-    given |= {attribute.name: attribute for attribute in node.attribute}
-    return [_copied(inner, base, actual, given, scope) for inner in body.node]
+    attributes = {default.name: default for default in defaults if default.type}
+    attributes |= {attribute.name: attribute for attribute in node.attribute}
+    return [_copy_node(inner, base, actual, attributes, scope) for inner in body.node]
 
 
 def _body(node: onnx.NodeProto, scope: Scope, schema: Any, version: int) -> onnx.FunctionProto | None:
@@ -142,28 +142,28 @@ def _body(node: onnx.NodeProto, scope: Scope, schema: Any, version: int) -> onnx
     return None
 
 
-def _copied(
-    node: onnx.NodeProto, base: str, actual: dict[str, str], given: Mapping[str, Any], scope: Scope
+def _copy_node(
+    node: onnx.NodeProto, base: str, names: dict[str, str], attributes: Mapping[str, Any], scope: Scope
 ) -> onnx.NodeProto:
     """Return a copy of a node of a body, with the names and attributes of the expanded node."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     copy.name = scope.fresh(f"{base}/{node.op_type}")
-    copy.input[:] = [actual.get(name, name) for name in node.input]
+    copy.input[:] = [names.get(name, name) for name in node.input]
     for name in node.output:
-        if name and name not in actual:
-            actual[name] = scope.fresh(f"{base}/{name}")
-    copy.output[:] = [actual.get(name, name) for name in node.output]
+        if name and name not in names:
+            names[name] = scope.fresh(f"{base}/{name}")
+    copy.output[:] = [names.get(name, name) for name in node.output]
     drop_trailing(copy)
     del copy.attribute[:]
     for item in node.attribute:
-        if not item.ref_attr_name or item.ref_attr_name in given:
-            copy.attribute.append(given.get(item.ref_attr_name, item))
+        if not item.ref_attr_name or item.ref_attr_name in attributes:
+            copy.attribute.append(attributes.get(item.ref_attr_name, item))
             copy.attribute[-1].name = item.name
     for graph in subgraphs(copy):
         for value in graph.input:
-            actual[value.name] = scope.fresh(f"{base}/{value.name}")
-        set_nodes(graph, [_copied(item, base, actual, given, scope) for item in graph.node])
+            names[value.name] = scope.fresh(f"{base}/{value.name}")
+        set_nodes(graph, [_copy_node(item, base, names, attributes, scope) for item in graph.node])
         for value in (*graph.input, *graph.output):
-            value.name = actual.get(value.name, value.name)
+            value.name = names.get(value.name, value.name)
     return copy

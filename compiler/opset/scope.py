@@ -53,7 +53,7 @@ class Scope:
         self.graph, self.typed, self.target, self.outer = graph, typed, target, outer
         fed = {value.name for value in graph.input}  # for an input, a stored tensor is only the default value
         self._stored = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in fed}
-        self._made = {name: node for node in graph.node for name in node.output if name}
+        self._producers = {name: node for node in graph.node for name in node.output if name}
         values = (*typed.input, *typed.value_info, *typed.output)
         self._types = {value.name: value.type for value in values if value.type.WhichOneof("value")}
         self._types |= {
@@ -65,7 +65,7 @@ class Scope:
         """Return the values of a stored tensor or of a Constant's result; None for any other tensor."""
         if name in self._stored:
             return tensor_values(self._stored[name])
-        node = self._made.get(name)
+        node = self._producers.get(name)
         if node is not None and node.op_type == "Identity":
             return self.constant(node.input[0])
         if node is not None:
@@ -95,26 +95,26 @@ class Scope:
 
     def expanded(self, name: str) -> str:
         """Return the operand of an Expand that repeats axes of one element; otherwise the tensor itself."""
-        node = self._made.get(name)
+        node = self._producers.get(name)
         if node is None or node.op_type != "Expand":
             return name
-        before, behind = self.shape(node.input[0]), self.shape(name)
-        return node.input[0] if before and behind and len(before) == len(behind) else name
+        operand_shape, shape = self.shape(node.input[0]), self.shape(name)
+        return node.input[0] if operand_shape and shape and len(operand_shape) == len(shape) else name
 
     def maker(self, name: str, operator: str) -> onnx.NodeProto | None:
         """Return the producer of a tensor if it is of this operator, otherwise None."""
-        node = self._made.get(name)
+        node = self._producers.get(name)
         return node if node is not None and node.op_type == operator else None
 
     def cast_from(self, name: str) -> str:
         """Return the operand of the Cast that makes a tensor; without a Cast, the tensor itself."""
-        node = self._made.get(name)
+        node = self._producers.get(name)
         return node.input[0] if node is not None and node.op_type == "Cast" else name
 
     def _type(self, name: str) -> onnx.TypeProto | None:
         if name in self._types:
             return self._types[name]
-        return self.outer._type(name) if self.outer and name not in self._made else None
+        return self.outer._type(name) if self.outer and name not in self._producers else None
 
     def rank(self, node: onnx.NodeProto, name: str) -> int:
         """Return the rank of an input of a node; raise UnsupportedOperator if it cannot be inferred."""
@@ -194,8 +194,8 @@ class Chain:
 
     def result(self, name: str) -> list[onnx.NodeProto]:
         """Return the nodes; tensor `name` becomes the output of the replaced node."""
-        made = next(node for node in self.nodes if node.output[0] == name)
-        made.output[0] = self.output
+        producer = next(node for node in self.nodes if node.output[0] == name)
+        producer.output[0] = self.output
         return self.nodes
 
     def add(self, operator: str, operands: Sequence[str], **attributes: Any) -> str:
@@ -271,13 +271,13 @@ def replace_nodes(model: onnx.ModelProto, target: int, replace: Replace) -> list
 def every_scope(model: onnx.ModelProto, target: int) -> Iterator[Scope]:
     """Yield the scope of the main graph and those of all subgraphs."""
     typed = with_inferred(without_weights(model), data_prop=True)  # a rewrite that needs more refuses
-    waiting = [Scope(model.graph, typed.graph, target)]
-    while waiting:
-        scope = waiting.pop()
+    pending = [Scope(model.graph, typed.graph, target)]
+    while pending:
+        scope = pending.pop()
         yield scope
         for nodes in zip(scope.graph.node, scope.typed.node, strict=True):
             graphs = zip(*map(subgraphs, nodes), strict=True)
-            waiting += [Scope(inner, inner_typed, target, scope) for inner, inner_typed in graphs]
+            pending += [Scope(inner, inner_typed, target, scope) for inner, inner_typed in graphs]
 
 
 def spelled(proto: onnx.TypeProto) -> str:
@@ -312,12 +312,12 @@ def reached(
     tensor: str, read_by: Mapping[str, Sequence[onnx.NodeProto]], passed: Collection[str]
 ) -> Iterator[onnx.NodeProto]:
     """Yield the consumers of a tensor, directly or through operators in `passed`."""
-    waiting, seen = [tensor], {tensor}
-    while waiting:
-        for reader in read_by.get(waiting.pop(), ()):
+    pending, seen = [tensor], {tensor}
+    while pending:
+        for reader in read_by.get(pending.pop(), ()):
             yield reader
             if reader.op_type in passed:
-                waiting += [name for name in reader.output if name not in seen]
+                pending += [name for name in reader.output if name not in seen]
                 seen.update(reader.output)
 
 

@@ -135,9 +135,9 @@ def ceilings_to_integers(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePr
     if divisor is None or divisor.size != 1 or divisor % 1 or divisor < 1 or not _is_extent(scope, count):
         return None
     chain, whole = Chain(node, scope), int(divisor.reshape(-1)[0])
-    behind = chain.add("Add", [chain.add("Cast", [count], to=_INT64), chain.ints(whole - 1)])
+    rounded_up = chain.add("Add", [chain.add("Cast", [count], to=_INT64), chain.ints(whole - 1)])
     return chain.result(
-        chain.add("Cast", [chain.add("Div", [behind, chain.ints(whole)])], to=attribute(node, "to", 0))
+        chain.add("Cast", [chain.add("Div", [rounded_up, chain.ints(whole)])], to=attribute(node, "to", 0))
     )
 
 
@@ -164,8 +164,8 @@ def folds_to_transposes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
         height, width = image.tolist()
         if strides == [rows, columns] and dilations == [1, 1]:
             blocks = ints([0, -1, rows, columns, height // rows, width // columns])
-            turned = add("Transpose", [add("Reshape", [node.input[0], blocks])], perm=_SIDE_BY_SIDE)
-            return chain.result(add("Reshape", [turned, ints([0, -1, height, width])]))
+            transposed = add("Transpose", [add("Reshape", [node.input[0], blocks])], perm=_SIDE_BY_SIDE)
+            return chain.result(add("Reshape", [transposed, ints([0, -1, height, width])]))
     kind = helper.tensor_dtype_to_np_dtype(scope.elem_type(node, node.input[0]))
     ones = np.eye(rows * columns, dtype=kind).reshape(-1, 1, rows, columns)
     reach = [pads[at] + pads[at + 2] - dilations[at] * (block[at] - 1) - 1 for at in (0, 1)]
@@ -197,9 +197,9 @@ def folds_to_transposes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
 def write_kernel_shapes(model: onnx.ModelProto) -> bool:
     """Give each convolution without kernel_shape the shape of its weights; return whether any was changed.
 
-    TensorRT's parser infers the shape only from weights that are initializers. For weights behind Q/DQ without
-    the attribute, it compares an array that was never set, and fails with "The input tensor shape misaligns
-    with the input kernel shape" (onnx-tensorrt 8.5-GA to 10.1-GA, `convMultiInput`; issue 655).
+    TensorRT's parser infers the shape only from weights that are initializers. For weights behind Q/DQ and no
+    attribute, it compares an array that was never set, and fails with "The input tensor shape misaligns with
+    the input kernel shape" (onnx-tensorrt 8.5-GA to 10.1-GA, `convMultiInput`; issue 655).
     """
     dims = {item.name: list(item.dims) for item in model.graph.initializer}
     made_by, changed = producers(model.graph), False
@@ -253,8 +253,8 @@ def in_standard_forms(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _is_replaced(node: onnx.NodeProto) -> bool:
-    own = node.domain == DOMAIN or (node.domain in ONNX_DOMAINS and node.op_type.startswith("TRT_"))
-    return own and node.op_type in _FORMS
+    is_trt = node.domain == DOMAIN or (node.domain in ONNX_DOMAINS and node.op_type.startswith("TRT_"))
+    return is_trt and node.op_type in _FORMS
 
 
 def _replace(graph: onnx.GraphProto) -> None:
@@ -293,8 +293,8 @@ def _retype(tensor: onnx.TensorProto, number: int) -> None:
         return
     values = numpy_helper.to_array(tensor)
     dtype = helper.tensor_dtype_to_np_dtype(number)
-    made = values.view(dtype) if number == TensorProto.FLOAT8E4M3FN else values.view(np.int8).astype(dtype)
-    tensor.CopyFrom(numpy_helper.from_array(made, tensor.name))
+    typed = values.view(dtype) if number == TensorProto.FLOAT8E4M3FN else values.view(np.int8).astype(dtype)
+    tensor.CopyFrom(numpy_helper.from_array(typed, tensor.name))
 
 
 PASSES = (
