@@ -1,11 +1,11 @@
-"""Move bytes as float32, for parsers that read uint8 as inputs of a model alone (TensorRT).
+"""Move bytes as float32, for parsers that read uint8 only as a model input (TensorRT).
 
-A model that prepares its images itself turns, cuts and joins them before it casts them:
+A model with built-in preprocessing transposes, slices or joins images before it casts them:
 
     x uint8 ─ Transpose ─ Cast(float) ─ Div      becomes      x uint8 ─ Cast(float) ─ Transpose ─ Cast ─ Div
 
-float32 holds every byte, and nothing here computes with them, so the values are the same. A result that is
-read as bytes still, as an output of the model is, is cast back.
+float32 represents every byte exactly and these operators do no arithmetic, so the values are equal. A result
+with another consumer, such as a model output, is cast back to uint8.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _MOVES = frozenset(
     ReduceMax ReduceMin Reshape Resize Slice SpaceToDepth Split Squeeze Tile Transpose Unsqueeze Where
     """.split()
 )
-"""Operators whose results are values that they read."""
+"""Operators that only copy or select values of their inputs; Resize does so in mode nearest."""
 _READS = frozenset("ArgMax ArgMin Cast Equal Greater GreaterOrEqual Less LessOrEqual".split())
 _FLOAT, _BYTE = TensorProto.FLOAT, TensorProto.UINT8
 
 
 def takes_bytes(model: onnx.ModelProto) -> bool:
-    """Whether an input of a model is of uint8."""
+    """Return whether a model has a uint8 input."""
     return any(value.type.tensor_type.elem_type == _BYTE for value in model.graph.input)
 
 
 def bytes_to_floats(model: onnx.ModelProto) -> list[str]:
-    """Write what moves bytes in float32, in place; return the names of those nodes."""
+    """Rewrite data movement and comparisons of uint8 to float32, in place; return the names of the nodes."""
     scope = next(iter(every_scope(model, opset(model))))
     names, nodes = list[str](), list[onnx.NodeProto]()
     floats: dict[str, str] = {}
@@ -44,15 +44,15 @@ def bytes_to_floats(model: onnx.ModelProto) -> list[str]:
         moves = node.op_type in _MOVES and (
             node.op_type != "Resize" or attribute(node, "mode", "nearest") == "nearest"
         )
-        known = node.domain in ONNX_DOMAINS and (moves or node.op_type in _READS)
-        read = {name for name in node.input if known and scope.type(name) == "tensor(uint8)"}
-        if not read or (node.op_type == "Cast" and not read & floats.keys()):
+        is_supported = node.domain in ONNX_DOMAINS and (moves or node.op_type in _READS)
+        byte_inputs = {name for name in node.input if is_supported and scope.type(name) == "tensor(uint8)"}
+        if not byte_inputs or (node.op_type == "Cast" and not byte_inputs & floats.keys()):
             nodes.append(node)
             continue
         names.append(node_name(node))
-        for name in read - floats.keys():
-            floats[name] = _as_float(name, scope, nodes)
-        node.input[:] = [floats.get(name, name) if name in read else name for name in node.input]
+        for name in byte_inputs - floats.keys():
+            floats[name] = _cast_to_float(name, scope, nodes)
+        node.input[:] = [floats.get(name, name) if name in byte_inputs else name for name in node.input]
         nodes.append(node)
         for index, name in enumerate(node.output if moves else ()):
             if name and scope.type(name) == "tensor(uint8)":
@@ -65,7 +65,7 @@ def bytes_to_floats(model: onnx.ModelProto) -> list[str]:
     return names
 
 
-def _as_float(name: str, scope: Scope, nodes: list[onnx.NodeProto]) -> str:
+def _cast_to_float(name: str, scope: Scope, nodes: list[onnx.NodeProto]) -> str:
     values = scope.constant(name)
     if values is not None:
         return scope.store(values.astype(np.float32), f"{name}/float")

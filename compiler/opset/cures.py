@@ -1,14 +1,13 @@
-"""Registry of the graphs that runtimes are known to compute wrongly: what finds them, and what rewrites them.
+"""Registry of the graphs that runtimes compute wrongly: how to find each of them, and how to rewrite it.
 
-The names are those of the engine's table of known faults, which says what holds for which version.
-
-Patterns of nodes that have no rewrite:
+The keys are the names in the runtimes' tables `KNOWN_FAULTS`, which list the affected versions. Patterns
+without a rewrite:
 
 Resize ← Transpose ← If
-MatMul ─ (Mul, Add, ...) ─ Softmax ─ MatMul     an attention; an operand may be a transposed input
+MatMul ─ (Mul, Add, ...) ─ Softmax ─ MatMul     attention; an operand may be a transposed input
   keys ← MatMul ← LayerNormalization ← Transpose ← Reshape ← Conv (stride = kernel) ← Reshape     SegFormer
-  operand ← Concat ← Add ← two Mul     rotated but for the first tokens, as in DINOv3
-Add ← Mul ← ... ← Sub (x, ReduceMin (x))     Add reads ReduceMin (x) again: normalized, and back
+  operand ← Concat ← Add ← two Mul     rotary embedding of all but the first tokens, as in DINOv3
+Add ← Mul ← ... ← Sub (x, ReduceMin (x))     Add reads ReduceMin (x) again: normalization and its inverse
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ from .scope import (
 
 @dataclass(frozen=True)
 class FaultyGraph:
-    """A known fault, as the graph shows it.
+    """How to find the nodes that a known fault affects, and how to rewrite them.
 
     Attributes:
-        cure: Rewrites the affected nodes in place, as far as it can.
-        quantized: Whether only a quantized graph shows it, which is then what is compared.
+        cure: Rewrites the affected nodes in place where possible; None if the fault has no rewrite.
+        quantized: Whether the fault needs a quantized graph. If so, the rewrite is compared on that graph.
     """
 
     find: NodeQuery
@@ -70,7 +69,7 @@ _TO_VALUES = frozenset("Cast Identity Dropout Where".split())
 
 @finding("Resize")
 def find_resizes_behind_if(node: onnx.NodeProto, links: Links) -> object:
-    """Resizes of a transposed result of an If."""
+    """Match a Resize of a transposed output of an If."""
     return comes_from(node.input[0], links.made_by, "Transpose", "If")
 
 
@@ -80,61 +79,61 @@ def find_attention(model: onnx.ModelProto) -> list[str]:
 
 
 def find_attention_of_transposed_inputs(model: onnx.ModelProto) -> list[str]:
-    """Return MatMuls of an attention of which an operand is a transposed input of the model."""
-    made_by, fed = producers(model.graph), {value.name for value in model.graph.input}
-    fed -= {tensor.name for tensor in model.graph.initializer}
+    """Return the MatMuls of attentions that read a transposed input of the model."""
+    made_by, input_names = producers(model.graph), {value.name for value in model.graph.input}
+    input_names -= {tensor.name for tensor in model.graph.initializer}
 
-    def turned(operand: str) -> bool:
+    def matches(operand: str) -> bool:
         node = comes_from(operand, made_by, "Transpose")
-        return node is not None and node.input[0] in fed
+        return node is not None and node.input[0] in input_names
 
-    names = [node_name(node) for pair in _attentions(model) for node in pair if any(map(turned, node.input))]
+    names = [node_name(node) for pair in _attentions(model) for node in pair if any(map(matches, node.input))]
     return list(dict.fromkeys(names))
 
 
 def find_reduced_keys(model: onnx.ModelProto) -> list[str]:
-    """Return the first MatMul of attentions whose keys a strided convolution reduced, but of batch 1."""
+    """Return the first MatMul of attentions with keys from a strided convolution; none for a batch of 1."""
     batch = model.graph.input[0].type.tensor_type.shape.dim[:1] if model.graph.input else ()
     if [dim.dim_value for dim in batch] == [1]:
         return []
     made_by, constants = producers(model.graph), constant_names(model)
 
-    def reduced(operand: str) -> bool:
+    def is_reduced(operand: str) -> bool:
         node = nearest(operand, made_by, (*SAME, *PLACES, *_SCALES, *_PROJECTIONS), constants)
         if node is None or node.op_type != "Conv":
             return False
         strides = list(attribute(node, "strides", []))
         tokens = nearest(node.input[0], made_by, (*SAME, "Transpose"))
-        folds = max(strides, default=1) > 1 and strides == list(attribute(node, "kernel_shape", []))
-        return folds and tokens is not None and tokens.op_type == "Reshape"
+        is_patching = max(strides, default=1) > 1 and strides == list(attribute(node, "kernel_shape", []))
+        return is_patching and tokens is not None and tokens.op_type == "Reshape"
 
-    return [node_name(first) for first, _ in _attentions(model) if any(map(reduced, first.input))]
+    return [node_name(first) for first, _ in _attentions(model) if any(map(is_reduced, first.input))]
 
 
 def find_partly_rotated(model: onnx.ModelProto) -> list[str]:
-    """Return the first MatMul of attentions that rotate queries or keys but for the first tokens."""
+    """Return the first MatMul of attentions that rotate queries or keys except for the first tokens."""
     made_by, constants = producers(model.graph), constant_names(model)
 
-    def sums(name: str) -> bool:
+    def is_rotated(name: str) -> bool:
         node = made_by.get(name)
         terms = [made_by.get(term) for term in node.input] if node and node.op_type == "Add" else [None]
         return all(term is not None and term.op_type == "Mul" for term in terms)
 
-    def rotated(operand: str) -> bool:
+    def is_partly_rotated(operand: str) -> bool:
         node = nearest(operand, made_by, (*SAME, *PLACES, *_SCALES), constants)
-        return node is not None and node.op_type == "Concat" and len({*map(sums, node.input)}) > 1
+        return node is not None and node.op_type == "Concat" and len({*map(is_rotated, node.input)}) > 1
 
-    return [node_name(first) for first, _ in _attentions(model) if any(map(rotated, first.input))]
+    return [node_name(first) for first, _ in _attentions(model) if any(map(is_partly_rotated, first.input))]
 
 
 def find_normalized_and_back(model: onnx.ModelProto) -> list[str]:
-    """Return ReduceMin of what a ReduceMax reads too, where a Sub reads the minimum, and an Add again."""
+    """Return the ReduceMins followed by a Sub and an Add, if a ReduceMax reads the same input."""
     read_by = consumers(model.graph)
 
     def fits(node: onnx.NodeProto) -> bool:
-        beside = {reader.op_type for reader in read_by[node.input[0]]}
-        behind = reached(node.output[0], read_by, (*SAME, *PLACES, "Expand"))
-        return "ReduceMax" in beside and {"Sub", "Add"} <= {reader.op_type for reader in behind}
+        siblings = {reader.op_type for reader in read_by[node.input[0]]}
+        downstream = reached(node.output[0], read_by, (*SAME, *PLACES, "Expand"))
+        return "ReduceMax" in siblings and {"Sub", "Add"} <= {reader.op_type for reader in downstream}
 
     return [node_name(node) for node in model.graph.node if node.op_type == "ReduceMin" and fits(node)]
 
@@ -146,26 +145,26 @@ def find_dynamic_inputs(model: onnx.ModelProto) -> list[str]:
 
 
 def _attentions(model: onnx.ModelProto) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
-    """The two MatMuls of each attention of the model's own graph."""
+    """Return the two MatMuls of each attention in the main graph."""
     made_by, read_by = producers(model.graph), consumers(model.graph)
     pairs = []
     for node in model.graph.node:
         if node.op_type == "Softmax":
-            waiting, first = [node.input[0]], None
-            while waiting and first is None:
-                above = made_by.get(waiting.pop())
-                if above is not None and above.op_type == "MatMul":
-                    first = above
-                elif above is not None and above.op_type in _SCALING:
-                    waiting.extend(reversed(above.input))
-            behind = reached(node.output[0], read_by, _TO_VALUES)
-            second = next((reader for reader in behind if reader.op_type == "MatMul"), None)
+            pending, first = [node.input[0]], None
+            while pending and first is None:
+                producer = made_by.get(pending.pop())
+                if producer is not None and producer.op_type == "MatMul":
+                    first = producer
+                elif producer is not None and producer.op_type in _SCALING:
+                    pending.extend(reversed(producer.input))
+            downstream = reached(node.output[0], read_by, _TO_VALUES)
+            second = next((reader for reader in downstream if reader.op_type == "MatMul"), None)
             if first is not None and second is not None:
                 pairs.append((first, second))
     return pairs
 
 
-def _rewritten(find: NodeQuery, rewrite: Replace, *, quantized: bool = False) -> FaultyGraph:
+def _with_rewrite(find: NodeQuery, rewrite: Replace, *, quantized: bool = False) -> FaultyGraph:
     def cure(model: onnx.ModelProto) -> None:
         if names := set(find(model)):
             replace_nodes(
@@ -178,28 +177,28 @@ def _rewritten(find: NodeQuery, rewrite: Replace, *, quantized: bool = False) ->
 
 
 FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
-    # A rewrite that leaves no node of its kind comes before one that only renames.
-    "deformable-attention": _rewritten(exact.find_deformable_attention, exact.gathered_corners),
-    "grid-sample-mode": _rewritten(exact.find_renamed_modes, exact.mode_left_out),
-    "cumsum-axes": _rewritten(exact.find_mixed_cumsums, exact.cumsum_by_product),
-    "mod-by-float": _rewritten(exact.find_integer_mods, exact.exact_mod),
-    "group-norm-of-one": _rewritten(
+    # A rewrite that removes the GridSample comes before the rewrite that only drops its mode.
+    "deformable-attention": _with_rewrite(exact.find_deformable_attention, exact.gathered_corners),
+    "grid-sample-mode": _with_rewrite(exact.find_renamed_modes, exact.mode_left_out),
+    "cumsum-axes": _with_rewrite(exact.find_mixed_cumsums, exact.cumsum_by_product),
+    "mod-by-float": _with_rewrite(exact.find_integer_mods, exact.exact_mod),
+    "group-norm-of-one": _with_rewrite(
         finding("GroupNormalization")(lambda node, _: attribute(node, "num_groups") == 1), group_normalization
     ),
-    "recurrent-layout": _rewritten(
+    "recurrent-layout": _with_rewrite(
         finding("LSTM GRU RNN")(lambda node, _: attribute(node, "layout", 0) == 1), exact.time_first
     ),
     "requantized-layer": FaultyGraph(exact.find_requantized, exact.keep_layers_apart),
-    "reduced-axes": _rewritten(exact.find_reduced_axes, exact.by_sum),
-    "quantized-extremum": _rewritten(find_quantized_extrema, with_max, quantized=True),
-    "reduced-channels": _rewritten(find_reduced_channels, with_max, quantized=True),
-    "quantized-factors": _rewritten(find_quantized_factors, with_max, quantized=True),
-    "merged-bias": _rewritten(find_merged_biases, with_max, quantized=True),
-    "moved-scale": _rewritten(find_moved_scales, with_max, quantized=True),
-    "gathered-scale": _rewritten(find_gathered_scales, with_max, quantized=True),
-    "shifted-count": _rewritten(find_shifted_counts, with_max),
-    "reduced-scale": _rewritten(find_reduced_scales, with_max, quantized=True),
-    "shape-slice": _rewritten(
+    "reduced-axes": _with_rewrite(exact.find_reduced_axes, exact.by_sum),
+    "quantized-extremum": _with_rewrite(find_quantized_extrema, with_max, quantized=True),
+    "reduced-channels": _with_rewrite(find_reduced_channels, with_max, quantized=True),
+    "quantized-factors": _with_rewrite(find_quantized_factors, with_max, quantized=True),
+    "merged-bias": _with_rewrite(find_merged_biases, with_max, quantized=True),
+    "moved-scale": _with_rewrite(find_moved_scales, with_max, quantized=True),
+    "gathered-scale": _with_rewrite(find_gathered_scales, with_max, quantized=True),
+    "shifted-count": _with_rewrite(find_shifted_counts, with_max),
+    "reduced-scale": _with_rewrite(find_reduced_scales, with_max, quantized=True),
+    "shape-slice": _with_rewrite(
         finding("Shape")(lambda node, _: attribute(node, "start", 0) or attribute(node, "end") is not None),
         slice_shape,
     ),

@@ -1,6 +1,6 @@
-"""Rewrite a DFT as a product with its table, for runtimes without DFT.
+"""Rewrite a DFT as a MatMul with its table of cosines and sines, for runtimes without DFT.
 
-For a signal x of N values, each real (c = 1) or a pair of real and imaginary part (c = 2), and L points:
+For a signal x of N values, real (c = 1) or pairs of real and imaginary part (c = 2), and L points:
 
     X[k] = sum over n of x[n] exp(-2 pi i k n / L),  k = 0 ... M - 1,  M = L, or L // 2 + 1 if onesided
 
@@ -8,17 +8,17 @@ For a signal x of N values, each real (c = 1) or a pair of real and imaginary pa
     becomes
     x [..., N, c] ─ Reshape [..., N c] ─ MatMul(table [N c, M 2]) ─ Reshape [..., M, 2]
 
-The inverse takes exp(+2 pi i k n / L) / L; of a onesided spectrum it gives L real numbers, for which every
-value stands for two, but the first and, where L is even, the last. Values beyond L are cut off; missing ones
-are 0 (ONNX, DFT). A length that only a run tells has tables that the graph computes:
+The inverse uses exp(+2 pi i k n / L) / L. For a onesided spectrum it has L real results; each value counts
+twice, except the first and, for even L, the last. Signals are cut or padded with 0 to L values (ONNX, DFT).
+For a length known only at run time, the graph computes the tables:
 
     x [..., N, c] ─ Transpose [..., c, N] ─┬─ MatMul(cos) ─┬─ real and imaginary part ─ [..., M, 2]
                                            └─ MatMul(sin) ─┘
 
     cos[n, k] = cos(2 pi (n k mod N) / N),  k = 0 ... M - 1,  M = N, or N // 2 + 1 if onesided
 
-`n k mod N` is computed in integers, so that long signals lose nothing. A table has N M values, which the
-runtime computes anew at every call: that is for lengths of thousands at most.
+`n k mod N` is computed in integers, so long signals lose no precision. The runtime computes the N M values of
+a table at every call, which suits lengths of thousands at most.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ from ...model.graph.graph import attribute
 from .passes import form_pass
 from .scope import Chain, Scope, rewriting_each
 
-_LARGEST_TABLE = 1 << 22
-"""Values of a table: 16 MB. A longer transform keeps its operator, which is fast where a runtime has it."""
+_LARGEST_TABLE = 1 << 22  # values (16 MB); a longer DFT is left to runtimes with the operator, which are fast
 _FLOAT = onnx.TensorProto.FLOAT
 
 
 @rewriting_each("DFT")
 def dft_to_products(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-    """DFTs but long ones, and those of other points than values at run time."""
+    """Return the nodes for a DFT; None for a large table, or a length given at run time."""
     shape = scope.shape(node.input[0]) or ()
     axis, rank = _axis(node, scope, len(shape)), len(shape)
     if axis is None or scope.type(node.input[0]) not in ("tensor(float)", "tensor(float16)"):
@@ -54,7 +53,7 @@ def dft_to_products(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] 
             return None
         length = int(points.reshape(-1)[0])
     if count is None or length is None:
-        return None if onesided and inverse else _of_any_length(node, scope, axis, onesided, inverse)
+        return None if onesided and inverse else _dynamic_dft(node, scope, axis, onesided, inverse)
     table = dft_table(count, parts, length, onesided=onesided, inverse=inverse)
     if table.size > _LARGEST_TABLE:
         return None
@@ -73,7 +72,7 @@ def dft_to_products(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] 
 
 
 def _axis(node: onnx.NodeProto, scope: Scope, rank: int) -> int | None:
-    """The signal's axis, from 0; None where it is not known."""
+    """Return the axis of the signal, counted from 0; None if it is computed or invalid."""
     axis = attribute(node, "axis", 1) if scope.target < 20 else -2
     if scope.target >= 20 and any(node.input[2:]):
         values = scope.constant(node.input[2])
@@ -84,10 +83,10 @@ def _axis(node: onnx.NodeProto, scope: Scope, rank: int) -> int | None:
     return axis if 0 <= axis < rank - 1 else None
 
 
-def _of_any_length(
+def _dynamic_dft(
     node: onnx.NodeProto, scope: Scope, axis: int, onesided: bool, inverse: bool
 ) -> list[onnx.NodeProto]:
-    """The nodes in place of a DFT over the whole of an axis whose extent a run tells."""
+    """Return the nodes for a DFT over the whole of an axis with a dynamic extent."""
     chain, kind = Chain(node, scope), scope.elem_type(node, node.input[0])
     add, ints = chain.add, chain.ints
     length = add("Gather", [add("Shape", [node.input[0]]), ints(axis)])
@@ -126,18 +125,14 @@ def _of_any_length(
 def dft_table(
     count: int, parts: int, length: int, *, onesided: bool = False, inverse: bool = False
 ) -> NDArray[np.float64]:
-    """Return the table of a transform as real numbers.
+    """Return the table of a transform with N = `count`, c = `parts` and L = `length`, as real numbers.
 
     Args:
-        count: Values of the signal.
-        parts: 1 for real values, 2 for pairs of real and imaginary part.
-        length: Points of the transform.
-        onesided: Whether only the first length // 2 + 1 results are computed; of the inverse, are given.
-        inverse: Whether it is the inverse transform.
+        onesided: Whether only the first length // 2 + 1 results are computed, or, for the inverse, given.
 
     Returns:
-        float64 [count * parts, results * 2]: rows by value and part, columns by result and part; for the
-        inverse of a onesided spectrum [count * parts, length], of real results.
+        float64 [count * parts, results * 2]: rows by value and part, columns by result and part. For
+        the inverse of a onesided spectrum, [count * parts, length], as the results are real.
     """
     real = onesided and inverse
     results = length // 2 + 1 if onesided and not inverse else length
@@ -145,8 +140,8 @@ def dft_table(
     angle = 2 * np.pi * ((n * k) % length) / length * (1 if inverse else -1)
     weight = (n < length) / (length if inverse else 1)
     if real:
-        alone = (n == 0) | (2 * n == length)
-        weight = np.where(alone, 1.0, 2.0) * (n <= length // 2) / length
+        is_single = (n == 0) | (2 * n == length)
+        weight = np.where(is_single, 1.0, 2.0) * (n <= length // 2) / length
     cosine, sine = np.cos(angle) * weight, np.sin(angle) * weight
     table = np.empty((count, parts, results, 2))
     table[:, 0, :, 0], table[:, 0, :, 1] = cosine, sine

@@ -1,31 +1,30 @@
-"""Write operators in forms that leave a parser nothing to mistake.
+"""Rewrite operators that a runtime reads or optimizes wrongly into equal forms that it computes correctly.
 
 Mod(x, y) of integers                r = x - y Div(x, y);  r + y where the signs of r and y differ
 GroupNormalization of one group      Reshape, InstanceNormalization, Reshape, Mul, Add
-LSTM, GRU, RNN of layout 1           Transpose, the same of layout 0, Transpose
-Shape from one axis to another       Shape, Slice
+LSTM, GRU, RNN of layout 1           Transpose, the same operator of layout 0, Transpose
+Shape with start or end              Shape, Slice
 ReduceL1(x)                          ReduceSum(Abs(x)): axes are an attribute before opset 18
 ReduceLogSum(x)                      Log(ReduceSum(x))
-ReduceLogSumExp(x)                   m = Max(ReduceMax(x), lowest);  Log(ReduceSum(Exp(x - m))) + m, no axes
+ReduceLogSumExp(x)                   m = Max(ReduceMax(x), lowest);  Squeeze(Log(ReduceSum(Exp(x - m))) + m)
 
-CumSum becomes a product with a triangle of ones, where a runtime mixes up the axes of several:
+CumSum becomes a product with a triangular matrix of ones, where a runtime confuses the axes of two CumSums.
+`exclusive` and `reverse` use other comparisons; an axis other than the last is first swapped with the last:
 
     CumSum(x, axis) [.., n]      becomes      x ─ MatMul(Range(n)[:, None] <= Range(n)[None, :]), floats
                                               ReduceSum(x[.., :, None] * triangle, axis -2), integers
 
-Other comparisons stand for `exclusive` and `reverse`; an axis that is not the last is exchanged with it.
-
-ONNX Runtime's optimizer quantizes layers right behind a DequantizeLinear further than the graph says
-(`model/requantized`). A Sum of one operand is that operand; the optimizer removes an Identity, but no Sum:
+ONNX Runtime's optimizer quantizes the weight or bias of some layers behind a DequantizeLinear although the
+graph does not (`requantized` in `model/sessions`). A Sum of one operand, which returns the operand, prevents
+this; an Identity does not, as the optimizer removes it:
 
     x ─ DQ ─ Conv        becomes        x ─ DQ ─ Sum ─ Conv
 
-GridSample(x, grid), bilinear      becomes, for each of the four corners of a sampling point,
+A bilinear GridSample(x, grid) of P = Ho Wo sampling points, with padding zeros or border, becomes for each of
+the four corners of a point
 
 grid ─ coordinates [N, P] ─┬─ Floor, Clip ─ index y * W + x ─ GatherElements(x [N, C, H W]) ─┐
                            └─ weight of the corner, 0 outside ─────────────────────── Mul ── Sum ─ Reshape
-
-P = Ho Wo sampling points; padding zeros or border
 """
 
 from __future__ import annotations
@@ -47,32 +46,32 @@ _Y_BATCH_FIRST = (2, 0, 1, 3)  # [time, directions, batch, hidden] to [batch, ti
 
 @finding("Mod")
 def find_integer_mods(node: onnx.NodeProto, links: Links) -> bool:
-    """Mods of integers (fmod = 0) whose operand is no extent of a shape: those are small."""
-    return not attribute(node, "fmod", 0) and not _of_shapes(node.input[0], links.made_by)
+    """Match an integer Mod (fmod = 0), unless its dividend comes from shapes: these values are small."""
+    return not attribute(node, "fmod", 0) and not _comes_from_shapes(node.input[0], links.made_by)
 
 
 def exact_mod(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Mod by a division of integers; ONNX's Div rounds towards zero, Mod towards minus infinity."""
+    """Return an integer Mod as a Div, corrected: ONNX's Div rounds toward zero, Mod toward minus infinity."""
     chain, (x, y) = Chain(node, scope), node.input
     zero = chain.scalar(0, scope.elem_type(node, x))
-    rest = chain.add("Sub", [x, chain.add("Mul", [y, chain.add("Div", [x, y])])])
-    signs = [chain.add("Less", [value, zero]) for value in (rest, y)]  # their product may overflow
-    is_rest = chain.add("Not", [chain.add("Equal", [rest, zero])])
-    differ = chain.add("And", [chain.add("Xor", signs), is_rest])
-    return chain.result(chain.add("Where", [differ, chain.add("Add", [rest, y]), rest]))
+    remainder = chain.add("Sub", [x, chain.add("Mul", [y, chain.add("Div", [x, y])])])
+    signs = [chain.add("Less", [value, zero]) for value in (remainder, y)]  # the product of both may overflow
+    is_nonzero = chain.add("Not", [chain.add("Equal", [remainder, zero])])
+    differ = chain.add("And", [chain.add("Xor", signs), is_nonzero])
+    return chain.result(chain.add("Where", [differ, chain.add("Add", [remainder, y]), remainder]))
 
 
 def time_first(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """A recurrent layer of layout 1 as one of layout 0."""
+    """Return a recurrent layer of layout 1 as a layer of layout 0 between Transposes."""
     drop_attributes(node, "layout")
     nodes = [node]
 
     def transpose(name: str, place: int, order: str, perm: tuple[int, ...]) -> str:
-        turned = scope.fresh(f"{name}/time_first")
-        ends = [name, turned] if place == 0 else [turned, name]
+        transposed = scope.fresh(f"{name}/time_first")
+        ends = [name, transposed] if place == 0 else [transposed, name]
         name = scope.fresh(f"{node_name(node)}/{order}")
         nodes.insert(place, helper.make_node("Transpose", ends[:1], ends[1:], name, perm=perm))
-        return turned
+        return transposed
 
     for index in (0, 5, 6):  # X, initial_h, initial_c
         if index < len(node.input) and node.input[index]:
@@ -84,29 +83,29 @@ def time_first(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     return nodes
 
 
-def _of_shapes(name: str, made_by: dict[str, onnx.NodeProto]) -> bool:
-    """Whether a tensor is computed from shapes and constants alone."""
-    waiting, seen, from_shape = [name], {name}, False
-    while waiting:
-        node = made_by.get(waiting.pop())
+def _comes_from_shapes(name: str, made_by: dict[str, onnx.NodeProto]) -> bool:
+    """Return whether a tensor is computed only from shapes and constants."""
+    pending, seen, from_shape = [name], {name}, False
+    while pending:
+        node = made_by.get(pending.pop())
         if node is None:
             return False
         if node.op_type in ("Shape", "Size"):
             from_shape = True
             continue
         operands = {name for name in node.input if name in made_by and made_by[name].op_type != "Constant"}
-        waiting += operands - seen
+        pending += operands - seen
         seen |= operands
     return from_shape
 
 
 _COMPARED = {(0, 0): "LessOrEqual", (1, 0): "Less", (0, 1): "GreaterOrEqual", (1, 1): "Greater"}
-"""(exclusive, reverse) to how row i of the triangle is compared with column j."""
+"""(exclusive, reverse) to the operator that compares row i of the triangle with column j."""
 _FLOATS = (1, 10, 11, 16)  # float, float16, double, bfloat16
 
 
 def find_mixed_cumsums(model: onnx.ModelProto) -> list[str]:
-    """Return the CumSums that differ in axis or direction from the most frequent kind of the model."""
+    """Return the CumSums with another axis or direction than the most frequent in the model."""
     if len(find_nodes(model, "CumSum")) < 2:
         return []
     kinds = [
@@ -115,12 +114,12 @@ def find_mixed_cumsums(model: onnx.ModelProto) -> list[str]:
         for node in scope.graph.node
         if node.op_type == "CumSum" and node.domain in ONNX_DOMAINS
     ]
-    ((most, _),) = Counter(kind for _, kind in kinds).most_common(1)
-    return [name for name, kind in kinds if kind != most]
+    ((most_frequent, _),) = Counter(kind for _, kind in kinds).most_common(1)
+    return [name for name, kind in kinds if kind != most_frequent]
 
 
 def cumsum_by_product(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-    """A CumSum as a product; None where its axis is not stored, or the shape not known."""
+    """Return a CumSum as a product; None if its axis is computed, or its type or rank is unknown."""
     value = node.input[0]
     stored, shape = scope.constant(node.input[1]), scope.shape(value)
     if node.op_type != "CumSum" or stored is None or shape is None or not scope.type(value):
@@ -128,21 +127,21 @@ def cumsum_by_product(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
     chain, kind, rank = Chain(node, scope), scope.elem_type(node, value), len(shape)
     axis = int(stored.item()) % rank
     last = axis == rank - 1
-    exchanged = list(range(rank))
-    exchanged[axis], exchanged[-1] = exchanged[-1], axis
+    swap = list(range(rank))
+    swap[axis], swap[-1] = swap[-1], axis
     if not last:
-        value = chain.add("Transpose", [value], perm=exchanged)
+        value = chain.add("Transpose", [value], perm=swap)
     count = chain.add("Gather", [chain.add("Shape", [value]), chain.ints(rank - 1)])
-    places = chain.add("Range", [chain.ints(0), count, chain.ints(1)])
-    rows, columns = (chain.add("Unsqueeze", [places, chain.ints([at])]) for at in (1, 0))
+    indices = chain.add("Range", [chain.ints(0), count, chain.ints(1)])
+    rows, columns = (chain.add("Unsqueeze", [indices, chain.ints([at])]) for at in (1, 0))
     compared = _COMPARED[_direction(node)]
     triangle = chain.add("Cast", [chain.add(compared, [rows, columns])], to=kind)
     if kind in _FLOATS:
-        made = chain.add("MatMul", [value, triangle])
+        result = chain.add("MatMul", [value, triangle])
     else:
         spread = chain.add("Mul", [chain.add("Unsqueeze", [value, chain.ints([-1])]), triangle])
-        made = chain.add("ReduceSum", [spread, chain.ints([-2])], keepdims=0)
-    return chain.result(made if last else chain.add("Transpose", [made], perm=exchanged))
+        result = chain.add("ReduceSum", [spread, chain.ints([-2])], keepdims=0)
+    return chain.result(result if last else chain.add("Transpose", [result], perm=swap))
 
 
 def _direction(node: onnx.NodeProto) -> tuple[int, int]:
@@ -150,7 +149,7 @@ def _direction(node: onnx.NodeProto) -> tuple[int, int]:
 
 
 def _axis(node: onnx.NodeProto, scope: Scope) -> int | str:
-    """The axis, counted from the last; the name of one that is computed."""
+    """Return the axis, counted from the last if the rank is known; for a computed axis, the tensor's name."""
     axis, shape = scope.constant(node.input[1]), scope.shape(node.input[0])
     if axis is None:
         return str(node.input[1])
@@ -162,7 +161,7 @@ _AXES_ARE_AN_INPUT = 18
 
 
 def find_reduced_axes(model: onnx.ModelProto) -> list[str]:
-    """Return those nodes that have their axes in an attribute."""
+    """Return the ReduceL1, ReduceLogSum and ReduceLogSumExp nodes with axes in an attribute."""
     if opset(model) >= _AXES_ARE_AN_INPUT:
         return []
     operators = "ReduceL1 ReduceLogSum ReduceLogSumExp"
@@ -170,7 +169,7 @@ def find_reduced_axes(model: onnx.ModelProto) -> list[str]:
 
 
 def by_sum(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """A reduction by ReduceSum."""
+    """Return one of these reductions in terms of ReduceSum."""
     chain, x = Chain(node, scope), node.input[0]
     axes, keep = list(attribute(node, "axes")), int(attribute(node, "keepdims", 1))
     if node.op_type == "ReduceL1":
@@ -190,33 +189,32 @@ def by_sum(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 
 def find_requantized(model: onnx.ModelProto) -> list[str]:
-    """Return the names of the layers that the optimizer would quantize further, and wrongly."""
+    """Return the names of the layers that ONNX Runtime's optimizer would quantize wrongly."""
     return [node_name(node) for _, node in requantized(model)]
 
 
 def keep_layers_apart(model: onnx.ModelProto) -> list[str]:
-    """Write a Sum in front of each such layer, in place; return their names."""
+    """Insert a Sum in front of each of these layers, in place; return the names of the layers."""
     layers = list(requantized(model))
     names = [node_name(node) for _, node in layers]
     for graph, layer in layers:
-        result, apart = layer.output[0], f"{layer.output[0]}/apart"
+        result, separated = layer.output[0], f"{layer.output[0]}/apart"
         index = next(index for index, node in enumerate(graph.node) if result in node.output)
         node = graph.node[index]
-        sum_of_one = helper.make_node("Sum", [node.input[0]], [apart], name=apart)
-        node.input[0] = apart
+        sum_of_one = helper.make_node("Sum", [node.input[0]], [separated], name=separated)
+        node.input[0] = separated
         graph.node.insert(index, sum_of_one)
     return names
 
 
-_FLOAT, _INT64 = 1, 7  # ONNX's numbers
-MODES_RENAMED = 20
-"""The opset in which bilinear and bicubic became linear and cubic, names that not all parsers know."""
+_FLOAT, _INT64 = 1, 7  # TensorProto.DataType
+MODES_RENAMED = 20  # opset: bilinear and bicubic became linear and cubic, names that some parsers do not know
 _BILINEAR = ("bilinear", "linear")
 _CARRIED_BY = frozenset("Unsqueeze Reshape Identity Squeeze Transpose Cast".split())
 
 
 def find_renamed_modes(model: onnx.ModelProto) -> list[str]:
-    """Return GridSample nodes whose mode is spelled as from opset 20 on."""
+    """Return the GridSample nodes with a mode name of opset 20: linear or cubic."""
     if opset(model) < MODES_RENAMED:
         return []
     return find_nodes(model, "GridSample", lambda node, _: attribute(node, "mode") in ("linear", "cubic"))
@@ -224,12 +222,12 @@ def find_renamed_modes(model: onnx.ModelProto) -> list[str]:
 
 @finding("GridSample")
 def find_cubic_modes(node: onnx.NodeProto, _: Links) -> bool:
-    """Older opsets alone have a name for mode "cubic" that all parsers know."""
+    """Match mode "cubic", which all parsers know only by its name in older opsets."""
     return bool(attribute(node, "mode") == "cubic")
 
 
 def mode_left_out(node: onnx.NodeProto, _: Scope) -> list[onnx.NodeProto] | None:
-    """A GridSample without mode "linear": it is the default of every opset, however it is spelled."""
+    """Drop mode "linear", the default in every opset under either name; return None for other modes."""
     if attribute(node, "mode") != "linear":
         return None
     drop_attributes(node, "mode")
@@ -237,22 +235,22 @@ def mode_left_out(node: onnx.NodeProto, _: Scope) -> list[onnx.NodeProto] | None
 
 
 def find_deformable_attention(model: onnx.ModelProto) -> list[str]:
-    """Return bilinear GridSamples of which several meet in one Concat, as the levels of an attention do."""
+    """Return the bilinear GridSamples that share a Concat, as the levels of a deformable attention do."""
     names = []
     for graph in every_graph(model.graph):
         read_by = consumers(graph)
-        met: dict[str, list[str]] = {}
+        samples_by_concat: dict[str, list[str]] = {}
         for node in graph.node:
             if node.op_type == "GridSample" and attribute(node, "mode", "linear") in _BILINEAR:
                 for reader in reached(node.output[0], read_by, _CARRIED_BY):
                     if reader.op_type == "Concat":
-                        met.setdefault(node_name(reader), []).append(node_name(node))
-        names += [name for samples in met.values() if len(samples) > 1 for name in samples]
+                        samples_by_concat.setdefault(node_name(reader), []).append(node_name(node))
+        names += [name for samples in samples_by_concat.values() if len(samples) > 1 for name in samples]
     return list(dict.fromkeys(names))
 
 
 def gathered_corners(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-    """One bilinear GridSample of an image [N, C, H, W], as nodes; None for any other."""
+    """Return the nodes for a bilinear GridSample of an image [N, C, H, W]; None for others."""
     plain = attribute(node, "padding_mode", "zeros") in ("zeros", "border")
     if node.op_type != "GridSample" or not plain or len(scope.shape(node.input[0]) or ()) != 4:
         return None
@@ -263,7 +261,7 @@ def gathered_corners(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]
         grid = add("Cast", [grid], to=_FLOAT)
     width, height = (add("Gather", [sizes, ints(axis)]) for axis in (3, 2))
     x_places, y_places = (
-        _places(node, chain, add("Gather", [grid, ints(index)], axis=3), size)
+        _neighbours(node, chain, add("Gather", [grid, ints(index)], axis=3), size)
         for index, size in ((0, width), (1, height))
     )
     flat = add("Reshape", [image, ints([0, 0, -1])])
@@ -282,8 +280,8 @@ def gathered_corners(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]
     return chain.result(add("Reshape", [total, add("Concat", extents, axis=0)]))
 
 
-def _places(node: onnx.NodeProto, chain: Chain, value: str, extent: str) -> list[tuple[str, str]]:
-    """Index int64 [N, P] and weight [N, P] of the lower and of the upper neighbour along an axis."""
+def _neighbours(node: onnx.NodeProto, chain: Chain, value: str, extent: str) -> list[tuple[str, str]]:
+    """Return index (int64) and weight, both [N, P], of the lower and the upper neighbour along an axis."""
     add, zeros = chain.add, attribute(node, "padding_mode", "zeros") == "zeros"
     one, half, zero = (chain.scalar(number, _FLOAT) for number in (1.0, 0.5, 0.0))
     size = add("Cast", [extent], to=_FLOAT)

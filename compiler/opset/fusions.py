@@ -1,32 +1,31 @@
-"""Keep OpenVINO's optimizer from fusions that compute something else.
+"""Insert a Max where OpenVINO's optimizer would otherwise fuse operators into a kernel with wrong results.
 
     Conv ─ QuantizeLinear        becomes        Conv ─ Max(·, -1e30) ─ QuantizeLinear
 
-No layer gives less than -1e30, so that Max is its operand. OpenVINO fuses it with neither side. These
-fusions are wrong (2026.4.1, on every processor):
+No layer returns less than -1e30, so Max returns its operand; for integers the bound is the type's minimum.
+OpenVINO fuses Max with neither side. These fusions are wrong (2026.4.1, on every processor):
 
-1. a QuantizeLinear reads a ReduceMax or ReduceMin, directly or through other operators: it becomes part of
-   the reduction's kernel, which stores what it reduces as an integer of 0 to 255 first;
-2. a QuantizeLinear reads any reduction without keepdims behind operands for each channel, as the factors of
-   balanced channels are: they become part of the kernel, which counts channels on another axis;
-3. a QuantizeLinear reads factors or offsets for each channel behind an int8 product of two axes, as the
-   factors of balanced channels are, and another such product reads it: batches of 4, 6 and 8 are wrong;
-4. a QuantizeLinear reads a product behind a bias, the product is read elsewhere, and its shape is dynamic:
-   the bias becomes part of the quantization, which takes channel 0's for all. The other reader may be one
-   that OpenVINO makes: it takes an extent that Shape asks for from another tensor of that extent. Of an int8
-   convolution without bias, the scale of its weights is what a bias is otherwise; without any
-   QuantizeLinear behind it that scale is lost, if the result is read twice;
-5. a Reshape makes more axes, or others, of an int8 product without bias whose batch is dynamic: the scale
-   of its weights is moved behind the Reshape, where it scales another axis;
-6. a reduction reads a Reshape that joins the positions of an int8 convolution, [N, C, H, W] to [N, C, H W]:
-   the scale of its weights, or factors for each channel behind it, are moved behind the reduction, where
-   they scale other channels;
-7. a Gather with a scalar index reads an int8 product without bias: the scale of its weights is moved behind
-   the Gather with the axis that it removed, so that the result has an axis too many, or cannot be computed;
-8. a constant is added to a reduction of integers over the second or third of three axes, or scales it, also
-   behind a Reshape, or it is negated: that becomes part of the reduction's kernel, which reads one value for
-   all channels as if there were one for each. All behind the first vector is wrong, in float graphs too.
-   For integers the Max is with the least there is.
+1. A QuantizeLinear reads a ReduceMax or ReduceMin, directly or through other operators: it becomes part of
+   the reduction's kernel, which first rounds the values that it reduces to integers of 0 to 255.
+2. A QuantizeLinear reads a reduction without keepdims through per-channel operands, such as the factors of
+   balanced channels: these become part of the kernel, which indexes channels along another axis.
+3. A QuantizeLinear reads an int8 product of two axes through per-channel factors or offsets, such as the
+   factors of balanced channels, and feeds another such product: batches of 4, 6 and 8 are wrong.
+4. A QuantizeLinear reads a biased product of dynamic shape that has another consumer: the bias becomes part
+   of the quantization, which applies the bias of channel 0 to all channels. OpenVINO may add this consumer
+   itself: for a Shape, it can take an extent from another tensor of that extent. In an int8 convolution
+   without bias, the scale of the weights has the role of the bias. Without a QuantizeLinear behind it, this
+   scale is lost if the result has two consumers.
+5. A Reshape adds or changes axes of an int8 product without bias and with a dynamic batch: the scale of the
+   weights moves behind the Reshape, where it scales another axis.
+6. A reduction reads a Reshape that joins the positions of an int8 convolution, [N, C, H, W] to [N, C, H W]:
+   the scale of the weights, or per-channel factors behind the convolution, move behind the reduction, where
+   they scale other channels.
+7. A Gather with a scalar index reads an int8 product without bias: the scale of the weights moves behind the
+   Gather with the axis that the Gather removes. The result has an extra axis, or cannot be computed.
+8. An integer reduction over the second or third of three axes is negated, or shifted or scaled by a constant,
+   also behind a Reshape: this becomes part of the reduction's kernel, which reads one value for all channels
+   as if it were one per channel. All values behind the first vector are wrong, in float graphs too.
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ _LOWEST = {
     "tensor(int32)": np.int32(np.iinfo(np.int32).min),
     "tensor(int64)": np.int64(np.iinfo(np.int64).min),
 }
-_APART = "/apart"
-"""What the name of each Max that this module writes ends with, but for a number that makes it unique."""
+_APART = "/apart"  # in the name of each Max that this module inserts; a number may follow
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _FUSED = frozenset(
     """
@@ -65,7 +63,7 @@ _FUSED = frozenset(
     Swish Tanh Tile Transpose Unsqueeze
     """.split()
 )
-"""Operators that become part of a reduction's kernel with the quantization behind them, or let it pass."""
+"""Operators that OpenVINO fuses into a reduction's kernel with a QuantizeLinear, or moves it through."""
 _LINEAR = ("Add", "Sub", "Mul", "Div")
 _REDUCTIONS = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")
 _ALL_REDUCTIONS = (
@@ -74,10 +72,9 @@ _ALL_REDUCTIONS = (
 _PRODUCTS = " ".join(WEIGHTED)
 _PLACES = frozenset("Identity Reshape Transpose Squeeze Unsqueeze Flatten".split())
 _BOUNDS = ("Relu", "LeakyRelu", "PRelu", "Clip", "Max", "Min")
-_PASSED = ("Relu", "Clip", "Transpose", "Concat", "Identity")
-"""Operators through which OpenVINO moves a quantization to the bias in front."""
+_PASSED = ("Relu", "Clip", "Transpose", "Concat", "Identity")  # a quantization moves through these to a bias
 _SHAPED = frozenset(["Shape", "EyeLike", "LSTM", "GRU", "RNN"])
-"""Operators for which OpenVINO asks for an extent of a tensor: recurrent layers, for their first state."""
+"""Operators for which OpenVINO reads an extent of a tensor: recurrent layers need it for the first state."""
 _MOVED = frozenset(
     """
     Relu LeakyRelu PRelu Clip Mul Div Identity Transpose Squeeze Unsqueeze Flatten
@@ -85,20 +82,20 @@ _MOVED = frozenset(
     """.split()
 )
 """Operators behind which OpenVINO moves the scale of a product."""
-_KEPT_AXES = _MOVED - {"Relu", "LeakyRelu", "PRelu", "Clip", "Transpose", "Squeeze", "Unsqueeze"}
-"""Those of them between a product and a Gather."""
+_TO_GATHER = _MOVED - {"Relu", "LeakyRelu", "PRelu", "Clip", "Transpose", "Squeeze", "Unsqueeze"}
+"""Those of `_MOVED` that may stand between a product and a Gather."""
 
 
 @finding("ReduceMax ReduceMin")
 def find_quantized_extrema(node: onnx.NodeProto, links: Links) -> bool:
-    """The ReduceMax and ReduceMin that a QuantizeLinear reads, in whatever form."""
-    return not _is_apart(node, links) and _is_quantized(node, links, _FUSED)
+    """Match a ReduceMax or ReduceMin with a QuantizeLinear behind it (case 1)."""
+    return not _has_max(node, links) and _is_quantized(node, links, _FUSED)
 
 
 @finding(_ALL_REDUCTIONS)
 def find_reduced_channels(node: onnx.NodeProto, links: Links) -> bool:
-    """Reductions without keepdims that a QuantizeLinear reads behind an operand for each channel."""
-    if attribute(node, "keepdims", 1) or _is_apart(node, links):
+    """Match a reduction without keepdims in front of a per-channel operand and a QuantizeLinear (case 2)."""
+    if attribute(node, "keepdims", 1) or _has_max(node, links):
         return False
     return any(
         reader.op_type in _FUSED and _has_row(reader, links) and _is_quantized(reader, links, _FUSED)
@@ -108,7 +105,7 @@ def find_reduced_channels(node: onnx.NodeProto, links: Links) -> bool:
 
 @finding(" ".join(_LINEAR))
 def find_quantized_factors(node: onnx.NodeProto, links: Links) -> bool:
-    """What scales or shifts channels of an int8 product of two axes in front of a QuantizeLinear."""
+    """Match per-channel factors or offsets between an int8 product and a QuantizeLinear (case 3)."""
     readers = links.read_by.get(node.output[0], ())
     varying = [name for name in node.input if name not in links.stored]
     is_read = any(reader.op_type == "QuantizeLinear" for reader in readers)
@@ -124,21 +121,21 @@ def find_quantized_factors(node: onnx.NodeProto, links: Links) -> bool:
 
 @finding("Reshape")
 def find_reduced_scales(node: onnx.NodeProto, links: Links) -> bool:
-    """The Reshapes in front of a reduction, behind an int8 convolution whose scale may move there."""
+    """Match a Reshape between an int8 convolution with a scale that may move and a reduction (case 6)."""
     readers = reached(node.output[0], links.read_by, _MOVED)
-    return any(reader.op_type in _REDUCTIONS for reader in readers) and _has_loose_scale(node.input[0], links)
+    return any(reader.op_type in _REDUCTIONS for reader in readers) and _has_free_scale(node.input[0], links)
 
 
 @finding(_PRODUCTS)
 def find_gathered_scales(node: onnx.NodeProto, links: Links) -> bool:
-    """The int8 products without bias of which a Gather takes one place of an axis."""
+    """Match an int8 product without bias in front of a Gather with a scalar index (case 7)."""
     if not _reads_integers(node, links) or _has_bias(node, links):
         return False
-    return any(_takes_one(reader, links) for reader in reached(node.output[0], links.read_by, _KEPT_AXES))
+    return any(_takes_index(reader, links) for reader in reached(node.output[0], links.read_by, _TO_GATHER))
 
 
 def find_shifted_counts(model: onnx.ModelProto) -> list[str]:
-    """Return reductions of integers, of three axes, that a constant shifts or scales, or that are negated."""
+    """Return the integer reductions of case 8."""
 
     def is_shifted(node: onnx.NodeProto, links: Links) -> bool:
         return any(
@@ -146,17 +143,17 @@ def find_shifted_counts(model: onnx.ModelProto) -> list[str]:
             for reader in reached(node.output[0], links.read_by, _PLACES)
         )
 
-    found = find_nodes(model, _ALL_REDUCTIONS, is_shifted)
+    names = find_nodes(model, _ALL_REDUCTIONS, is_shifted)
     return [
         node_name(node)
-        for scope in (every_scope(model, opset(model)) if found else ())
+        for scope in (every_scope(model, opset(model)) if names else ())
         for node in scope.graph.node
-        if node_name(node) in found and _counts_within(node, scope)
+        if node_name(node) in names and _counts_within(node, scope)
     ]
 
 
 def _counts_within(node: onnx.NodeProto, scope: Scope) -> bool:
-    """Whether a reduction is of integers of three axes, and not known to reduce the first of them."""
+    """Return whether a reduction is of integers, may have three axes, and may leave out the first of them."""
     shape = scope.shape(node.input[0])
     if scope.type(node.output[0]) not in ("tensor(int32)", "tensor(int64)") or len(shape or "nlc") != 3:
         return False
@@ -165,7 +162,7 @@ def _counts_within(node: onnx.NodeProto, scope: Scope) -> bool:
 
 
 def find_merged_biases(model: onnx.ModelProto) -> list[str]:
-    """Return the nodes, or the last constant Add or Mul behind, of biased products that not only Q reads."""
+    """Return the nodes of case 4: products, and the last constant Add or Mul behind a product."""
     graphs = [Links(model, graph) for graph in every_graph(model.graph)]
     shaped = any(node.op_type in _SHAPED for links in graphs for node in links.graph.node)
     return [
@@ -195,7 +192,7 @@ def _merged_biases(node: onnx.NodeProto, links: Links, *, shaped: bool) -> Seque
 
 @finding(_PRODUCTS)
 def find_moved_scales(node: onnx.NodeProto, links: Links) -> bool:
-    """The int8 products without bias that a Reshape of their batch reads."""
+    """Match an int8 product without bias in front of a Reshape of its dynamic batch (case 5)."""
     if not _reads_integers(node, links) or _has_bias(node, links) or not _is_dynamic(node, links):
         return False
     matrix = links.shapes.get(node.output[0], ()) if node.op_type in ("MatMul", "Gemm") else ()
@@ -204,7 +201,7 @@ def find_moved_scales(node: onnx.NodeProto, links: Links) -> bool:
 
 
 def with_max(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """A node, and Max(·, -1e30) behind it."""
+    """Return a node with Max(·, -1e30) behind it."""
     chain = Chain(node, scope)
     lowest = scope.store(_LOWEST.get(scope.type(chain.output), np.float32(-1e30)), f"{chain.output}/lowest")
     node.output[0] = scope.fresh(f"{chain.output}{_APART}")
@@ -214,12 +211,12 @@ def with_max(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     return chain.result(largest)
 
 
-def _is_apart(node: onnx.NodeProto, links: Links) -> bool:
-    """Whether `with_max` was there."""
-    return any(map(_keeps_apart, links.read_by.get(node.output[0], ())))
+def _has_max(node: onnx.NodeProto, links: Links) -> bool:
+    """Return whether `with_max` has inserted a Max behind a node."""
+    return any(map(_is_inserted_max, links.read_by.get(node.output[0], ())))
 
 
-def _keeps_apart(node: onnx.NodeProto) -> bool:
+def _is_inserted_max(node: onnx.NodeProto) -> bool:
     return node.op_type == "Max" and _APART in node.name
 
 
@@ -229,28 +226,28 @@ def _is_quantized(node: onnx.NodeProto, links: Links, passed: Collection[str]) -
 
 
 def _has_row(node: onnx.NodeProto, links: Links) -> bool:
-    """Whether a node reads several stored numbers, as those for each channel are."""
+    """Return whether a node reads a constant of several values, such as per-channel factors."""
     return any(np.prod(links.stored[name].dims) > 1 for name in node.input if name in links.stored)
 
 
-def _has_loose_scale(tensor: str, links: Links) -> bool:
-    """Whether a tensor is an int8 convolution's without bias, or behind one and factors of channels."""
-    waiting, seen, factors = [tensor], {tensor}, False
-    while waiting:
-        node = links.made_by.get(waiting.pop())
-        if node is None or _keeps_apart(node):
+def _has_free_scale(tensor: str, links: Links) -> bool:
+    """Return whether a tensor comes from an int8 convolution without bias, or through per-channel factors."""
+    pending, seen, factors = [tensor], {tensor}, False
+    while pending:
+        node = links.made_by.get(pending.pop())
+        if node is None or _is_inserted_max(node):
             continue
         if node.op_type == "Conv" and _reads_integers(node, links):
             return factors or not _has_bias(node, links)
         factors |= _has_row(node, links)
         if node.op_type in (*_LINEAR, *_MOVED, "BatchNormalization", "Sigmoid"):
-            waiting += [name for name in node.input if name not in seen]
+            pending += [name for name in node.input if name not in seen]
             seen.update(node.input)
     return False
 
 
 def _is_dynamic(node: onnx.NodeProto, links: Links) -> bool:
-    """Whether not every extent of a product is known to be fixed."""
+    """Return whether a product has a dynamic shape; if its shape is unknown, whether a model input has."""
 
     def is_open(shape: Sequence[int | str]) -> bool:
         return any(not isinstance(extent, int) for extent in shape)
@@ -262,27 +259,27 @@ def _is_dynamic(node: onnx.NodeProto, links: Links) -> bool:
 
 
 def _with_constants(node: onnx.NodeProto, links: Links) -> tuple[onnx.NodeProto, Sequence[str], bool]:
-    """The last of a product and its constant Adds and Muls, the results of all, if there is a bias."""
+    """Return the last constant operator behind a product, all outputs so far, and whether it has a bias."""
     biased, tensors = _has_bias(node, links), [node.output[0]]
     while True:
         linear = [reader for reader in links.read_by.get(tensors[-1], ()) if reader.op_type in _LINEAR]
-        behind = [reader for reader in linear if links.constants & {*reader.input}]
-        if len(behind) != 1:
+        constant_readers = [reader for reader in linear if links.constants & {*reader.input}]
+        if len(constant_readers) != 1:
             return node, tensors, biased
-        node = behind[0]
+        node = constant_readers[0]
         tensors.append(node.output[0])
 
 
 def _has_bias(node: onnx.NodeProto, links: Links) -> bool:
-    """Whether a product has a bias in itself that OpenVINO does not remove, as it does zeros."""
+    """Return whether a product has a bias operand, apart from zeros, which OpenVINO removes."""
     if len(node.input) < 3 or not node.input[2]:
         return False
     tensor = links.stored.get(node.input[2])
     return tensor is None or bool(tensor.external_data) or bool(np.any(tensor_values(tensor)))
 
 
-def _takes_one(node: onnx.NodeProto, links: Links) -> bool:
-    """Whether a node is a Gather whose index is a scalar, as far as is known."""
+def _takes_index(node: onnx.NodeProto, links: Links) -> bool:
+    """Return whether a node is a Gather with a scalar index, or with an index of unknown rank."""
     if node.op_type != "Gather":
         return False
     tensor = links.stored.get(node.input[1])
@@ -300,10 +297,7 @@ def _is_shared(tensor: str, links: Links) -> bool:
 
 
 def _mixes_batch(node: onnx.NodeProto, matrix: Sequence[int | str], links: Links) -> bool:
-    """Whether a node is a Reshape that does not keep the first axis, as far as is known.
-
-    Of a product [N, C], `matrix`, OpenVINO takes a second axis of a multiple of C for the channels.
-    """
+    """Return whether a node is a Reshape that may change the first axis of a product of shape `matrix`."""
     if node.op_type != "Reshape":
         return False
     shape = links.stored.get(node.input[1])
@@ -312,6 +306,7 @@ def _mixes_batch(node: onnx.NodeProto, matrix: Sequence[int | str], links: Links
     extents = tensor_values(shape).reshape(-1).tolist()
     if extents[:1] == [0]:
         return False
+    # Of a product [N, C], OpenVINO takes a second axis of a multiple of C for the channels.
     if len(matrix) == 2 and isinstance(matrix[1], int) and matrix[1]:
         return len(extents) > 2 and (extents[1] < 0 or extents[1] % matrix[1] == 0)
     return True

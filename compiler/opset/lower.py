@@ -1,24 +1,23 @@
 """Lower an ONNX model to an older opset, or raise an error that names the node.
 
-Which operators changed between two opsets is read from ONNX's own schemas. A node whose schema is the same
-in both stays as it is. Any other is
+ONNX's schemas define which operators differ between two opsets. A node with the same schema in both is not
+changed. Any other node is
 
-1. rewritten, where its operands or attributes moved (`rewrites`),
-2. decomposed, where the older opset has no such operator (`rewrites`),
-3. taken as it stands, where only types or attributes were added that it does not use (`schemas`),
-4. written out as ONNX defines it, where it has a body of other operators (`schemas`),
+1. rewritten, if its operands or attributes moved (`rewrites`),
+2. decomposed, if the older opset lacks the operator (`rewrites`),
+3. left unchanged, if the newer version only added types or attributes that the node does not use (`schemas`),
+4. expanded into its function body of other operators, if ONNX defines one (`schemas`),
 5. refused.
 
-`onnx.version_converter` is not used: it has no way down for most of these, and takes some for unchanged.
+`onnx.version_converter` is not used: it cannot downgrade most of these, and treats some as unchanged.
 
-`without_missing` writes operators that a reader of ONNX files lacks in operators that it has:
+`without_missing` replaces operators that a parser lacks by operators that it has, in the same opset. The
+runtime adapter lists the parser's operators by version:
 
     IsInf                          Equal(Abs(x), inf), or Equal(x, +-inf); Greater or Less before opset 11
-    CastLike                       Cast, where the type is known
+    CastLike                       Cast, if the type is known
     `DECOMPOSITIONS`               LayerNormalization, RMSNormalization, Gelu, ...
-    what ONNX defines by others    Swish, RotaryEmbedding, Attention, HannWindow, ... (`schemas`)
-
-The opset stays. What lacks is data of the reader: it differs with its version.
+    function bodies                Swish, RotaryEmbedding, Attention, HannWindow, ... (`schemas`)
 """
 
 from __future__ import annotations
@@ -43,15 +42,15 @@ from .rewrites import DECOMPOSITIONS, REWRITES, cast_to_known
 from .schemas import COMPATIBLE, trim, why_other, write_out
 from .scope import Chain, Rewrite, Scope, replace_nodes
 
-_DEEPEST = 8  # bodies within bodies
+_MAX_DEPTH = 8  # levels of function bodies
 _EQUAL_OF_FLOATS = 11  # the opset
 
 
 def lower_opset(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
-    """Return a copy of the model in opset `highest`, or as it is where its opset is no newer.
+    """Return a copy of the model in opset `highest`, or in its opset if that is not newer.
 
     Args:
-        model: Of opset `NEWEST` at most; external data loaded. It may be over protobuf's 2 GB.
+        model: Of opset `NEWEST` at most; external data loaded. It may exceed protobuf's 2 GB.
         highest: The newest opset allowed, `OLDEST` or more.
     """
     copy = copy_model(model)
@@ -60,20 +59,20 @@ def lower_opset(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
         return copy
     if current > NEWEST or highest < OLDEST:
         raise ModelError(
-            f"opset {current} to {highest}: {OLDEST} to {NEWEST} are known",
+            f"opset {current} to {highest}: only {OLDEST} to {NEWEST} are supported",
             hint=f"export the model again with opset {NEWEST} or older",
         )
     inline_functions(copy)
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         if not replace_nodes(copy, highest, partial(_write_out, current=current)):
             break
     replace_nodes(copy, highest, partial(_lower, current=current))
-    drop_unread(copy.graph)  # operands that are attributes now, and unused parts of bodies
+    drop_unread(copy.graph)  # operands that became attributes, and unused parts of bodies
     drop_unused_initializers(copy.graph)
-    ours = [item for item in copy.opset_import if item.domain in ONNX_DOMAINS]
-    for item in ours:
+    imports = [item for item in copy.opset_import if item.domain in ONNX_DOMAINS]
+    for item in imports:
         item.version = highest
-    copy.ir_version = min(copy.ir_version, onnx.helper.find_min_ir_version_for(ours))
+    copy.ir_version = min(copy.ir_version, onnx.helper.find_min_ir_version_for(imports))
     try:
         Graph(copy, Path("graph")).check()
     except ModelError as error:
@@ -85,7 +84,7 @@ def lower_opset(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
 
 
 def _schema(node: onnx.NodeProto, version: int) -> Any:
-    """ONNX's schema of a node's operator; None where it has none, or a deprecated one."""
+    """Return ONNX's schema of a node's operator; None if the opset has no schema or a deprecated one."""
     try:
         schema: Any = onnx.defs.get_schema(node.op_type, version, "")
     except onnx.defs.SchemaError:
@@ -93,49 +92,49 @@ def _schema(node: onnx.NodeProto, version: int) -> Any:
     return None if schema.deprecated else schema
 
 
-def _stays(node: onnx.NodeProto, newer: Any, older: Any) -> bool:
+def _is_unchanged(node: onnx.NodeProto, newer: Any, older: Any) -> bool:
     same = older is not None and newer is not None and older.since_version == newer.since_version
     return same or node.domain not in ONNX_DOMAINS
 
 
 def _write_out(node: onnx.NodeProto, scope: Scope, *, current: int) -> list[onnx.NodeProto] | None:
-    """Write a node out as ONNX defines it, where there is no rule for it."""
+    """Return the nodes of an operator's function body if no rule applies; None otherwise."""
     newer, older = _schema(node, current), _schema(node, scope.target)
     rules = DECOMPOSITIONS.keys() if older is None else COMPATIBLE | REWRITES.keys()
-    if _stays(node, newer, older) or newer is None or node.op_type in rules:
+    if _is_unchanged(node, newer, older) or newer is None or node.op_type in rules:
         return None
     return write_out(node, scope, current) or None
 
 
 def _lower(node: onnx.NodeProto, scope: Scope, *, current: int) -> list[onnx.NodeProto] | None:
-    """Bring a node to the older opset."""
+    """Return the nodes that replace a node in the older opset; None if it does not change."""
     newer, older = _schema(node, current), _schema(node, scope.target)
     operator = node.op_type
-    if _stays(node, newer, older):
+    if _is_unchanged(node, newer, older):
         return None
     changed_at, rewrite = REWRITES.get(operator, (0, None))
     if older is None and operator in DECOMPOSITIONS:
         return DECOMPOSITIONS[operator](node, scope)
     nodes = rewrite(node, scope) if rewrite and changed_at > scope.target else [node]
-    if older is None and any(made.op_type == operator for made in nodes):
+    if older is None and any(result.op_type == operator for result in nodes):
         first = next((at for at in range(1, current + 1) if _schema(node, at)), 0)
         since = f"came with opset {first}" if newer else f"is not in opset {current}"
         raise scope.refusal(
             node, f"the operator {since}", "write it with older operators, or use a newer runtime"
         )
     if rewrite is None and operator not in COMPATIBLE:
-        why = f"opset {newer.since_version} changed it, in a way not known here"
+        why = f"opset {newer.since_version} changed it, and qcompile has no older form"
         raise scope.refusal(node, why, "use a newer runtime")
-    for made in nodes:
-        if made.op_type == operator:
-            trim(made, older, newer)
-            if reason := why_other(made, scope, older, newer):
+    for result in nodes:
+        if result.op_type == operator:
+            trim(result, older, newer)
+            if reason := why_other(result, scope, older, newer):
                 raise scope.refusal(node, reason)
     return nodes
 
 
 def is_inf_by_comparison(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """IsInf as a comparison with infinity, of one sign or of both."""
+    """Return an IsInf as a comparison with infinity, of one sign or of both."""
     signs = [
         sign for sign, name in ((1, "detect_positive"), (-1, "detect_negative")) if attribute(node, name, 1)
     ]
@@ -158,22 +157,22 @@ _FORMS: dict[str, Rewrite] = {**DECOMPOSITIONS, "IsInf": is_inf_by_comparison, "
 
 
 def without_missing(model: onnx.ModelProto, operators: Container[str]) -> list[str]:
-    """Write what lacks in other operators, in place; return the names of the nodes that were replaced.
+    """Replace operators that a parser lacks by others, in place; return the names of the replaced nodes.
 
     Args:
-        operators: What the reader has. What ONNX does not define is left to it: a plugin may be of that name.
+        operators: Operators of the parser. It may have plugins for operators that ONNX does not define.
     """
     version, replaced = opset(model), list[str]()
 
-    def other(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+    def replace(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
         if not _lacks(node, operators, version):
             return None
         form = _FORMS.get(node.op_type)
         nodes = form(node, scope) if form else write_out(node, scope, version)
-        return None if any(made.op_type == node.op_type for made in nodes) else nodes or None
+        return None if any(result.op_type == node.op_type for result in nodes) else nodes or None
 
-    for _ in range(_DEEPEST):
-        names = replace_nodes(model, version, other)
+    for _ in range(_MAX_DEPTH):
+        names = replace_nodes(model, version, replace)
         replaced += names
         if not names:
             break
@@ -190,27 +189,27 @@ def require_operators(
     file: str,
     read_by: Callable[[str], str] = lambda _: "",
 ) -> None:
-    """Refuse a model with a node whose operator the reader lacks; `read_by` returns what else reads one."""
+    """Raise UnsupportedOperator for a node that the parser lacks; `read_by` names versions that have it."""
     version = opset(model)
     for graph in every_graph(model.graph):
         for node in graph.node:
             if _lacks(node, operators, version):
                 name = node.name or f"making {', '.join(node.output)}"
-                other = read_by(node.op_type)
-                rows = ((why, way) for names, why, way in _WAYS if re.fullmatch(names, node.op_type))
+                versions = read_by(node.op_type)
+                rows = ((why, hint) for names, why, hint in _WAYS if re.fullmatch(names, node.op_type))
                 otherwise = (
-                    "which has no form in other operators here",
-                    f"build for {other}" if other else _WAY,
+                    "which qcompile cannot write in other operators",
+                    f"build for {versions}" if versions else _WAY,
                 )
-                why, way = next(rows, otherwise)
+                why, hint = next(rows, otherwise)
                 if node.op_type in CHOICES and (places := before_choices(model)):
                     tensors = " and ".join(repr(place.tensor) for place in places[:_NAMED])
-                    way = (
-                        f"end the model at {tensors} (onnx.utils.extract_model), and choose behind it; {_OR}"
+                    hint = (
+                        f"end the model at {tensors} (onnx.utils.extract_model), and select behind it; {_OR}"
                     )
                 raise UnsupportedOperator(
                     f"{file}: {reader} has no {node.op_type}: node {name!r} of opset {version}, {why}",
-                    hint=way,
+                    hint=hint,
                     operator=node.op_type,
                     node=node.name,
                 )
@@ -220,24 +219,24 @@ _NAMED = 4  # tensors
 _OR = "or build for onnxruntime or openvino"
 _WAYS: Sequence[tuple[str, str, str]] = (
     (r"Compress|NonMaxSuppression|NonZero|Unique",
-     "which returns as many elements as values say, as a boolean index x[mask] does",
+     "whose output size depends on values, as in x[mask] with a boolean mask",
      "return all elements and the mask beside them, or torch.where(mask, x, 0), and select behind the model; "
      + _OR),
     (r"QLinear\w+|\w+Integer|DynamicQuantizeLinear",
      "which is of a graph that was quantized for another runtime",
      "quantize the float model for this one: `qcompile quantize` with its `target`"),
     (r"Sequence\w+|SplitToSequence|ConcatFromSequence|Optional\w*", "which is of lists of tensors",
-     "simplify first; what stays write with torch.stack or torch.cat of a fixed number of tensors"),
+     "simplify first; if it remains, use torch.stack or torch.cat of a fixed number of tensors"),
     (r"String\w+|RegexFullMatch|TfIdfVectorizer|ImageDecoder", "which reads texts or encoded images",
      "do that before the model, where samples are prepared, and give it numbers"),
     (r"Bernoulli|Multinomial", "which draws random numbers",
-     "export the model in evaluation mode (model.eval()), or make what it draws an input"),
+     "export the model in evaluation mode (model.eval()), or make the random numbers an input"),
     (r"NegativeLogLikelihoodLoss|SoftmaxCrossEntropyLoss", "which is a loss, for training",
-     "export the model without it, with what it reads as output"),
+     "export the model without it, with its operands as outputs"),
     (r"Bitwise\w+|BitShift", "which is of the bits of integers",
      "write it as arithmetic in the model: products, divisions by powers of two, torch.logical_and"),
 )  # fmt: skip
-"""Operator, what it is, and the way out."""
+"""Pattern of operators, the reason why they are missing, and the hint."""
 _WAY = (
     "write it with other operators in the model, build for onnxruntime, or give `plugins` with an operator "
     "of that name"

@@ -1,4 +1,4 @@
-"""A pass: a step from graph to graph, with what it needs and what it promises; each rewrite has its own."""
+"""The type `Pass`: a change of a graph, with its precondition and postcondition."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from .scope import ModelRewrite
 
 @dataclass(frozen=True)
 class Pass:
-    """A step from graph to graph.
+    """A change of a graph.
 
     Attributes:
-        change: Edits a graph in place, its weights loaded; returns the nodes that it rewrote, or what else
-            it changed.
-        needs: Whether there is anything for it in a graph, which is only looked at.
-        leaves: What is wrong with the graph behind it; empty where what the pass promises is true.
-        compared: What users are told while the change is compared with what was before; empty: it is exact.
-        on_source: Whether the change is compared on the user's model, and not on the graph.
-        operator: The operator that it writes in others, for readers that lack it; empty for other passes.
+        change: Edits a graph in place, its weights loaded; returns names of rewritten nodes or other changes.
+        needs: Returns whether the pass applies to a graph; must not edit it.
+        leaves: Returns the problem of a graph that violates the postcondition; empty if it holds.
+        compared: Progress message for the comparison of outputs before and after; empty if the pass is exact.
+        on_source: Whether to compare on the user's model instead of the graph.
+        operator: The operator that the pass replaces, for parsers that lack it; empty for other passes.
     """
 
     name: str
@@ -36,7 +35,7 @@ class Pass:
 
 
 def form_pass(operator: str, rewrite: ModelRewrite) -> Pass:
-    """Return the pass that writes an operator in others, exactly."""
+    """Return a pass that replaces an operator by others with the same outputs."""
     return Pass(
         f"{operator} in other operators",
         lambda graph: rewrite(graph.model),
@@ -46,13 +45,13 @@ def form_pass(operator: str, rewrite: ModelRewrite) -> Pass:
 
 
 def operators_of(graph: Graph) -> set[str]:
-    """Return all operators of ONNX in a graph, those inside nodes included."""
+    """Return the types of all ONNX operators in a graph, including its subgraphs."""
     graphs = every_graph(graph.model.graph)
     return {node.op_type for inner in graphs for node in inner.node if node.domain in ONNX_DOMAINS}
 
 
 def replace_model(graph: Graph, model: onnx.ModelProto) -> list[str]:
-    """Put a model in place of a graph's; return the file's name where it is another."""
+    """Replace the model of a graph; return the file's name if the model differs, else nothing."""
     if model is graph.model:
         return []
     graph.edited(model)

@@ -1,16 +1,16 @@
 """Rewrite an LSTM or a GRU as its matrix products, which TensorRT can run in INT8.
 
-TensorRT has no integer kernels for ONNX's LSTM and GRU; behind Q/DQ it would compute in float. Its parser
-takes Scan, and INT8 products inside. Gates are in ONNX's order: input, output, forget, cell; update, reset,
-hidden.
+TensorRT has no integer kernels for ONNX's LSTM and GRU: behind Q/DQ they would run in floating point. Its
+parser reads Scan, and INT8 products inside. Gates are in ONNX's order: input, output, forget, cell; update,
+reset, hidden.
 
     X ─ MatMul(Wᵀ) ─ Add(B) ─ Scan: hidden, cell ─┬─ Unsqueeze ─┬─ Concat ─ Y
                               gates = P + hidden Rᵀ              │
                               one for each direction ───────────┘
 
-`open_recurrences` comes before the Q/DQ of all other products, whose MatMul of the inputs is one of them;
-`quantize_states` then places Q/DQ around the product of the state. An LSTM's state is a sigmoid times a tanh,
-a GRU's lies between the one before and a tanh, so that the scale is 1/127 and needs no calibration.
+`open_recurrences` runs before the other products get Q/DQ, so its MatMul of the inputs gets Q/DQ with them.
+`quantize_states` then places Q/DQ around the product of the state. An LSTM's state is a sigmoid times a tanh;
+a GRU's lies between its previous state and a tanh. The scale is therefore 1/127 and needs no calibration.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _STATE = "state_product"
 
 
 def recurrent_inputs(model: onnx.ModelProto) -> set[str]:
-    """Return what the layers that `open_recurrences` rewrites multiply by weights: it needs a scale."""
+    """Return the inputs of the layers that `open_recurrences` rewrites: these tensors need a scale."""
     stored = {tensor.name for tensor in model.graph.initializer}
     return {node.input[0] for node in model.graph.node if why_closed(node, stored) == ""}
 
 
 def closed_recurrences(model: onnx.ModelProto) -> dict[str, str]:
-    """Return name to reason for the layers that stay as they are, and compute in float."""
+    """Return layer name to reason for the layers that are not rewritten and compute in floating point."""
     stored = {tensor.name for tensor in model.graph.initializer}
     reasons = {node.name: why_closed(node, stored) for node in model.graph.node}
     return {name: reason or "it was excluded" for name, reason in reasons.items() if reason is not None}
 
 
 def why_closed(node: onnx.NodeProto, stored: Container[str]) -> str | None:
-    """Return why a layer stays as it is; "" where it can be rewritten, None for any other operator."""
+    """Return why a layer cannot be rewritten; "" if it can, None for other operators."""
     if node.op_type not in _PLAIN or node.domain not in ("", "ai.onnx"):
         return None
     plain = {item.name for item in node.attribute} <= _PLAIN[node.op_type]
@@ -69,13 +69,13 @@ def why_closed(node: onnx.NodeProto, stored: Container[str]) -> str | None:
 
 
 def open_recurrences(model: onnx.ModelProto, *, exclude: Container[str] = ()) -> list[str]:
-    """Rewrite layers of a model of opset 13 or newer in place, but for those excluded; return their names."""
+    """Rewrite the layers of a model of opset 13 or newer in place, except `exclude`; return their names."""
     stored, names = {tensor.name: tensor for tensor in model.graph.initializer}, Names(model.graph)
     nodes, opened = [], []
     for node in model.graph.node:
         if why_closed(node, stored) == "" and node.name not in exclude:
             opened.append(node.name)
-            nodes += _Opened(model.graph, node, stored, names.stem(node.name)).nodes()
+            nodes += _LayerRewrite(model.graph, node, stored, names.stem(node.name)).nodes()
         else:
             nodes.append(node)
     if opened:
@@ -85,13 +85,13 @@ def open_recurrences(model: onnx.ModelProto, *, exclude: Container[str] = ()) ->
 
 
 def quantize_states(model: onnx.ModelProto) -> int:
-    """Place Q/DQ around the products of states that `open_recurrences` made; return how many."""
+    """Place Q/DQ around the state products from `open_recurrences`; return how many."""
     graph = model.graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    done, nodes = 0, []
+    count, nodes = 0, []
     for node in graph.node:
         for body in subgraphs(node) if node.op_type == "Scan" else ():
-            name = f"{node.name.removesuffix('scan')}{_STATE}"  # as `open_recurrences` names it
+            name = f"{node.name.removesuffix('scan')}{_STATE}"  # the name that `open_recurrences` gives it
             product = next((inner for inner in body.node if inner.name == name), None)
             if product is None:
                 continue
@@ -104,17 +104,17 @@ def quantize_states(model: onnx.ModelProto) -> int:
             of_product = pair(product.input[0], f"{product.name}/dequantized", of_state)
             product.input[:] = [f"{product.name}/dequantized", f"{name}/dequantized"]
             set_nodes(body, [*of_product, *body.node])
-            done += 1
+            count += 1
         nodes.append(node)
-    if done:
+    if count:
         set_nodes(graph, nodes)
-        known = [item for item in model.opset_import if item.domain in ("", "ai.onnx")]
-        model.ir_version = max(model.ir_version, helper.find_min_ir_version_for(known))
-    return done
+        imports = [item for item in model.opset_import if item.domain in ("", "ai.onnx")]
+        model.ir_version = max(model.ir_version, helper.find_min_ir_version_for(imports))
+    return count
 
 
-class _Opened:
-    """The nodes that replace one layer."""
+class _LayerRewrite:
+    """Builds the nodes that replace one layer."""
 
     def __init__(
         self, graph: onnx.GraphProto, node: onnx.NodeProto, stored: dict[str, onnx.TensorProto], base: str
@@ -125,10 +125,10 @@ class _Opened:
         self.made: list[onnx.NodeProto] = []
 
     def nodes(self) -> list[onnx.NodeProto]:
-        way = attribute(self.node, "direction", "forward")
-        ways = ("forward", "reverse") if way == "bidirectional" else (way,)
-        state = self._first_state()
-        results = [self._direction(index, way, state) for index, way in enumerate(ways)]
+        direction = attribute(self.node, "direction", "forward")
+        directions = ("forward", "reverse") if direction == "bidirectional" else (direction,)
+        state = self._initial_state()
+        results = [self._direction(index, direction, state) for index, direction in enumerate(directions)]
         for kind, output in enumerate(self.node.output):
             if output:
                 axis = 0 if kind else 1
@@ -145,8 +145,8 @@ class _Opened:
     def _store(self, name: str, values: NDArray[Any]) -> str:
         return store(self.graph, f"{self.base}/{name}", values)
 
-    def _first_state(self) -> str:
-        """Zeros of [batch, hidden]."""
+    def _initial_state(self) -> str:
+        """Return zeros of shape [batch, hidden]."""
         zero = self._store("zero", np.zeros(1, np.float32))
         numbers = {"one": 1, "two": 2, "width": self.hidden}
         one, two, width = (self._store(name, np.array([value], np.int64)) for name, value in numbers.items())
@@ -155,31 +155,31 @@ class _Opened:
         whole = self._add("Concat", [batch, width], f"{self.base}/state_shape", axis=0)
         return self._add("Expand", [zero, whole], f"{self.base}/state")
 
-    def _direction(self, index: int, way: str, first: str) -> list[str]:
-        """Add one direction; return its Y, Y_h and Y_c."""
+    def _direction(self, index: int, direction: str, first: str) -> list[str]:
+        """Add the nodes of one direction; return its Y, Y_h and Y_c."""
         weights, states, *biases = self.values
-        weight = self._store(f"{way}/weight", weights[index].T)
-        self._store(f"{way}/state_weight", states[index].T)
-        prefix = f"{self.base}/{way}"
+        weight = self._store(f"{direction}/weight", weights[index].T)
+        self._store(f"{direction}/state_weight", states[index].T)
+        prefix = f"{self.base}/{direction}"
         gates = self._add("MatMul", [self.node.input[0], weight], f"{prefix}/product")
         gru = self.node.op_type == "GRU"
         if biases:
             of_input, of_state = biases[0][index].reshape(2, -1)
             both = of_input + of_state
-            if gru:  # the hidden gate's is added to the product of the state, which is reset with it
+            if gru:  # the reset gate also scales the hidden gate's state bias: add it to the state product
                 both[2 * self.hidden :] = of_input[2 * self.hidden :]
                 of_state = np.concatenate([0 * of_state[: 2 * self.hidden], of_state[2 * self.hidden :]])
-                self._store(f"{way}/state_bias", of_state)
-            gates = self._add("Add", [gates, self._store(f"{way}/bias", both)], f"{prefix}/gates")
-        # With sizes, as opsets 13 to 17 and 18 both take them.
-        self._store(f"{way}/sizes", np.full(_GATES[self.node.op_type], self.hidden, np.int64))
+                self._store(f"{direction}/state_bias", of_state)
+            gates = self._add("Add", [gates, self._store(f"{direction}/bias", both)], f"{prefix}/gates")
+        # Split with sizes as an operand is valid in opsets 13 to 17 and in 18.
+        self._store(f"{direction}/sizes", np.full(_GATES[self.node.op_type], self.hidden, np.int64))
         states_of = ("hidden",) if gru else ("hidden", "cell")
         results = [f"{prefix}/{name}" for name in (*states_of, "y")]
         body = _step(self.node.op_type, prefix, self.hidden, biased=bool(biases))
-        turned = {"scan_input_directions": [1], "scan_output_directions": [1]} if way == "reverse" else {}
+        flip = {"scan_input_directions": [1], "scan_output_directions": [1]} if direction == "reverse" else {}
         scan = helper.make_node(
             "Scan", [*[first] * len(states_of), gates], results, name=f"{prefix}/scan",
-            num_scan_inputs=1, body=body, **turned,
+            num_scan_inputs=1, body=body, **flip,
         )  # fmt: skip
         self.made.append(scan)
         return [results[-1], *results[:-1]]
@@ -218,7 +218,7 @@ _STEPS = {
 
 
 def _step(kind: str, prefix: str, width: int, *, biased: bool) -> onnx.GraphProto:
-    """One step: hidden and cell [batch, width], the input's part of the gates [batch, gates]."""
+    """Return the body of one step, of states [batch, width] and the input's part of gates [batch, gates]."""
     text = _STEPS[kind].format(width=width, gates=_GATES[kind] * width)
     if not biased:
         text = text.replace("state_part = Add(state_product, state_bias)", "").replace("state_part", _STATE)

@@ -1,14 +1,14 @@
 """Rewrite operators into their older form, or refuse them.
 
-Where operands or attributes moved, `REWRITES` has the rewrite, and the opset of the change. Operators that
-older opsets lack become operators that runtimes fuse again:
+`REWRITES` has the rewrite of each operator with moved operands or attributes, and the opset of the change.
+`DECOMPOSITIONS` replaces operators that older opsets lack by patterns that runtimes fuse again:
 
     Gelu (20)                       x / 2 * (1 + Erf(x / sqrt(2))), or with Tanh
     RMSNormalization (23)           x / Sqrt(ReduceMean(x * x) + epsilon) * scale
     LayerNormalization (17)         (x - mean) / Sqrt(variance + epsilon) * scale + bias
     GroupNormalization (18, 21)     Reshape, InstanceNormalization, Reshape, Mul, Add
 
-The nodes in place are of opset 13, so that they mean the same in every opset from there on.
+The replacements are nodes of opset 13, which mean the same in every later opset.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from .affine_grid import affine_grid
 from .scope import Chain, Rewrite, Scope, drop_trailing
 
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
-_KEPT_WHOLE = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd")
-"""Reductions that do nothing where they reduce no axis; the others still square, or take logarithms."""
+_IDENTITY_WITHOUT_AXES = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd")
+"""Reductions that are the identity if they reduce no axis; the others still square, or take logarithms."""
 _IMAGE_MODES = {"linear": "bilinear", "cubic": "bicubic", "nearest": "nearest"}
 
 
 def reduce_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """ReduceMean and its kin: an older parser would ignore the operand, and reduce every axis."""
+    """Move the axes of a reduction to an attribute: older parsers would ignore them and reduce all axes."""
     axes = _operand(node, 1, scope, "its axes are")
     noop = attribute(node, "noop_with_empty_axes", 0)
     drop_attributes(node, "noop_with_empty_axes")
     del node.input[1:]
     if axes is not None and axes.size:
         node.attribute.append(helper.make_attribute("axes", axes.reshape(-1).tolist()))
-    elif noop and node.op_type not in _KEPT_WHOLE:
+    elif noop and node.op_type not in _IDENTITY_WITHOUT_AXES:
         raise scope.refusal(node, "noop_with_empty_axes without axes has no older form")
     elif noop:
         return [helper.make_node("Identity", node.input, node.output, node.name)]
     if scope.type(node.input[0]) != "tensor(bool)":
         return [node]
-    # Compared with 0 and not cast: that is right for no elements too, of which the result is the least int.
+    # A comparison, unlike a cast, is right for no elements too: their maximum is the least integer.
     chain = Chain(node, scope)
     node.input[0] = chain.add("Cast", node.input, to=TensorProto.INT32)
     node.output[0] = scope.fresh("reduced")
@@ -55,7 +55,7 @@ def reduce_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
 
 
 def split_by_sizes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Split into a number of parts, of which the last may be smaller."""
+    """Give a Split into `num_outputs` parts its sizes; the last part may be smaller."""
     count = attribute(node, "num_outputs", 0)
     drop_attributes(node, "num_outputs")
     if not count:
@@ -84,27 +84,27 @@ def split_by_sizes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 
 def pad_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Pad whose pads are those of some axes."""
+    """Give a Pad of some axes the pads of all axes."""
     axes = _operand(node, 3, scope, "its axes are")
     del node.input[3:]
     drop_trailing(node)
     if axes is None:
         return [node]
     rank, pads = scope.rank(node, node.input[0]), scope.constant(node.input[1])
-    places = np.concatenate([axes.reshape(-1) % rank, axes.reshape(-1) % rank + rank]).astype(np.int64)
-    none = np.zeros(2 * rank, np.int64)
+    positions = np.concatenate([axes.reshape(-1) % rank, axes.reshape(-1) % rank + rank]).astype(np.int64)
+    values = np.zeros(2 * rank, np.int64)
     if pads is not None:
-        none[places] = pads.reshape(-1)
-        node.input[1] = scope.store(none, f"{node.output[0]}/pads")
+        values[positions] = pads.reshape(-1)
+        node.input[1] = scope.store(values, f"{node.output[0]}/pads")
         return [node]
     chain = Chain(node, scope)
-    operands = [chain.ints(none), chain.ints(places), node.input[1]]
+    operands = [chain.ints(values), chain.ints(positions), node.input[1]]
     node.input[1] = chain.add("ScatterElements", operands, axis=0)
     return [*chain.nodes, node]
 
 
 def resize_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Resize whose scales or sizes are those of some axes."""
+    """Give a Resize of some axes the scales or sizes of all axes."""
     mode = attribute(node, "coordinate_transformation_mode", "half_pixel")
     policy = attribute(node, "keep_aspect_ratio_policy", "stretch")
     if attribute(node, "antialias", 0):
@@ -135,7 +135,7 @@ def resize_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
 
 
 def sample_images(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """GridSample, whose modes have other names, and which took no volumes."""
+    """Rename the mode of a GridSample of images; volumes have no older form."""
     if scope.rank(node, node.input[0]) != 4:
         raise scope.refusal(node, "it samples no image of four axes")
     mode = attribute(node, "mode", "linear")
@@ -145,7 +145,7 @@ def sample_images(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 
 def transform_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """DFT, whose axis was an attribute, with another default."""
+    """Move the axis of a DFT to an attribute, which has another default."""
     axis = _operand(node, 2, scope, "its axis is")
     del node.input[2:]
     drop_trailing(node)
@@ -155,7 +155,7 @@ def transform_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.Node
 
 
 def is_inf_of_float(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """IsInf of float16 or bfloat16: float32 holds all of their values, and their infinities."""
+    """Cast the float16 or bfloat16 operand of IsInf to float32, which has all its values and infinities."""
     if scope.type(node.input[0]) not in ("tensor(float16)", "tensor(bfloat16)"):
         return [node]
     chain = Chain(node, scope)
@@ -164,21 +164,21 @@ def is_inf_of_float(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 
 def optional_as_it_is(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """OptionalHasElement and OptionalGetElement of a tensor or sequence, which are always there."""
-    given = any(node.input[:1])
-    kind = scope.type(node.input[0]) if given else ""
-    if given and not kind:
+    """Replace OptionalHasElement and OptionalGetElement of a tensor or sequence, which is always present."""
+    has_value = any(node.input[:1])
+    kind = scope.type(node.input[0]) if has_value else ""
+    if has_value and not kind:
         raise scope.refusal(node, f"the type of {node.input[0]!r} cannot be inferred")
     if kind.startswith("optional("):
         return [node]
     if node.op_type == "OptionalGetElement":
         return [helper.make_node("Identity", node.input, node.output, node.name)]
-    answer = numpy_helper.from_array(np.array(given), "")
+    answer = numpy_helper.from_array(np.array(has_value), "")
     return [helper.make_node("Constant", [], node.output, node.name, value=answer)]
 
 
 def cast_to_known(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """CastLike, which many runtimes lack, where the type is known."""
+    """Replace CastLike, which many runtimes lack, by Cast if the type is known."""
     if not scope.type(node.input[1]):
         return [node]
     kind = scope.elem_type(node, node.input[1])
@@ -186,7 +186,7 @@ def cast_to_known(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 
 def align_as_before(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """RoiAlign, which came to shift by half a pixel."""
+    """Remove mode "output_half_pixel" of a RoiAlign, the only mode before opset 16."""
     mode = attribute(node, "coordinate_transformation_mode", "half_pixel")
     if mode != "output_half_pixel":
         raise scope.refusal(node, f"coordinate_transformation_mode {mode!r} came with opset 16")
@@ -195,7 +195,7 @@ def align_as_before(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 
 def reshape_without_zeros(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Reshape that takes 0 for an extent (allowzero), where there is none; it was "as it is" before."""
+    """Remove allowzero from a Reshape to a stored shape without zeros; older opsets copy the extent for 0."""
     sizes = scope.constant(node.input[1])
     if sizes is not None and (sizes != 0).all():
         drop_attributes(node, "allowzero")
@@ -203,7 +203,7 @@ def reshape_without_zeros(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeP
 
 
 def slice_shape(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Shape from one axis to another."""
+    """Replace the start and end of a Shape by a Slice."""
     start, end = attribute(node, "start", 0), attribute(node, "end")
     drop_attributes(node, "start", "end")
     if not start and end is None:
@@ -233,11 +233,11 @@ REWRITES: dict[str, tuple[int, Rewrite]] = {
     "Reshape": (14, reshape_without_zeros),
     "Shape": (15, slice_shape),
 }
-"""Operator to the opset that changed it, and the rewrite to what it was."""
+"""Operator to the opset that changed it, and the rewrite to its older form."""
 
 
 def _operand(node: onnx.NodeProto, index: int, scope: Scope, what: str) -> NDArray[Any] | None:
-    """The values of an operand that was an attribute; None where there is none."""
+    """Return the values of an operand that was an attribute; None if the node does not use it."""
     if len(node.input) <= index or not node.input[index]:
         return None
     values = scope.constant(node.input[index])
@@ -247,37 +247,34 @@ def _operand(node: onnx.NodeProto, index: int, scope: Scope, what: str) -> NDArr
 
 
 def gelu(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Gelu, in the form in which exporters have always written it."""
+    """Return a Gelu in the pattern that exporters wrote before the operator existed."""
     chain, x = Chain(node, scope), node.input[0]
     kind = scope.elem_type(node, x if scope.type(x) else node.output[0])
     one, half = chain.scalar(1.0, kind), chain.scalar(0.5, kind)
     if attribute(node, "approximate", "none") == "tanh":
         cubed = chain.add("Pow", [x, chain.scalar(3.0, kind)])
         inner = chain.add("Add", [x, chain.add("Mul", [chain.scalar(0.044715, kind), cubed])])
-        bent = chain.add("Tanh", [chain.add("Mul", [chain.scalar(math.sqrt(2 / math.pi), kind), inner])])
+        curve = chain.add("Tanh", [chain.add("Mul", [chain.scalar(math.sqrt(2 / math.pi), kind), inner])])
     else:
-        bent = chain.add("Erf", [chain.add("Div", [x, chain.scalar(math.sqrt(2), kind)])])
-    return chain.result(chain.add("Mul", [chain.add("Mul", [x, chain.add("Add", [bent, one])]), half]))
+        curve = chain.add("Erf", [chain.add("Div", [x, chain.scalar(math.sqrt(2), kind)])])
+    return chain.result(chain.add("Mul", [chain.add("Mul", [x, chain.add("Add", [curve, one])]), half]))
 
 
 def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """GroupNormalization: one scale per group in opset 18, one per channel from 21 on.
-
-    The statistics are those of float32 by default (stash_type), so a half is cast for them.
-    """
+    """Return a GroupNormalization, with a scale per group (opset 18) or per channel (from 21 on)."""
     chain, (x, scale, bias) = Chain(node, scope), node.input
     rank, kind = scope.rank(node, x), scope.elem_type(node, x)
     groups = int(attribute(node, "num_groups", 0))
     scales = scope.shape(scale)
     if scales is None or scales[0] is None:
         raise scope.refusal(node, f"whether {scale!r} is per group or per channel is not known")
-    stash = attribute(node, "stash_type", TensorProto.FLOAT)
+    stash = attribute(node, "stash_type", TensorProto.FLOAT)  # the type of the statistics
     if stash != TensorProto.FLOAT or kind == TensorProto.DOUBLE:
         stash = kind
     shape = chain.add("Shape", [x])
     value = chain.cast(x, kind, stash)
-    each = scope.store(np.array([0, groups, -1], np.int64), f"{shape}/groups")
-    value = chain.add("Reshape", [value, each])
+    grouped_shape = scope.store(np.array([0, groups, -1], np.int64), f"{shape}/groups")
+    value = chain.add("Reshape", [value, grouped_shape])
     dtype = helper.tensor_dtype_to_np_dtype(stash)
     ones = scope.store(np.ones(groups, dtype), f"{shape}/ones")
     zeros = scope.store(np.zeros(groups, dtype), f"{shape}/zeros")
@@ -295,7 +292,7 @@ def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
 
 
 def rms_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """RMSNormalization, whose mean of squares is that of float32 by default (stash_type)."""
+    """Return an RMSNormalization; its mean of squares is in float32 by default (stash_type)."""
     chain, (x, scale) = Chain(node, scope), node.input
     value = _normalized(node, chain, scope, centred=False)
     if scope.elem_type(node, scale) != scope.elem_type(node, x):
@@ -304,7 +301,7 @@ def rms_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
 
 
 def layer_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """LayerNormalization, as exporters wrote it before there was one; statistics as `rms_normalization`."""
+    """Return a LayerNormalization in its older pattern, with statistics as in `rms_normalization`."""
     chain, (_, scale, *bias) = Chain(node, scope), node.input
     if len([name for name in node.output if name]) > 1:
         raise scope.refusal(node, "its mean and deviation are read, which only newer opsets return")
@@ -314,7 +311,7 @@ def layer_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
 
 
 def _normalized(node: onnx.NodeProto, chain: Chain, scope: Scope, *, centred: bool) -> str:
-    """The first operand, less its mean if `centred`, by the root of the mean of its squares."""
+    """Return the first operand, less its mean if `centred`, by the root of the mean of its squares."""
     x = node.input[0]
     rank, kind = scope.rank(node, x), scope.elem_type(node, x)
     stash = attribute(node, "stash_type", TensorProto.FLOAT)
@@ -335,4 +332,4 @@ DECOMPOSITIONS: dict[str, Rewrite] = {
     "GroupNormalization": group_normalization,
     "RMSNormalization": rms_normalization,
 }
-"""Operator to what makes it of operators that the older opset has."""
+"""Operator to the function that decomposes it into operators of the older opset."""

@@ -1,13 +1,13 @@
-"""Write scatters that reduce without them, for parsers that read plain ones alone (TensorRT-RTX 1.7.1).
+"""Replace scatters with a reduction, for parsers that only read plain scatters (TensorRT-RTX 1.7.1).
 
-A layer over a graph sums the messages of all edges into the node that each leads to (`index_add`), or takes
-their largest (`scatter_reduce`):
+A layer of a graph network sums the messages of all edges into their target nodes (`index_add`), or takes the
+largest (`scatter_reduce`):
 
 out[i] = data[i] + sum over e with index[e] = i of updates[e],    data [N, ...], index [E], updates [E, ...]
 
 Range(N) [N, 1] == index [1, E] ─ Cast [N, E] ─ MatMul(updates [E, F]) ─ Reshape as data ─ Add(data)
 
-Maxima, minima, products, integers, and indices that differ along another axis have no such product:
+MatMul does not fit maxima, minima, products, integers, or indices that differ along another axis:
 
 Range(N) [N, 1] == index [1, E] ─ Where(updates, identity) [N, E, F] ─ ReduceMax over E ─ Max(data)
 """
@@ -24,7 +24,7 @@ from ...model.graph.graph import attribute
 from .passes import form_pass
 from .scope import Chain, Scope, rewriting_each
 
-_INT64 = 7  # ONNX's number
+_INT64 = 7  # TensorProto.DataType
 _FLOATS = (1, 10, 11, 16)  # float, float16, double, bfloat16
 _REDUCTIONS: Mapping[str, tuple[str, str]] = {
     "add": ("ReduceSum", "Add"), "mul": ("ReduceProd", "Mul"),
@@ -33,13 +33,13 @@ _REDUCTIONS: Mapping[str, tuple[str, str]] = {
 
 
 def reduces(node: onnx.NodeProto) -> bool:
-    """Whether a node is a scatter that reduces."""
+    """Return whether a node is a scatter with a reduction."""
     return node.op_type in ("ScatterElements", "ScatterND") and attribute(node, "reduction", "none") != "none"
 
 
 @rewriting_each("ScatterElements ScatterND")
 def scatters_to_masks(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-    """Each scatter that reduces, where its axes are known."""
+    """Return the nodes for a scatter with a reduction; None if axes are unknown or only partly written."""
     data, indices, updates = node.input
     extents, tuples = scope.extents(data), scope.extents(indices)
     if not reduces(node) or not extents or not tuples:
@@ -51,9 +51,9 @@ def scatters_to_masks(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
         if tuples[-1] != 1:
             return None
     else:
-        beside = [at for at in range(rank) if at != axis]
-        if any(extents[at] != tuples[at] or extents[at] is None for at in beside):
-            return None  # a part of the other axes is written
+        other_axes = [at for at in range(rank) if at != axis]
+        if any(extents[at] != tuples[at] or extents[at] is None for at in other_axes):
+            return None  # only a part of the other axes is written
         indices = scope.expanded(indices)
         by_rows = axis == 0 and (scope.shape(indices) or ())[1:] == (1,) * (rank - 1)
     count = add("Gather", [add("Shape", [data]), ints(axis)])
@@ -68,13 +68,13 @@ def scatters_to_masks(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
     else:
         index, updates = (add("Unsqueeze", [name, ints([axis])]) for name in (index, updates))
         rows = add("Reshape", [rows, ints([-1] + [1] * (rank - axis))])
-    leads = add("Equal", [rows, index])
+    mask = add("Equal", [rows, index])
     reduction, combine = _REDUCTIONS[attribute(node, "reduction")]
     if by_rows and reduction == "ReduceSum" and kind in _FLOATS:
-        reduced = add("MatMul", [add("Cast", [leads], to=kind), updates])
+        reduced = add("MatMul", [add("Cast", [mask], to=kind), updates])
     else:
-        leads = add("Unsqueeze", [leads, ints([2])]) if by_rows else leads
-        values = add("Where", [leads, updates, chain.scalar(_identity(reduction, kind), kind)])
+        mask = add("Unsqueeze", [mask, ints([2])]) if by_rows else mask
+        values = add("Where", [mask, updates, chain.scalar(_identity(reduction, kind), kind)])
         reduced = chain.over_axes(reduction, values, [axis + 1], keepdims=0)
     if by_rows:
         reduced = add("Reshape", [reduced, add("Shape", [data])])
@@ -82,7 +82,7 @@ def scatters_to_masks(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
 
 
 def _identity(reduction: str, kind: int) -> float:
-    """The number that a reduction leaves out."""
+    """Return the identity element of a reduction."""
     if reduction in ("ReduceSum", "ReduceProd"):
         return float(reduction == "ReduceProd")
     if kind in _FLOATS:

@@ -1,10 +1,9 @@
-"""What ONNX's schemas say: which newer form adds only types, or attributes that may be left out; bodies.
+"""Facts from ONNX's schemas: newer forms of an operator that equal an older form, and function bodies.
 
-ONNX gives an operator a new version for a new element type as for a new meaning. Those listed here kept
-their meaning from opset 7 to 25 (onnx, docs/Changelog.md); a node of theirs is of the older form as it
-stands, if its types, operands and attributes are.
-
-`write_out` expands an operator into its ONNX function body (Attention, Mish, ...).
+ONNX gives an operator a new version for a new element type as well as for a new meaning. The operators in
+`COMPATIBLE` have the same meaning in opsets 7 to 25 (onnx, docs/Changelog.md): a node is valid in the older
+form if its types, operands and attributes are. `write_out` expands an operator into its function body
+(Attention, Mish, ...).
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ COMPATIBLE = frozenset(
     """.split()
 )
 
-_FLOAT8_ONLY = ("saturate", "round_mode")
-"""Attributes that mean something for 8-bit floats alone, which no older form takes."""
+_FLOAT8_ONLY = ("saturate", "round_mode")  # attributes for 8-bit floats alone, which no older form takes
 _REDUCTIONS = (("reduction", "max", 18), ("reduction", "min", 18))
 _LATER_VALUES = {
     "ScatterElements": _REDUCTIONS,
@@ -43,33 +41,33 @@ _LATER_VALUES = {
     "Pad": (("mode", "wrap", 19),),
     "Resize": (("coordinate_transformation_mode", "half_pixel_symmetric", 19),),
 }
-"""Operator to values of its attributes that are younger than the attributes, with their opset."""
+"""Operator to (attribute, value, opset): values that are newer than the attribute itself."""
 
 
 def trim(node: onnx.NodeProto, older: Any, newer: Any) -> None:
-    """Take attributes off a node that say what its older form does anyway."""
+    """Remove attributes that the older form lacks, if their value is the older form's fixed behavior."""
     for item in list(node.attribute):
         if item.name in older.attributes:
             continue
         value = helper.get_attribute_value(item)
         default = newer.attributes[item.name].default_value
         usual = bool(default.type) and value == helper.get_attribute_value(default)
-        if usual or item.name in _FLOAT8_ONLY or _says_nothing(node, item.name, value):
+        if usual or item.name in _FLOAT8_ONLY or _is_redundant(node, item.name, value):
             node.attribute.remove(item)
 
 
-def _says_nothing(node: onnx.NodeProto, name: str, value: Any) -> bool:
-    """Whether an attribute that is not its default means what the older form does."""
+def _is_redundant(node: onnx.NodeProto, name: str, value: Any) -> bool:
+    """Return whether an attribute's value, although not its default, is the older form's fixed behavior."""
     if name == "dilations":
         return all(extent == 1 for extent in value)
     if name == "output_dtype" and node.op_type == "QuantizeLinear":
         return any(node.input[2:3]) or value == TensorProto.UINT8  # as without a zero point
-    # float32 is the only type that the older form has for it
+    # the older form supports only float32 for it
     return name in ("output_dtype", "precision") and value == TensorProto.FLOAT
 
 
 def why_other(node: onnx.NodeProto, scope: Scope, older: Any, newer: Any) -> str:
-    """Return why a node is not of the older form; empty when it is."""
+    """Return why a node is invalid in the older form; empty if it is valid."""
     for name in [item.name for item in node.attribute]:
         if name not in older.attributes:
             versions = range(older.since_version, newer.since_version + 1)
@@ -98,7 +96,7 @@ def why_other(node: onnx.NodeProto, scope: Scope, older: Any, newer: Any) -> str
 
 
 def write_out(node: onnx.NodeProto, scope: Scope, version: int) -> list[onnx.NodeProto]:
-    """Return the nodes of an operator's body, wired to what the node reads and makes, if any."""
+    """Return the nodes of an operator's function body, wired to the node's inputs and outputs, if any."""
     schema = onnx.defs.get_schema(node.op_type, version, "")
     body = _body(node, scope, schema, version)
     if body is None:
@@ -108,9 +106,9 @@ def write_out(node: onnx.NodeProto, scope: Scope, version: int) -> list[onnx.Nod
     for formal, name in zip_longest(body.output, node.output, fillvalue=""):
         actual[formal] = name or scope.fresh(f"{base}/{formal}")
     defaults = (item.default_value for item in schema.attributes.values())
-    given = {default.name: default for default in defaults if default.type}
-    given |= {attribute.name: attribute for attribute in node.attribute}
-    return [_copied(inner, base, actual, given, scope) for inner in body.node]
+    attributes = {default.name: default for default in defaults if default.type}
+    attributes |= {attribute.name: attribute for attribute in node.attribute}
+    return [_copy_node(inner, base, actual, attributes, scope) for inner in body.node]
 
 
 def _body(node: onnx.NodeProto, scope: Scope, schema: Any, version: int) -> onnx.FunctionProto | None:
@@ -133,7 +131,7 @@ def _body(node: onnx.NodeProto, scope: Scope, schema: Any, version: int) -> onnx
             content = schema.get_function_with_opset_version(offer)
         body = onnx.FunctionProto.FromString(content)
         used = {inner.op_type for inner in body.node} - COMPATIBLE
-        # Of an operator that has a rewrite, other versions only add to the one before.
+        # An operator with a rewrite may have other versions: each only adds to the one before.
         moved = {name for name, (at, _) in REWRITES.items() if offer < at <= version}
         since = [
             {onnx.defs.get_schema(operator, at, "").since_version for at in (offer, version)}
@@ -144,28 +142,28 @@ def _body(node: onnx.NodeProto, scope: Scope, schema: Any, version: int) -> onnx
     return None
 
 
-def _copied(
-    node: onnx.NodeProto, base: str, actual: dict[str, str], given: Mapping[str, Any], scope: Scope
+def _copy_node(
+    node: onnx.NodeProto, base: str, names: dict[str, str], attributes: Mapping[str, Any], scope: Scope
 ) -> onnx.NodeProto:
-    """A node of a body, with the names and attributes of the node that the body stands for."""
+    """Return a copy of a node of a body, with the names and attributes of the expanded node."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     copy.name = scope.fresh(f"{base}/{node.op_type}")
-    copy.input[:] = [actual.get(name, name) for name in node.input]
+    copy.input[:] = [names.get(name, name) for name in node.input]
     for name in node.output:
-        if name and name not in actual:
-            actual[name] = scope.fresh(f"{base}/{name}")
-    copy.output[:] = [actual.get(name, name) for name in node.output]
+        if name and name not in names:
+            names[name] = scope.fresh(f"{base}/{name}")
+    copy.output[:] = [names.get(name, name) for name in node.output]
     drop_trailing(copy)
     del copy.attribute[:]
     for item in node.attribute:
-        if not item.ref_attr_name or item.ref_attr_name in given:
-            copy.attribute.append(given.get(item.ref_attr_name, item))
+        if not item.ref_attr_name or item.ref_attr_name in attributes:
+            copy.attribute.append(attributes.get(item.ref_attr_name, item))
             copy.attribute[-1].name = item.name
     for graph in subgraphs(copy):
         for value in graph.input:
-            actual[value.name] = scope.fresh(f"{base}/{value.name}")
-        set_nodes(graph, [_copied(item, base, actual, given, scope) for item in graph.node])
+            names[value.name] = scope.fresh(f"{base}/{value.name}")
+        set_nodes(graph, [_copy_node(item, base, names, attributes, scope) for item in graph.node])
         for value in (*graph.input, *graph.output):
-            value.name = actual.get(value.name, value.name)
+            value.name = names.get(value.name, value.name)
     return copy

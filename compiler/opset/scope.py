@@ -1,4 +1,4 @@
-"""What rewrites share: the graph around a node (values, types, shapes, names), and the nodes in its place."""
+"""Tools for rewrites: the graph around a node (values, types, shapes, names), and the nodes in its place."""
 
 from __future__ import annotations
 
@@ -31,31 +31,29 @@ from ...model.graph.graph_edits import drop_unread, drop_unused_initializers, se
 from ...model.graph.graph_names import Names
 
 NodeQuery = Callable[["onnx.ModelProto"], "list[str]"]
-"""Returns the names of the nodes that match; changes nothing."""
+"""Returns the names of the matching nodes; changes nothing."""
 ModelRewrite = Callable[["onnx.ModelProto"], "list[str]"]
 """Rewrites nodes in place, and returns their names."""
 Fits = Callable[["onnx.NodeProto", "Links"], object]
 Rewrite = Callable[["onnx.NodeProto", "Scope"], "list[onnx.NodeProto]"]
 Replace = Callable[["onnx.NodeProto", "Scope"], "list[onnx.NodeProto] | None"]
-"""What stands in place of a node; None where it stays."""
+"""Returns the nodes that replace a node; None to leave it."""
 
 
-SAME = ("Identity", "Cast")
-"""Operators whose result is their operand."""
-PLACES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze")
-"""Operators that move values to other places."""
+SAME = ("Identity", "Cast")  # operators that return the values of their operand
+PLACES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze")  # operators that move values to other positions
 
 
 class Scope:
-    """One graph of a model, `typed` by shape inference, inside an `outer` one, to write in opset `target`."""
+    """One graph of a model, `typed` by shape inference, inside `outer`; new nodes are for opset `target`."""
 
     def __init__(
         self, graph: onnx.GraphProto, typed: onnx.GraphProto, target: int, outer: Scope | None = None
     ) -> None:
         self.graph, self.typed, self.target, self.outer = graph, typed, target, outer
-        fed = {value.name for value in graph.input}  # a stored tensor of that name is a default value only
+        fed = {value.name for value in graph.input}  # for an input, a stored tensor is only the default value
         self._stored = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in fed}
-        self._made = {name: node for node in graph.node for name in node.output if name}
+        self._producers = {name: node for node in graph.node for name in node.output if name}
         values = (*typed.input, *typed.value_info, *typed.output)
         self._types = {value.name: value.type for value in values if value.type.WhichOneof("value")}
         self._types |= {
@@ -64,10 +62,10 @@ class Scope:
         self.names: Names = outer.names if outer else Names(graph)
 
     def constant(self, name: str) -> NDArray[Any] | None:
-        """Return the values of a tensor that is stored, or made by a Constant; None for any other."""
+        """Return the values of a stored tensor or of a Constant's result; None for any other tensor."""
         if name in self._stored:
             return tensor_values(self._stored[name])
-        node = self._made.get(name)
+        node = self._producers.get(name)
         if node is not None and node.op_type == "Identity":
             return self.constant(node.input[0])
         if node is not None:
@@ -76,19 +74,19 @@ class Scope:
         return None if name in self._types or self.outer is None else self.outer.constant(name)
 
     def type(self, name: str) -> str:
-        """Return a type as ONNX's schemas spell it ("tensor(float)"); empty where it is not known."""
+        """Return a type as ONNX's schemas spell it ("tensor(float)"); empty if it is unknown."""
         proto = self._type(name)
         return spelled(proto) if proto is not None else ""
 
     def shape(self, name: str) -> tuple[int | None, ...] | None:
-        """Return the shape of a tensor, None for an extent that is not known; None where the rank is not."""
+        """Return the shape of a tensor, with None for an unknown extent; None if the rank is unknown."""
         extents = self.extents(name)
         if extents is None:
             return None
         return tuple(extent if isinstance(extent, int) else None for extent in extents)
 
     def extents(self, name: str) -> tuple[int | str | None, ...] | None:
-        """Return the shape of a tensor with the names that its dynamic extents have."""
+        """Return the shape of a tensor, with the names of its dynamic extents."""
         proto = self._type(name)
         if proto is None or not proto.tensor_type.HasField("shape"):
             return None
@@ -96,44 +94,44 @@ class Scope:
         return tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims)
 
     def expanded(self, name: str) -> str:
-        """Return the tensor that an Expand repeats along axes of one element, or the tensor itself."""
-        node = self._made.get(name)
+        """Return the operand of an Expand that repeats axes of one element; otherwise the tensor itself."""
+        node = self._producers.get(name)
         if node is None or node.op_type != "Expand":
             return name
-        before, behind = self.shape(node.input[0]), self.shape(name)
-        return node.input[0] if before and behind and len(before) == len(behind) else name
+        operand_shape, shape = self.shape(node.input[0]), self.shape(name)
+        return node.input[0] if operand_shape and shape and len(operand_shape) == len(shape) else name
 
     def maker(self, name: str, operator: str) -> onnx.NodeProto | None:
-        """Return the node of an operator that makes a tensor; None where another one does, or none."""
-        node = self._made.get(name)
+        """Return the producer of a tensor if it is of this operator, otherwise None."""
+        node = self._producers.get(name)
         return node if node is not None and node.op_type == operator else None
 
     def cast_from(self, name: str) -> str:
-        """Return the tensor that a Cast gives another type, or the tensor itself."""
-        node = self._made.get(name)
+        """Return the operand of the Cast that makes a tensor; without a Cast, the tensor itself."""
+        node = self._producers.get(name)
         return node.input[0] if node is not None and node.op_type == "Cast" else name
 
     def _type(self, name: str) -> onnx.TypeProto | None:
         if name in self._types:
             return self._types[name]
-        return self.outer._type(name) if self.outer and name not in self._made else None
+        return self.outer._type(name) if self.outer and name not in self._producers else None
 
     def rank(self, node: onnx.NodeProto, name: str) -> int:
-        """Return the rank of a tensor that a node reads."""
+        """Return the rank of an input of a node; raise UnsupportedOperator if it cannot be inferred."""
         shape = self.shape(name)
         if shape is None:
             raise self.refusal(node, f"the rank of {name!r} cannot be inferred")
         return len(shape)
 
     def elem_type(self, node: onnx.NodeProto, name: str) -> int:
-        """Return ONNX's number of the element type of a tensor that a node reads."""
+        """Return the element type of an input of a node, a TensorProto.DataType; raise if it is unknown."""
         proto = self._type(name)
         if proto is None or not proto.tensor_type.elem_type:
             raise self.refusal(node, f"the type of {name!r} cannot be inferred")
         return int(proto.tensor_type.elem_type)
 
     def fresh(self, base: str) -> str:
-        """Return a name like `base` that no tensor or node of the model has."""
+        """Return a name that begins with `base` and is unique in the model."""
         return self.names.fresh(base)
 
     def store(self, values: NDArray[Any], base: str) -> str:
@@ -156,19 +154,19 @@ class Scope:
 
 
 class Links:
-    """One graph of a model, and what makes, reads and stores its tensors."""
+    """One graph of a model, with the producers, consumers and constants of its tensors."""
 
     def __init__(self, model: onnx.ModelProto, graph: onnx.GraphProto) -> None:
         self.model, self.graph = model, graph
 
     @cached_property
     def made_by(self) -> dict[str, onnx.NodeProto]:
-        """Tensor to the node that makes it."""
+        """Tensor to its producer."""
         return producers(self.graph)
 
     @cached_property
     def read_by(self) -> dict[str, list[onnx.NodeProto]]:
-        """Tensor to the nodes of the graph that read it."""
+        """Tensor to its consumers in the graph."""
         return consumers(self.graph)
 
     @cached_property
@@ -178,37 +176,37 @@ class Links:
 
     @cached_property
     def constants(self) -> set[str]:
-        """Tensors that depend on no input."""
+        """Tensors that do not depend on an input."""
         return constant_names(self.model) | self.stored.keys()
 
     @cached_property
     def shapes(self) -> Mapping[str, Sequence[int | str]]:
-        """Extents by tensor of the outermost graph, as far as shape inference knows them."""
+        """Tensor to extents in the main graph, as far as shape inference succeeds."""
         return infer_shapes(self.model)
 
 
 class Chain:
-    """Nodes one behind the other, named after the one they stand for, whose result is theirs."""
+    """A sequence of nodes that replaces one node, with names derived from that node's."""
 
     def __init__(self, node: onnx.NodeProto, scope: Scope) -> None:
         self.name, self.output, self.scope = node_name(node), node.output[0], scope
         self.nodes: list[onnx.NodeProto] = []
 
     def result(self, name: str) -> list[onnx.NodeProto]:
-        """Return the nodes; the one that makes `name` makes the replaced node's own output."""
-        made = next(node for node in self.nodes if node.output[0] == name)
-        made.output[0] = self.output
+        """Return the nodes; tensor `name` becomes the output of the replaced node."""
+        producer = next(node for node in self.nodes if node.output[0] == name)
+        producer.output[0] = self.output
         return self.nodes
 
     def add(self, operator: str, operands: Sequence[str], **attributes: Any) -> str:
-        """Append a node; return the name of what it makes."""
+        """Append a node; return the name of its output."""
         result = self.scope.fresh(f"{self.output}/{operator.lower()}")
         name = self.scope.fresh(f"{self.name}/{operator}")
         self.nodes.append(helper.make_node(operator, operands, [result], name, **attributes))
         return str(result)
 
     def cast(self, name: str, kind: int, to: int) -> str:
-        """Cast a tensor of one element type to another, where they differ."""
+        """Return a tensor of element type `kind` as type `to`, with a Cast if they differ."""
         return name if to == kind else self.add("Cast", [name], to=to)
 
     def ints(self, values: int | Sequence[int] | NDArray[Any]) -> str:
@@ -221,24 +219,21 @@ class Chain:
         return self.scope.store(np.array(value, dtype), f"{self.output}/constant")
 
     def column(self, name: str, axes: int) -> str:
-        """Return a vector with so many axes of one element behind its own."""
+        """Return a vector reshaped to have this number of trailing axes of extent 1."""
         values = self.scope.constant(name)
         if values is not None:
             return self.scope.store(values.reshape(-1, *[1] * axes), f"{name}/column")
         return self.add("Reshape", [name, self.ints([-1] + [1] * axes)])
 
     def over_axes(self, operator: str, name: str, axes: list[int], **options: Any) -> str:
-        """Append a node over axes, an operand from opset 18 on; of a sum and Squeeze from 13 on."""
+        """Append a node over axes: an operand from opset 18 on, of ReduceSum, Squeeze, Unsqueeze from 13."""
         if self.scope.target < (13 if operator in ("ReduceSum", "Squeeze", "Unsqueeze") else 18):
             return self.add(operator, [name], axes=axes, **options)
         return self.add(operator, [name, self.ints(axes)], **options)
 
 
 def rewriting_each(operators: str) -> Callable[[Replace], ModelRewrite]:
-    """Decorator: turn a rewrite of a node into a rewrite of all nodes of these operators in a model.
-
-    Nodes whose outputs have no reader afterwards are removed.
-    """
+    """Decorator: apply a rewrite to all nodes of these operators in a model, and remove unused nodes."""
 
     def of_model(rewrite: Replace) -> ModelRewrite:
         def rewrite_model(model: onnx.ModelProto) -> list[str]:
@@ -261,7 +256,7 @@ def rewriting_each(operators: str) -> Callable[[Replace], ModelRewrite]:
 
 
 def replace_nodes(model: onnx.ModelProto, target: int, replace: Replace) -> list[str]:
-    """Replace nodes of a model and of the graphs inside its nodes, these first; return their names."""
+    """Replace nodes of a model, those of subgraphs first; return the names of the replaced nodes."""
     names: list[str] = []
     for scope in reversed([*every_scope(model, target)]):
         nodes: list[onnx.NodeProto] = []
@@ -274,15 +269,15 @@ def replace_nodes(model: onnx.ModelProto, target: int, replace: Replace) -> list
 
 
 def every_scope(model: onnx.ModelProto, target: int) -> Iterator[Scope]:
-    """Yield the scope of the model's graph and those of the graphs inside its nodes."""
+    """Yield the scope of the main graph and those of all subgraphs."""
     typed = with_inferred(without_weights(model), data_prop=True)  # a rewrite that needs more refuses
-    waiting = [Scope(model.graph, typed.graph, target)]
-    while waiting:
-        scope = waiting.pop()
+    pending = [Scope(model.graph, typed.graph, target)]
+    while pending:
+        scope = pending.pop()
         yield scope
         for nodes in zip(scope.graph.node, scope.typed.node, strict=True):
             graphs = zip(*map(subgraphs, nodes), strict=True)
-            waiting += [Scope(inner, inner_typed, target, scope) for inner, inner_typed in graphs]
+            pending += [Scope(inner, inner_typed, target, scope) for inner, inner_typed in graphs]
 
 
 def spelled(proto: onnx.TypeProto) -> str:
@@ -298,7 +293,7 @@ def spelled(proto: onnx.TypeProto) -> str:
 
 
 def find_nodes(model: onnx.ModelProto, operators: str, fits: Fits = lambda *_: True) -> list[str]:
-    """Return the names of the nodes of ONNX's operators that fit, in all graphs of a model."""
+    """Return the names of the nodes of these ONNX operators that meet `fits`, in all graphs of a model."""
     names = operators.split()
     return [
         node_name(node)
@@ -316,20 +311,20 @@ def finding(operators: str) -> Callable[[Fits], NodeQuery]:
 def reached(
     tensor: str, read_by: Mapping[str, Sequence[onnx.NodeProto]], passed: Collection[str]
 ) -> Iterator[onnx.NodeProto]:
-    """Yield what reads a tensor, directly or through operators of these types."""
-    waiting, seen = [tensor], {tensor}
-    while waiting:
-        for reader in read_by.get(waiting.pop(), ()):
+    """Yield the consumers of a tensor, directly or through operators in `passed`."""
+    pending, seen = [tensor], {tensor}
+    while pending:
+        for reader in read_by.get(pending.pop(), ()):
             yield reader
             if reader.op_type in passed:
-                waiting += [name for name in reader.output if name not in seen]
+                pending += [name for name in reader.output if name not in seen]
                 seen.update(reader.output)
 
 
 def nearest(
     name: str, made_by: dict[str, onnx.NodeProto], passed: tuple[str, ...], constants: Collection[str] = ()
 ) -> onnx.NodeProto | None:
-    """The nearest node above that is none of those passed, each of which has one operand that varies."""
+    """Return the nearest producer not in `passed`; None if a node between has several varying operands."""
     while (node := made_by.get(name)) is not None and node.op_type in passed:
         varying = [operand for operand in node.input if operand not in constants]
         if node.op_type in PLACES:  # a shape may be computed
@@ -341,7 +336,7 @@ def nearest(
 
 
 def comes_from(name: str, made_by: dict[str, onnx.NodeProto], *operators: str) -> onnx.NodeProto | None:
-    """The node that a tensor comes from through these operators, itself the last of them."""
+    """Return the last node of the chain of producers `operators`, nearest first, skipping `SAME`; or None."""
     node = None
     for operator in operators:
         node = nearest(name, made_by, SAME)
@@ -352,11 +347,11 @@ def comes_from(name: str, made_by: dict[str, onnx.NodeProto], *operators: str) -
 
 
 def drop_trailing(node: onnx.NodeProto) -> None:
-    """Take the empty operands off the end of a node."""
+    """Remove empty operands from the end of a node."""
     while node.input and not node.input[-1]:
         node.input.pop()
 
 
 def node_name(node: onnx.NodeProto) -> str:
-    """Return the name that a node has, or its first output's."""
+    """Return the name of a node, or of its first output."""
     return str(node.name or node.output[0])

@@ -3,8 +3,8 @@
     x [B, L, 1] ─ Transpose [B, 1, L] ─ Conv(table [2 M, 1, N], strides = hop) [B, 2 M, T]
                 ─ Reshape [B, M, 2, T] ─ Transpose [B, T, M, 2]
 
-N is the length of a frame, M = N // 2 + 1 if onesided, else N (ONNX, STFT). OpenVINO knows no rank of what
-its own operator makes of a signal of free length (2026.4), and the parser of TensorRT has none before 10.5.
+N is the frame length, M = N // 2 + 1 if onesided, else N (ONNX, STFT). OpenVINO's STFT of a signal of dynamic
+length has an unknown rank (2026.4), and TensorRT's parser reads no STFT before 10.5.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from .dft import dft_table
 from .passes import form_pass
 from .scope import Chain, Scope, rewriting_each
 
-_LARGEST_TABLE = 1 << 25
-"""Values of a table: 128 MB, of a frame of 4096 points and more."""
+_LARGEST_TABLE = 1 << 25  # values (128 MB), for frames of 4096 points and more
 
 
 @rewriting_each("STFT")
 def stft_to_convolutions(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-    """Each STFT of real signals, with a stored hop and window."""
+    """Return the nodes for an STFT of real signals with a stored hop and window; None for others."""
     signal, hop, *rest = node.input
     window, length = (*rest, "", "")[:2]
     shape, step = scope.shape(signal), scope.constant(hop)

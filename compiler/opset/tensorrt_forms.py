@@ -1,38 +1,35 @@
 """Rewrite operators into forms that TensorRT's parser reads.
 
-Einsum          in lower case: capital letters of an equation are invalid characters to it
-EyeLike(x)      becomes      Cast(Equal(rows[:, None] + k, columns[None, :])): free extents are refused
+Einsum          with lower-case letters: the parser rejects capital letters in an equation
+EyeLike(x)      becomes      Cast(Equal(rows[:, None] + k, columns[None, :])): dynamic extents are rejected
                              (TensorRT-RTX 1.7.1)
+Elu(x)          becomes      Max(x, 0) + alpha (Exp(Min(x, 0)) - 1): Myelin fails with "2 inputs. Expected 1"
+                             between a recurrent layer and a convolution (TensorRT-RTX 1.7.1)
+Range(a, b, c)  becomes      Cast(Range of int64), if b is a Cast of an integer: beside FP16, Myelin mixes the
+                             types of a float Range's operands (TensorRT-RTX 1.7.1)
+Cast(Ceil(Cast(n) / c)) becomes (n + c - 1) / c in integers, for an extent n: beside FP16, floats that lead to
+                             a shape become FP16, and Myelin mixes their types (TensorRT-RTX 1.7.1)
 
-Elu(x)          becomes      Max(x, 0) + alpha (Exp(Min(x, 0)) - 1): of one between a recurrent layer and a
-                             convolution Myelin says "2 inputs. Expected 1" (TensorRT-RTX 1.7.1)
-
-Range(a, b, c)  becomes      Cast(Range of int64), where floats count up to a Cast of an integer: beside FP16
-                             Myelin mixes the types of its operands (TensorRT-RTX 1.7.1)
-
-Cast(Ceil(Cast(n) / c)) becomes (n + c - 1) / c in integers, of an extent n: floats that lead to a shape are
-                             half beside FP16, and Myelin mixes their types (TensorRT-RTX 1.7.1)
-
-Col2Im of disjoint blocks, such as PyTorch's `fold` with a stride as wide as its kernel:
+Col2Im of disjoint blocks, such as PyTorch's `fold` with a stride equal to its kernel:
 
 x [N, C bh bw, H/bh W/bw] ─ Reshape [N, C, bh, bw, H/bh, W/bw]
                           ─ Transpose [N, C, H/bh, bh, W/bw, bw] ─ Reshape [N, C, H, W]
 
-Col2Im of blocks that overlap or are padded, with a kernel of ones, each at another place of the block:
+Col2Im of overlapping or padded blocks, with a one-hot kernel for each position in a block:
 
 x [N, C bh bw, L] ─ Reshape [N C, bh bw, Lh, Lw] ─ ConvTranspose [N C, 1, H, W] ─ Reshape [N, C, H, W]
 
 w ─ Q/DQ ─ Conv <pads=...>      becomes      w ─ Q/DQ ─ Conv <pads=..., kernel_shape=[3, 3]>
 
-Write TensorRT's own Q/DQ operators, as ModelOpt exports them, as those of ONNX.
+TensorRT's Q/DQ operators, as ModelOpt exports them, become ONNX's:
 
     trt::TRT_FP8QuantizeLinear(x, scale)          QuantizeLinear(x, scale, zero of float8e4m3fn)      opset 19
     trt::TRT_FP8DequantizeLinear(q, scale)        DequantizeLinear(q, scale)
     trt::TRT_INT4QuantizeLinear, ...              the same with int4 and block_size                   opset 21
-    trt::QuantizeLinear, trt::DequantizeLinear    the same of ONNX's own domain
+    trt::QuantizeLinear, trt::DequantizeLinear    the same in ONNX's domain
 
-ModelOpt's own exporters write them so in the end (modelopt/onnx/export/fp8_exporter.py, post_process).
-TRT_FP4DynamicQuantize and TRT_MXFP8..., whose scales are computed at run time, have no equal in ONNX.
+ModelOpt's exporters do the same as a last step (modelopt/onnx/export/fp8_exporter.py, post_process).
+TRT_FP4DynamicQuantize and TRT_MXFP8... compute their scales at run time and have no equivalent in ONNX.
 """
 
 from __future__ import annotations
@@ -62,7 +59,7 @@ _KEEPS_SHAPE = ("QuantizeLinear", "DequantizeLinear", "Identity", "Cast")
 
 @rewriting_each("Einsum")
 def einsums_in_lower_case(node: onnx.NodeProto, _: Scope) -> list[onnx.NodeProto] | None:
-    """Each Einsum that has capital axes, with other names of these."""
+    """Replace the capital letters in an Einsum's equation by unused lower-case letters; None without any."""
     text = attribute(node, "equation", "")
     axes = dict.fromkeys(letter for letter in text if letter.isalpha())
     if text == text.lower() or len(axes) > len(ascii_lowercase):
@@ -77,8 +74,8 @@ def einsums_in_lower_case(node: onnx.NodeProto, _: Scope) -> list[onnx.NodeProto
 
 @rewriting_each("Dropout")
 def dropouts_to_identities(node: onnx.NodeProto, _: Scope) -> list[onnx.NodeProto] | None:
-    """Each Dropout without a mask that never trains: OpenVINO (2026.4) calls an input of the model that one
-    reads by its output's name, and knows the input no more."""
+    """Replace a Dropout without a mask or training mode by Identity: OpenVINO (2026.4) renames a model input
+    that a Dropout reads to the Dropout's output, so the input's name is lost."""
     if "".join([*node.input[2:], *node.output[1:]]):
         return None
     return [helper.make_node("Identity", node.input[:1], node.output[:1], node.name)]
@@ -86,7 +83,7 @@ def dropouts_to_identities(node: onnx.NodeProto, _: Scope) -> list[onnx.NodeProt
 
 @rewriting_each("EyeLike")
 def eyes_to_ranges(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Each EyeLike of a model of opset 13 or newer."""
+    """Return the nodes for an EyeLike in a model of opset 13 or newer."""
     chain = Chain(node, scope)
     add, ints = chain.add, chain.ints
     kind = attribute(node, "dtype", 0) or scope.elem_type(node, node.input[0])
@@ -108,7 +105,7 @@ def elus_to_exponents(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
 
 @rewriting_each("Range")
 def counts_to_integers(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-    """Each Range of floats that counts whole numbers."""
+    """Return an integer Range for a Range of floats with integer values; None for others."""
     start, step = (scope.constant(node.input[at]) for at in (0, 2))
     end = scope.cast_from(node.input[1])
     kind = scope.elem_type(node, node.input[0])
@@ -129,7 +126,7 @@ def counts_to_integers(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProt
 
 @rewriting_each("Cast")
 def ceilings_to_integers(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-    """Each Cast of an extent that is divided and rounded up as a float."""
+    """Return an integer division for a Cast of an extent divided and rounded up as a float; else None."""
     ceiling = scope.maker(node.input[0], "Ceil")
     division = scope.maker(ceiling.input[0], "Div") if ceiling is not None else None
     if division is None or attribute(node, "to", 0) not in _WHOLE:
@@ -138,14 +135,14 @@ def ceilings_to_integers(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePr
     if divisor is None or divisor.size != 1 or divisor % 1 or divisor < 1 or not _is_extent(scope, count):
         return None
     chain, whole = Chain(node, scope), int(divisor.reshape(-1)[0])
-    behind = chain.add("Add", [chain.add("Cast", [count], to=_INT64), chain.ints(whole - 1)])
+    rounded_up = chain.add("Add", [chain.add("Cast", [count], to=_INT64), chain.ints(whole - 1)])
     return chain.result(
-        chain.add("Cast", [chain.add("Div", [behind, chain.ints(whole)])], to=attribute(node, "to", 0))
+        chain.add("Cast", [chain.add("Div", [rounded_up, chain.ints(whole)])], to=attribute(node, "to", 0))
     )
 
 
 def _is_extent(scope: Scope, name: str) -> bool:
-    """Whether a tensor is a part of a shape, which is never negative."""
+    """Return whether a tensor is part of a shape, and thus never negative."""
     for operator in ("Squeeze", "Gather", "Slice", "Reshape"):
         if node := scope.maker(name, operator):
             return _is_extent(scope, node.input[0])
@@ -154,7 +151,7 @@ def _is_extent(scope: Scope, name: str) -> bool:
 
 @rewriting_each("Col2Im")
 def folds_to_transposes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-    """Each Col2Im of two axes, of stored blocks."""
+    """Return the nodes for a Col2Im of two axes with stored blocks; None for others."""
     image, block = (scope.constant(name) for name in node.input[1:3])
     if block is None or block.size != 2 or (image is not None and image.size != 2):
         return None
@@ -167,8 +164,8 @@ def folds_to_transposes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
         height, width = image.tolist()
         if strides == [rows, columns] and dilations == [1, 1]:
             blocks = ints([0, -1, rows, columns, height // rows, width // columns])
-            turned = add("Transpose", [add("Reshape", [node.input[0], blocks])], perm=_SIDE_BY_SIDE)
-            return chain.result(add("Reshape", [turned, ints([0, -1, height, width])]))
+            transposed = add("Transpose", [add("Reshape", [node.input[0], blocks])], perm=_SIDE_BY_SIDE)
+            return chain.result(add("Reshape", [transposed, ints([0, -1, height, width])]))
     kind = helper.tensor_dtype_to_np_dtype(scope.elem_type(node, node.input[0]))
     ones = np.eye(rows * columns, dtype=kind).reshape(-1, 1, rows, columns)
     reach = [pads[at] + pads[at + 2] - dilations[at] * (block[at] - 1) - 1 for at in (0, 1)]
@@ -180,7 +177,7 @@ def folds_to_transposes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
         steps = add("Div", [room, ints(strides)])
         counts = add("Concat", [ints([-1, rows * columns]), add("Add", [steps, ints([1, 1])])], axis=0)
         extents = node.input[1]
-        # As wide as an image can be; what is too much is cut off.
+        # The largest image for these blocks; Slice cuts off the excess.
         options |= {"pads": [*pads[:2], 0, 0], "output_padding": [stride - 1 for stride in strides]}
     else:
         spaces = (image + reach).tolist()
@@ -198,11 +195,11 @@ def folds_to_transposes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
 
 
 def write_kernel_shapes(model: onnx.ModelProto) -> bool:
-    """Give each convolution without kernel_shape that of its weights, and return whether there was any.
+    """Give each convolution without kernel_shape the shape of its weights; return whether any was changed.
 
-    TensorRT's parser takes the shape from weights that are initializers. For weights behind Q/DQ it takes it
-    from the attribute alone, compares an array that was never set, and refuses: "The input tensor shape
-    misaligns with the input kernel shape" (onnx-tensorrt 8.5-GA to 10.1-GA, `convMultiInput`; issue 655).
+    TensorRT's parser infers the shape only from weights that are initializers. For weights behind Q/DQ and no
+    attribute, it compares an array that was never set, and fails with "The input tensor shape misaligns with
+    the input kernel shape" (onnx-tensorrt 8.5-GA to 10.1-GA, `convMultiInput`; issue 655).
     """
     dims = {item.name: list(item.dims) for item in model.graph.initializer}
     made_by, changed = producers(model.graph), False
@@ -223,7 +220,7 @@ _TYPES = {
     "TRT_INT4": (TensorProto.INT4, INT4),
     "": (None, INT4),
 }
-"""What the name of an operator of TensorRT's begins with, to its type and the first opset that has it."""
+"""Prefix of TensorRT's operators to their type, and the first opset with that type."""
 _FORMS = {
     f"{prefix}{name}": (name, *kind)
     for prefix, kind in _TYPES.items()
@@ -232,16 +229,13 @@ _FORMS = {
 
 
 def find_trt_operators(model: onnx.ModelProto) -> list[str]:
-    """Return the operators of TensorRT's that a model has, those without an equal in ONNX included."""
+    """Return the TensorRT operators in a model, including those without an equivalent in ONNX."""
     nodes = [node for graph in every_graph(model.graph) for node in graph.node]
     return sorted({node.op_type for node in nodes if node.domain == DOMAIN or node.op_type[:4] == "TRT_"})
 
 
 def in_standard_forms(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with ONNX's operators in place of TensorRT's, where there are such.
-
-    A model whose opset cannot be raised stays: TensorRT's parser reads its own operators in every opset.
-    """
+    """Return the model with ONNX's operators in place of TensorRT's, where they have an equivalent."""
     opsets = [_FORMS[node.op_type][2] for node in model.graph.node if _is_replaced(node)]
     if not opsets:
         return model
@@ -249,7 +243,7 @@ def in_standard_forms(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         if opset(copy) < max(opsets):
             upgrade_in_place(copy, max(opsets))
-    except QCompileError:
+    except QCompileError:  # the opset cannot be raised, but TensorRT reads its operators in every opset
         return model
     _replace(copy.graph)
     used = {node.domain for graph in every_graph(copy.graph) for node in graph.node}
@@ -259,8 +253,8 @@ def in_standard_forms(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _is_replaced(node: onnx.NodeProto) -> bool:
-    own = node.domain == DOMAIN or (node.domain in ONNX_DOMAINS and node.op_type.startswith("TRT_"))
-    return own and node.op_type in _FORMS
+    is_trt = node.domain == DOMAIN or (node.domain in ONNX_DOMAINS and node.op_type.startswith("TRT_"))
+    return is_trt and node.op_type in _FORMS
 
 
 def _replace(graph: onnx.GraphProto) -> None:
@@ -282,25 +276,25 @@ def _replace(graph: onnx.GraphProto) -> None:
                 zeros = np.zeros(list(scale.dims) if scale is not None else [], dtype)
                 node.input.append(store(graph, names.fresh(f"{node.output[0]}/zero_point"), zeros))
         elif node.input[0] in stored:
-            if node.input[0] in shared:  # what else reads it, reads bytes
+            if node.input[0] in shared:  # its other consumers read bytes
                 graph.initializer.add().CopyFrom(stored[node.input[0]])
                 node.input[0] = graph.initializer[-1].name = names.fresh(f"{node.input[0]}/typed")
                 stored[node.input[0]] = graph.initializer[-1]
             _retype(stored[node.input[0]], number)
         if attribute(node, "block_size", 0) == 0:
             drop_attributes(node, "block_size")
-    # What was declared of a quantized tensor is the byte that a custom operator was said to make.
+    # Drop the declared types of quantized tensors: the bytes that the custom operators returned.
     refill(graph.value_info, (value for value in graph.value_info if value.name not in retyped))
 
 
 def _retype(tensor: onnx.TensorProto, number: int) -> None:
-    """Give stored weights the type that their bytes are of: a float8, or an int4 in a byte of its own."""
+    """Give stored weights the type that their bytes encode: a float8, or an int4 in one byte."""
     if tensor.data_type not in (TensorProto.INT8, TensorProto.UINT8):
         return
     values = numpy_helper.to_array(tensor)
     dtype = helper.tensor_dtype_to_np_dtype(number)
-    made = values.view(dtype) if number == TensorProto.FLOAT8E4M3FN else values.view(np.int8).astype(dtype)
-    tensor.CopyFrom(numpy_helper.from_array(made, tensor.name))
+    typed = values.view(dtype) if number == TensorProto.FLOAT8E4M3FN else values.view(np.int8).astype(dtype)
+    tensor.CopyFrom(numpy_helper.from_array(typed, tensor.name))
 
 
 PASSES = (
@@ -318,4 +312,4 @@ STANDARD_FORMS = Pass(
     lambda graph: replace_model(graph, in_standard_forms(graph.model)),
     needs=lambda graph: find_trt_operators(graph.model),
 )
-"""ModelOpt writes such."""
+"""ModelOpt writes such operators."""
