@@ -1,11 +1,11 @@
-"""Counts of a tensor's values that depend only on the values.
+"""Histograms with counts that depend on the values alone.
 
 Bins are `2**exponent` wide, `BINS` on each side of zero. When a value falls outside, the exponent grows
 and neighbouring bins merge. A power of two scales exactly and `floor(floor(x / w) / 2) == floor(x / 2w)`,
-so the counts are a function of the multiset of values alone: batch size, order and sharding cannot
-change a single one, and two histograms merge without loss.
+so the counts are a function of the multiset of values alone: batch size, order and sharding cannot change
+them, and two histograms merge without loss.
 
-numpy counts; where numba is there, it compiles a loop that does the same in an eighth of the time.
+numpy counts; if numba is installed, it compiles a loop that does the same in an eighth of the time.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ BINS = 2048
 """Bins on each side of zero, a power of two. At least half of them are in use on one side."""
 
 Count = Callable[[NDArray[Any], int, NDArray[np.int64]], tuple[int, float, float]]
-"""(values, exponent, counts) to (how many were counted, least, largest): see `count_by_numpy`."""
+"""Maps (values, exponent, counts) to (number of values counted, least, largest): see `count_by_numpy`."""
 
-_LOWEST_EXPONENT = -160  # below float32's least subnormal, 2**-149, even divided by BINS
-_HIGHEST_EXPONENT = 1013  # of float64's largest
-_MOST = 1 << 62  # values of a histogram: the sum of two is an int64
+_LOWEST_EXPONENT = -160  # float32's least subnormal, 2**-149, divided by BINS
+_HIGHEST_EXPONENT = 1013  # for the largest float64
+_MOST = 1 << 62  # values of a histogram: the sum of two fits an int64
 _DEEPEST = 900  # up to this exponent, no float32 underflows in float64 when it is divided by a width
 _CHUNK = 1 << 20  # values binned at a time: bounds the float64 temporaries to a few MB
 _AT_ONCE = 1 << 31  # values counted by one call: the compiled loop counts in 32 bits
 
 
 class NonFinite(ValueError):
-    """Values hold "NaN" or "infinity", as its text says."""
+    """Values hold NaN or infinity; the message is "NaN" or "infinity"."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Histogram:
 
     @property
     def is_plausible(self) -> bool:
-        """Whether `add` and `merge` make such a histogram: what a file holds may be anything."""
+        """Whether `add` and `merge` can produce this histogram; checks the content of a file."""
         if self.counts.shape != (2 * BINS,) or self.counts.dtype != np.int64:
             return False
         if type(self.exponent) is not int or not _LOWEST_EXPONENT <= self.exponent <= _HIGHEST_EXPONENT:
@@ -82,7 +82,7 @@ class Histogram:
 
     @property
     def largest(self) -> float:
-        """The largest magnitude seen, exactly; infinite while empty."""
+        """The exact largest magnitude seen; infinite while empty."""
         return max(abs(self.min), abs(self.max))
 
     @property
@@ -91,10 +91,10 @@ class Histogram:
         return int(self.counts.sum())
 
     def add(self, values: NDArray[Any], count: Count | None = None) -> None:
-        """Count the values of an array of any shape and float type, by a `make_count` or numpy."""
+        """Count the values of an array of any shape and float type; `count` defaults to `count_by_numpy`."""
         flat = np.ascontiguousarray(values).reshape(-1)
         double = flat.dtype.kind == "f" and flat.dtype.itemsize > 4
-        flat = flat.astype(np.float64 if double else np.float32, copy=False)  # native byte order, too
+        flat = flat.astype(np.float64 if double else np.float32, copy=False)  # also to native byte order
         for start in range(0, flat.size, _AT_ONCE):
             self._add(flat[start : start + _AT_ONCE], count or count_by_numpy)
 
@@ -103,7 +103,7 @@ class Histogram:
             done, low, high = count(values, self.exponent, self.counts)
             if not (math.isfinite(low) and math.isfinite(high)):
                 raise NonFinite("NaN" if math.isnan(low) or math.isnan(high) else "infinity")
-            # Extremes may come from beyond what was counted; they are among the values all the same.
+            # The extremes may belong to values that are not counted yet; the next round counts those.
             self.min, self.max = min(self.min, low + 0.0), max(self.max, high + 0.0)  # -0.0 becomes 0.0
             self._grow(_exponent_for(max(abs(low), abs(high))))
             values = values[done:]
@@ -112,8 +112,8 @@ class Histogram:
         """Add another histogram's counts; exact."""
         if self.total + other.total > _MOST:
             raise CalibrationError(
-                f"a histogram of {self.total + other.total} values; at most {_MOST} are required",
-                hint="a file is damaged, or was merged over and over; calibrate again",
+                f"a histogram of {self.total + other.total} values; at most {_MOST} are supported",
+                hint="a file is damaged or was merged too often; calibrate again",
             )
         self._grow(other.exponent)
         self.counts += _merged(other.counts, self.exponent - other.exponent)
@@ -131,7 +131,7 @@ class Histogram:
 
 
 def _exponent_for(magnitude: float) -> int:
-    """The exponent at which `BINS` bins reach past a magnitude: magnitude < BINS * 2**exponent."""
+    """Return the least exponent at which `BINS` bins exceed a magnitude: magnitude < BINS * 2**exponent."""
     if magnitude == 0.0:
         return _LOWEST_EXPONENT
     return max(math.frexp(magnitude)[1] - BINS.bit_length() + 1, _LOWEST_EXPONENT)
@@ -140,11 +140,10 @@ def _exponent_for(magnitude: float) -> int:
 def count_by_numpy(
     values: NDArray[Any], exponent: int, counts: NDArray[np.int64]
 ) -> tuple[int, float, float]:
-    """Count values [n], n at least 1, if all of them fit in bins `2**exponent` wide; `counts` is added to.
+    """Add values [n], n at least 1, to `counts` if all of them fit in bins `2**exponent` wide.
 
-    Returns:
-        How many were counted (all or none), and the least and largest value. Where not all were counted,
-        their magnitude says to which exponent to grow; NaN or infinity among them says what is wrong.
+    Returns (number of values counted: here all or none, least value, largest value). If some are not counted,
+    the extremes determine the exponent that is needed, or reveal NaN or infinity.
     """
     low, high = float(values.min()), float(values.max())
     if not (math.isfinite(low) and math.isfinite(high)) or _exponent_for(max(abs(low), abs(high))) > exponent:
@@ -156,7 +155,7 @@ def count_by_numpy(
         scaled = chunk.astype(np.float64)
         scaled *= scale
         np.floor(scaled, out=scaled)
-        if chunk.dtype == np.float64 or exponent > _DEEPEST:  # what underflowed to -0.0 was below zero
+        if chunk.dtype == np.float64 or exponent > _DEEPEST:  # a negative value may underflow to -0.0
             scaled[(chunk < 0) & (scaled == 0)] = -1.0
         indices = scaled.astype(np.int64)
         indices += BINS
@@ -165,7 +164,7 @@ def count_by_numpy(
 
 
 def _merged(counts: NDArray[np.int64], doublings: int) -> NDArray[np.int64]:
-    """Counts in bins `2**doublings` as wide."""
+    """Return the counts in bins `2**doublings` times as wide."""
     together = 1 << doublings
     merged = np.zeros_like(counts)
     if together >= BINS:  # each side becomes one bin
@@ -177,30 +176,29 @@ def _merged(counts: NDArray[np.int64], doublings: int) -> NDArray[np.int64]:
 
 
 CHUNK = 2048
-"""Values whose bins are computed at a time: they and their bins stay in the first-level cache."""
+"""Values binned at a time: they and their bins fit in the first-level cache."""
 CACHE_LINE = 16  # float32
 LANES = 16
-"""Slots that share the counts of zero: a ReLU's runs of zeros would wait for one slot each time."""
+"""Slots that share the counts of zero: with one slot, every zero in a run would wait for the previous one."""
 
 
 def _count(
     values: Any, bits: Any, first: Any, second: Any, limit: Any, bins: Any, table: Any, counts: Any
 ) -> tuple[int, int, int]:
-    """Count values until one does not fit: how many were, and the bits of the extremes so far, those of the
-    chunk that did not fit among them.
+    """Count chunks up to the first that does not fit; return the number of values, and the extremes' bits.
 
-    The extremes are found on integers, which the compiler can vectorize (a comparison of floats must mind
-    NaN). The bits of floats that are not negative are ordered as the floats are; those of negative ones, less
-    the sign, as their magnitudes. Infinity and NaN are at the ends. All is cast to int32: else half as many
-    values fit in a vector.
+    The extremes include the chunk that did not fit. They are found on integers, which the compiler can
+    vectorize (float comparisons must handle NaN). Bits of nonnegative floats sort as the floats do; bits of
+    negative floats without the sign sort as the magnitudes. Infinity and NaN come last. All is cast to int32:
+    a wider type would halve the number of values per vector.
 
-    `values` are float32 [n], `bits` the same memory as int32. The product of `first` and `second`, powers of
-    two, is one over the width of a bin, which alone may be beyond float32; the second is at least one.
-    `limit` has the bits of the least magnitude that does not fit. `bins` (uint16 [CHUNK]) and `table` (uint32
-    [2 * BINS + LANES], zeros before and after) are scratch. `counts`, int64 [2 * BINS], are added to.
+    `values` are float32 [n], `bits` the same memory as int32. `first` and `second` are powers of two with the
+    product 1 / width, which alone may exceed float32. `limit` has the bits of the least magnitude that does
+    not fit. `bins` (uint16 [CHUNK]) and `table` (uint32 [2 * BINS + LANES], zeros before and after) are
+    scratch. The results are added to `counts`, int64 [2 * BINS].
     """
     sign = np.int32(-2147483648)
-    # Of the bits, and of the magnitude of a negative value; below zero while there is none.
+    # Extremes of the bits, and of the magnitudes of negative values; below zero until such a value occurs.
     least, top, deepest = np.int32(2147483647), sign, sign
     done = values.size
     for start in range(0, values.size, CHUNK):
@@ -211,18 +209,18 @@ def _count(
             least, top = np.int32(min(least, own)), np.int32(max(top, own))
             deepest = np.int32(max(deepest, np.int32(own ^ sign)))
             scaled = value * first
-            if second != np.float32(1):  # the same for all values: the compiler takes it out of the loop
+            if second != np.float32(1):  # constant: the compiler takes the test out of the loop
                 scaled *= second
             index = np.int32(np.floor(scaled)) + np.int32(BINS)
             if first < np.float32(1) and value < np.float32(0) and scaled == np.float32(0):
-                index = np.int32(BINS - 1)  # it vanished against the width, and is below zero all the same
+                index = np.int32(BINS - 1)  # a negative value underflowed to -0.0
             lane = np.int32(2 * BINS) + np.int32(i & (LANES - 1))
             bins[i] = np.uint16(lane if value == np.float32(0) else index)
         if top >= limit or deepest >= limit:
             done = start
             break
-        # Memory brings the next chunk while this one is counted, if one value of each line is read: half the
-        # time, where the values are in no cache. It is an extreme, or the compiler would leave it out.
+        # Reading one value per cache line prefetches the next chunk while this one is counted: half the time
+        # for uncached values. The value updates an extreme, else the compiler would drop the read.
         for i in range(start + size, min(start + size + CHUNK, values.size), CACHE_LINE):
             top = np.int32(max(top, bits[i]))
         for i in range(size):
@@ -238,7 +236,7 @@ def _count(
 
 @functools.cache
 def _compiled() -> Any:
-    """Compile the loop, or load it from numba's cache on disk."""
+    """Return the compiled loop, from numba's cache on disk if possible."""
     import numba
 
     read_only = [numba.types.Array(kind, 1, "C", readonly=True) for kind in (numba.float32, numba.int32)]
@@ -249,7 +247,7 @@ def _compiled() -> Any:
     options = {"nogil": True, "error_model": "numpy"}
     try:
         return numba.njit(signature, cache=True, **options)(_count)
-    except RuntimeError:  # no folder for the cache can be written
+    except RuntimeError:  # no cache folder is writable
         return numba.njit(signature, **options)(_count)
 
 
@@ -259,10 +257,7 @@ _LIMIT_INFINITE = 128  # exponent of the first power of two beyond float32
 
 
 def make_count() -> Count:
-    """Return a counting function with scratch memory of its own: one for each thread.
-
-    The first call on a machine compiles, in about a second; numba keeps the result on disk.
-    """
+    """Return a counting function for one thread; numba compiles it in about a second, once per machine."""
     if not _compiled.cache_info().currsize:
         needed_bytes = _NEEDED_BYTES + usable_cores() * _THREAD_BYTES
         require_address_space(needed_bytes, "load numba, which counts values")
@@ -289,7 +284,7 @@ def make_count() -> Count:
 
 
 def why_slow() -> str:
-    """Return why counting is not compiled here; empty when it is."""
+    """Return why counting is not compiled on this machine; empty when it is."""
     try:
         import numba  # noqa: F401
     except ImportError as error:

@@ -1,11 +1,11 @@
-"""Choose the tensors to observe, and the tensors that share another one's range.
+"""Choose the tensors to observe, and the tensors that share another tensor's range.
 
-Every tensor that is observed costs time and memory on every sample, and many need not be:
+Every observed tensor costs time and memory on every sample. These tensors need no observation:
 
-- a tensor that only Relu or Clip reads has no scale of its own: runtimes fold the activation into the
-  operator that makes the tensor, and what comes out of both is quantized;
-- MaxPool, Reshape, Transpose and their like move values: what comes out has the scale of what went in;
-- the values of a Concat are those of its inputs, so its histogram is the sum of theirs, exactly.
+- a tensor that only Relu or Clip reads gets no scale: runtimes fuse the activation into the tensor's
+  producer, and quantize the output of both;
+- MaxPool, Reshape, Transpose and similar operators move values: the output has the scale of the input;
+- the values of a Concat are those of its inputs, so its histogram is exactly the sum of theirs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ QUANTIZABLE = frozenset(
     SpaceToDepth Expand Identity
     """.split()
 )
-"""Operators at which a scale may be placed, where the caller names no tensors."""
+"""Operators at which a scale may be placed, if the caller names no tensors."""
 
 _FOLDED = frozenset(["Relu", "Clip"])
 _FOLDS_INTO = frozenset(["Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sum", "BatchNormalization"])
@@ -44,7 +44,7 @@ MOVES = frozenset(
     MaxPool Reshape Transpose Squeeze Unsqueeze Flatten Split Gather Identity DepthToSpace SpaceToDepth
     """.split()
 )
-"""Operators whose outputs hold values of their first input and nothing else."""
+"""Operators with outputs that hold only values of the first input."""
 
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 
@@ -53,8 +53,8 @@ _FLOATS = ("float32", "float16", "bfloat16", "float64")
 class Taps:
     """The tensors to observe, in the model's order, and their types.
 
-    `shared` has the observed tensors that hold a tensor's values: its range is that of all of them.
-    `skipped` has the reason of each that needs a scale and cannot be observed.
+    `shared` has the observed tensors that hold a tensor's values: together they determine its range.
+    `skipped` has the reason for each tensor that needs a scale and cannot be observed.
     """
 
     names: tuple[str, ...]
@@ -64,12 +64,12 @@ class Taps:
 
 
 def float_activations(model: onnx.ModelProto) -> set[str]:
-    """Return the names of all that may overflow in a narrower type: of an L2 norm the sum of squares, too."""
+    """Return the names of float tensors: any may overflow in a narrower type, even an L2 norm's sum of squares."""
     return {name for name, kind in infer_types(model).items() if kind in _FLOATS}
 
 
 def choose_taps(model: onnx.ModelProto, scaled: Collection[str] | None = None) -> Taps:
-    """Choose the tensors to observe so that each tensor that gets a scale has a range, but constants.
+    """Return the tensors to observe, so that every tensor with a scale, except constants, has a range.
 
     `scaled` names the tensors that get a scale; None takes inputs and outputs of `QUANTIZABLE` nodes.
     """
@@ -112,7 +112,7 @@ class _Choice:
         return [name for name in names if name and name not in self.constants]
 
     def _in_order(self, names: Collection[str]) -> list[str]:
-        """The names in the order in which the model has them."""
+        """Return the names that are not constants, in the model's order."""
         names = set(names) - self.constants
         every: dict[str, None] = dict.fromkeys(value.name for value in self.graph.input)
         for node in self.graph.node:
@@ -130,7 +130,7 @@ class _Choice:
         return f"its type cannot be inferred{at}"
 
     def _folded(self, name: str) -> str:
-        """What comes out of the activation that is folded into the maker of a tensor; empty if none is."""
+        """Return the output of the Relu or Clip that is fused into a tensor's producer; empty without one."""
         readers, maker = self.readers.get(name, []), self.made_by.get(name)
         if maker is None or len(readers) != 1 or name in self.pinned:
             return ""
@@ -138,7 +138,7 @@ class _Choice:
         return str(readers[0].output[0]) if folds else ""
 
     def _sources(self, name: str) -> tuple[str, ...]:
-        """The tensors to observe for a tensor: itself, or those whose values it holds."""
+        """Return the tensors to observe for a tensor: itself, or the origins of its values."""
         maker = self.made_by.get(name)
         if maker is None or not _is_one_of(maker, MOVES | {"Concat"}):
             return (name,)

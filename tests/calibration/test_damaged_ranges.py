@@ -156,7 +156,7 @@ def test_counts_of_another_number_of_bins_are_refused(tmp_path: Path) -> None:
         metadata = file.metadata()
     save_file({name: counts[:1024] for name, counts in load_file(path).items()}, path, metadata=metadata)
     signed(path)
-    with pytest.raises(CalibrationError, match=rf"a\.ranges: .*not of {2 * BINS} integers"):
+    with pytest.raises(CalibrationError, match=rf"a\.ranges: .*not an array of {2 * BINS} int64 counts"):
         load_ranges(path)
 
 

@@ -1,27 +1,27 @@
-"""SmoothQuant: outlier channels of activations move into the weights that multiply them.
+"""SmoothQuant: move outlier channels of activations into the weights that multiply them.
 
     x ─ MatMul(w)      becomes      x/s ─ MatMul(s·w)
 
-A few channels of a Transformer's activations are far larger than the others, and take the one scale of the
-tensor for themselves; weights, with a scale per output channel, have room to spare (Xiao et al. 2022, arXiv
-2211.10438). Factors are powers of two, so that the float model computes the very same numbers as before. The
-strength of each place is the one with the least error of the products on observed rows.
+A few channels of a Transformer's activations are far larger than the others and determine the only scale of
+the tensor; weights, with a scale per output channel, have room to spare (Xiao et al. 2022, arXiv 2211.10438).
+Factors are powers of two, so that the float model computes the very same numbers as before. The strength at
+each place minimizes the error of the products on observed rows.
 
 A place is a tensor `x` and all products `x @ w` with stored weights that read it, directly or through a
-Reshape that keeps its last axis:
+Reshape that preserves the last axis:
 
     x ─┬─ MatMul(w1)                 x/s ─┬─ MatMul(s·w1)
        ├─ Reshape ─ Gemm(w2)  becomes     ├─ Reshape ─ Gemm(s·w2)
        └─ Add (a residual)        x ──────┴─ Add
 
-What makes `x` can take the 1/s where nothing else reads it:
+If nothing else reads `x`, its producer can apply the 1/s:
 
-1. LayerNormalization: its gain and bias.
-2. Mul or Add of a stored vector, as a LayerNorm ends that is written in plain operators: the vectors.
-3. A product with its bias, through Reshape, Transpose and the attention's own product (the projection of
-   the values): its columns.
+1. LayerNormalization: in its gain and bias.
+2. Mul or Add of a stored vector, the end of a LayerNorm that is written in plain operators: in the vectors.
+3. A product with its bias, through Reshape, Transpose and the attention's product (the projection of the
+   values): in its columns.
 
-Elsewhere a Mul in front of the products does it.
+Otherwise a Mul in front of the products applies it.
 """
 
 from __future__ import annotations
@@ -55,33 +55,33 @@ from ..request import QuantizeRequest
 from .equalize import LARGEST_FACTOR, LOOKED_AT, Floats, balanced, equalizable, fixed_tensors
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""Strengths that are tried, beside none at all: how much of the difficulty moves into the weights."""
+"""Strengths to try, besides no smoothing: the share of the outliers that moves into the weights."""
 
 _OUTPUTS = 384
-"""Outputs of a matrix on which strengths are compared: a third of the time of all of BERT-base's."""
+"""Outputs of a matrix on which strengths are compared: a third of the time of all outputs of BERT-base."""
 
 LEAST_GAIN_DB = {True: 0.1, False: 1.0}
-"""What a place must gain where its factors fold, and where they cost a multiplication."""
+"""Least gain of a place if the producer takes the factors (True), and if they cost a multiplication."""
 
 
 @dataclass
 class Smoothed:
-    """What was done to a model."""
+    """Changes that smoothing made to a model."""
 
-    # tensor to what was done there: "alpha 0.5, into 'gain', 3.1 dB"
+    # tensor to its change: "alpha 0.5, into 'gain', 3.1 dB"
     places: dict[str, str] = field(default_factory=dict)
-    # node to the reason why the tensor that it reads keeps its channels
+    # node to the reason why its input is not smoothed
     left_alone: dict[str, str] = field(default_factory=dict)
-    # tensors whose ranges are to be observed, as they are new or hold other values
+    # new and changed tensors, which need new ranges
     rescaled: list[str] = field(default_factory=list)
 
 
 def smooth(graph: Graph, observed: Mapping[str, Rows], *, symmetric: bool = False) -> Smoothed:
-    """Smooth every place that gains by it, in place.
+    """Smooth in place every place that gains enough.
 
     `s_j = max|X_j|^alpha / max|W_j|^(1-alpha)` (equation 4 of the paper), X the activations and W_j all
-    weights that read channel j. A place is left as it is where no strength lowers the error of its products
-    by `LEAST_GAIN_DB`. The model's function is kept to the last bit, but for subnormal numbers.
+    weights that multiply channel j. A place is unchanged if no strength lowers the error of its products by
+    `LEAST_GAIN_DB`. The model computes the same bits as before, except for subnormal numbers.
     """
     places, left = _Finder(graph).find()
     result = Smoothed(left_alone=left)
@@ -113,7 +113,7 @@ def smoothable(graph: Graph) -> set[str]:
 
 
 def look_at_channels(request: QuantizeRequest, data: Data) -> dict[str, Rows]:
-    """Return what the tensors hold that `equalized` and `smoothed` ask for, in one pass over samples."""
+    """Run the samples once; return the observed rows of the tensors that `equalized` and `smoothed` need."""
     graph = request.graph.copy()
     axes = dict.fromkeys(smoothable(graph), -1) | equalizable(graph)
     return observe_rows(graph, axes, data, LOOKED_AT)
@@ -122,10 +122,7 @@ def look_at_channels(request: QuantizeRequest, data: Data) -> dict[str, Rows]:
 def smoothed(
     request: QuantizeRequest, data: Data, rows: Mapping[str, Rows]
 ) -> tuple[QuantizeRequest, Smoothed]:
-    """Return the request of the model smoothed, and what was done to it.
-
-    `rows` are those of `smoothable`; what they lack is looked at.
-    """
+    """Smooth a copy of the model; return its request and the changes. Rows missing in `rows` are observed."""
     graph = request.graph.copy()
     lacking = dict.fromkeys(smoothable(graph) - rows.keys(), -1)
     observed = {**rows, **observe_rows(graph, lacking, data, LOOKED_AT)}
@@ -136,12 +133,9 @@ def smoothed(
 def best_factors(
     rows: Rows, matrices: Sequence[NDArray[Any]], *, symmetric: bool
 ) -> tuple[float, Floats, float]:
-    """Return the strength with the least error, its factors [channels], and the gain over none, in dB.
-
-    `rows` flow into the weights `matrices`, each [channels, outputs].
-    """
+    """Return the best strength, its factors [channels], its gain in dB; `matrices`: [channels, outputs]."""
     peaks = np.max([np.abs(matrix).max(axis=1, initial=0.0) for matrix in matrices], axis=0)
-    # Each output has a scale of its own, so that some tell what all would.
+    # Each output has a scale, so some outputs represent all.
     matrices = [matrix[:, :: -(-matrix.shape[1] // _OUTPUTS) or 1] for matrix in matrices]
     exact = [rows.rows @ matrix for matrix in matrices]
     none = np.ones(len(rows.low))
@@ -165,7 +159,7 @@ def product_error(
     *,
     symmetric: bool,
 ) -> float:
-    """Return the squared error of products of eight bits, by the power of each, summed over the matrices."""
+    """Return the squared error of 8-bit products relative to the power of each, summed over the matrices."""
     low, high = (rows.low / factors).min(), (rows.high / factors).max()
     qparams = choose_qparams(low, high, INT8 if symmetric else UINT8)
     values = dequantize(quantize(rows.rows / factors.astype(np.float32), qparams), qparams)
@@ -180,7 +174,7 @@ def product_error(
 
 
 def smoothing_factors(amax: Floats, peaks: Floats, alpha: float) -> Floats:
-    """Return the powers of two next to `s`; 1 where a channel, or what reads it, is all zeros."""
+    """Return the powers of two next to `s`; 1 where a channel or its weights are all zeros."""
     live = (amax > 0) & (peaks > 0)
     logs = np.zeros_like(amax)
     logs[live] = alpha * np.log2(amax[live]) - (1 - alpha) * np.log2(peaks[live])
@@ -188,10 +182,10 @@ def smoothing_factors(amax: Floats, peaks: Floats, alpha: float) -> Floats:
 
 
 def _move(graph: Graph, place: SmoothedTensor, factors: Floats) -> tuple[str, list[str]]:
-    """Multiply the weights by the factors, divide what they read; return what did that, and what changed.
+    """Multiply weights by the factors, divide their input; return where it is divided, and changed tensors.
 
-    A Mul stands behind a Reshape, not in front of it, so that QuantizeLinear follows at once: OpenVINO fuses
-    the two then (MulFakeQuantizeFusion), and the Mul costs nothing.
+    A Mul goes behind a Reshape, not in front of it, so that QuantizeLinear follows at once: OpenVINO then
+    fuses the two (MulFakeQuantizeFusion), and the Mul costs nothing.
     """
     for name, axis in place.weights:
         _scale(graph.stored[name], factors, axis)
@@ -227,17 +221,17 @@ _HEADS = [0, 2, 1, 3]  # [batch, positions, heads, width] to [batch, heads, posi
 
 @dataclass(frozen=True)
 class SmoothedTensor:
-    """A tensor, whose channels are its last axis, and the products by stored matrices that read it."""
+    """A tensor with channels on its last axis, and the products of it by stored matrices."""
 
     tensor: str
     products: tuple[str, ...]  # names of the nodes
     # names of the matrices, each with the axis of the channels that are read: 0 or 1
     weights: tuple[tuple[str, int], ...]
-    channels: int  # number of channels
+    channels: int
     vectors: tuple[str, ...] = ()  # stored vectors that take 1/s: gain, bias
-    # A stored matrix and the axis of its outputs, which take 1/s; or None
+    # a stored matrix and the axis of its outputs, which take 1/s
     columns: tuple[str, int] | None = None
-    # tensors that hold other values once 1/s is folded; empty where a Mul is needed
+    # tensors with other values once 1/s is folded; empty if a Mul is needed
     rescaled: tuple[str, ...] = ()
 
 
@@ -247,7 +241,7 @@ class _Finder:
         name_nodes(graph.model.graph)
 
     def find(self) -> tuple[list[SmoothedTensor], dict[str, str]]:
-        """Return the places in the order of execution, and node to why another product is left alone."""
+        """Return the places in the order of execution, and node to the reason why it is not smoothed."""
         groups: dict[str, list[onnx.NodeProto]] = {}
         left: dict[str, str] = {}
         for node in self.graph.model.graph.node:
@@ -284,7 +278,7 @@ class _Finder:
         return int(self.stored[node.input[1]].dims[axis])
 
     def _root(self, node: onnx.NodeProto) -> str:
-        """The tensor in front of Reshapes that keep the last axis and that products alone read."""
+        """Return the tensor in front of Reshapes that preserve the last axis and feed only products."""
         name = str(node.input[0])
         while (maker := self.graph.producers.get(name)) is not None and maker.op_type == "Reshape":
             before = self.graph.shapes.get(maker.input[0], ())
@@ -312,7 +306,7 @@ class _Finder:
         return plain
 
     def _only_for(self, tensor: str, products: set[str]) -> tuple[str, ...] | None:
-        """The tensor and its reshaped forms, where nothing but the products reads their values."""
+        """Return the tensor and its reshaped forms; None if other nodes than the products read the values."""
         if tensor in self.graph.pinned:
             return None
         names = [tensor]
@@ -332,7 +326,7 @@ class _Finder:
     def _vectors(
         self, maker: onnx.NodeProto, channels: int
     ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-        """Stored vectors that scale a tensor, and the tensors in between; None where there are none."""
+        """Return the stored vectors that scale a tensor, and the tensors in between, or None."""
         if maker.op_type == "LayerNormalization":
             parameters = tuple(str(name) for name in maker.input[1:] if name)
             last = attribute(maker, "axis", -1) == -1 and len(maker.output) == 1
@@ -355,7 +349,7 @@ class _Finder:
     def _columns(
         self, tensor: str, channels: int
     ) -> tuple[tuple[str, int], tuple[str, ...], tuple[str, ...]] | None:
-        """The matrix that projects the values of an attention, its bias, and the tensors in between."""
+        """Return the matrix that projects an attention's values, its bias, and the tensors in between."""
         path: list[str] = []
         name = tensor
         for step in ("Reshape", "Transpose", "MatMul", "Transpose", "Reshape"):
@@ -367,7 +361,7 @@ class _Finder:
             name = str(node.input[1] if step == "MatMul" else node.input[0])
             path.append(name)
         bias: tuple[str, ...] = ()
-        for _ in range(4):  # Reshape and Add in any order, and then the product
+        for _ in range(4):  # Reshape and Add in any order, then the product
             node = self.graph.producers.get(name)
             if node is None or not self._read_once(name):
                 return None
@@ -389,6 +383,6 @@ class _Finder:
         return None
 
     def _read_once(self, name: str) -> bool:
-        """Whether one node reads a tensor's values; its shape may be asked for."""
+        """Return whether exactly one node reads a tensor's values; nodes may also read its shape."""
         values = [node for node in self.graph.consumers.get(name, ()) if node.op_type != "Shape"]
         return name not in self.graph.pinned and len(values) == 1
