@@ -113,13 +113,13 @@ def observe(
                 save_checkpoint(Checkpoint(key, units, workers.samples, histograms), checkpoint)
                 last_s = time.monotonic()
 
-        _run(data, shard, workers, save, start, progress)
+        _submit_units(data, shard, workers, save, start, progress)
         ranges.histograms = dict(workers.drain())
         ranges.portions = {identity: Portion(workers.samples, shard.shards, (shard.part,))}
     return ranges
 
 
-def _run(
+def _submit_units(
     data: Data, shard: Shard, workers: Workers, save: Callable[[int], None], start: int, progress: Progress
 ) -> None:
     total = data.total
@@ -208,10 +208,10 @@ def gives_the_same_one_by_one(batch: Batch, run: Run) -> bool:
         together = run(pair)
     except (DataError, ModelError):
         return True
-    return all(_holds_both(*arrays) for arrays in zip(together, *singles, strict=True))
+    return all(_extremes_agree(*arrays) for arrays in zip(together, *singles, strict=True))
 
 
-def _holds_both(*tensors: NDArray[Any]) -> bool:
+def _extremes_agree(*tensors: NDArray[Any]) -> bool:
     """Return whether, by extremes and mean, an array holds two others in any order, or all are alike."""
     whole, first, second = (tensor.astype(np.float64) for tensor in tensors)
     alike = whole.size == first.size == second.size

@@ -31,10 +31,10 @@ Count = Callable[[NDArray[Any], int, NDArray[np.int64]], tuple[int, float, float
 
 _LOWEST_EXPONENT = -160  # float32's least subnormal, 2**-149, divided by BINS
 _HIGHEST_EXPONENT = 1013  # for the largest float64
-_MOST = 1 << 62  # values of a histogram: the sum of two fits an int64
-_DEEPEST = 900  # up to this exponent, no float32 underflows in float64 when it is divided by a width
+_MAX_VALUES = 1 << 62  # values of a histogram: the sum of two fits an int64
+_MAX_EXACT_EXPONENT = 900  # up to it, no float32 underflows in float64 when it is divided by a width
 _CHUNK = 1 << 20  # values binned at a time: bounds the float64 temporaries to a few MB
-_AT_ONCE = 1 << 31  # values counted by one call: the compiled loop counts in 32 bits
+_CALL_VALUES = 1 << 31  # values counted by one call: the compiled loop counts in 32 bits
 
 
 class NonFinite(ValueError):
@@ -73,7 +73,7 @@ class Histogram:
             return False
         if type(self.exponent) is not int or not _LOWEST_EXPONENT <= self.exponent <= _HIGHEST_EXPONENT:
             return False
-        if (self.counts < 0).any() or (self.counts > _MOST // (2 * BINS)).any():
+        if (self.counts < 0).any() or (self.counts > _MAX_VALUES // (2 * BINS)).any():
             return False
         if self.is_empty:
             return not self.counts.any() and (self.min, self.max) == (math.inf, -math.inf)
@@ -93,30 +93,30 @@ class Histogram:
     def add(self, values: NDArray[Any], count: Count | None = None) -> None:
         """Count the values of an array of any shape and float type; `count` defaults to `count_by_numpy`."""
         flat = np.ascontiguousarray(values).reshape(-1)
-        double = flat.dtype.kind == "f" and flat.dtype.itemsize > 4
-        flat = flat.astype(np.float64 if double else np.float32, copy=False)  # also to native byte order
-        for start in range(0, flat.size, _AT_ONCE):
-            self._add(flat[start : start + _AT_ONCE], count or count_by_numpy)
+        is_double = flat.dtype.kind == "f" and flat.dtype.itemsize > 4
+        flat = flat.astype(np.float64 if is_double else np.float32, copy=False)  # also to native byte order
+        for start in range(0, flat.size, _CALL_VALUES):
+            self._add(flat[start : start + _CALL_VALUES], count or count_by_numpy)
 
     def _add(self, values: NDArray[Any], count: Count) -> None:
         while values.size:
-            done, low, high = count(values, self.exponent, self.counts)
+            counted, low, high = count(values, self.exponent, self.counts)
             if not (math.isfinite(low) and math.isfinite(high)):
                 raise NonFinite("NaN" if math.isnan(low) or math.isnan(high) else "infinity")
             # The extremes may belong to values that are not counted yet; the next round counts those.
             self.min, self.max = min(self.min, low + 0.0), max(self.max, high + 0.0)  # -0.0 becomes 0.0
             self._grow(_exponent_for(max(abs(low), abs(high))))
-            values = values[done:]
+            values = values[counted:]
 
     def merge(self, other: Histogram) -> None:
         """Add another histogram's counts; exact."""
-        if self.total + other.total > _MOST:
+        if self.total + other.total > _MAX_VALUES:
             raise CalibrationError(
-                f"a histogram of {self.total + other.total} values; at most {_MOST} are supported",
+                f"a histogram of {self.total + other.total} values; at most {_MAX_VALUES} are supported",
                 hint="a file is damaged or was merged too often; calibrate again",
             )
         self._grow(other.exponent)
-        self.counts += _merged(other.counts, self.exponent - other.exponent)
+        self.counts += _merge_bins(other.counts, self.exponent - other.exponent)
         self.min, self.max = min(self.min, other.min), max(self.max, other.max)
 
     def magnitudes(self) -> NDArray[np.int64]:
@@ -126,7 +126,7 @@ class Histogram:
 
     def _grow(self, exponent: int) -> None:
         if exponent > self.exponent:
-            self.counts = _merged(self.counts, exponent - self.exponent)
+            self.counts = _merge_bins(self.counts, exponent - self.exponent)
             self.exponent = exponent
 
 
@@ -155,7 +155,7 @@ def count_by_numpy(
         scaled = chunk.astype(np.float64)
         scaled *= scale
         np.floor(scaled, out=scaled)
-        if chunk.dtype == np.float64 or exponent > _DEEPEST:  # a negative value may underflow to -0.0
+        if chunk.dtype == np.float64 or exponent > _MAX_EXACT_EXPONENT:  # underflow to -0.0 is possible
             scaled[(chunk < 0) & (scaled == 0)] = -1.0
         indices = scaled.astype(np.int64)
         indices += BINS
@@ -163,26 +163,26 @@ def count_by_numpy(
     return values.size, low, high
 
 
-def _merged(counts: NDArray[np.int64], doublings: int) -> NDArray[np.int64]:
+def _merge_bins(counts: NDArray[np.int64], doublings: int) -> NDArray[np.int64]:
     """Return the counts in bins `2**doublings` times as wide."""
-    together = 1 << doublings
+    ratio = 1 << doublings
     merged = np.zeros_like(counts)
-    if together >= BINS:  # each side becomes one bin
+    if ratio >= BINS:  # each side becomes one bin
         merged[BINS - 1], merged[BINS] = counts[:BINS].sum(), counts[BINS:].sum()
     else:
-        half = BINS // together
-        merged[BINS - half : BINS + half] = counts.reshape(-1, together).sum(axis=1)
+        half = BINS // ratio
+        merged[BINS - half : BINS + half] = counts.reshape(-1, ratio).sum(axis=1)
     return merged
 
 
 CHUNK = 2048
 """Values binned at a time: they and their bins fit in the first-level cache."""
-CACHE_LINE = 16  # float32
+CACHE_LINE = 16  # float32 values
 LANES = 16
 """Slots that share the counts of zero: with one slot, every zero in a run would wait for the previous one."""
 
 
-def _count(
+def _count_chunks(
     values: Any, bits: Any, first: Any, second: Any, limit: Any, bins: Any, table: Any, counts: Any
 ) -> tuple[int, int, int]:
     """Count chunks up to the first that does not fit; return the number of values, and the extremes' bits.
@@ -198,44 +198,44 @@ def _count(
     scratch. The results are added to `counts`, int64 [2 * BINS].
     """
     sign = np.int32(-2147483648)
-    # Extremes of the bits, and of the magnitudes of negative values; below zero until such a value occurs.
-    least, top, deepest = np.int32(2147483647), sign, sign
-    done = values.size
+    # Extremes of the bits, and the largest magnitude of negative values; the last two begin below zero.
+    min_bits, max_bits, negative = np.int32(2147483647), sign, sign
+    counted = values.size
     for start in range(0, values.size, CHUNK):
         size = min(CHUNK, values.size - start)
         chunk, chunk_bits = values[start : start + size], bits[start : start + size]
         for i in range(size):
-            value, own = chunk[i], chunk_bits[i]
-            least, top = np.int32(min(least, own)), np.int32(max(top, own))
-            deepest = np.int32(max(deepest, np.int32(own ^ sign)))
+            value, value_bits = chunk[i], chunk_bits[i]
+            min_bits, max_bits = np.int32(min(min_bits, value_bits)), np.int32(max(max_bits, value_bits))
+            negative = np.int32(max(negative, np.int32(value_bits ^ sign)))
             scaled = value * first
             if second != np.float32(1):  # constant: the compiler takes the test out of the loop
                 scaled *= second
             index = np.int32(np.floor(scaled)) + np.int32(BINS)
             if first < np.float32(1) and value < np.float32(0) and scaled == np.float32(0):
                 index = np.int32(BINS - 1)  # a negative value underflowed to -0.0
-            lane = np.int32(2 * BINS) + np.int32(i & (LANES - 1))
-            bins[i] = np.uint16(lane if value == np.float32(0) else index)
-        if top >= limit or deepest >= limit:
-            done = start
+            slot = np.int32(2 * BINS) + np.int32(i & (LANES - 1))
+            bins[i] = np.uint16(slot if value == np.float32(0) else index)
+        if max_bits >= limit or negative >= limit:
+            counted = start
             break
         # Reading one value per cache line prefetches the next chunk while this one is counted: half the time
         # for uncached values. The value updates an extreme, else the compiler would drop the read.
         for i in range(start + size, min(start + size + CHUNK, values.size), CACHE_LINE):
-            top = np.int32(max(top, bits[i]))
+            max_bits = np.int32(max(max_bits, bits[i]))
         for i in range(size):
             table[bins[i]] += np.uint32(1)
-    for lane in range(2 * BINS, 2 * BINS + LANES):
-        table[BINS] += table[lane]
-        table[lane] = np.uint32(0)
+    for slot in range(2 * BINS, 2 * BINS + LANES):
+        table[BINS] += table[slot]
+        table[slot] = np.uint32(0)
     for i in range(2 * BINS):
         counts[i] += table[i]
         table[i] = np.uint32(0)
-    return done, deepest ^ sign if deepest >= 0 else least, top if top >= 0 else least
+    return counted, negative ^ sign if negative >= 0 else min_bits, max_bits if max_bits >= 0 else min_bits
 
 
 @functools.cache
-def _compiled() -> Any:
+def _compile_loop() -> Any:
     """Return the compiled loop, from numba's cache on disk if possible."""
     import numba
 
@@ -246,9 +246,9 @@ def _compiled() -> Any:
     )
     options = {"nogil": True, "error_model": "numpy"}
     try:
-        return numba.njit(signature, cache=True, **options)(_count)
+        return numba.njit(signature, cache=True, **options)(_count_chunks)
     except RuntimeError:  # no cache folder is writable
-        return numba.njit(signature, **options)(_count)
+        return numba.njit(signature, **options)(_count_chunks)
 
 
 _NEEDED_BYTES, _THREAD_BYTES = 256 << 20, 40 << 20
@@ -258,11 +258,11 @@ _LIMIT_INFINITE = 128  # exponent of the first power of two beyond float32
 
 def make_count() -> Count:
     """Return a counting function for one thread; numba compiles it in about a second, once per machine."""
-    if not _compiled.cache_info().currsize:
+    if not _compile_loop.cache_info().currsize:
         needed_bytes = _NEEDED_BYTES + usable_cores() * _THREAD_BYTES
         require_address_space(needed_bytes, "load numba, which counts values")
     try:
-        compiled = _compiled()
+        compiled = _compile_loop()
     except ImportError:
         return count_by_numpy
     bins, table = np.empty(CHUNK, np.uint16), np.zeros(2 * BINS + LANES, np.uint32)
@@ -270,15 +270,15 @@ def make_count() -> Count:
     def count(values: NDArray[Any], exponent: int, counts: NDArray[np.int64]) -> tuple[int, float, float]:
         if values.dtype != np.float32:
             return count_by_numpy(values, exponent, counts)
-        top = exponent + BINS.bit_length() - 1
-        limit = np.float32(math.ldexp(1.0, top) if top < _LIMIT_INFINITE else math.inf)
+        reach = exponent + BINS.bit_length() - 1
+        limit = np.float32(math.ldexp(1.0, reach) if reach < _LIMIT_INFINITE else math.inf)
         first = max(-126, min(-exponent, 127))
         widths = (np.float32(math.ldexp(1.0, power)) for power in (first, -exponent - first))
-        done, *extremes = compiled(
+        counted, *extremes = compiled(
             values, values.view(np.int32), *widths, limit.view(np.int32), bins, table, counts
         )
         low, high = (float(np.int32(extreme).view(np.float32)) for extreme in extremes)
-        return done, low, high
+        return counted, low, high
 
     return count
 

@@ -30,7 +30,7 @@ from .thresholds import Method, amax_by_method
 
 FORMAT_VERSION = 2
 _KEY = "qcompile"
-_DAMAGED = (KeyError, ValueError, TypeError, AttributeError, RecursionError, OSError)
+_DAMAGE_ERRORS = (KeyError, ValueError, TypeError, AttributeError, RecursionError, OSError)
 
 
 def save_ranges(ranges: Ranges, path: Path) -> None:
@@ -62,7 +62,7 @@ def load_ranges(path: Path) -> Ranges:
     """Read a ranges file."""
     checked_input(path, what="ranges file")
     message, hint = f"{path}: not a ranges file, or cut off", "make it with qcompile calibrate"
-    with translated(message, CalibrationError, errors=_DAMAGED, hint=hint, file=path):
+    with translated(message, CalibrationError, errors=_DAMAGE_ERRORS, hint=hint, file=path):
         header, counts = _read(path)
         if header["version"] != FORMAT_VERSION:
             raise CalibrationError(
@@ -81,11 +81,11 @@ def load_ranges(path: Path) -> Ranges:
                 hint="the file was changed after it was made; calibrate again",
                 file=path,
             )
-        return _ranges(typed, counts)
+        return _decode_ranges(typed, counts)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.int64]]]:
-    """Return the header of a file and the counts of its tensors; raise one of `_DAMAGED` if it is damaged."""
+    """Return the header of a file and the counts of its tensors; raise one of `_DAMAGE_ERRORS` if damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -141,7 +141,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
     checksum: str | msgspec.UnsetType = msgspec.UNSET
 
 
-def _ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ranges:
+def _decode_ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ranges:
     for array in counts.values():
         if array.shape != (2 * BINS,) or array.dtype != np.int64:
             raise ValueError(f"a histogram is not an array of {2 * BINS} int64 counts")
@@ -153,9 +153,9 @@ def _ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ranges:
         if histogram.is_empty or not histogram.is_plausible:
             raise ValueError(f"the histogram of {name!r} contradicts itself")
     histograms |= {name: Histogram() for name in header.empty}
-    lost = [source for sources in header.shared.values() for source in sources if source not in histograms]
-    if lost:
-        raise ValueError(f"it has no histogram of {lost[0]!r}, which another tensor shares")
+    missing = [source for sources in header.shared.values() for source in sources if source not in histograms]
+    if missing:
+        raise ValueError(f"it has no histogram of {missing[0]!r}, which another tensor shares")
     for portion in header.data.values():
         if list(portion.parts) != sorted({*portion.parts}) or max(portion.parts, default=0) > portion.shards:
             raise ValueError(f"parts {', '.join(map(str, portion.parts))} do not fit {portion.shards} shards")
@@ -177,16 +177,16 @@ def _file_content(header: dict[str, Any], histograms: Mapping[str, Histogram]) -
 
 def checksum(header: Mapping[str, Any], counts: Mapping[str, NDArray[Any]]) -> str:
     """Return "sha256:..." over the counts of every tensor and the header without its `checksum`."""
-    plain = {key: value for key, value in header.items() if key != "checksum"}
-    total = hashlib.sha256(_plain_text(plain))
+    unsigned = {key: value for key, value in header.items() if key != "checksum"}
+    digest = hashlib.sha256(_canonical_json(unsigned))
     for name in sorted(counts):
         array = np.ascontiguousarray(counts[name], counts[name].dtype.newbyteorder("<"))
-        total.update(_plain_text([name, str(array.dtype), list(array.shape)]))
-        total.update(array.tobytes())
-    return f"sha256:{total.hexdigest()}"
+        digest.update(_canonical_json([name, str(array.dtype), list(array.shape)]))
+        digest.update(array.tobytes())
+    return f"sha256:{digest.hexdigest()}"
 
 
-def _plain_text(value: object) -> bytes:
+def _canonical_json(value: object) -> bytes:
     """Return canonical JSON: equal values give equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
@@ -228,7 +228,7 @@ def load_checkpoint(path: Path, key: dict[str, Any]) -> Checkpoint | None:
         is_same = checkpoint.key == json.loads(json.dumps(key))
         if not is_same or header["checksum"] != checksum(header, counts):
             return None
-    except _DAMAGED:
+    except _DAMAGE_ERRORS:
         return None  # starting over costs only time
     checkpoint.histograms = {
         name: Histogram(exponent, counts[name], low, high) for name, (exponent, low, high) in tensors.items()
@@ -267,21 +267,21 @@ def merge_files(
     """
     if not files:
         raise InvalidOption("no ranges files; at least one is required")
-    total: Ranges | None = None
+    merged: Ranges | None = None
     for number, file in enumerate(files, start=1):
         progress("merge", number, len(files))
         ranges = load_ranges(file)
         try:
-            if total is not None:
-                total.merge(ranges)
+            if merged is not None:
+                merged.merge(ranges)
         except CalibrationError as error:
             error.message = f"{file}: {error.message}"
             raise
-        total = total or ranges
-    assert total is not None
+        merged = merged or ranges
+    assert merged is not None
     with writing(output) as path:
-        save_ranges(total, path)
-        manifest = ranges_manifest(total, "merge")
+        save_ranges(merged, path)
+        manifest = ranges_manifest(merged, "merge")
         if all_of is not None:
-            manifest = ranges_manifest(total, "calibrate", all_of, shard="1/1")
+            manifest = ranges_manifest(merged, "calibrate", all_of, shard="1/1")
         return Artifact(output, commit(path, manifest))

@@ -23,7 +23,7 @@ from .thresholds import Method
 
 CALIBRATORS = ("EntropyCalibration2", "EntropyCalibration", "MinMaxCalibration")
 
-_LEAST = 2.0**-149  # smallest float32: prevents that a small scale rounds to zero
+_MIN_SCALE = 2.0**-149  # smallest float32: prevents that a small scale rounds to zero
 _HEADER = re.compile(r"TRT-([0-9A-Za-z.]+)-(\w+)")
 # Names that TensorRT's ONNX parser invents for constants and layers.
 _INTERNAL = re.compile(r"\(Unnamed Layer\* \d+\)|ONNXTRT_|\[trainStation")
@@ -55,7 +55,7 @@ def format_cache(
         if "\n" in name:
             raise CalibrationError(f"tensor {name!r}: a cache cannot hold this name", tensor=name)
         # A line encodes amax, so a small scale is not replaced by 1, as `choose_qparams` does.
-        scale = max((ranges.amax(name, method) or 1.0) / INT8.qmax, _LEAST)
+        scale = max((ranges.amax(name, method) or 1.0) / INT8.qmax, _MIN_SCALE)
         try:
             lines.append(f"{name}: {struct.pack('>f', scale).hex()}")
         except OverflowError as error:

@@ -28,9 +28,9 @@ from .qparams import INT8, UINT8, scale_and_zero_point
 
 _CENTRES = np.arange(-BINS, BINS, dtype=np.float64) + 0.5
 _CENTRES[BINS] = 0.0
-_FEWEST = 128  # least threshold in bins: with fewer, bins would be as wide as the levels
-_AT_ONCE = 64  # candidates evaluated at a time: their tables of levels fit in the cache
-_COARSE = 64  # step between the candidates of a first pass
+_MIN_BINS = 128  # least threshold in bins: with fewer, bins would be as wide as the levels
+_CHUNK = 64  # candidates evaluated at a time: their tables of levels fit in the cache
+_COARSE_STEP = 64  # step between the candidates of a first pass
 
 
 # Each table of 64 candidates is as large as the blocks that glibc returns to the system when they are freed,
@@ -58,17 +58,17 @@ def amax_mse(histogram: Histogram, *, symmetric: bool) -> float:
     bins hold all values, the latter is returned.
     """
     largest = histogram.largest
-    used = math.ceil(largest / histogram.width)
-    if used <= _FEWEST:
+    used_bins = math.ceil(largest / histogram.width)
+    if used_bins <= _MIN_BINS:
         return largest
-    candidates = np.arange(_FEWEST, used + 1).astype(np.float64)
+    candidates = np.arange(_MIN_BINS, used_bins + 1).astype(np.float64)
     candidates[-1] = largest / histogram.width
     # Clipping errors are lower bounds: a bound above the best of a coarse pass rules a candidate out.
     bound = _clipping_errors(histogram, candidates, symmetric=symmetric)
-    tried = candidates[::-_COARSE]
-    coarse = squared_errors(histogram, tried, symmetric=symmetric)
-    best = tried[int(np.argmin(coarse))]  # not ruled out, even if rounding raises its bound
-    candidates = candidates[(bound <= coarse.min()) | (candidates == best)]
+    grid = candidates[::-_COARSE_STEP]
+    coarse_errors = squared_errors(histogram, grid, symmetric=symmetric)
+    best = grid[int(np.argmin(coarse_errors))]  # not ruled out, even if rounding raises its bound
+    candidates = candidates[(bound <= coarse_errors.min()) | (candidates == best)]
     errors = squared_errors(histogram, candidates, symmetric=symmetric)
     return float(candidates[int(np.argmin(errors))]) * histogram.width
 
@@ -83,8 +83,8 @@ def squared_errors(
     """
     counted, summed, squares = _moments(histogram.counts, _CENTRES)
     errors: list[NDArray[np.float64]] = []
-    for start in range(0, len(candidates), _AT_ONCE):
-        low, high = -candidates[start : start + _AT_ONCE], candidates[start : start + _AT_ONCE]
+    for start in range(0, len(candidates), _CHUNK):
+        low, high = -candidates[start : start + _CHUNK], candidates[start : start + _CHUNK]
         scheme, least = (INT8, -INT8.qmax) if symmetric else (UINT8, UINT8.qmin)
         if not symmetric:
             low = np.maximum(histogram.min / histogram.width, low)
@@ -204,8 +204,8 @@ def amax_entropy(histogram: Histogram) -> float:
     if not used.size or used[-1] < levels:
         return largest
     cumulative = np.cumsum(counts)
-    fewest = int(np.searchsorted(cumulative, (1.0 - MOST_CLIPPED) * cumulative[-1])) + 1
-    candidates = np.arange(max(levels, fewest), used[-1] + 2)
+    min_bins = int(np.searchsorted(cumulative, (1.0 - MOST_CLIPPED) * cumulative[-1])) + 1
+    candidates = np.arange(max(levels, min_bins), used[-1] + 2)
     divergences = entropy_divergences(counts, candidates, levels)
     best = int(candidates[int(np.argmin(divergences))])
     return min(best * histogram.width, largest)
@@ -226,11 +226,11 @@ def entropy_divergences(
         np.concatenate([[0.0], np.cumsum(values)]) for values in (counts, counts > 0, _xlogx(counts))
     )
     divergences: list[NDArray[np.float64]] = []
-    for start in range(0, len(candidates), _AT_ONCE):
-        kept = candidates[start : start + _AT_ONCE]
-        tail, last = total - cumulative[kept], counts[kept - 1]
+    for start in range(0, len(candidates), _CHUNK):
+        sizes = candidates[start : start + _CHUNK]
+        tail, last = total - cumulative[sizes], counts[sizes - 1]
         # The first bin of level k, ceil(k * i / levels), for each candidate i: [candidates, levels + 1]
-        edges = -(-np.arange(levels + 1)[None, :] * kept[:, None] // levels)
+        edges = -(-np.arange(levels + 1)[None, :] * sizes[:, None] // levels)
         sums, bins = np.diff(cumulative[edges], axis=1), np.diff(filled[edges], axis=1)
         # The tail fills the last bin of P, so it counts as non-empty even where no value fell into it.
         bins[:, -1] += (last == 0) & (tail > 0)
@@ -238,10 +238,10 @@ def entropy_divergences(
             spread = np.where(sums > 0, sums * np.log(sums / bins), 0.0).sum(axis=1)
             share = np.log(sums[:, -1] / bins[:, -1])
             cross = spread + np.where(tail > 0, tail * share, 0.0)
-            entropy = plogp[kept] - _xlogx(last) + _xlogx(last + tail)
-            divergences.append((entropy - cross) / total - np.log(total) + np.log(cumulative[kept]))
-    every = np.concatenate(divergences)
-    return np.where(np.isfinite(every), every, np.inf)
+            entropy = plogp[sizes] - _xlogx(last) + _xlogx(last + tail)
+            divergences.append((entropy - cross) / total - np.log(total) + np.log(cumulative[sizes]))
+    result = np.concatenate(divergences)
+    return np.where(np.isfinite(result), result, np.inf)
 
 
 METHOD_AMAX: Mapping[MethodName, Callable[[Histogram, float, bool], float]] = {
@@ -253,9 +253,9 @@ METHOD_AMAX: Mapping[MethodName, Callable[[Histogram, float, bool], float]] = {
 """Method name to a function of a nonempty histogram, percentile and symmetry that returns amax."""
 
 
-_CHOSEN: dict[tuple[object, ...], float] = {}
-"""Cache of up to `_MOST_CHOSEN` results: a search requests the same histograms repeatedly."""
-_MOST_CHOSEN = 100_000
+_AMAX_CACHE: dict[tuple[object, ...], float] = {}
+"""Cache of up to `_MAX_CACHED` results: a search requests the same histograms repeatedly."""
+_MAX_CACHED = 100_000
 
 
 def amax(histogram: Histogram, method: Method, *, symmetric: bool = True) -> float:
@@ -267,14 +267,14 @@ def amax(histogram: Histogram, method: Method, *, symmetric: bool = True) -> flo
         )
     content = blake2b(histogram.counts.tobytes(), digest_size=16).digest()
     key = (method, symmetric, histogram.exponent, histogram.min, histogram.max, content)
-    if key not in _CHOSEN:
-        if len(_CHOSEN) >= _MOST_CHOSEN:
-            _CHOSEN.clear()
+    if key not in _AMAX_CACHE:
+        if len(_AMAX_CACHE) >= _MAX_CACHED:
+            _AMAX_CACHE.clear()
         if method.name == "auto":
-            _CHOSEN[key] = amax_by_method(histogram, method.percentile, symmetric=symmetric)["auto"]
+            _AMAX_CACHE[key] = amax_by_method(histogram, method.percentile, symmetric=symmetric)["auto"]
         else:
-            _CHOSEN[key] = METHOD_AMAX[method.name](histogram, method.percentile, symmetric)
-    return _CHOSEN[key]
+            _AMAX_CACHE[key] = METHOD_AMAX[method.name](histogram, method.percentile, symmetric)
+    return _AMAX_CACHE[key]
 
 
 def amax_by_method(

@@ -82,61 +82,61 @@ def open_observer(model: Graph, taps: Taps, threads: int, *, few: bool = False) 
     for name in outputs:
         kind = getattr(onnx.TensorProto, _ONNX_NAMES[taps.types[name]])
         returned.setdefault(name, onnx.helper.make_tensor_value_info(name, kind, None))
-    every = list(returned.values())
+    graph_outputs = list(returned.values())
     convolves = any(node.op_type in ("Conv", "ConvTranspose") for node in model.model.graph.node)
     # The layout level crashes the process on some float16 graphs: see `session_options`.
     layouts = not (few or holds_half(model.model))
     options = session_options(threads, layouts=layouts)
     with temporary_folder("calibrate", model.path) as folder:
         if convolves and layouts:
-            written = folder / "optimized.onnx"
-            session = _without_reorders(model, options, written, every, outputs, threads)
+            path = folder / "optimized.onnx"
+            session = _session_without_reorders(model, options, path, graph_outputs, outputs, threads)
         else:
-            session = make_session(model, options, outputs=every)
+            session = make_session(model, options, outputs=graph_outputs)
         yield Observer(session, outputs)
 
 
-def _without_reorders(
+def _session_without_reorders(
     model: Graph,
     options: Any,
-    written: Path,
-    every: list[onnx.ValueInfoProto],
+    path: Path,
+    graph_outputs: list[onnx.ValueInfoProto],
     outputs: dict[str, str],
     threads: int,
 ) -> Any:
     """Return a session of the optimized graph without reorders in front of taps; rename `outputs`."""
-    options.optimized_model_filepath = str(written)
-    weights = f"{written.name}.data"
+    options.optimized_model_filepath = str(path)
+    weights = f"{path.name}.data"
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights)
     options.add_session_config_entry(
         "session.optimized_model_external_initializers_min_size_in_bytes", "1024"
     )
-    session = make_session(model, options, outputs=every)
-    optimized = read_graph(written).model
+    session = make_session(model, options, outputs=graph_outputs)
+    optimized = read_graph(path).model
     skipped = _skip_reorders(optimized.graph, outputs)
     if not skipped:
         return session
     del session
-    written.write_bytes(optimized.SerializeToString())
-    session = make_session(written, session_options(threads, optimize=False))
+    path.write_bytes(optimized.SerializeToString())
+    session = make_session(path, session_options(threads, optimize=False))
     outputs |= {source: outputs.pop(output) for output, source in skipped.items()}
     return session
 
 
 def _skip_reorders(graph: onnx.GraphProto, outputs: dict[str, str]) -> dict[str, str]:
     """Replace outputs by the inputs of their reorders, in place; return output to its replacement."""
-    made_by = producers(graph)
-    read = {name for node in graph.node for name in (*node.input, *captured_names(node))}
+    producer_of = producers(graph)
+    consumed = {name for node in graph.node for name in (*node.input, *captured_names(node))}
     skipped: dict[str, str] = {}
     for value in graph.output:
-        node = made_by.get(value.name)
+        node = producer_of.get(value.name)
         if node is None or node.op_type != "ReorderOutput" or value.name not in outputs:
             continue
         channels = attribute(node, "channels", 0)
         if channels % _BLOCK or not channels or node.input[0] in skipped.values():
             continue  # the last block is padded, and the padding is not part of the tensor
         skipped[value.name] = node.input[0]
-        if value.name not in read:
+        if value.name not in consumed:
             graph.node.remove(node)
     refill(graph.value_info, (value for value in graph.value_info if value.name not in skipped.values()))
     for value in graph.output:
@@ -208,7 +208,7 @@ class Workers:
         """Submit a batch for counting; wait while enough batches are pending."""
         if self._pool is None:
             self._observe(batch)  # the first batch determines the memory of the activations
-            self._pool = self._start()
+            self._pool = self._start_pool()
             self.samples += batch.samples
             return
         self._pending.append(self._pool.submit(self._observe, batch))
@@ -227,7 +227,7 @@ class Workers:
         for counter in self._counters[1:]:
             for name, histogram in counter.histograms.items():
                 first[name].merge(histogram)
-            counter.histograms = _empty(self._taps)
+            counter.histograms = _empty_histograms(self._taps)
         return first
 
     def resume(self, histograms: Histograms, samples: int) -> None:
@@ -235,13 +235,13 @@ class Workers:
         self._counters[0].histograms = histograms
         self.samples = samples
 
-    def _start(self) -> ThreadPoolExecutor:
-        granted = self._threads
-        self._threads = max(1, min(granted, IN_FLIGHT_BYTES // max(self._counters[0].bytes, 1)))
-        inside = granted // self._threads
-        if inside > 1:
+    def _start_pool(self) -> ThreadPoolExecutor:
+        threads = self._threads
+        self._threads = max(1, min(threads, IN_FLIGHT_BYTES // max(self._counters[0].bytes, 1)))
+        session_threads = threads // self._threads
+        if session_threads > 1:
             self._stack.close()
-            self._observer = self._stack.enter_context(self._make_observer(inside))
+            self._observer = self._stack.enter_context(self._make_observer(session_threads))
         self._counters += [self._make_counter(make_count()) for _ in range(self._threads - 1)]
         return ThreadPoolExecutor(self._threads, thread_name_prefix="qcompile-calibrate")
 
@@ -262,7 +262,7 @@ class _Counter:
     """The histograms of one worker."""
 
     def __init__(self, taps: Taps, count: Count, *, infinite: bool) -> None:
-        self.histograms = _empty(taps)
+        self.histograms = _empty_histograms(taps)
         self.bytes = 0
         self._count, self._infinite = count, infinite
 
@@ -290,5 +290,5 @@ class _Counter:
                 raise CalibrationError(message, hint=hint, tensor=name, sample=where) from error
 
 
-def _empty(taps: Taps) -> Histograms:
+def _empty_histograms(taps: Taps) -> Histograms:
     return {name: Histogram() for name in taps.names}

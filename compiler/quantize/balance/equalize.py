@@ -100,12 +100,12 @@ def balanced(
     """Return the request of a balanced model, with ranges of the rescaled tensors observed on it."""
     ranges = request.ranges
     assert ranges is not None, "static quantization needs ranges"
-    again = observe(graph, data, tensors=rescaled, few=ranges.samples <= _FEW and runs_without_layouts(graph))
+    fresh = observe(graph, data, tensors=rescaled, few=ranges.samples <= _FEW and runs_without_layouts(graph))
     changed = set(rescaled)
     shared = {name: sources for name, sources in ranges.shared.items() if name not in changed}
-    needed = {source for sources in shared.values() for source in sources} - again.histograms.keys()
-    histograms = {n: one for n, one in ranges.histograms.items() if n not in changed or n in needed}
-    ranges = replace(ranges, histograms={**histograms, **again.histograms}, shared={**shared, **again.shared})
+    needed = {source for sources in shared.values() for source in sources} - fresh.histograms.keys()
+    histograms = {n: counts for n, counts in ranges.histograms.items() if n not in changed or n in needed}
+    ranges = replace(ranges, histograms={**histograms, **fresh.histograms}, shared={**shared, **fresh.shared})
     return replace(request, graph=graph, ranges=ranges)
 
 
@@ -182,8 +182,8 @@ class _Chains:
                 continue
             tensor = str((self._bias_add(node) or node).output[0])
             path = list(dict.fromkeys([str(node.output[0]), tensor]))
-            passed = _BY_CHANNEL if node.op_type == "Conv" else _BY_ROW
-            while (reader := self._only_reader(tensor)) is not None and reader.op_type in passed:
+            passthrough = _BY_CHANNEL if node.op_type == "Conv" else _BY_ROW
+            while (reader := self._only_reader(tensor)) is not None and reader.op_type in passthrough:
                 tensor = reader.output[0]
                 path.append(tensor)
             if reader is None or reader.input[0] != tensor:
@@ -199,7 +199,7 @@ class _Chains:
     def _layer(self, node: onnx.NodeProto) -> _Layer | None:
         if node.op_type not in ("Conv", "Gemm", "MatMul") or node.domain not in ("", "ai.onnx"):
             return None
-        weight = self._own(node.input[1])
+        weight = self._private_tensor(node.input[1])
         if weight is None or attribute(node, "transA", 0):
             return None
         if node.op_type != "Conv" and len(weight.dims) != 2:
@@ -208,13 +208,13 @@ class _Chains:
         add = self._bias_add(node)
         bias = next((name for name in add.input if name != node.output[0]), "") if add is not None else ""
         bias = str(node.input[2]) if len(node.input) > 2 else bias
-        own = self._own(bias)
+        vector = self._private_tensor(bias)
         channels = weight.dims[axis]
-        if bias and (own is None or own.dims[-1:] != [channels] or np.prod(own.dims) != channels):
+        if bias and (vector is None or vector.dims[-1:] != [channels] or np.prod(vector.dims) != channels):
             return None
-        return _Layer(weight, own, axis, attribute(node, "group", 1))
+        return _Layer(weight, vector, axis, attribute(node, "group", 1))
 
-    def _own(self, name: str) -> onnx.TensorProto | None:
+    def _private_tensor(self, name: str) -> onnx.TensorProto | None:
         return self.stored.get(name) if self.graph.is_private(name) else None
 
     def _bias_add(self, node: onnx.NodeProto) -> onnx.NodeProto | None:

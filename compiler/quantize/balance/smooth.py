@@ -57,7 +57,7 @@ from .equalize import LARGEST_FACTOR, LOOKED_AT, Floats, balanced, equalizable, 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Strengths to try, besides no smoothing: the share of the outliers that moves into the weights."""
 
-_OUTPUTS = 384
+_COMPARED_OUTPUTS = 384
 """Outputs of a matrix on which strengths are compared: a third of the time of all outputs of BERT-base."""
 
 LEAST_GAIN_DB = {True: 0.1, False: 1.0}
@@ -83,25 +83,25 @@ def smooth(graph: Graph, observed: Mapping[str, Rows], *, symmetric: bool = Fals
     weights that multiply channel j. A place is unchanged if no strength lowers the error of its products by
     `LEAST_GAIN_DB`. The model computes the same bits as before, except for subnormal numbers.
     """
-    places, left = _Finder(graph).find()
-    result = Smoothed(left_alone=left)
+    places, reasons = _Finder(graph).find()
+    result = Smoothed(left_alone=reasons)
     for place in places:
         rows = observed.get(place.tensor)
         if rows is None:
-            is_made = place.tensor in graph.producers
-            reason = "it was not observed" if is_made else "it reads an input of the model"
+            is_computed = place.tensor in graph.producers
+            reason = "it was not observed" if is_computed else "it reads an input of the model"
             result.left_alone |= dict.fromkeys(place.products, reason)
             continue
         arrays = [(tensor_values(graph.stored[name]), axis) for name, axis in place.weights]
         matrices = [array.T if axis else array for array, axis in arrays]
         alpha, factors, gain_db = best_factors(rows, matrices, symmetric=symmetric)
-        least = LEAST_GAIN_DB[bool(place.vectors or place.columns)]
-        if gain_db < least:
-            reason = f"smoothing gains {max(gain_db, 0):.1f} dB there; {least} dB is required"
+        least_db = LEAST_GAIN_DB[bool(place.vectors or place.columns)]
+        if gain_db < least_db:
+            reason = f"smoothing gains {max(gain_db, 0):.1f} dB there; {least_db} dB is required"
             result.left_alone |= dict.fromkeys(place.products, reason)
             continue
-        taker, rescaled = _move(graph, place, factors)
-        result.places[place.tensor] = f"alpha {alpha}, {taker}, {gain_db:.1f} dB"
+        location, rescaled = _move(graph, place, factors)
+        result.places[place.tensor] = f"alpha {alpha}, {location}, {gain_db:.1f} dB"
         result.rescaled += rescaled
     graph.edited()
     return result
@@ -124,31 +124,31 @@ def smoothed(
 ) -> tuple[QuantizeRequest, Smoothed]:
     """Smooth a copy of the model; return its request and the changes. Rows missing in `rows` are observed."""
     graph = request.graph.copy()
-    lacking = dict.fromkeys(smoothable(graph) - rows.keys(), -1)
-    observed = {**rows, **observe_rows(graph, lacking, data, LOOKED_AT)}
-    done = smooth(graph, observed, symmetric=graph_rules(request.spec.target).symmetric)
-    return (balanced(request, graph, done.rescaled, data) if done.rescaled else request), done
+    missing = dict.fromkeys(smoothable(graph) - rows.keys(), -1)
+    observed = {**rows, **observe_rows(graph, missing, data, LOOKED_AT)}
+    changes = smooth(graph, observed, symmetric=graph_rules(request.spec.target).symmetric)
+    return (balanced(request, graph, changes.rescaled, data) if changes.rescaled else request), changes
 
 
 def best_factors(
     rows: Rows, matrices: Sequence[NDArray[Any]], *, symmetric: bool
 ) -> tuple[float, Floats, float]:
-    """Return the best strength, its factors [channels], its gain in dB; `matrices`: [channels, outputs]."""
+    """Return the best strength, its factors [channels], and gain in dB; a matrix is [channels, outputs]."""
     peaks = np.max([np.abs(matrix).max(axis=1, initial=0.0) for matrix in matrices], axis=0)
     # Each output has a scale, so some outputs represent all.
-    matrices = [matrix[:, :: -(-matrix.shape[1] // _OUTPUTS) or 1] for matrix in matrices]
+    matrices = [matrix[:, :: -(-matrix.shape[1] // _COMPARED_OUTPUTS) or 1] for matrix in matrices]
     exact = [rows.rows @ matrix for matrix in matrices]
-    none = np.ones(len(rows.low))
-    plain = product_error(rows, matrices, exact, none, symmetric=symmetric)
-    best, chosen, least = 0.0, none, plain
+    ones = np.ones(len(rows.low))
+    baseline = product_error(rows, matrices, exact, ones, symmetric=symmetric)
+    best_alpha, factors, least_error = 0.0, ones, baseline
     for alpha in ALPHAS:
-        tried = smoothing_factors(rows.amax.astype(np.float64), peaks.astype(np.float64), alpha)
-        error = product_error(rows, matrices, exact, tried, symmetric=symmetric)
-        if error < least:
-            best, chosen, least = alpha, tried, error
-    if least >= plain:
-        return 0.0, none, 0.0
-    return best, chosen, float(10 * np.log10(plain / max(least, np.finfo(np.float64).tiny)))
+        candidate = smoothing_factors(rows.amax.astype(np.float64), peaks.astype(np.float64), alpha)
+        error = product_error(rows, matrices, exact, candidate, symmetric=symmetric)
+        if error < least_error:
+            best_alpha, factors, least_error = alpha, candidate, error
+    if least_error >= baseline:
+        return 0.0, ones, 0.0
+    return best_alpha, factors, float(10 * np.log10(baseline / max(least_error, np.finfo(np.float64).tiny)))
 
 
 def product_error(
@@ -166,8 +166,8 @@ def product_error(
     total = 0.0
     for matrix, expected in zip(matrices, exact, strict=True):
         scaled = np.ascontiguousarray(matrix * factors[:, None].astype(np.float32))
-        of_weight = choose_weight_qparams(scaled, 1)
-        error = values @ dequantize(quantize(scaled, of_weight), of_weight) - expected
+        weight_qparams = choose_weight_qparams(scaled, 1)
+        error = values @ dequantize(quantize(scaled, weight_qparams), weight_qparams) - expected
         power = float(np.square(expected, dtype=np.float64).sum())
         total += float(np.square(error, dtype=np.float64).sum()) / (power or 1.0)
     return total
@@ -201,13 +201,13 @@ def _move(graph: Graph, place: SmoothedTensor, factors: Floats) -> tuple[str, li
     nodes = {node.name: node for node in proto.node}
     smoothed: dict[str, str] = {}
     for product in (nodes[name] for name in place.products):
-        read = str(product.input[0])
-        if read not in smoothed:
-            smoothed[read], name = names.fresh(f"{read}/smoothed"), names.fresh(f"{read}/smooth")
-            node = helper.make_node("Mul", [read, factors_name], [smoothed[read]], name)
-            position = next(i for i, n in enumerate(proto.node) if read in n.output)
+        source = str(product.input[0])
+        if source not in smoothed:
+            smoothed[source], name = names.fresh(f"{source}/smoothed"), names.fresh(f"{source}/smooth")
+            node = helper.make_node("Mul", [source, factors_name], [smoothed[source]], name)
+            position = next(i for i, n in enumerate(proto.node) if source in n.output)
             proto.node.insert(position + 1, node)
-        product.input[0] = smoothed[read]
+        product.input[0] = smoothed[source]
     return "by a multiplication", list(smoothed.values())
 
 
@@ -243,23 +243,23 @@ class _Finder:
     def find(self) -> tuple[list[SmoothedTensor], dict[str, str]]:
         """Return the places in the order of execution, and node to the reason why it is not smoothed."""
         groups: dict[str, list[onnx.NodeProto]] = {}
-        left: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for node in self.graph.model.graph.node:
             if node.op_type not in ("MatMul", "Gemm") or node.domain not in ("", "ai.onnx"):
                 continue
-            reason = self._unfit(node)
+            reason = self._unfit_reason(node)
             if reason:
-                left[node.name] = reason
+                reasons[node.name] = reason
             else:
                 groups.setdefault(self._root(node), []).append(node)
         places = []
         for tensor, nodes in groups.items():
             fit = [node for node in nodes if self._channels(node) == self._channels(nodes[0])]
-            left |= {n.name: "it reads other channels than its neighbour" for n in nodes if n not in fit}
+            reasons |= {n.name: "it reads other channels than its neighbour" for n in nodes if n not in fit}
             places.append(self._place(tensor, fit))
-        return places, left
+        return places, reasons
 
-    def _unfit(self, node: onnx.NodeProto) -> str:
+    def _unfit_reason(self, node: onnx.NodeProto) -> str:
         if node.input[1] not in self.stored:
             return "its second operand is not a stored float32 matrix"
         weight = self.stored[node.input[1]]
@@ -280,32 +280,32 @@ class _Finder:
     def _root(self, node: onnx.NodeProto) -> str:
         """Return the tensor in front of Reshapes that preserve the last axis and feed only products."""
         name = str(node.input[0])
-        while (maker := self.graph.producers.get(name)) is not None and maker.op_type == "Reshape":
-            before = self.graph.shapes.get(maker.input[0], ())
-            behind = {reader.op_type for reader in self.graph.consumers.get(name, ())}
-            if not before or before[-1] != self._channels(node) or name in self.graph.pinned:
+        while (producer := self.graph.producers.get(name)) is not None and producer.op_type == "Reshape":
+            shape = self.graph.shapes.get(producer.input[0], ())
+            readers = {reader.op_type for reader in self.graph.consumers.get(name, ())}
+            if not shape or shape[-1] != self._channels(node) or name in self.graph.pinned:
                 break
-            if behind - {"MatMul", "Gemm", "Reshape", "Shape"}:
+            if readers - {"MatMul", "Gemm", "Reshape", "Shape"}:
                 break
-            name = str(maker.input[0])
+            name = str(producer.input[0])
         return name
 
     def _place(self, tensor: str, nodes: list[onnx.NodeProto]) -> SmoothedTensor:
         weights = tuple((str(n.input[1]), attribute(n, "transB", 0)) for n in nodes)
         names = tuple(node.name for node in nodes)
         plain = SmoothedTensor(tensor, names, weights, self._channels(nodes[0]))
-        rescaled = self._only_for(tensor, set(names))
-        maker = self.graph.producers.get(tensor)
-        if rescaled is None or maker is None:
+        rescaled = self._reshaped_forms(tensor, set(names))
+        producer = self.graph.producers.get(tensor)
+        if rescaled is None or producer is None:
             return plain
-        if (found := self._vectors(maker, plain.channels)) is not None:
-            return replace(plain, vectors=found[0], rescaled=(*found[1], *rescaled))
+        if (folded := self._vectors(producer, plain.channels)) is not None:
+            return replace(plain, vectors=folded[0], rescaled=(*folded[1], *rescaled))
         if (columns := self._columns(tensor, plain.channels)) is not None:
             matrix, bias, inner = columns
             return replace(plain, vectors=bias, columns=matrix, rescaled=(*inner, *rescaled))
         return plain
 
-    def _only_for(self, tensor: str, products: set[str]) -> tuple[str, ...] | None:
+    def _reshaped_forms(self, tensor: str, products: set[str]) -> tuple[str, ...] | None:
         """Return the tensor and its reshaped forms; None if other nodes than the products read the values."""
         if tensor in self.graph.pinned:
             return None
@@ -313,33 +313,33 @@ class _Finder:
         for node in self.graph.consumers.get(tensor, ()):
             if node.name in products or node.op_type == "Shape":
                 continue
-            inner = self._only_for(node.output[0], products) if node.op_type == "Reshape" else None
+            inner = self._reshaped_forms(node.output[0], products) if node.op_type == "Reshape" else None
             if inner is None:
                 return None
             names += inner
         return tuple(names)
 
-    def _own_vector(self, name: str, channels: int) -> bool:
+    def _is_private_vector(self, name: str, channels: int) -> bool:
         tensor = self.stored.get(name) if self.graph.is_private(name) else None
         return tensor is not None and list(tensor.dims) == [channels]
 
     def _vectors(
-        self, maker: onnx.NodeProto, channels: int
+        self, producer: onnx.NodeProto, channels: int
     ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         """Return the stored vectors that scale a tensor, and the tensors in between, or None."""
-        if maker.op_type == "LayerNormalization":
-            parameters = tuple(str(name) for name in maker.input[1:] if name)
-            last = attribute(maker, "axis", -1) == -1 and len(maker.output) == 1
-            fit = last and all(self._own_vector(name, channels) for name in parameters)
+        if producer.op_type == "LayerNormalization":
+            parameters = tuple(str(name) for name in producer.input[1:] if name)
+            last = attribute(producer, "axis", -1) == -1 and len(producer.output) == 1
+            fit = last and all(self._is_private_vector(name, channels) for name in parameters)
             return (parameters, ()) if fit and parameters else None
-        if maker.op_type not in ("Mul", "Add") or len(maker.input) != 2:
+        if producer.op_type not in ("Mul", "Add") or len(producer.input) != 2:
             return None
-        vector = next((str(n) for n in maker.input if self._own_vector(n, channels)), "")
+        vector = next((str(n) for n in producer.input if self._is_private_vector(n, channels)), "")
         if not vector:
             return None
-        if maker.op_type == "Mul":
+        if producer.op_type == "Mul":
             return (vector,), ()
-        inside = next(str(name) for name in maker.input if name != vector)
+        inside = next(str(name) for name in producer.input if name != vector)
         gain = self.graph.producers.get(inside)
         if gain is None or gain.op_type != "Mul" or not self.graph.is_private(inside):
             return None
@@ -368,12 +368,12 @@ class _Finder:
             if node.op_type in ("MatMul", "Gemm"):
                 axis = 1 - attribute(node, "transB", 0)
                 bias += tuple(str(vector) for vector in node.input[2:] if vector)
-                fits = not self._unfit(node) and self.stored[node.input[1]].dims[axis] == channels
-                fits = fits and all(self._own_vector(vector, channels) for vector in bias)
+                fits = not self._unfit_reason(node) and self.stored[node.input[1]].dims[axis] == channels
+                fits = fits and all(self._is_private_vector(vector, channels) for vector in bias)
                 return ((str(node.input[1]), axis), bias, tuple(path)) if fits else None
             name = str(node.input[0])
             if node.op_type == "Add":
-                vector = next((str(n) for n in node.input if self._own_vector(n, channels)), "")
+                vector = next((str(n) for n in node.input if self._is_private_vector(n, channels)), "")
                 if not vector:
                     return None
                 bias, name = (vector,), next(str(n) for n in node.input if n != vector)
