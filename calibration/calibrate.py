@@ -1,7 +1,7 @@
 """Run samples through a model once and count the values of its tensors.
 
-Samples run one by one, so that batching changes no bit of the results. A first axis need not be one of
-samples: it may be time, or a model may mix its rows. Such batches stay whole.
+Samples run one at a time, so the batch size cannot change the results. Batches stay whole if their first axis
+does not index independent samples: it may be time, or the model may mix its rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .workers import Workers
 
 @dataclass(frozen=True)
 class Shard:
-    """Every `shards`-th sample, beginning with number `part`, which counts from 1."""
+    """Every `shards`-th unit of the data, beginning with number `part`, which counts from 1."""
 
     part: int = 1
     shards: int = 1
@@ -40,12 +40,12 @@ class Shard:
         return f"{self.part}/{self.shards}"
 
     def holds(self, unit: int) -> bool:
-        """Whether a unit of the data, counted from 0, belongs to it."""
+        """Return whether the shard includes a unit (a sample or a whole batch), counted from 0."""
         return unit % self.shards == self.part - 1
 
 
 def parse_shard(text: str) -> Shard:
-    """Read "2/8", the second of eight parts."""
+    """Parse "2/8", the second of eight parts."""
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
     part, shards = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= part <= shards:
@@ -71,12 +71,11 @@ def observe(
     """Return the ranges of a model's float activations over samples.
 
     Args:
-        model: ONNX file, of which the weights need not be loaded.
-        tensors: Tensors that get a scale; None observes those of every quantizable operator.
-        checkpoint: Where that of an interrupted calibration is kept, if at all.
-        infinite: Whether activations may hold infinity: a mask does not change how large finite values are.
-        few: For few samples no other layouts are made of the weights: 1.2 s of a ResNet-50, for 0.014 s a
-            sample.
+        model: ONNX file; its weights need not be loaded.
+        tensors: Tensors that get a scale; None means those of every quantizable operator.
+        checkpoint: File for the state of an interrupted calibration; None saves no state.
+        infinite: Accept infinity in activations, as masks contain it; only finite values are counted.
+        few: Skip ONNX Runtime's layouts of weights: they take 1.2 s on a ResNet-50 and save 0.014 s a sample.
 
     Raises:
         DataError: If samples do not fit or hold NaN or infinity.
@@ -87,7 +86,7 @@ def observe(
     if not taps.names:
         raise CalibrationError(
             f"{model.path}: no float activation at any quantizable operator; nothing to calibrate",
-            hint="qcompile inspect shows the operators; dynamic INT8 and weights alone need no ranges",
+            hint="qcompile inspect shows the operators; dynamic and weight-only INT8 need no ranges",
             file=model.path,
         )
     progress("prepare the model")
@@ -114,24 +113,24 @@ def observe(
                 save_checkpoint(Checkpoint(key, units, workers.samples, histograms), checkpoint)
                 last_s = time.monotonic()
 
-        _run(data, shard, workers, save, start, progress)
+        _submit_units(data, shard, workers, save, start, progress)
         ranges.histograms = dict(workers.drain())
         ranges.portions = {identity: Portion(workers.samples, shard.shards, (shard.part,))}
     return ranges
 
 
-def _run(
+def _submit_units(
     data: Data, shard: Shard, workers: Workers, save: Callable[[int], None], start: int, progress: Progress
 ) -> None:
     total = data.total
-    if total is not None:  # of samples that are dealt out in units of so many
+    if total is not None:  # the shards take turns, one unit each
         unit = data.batch_size if data.is_fixed else 1
         starts = range((shard.part - 1) * unit, total, shard.shards * unit)
         total = sum(min(unit, total - start) for start in starts)
     if start:
         progress(f"continue after {workers.samples} samples", workers.samples, total)
     try:
-        # What is not of the shard, or before `start`, is not decoded, where the data allows.
+        # Where the data allows it, units of other shards and units before `start` are not decoded.
         units: Iterator[tuple[int, Batch]] = enumerate(one_by_one(data, workers.run))
         if shard.shards > 1 or start:
             units = numbered_units(data, workers.run, lambda unit: unit >= start and shard.holds(unit))
@@ -140,23 +139,18 @@ def _run(
             progress("calibrate", workers.samples, total)
             save(unit + 1)
     except QCompileError:
-        workers.drain()  # raises what is wrong with an earlier sample that was still under way
+        workers.drain()  # raises the error of an earlier sample, if one is pending
         raise
     workers.drain()
     progress("calibrate", workers.samples, total)
 
 
 Run = Callable[[Batch], Sequence[NDArray[Any]]]
-"""Runs one batch and returns the tensors that are observed, in the same order each time.
-
-It raises DataError or ModelError if the model fails on the batch."""
+"""Runs one batch and returns the observed tensors, in a fixed order; raises DataError or ModelError."""
 
 
 def one_by_one(data: Data, run: Run, limit: int | None = None) -> Iterator[Batch]:
-    """Yield the samples of the data one by one, or whole batches where that would change the tensors.
-
-    A batch that stays whole may exceed the `limit` of samples.
-    """
+    """Yield single samples; batches stay whole, even beyond `limit`, where splitting changes the tensors."""
     separable: bool | None = None
     samples = 0
     for batch in data:
@@ -172,10 +166,10 @@ def one_by_one(data: Data, run: Run, limit: int | None = None) -> Iterator[Batch
 
 
 def numbered_units(data: Data, run: Run, holds: Callable[[int], bool]) -> Iterator[tuple[int, Batch]]:
-    """Yield what `one_by_one` yields and `holds` says, each with its number from 0.
+    """Yield (number, unit) for the units of `one_by_one` that `holds` selects; numbers begin at 0.
 
-    Data whose shapes are known is not decoded where no unit of a batch is held, but for the first batch that
-    can be split: it decides, for every part of the data alike, whether batches are.
+    If shapes are known, a batch without a selected unit is not decoded. The first batch that can be split is
+    the exception: it decides, for every shard alike, whether batches are split.
     """
     extents = data.extents()
     if extents is None:
@@ -197,7 +191,7 @@ def numbered_units(data: Data, run: Run, holds: Callable[[int], bool]) -> Iterat
 
 
 def gives_the_same_one_by_one(batch: Batch, run: Run) -> bool:
-    """Return whether two samples of made-up floats (real ones may be equal) run alone as together."""
+    """Return whether two samples give equal tensors alone and together (random: real ones may be equal)."""
     generator = np.random.default_rng(0)
     feeds = {
         name: generator.standard_normal(array.shape).astype(array.dtype)
@@ -209,16 +203,16 @@ def gives_the_same_one_by_one(batch: Batch, run: Run) -> bool:
     try:
         singles = [run(sample) for sample in pair.split()]
     except (DataError, ModelError):
-        return False  # the batch is then run as it is, and fails with its own words
+        return False  # the whole batch runs next and raises its error
     try:
         together = run(pair)
     except (DataError, ModelError):
         return True
-    return all(_holds_both(*arrays) for arrays in zip(together, *singles, strict=True))
+    return all(_extremes_agree(*arrays) for arrays in zip(together, *singles, strict=True))
 
 
-def _holds_both(*tensors: NDArray[Any]) -> bool:
-    """Whether an array holds the values of two others, in any order; or all three are alike."""
+def _extremes_agree(*tensors: NDArray[Any]) -> bool:
+    """Return whether, by extremes and mean, an array holds two others in any order, or all are alike."""
     whole, first, second = (tensor.astype(np.float64) for tensor in tensors)
     alike = whole.size == first.size == second.size
     if not alike and whole.size != first.size + second.size:

@@ -1,11 +1,11 @@
-"""Counts of a tensor's values that depend only on the values.
+"""Histograms with counts that depend on the values alone.
 
 Bins are `2**exponent` wide, `BINS` on each side of zero. When a value falls outside, the exponent grows
 and neighbouring bins merge. A power of two scales exactly and `floor(floor(x / w) / 2) == floor(x / 2w)`,
-so the counts are a function of the multiset of values alone: batch size, order and sharding cannot
-change a single one, and two histograms merge without loss.
+so the counts are a function of the multiset of values alone: batch size, order and sharding cannot change
+them, and two histograms merge without loss.
 
-numpy counts; where numba is there, it compiles a loop that does the same in an eighth of the time.
+numpy counts; if numba is installed, it compiles a loop that does the same in an eighth of the time.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ BINS = 2048
 """Bins on each side of zero, a power of two. At least half of them are in use on one side."""
 
 Count = Callable[[NDArray[Any], int, NDArray[np.int64]], tuple[int, float, float]]
-"""(values, exponent, counts) to (how many were counted, least, largest): see `count_by_numpy`."""
+"""Maps (values, exponent, counts) to (number of values counted, least, largest): see `count_by_numpy`."""
 
-_LOWEST_EXPONENT = -160  # below float32's least subnormal, 2**-149, even divided by BINS
-_HIGHEST_EXPONENT = 1013  # of float64's largest
-_MOST = 1 << 62  # values of a histogram: the sum of two is an int64
-_DEEPEST = 900  # up to this exponent, no float32 underflows in float64 when it is divided by a width
+_LOWEST_EXPONENT = -160  # float32's least subnormal, 2**-149, divided by BINS
+_HIGHEST_EXPONENT = 1013  # for the largest float64
+_MAX_VALUES = 1 << 62  # values of a histogram: the sum of two fits an int64
+_MAX_EXACT_EXPONENT = 900  # up to it, no float32 underflows in float64 when it is divided by a width
 _CHUNK = 1 << 20  # values binned at a time: bounds the float64 temporaries to a few MB
-_AT_ONCE = 1 << 31  # values counted by one call: the compiled loop counts in 32 bits
+_CALL_VALUES = 1 << 31  # values counted by one call: the compiled loop counts in 32 bits
 
 
 class NonFinite(ValueError):
-    """Values hold "NaN" or "infinity", as its text says."""
+    """Values hold NaN or infinity; the message is "NaN" or "infinity"."""
 
 
 @dataclass
@@ -68,12 +68,12 @@ class Histogram:
 
     @property
     def is_plausible(self) -> bool:
-        """Whether `add` and `merge` make such a histogram: what a file holds may be anything."""
+        """Whether `add` and `merge` can produce this histogram; checks the content of a file."""
         if self.counts.shape != (2 * BINS,) or self.counts.dtype != np.int64:
             return False
         if type(self.exponent) is not int or not _LOWEST_EXPONENT <= self.exponent <= _HIGHEST_EXPONENT:
             return False
-        if (self.counts < 0).any() or (self.counts > _MOST // (2 * BINS)).any():
+        if (self.counts < 0).any() or (self.counts > _MAX_VALUES // (2 * BINS)).any():
             return False
         if self.is_empty:
             return not self.counts.any() and (self.min, self.max) == (math.inf, -math.inf)
@@ -82,7 +82,7 @@ class Histogram:
 
     @property
     def largest(self) -> float:
-        """The largest magnitude seen, exactly; infinite while empty."""
+        """The exact largest magnitude seen; infinite while empty."""
         return max(abs(self.min), abs(self.max))
 
     @property
@@ -91,32 +91,32 @@ class Histogram:
         return int(self.counts.sum())
 
     def add(self, values: NDArray[Any], count: Count | None = None) -> None:
-        """Count the values of an array of any shape and float type, by a `make_count` or numpy."""
+        """Count the values of an array of any shape and float type; `count` defaults to `count_by_numpy`."""
         flat = np.ascontiguousarray(values).reshape(-1)
-        double = flat.dtype.kind == "f" and flat.dtype.itemsize > 4
-        flat = flat.astype(np.float64 if double else np.float32, copy=False)  # native byte order, too
-        for start in range(0, flat.size, _AT_ONCE):
-            self._add(flat[start : start + _AT_ONCE], count or count_by_numpy)
+        is_double = flat.dtype.kind == "f" and flat.dtype.itemsize > 4
+        flat = flat.astype(np.float64 if is_double else np.float32, copy=False)  # also to native byte order
+        for start in range(0, flat.size, _CALL_VALUES):
+            self._add(flat[start : start + _CALL_VALUES], count or count_by_numpy)
 
     def _add(self, values: NDArray[Any], count: Count) -> None:
         while values.size:
-            done, low, high = count(values, self.exponent, self.counts)
+            counted, low, high = count(values, self.exponent, self.counts)
             if not (math.isfinite(low) and math.isfinite(high)):
                 raise NonFinite("NaN" if math.isnan(low) or math.isnan(high) else "infinity")
-            # Extremes may come from beyond what was counted; they are among the values all the same.
+            # The extremes may belong to values that are not counted yet; the next round counts those.
             self.min, self.max = min(self.min, low + 0.0), max(self.max, high + 0.0)  # -0.0 becomes 0.0
             self._grow(_exponent_for(max(abs(low), abs(high))))
-            values = values[done:]
+            values = values[counted:]
 
     def merge(self, other: Histogram) -> None:
         """Add another histogram's counts; exact."""
-        if self.total + other.total > _MOST:
+        if self.total + other.total > _MAX_VALUES:
             raise CalibrationError(
-                f"a histogram of {self.total + other.total} values; at most {_MOST} are required",
-                hint="a file is damaged, or was merged over and over; calibrate again",
+                f"a histogram of {self.total + other.total} values; at most {_MAX_VALUES} are supported",
+                hint="a file is damaged or was merged too often; calibrate again",
             )
         self._grow(other.exponent)
-        self.counts += _merged(other.counts, self.exponent - other.exponent)
+        self.counts += _merge_bins(other.counts, self.exponent - other.exponent)
         self.min, self.max = min(self.min, other.min), max(self.max, other.max)
 
     def magnitudes(self) -> NDArray[np.int64]:
@@ -126,12 +126,12 @@ class Histogram:
 
     def _grow(self, exponent: int) -> None:
         if exponent > self.exponent:
-            self.counts = _merged(self.counts, exponent - self.exponent)
+            self.counts = _merge_bins(self.counts, exponent - self.exponent)
             self.exponent = exponent
 
 
 def _exponent_for(magnitude: float) -> int:
-    """The exponent at which `BINS` bins reach past a magnitude: magnitude < BINS * 2**exponent."""
+    """Return the least exponent at which `BINS` bins exceed a magnitude: magnitude < BINS * 2**exponent."""
     if magnitude == 0.0:
         return _LOWEST_EXPONENT
     return max(math.frexp(magnitude)[1] - BINS.bit_length() + 1, _LOWEST_EXPONENT)
@@ -140,11 +140,10 @@ def _exponent_for(magnitude: float) -> int:
 def count_by_numpy(
     values: NDArray[Any], exponent: int, counts: NDArray[np.int64]
 ) -> tuple[int, float, float]:
-    """Count values [n], n at least 1, if all of them fit in bins `2**exponent` wide; `counts` is added to.
+    """Add values [n], n at least 1, to `counts` if all of them fit in bins `2**exponent` wide.
 
-    Returns:
-        How many were counted (all or none), and the least and largest value. Where not all were counted,
-        their magnitude says to which exponent to grow; NaN or infinity among them says what is wrong.
+    Returns (number of values counted: here all or none, least value, largest value). If some are not counted,
+    the extremes determine the exponent that is needed, or reveal NaN or infinity.
     """
     low, high = float(values.min()), float(values.max())
     if not (math.isfinite(low) and math.isfinite(high)) or _exponent_for(max(abs(low), abs(high))) > exponent:
@@ -156,7 +155,7 @@ def count_by_numpy(
         scaled = chunk.astype(np.float64)
         scaled *= scale
         np.floor(scaled, out=scaled)
-        if chunk.dtype == np.float64 or exponent > _DEEPEST:  # what underflowed to -0.0 was below zero
+        if chunk.dtype == np.float64 or exponent > _MAX_EXACT_EXPONENT:  # underflow to -0.0 is possible
             scaled[(chunk < 0) & (scaled == 0)] = -1.0
         indices = scaled.astype(np.int64)
         indices += BINS
@@ -164,81 +163,80 @@ def count_by_numpy(
     return values.size, low, high
 
 
-def _merged(counts: NDArray[np.int64], doublings: int) -> NDArray[np.int64]:
-    """Counts in bins `2**doublings` as wide."""
-    together = 1 << doublings
+def _merge_bins(counts: NDArray[np.int64], doublings: int) -> NDArray[np.int64]:
+    """Return the counts in bins `2**doublings` times as wide."""
+    ratio = 1 << doublings
     merged = np.zeros_like(counts)
-    if together >= BINS:  # each side becomes one bin
+    if ratio >= BINS:  # each side becomes one bin
         merged[BINS - 1], merged[BINS] = counts[:BINS].sum(), counts[BINS:].sum()
     else:
-        half = BINS // together
-        merged[BINS - half : BINS + half] = counts.reshape(-1, together).sum(axis=1)
+        half = BINS // ratio
+        merged[BINS - half : BINS + half] = counts.reshape(-1, ratio).sum(axis=1)
     return merged
 
 
 CHUNK = 2048
-"""Values whose bins are computed at a time: they and their bins stay in the first-level cache."""
-CACHE_LINE = 16  # float32
+"""Values binned at a time: they and their bins fit in the first-level cache."""
+CACHE_LINE = 16  # float32 values
 LANES = 16
-"""Slots that share the counts of zero: a ReLU's runs of zeros would wait for one slot each time."""
+"""Slots that share the counts of zero: with one slot, every zero in a run would wait for the previous one."""
 
 
-def _count(
+def _count_chunks(
     values: Any, bits: Any, first: Any, second: Any, limit: Any, bins: Any, table: Any, counts: Any
 ) -> tuple[int, int, int]:
-    """Count values until one does not fit: how many were, and the bits of the extremes so far, those of the
-    chunk that did not fit among them.
+    """Count chunks up to the first that does not fit; return the number of values, and the extremes' bits.
 
-    The extremes are found on integers, which the compiler can vectorize (a comparison of floats must mind
-    NaN). The bits of floats that are not negative are ordered as the floats are; those of negative ones, less
-    the sign, as their magnitudes. Infinity and NaN are at the ends. All is cast to int32: else half as many
-    values fit in a vector.
+    The extremes include the chunk that did not fit. They are found on integers, which the compiler can
+    vectorize (float comparisons must handle NaN). Bits of nonnegative floats sort as the floats do; bits of
+    negative floats without the sign sort as the magnitudes. Infinity and NaN come last. All is cast to int32:
+    a wider type would halve the number of values per vector.
 
-    `values` are float32 [n], `bits` the same memory as int32. The product of `first` and `second`, powers of
-    two, is one over the width of a bin, which alone may be beyond float32; the second is at least one.
-    `limit` has the bits of the least magnitude that does not fit. `bins` (uint16 [CHUNK]) and `table` (uint32
-    [2 * BINS + LANES], zeros before and after) are scratch. `counts`, int64 [2 * BINS], are added to.
+    `values` are float32 [n], `bits` the same memory as int32. `first` and `second` are powers of two with the
+    product 1 / width, which alone may exceed float32. `limit` has the bits of the least magnitude that does
+    not fit. `bins` (uint16 [CHUNK]) and `table` (uint32 [2 * BINS + LANES], zeros before and after) are
+    scratch. The results are added to `counts`, int64 [2 * BINS].
     """
     sign = np.int32(-2147483648)
-    # Of the bits, and of the magnitude of a negative value; below zero while there is none.
-    least, top, deepest = np.int32(2147483647), sign, sign
-    done = values.size
+    # Extremes of the bits, and the largest magnitude of negative values; the last two begin below zero.
+    min_bits, max_bits, negative = np.int32(2147483647), sign, sign
+    counted = values.size
     for start in range(0, values.size, CHUNK):
         size = min(CHUNK, values.size - start)
         chunk, chunk_bits = values[start : start + size], bits[start : start + size]
         for i in range(size):
-            value, own = chunk[i], chunk_bits[i]
-            least, top = np.int32(min(least, own)), np.int32(max(top, own))
-            deepest = np.int32(max(deepest, np.int32(own ^ sign)))
+            value, value_bits = chunk[i], chunk_bits[i]
+            min_bits, max_bits = np.int32(min(min_bits, value_bits)), np.int32(max(max_bits, value_bits))
+            negative = np.int32(max(negative, np.int32(value_bits ^ sign)))
             scaled = value * first
-            if second != np.float32(1):  # the same for all values: the compiler takes it out of the loop
+            if second != np.float32(1):  # constant: the compiler takes the test out of the loop
                 scaled *= second
             index = np.int32(np.floor(scaled)) + np.int32(BINS)
             if first < np.float32(1) and value < np.float32(0) and scaled == np.float32(0):
-                index = np.int32(BINS - 1)  # it vanished against the width, and is below zero all the same
-            lane = np.int32(2 * BINS) + np.int32(i & (LANES - 1))
-            bins[i] = np.uint16(lane if value == np.float32(0) else index)
-        if top >= limit or deepest >= limit:
-            done = start
+                index = np.int32(BINS - 1)  # a negative value underflowed to -0.0
+            slot = np.int32(2 * BINS) + np.int32(i & (LANES - 1))
+            bins[i] = np.uint16(slot if value == np.float32(0) else index)
+        if max_bits >= limit or negative >= limit:
+            counted = start
             break
-        # Memory brings the next chunk while this one is counted, if one value of each line is read: half the
-        # time, where the values are in no cache. It is an extreme, or the compiler would leave it out.
+        # Reading one value per cache line prefetches the next chunk while this one is counted: half the time
+        # for uncached values. The value updates an extreme, else the compiler would drop the read.
         for i in range(start + size, min(start + size + CHUNK, values.size), CACHE_LINE):
-            top = np.int32(max(top, bits[i]))
+            max_bits = np.int32(max(max_bits, bits[i]))
         for i in range(size):
             table[bins[i]] += np.uint32(1)
-    for lane in range(2 * BINS, 2 * BINS + LANES):
-        table[BINS] += table[lane]
-        table[lane] = np.uint32(0)
+    for slot in range(2 * BINS, 2 * BINS + LANES):
+        table[BINS] += table[slot]
+        table[slot] = np.uint32(0)
     for i in range(2 * BINS):
         counts[i] += table[i]
         table[i] = np.uint32(0)
-    return done, deepest ^ sign if deepest >= 0 else least, top if top >= 0 else least
+    return counted, negative ^ sign if negative >= 0 else min_bits, max_bits if max_bits >= 0 else min_bits
 
 
 @functools.cache
-def _compiled() -> Any:
-    """Compile the loop, or load it from numba's cache on disk."""
+def _compile_loop() -> Any:
+    """Return the compiled loop, from numba's cache on disk if possible."""
     import numba
 
     read_only = [numba.types.Array(kind, 1, "C", readonly=True) for kind in (numba.float32, numba.int32)]
@@ -248,9 +246,9 @@ def _compiled() -> Any:
     )
     options = {"nogil": True, "error_model": "numpy"}
     try:
-        return numba.njit(signature, cache=True, **options)(_count)
-    except RuntimeError:  # no folder for the cache can be written
-        return numba.njit(signature, **options)(_count)
+        return numba.njit(signature, cache=True, **options)(_count_chunks)
+    except RuntimeError:  # no cache folder is writable
+        return numba.njit(signature, **options)(_count_chunks)
 
 
 _NEEDED_BYTES, _THREAD_BYTES = 256 << 20, 40 << 20
@@ -259,15 +257,12 @@ _LIMIT_INFINITE = 128  # exponent of the first power of two beyond float32
 
 
 def make_count() -> Count:
-    """Return a counting function with scratch memory of its own: one for each thread.
-
-    The first call on a machine compiles, in about a second; numba keeps the result on disk.
-    """
-    if not _compiled.cache_info().currsize:
+    """Return a counting function for one thread; numba compiles it in about a second, once per machine."""
+    if not _compile_loop.cache_info().currsize:
         needed_bytes = _NEEDED_BYTES + usable_cores() * _THREAD_BYTES
         require_address_space(needed_bytes, "load numba, which counts values")
     try:
-        compiled = _compiled()
+        compiled = _compile_loop()
     except ImportError:
         return count_by_numpy
     bins, table = np.empty(CHUNK, np.uint16), np.zeros(2 * BINS + LANES, np.uint32)
@@ -275,21 +270,21 @@ def make_count() -> Count:
     def count(values: NDArray[Any], exponent: int, counts: NDArray[np.int64]) -> tuple[int, float, float]:
         if values.dtype != np.float32:
             return count_by_numpy(values, exponent, counts)
-        top = exponent + BINS.bit_length() - 1
-        limit = np.float32(math.ldexp(1.0, top) if top < _LIMIT_INFINITE else math.inf)
+        reach = exponent + BINS.bit_length() - 1
+        limit = np.float32(math.ldexp(1.0, reach) if reach < _LIMIT_INFINITE else math.inf)
         first = max(-126, min(-exponent, 127))
         widths = (np.float32(math.ldexp(1.0, power)) for power in (first, -exponent - first))
-        done, *extremes = compiled(
+        counted, *extremes = compiled(
             values, values.view(np.int32), *widths, limit.view(np.int32), bins, table, counts
         )
         low, high = (float(np.int32(extreme).view(np.float32)) for extreme in extremes)
-        return done, low, high
+        return counted, low, high
 
     return count
 
 
 def why_slow() -> str:
-    """Return why counting is not compiled here; empty when it is."""
+    """Return why counting is not compiled on this machine; empty when it is."""
     try:
         import numba  # noqa: F401
     except ImportError as error:

@@ -6,8 +6,8 @@
     x          ≈ (integer - zero_point) * scale
 
 Jacob et al. 2018 (arXiv 1712.05877, equation 1), rounded as QuantizeLinear of ONNX rounds: halves go to the
-even number. Ranges are those of the quantizer of ONNX Runtime: a range always holds zero, which is therefore
-exact, and a scale below the smallest normal float32 becomes 1, as kernels flush subnormal numbers.
+even number. As in ONNX Runtime's quantizer, a range always includes zero, so zero is exact. A scale below the
+smallest normal float32 becomes 1, because kernels flush subnormal numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True)
 class Scheme:
-    """The integers that a tensor is rounded to; if symmetric, the scale is of the largest magnitude."""
+    """Integers that a tensor is rounded to; with `symmetric`, the scale depends on the largest magnitude."""
 
     qmin: int
     qmax: int
@@ -33,12 +33,12 @@ class Scheme:
 UINT8 = Scheme(0, 255, symmetric=False)
 INT8 = Scheme(-128, 127, symmetric=True)
 FLOAT8_E4M3 = Scheme(-448, 448, symmetric=True)
-"""For its scale alone: `quantize` rounds to integers, and E4M3 is not evenly spaced."""
+"""Only its scale is used: `quantize` rounds to integers, but E4M3 is not evenly spaced."""
 
 
 @dataclass(frozen=True, eq=False)
 class QParams:
-    """How one tensor is quantized.
+    """Quantization parameters of one tensor.
 
     Attributes:
         scale: Units of the tensor per integer, above 0; float32 [], or [channels] with an axis.
@@ -78,20 +78,20 @@ def scale_and_zero_point(low: Any, high: Any, scheme: Scheme) -> tuple[Any, Any]
 
 
 def channel_amax(weight: NDArray[Any], axis: int | None) -> NDArray[np.float64]:
-    """Return the largest magnitude of each channel [weight.shape[axis]], or of all where axis is None."""
+    """Return the largest magnitude of each channel [weight.shape[axis]], or of all values if axis is None."""
     reduced = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis % weight.ndim)
     amax: NDArray[np.float64] = np.abs(weight).max(axis=reduced, initial=0.0).astype(np.float64)
     return amax
 
 
 def choose_weight_qparams(weight: NDArray[Any], axis: int) -> QParams:
-    """Return the symmetric parameters of a float32 weight, a scale for each channel; 1 for one of zeros."""
+    """Return the symmetric parameters of a float32 weight, one scale per channel; 1 for channels of zeros."""
     amax = channel_amax(weight, axis)
     return choose_qparams(-amax, amax, INT8, axis)
 
 
 def per_channel(parameter: Any, axis: int | None, ndim: int) -> Any:
-    """Return an array or tensor [channels] so that it broadcasts along `axis` to `ndim` axes; [] as it is."""
+    """Reshape an array or tensor [channels] to broadcast along `axis` of `ndim` axes; [] is unchanged."""
     if axis is None or not parameter.ndim:
         return parameter
     shape = [1] * ndim
@@ -110,7 +110,7 @@ def quantize(values: NDArray[Any], qparams: QParams) -> NDArray[Any]:
 
 
 def dequantize(integers: NDArray[Any], qparams: QParams) -> NDArray[np.float32]:
-    """Return what integers stand for, float32 of the same shape."""
+    """Return the floats that integers represent, float32 of the same shape."""
     steps = integers.astype(np.float32)
     if np.any(qparams.zero_point):
         steps -= per_channel(qparams.zero_point, qparams.axis, integers.ndim)

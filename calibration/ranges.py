@@ -1,7 +1,7 @@
 """Ranges of a calibration: a histogram of every observed tensor, and the amax chosen from it.
 
-From one set of histograms every method can be chosen again without running the model, and the ranges of
-shards merge to exactly what one run would have given.
+The histograms serve every method without another run of the model. The ranges of all shards merge to exactly
+the ranges of one run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Portion(msgspec.Struct, frozen=True):
-    """How much of some data was observed.
+    """The part of a data set that was observed.
 
     Attributes:
         samples: Number of samples observed.
-        shards: Into how many parts the data was cut.
-        parts: Which of them were observed, from 1, in order. Once all are there, it is one part of one.
+        shards: Number of parts that the data was divided into.
+        parts: Sorted numbers of the observed parts, from 1. All parts together become one part of one.
     """
 
     samples: Annotated[int, msgspec.Meta(ge=0)]
@@ -38,7 +38,7 @@ class Portion(msgspec.Struct, frozen=True):
         return "" if self.shards == 1 else f" ({', '.join(map(str, self.parts))} of {self.shards} parts)"
 
     def joined(self, other: Portion) -> Portion:
-        """Return both parts of the same data together."""
+        """Return the union of two portions of the same data."""
         if self.shards != other.shards:
             first, second = (
                 "one part" if count == 1 else f"{count} parts" for count in (self.shards, other.shards)
@@ -59,16 +59,16 @@ class Portion(msgspec.Struct, frozen=True):
 
 @dataclass
 class Ranges:
-    """What calibration found.
+    """Observed values of a model's tensors, and the default method of choosing thresholds.
 
     Attributes:
         model: Fingerprint of the ONNX file that was observed.
-        portions: Digest of data to how much of it was observed.
-        method: Method used where none is asked for.
-        histograms: Tensor name to counts; empty ones are of tensors that had no values yet.
-        shared: Tensor name to the observed tensors whose ranges together are its own.
+        portions: Digest of data to the portion of it that was observed.
+        method: Default method.
+        histograms: Tensor name to counts, which are empty if the tensor had no values.
+        shared: Tensor name to the observed tensors that together determine its range.
         skipped: Tensor name to the reason why it was not observed.
-        fixed: Tensor name to amax, where no histograms are known: read from TensorRT's cache.
+        fixed: Tensor name to amax, read from TensorRT's cache, which has no histograms.
     """
 
     model: str
@@ -86,11 +86,11 @@ class Ranges:
 
     @property
     def data(self) -> str:
-        """Which data was observed, as one text."""
+        """Digests and parts of the observed data, as one text."""
         return ", ".join(f"{digest}{portion}" for digest, portion in sorted(self.portions.items()))
 
     def require_model(self, path: Path, fingerprint: str) -> None:
-        """Refuse a model that was not the one observed, naming the file."""
+        """Raise CalibrationError, which names the file, if the ranges were observed on another model."""
         if self.model != fingerprint:
             raise CalibrationError(
                 f"{path}: the ranges were observed on another model "
@@ -108,11 +108,11 @@ class Ranges:
                 yield name
 
     def sources(self, tensor: str) -> tuple[str, ...]:
-        """Return the observed tensors whose values a tensor holds: itself, or those it shares."""
+        """Return the observed tensors that hold a tensor's values: itself, or the tensors in `shared`."""
         return self.shared.get(tensor, (tensor,))
 
     def histogram(self, tensor: str) -> Histogram:
-        """Return the counts of a tensor, or of those whose values it holds, together."""
+        """Return the merged counts of a tensor's `sources`."""
         sources = [self.histograms[name] for name in self.sources(tensor) if name in self.histograms]
         values = [histogram for histogram in sources if not histogram.is_empty]
         if not values:
@@ -133,12 +133,11 @@ class Ranges:
         """Return the clipping magnitude of a tensor, in its units, 0 or more; the int8 scale is amax / 127.
 
         Args:
-            method: Chooses the threshold; `self.method` if it is None.
+            method: Chooses the threshold; None means `self.method`.
             symmetric: Minimize the error on the grid of symmetric int8; else of 255 steps over the range.
 
         Raises:
-            CalibrationError: If the tensor was not observed, or is only known from a TensorRT cache and a
-                method is asked for.
+            CalibrationError: If the tensor was not observed, or a method is given for a TensorRT cache.
         """
         if tensor in self.fixed:
             if method is not None:
@@ -153,14 +152,14 @@ class Ranges:
     def limits(
         self, tensor: str, method: Method | None = None, *, symmetric: bool = True
     ) -> tuple[float, float]:
-        """Return (low, high), the range of a tensor that is quantized, in its units: low <= 0 <= high."""
+        """Return (low, high), the quantized range of a tensor in its units: low <= 0 <= high."""
         limit = self.amax(tensor, method, symmetric=symmetric)
         if tensor in self.fixed:
             return -limit, limit
         return limits(self.histogram(tensor), limit, symmetric=symmetric)
 
     def merge(self, other: Ranges) -> None:
-        """Add what another calibration of the same model counted: another shard, or other data."""
+        """Add the counts of another calibration of the same model: another shard, or other data."""
         if other.model != self.model:
             raise CalibrationError(
                 "ranges of different models cannot be merged",
@@ -173,7 +172,7 @@ class Ranges:
         shared = {name for name in every if self.shared.get(name) != other.shared.get(name)}
         for differing, problem in (
             (observed, "is in one ranges file only; both must observe the same"),
-            (shared, "takes its range from others in one ranges file only"),
+            (shared, "shares other tensors' ranges in one ranges file only"),
         ):
             if differing:
                 raise CalibrationError(

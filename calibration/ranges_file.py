@@ -1,11 +1,10 @@
 """The ranges file: a safetensors file (no pickle) with one int64 array of counts per tensor.
 
-A JSON header lies under the metadata key "qcompile": model, data, method, and per tensor exponent, min, max
-and amax by every method. Equal ranges give equal bytes. The header holds a checksum over itself and all
-counts.
+The metadata key "qcompile" holds a JSON header: model, data, method, and per tensor exponent, min, max and
+amax by every method. Equal ranges give equal bytes. A checksum covers the header and all counts.
 
-A checkpoint has the same form: the counts of every tensor, what they belong to, and a checksum. An
-interrupted calibration resumes from it.
+A checkpoint, from which an interrupted calibration resumes, has the same form: the counts of every tensor,
+the key of the calibration, and a checksum.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from .thresholds import Method, amax_by_method
 
 FORMAT_VERSION = 2
 _KEY = "qcompile"
-_DAMAGED = (KeyError, ValueError, TypeError, AttributeError, RecursionError, OSError)
+_DAMAGE_ERRORS = (KeyError, ValueError, TypeError, AttributeError, RecursionError, OSError)
 
 
 def save_ranges(ranges: Ranges, path: Path) -> None:
@@ -63,7 +62,7 @@ def load_ranges(path: Path) -> Ranges:
     """Read a ranges file."""
     checked_input(path, what="ranges file")
     message, hint = f"{path}: not a ranges file, or cut off", "make it with qcompile calibrate"
-    with translated(message, CalibrationError, errors=_DAMAGED, hint=hint, file=path):
+    with translated(message, CalibrationError, errors=_DAMAGE_ERRORS, hint=hint, file=path):
         header, counts = _read(path)
         if header["version"] != FORMAT_VERSION:
             raise CalibrationError(
@@ -72,21 +71,21 @@ def load_ranges(path: Path) -> Ranges:
             )
         typed = msgspec.convert(header, _Header)
         for portion in header["data"].values():
-            portion["shards"], portion["parts"]  # a file names both, always
+            portion["shards"], portion["parts"]  # required in a file, although `Portion` has defaults
         if not typed.checksum:
             raise ValueError("its header holds no checksum")
         computed, stored = checksum(header, counts), typed.checksum
         if computed != stored:
             raise CalibrationError(
-                f"{path}: its checksum {stored[:19]}… is not that of what it holds ({computed[:19]}…)",
+                f"{path}: its content has the checksum {computed[:19]}…, its header {stored[:19]}…",
                 hint="the file was changed after it was made; calibrate again",
                 file=path,
             )
-        return _ranges(typed, counts)
+        return _decode_ranges(typed, counts)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.int64]]]:
-    """The header of a file, and the counts of the tensors that it names; one of `_DAMAGED` if it is."""
+    """Return the header of a file and the counts of its tensors; raise one of `_DAMAGE_ERRORS` if damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -98,11 +97,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.int64]]]:
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """What the header says of a tensor beside its counts.
+    """Header entry of one tensor.
 
     Attributes:
         exponent: A bin is 2 to this power wide, in the tensor's units.
-        min, max: Smallest and largest value that was observed.
+        min, max: Smallest and largest observed value.
         amax: Method to the amax that it chooses, for other readers.
     """
 
@@ -113,18 +112,18 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies under the metadata key `qcompile`.
+    """JSON under the metadata key `qcompile`.
 
     Attributes:
-        version: Of the format.
+        version: Version of the format.
         bins: Bins on each side of zero: a tensor of int64 counts has twice as many, the negative ones first.
         model: Fingerprint of the ONNX file that was observed.
-        data: Digest of each set of samples to how much of it was observed.
-        method: Method that chooses the thresholds where none is asked for.
-        percentile: Share of the magnitudes that the method percentile keeps, in percent.
-        tensors: Observed tensor to what is known of it beside its counts.
-        empty: Tensors that had no values.
-        shared: Tensor to the observed tensors whose ranges together are its own.
+        data: Digest of each set of samples to the portion of it that was observed.
+        method: Default method of choosing thresholds.
+        percentile: Percentage of the magnitudes that the method percentile does not clip.
+        tensors: Observed tensor to its entry.
+        empty: Tensors without values.
+        shared: Tensor to the observed tensors that together determine its range.
         skipped: Tensor to the reason why it was not observed.
         checksum: "sha256:..." of header and counts.
     """
@@ -142,10 +141,10 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
     checksum: str | msgspec.UnsetType = msgspec.UNSET
 
 
-def _ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ranges:
+def _decode_ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ranges:
     for array in counts.values():
         if array.shape != (2 * BINS,) or array.dtype != np.int64:
-            raise ValueError(f"its histograms are not of {2 * BINS} integers")
+            raise ValueError(f"a histogram is not an array of {2 * BINS} int64 counts")
     histograms = {
         name: Histogram(entry.exponent, counts[name], entry.min, entry.max)
         for name, entry in header.tensors.items()
@@ -154,12 +153,12 @@ def _ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ranges:
         if histogram.is_empty or not histogram.is_plausible:
             raise ValueError(f"the histogram of {name!r} contradicts itself")
     histograms |= {name: Histogram() for name in header.empty}
-    lost = [source for sources in header.shared.values() for source in sources if source not in histograms]
-    if lost:
-        raise ValueError(f"it refers to {lost[0]!r}, which it does not hold")
+    missing = [source for sources in header.shared.values() for source in sources if source not in histograms]
+    if missing:
+        raise ValueError(f"it has no histogram of {missing[0]!r}, which another tensor shares")
     for portion in header.data.values():
         if list(portion.parts) != sorted({*portion.parts}) or max(portion.parts, default=0) > portion.shards:
-            raise ValueError(f"parts {', '.join(map(str, portion.parts))} are none of {portion.shards}")
+            raise ValueError(f"parts {', '.join(map(str, portion.parts))} do not fit {portion.shards} shards")
     method = Method(METHODS[METHODS.index(header.method)], header.percentile)
     return Ranges(
         header.model, header.data, method, histograms,
@@ -177,28 +176,28 @@ def _file_content(header: dict[str, Any], histograms: Mapping[str, Histogram]) -
 
 
 def checksum(header: Mapping[str, Any], counts: Mapping[str, NDArray[Any]]) -> str:
-    """Return "sha256:..." over a header, but its own `checksum`, and the counts of every tensor."""
-    plain = {key: value for key, value in header.items() if key != "checksum"}
-    total = hashlib.sha256(_plain_text(plain))
+    """Return "sha256:..." over the counts of every tensor and the header without its `checksum`."""
+    unsigned = {key: value for key, value in header.items() if key != "checksum"}
+    digest = hashlib.sha256(_canonical_json(unsigned))
     for name in sorted(counts):
         array = np.ascontiguousarray(counts[name], counts[name].dtype.newbyteorder("<"))
-        total.update(_plain_text([name, str(array.dtype), list(array.shape)]))
-        total.update(array.tobytes())
-    return f"sha256:{total.hexdigest()}"
+        digest.update(_canonical_json([name, str(array.dtype), list(array.shape)]))
+        digest.update(array.tobytes())
+    return f"sha256:{digest.hexdigest()}"
 
 
-def _plain_text(value: object) -> bytes:
-    """JSON of one form: equal values give equal bytes."""
+def _canonical_json(value: object) -> bytes:
+    """Return canonical JSON: equal values give equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 class Checkpoint(msgspec.Struct):
-    """The state of a calibration between two samples, as one safetensors file that is replaced as a whole.
+    """State of a calibration between two samples: one safetensors file that is replaced as a whole.
 
     Attributes:
-        key: Everything that decides what is counted: another key is another calibration.
-        units: How many units of the data were read: samples, or batches that are not taken apart.
-        samples: How many samples were counted, of this shard.
+        key: Everything that determines the counts; another key belongs to another calibration.
+        units: Number of units of the data that were read: samples, or batches that are not split.
+        samples: Number of this shard's samples that were counted.
         histograms: Tensor to counts; in the file, "tensors" has their exponents, least and largest values.
     """
 
@@ -209,7 +208,7 @@ class Checkpoint(msgspec.Struct):
 
 
 def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
-    """Replace the file at once: a kill leaves the earlier one or this one."""
+    """Replace the file atomically: after a kill, it holds the previous or the new checkpoint."""
     tensors = {
         name: [values.exponent, values.min, values.max] for name, values in checkpoint.histograms.items()
     }
@@ -219,7 +218,7 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
 
 
 def load_checkpoint(path: Path, key: dict[str, Any]) -> Checkpoint | None:
-    """Return the checkpoint of a calibration; None where there is none, or it is of another calibration."""
+    """Return the checkpoint of a calibration; None if the file is missing, damaged, or has another key."""
     if not path.is_file():
         return None
     try:
@@ -229,8 +228,8 @@ def load_checkpoint(path: Path, key: dict[str, Any]) -> Checkpoint | None:
         is_same = checkpoint.key == json.loads(json.dumps(key))
         if not is_same or header["checksum"] != checksum(header, counts):
             return None
-    except _DAMAGED:
-        return None  # to begin anew loses time only
+    except _DAMAGE_ERRORS:
+        return None  # starting over costs only time
     checkpoint.histograms = {
         name: Histogram(exponent, counts[name], low, high) for name, (exponent, low, high) in tensors.items()
     }
@@ -238,7 +237,7 @@ def load_checkpoint(path: Path, key: dict[str, Any]) -> Checkpoint | None:
 
 
 def ranges_manifest(ranges: Ranges, stage: str, notes: Sequence[str] = (), **options: object) -> Manifest:
-    """Return the manifest of ranges that a stage made, for `artifact.commit`; `notes` are of the data."""
+    """Return the manifest of a stage's ranges for `artifact.commit`; `notes` describe the data."""
     warnings = [*notes]
     warnings += [reason] if stage == "calibrate" and (reason := why_slow()) else []
     if not ranges.samples:
@@ -262,27 +261,27 @@ def ranges_manifest(ranges: Ranges, stage: str, notes: Sequence[str] = (), **opt
 def merge_files(
     files: Sequence[Path], output: Path, *, all_of: Sequence[str] | None = None, progress: Progress = silent
 ) -> Artifact:
-    """Merge ranges files; all shards of one calibration give the file that one whole run gives.
+    """Merge ranges files; all shards of one calibration give the file of one whole run.
 
-    With `all_of`, notes on the data, they are parts of one calibration: the manifest is a whole run's.
+    `all_of` has notes on the data if the files are all shards: the manifest is then that of a whole run.
     """
     if not files:
         raise InvalidOption("no ranges files; at least one is required")
-    total: Ranges | None = None
+    merged: Ranges | None = None
     for number, file in enumerate(files, start=1):
         progress("merge", number, len(files))
         ranges = load_ranges(file)
         try:
-            if total is not None:
-                total.merge(ranges)
+            if merged is not None:
+                merged.merge(ranges)
         except CalibrationError as error:
             error.message = f"{file}: {error.message}"
             raise
-        total = total or ranges
-    assert total is not None
+        merged = merged or ranges
+    assert merged is not None
     with writing(output) as path:
-        save_ranges(total, path)
-        manifest = ranges_manifest(total, "merge")
+        save_ranges(merged, path)
+        manifest = ranges_manifest(merged, "merge")
         if all_of is not None:
-            manifest = ranges_manifest(total, "calibrate", all_of, shard="1/1")
+            manifest = ranges_manifest(merged, "calibrate", all_of, shard="1/1")
         return Artifact(output, commit(path, manifest))

@@ -1,11 +1,11 @@
-"""Choose the tensors to observe, and the tensors that share another one's range.
+"""Choose the tensors to observe, and the tensors that share another tensor's range.
 
-Every tensor that is observed costs time and memory on every sample, and many need not be:
+Every observed tensor costs time and memory on every sample. These tensors need no observation:
 
-- a tensor that only Relu or Clip reads has no scale of its own: runtimes fold the activation into the
-  operator that makes the tensor, and what comes out of both is quantized;
-- MaxPool, Reshape, Transpose and their like move values: what comes out has the scale of what went in;
-- the values of a Concat are those of its inputs, so its histogram is the sum of theirs, exactly.
+- a tensor that only Relu or Clip reads gets no scale: runtimes fuse the activation into the tensor's
+  producer, and quantize the output of both;
+- MaxPool, Reshape, Transpose and similar operators move values: the output has the scale of the input;
+- the values of a Concat are those of its inputs, so its histogram is exactly the sum of theirs.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ QUANTIZABLE = frozenset(
     SpaceToDepth Expand Identity
     """.split()
 )
-"""Operators at which a scale may be placed, where the caller names no tensors."""
+"""Operators at which a scale may be placed, if the caller names no tensors."""
 
-_FOLDED = frozenset(["Relu", "Clip"])
-_FOLDS_INTO = frozenset(["Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sum", "BatchNormalization"])
+_FUSED = frozenset(["Relu", "Clip"])
+_FUSES_INTO = frozenset(["Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sum", "BatchNormalization"])
 MOVES = frozenset(
     """
     MaxPool Reshape Transpose Squeeze Unsqueeze Flatten Split Gather Identity DepthToSpace SpaceToDepth
     """.split()
 )
-"""Operators whose outputs hold values of their first input and nothing else."""
+"""Operators with outputs that hold only values of the first input."""
 
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 
@@ -53,8 +53,8 @@ _FLOATS = ("float32", "float16", "bfloat16", "float64")
 class Taps:
     """The tensors to observe, in the model's order, and their types.
 
-    `shared` has the observed tensors that hold a tensor's values: its range is that of all of them.
-    `skipped` has the reason of each that needs a scale and cannot be observed.
+    `shared` has the observed tensors that hold a tensor's values: together they determine its range.
+    `skipped` has the reason for each tensor that needs a scale and cannot be observed.
     """
 
     names: tuple[str, ...]
@@ -64,40 +64,40 @@ class Taps:
 
 
 def float_activations(model: onnx.ModelProto) -> set[str]:
-    """Return the names of all that may overflow in a narrower type: of an L2 norm the sum of squares, too."""
+    """Return the float tensors: each may overflow in a narrower type, even an L2 norm's sum of squares."""
     return {name for name, kind in infer_types(model).items() if kind in _FLOATS}
 
 
 def choose_taps(model: onnx.ModelProto, scaled: Collection[str] | None = None) -> Taps:
-    """Choose the tensors to observe so that each tensor that gets a scale has a range, but constants.
+    """Return the tensors to observe, so that every tensor with a scale, except constants, has a range.
 
     `scaled` names the tensors that get a scale; None takes inputs and outputs of `QUANTIZABLE` nodes.
     """
-    return _Choice(model).taps(scaled)
+    return _TapChooser(model).taps(scaled)
 
 
-def _is_one_of(node: onnx.NodeProto, operators: Collection[str]) -> bool:
+def _is_operator(node: onnx.NodeProto, operators: Collection[str]) -> bool:
     return node.op_type in operators and node.domain in ONNX_DOMAINS
 
 
-class _Choice:
+class _TapChooser:
     def __init__(self, model: onnx.ModelProto) -> None:
         self.graph = model.graph
         self.types = infer_types(model)
         self.constants = constant_names(model)
-        self.made_by = producers(model.graph)
-        self.readers = consumers(model.graph)
+        self.producers = producers(model.graph)
+        self.consumers = consumers(model.graph)
         self.pinned = pinned_names(model.graph)
 
     def taps(self, scaled: Collection[str] | None) -> Taps:
         scaled = self._quantizable() if scaled is None else self._in_order(scaled)
-        skipped = {name: reason for name in scaled if (reason := self._why_not(name))}
+        skipped = {name: reason for name in scaled if (reason := self._skip_reason(name))}
         shared: dict[str, tuple[str, ...]] = {}
         roots: dict[str, None] = {}
         for name in scaled:
             if name in skipped:
                 continue
-            sources = self._sources(self._folded(name) or name)
+            sources = self._sources(self._fused_output(name) or name)
             roots.update(dict.fromkeys(sources))
             if sources != (name,):
                 shared[name] = sources
@@ -107,42 +107,42 @@ class _Choice:
     def _quantizable(self) -> list[str]:
         names: dict[str, None] = {}
         for node in self.graph.node:
-            if _is_one_of(node, QUANTIZABLE):
+            if _is_operator(node, QUANTIZABLE):
                 names.update(dict.fromkeys((*node.input, *node.output)))
         return [name for name in names if name and name not in self.constants]
 
     def _in_order(self, names: Collection[str]) -> list[str]:
-        """The names in the order in which the model has them."""
+        """Return the names that are not constants, in the model's order."""
         names = set(names) - self.constants
-        every: dict[str, None] = dict.fromkeys(value.name for value in self.graph.input)
+        ordered: dict[str, None] = dict.fromkeys(value.name for value in self.graph.input)
         for node in self.graph.node:
-            every.update(dict.fromkeys(node.output))
-        return [name for name in every if name in names]
+            ordered.update(dict.fromkeys(node.output))
+        return [name for name in ordered if name in names]
 
-    def _why_not(self, name: str) -> str:
+    def _skip_reason(self, name: str) -> str:
         dtype = self.types.get(name, "undefined")
         if dtype in _FLOATS:
             return ""
         if dtype != "undefined":
             return f"it is {dtype}, not a float"
-        reader = next(iter(self.readers.get(name, [])), None) or self.made_by.get(name)
-        at = f" (at {reader.op_type} {reader.name!r})" if reader is not None else ""
-        return f"its type cannot be inferred{at}"
+        reader = next(iter(self.consumers.get(name, [])), None) or self.producers.get(name)
+        place = f" (at {reader.op_type} {reader.name!r})" if reader is not None else ""
+        return f"its type cannot be inferred{place}"
 
-    def _folded(self, name: str) -> str:
-        """What comes out of the activation that is folded into the maker of a tensor; empty if none is."""
-        readers, maker = self.readers.get(name, []), self.made_by.get(name)
-        if maker is None or len(readers) != 1 or name in self.pinned:
+    def _fused_output(self, name: str) -> str:
+        """Return the output of the Relu or Clip that is fused into a tensor's producer; empty without one."""
+        readers, producer = self.consumers.get(name, []), self.producers.get(name)
+        if producer is None or len(readers) != 1 or name in self.pinned:
             return ""
-        folds = _is_one_of(maker, _FOLDS_INTO) and _is_one_of(readers[0], _FOLDED)
-        return str(readers[0].output[0]) if folds else ""
+        is_fused = _is_operator(producer, _FUSES_INTO) and _is_operator(readers[0], _FUSED)
+        return str(readers[0].output[0]) if is_fused else ""
 
     def _sources(self, name: str) -> tuple[str, ...]:
-        """The tensors to observe for a tensor: itself, or those whose values it holds."""
-        maker = self.made_by.get(name)
-        if maker is None or not _is_one_of(maker, MOVES | {"Concat"}):
+        """Return the tensors to observe for a tensor: itself, or the origins of its values."""
+        producer = self.producers.get(name)
+        if producer is None or not _is_operator(producer, MOVES | {"Concat"}):
             return (name,)
-        origins = list(maker.input) if maker.op_type == "Concat" else list(maker.input[:1])
-        if any(name in self.constants or self.types.get(name) not in _FLOATS for name in origins):
+        inputs = list(producer.input) if producer.op_type == "Concat" else list(producer.input[:1])
+        if any(name in self.constants or self.types.get(name) not in _FLOATS for name in inputs):
             return (name,)
-        return tuple(dict.fromkeys(source for origin in origins for source in self._sources(origin)))
+        return tuple(dict.fromkeys(source for origin in inputs for source in self._sources(origin)))

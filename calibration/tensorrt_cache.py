@@ -23,14 +23,14 @@ from .thresholds import Method
 
 CALIBRATORS = ("EntropyCalibration2", "EntropyCalibration", "MinMaxCalibration")
 
-_LEAST = 2.0**-149  # of float32: nothing smaller is rounded to zero
+_MIN_SCALE = 2.0**-149  # smallest float32: prevents that a small scale rounds to zero
 _HEADER = re.compile(r"TRT-([0-9A-Za-z.]+)-(\w+)")
-# Names that TensorRT's ONNX parser makes up for constants and layers of its own.
+# Names that TensorRT's ONNX parser invents for constants and layers.
 _INTERNAL = re.compile(r"\(Unnamed Layer\* \d+\)|ONNXTRT_|\[trainStation")
 
 
 def version_code(version: str) -> str:
-    """Return how a cache spells a version: "8.5.3" is 8503, "10.1.0" is 100100; digits stay as they are."""
+    """Return a cache's spelling of a version: "8.5.3" is 8503, "10.1.0" is 100100; digits are unchanged."""
     if version.isascii() and version.isdigit():
         return version
     match = re.fullmatch(r"(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?:\.\d{1,9})?", version, re.ASCII)
@@ -43,10 +43,10 @@ def version_code(version: str) -> str:
 def format_cache(
     ranges: Ranges, *, version: str, calibrator: str = "EntropyCalibration2", method: Method | None = None
 ) -> str:
-    """Return the cache of ranges: every observed tensor, and every one that shares a range.
+    """Return the text of a cache with every tensor that has a range, observed or shared.
 
-    A tensor that was always zero gets the scale 1 / 127: zero is exact at any scale, and TensorRT takes a
-    scale of zero without a word. `method` is the file's own by default.
+    A tensor that was always zero gets the scale 1 / 127: zero is exact at any scale, and TensorRT accepts a
+    scale of zero without a warning. `method` None means `ranges.method`.
     """
     if calibrator not in CALIBRATORS:
         raise InvalidOption(f"calibrator {calibrator!r} is unknown; known are {', '.join(CALIBRATORS)}")
@@ -54,8 +54,8 @@ def format_cache(
     for name in sorted(ranges.names()):
         if "\n" in name:
             raise CalibrationError(f"tensor {name!r}: a cache cannot hold this name", tensor=name)
-        # A line encodes amax: small ones stay as they are, which `choose_qparams` would make 1.
-        scale = max((ranges.amax(name, method) or 1.0) / INT8.qmax, _LEAST)
+        # A line encodes amax, so a small scale is not replaced by 1, as `choose_qparams` does.
+        scale = max((ranges.amax(name, method) or 1.0) / INT8.qmax, _MIN_SCALE)
         try:
             lines.append(f"{name}: {struct.pack('>f', scale).hex()}")
         except OverflowError as error:
@@ -68,13 +68,13 @@ def format_cache(
 
 
 def is_cache(path: Path) -> bool:
-    """Whether a file begins as a calibration cache does."""
+    """Return whether a file begins like a calibration cache."""
     with require_file(path, what="ranges file").open("rb") as file:
         return file.read(4) == b"TRT-"
 
 
 def read_cache(path: Path, model: Path) -> Ranges:
-    """Return the scales of a cache as ranges of a model, without layers of TensorRT's own."""
+    """Return the scales of a cache as ranges of a model, without tensors that TensorRT adds."""
     scales = parse_cache(require_file(path, what="cache").read_bytes(), path)
     weightless = read_weightless(model)
     graph = weightless.model.graph
@@ -85,7 +85,7 @@ def read_cache(path: Path, model: Path) -> Ranges:
         raise CalibrationError(
             f"{path}: names {len(unknown)} of {len(scales)} tensors that {model} does not have: "
             f"{', '.join(unknown[:3])}{', …' if len(unknown) > 3 else ''}",
-            hint="a cache belongs to the very file it was made with",
+            hint="a cache belongs to the file that it was made with",
             file=path,
             tensor=unknown[0],
         )
@@ -96,13 +96,13 @@ def read_cache(path: Path, model: Path) -> Ranges:
 
 
 def parse_cache(content: bytes | str, path: Path) -> dict[str, float]:
-    """Return tensor name to scale of a file's content."""
-    with translated(f"{path}: no TensorRT calibration cache", CalibrationError, file=path):
+    """Parse the content of a file; return tensor name to scale."""
+    with translated(f"{path}: not a TensorRT calibration cache", CalibrationError, file=path):
         text = content if isinstance(content, str) else content.decode("utf-8")
     lines = text.replace("\r\n", "\n").split("\n")
     if not _HEADER.fullmatch(lines[0].strip()):
         raise CalibrationError(
-            f"{path}: its first line is no TensorRT calibration cache's (TRT-VERSION-CALIBRATOR)", file=path
+            f"{path}: not a TensorRT calibration cache; line 1 must be TRT-VERSION-CALIBRATOR", file=path
         )
     scales: dict[str, float] = {}
     for number, line in enumerate(lines[1:], start=2):
@@ -118,11 +118,11 @@ def parse_cache(content: bytes | str, path: Path) -> dict[str, float]:
         if not (math.isfinite(scale) and scale > 0):
             raise CalibrationError(
                 f"{where}: tensor {name!r} has the scale {scale}; above zero and finite is required",
-                hint="calibrate again; TensorRT would build with it",
+                hint="calibrate again; TensorRT would accept this scale",
                 file=path,
                 tensor=name,
             )
         if name in scales:
-            raise CalibrationError(f"{where}: tensor {name!r} is there twice", file=path, tensor=name)
+            raise CalibrationError(f"{where}: tensor {name!r} is listed twice", file=path, tensor=name)
         scales[name] = scale
     return scales

@@ -1,13 +1,12 @@
-"""Choose the clipping magnitude (amax) of a tensor from its histogram, and tell what quantization loses.
+"""Choose the clipping magnitude (amax) of a tensor from its histogram, and compute the quantization error.
 
-Each method returns amax in the tensor's units; the scale follows as `amax / 127` for symmetric int8. For
-errors, every value stands at the middle of its bin, but for the bin that begins at zero, whose values stand
-at zero: they are mostly what a ReLU leaves, and zero is exact at any scale. Two ways to quantize are known,
-as the targets use them:
+Each method returns amax in the tensor's units; the scale follows as `amax / 127` for symmetric int8. Errors
+take every value as the middle of its bin. Values of the bin that begins at zero count as zero: most are zeros
+of a ReLU, and zero is exact at any scale. The targets quantize in two ways:
 
 - symmetric int8 (TensorRT): scale `amax / 127`, zero_point 0, levels -127 to 127;
-- asymmetric uint8 (ONNX Runtime): the range is `[max(min, -amax), min(max, amax)]` with zero in it, scale
-  its width over 255, and a zero_point that is an integer.
+- asymmetric uint8 (ONNX Runtime): the range is `[max(min, -amax), min(max, amax)]`, extended to zero; the
+  scale is its width / 255, the zero_point an integer.
 """
 
 from __future__ import annotations
@@ -29,21 +28,19 @@ from .qparams import INT8, UINT8, scale_and_zero_point
 
 _CENTRES = np.arange(-BINS, BINS, dtype=np.float64) + 0.5
 _CENTRES[BINS] = 0.0
-_FEWEST = 128  # bins that a threshold holds: with fewer, bins would be as wide as the levels
-_AT_ONCE = 64  # candidates whose levels are looked up at a time: their tables stay in the cache
-_COARSE = 64  # candidates between those that are tried first
+_MIN_BINS = 128  # least threshold in bins: with fewer, bins would be as wide as the levels
+_CHUNK = 64  # candidates evaluated at a time: their tables of levels fit in the cache
+_COARSE_STEP = 64  # step between the candidates of a first pass
 
 
-# Each table of 64 candidates is as large as the blocks that glibc gives back to the system when they are
-# freed, only to ask for them again: three quarters of the time of a search. Freeing one large block raises
-# that size (mallopt(3), M_MMAP_THRESHOLD). Its memory is never touched; elsewhere this does nothing.
+# Each table of 64 candidates is as large as the blocks that glibc returns to the system when they are freed,
+# and then requests again, which took three quarters of a search. Freeing one large block raises that size
+# (mallopt(3), M_MMAP_THRESHOLD). Its memory is never touched; other allocators are not affected.
 np.empty(2 << 20)
 
 
 def loss(histogram: Histogram, amax: float, *, symmetric: bool) -> tuple[float, float]:
-    """Return what clipping a tensor at `amax` and quantizing it loses: the signal-to-noise ratio in decibels,
-    infinite where nothing is lost, and the share of the values beyond it, 0 to 1, to one bin.
-    """
+    """Return a threshold's SQNR in decibels (infinite without error) and clipped share, exact to one bin."""
     width = histogram.width
     power = float((histogram.counts * _CENTRES * _CENTRES).sum())
     if not power:
@@ -57,21 +54,21 @@ def loss(histogram: Histogram, amax: float, *, symmetric: bool) -> tuple[float, 
 def amax_mse(histogram: Histogram, *, symmetric: bool) -> float:
     """Return the magnitude with the least squared quantization error.
 
-    All multiples of the bin's width from 128 bins on are candidates, and the largest magnitude seen: where
-    the first 128 bins hold all values, there is nothing to choose.
+    Candidates are all multiples of the bin's width from 128 bins on, and the largest magnitude seen. If 128
+    bins hold all values, the latter is returned.
     """
     largest = histogram.largest
-    used = math.ceil(largest / histogram.width)
-    if used <= _FEWEST:
+    used_bins = math.ceil(largest / histogram.width)
+    if used_bins <= _MIN_BINS:
         return largest
-    candidates = np.arange(_FEWEST, used + 1).astype(np.float64)
+    candidates = np.arange(_MIN_BINS, used_bins + 1).astype(np.float64)
     candidates[-1] = largest / histogram.width
-    # Clipping alone costs this much: what costs more than the best of a few cannot be the best of all.
+    # Clipping errors are lower bounds: a bound above the best of a coarse pass rules a candidate out.
     bound = _clipping_errors(histogram, candidates, symmetric=symmetric)
-    tried = candidates[::-_COARSE]
-    coarse = squared_errors(histogram, tried, symmetric=symmetric)
-    best = tried[int(np.argmin(coarse))]  # stays, whatever rounding does to the bound
-    candidates = candidates[(bound <= coarse.min()) | (candidates == best)]
+    grid = candidates[::-_COARSE_STEP]
+    coarse_errors = squared_errors(histogram, grid, symmetric=symmetric)
+    best = grid[int(np.argmin(coarse_errors))]  # not ruled out, even if rounding raises its bound
+    candidates = candidates[(bound <= coarse_errors.min()) | (candidates == best)]
     errors = squared_errors(histogram, candidates, symmetric=symmetric)
     return float(candidates[int(np.argmin(errors))]) * histogram.width
 
@@ -81,13 +78,13 @@ def squared_errors(
 ) -> NDArray[np.float64]:
     """Return the sum of squared errors for each candidate, in squared bins: float64 [len(candidates)].
 
-    A level `v` between its two edges costs `sum n (c - v)**2`, three differences of prefix sums over counts
-    `n` and centres `c`. Candidates are thresholds in bins, above zero.
+    Candidates are thresholds in bins, above zero. The bins between the edges of a level `v` cost
+    `sum n (c - v)**2`: three differences of prefix sums over counts `n` and centres `c`.
     """
     counted, summed, squares = _moments(histogram.counts, _CENTRES)
     errors: list[NDArray[np.float64]] = []
-    for start in range(0, len(candidates), _AT_ONCE):
-        low, high = -candidates[start : start + _AT_ONCE], candidates[start : start + _AT_ONCE]
+    for start in range(0, len(candidates), _CHUNK):
+        low, high = -candidates[start : start + _CHUNK], candidates[start : start + _CHUNK]
         scheme, least = (INT8, -INT8.qmax) if symmetric else (UINT8, UINT8.qmin)
         if not symmetric:
             low = np.maximum(histogram.min / histogram.width, low)
@@ -97,10 +94,10 @@ def squared_errors(
         values = levels * scale
         edges = np.empty((len(scale), levels.shape[1] + 1), np.int64)
         edges[:, 0], edges[:, -1] = 0, 2 * BINS
-        # The first bin whose centre rounds to a level or beyond.
+        # A level begins at the first bin with a centre that rounds to it or beyond.
         borders = (levels[:, 1:] - 0.5) * scale
         inner = np.ceil(borders - 0.5) + BINS
-        inner[(inner == BINS) & (borders > 0)] = BINS + 1  # that bin stands at zero, before the border
+        inner[(inner == BINS) & (borders > 0)] = BINS + 1  # that bin counts as zero, before the border
         edges[:, 1:-1] = np.clip(inner, 0, 2 * BINS)
         counts, sums = np.diff(counted[edges], axis=1), np.diff(summed[edges], axis=1)
         errors.append(squares[-1] + ((values * counts - 2 * sums) * values).sum(axis=1))
@@ -108,7 +105,7 @@ def squared_errors(
 
 
 def limits(histogram: Histogram, amax: float, *, symmetric: bool) -> tuple[float, float]:
-    """Return (low, high), the range that is quantized for a threshold."""
+    """Return (low, high), the quantized range for a threshold."""
     if symmetric:
         return -amax, amax
     return min(max(histogram.min, -amax), 0.0), max(min(histogram.max, amax), 0.0)
@@ -117,7 +114,7 @@ def limits(histogram: Histogram, amax: float, *, symmetric: bool) -> tuple[float
 def _clipping_errors(
     histogram: Histogram, candidates: NDArray[np.float64], *, symmetric: bool
 ) -> NDArray[np.float64]:
-    """The part of the error that comes from values beyond the threshold: no more than all of it."""
+    """Return the error of the values beyond the threshold, a lower bound of the whole error."""
     centres = np.arange(BINS) + 0.5
     moments = _moments(histogram.magnitudes(), centres)
     # uint8's zero_point is rounded, which moves the range by up to half a level.
@@ -129,7 +126,7 @@ def _clipping_errors(
 
 
 def _moments(counts: NDArray[np.int64], centres: NDArray[Any]) -> NDArray[np.float64]:
-    """Prefix sums of counts times centres to the powers 0, 1 and 2: float64 [3, len(counts) + 1]."""
+    """Return prefix sums of counts times centres to the powers 0, 1 and 2: float64 [3, len(counts) + 1]."""
     moments = np.zeros((3, len(counts) + 1))
     np.cumsum([counts, counts * centres, counts * centres * centres], axis=1, out=moments[:, 1:])
     return moments
@@ -144,18 +141,18 @@ AUTO_TOLERANCE = 1.02
 
 @dataclass(frozen=True)
 class Method:
-    """How thresholds are chosen; `percentile` is for "percentile", and for "auto", which tries it."""
+    """Method that chooses thresholds; "percentile", and "auto", which tries it, use `percentile`."""
 
     name: MethodName = "auto"
     percentile: float = DEFAULT_PERCENTILE
 
     def __str__(self) -> str:
-        """The spelling that `parse_method` reads."""
+        """Return the spelling that `parse_method` reads."""
         return f"percentile:{self.percentile!r}" if self.name == "percentile" else self.name
 
 
 def parse_method(text: str) -> Method:
-    """Read a method's spelling: `minmax`, `entropy`, `mse`, `auto`, `percentile`, `percentile:99.9`."""
+    """Parse a method: `minmax`, `entropy`, `mse`, `auto`, `percentile` or `percentile:99.9`."""
     name, colon, value = text.partition(":")
     if name not in METHODS or (colon and name != "percentile"):
         raise InvalidOption(
@@ -194,10 +191,10 @@ def amax_entropy(histogram: Histogram) -> float:
     its tail folded into the last bin; Q is P without the tail, quantized to 128 levels (bin `j` belongs to
     level `j * 128 // i`) and spread evenly over the bins of each level that are not empty in P (Migacz, GTC
     2017, "8-bit inference with TensorRT"). A candidate for which Q is zero where P is not has infinite
-    divergence. One that would clip more than `MOST_CLIPPED` of the values is left out: a distribution that
-    begins far from zero would be represented best by its first bin, alone with all of the tail. As TensorRT
-    does, the count of the bin at zero is replaced by its neighbour's: the spike that a ReLU leaves at zero is
-    exact at any scale and must not decide.
+    divergence. Candidates that clip more than `MOST_CLIPPED` of the values are excluded: for a distribution
+    that begins far from zero, the first bin alone with the whole tail would fit best. As in TensorRT, the
+    count of the bin at zero is replaced by its neighbour's: the zeros of a ReLU are exact at any scale and
+    must not affect the choice.
     """
     largest = histogram.largest
     counts = histogram.magnitudes().astype(np.float64)
@@ -207,8 +204,8 @@ def amax_entropy(histogram: Histogram) -> float:
     if not used.size or used[-1] < levels:
         return largest
     cumulative = np.cumsum(counts)
-    fewest = int(np.searchsorted(cumulative, (1.0 - MOST_CLIPPED) * cumulative[-1])) + 1
-    candidates = np.arange(max(levels, fewest), used[-1] + 2)
+    min_bins = int(np.searchsorted(cumulative, (1.0 - MOST_CLIPPED) * cumulative[-1])) + 1
+    candidates = np.arange(max(levels, min_bins), used[-1] + 2)
     divergences = entropy_divergences(counts, candidates, levels)
     best = int(candidates[int(np.argmin(divergences))])
     return min(best * histogram.width, largest)
@@ -219,21 +216,21 @@ def entropy_divergences(
 ) -> NDArray[np.float64]:
     """Return KL(P‖Q) of every candidate, by prefix sums: float64 [len(candidates)].
 
-    With `S_k` the counts and `n_k` the non-empty bins of level `k`, T all counts and C those kept:
+    With `S_k` the counts and `n_k` the non-empty bins of level `k`, T all counts and C the unclipped ones:
     KL = (Σ p log p − Σ_k S_k log(S_k / n_k) − tail · log q_last) / T − log T + log C.
 
-    `counts` [bins] are of magnitudes; a candidate is the number of bins kept, `levels` to bins.
+    `counts` [bins] are of magnitudes; a candidate is the number of unclipped bins, mapped to `levels`.
     """
     total = counts.sum()
     cumulative, filled, plogp = (
         np.concatenate([[0.0], np.cumsum(values)]) for values in (counts, counts > 0, _xlogx(counts))
     )
     divergences: list[NDArray[np.float64]] = []
-    for start in range(0, len(candidates), _AT_ONCE):
-        kept = candidates[start : start + _AT_ONCE]
-        tail, last = total - cumulative[kept], counts[kept - 1]
+    for start in range(0, len(candidates), _CHUNK):
+        sizes = candidates[start : start + _CHUNK]
+        tail, last = total - cumulative[sizes], counts[sizes - 1]
         # The first bin of level k, ceil(k * i / levels), for each candidate i: [candidates, levels + 1]
-        edges = -(-np.arange(levels + 1)[None, :] * kept[:, None] // levels)
+        edges = -(-np.arange(levels + 1)[None, :] * sizes[:, None] // levels)
         sums, bins = np.diff(cumulative[edges], axis=1), np.diff(filled[edges], axis=1)
         # The tail fills the last bin of P, so it counts as non-empty even where no value fell into it.
         bins[:, -1] += (last == 0) & (tail > 0)
@@ -241,10 +238,10 @@ def entropy_divergences(
             spread = np.where(sums > 0, sums * np.log(sums / bins), 0.0).sum(axis=1)
             share = np.log(sums[:, -1] / bins[:, -1])
             cross = spread + np.where(tail > 0, tail * share, 0.0)
-            entropy = plogp[kept] - _xlogx(last) + _xlogx(last + tail)
-            divergences.append((entropy - cross) / total - np.log(total) + np.log(cumulative[kept]))
-    every = np.concatenate(divergences)
-    return np.where(np.isfinite(every), every, np.inf)
+            entropy = plogp[sizes] - _xlogx(last) + _xlogx(last + tail)
+            divergences.append((entropy - cross) / total - np.log(total) + np.log(cumulative[sizes]))
+    result = np.concatenate(divergences)
+    return np.where(np.isfinite(result), result, np.inf)
 
 
 METHOD_AMAX: Mapping[MethodName, Callable[[Histogram, float, bool], float]] = {
@@ -253,16 +250,16 @@ METHOD_AMAX: Mapping[MethodName, Callable[[Histogram, float, bool], float]] = {
     "entropy": lambda histogram, _, __: amax_entropy(histogram),
     "mse": lambda histogram, _, symmetric: amax_mse(histogram, symmetric=symmetric),
 }
-"""Name to the magnitude of a histogram that has values, by percentile and whether int8 is symmetric."""
+"""Method name to a function of a nonempty histogram, percentile and symmetry that returns amax."""
 
 
-_CHOSEN: dict[tuple[object, ...], float] = {}
-"""What was chosen before, up to `_MOST_CHOSEN`: a search asks again and again for the same histograms."""
-_MOST_CHOSEN = 100_000
+_AMAX_CACHE: dict[tuple[object, ...], float] = {}
+"""Cache of up to `_MAX_CACHED` results: a search requests the same histograms repeatedly."""
+_MAX_CACHED = 100_000
 
 
 def amax(histogram: Histogram, method: Method, *, symmetric: bool = True) -> float:
-    """Return the clipping magnitude by a method: "mse" and "auto" mind whether int8 is symmetric."""
+    """Return the clipping magnitude by a method; only "mse" and "auto" depend on `symmetric`."""
     if histogram.is_empty:
         raise CalibrationError(
             "no values were observed; a threshold needs at least one",
@@ -270,14 +267,14 @@ def amax(histogram: Histogram, method: Method, *, symmetric: bool = True) -> flo
         )
     content = blake2b(histogram.counts.tobytes(), digest_size=16).digest()
     key = (method, symmetric, histogram.exponent, histogram.min, histogram.max, content)
-    if key not in _CHOSEN:
-        if len(_CHOSEN) >= _MOST_CHOSEN:
-            _CHOSEN.clear()
+    if key not in _AMAX_CACHE:
+        if len(_AMAX_CACHE) >= _MAX_CACHED:
+            _AMAX_CACHE.clear()
         if method.name == "auto":
-            _CHOSEN[key] = amax_by_method(histogram, method.percentile, symmetric=symmetric)["auto"]
+            _AMAX_CACHE[key] = amax_by_method(histogram, method.percentile, symmetric=symmetric)["auto"]
         else:
-            _CHOSEN[key] = METHOD_AMAX[method.name](histogram, method.percentile, symmetric)
-    return _CHOSEN[key]
+            _AMAX_CACHE[key] = METHOD_AMAX[method.name](histogram, method.percentile, symmetric)
+    return _AMAX_CACHE[key]
 
 
 def amax_by_method(
@@ -285,9 +282,8 @@ def amax_by_method(
 ) -> dict[str, float]:
     """Return the magnitude by each of `METHODS`.
 
-    "auto" is the largest of the others whose squared error is near the least: `mse` has that by its
-    definition. Where another method clips less and costs at most `AUTO_TOLERANCE` times as much, it is
-    taken: calibration has seen a part of the values only, and what it has not seen is larger, not smaller.
+    "auto" is the largest of the others with a squared error of at most `AUTO_TOLERANCE` times the least, that
+    of `mse`. Less clipping is safer: values that calibration did not see are larger, not smaller.
     """
     by_method: dict[str, float] = {
         name: amax(histogram, Method(name, percentile), symmetric=symmetric) for name in METHOD_AMAX

@@ -1,11 +1,11 @@
-"""Worker threads: each runs samples through a model whose taps are outputs, and counts their values.
+"""Worker threads that run samples through a model with taps as outputs, and count the values of the taps.
 
-ONNX Runtime computes convolutions in a blocked memory layout (NCHWc) and would reorder every tapped
-tensor, at up to half the cost of inference. A histogram does not ask for an order, so the optimized graph
-is written once, its reorders in front of taps are taken out, and the graph is read back as it is.
+ONNX Runtime computes convolutions in a blocked memory layout (NCHWc) and would reorder every tapped tensor,
+at up to half the cost of inference. Histograms do not depend on order, so the optimized graph is written
+once, its reorders in front of taps are removed, and it is loaded without further optimization.
 
-One sample is run by one thread, several samples at once: threads inside one inference would wait for each
-other at every operator. Each worker counts into histograms of its own, which merge exactly.
+Each sample runs on one thread, several samples in parallel: threads within one inference would wait for each
+other at every operator. Each worker has its histograms, which merge exactly.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ if TYPE_CHECKING:
 
 _ONNX_NAMES = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16", "float64": "DOUBLE"}
 _BLOCK = 16
-"""The widest block of channels in ONNX Runtime's layouts: tensors whose channels fill it have no padding."""
+"""Widest block of channels in ONNX Runtime's layouts: tensors with a multiple of 16 have no padding."""
 
 
 @dataclass
 class Observer:
-    """A session of ONNX Runtime's that returns the taps; `outputs`: name of an output to its tap."""
+    """ONNX Runtime session that returns the taps; `outputs` maps the name of an output to its tap."""
 
     session: Any
     outputs: dict[str, str]
 
     def run(self, feeds: Feeds, where: str) -> list[tuple[str, Any]]:
-        """Return (tap, array) pairs; each array holds the tap's values in some order, bfloat16 widened."""
+        """Return (tap, array) pairs; values are in any order, and bfloat16 becomes float32."""
         if not self.outputs:
-            return []  # only inputs are observed; without a name, ONNX Runtime would return every output
+            return []  # only inputs are tapped; without names, ONNX Runtime would return every output
         import onnxruntime
 
         names = list(self.outputs)
         try:
             if any(array.dtype.kind in "OSUT" for array in feeds.values()):
-                arrays = self.session.run(names, feeds)  # an OrtValue holds no strings
+                arrays = self.session.run(names, feeds)  # an OrtValue cannot hold strings
             else:
                 values = {name: _as_ort_value(onnxruntime, array) for name, array in feeds.items()}
                 arrays = [_as_array(value) for value in self.session.run_with_ort_values(names, values)]
@@ -73,10 +73,7 @@ class Observer:
 
 @contextlib.contextmanager
 def open_observer(model: Graph, taps: Taps, threads: int, *, few: bool = False) -> Iterator[Observer]:
-    """Yield an observer of a model; taps that are inputs are left to the caller, who has the feeds.
-
-    For `few` samples no other layouts are made of the weights.
-    """
+    """Yield an observer of the taps that are not inputs; `few` skips the optimized layouts of weights."""
     import onnx
 
     inputs = {value.name for value in model.model.graph.input}
@@ -85,61 +82,61 @@ def open_observer(model: Graph, taps: Taps, threads: int, *, few: bool = False) 
     for name in outputs:
         kind = getattr(onnx.TensorProto, _ONNX_NAMES[taps.types[name]])
         returned.setdefault(name, onnx.helper.make_tensor_value_info(name, kind, None))
-    every = list(returned.values())
+    graph_outputs = list(returned.values())
     convolves = any(node.op_type in ("Conv", "ConvTranspose") for node in model.model.graph.node)
     # The layout level crashes the process on some float16 graphs: see `session_options`.
     layouts = not (few or holds_half(model.model))
     options = session_options(threads, layouts=layouts)
     with temporary_folder("calibrate", model.path) as folder:
         if convolves and layouts:
-            written = folder / "optimized.onnx"
-            session = _without_reorders(model, options, written, every, outputs, threads)
+            path = folder / "optimized.onnx"
+            session = _session_without_reorders(model, options, path, graph_outputs, outputs, threads)
         else:
-            session = make_session(model, options, outputs=every)
+            session = make_session(model, options, outputs=graph_outputs)
         yield Observer(session, outputs)
 
 
-def _without_reorders(
+def _session_without_reorders(
     model: Graph,
     options: Any,
-    written: Path,
-    every: list[onnx.ValueInfoProto],
+    path: Path,
+    graph_outputs: list[onnx.ValueInfoProto],
     outputs: dict[str, str],
     threads: int,
 ) -> Any:
-    """Return a session of the optimized graph whose `outputs`, which are renamed, skip the reorders."""
-    options.optimized_model_filepath = str(written)
-    weights = f"{written.name}.data"
+    """Return a session of the optimized graph without reorders in front of taps; rename `outputs`."""
+    options.optimized_model_filepath = str(path)
+    weights = f"{path.name}.data"
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights)
     options.add_session_config_entry(
         "session.optimized_model_external_initializers_min_size_in_bytes", "1024"
     )
-    session = make_session(model, options, outputs=every)
-    optimized = read_graph(written).model
+    session = make_session(model, options, outputs=graph_outputs)
+    optimized = read_graph(path).model
     skipped = _skip_reorders(optimized.graph, outputs)
     if not skipped:
         return session
     del session
-    written.write_bytes(optimized.SerializeToString())
-    session = make_session(written, session_options(threads, optimize=False))
+    path.write_bytes(optimized.SerializeToString())
+    session = make_session(path, session_options(threads, optimize=False))
     outputs |= {source: outputs.pop(output) for output, source in skipped.items()}
     return session
 
 
 def _skip_reorders(graph: onnx.GraphProto, outputs: dict[str, str]) -> dict[str, str]:
-    """Let outputs be what goes into their reorder, in place; returns output to the tensor instead of it."""
-    made_by = producers(graph)
-    read = {name for node in graph.node for name in (*node.input, *captured_names(node))}
+    """Replace outputs by the inputs of their reorders, in place; return output to its replacement."""
+    producer_of = producers(graph)
+    consumed = {name for node in graph.node for name in (*node.input, *captured_names(node))}
     skipped: dict[str, str] = {}
     for value in graph.output:
-        node = made_by.get(value.name)
+        node = producer_of.get(value.name)
         if node is None or node.op_type != "ReorderOutput" or value.name not in outputs:
             continue
         channels = attribute(node, "channels", 0)
         if channels % _BLOCK or not channels or node.input[0] in skipped.values():
-            continue  # the last block is padded, and the padding is no value of the model
+            continue  # the last block is padded, and the padding is not part of the tensor
         skipped[value.name] = node.input[0]
-        if value.name not in read:
+        if value.name not in consumed:
             graph.node.remove(node)
     refill(graph.value_info, (value for value in graph.value_info if value.name not in skipped.values()))
     for value in graph.output:
@@ -159,7 +156,7 @@ def _as_ort_value(onnxruntime: Any, array: Any) -> Any:
 
 
 def _as_array(value: Any) -> Any:
-    """The values of a tensor without a copy; numpy has no bfloat16, so that is widened, exactly."""
+    """Return a tensor's values without a copy; bfloat16, which numpy lacks, becomes float32, exactly."""
     if value.data_type() != "tensor(bfloat16)":
         return value.numpy()
     size = math.prod(value.shape())
@@ -170,16 +167,16 @@ def _as_array(value: Any) -> Any:
 
 
 IN_FLIGHT_BYTES = 256 << 20
-"""Activations held at a time by all workers; a model with larger ones gets fewer workers."""
+"""Limit on the activations that all workers hold at a time; models with larger ones get fewer workers."""
 
 Histograms = dict[str, Histogram]
 
 
 class Workers:
-    """Runs samples and counts; use as a context manager. 0 threads take one per core.
+    """Runs samples and counts; use as a context manager. 0 threads mean one per core.
 
     With `infinite`, activations may hold infinity, as the scores of masked attention do: their finite values
-    are counted, some of them perhaps twice. NaN is an error all the same. `few`: see `open_observer`.
+    are counted, some of them perhaps twice. NaN remains an error. `few`: see `open_observer`.
     """
 
     def __init__(self, model: Graph, taps: Taps, threads: int, *, infinite: bool, few: bool) -> None:
@@ -188,15 +185,15 @@ class Workers:
         self._make_counter = functools.partial(_Counter, taps, infinite=infinite)
         self._stack = contextlib.ExitStack()
         self._pool: ThreadPoolExecutor | None = None
-        self._counters: list[_Counter] = []  # those that no thread counts with just now
+        self._counters: list[_Counter] = []  # the ones that no thread uses at the moment
         self._pending: deque[Future[int]] = deque()
         self.samples = 0
-        """Samples that are counted, of those submitted."""
+        """Number of submitted samples that are counted."""
 
     def __enter__(self) -> Workers:
         with ThreadPoolExecutor(1) as loader:
             loading = loader.submit(make_count)  # compiled or loaded while ONNX Runtime reads the model
-            if address_space_limit() is not None:  # what is left is known only while nothing else runs
+            if address_space_limit() is not None:  # free space can be measured only while nothing else runs
                 loading.result()
             self._observer = self._stack.enter_context(self._make_observer(1))
             self._counters.append(self._make_counter(loading.result()))
@@ -208,10 +205,10 @@ class Workers:
         self._stack.close()
 
     def submit(self, batch: Batch) -> None:
-        """Have a batch counted; waits while enough are under way."""
+        """Submit a batch for counting; wait while enough batches are pending."""
         if self._pool is None:
-            self._observe(batch)  # the first one tells how much memory its activations take
-            self._pool = self._start()
+            self._observe(batch)  # the first batch determines the memory of the activations
+            self._pool = self._start_pool()
             self.samples += batch.samples
             return
         self._pending.append(self._pool.submit(self._observe, batch))
@@ -219,32 +216,32 @@ class Workers:
             self._collect()
 
     def run(self, batch: Batch) -> list[NDArray[Any]]:
-        """Return what the taps hold on a batch, which is not counted."""
+        """Return the values of the taps on a batch, without counting them."""
         return [array for _, array in self._observer.run(batch.feeds, batch.where)]
 
     def drain(self) -> Histograms:
-        """Wait for all that was submitted and return the histograms so far."""
+        """Wait for all submitted batches and return the histograms so far."""
         while self._pending:
             self._collect()
         first = self._counters[0].histograms
         for counter in self._counters[1:]:
             for name, histogram in counter.histograms.items():
                 first[name].merge(histogram)
-            counter.histograms = _empty(self._taps)
+            counter.histograms = _empty_histograms(self._taps)
         return first
 
     def resume(self, histograms: Histograms, samples: int) -> None:
-        """Go on from histograms of an earlier pass."""
+        """Continue from the histograms of an interrupted pass."""
         self._counters[0].histograms = histograms
         self.samples = samples
 
-    def _start(self) -> ThreadPoolExecutor:
-        granted = self._threads
-        self._threads = max(1, min(granted, IN_FLIGHT_BYTES // max(self._counters[0].bytes, 1)))
-        inside = granted // self._threads
-        if inside > 1:
+    def _start_pool(self) -> ThreadPoolExecutor:
+        threads = self._threads
+        self._threads = max(1, min(threads, IN_FLIGHT_BYTES // max(self._counters[0].bytes, 1)))
+        session_threads = threads // self._threads
+        if session_threads > 1:
             self._stack.close()
-            self._observer = self._stack.enter_context(self._make_observer(inside))
+            self._observer = self._stack.enter_context(self._make_observer(session_threads))
         self._counters += [self._make_counter(make_count()) for _ in range(self._threads - 1)]
         return ThreadPoolExecutor(self._threads, thread_name_prefix="qcompile-calibrate")
 
@@ -265,7 +262,7 @@ class _Counter:
     """The histograms of one worker."""
 
     def __init__(self, taps: Taps, count: Count, *, infinite: bool) -> None:
-        self.histograms = _empty(taps)
+        self.histograms = _empty_histograms(taps)
         self.bytes = 0
         self._count, self._infinite = count, infinite
 
@@ -273,7 +270,7 @@ class _Counter:
         where = batch.where
         for name, array in batch.feeds.items():
             if name in self.histograms or array.dtype.kind in "fV":
-                try:  # of what is no tap, too: a NaN fed in is an error all the same
+                try:  # untapped inputs, too: NaN in a feed is always an error
                     self.histograms.get(name, Histogram()).add(array, self._count)
                 except NonFinite as error:
                     message = f"{where}: input {name!r} holds {error}"
@@ -293,5 +290,5 @@ class _Counter:
                 raise CalibrationError(message, hint=hint, tensor=name, sample=where) from error
 
 
-def _empty(taps: Taps) -> Histograms:
+def _empty_histograms(taps: Taps) -> Histograms:
     return {name: Histogram() for name in taps.names}

@@ -141,7 +141,7 @@ CUT = "cut into 3 parts in one ranges file and 2 parts in another.* count twice"
             for one, two in ((make(tensors()), CACHE), (CACHE, make(tensors())), (CACHE, CACHE))
         ),
         *(
-            (one, two, "'y' takes its range from others in one ranges file only")
+            (one, two, "'y' shares other tensors' ranges in one ranges file only")
             for one, two in ((OF_RUNTIMES, OF_TENSORRT), (OF_TENSORRT, OF_RUNTIMES))
         ),
     ],

@@ -164,9 +164,9 @@ def test_a_scale_is_read_exactly_or_refused(bits: int) -> None:
             for line in ("x", "x: ", "x:3c010a14", "x 3c010a14", "x: 3c010a145", "x: 0x3c0", "x: 3c 01",
                          "x: 0.5", "x: -1")
         ),
-        (f"{HEADER}\nx: 3f800000\ny: 3f800000\nx: 3f800000\n", f"{CACHE}:4: tensor 'x' is there twice", "x"),
+        (f"{HEADER}\nx: 3f800000\ny: 3f800000\nx: 3f800000\n", f"{CACHE}:4: tensor 'x' is listed twice", "x"),
         *(
-            (text, f"{CACHE}: its first line is no", None)
+            (text, f"{CACHE}: not a TensorRT calibration cache; line 1", None)
             for text in ("", "\n", "x: 3c010a14\n", f"\n{HEADER}\n", "TRT-8503\nx: 3c010a14", "TRT--X\n",
                          "trt-8503-X")
         ),

@@ -1,1 +1,1 @@
-"""Float models made easier to quantize, by factors that cancel."""
+"""Balance channels of float models by factors that cancel, which makes the models easier to quantize."""

@@ -1,15 +1,15 @@
-"""Cross-layer equalization: channels of one layer are scaled up where those of the next are scaled down.
+"""Cross-layer equalization: scale channels of a layer's output, and undo the scaling in the next layer.
 
     first ─ Relu ─ second      becomes      first/s ─ Relu ─ second·s
 
-A tensor of activations gets one scale. Channels that are much smaller than the largest one lose most of
-its steps, and a network that was trained with BatchNorm often has such channels (Nagel et al. 2019,
-"Data-Free Quantization Through Weight Equalization and Bias Correction", arXiv 1906.04721, section 4.1).
-What lies between must commute with positive factors: Relu does, Clip does not. Factors are powers of two,
-so that the float model computes the very same numbers as before.
+An activation tensor has one scale. Channels that are much smaller than the largest one lose most of its
+steps; a network that was trained with BatchNorm often has them (Nagel et al. 2019, "Data-Free Quantization
+Through Weight Equalization and Bias Correction", arXiv 1906.04721, section 4.1). The operators in between
+must commute with positive factors: Relu does, Clip does not. Factors are powers of two, so that the float
+model computes the very same numbers as before.
 
-One ranges file serves the model as it is and balanced: it holds every tensor that balancing leaves as it was.
-The few that it rescales, or adds, are observed again on the samples, in memory (`balanced`).
+One ranges file serves the original and the balanced model: it covers every tensor that balancing leaves as
+it was. The few tensors that are rescaled or added are observed again on the samples, in memory (`balanced`).
 """
 
 from __future__ import annotations
@@ -34,29 +34,27 @@ from ..request import QuantizeRequest
 # f(c·x) = c·f(x) for c > 0: value by value, or over the positions of a channel.
 _BY_VALUE = frozenset(["Relu", "LeakyRelu", "Identity"])
 _BY_CHANNEL = _BY_VALUE | {"MaxPool", "AveragePool"}
-# Rows stay rows where the layers on both sides have as many channels.
+# A Reshape leaves rows intact if the layers on both sides have equally many channels.
 _BY_ROW = _BY_VALUE | {"Reshape"}
 LARGEST_FACTOR = 2.0**12
 _FEW = 64
 LOOKED_AT = 32
-"""Samples on which channels are looked at."""
+"""Number of samples on which channels are observed."""
 
 Floats = NDArray[np.float64]
 
 
 def equalize(graph: Graph, channel_amax: Mapping[str, NDArray[Any]]) -> int:
-    """Equalize every chain of two layers in place; return how many pairs got other weights.
+    """Equalize every chain of two layers in place; return the number of pairs with changed weights.
 
-    A layer is a Conv, a Gemm, or a MatMul with its bias, whose weights are stored and read by it alone. With
-    r1 the largest magnitude of channel i of the tensor between them, r2 the largest weight that reads it,
+    A layer is a Conv, a Gemm, or a MatMul with its bias, with stored weights that no other node reads. With
+    r1_i the largest magnitude of channel i in the tensor between them, r2_i its largest weight in the second,
 
         s_i = sqrt(r1_i / r2_i),    equation 11 of the paper
 
     A depthwise Conv behind the tensor has a scale for each of its channels, and takes the whole factor,
-    s_i = r1_i. Channels of zeros are left alone.
-
-    `channel_amax` has r1 for each tensor of `equalizable`. The model's function is kept to the last bit, but
-    for subnormal numbers.
+    s_i = r1_i. Channels of zeros are unchanged. `channel_amax` has r1 for each tensor of `equalizable`. The
+    model computes the same bits as before, except for subnormal numbers.
     """
     pairs = _Chains(graph).pairs()
     for pair in pairs:
@@ -82,17 +80,14 @@ def equalize(graph: Graph, channel_amax: Mapping[str, NDArray[Any]]) -> int:
 
 
 def equalizable(graph: Graph) -> dict[str, int]:
-    """Return the tensors that `equalize` scales, and the axis of their channels."""
+    """Return the tensors that `equalize` scales, with the axis of their channels."""
     return {pair.between: pair.axis for pair in _Chains(graph).pairs()}
 
 
 def equalized(
     request: QuantizeRequest, data: Data, rows: Mapping[str, Rows]
 ) -> tuple[QuantizeRequest, int, set[str]]:
-    """Return the request of the model equalized by its activations, how many pairs, and what was rescaled.
-
-    `rows` are those of `equalizable`.
-    """
+    """Equalize a copy of the model by its `rows`; return request, number of pairs, and rescaled tensors."""
     graph = request.graph.copy()
     rescaled = {name for pair in _Chains(graph).pairs() for name in pair.path}
     pairs = equalize(graph, {name: rows[name].amax for name in equalizable(graph) if name in rows})
@@ -102,20 +97,20 @@ def equalized(
 def balanced(
     request: QuantizeRequest, graph: Graph, rescaled: Collection[str], data: Data
 ) -> QuantizeRequest:
-    """Return the request of a balanced model, with ranges of the rescaled tensors in place."""
+    """Return the request of a balanced model, with ranges of the rescaled tensors observed on it."""
     ranges = request.ranges
-    assert ranges is not None, "static quantization needs them"
-    again = observe(graph, data, tensors=rescaled, few=ranges.samples <= _FEW and runs_without_layouts(graph))
+    assert ranges is not None, "static quantization needs ranges"
+    fresh = observe(graph, data, tensors=rescaled, few=ranges.samples <= _FEW and runs_without_layouts(graph))
     changed = set(rescaled)
     shared = {name: sources for name, sources in ranges.shared.items() if name not in changed}
-    needed = {source for sources in shared.values() for source in sources} - again.histograms.keys()
-    histograms = {n: one for n, one in ranges.histograms.items() if n not in changed or n in needed}
-    ranges = replace(ranges, histograms={**histograms, **again.histograms}, shared={**shared, **again.shared})
+    needed = {source for sources in shared.values() for source in sources} - fresh.histograms.keys()
+    histograms = {n: counts for n, counts in ranges.histograms.items() if n not in changed or n in needed}
+    ranges = replace(ranges, histograms={**histograms, **fresh.histograms}, shared={**shared, **fresh.shared})
     return replace(request, graph=graph, ranges=ranges)
 
 
 def fixed_tensors(graph: Graph, *types: int) -> dict[str, onnx.TensorProto]:
-    """Store the constants of a graph; return its stored tensors of these types that are no inputs."""
+    """Store the constants of a graph; return its initializers of these types that are not inputs."""
     store_constants(graph.model.graph)
     graph.edited()
     inputs = {value.name for value in graph.model.graph.input}
@@ -125,7 +120,7 @@ def fixed_tensors(graph: Graph, *types: int) -> dict[str, onnx.TensorProto]:
 class _Layer:
     """A layer's stored weights, and the factors that its channels will get.
 
-    `peaks` holds the largest magnitude over a kernel, as [groups, outputs of a group, inputs of a group].
+    `peaks` holds the largest magnitude of each kernel: [groups, outputs of a group, inputs of a group].
     """
 
     def __init__(
@@ -164,7 +159,7 @@ class _Layer:
 
 @dataclass
 class _Pair:
-    """Two layers, the tensor that the second reads, the axis of its channels, and all tensors in between."""
+    """Two layers, the tensor that the second reads, the axis of its channels, and the tensors in between."""
 
     first: _Layer
     second: _Layer
@@ -187,8 +182,8 @@ class _Chains:
                 continue
             tensor = str((self._bias_add(node) or node).output[0])
             path = list(dict.fromkeys([str(node.output[0]), tensor]))
-            passed = _BY_CHANNEL if node.op_type == "Conv" else _BY_ROW
-            while (reader := self._only_reader(tensor)) is not None and reader.op_type in passed:
+            passthrough = _BY_CHANNEL if node.op_type == "Conv" else _BY_ROW
+            while (reader := self._only_reader(tensor)) is not None and reader.op_type in passthrough:
                 tensor = reader.output[0]
                 path.append(tensor)
             if reader is None or reader.input[0] != tensor:
@@ -196,7 +191,7 @@ class _Chains:
             second = self.layers.get(reader.output[0])
             if second is None or first.outputs != second.inputs:
                 continue
-            if (node.op_type == "Conv") == (reader.op_type == "Conv"):  # else channels are another axis
+            if (node.op_type == "Conv") == (reader.op_type == "Conv"):  # else the axes of channels differ
                 axis = 1 if node.op_type == "Conv" else -1
                 pairs.append(_Pair(first, second, tensor, axis, tuple(path)))
         return pairs
@@ -204,7 +199,7 @@ class _Chains:
     def _layer(self, node: onnx.NodeProto) -> _Layer | None:
         if node.op_type not in ("Conv", "Gemm", "MatMul") or node.domain not in ("", "ai.onnx"):
             return None
-        weight = self._own(node.input[1])
+        weight = self._private_tensor(node.input[1])
         if weight is None or attribute(node, "transA", 0):
             return None
         if node.op_type != "Conv" and len(weight.dims) != 2:
@@ -213,17 +208,17 @@ class _Chains:
         add = self._bias_add(node)
         bias = next((name for name in add.input if name != node.output[0]), "") if add is not None else ""
         bias = str(node.input[2]) if len(node.input) > 2 else bias
-        own = self._own(bias)
+        vector = self._private_tensor(bias)
         channels = weight.dims[axis]
-        if bias and (own is None or own.dims[-1:] != [channels] or np.prod(own.dims) != channels):
+        if bias and (vector is None or vector.dims[-1:] != [channels] or np.prod(vector.dims) != channels):
             return None
-        return _Layer(weight, own, axis, attribute(node, "group", 1))
+        return _Layer(weight, vector, axis, attribute(node, "group", 1))
 
-    def _own(self, name: str) -> onnx.TensorProto | None:
+    def _private_tensor(self, name: str) -> onnx.TensorProto | None:
         return self.stored.get(name) if self.graph.is_private(name) else None
 
     def _bias_add(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
-        """The Add of a stored vector behind a MatMul."""
+        """Return the Add of a stored vector that follows a MatMul, or None."""
         reader = self._only_reader(node.output[0]) if node.op_type == "MatMul" else None
         if reader is None or reader.op_type != "Add" or not any(name in self.stored for name in reader.input):
             return None

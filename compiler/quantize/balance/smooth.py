@@ -1,27 +1,27 @@
-"""SmoothQuant: outlier channels of activations move into the weights that multiply them.
+"""SmoothQuant: move outlier channels of activations into the weights that multiply them.
 
     x ─ MatMul(w)      becomes      x/s ─ MatMul(s·w)
 
-A few channels of a Transformer's activations are far larger than the others, and take the one scale of the
-tensor for themselves; weights, with a scale per output channel, have room to spare (Xiao et al. 2022, arXiv
-2211.10438). Factors are powers of two, so that the float model computes the very same numbers as before. The
-strength of each place is the one with the least error of the products on observed rows.
+A few channels of a Transformer's activations are far larger than the others and determine the only scale of
+the tensor; weights, with a scale per output channel, have room to spare (Xiao et al. 2022, arXiv 2211.10438).
+Factors are powers of two, so that the float model computes the very same numbers as before. The strength at
+each place minimizes the error of the products on observed rows.
 
 A place is a tensor `x` and all products `x @ w` with stored weights that read it, directly or through a
-Reshape that keeps its last axis:
+Reshape that preserves the last axis:
 
     x ─┬─ MatMul(w1)                 x/s ─┬─ MatMul(s·w1)
        ├─ Reshape ─ Gemm(w2)  becomes     ├─ Reshape ─ Gemm(s·w2)
        └─ Add (a residual)        x ──────┴─ Add
 
-What makes `x` can take the 1/s where nothing else reads it:
+If nothing else reads `x`, its producer can apply the 1/s:
 
-1. LayerNormalization: its gain and bias.
-2. Mul or Add of a stored vector, as a LayerNorm ends that is written in plain operators: the vectors.
-3. A product with its bias, through Reshape, Transpose and the attention's own product (the projection of
-   the values): its columns.
+1. LayerNormalization: in its gain and bias.
+2. Mul or Add of a stored vector, the end of a LayerNorm that is written in plain operators: in the vectors.
+3. A product with its bias, through Reshape, Transpose and the attention's product (the projection of the
+   values): in its columns.
 
-Elsewhere a Mul in front of the products does it.
+Otherwise a Mul in front of the products applies it.
 """
 
 from __future__ import annotations
@@ -55,53 +55,53 @@ from ..request import QuantizeRequest
 from .equalize import LARGEST_FACTOR, LOOKED_AT, Floats, balanced, equalizable, fixed_tensors
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""Strengths that are tried, beside none at all: how much of the difficulty moves into the weights."""
+"""Strengths to try, besides no smoothing: the share of the outliers that moves into the weights."""
 
-_OUTPUTS = 384
-"""Outputs of a matrix on which strengths are compared: a third of the time of all of BERT-base's."""
+_COMPARED_OUTPUTS = 384
+"""Outputs of a matrix on which strengths are compared: a third of the time of all outputs of BERT-base."""
 
 LEAST_GAIN_DB = {True: 0.1, False: 1.0}
-"""What a place must gain where its factors fold, and where they cost a multiplication."""
+"""Least gain of a place if the producer takes the factors (True), and if they cost a multiplication."""
 
 
 @dataclass
 class Smoothed:
-    """What was done to a model."""
+    """Changes that smoothing made to a model."""
 
-    # tensor to what was done there: "alpha 0.5, into 'gain', 3.1 dB"
+    # tensor to its change: "alpha 0.5, into 'gain', 3.1 dB"
     places: dict[str, str] = field(default_factory=dict)
-    # node to the reason why the tensor that it reads keeps its channels
+    # node to the reason why its input is not smoothed
     left_alone: dict[str, str] = field(default_factory=dict)
-    # tensors whose ranges are to be observed, as they are new or hold other values
+    # new and changed tensors, which need new ranges
     rescaled: list[str] = field(default_factory=list)
 
 
 def smooth(graph: Graph, observed: Mapping[str, Rows], *, symmetric: bool = False) -> Smoothed:
-    """Smooth every place that gains by it, in place.
+    """Smooth in place every place that gains enough.
 
     `s_j = max|X_j|^alpha / max|W_j|^(1-alpha)` (equation 4 of the paper), X the activations and W_j all
-    weights that read channel j. A place is left as it is where no strength lowers the error of its products
-    by `LEAST_GAIN_DB`. The model's function is kept to the last bit, but for subnormal numbers.
+    weights that multiply channel j. A place is unchanged if no strength lowers the error of its products by
+    `LEAST_GAIN_DB`. The model computes the same bits as before, except for subnormal numbers.
     """
-    places, left = _Finder(graph).find()
-    result = Smoothed(left_alone=left)
+    places, reasons = _Finder(graph).find()
+    result = Smoothed(left_alone=reasons)
     for place in places:
         rows = observed.get(place.tensor)
         if rows is None:
-            is_made = place.tensor in graph.producers
-            reason = "it was not observed" if is_made else "it reads an input of the model"
+            is_computed = place.tensor in graph.producers
+            reason = "it was not observed" if is_computed else "it reads an input of the model"
             result.left_alone |= dict.fromkeys(place.products, reason)
             continue
         arrays = [(tensor_values(graph.stored[name]), axis) for name, axis in place.weights]
         matrices = [array.T if axis else array for array, axis in arrays]
         alpha, factors, gain_db = best_factors(rows, matrices, symmetric=symmetric)
-        least = LEAST_GAIN_DB[bool(place.vectors or place.columns)]
-        if gain_db < least:
-            reason = f"smoothing gains {max(gain_db, 0):.1f} dB there; {least} dB is required"
+        least_db = LEAST_GAIN_DB[bool(place.vectors or place.columns)]
+        if gain_db < least_db:
+            reason = f"smoothing gains {max(gain_db, 0):.1f} dB there; {least_db} dB is required"
             result.left_alone |= dict.fromkeys(place.products, reason)
             continue
-        taker, rescaled = _move(graph, place, factors)
-        result.places[place.tensor] = f"alpha {alpha}, {taker}, {gain_db:.1f} dB"
+        location, rescaled = _move(graph, place, factors)
+        result.places[place.tensor] = f"alpha {alpha}, {location}, {gain_db:.1f} dB"
         result.rescaled += rescaled
     graph.edited()
     return result
@@ -113,7 +113,7 @@ def smoothable(graph: Graph) -> set[str]:
 
 
 def look_at_channels(request: QuantizeRequest, data: Data) -> dict[str, Rows]:
-    """Return what the tensors hold that `equalized` and `smoothed` ask for, in one pass over samples."""
+    """Run the samples once; return the observed rows of the tensors that `equalized` and `smoothed` need."""
     graph = request.graph.copy()
     axes = dict.fromkeys(smoothable(graph), -1) | equalizable(graph)
     return observe_rows(graph, axes, data, LOOKED_AT)
@@ -122,39 +122,33 @@ def look_at_channels(request: QuantizeRequest, data: Data) -> dict[str, Rows]:
 def smoothed(
     request: QuantizeRequest, data: Data, rows: Mapping[str, Rows]
 ) -> tuple[QuantizeRequest, Smoothed]:
-    """Return the request of the model smoothed, and what was done to it.
-
-    `rows` are those of `smoothable`; what they lack is looked at.
-    """
+    """Smooth a copy of the model; return its request and the changes. Rows missing in `rows` are observed."""
     graph = request.graph.copy()
-    lacking = dict.fromkeys(smoothable(graph) - rows.keys(), -1)
-    observed = {**rows, **observe_rows(graph, lacking, data, LOOKED_AT)}
-    done = smooth(graph, observed, symmetric=graph_rules(request.spec.target).symmetric)
-    return (balanced(request, graph, done.rescaled, data) if done.rescaled else request), done
+    missing = dict.fromkeys(smoothable(graph) - rows.keys(), -1)
+    observed = {**rows, **observe_rows(graph, missing, data, LOOKED_AT)}
+    changes = smooth(graph, observed, symmetric=graph_rules(request.spec.target).symmetric)
+    return (balanced(request, graph, changes.rescaled, data) if changes.rescaled else request), changes
 
 
 def best_factors(
     rows: Rows, matrices: Sequence[NDArray[Any]], *, symmetric: bool
 ) -> tuple[float, Floats, float]:
-    """Return the strength with the least error, its factors [channels], and the gain over none, in dB.
-
-    `rows` flow into the weights `matrices`, each [channels, outputs].
-    """
+    """Return the best strength, its factors [channels], and gain in dB; a matrix is [channels, outputs]."""
     peaks = np.max([np.abs(matrix).max(axis=1, initial=0.0) for matrix in matrices], axis=0)
-    # Each output has a scale of its own, so that some tell what all would.
-    matrices = [matrix[:, :: -(-matrix.shape[1] // _OUTPUTS) or 1] for matrix in matrices]
+    # Each output has a scale, so some outputs represent all.
+    matrices = [matrix[:, :: -(-matrix.shape[1] // _COMPARED_OUTPUTS) or 1] for matrix in matrices]
     exact = [rows.rows @ matrix for matrix in matrices]
-    none = np.ones(len(rows.low))
-    plain = product_error(rows, matrices, exact, none, symmetric=symmetric)
-    best, chosen, least = 0.0, none, plain
+    ones = np.ones(len(rows.low))
+    baseline = product_error(rows, matrices, exact, ones, symmetric=symmetric)
+    best_alpha, factors, least_error = 0.0, ones, baseline
     for alpha in ALPHAS:
-        tried = smoothing_factors(rows.amax.astype(np.float64), peaks.astype(np.float64), alpha)
-        error = product_error(rows, matrices, exact, tried, symmetric=symmetric)
-        if error < least:
-            best, chosen, least = alpha, tried, error
-    if least >= plain:
-        return 0.0, none, 0.0
-    return best, chosen, float(10 * np.log10(plain / max(least, np.finfo(np.float64).tiny)))
+        candidate = smoothing_factors(rows.amax.astype(np.float64), peaks.astype(np.float64), alpha)
+        error = product_error(rows, matrices, exact, candidate, symmetric=symmetric)
+        if error < least_error:
+            best_alpha, factors, least_error = alpha, candidate, error
+    if least_error >= baseline:
+        return 0.0, ones, 0.0
+    return best_alpha, factors, float(10 * np.log10(baseline / max(least_error, np.finfo(np.float64).tiny)))
 
 
 def product_error(
@@ -165,22 +159,22 @@ def product_error(
     *,
     symmetric: bool,
 ) -> float:
-    """Return the squared error of products of eight bits, by the power of each, summed over the matrices."""
+    """Return the squared error of 8-bit products relative to the power of each, summed over the matrices."""
     low, high = (rows.low / factors).min(), (rows.high / factors).max()
     qparams = choose_qparams(low, high, INT8 if symmetric else UINT8)
     values = dequantize(quantize(rows.rows / factors.astype(np.float32), qparams), qparams)
     total = 0.0
     for matrix, expected in zip(matrices, exact, strict=True):
         scaled = np.ascontiguousarray(matrix * factors[:, None].astype(np.float32))
-        of_weight = choose_weight_qparams(scaled, 1)
-        error = values @ dequantize(quantize(scaled, of_weight), of_weight) - expected
+        weight_qparams = choose_weight_qparams(scaled, 1)
+        error = values @ dequantize(quantize(scaled, weight_qparams), weight_qparams) - expected
         power = float(np.square(expected, dtype=np.float64).sum())
         total += float(np.square(error, dtype=np.float64).sum()) / (power or 1.0)
     return total
 
 
 def smoothing_factors(amax: Floats, peaks: Floats, alpha: float) -> Floats:
-    """Return the powers of two next to `s`; 1 where a channel, or what reads it, is all zeros."""
+    """Return the powers of two next to `s`; 1 where a channel or its weights are all zeros."""
     live = (amax > 0) & (peaks > 0)
     logs = np.zeros_like(amax)
     logs[live] = alpha * np.log2(amax[live]) - (1 - alpha) * np.log2(peaks[live])
@@ -188,10 +182,10 @@ def smoothing_factors(amax: Floats, peaks: Floats, alpha: float) -> Floats:
 
 
 def _move(graph: Graph, place: SmoothedTensor, factors: Floats) -> tuple[str, list[str]]:
-    """Multiply the weights by the factors, divide what they read; return what did that, and what changed.
+    """Multiply weights by the factors, divide their input; return where it is divided, and changed tensors.
 
-    A Mul stands behind a Reshape, not in front of it, so that QuantizeLinear follows at once: OpenVINO fuses
-    the two then (MulFakeQuantizeFusion), and the Mul costs nothing.
+    A Mul goes behind a Reshape, not in front of it, so that QuantizeLinear follows at once: OpenVINO then
+    fuses the two (MulFakeQuantizeFusion), and the Mul costs nothing.
     """
     for name, axis in place.weights:
         _scale(graph.stored[name], factors, axis)
@@ -207,13 +201,13 @@ def _move(graph: Graph, place: SmoothedTensor, factors: Floats) -> tuple[str, li
     nodes = {node.name: node for node in proto.node}
     smoothed: dict[str, str] = {}
     for product in (nodes[name] for name in place.products):
-        read = str(product.input[0])
-        if read not in smoothed:
-            smoothed[read], name = names.fresh(f"{read}/smoothed"), names.fresh(f"{read}/smooth")
-            node = helper.make_node("Mul", [read, factors_name], [smoothed[read]], name)
-            position = next(i for i, n in enumerate(proto.node) if read in n.output)
+        source = str(product.input[0])
+        if source not in smoothed:
+            smoothed[source], name = names.fresh(f"{source}/smoothed"), names.fresh(f"{source}/smooth")
+            node = helper.make_node("Mul", [source, factors_name], [smoothed[source]], name)
+            position = next(i for i, n in enumerate(proto.node) if source in n.output)
             proto.node.insert(position + 1, node)
-        product.input[0] = smoothed[read]
+        product.input[0] = smoothed[source]
     return "by a multiplication", list(smoothed.values())
 
 
@@ -227,17 +221,17 @@ _HEADS = [0, 2, 1, 3]  # [batch, positions, heads, width] to [batch, heads, posi
 
 @dataclass(frozen=True)
 class SmoothedTensor:
-    """A tensor, whose channels are its last axis, and the products by stored matrices that read it."""
+    """A tensor with channels on its last axis, and the products of it by stored matrices."""
 
     tensor: str
     products: tuple[str, ...]  # names of the nodes
     # names of the matrices, each with the axis of the channels that are read: 0 or 1
     weights: tuple[tuple[str, int], ...]
-    channels: int  # number of channels
+    channels: int
     vectors: tuple[str, ...] = ()  # stored vectors that take 1/s: gain, bias
-    # A stored matrix and the axis of its outputs, which take 1/s; or None
+    # a stored matrix and the axis of its outputs, which take 1/s
     columns: tuple[str, int] | None = None
-    # tensors that hold other values once 1/s is folded; empty where a Mul is needed
+    # tensors with other values once 1/s is folded; empty if a Mul is needed
     rescaled: tuple[str, ...] = ()
 
 
@@ -247,25 +241,25 @@ class _Finder:
         name_nodes(graph.model.graph)
 
     def find(self) -> tuple[list[SmoothedTensor], dict[str, str]]:
-        """Return the places in the order of execution, and node to why another product is left alone."""
+        """Return the places in the order of execution, and node to the reason why it is not smoothed."""
         groups: dict[str, list[onnx.NodeProto]] = {}
-        left: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for node in self.graph.model.graph.node:
             if node.op_type not in ("MatMul", "Gemm") or node.domain not in ("", "ai.onnx"):
                 continue
-            reason = self._unfit(node)
+            reason = self._unfit_reason(node)
             if reason:
-                left[node.name] = reason
+                reasons[node.name] = reason
             else:
                 groups.setdefault(self._root(node), []).append(node)
         places = []
         for tensor, nodes in groups.items():
             fit = [node for node in nodes if self._channels(node) == self._channels(nodes[0])]
-            left |= {n.name: "it reads other channels than its neighbour" for n in nodes if n not in fit}
+            reasons |= {n.name: "it reads other channels than its neighbour" for n in nodes if n not in fit}
             places.append(self._place(tensor, fit))
-        return places, left
+        return places, reasons
 
-    def _unfit(self, node: onnx.NodeProto) -> str:
+    def _unfit_reason(self, node: onnx.NodeProto) -> str:
         if node.input[1] not in self.stored:
             return "its second operand is not a stored float32 matrix"
         weight = self.stored[node.input[1]]
@@ -284,68 +278,68 @@ class _Finder:
         return int(self.stored[node.input[1]].dims[axis])
 
     def _root(self, node: onnx.NodeProto) -> str:
-        """The tensor in front of Reshapes that keep the last axis and that products alone read."""
+        """Return the tensor in front of Reshapes that preserve the last axis and feed only products."""
         name = str(node.input[0])
-        while (maker := self.graph.producers.get(name)) is not None and maker.op_type == "Reshape":
-            before = self.graph.shapes.get(maker.input[0], ())
-            behind = {reader.op_type for reader in self.graph.consumers.get(name, ())}
-            if not before or before[-1] != self._channels(node) or name in self.graph.pinned:
+        while (producer := self.graph.producers.get(name)) is not None and producer.op_type == "Reshape":
+            shape = self.graph.shapes.get(producer.input[0], ())
+            readers = {reader.op_type for reader in self.graph.consumers.get(name, ())}
+            if not shape or shape[-1] != self._channels(node) or name in self.graph.pinned:
                 break
-            if behind - {"MatMul", "Gemm", "Reshape", "Shape"}:
+            if readers - {"MatMul", "Gemm", "Reshape", "Shape"}:
                 break
-            name = str(maker.input[0])
+            name = str(producer.input[0])
         return name
 
     def _place(self, tensor: str, nodes: list[onnx.NodeProto]) -> SmoothedTensor:
         weights = tuple((str(n.input[1]), attribute(n, "transB", 0)) for n in nodes)
         names = tuple(node.name for node in nodes)
         plain = SmoothedTensor(tensor, names, weights, self._channels(nodes[0]))
-        rescaled = self._only_for(tensor, set(names))
-        maker = self.graph.producers.get(tensor)
-        if rescaled is None or maker is None:
+        rescaled = self._reshaped_forms(tensor, set(names))
+        producer = self.graph.producers.get(tensor)
+        if rescaled is None or producer is None:
             return plain
-        if (found := self._vectors(maker, plain.channels)) is not None:
-            return replace(plain, vectors=found[0], rescaled=(*found[1], *rescaled))
+        if (folded := self._vectors(producer, plain.channels)) is not None:
+            return replace(plain, vectors=folded[0], rescaled=(*folded[1], *rescaled))
         if (columns := self._columns(tensor, plain.channels)) is not None:
             matrix, bias, inner = columns
             return replace(plain, vectors=bias, columns=matrix, rescaled=(*inner, *rescaled))
         return plain
 
-    def _only_for(self, tensor: str, products: set[str]) -> tuple[str, ...] | None:
-        """The tensor and its reshaped forms, where nothing but the products reads their values."""
+    def _reshaped_forms(self, tensor: str, products: set[str]) -> tuple[str, ...] | None:
+        """Return the tensor and its reshaped forms; None if other nodes than the products read the values."""
         if tensor in self.graph.pinned:
             return None
         names = [tensor]
         for node in self.graph.consumers.get(tensor, ()):
             if node.name in products or node.op_type == "Shape":
                 continue
-            inner = self._only_for(node.output[0], products) if node.op_type == "Reshape" else None
+            inner = self._reshaped_forms(node.output[0], products) if node.op_type == "Reshape" else None
             if inner is None:
                 return None
             names += inner
         return tuple(names)
 
-    def _own_vector(self, name: str, channels: int) -> bool:
+    def _is_private_vector(self, name: str, channels: int) -> bool:
         tensor = self.stored.get(name) if self.graph.is_private(name) else None
         return tensor is not None and list(tensor.dims) == [channels]
 
     def _vectors(
-        self, maker: onnx.NodeProto, channels: int
+        self, producer: onnx.NodeProto, channels: int
     ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-        """Stored vectors that scale a tensor, and the tensors in between; None where there are none."""
-        if maker.op_type == "LayerNormalization":
-            parameters = tuple(str(name) for name in maker.input[1:] if name)
-            last = attribute(maker, "axis", -1) == -1 and len(maker.output) == 1
-            fit = last and all(self._own_vector(name, channels) for name in parameters)
+        """Return the stored vectors that scale a tensor, and the tensors in between, or None."""
+        if producer.op_type == "LayerNormalization":
+            parameters = tuple(str(name) for name in producer.input[1:] if name)
+            last = attribute(producer, "axis", -1) == -1 and len(producer.output) == 1
+            fit = last and all(self._is_private_vector(name, channels) for name in parameters)
             return (parameters, ()) if fit and parameters else None
-        if maker.op_type not in ("Mul", "Add") or len(maker.input) != 2:
+        if producer.op_type not in ("Mul", "Add") or len(producer.input) != 2:
             return None
-        vector = next((str(n) for n in maker.input if self._own_vector(n, channels)), "")
+        vector = next((str(n) for n in producer.input if self._is_private_vector(n, channels)), "")
         if not vector:
             return None
-        if maker.op_type == "Mul":
+        if producer.op_type == "Mul":
             return (vector,), ()
-        inside = next(str(name) for name in maker.input if name != vector)
+        inside = next(str(name) for name in producer.input if name != vector)
         gain = self.graph.producers.get(inside)
         if gain is None or gain.op_type != "Mul" or not self.graph.is_private(inside):
             return None
@@ -355,7 +349,7 @@ class _Finder:
     def _columns(
         self, tensor: str, channels: int
     ) -> tuple[tuple[str, int], tuple[str, ...], tuple[str, ...]] | None:
-        """The matrix that projects the values of an attention, its bias, and the tensors in between."""
+        """Return the matrix that projects an attention's values, its bias, and the tensors in between."""
         path: list[str] = []
         name = tensor
         for step in ("Reshape", "Transpose", "MatMul", "Transpose", "Reshape"):
@@ -367,19 +361,19 @@ class _Finder:
             name = str(node.input[1] if step == "MatMul" else node.input[0])
             path.append(name)
         bias: tuple[str, ...] = ()
-        for _ in range(4):  # Reshape and Add in any order, and then the product
+        for _ in range(4):  # Reshape and Add in any order, then the product
             node = self.graph.producers.get(name)
             if node is None or not self._read_once(name):
                 return None
             if node.op_type in ("MatMul", "Gemm"):
                 axis = 1 - attribute(node, "transB", 0)
                 bias += tuple(str(vector) for vector in node.input[2:] if vector)
-                fits = not self._unfit(node) and self.stored[node.input[1]].dims[axis] == channels
-                fits = fits and all(self._own_vector(vector, channels) for vector in bias)
+                fits = not self._unfit_reason(node) and self.stored[node.input[1]].dims[axis] == channels
+                fits = fits and all(self._is_private_vector(vector, channels) for vector in bias)
                 return ((str(node.input[1]), axis), bias, tuple(path)) if fits else None
             name = str(node.input[0])
             if node.op_type == "Add":
-                vector = next((str(n) for n in node.input if self._own_vector(n, channels)), "")
+                vector = next((str(n) for n in node.input if self._is_private_vector(n, channels)), "")
                 if not vector:
                     return None
                 bias, name = (vector,), next(str(n) for n in node.input if n != vector)
@@ -389,6 +383,6 @@ class _Finder:
         return None
 
     def _read_once(self, name: str) -> bool:
-        """Whether one node reads a tensor's values; its shape may be asked for."""
+        """Return whether exactly one node reads a tensor's values; nodes may also read its shape."""
         values = [node for node in self.graph.consumers.get(name, ()) if node.op_type != "Shape"]
         return name not in self.graph.pinned and len(values) == 1
