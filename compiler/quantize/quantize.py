@@ -1,4 +1,4 @@
-"""`qcompile quantize`: a float ONNX file becomes one of lower precision, and is checked."""
+"""`qcompile quantize`: convert a float ONNX file to a lower precision, and verify the result."""
 
 from __future__ import annotations
 
@@ -50,21 +50,20 @@ def quantize(
     Args:
         model: Float ONNX file; for static INT8 the very file that was calibrated.
         output: ONNX file to write.
-        spec: How.
-        ranges: Ranges file in place of the spec's, or ranges in memory. They are required for static INT8 and
-            FP8; for FP16 they find activations that overflow.
-        in_float: Name of each node that the runtime was found to compute in float, to the reason: static INT8
-            leaves them alone.
-        progress: Told of every step.
+        spec: Target, precision, mode and further options.
+        ranges: Ranges file in place of the spec's, or ranges in memory. Static INT8 and FP8 require them; for
+            FP16 they find activations that overflow.
+        in_float: Maps nodes that the runtime computes in float to the reason; static INT8 skips them.
+        progress: Called at every step.
         options: Fields of `QuantizeSpec` by name, in place of those of `spec`.
 
     Returns:
-        The file and its manifest: what was quantized, what was left in float and why, what the runtime
-        executes in which precision, and the signal-to-noise ratio against the float model.
+        The file and its manifest: quantized nodes, nodes left in float with the reason, precisions that the
+        runtime executes, and the signal-to-noise ratio against the float model.
 
     Raises:
         CalibrationError: If ranges are missing, or belong to another model.
-        QuantizationError: If less was quantized than planned, the result computes NaN, or loses too much.
+        QuantizationError: If planned nodes are not quantized, or the result computes NaN or loses too much.
         InvalidOption: If the options contradict each other.
     """
     path = Path(model)
@@ -99,25 +98,25 @@ def quantize_in_memory(
     is_plan: bool = False,
     progress: Progress = silent,
 ) -> tuple[Graph, Manifest]:
-    """Return a graph quantized as the spec says, with its manifest, see `quantize`.
+    """Return a graph quantized according to the spec, with its manifest; see `quantize`.
 
     Args:
-        digest: Of the model's file, which ranges must be of.
-        spec: Its `isa` is none of "auto".
-        is_plan: Whether another graph follows, which the data judges: this one is not.
+        digest: Digest of the model's file; the ranges must have the same.
+        spec: Options, with `isa` resolved (not "auto").
+        is_plan: Whether the graph is provisional: a later graph, not this one, is compared on the data.
     """
     graph.load()
     request = QuantizeRequest(graph, digest, spec, ranges, in_float, progress)
     check_ranges(request)
     if spec.data is not None:
-        next(iter(Data(spec.data, graph.io.inputs)))  # before the work, not after it
+        next(iter(Data(spec.data, graph.io.inputs)))  # unreadable data fails early
     present = graph_precision(graph.model)
     if present != "fp32":
         raise InvalidOption(
             f"{graph.path}: its graph is {present} already", hint="quantize the float model instead"
         )
     progress(f"quantize to {spec.precision}")
-    method = {}  # what chose the thresholds of static quantization
+    method = {}  # threshold method of static quantization
     if ranges is not None and spec.mode == "static":
         method["method"] = "as in the cache" if ranges.fixed else spec.method or str(ranges.method)
     judge = Judge(request)
@@ -127,7 +126,7 @@ def quantize_in_memory(
     if not is_plan:
         progress("compare with the float model")
         if "fp16" in {spec.precision, spec.floats}:
-            # It refuses types that do not fit, which a graph that is rounded in float32 does not show.
+            # ONNX Runtime rejects mismatched types; the comparison, rounded in float32, does not find them.
             make_session(Graph(outcome.model, graph.path), session_options(optimize=False))
         check, poor = _judged(request, outcome.judged or judge(outcome), judge.place)
         checks = [check]
@@ -161,7 +160,7 @@ def quantize_in_memory(
 
 
 def _slower(graph: Graph, quantized: Graph, spec: QuantizeSpec, progress: Progress) -> list[str]:
-    """What a user should know of the speed on this processor, where ONNX Runtime runs the file on it."""
+    """Return a warning if ONNX Runtime runs the result slower than the float model on this processor."""
     if not graph_rules(spec.target).by_onnxruntime or why_unchecked(spec.isa) or is_large(graph.model):
         return []
     progress("compare speed with the float model")
@@ -174,10 +173,10 @@ def _slower(graph: Graph, quantized: Graph, spec: QuantizeSpec, progress: Progre
 def _judged(request: QuantizeRequest, judged: Judged, place: str) -> tuple[Check, str]:
     """Return the SNR check against the float model, and the outputs that `diff` would reject, as text.
 
-    `place` is where they are compared, in words, where they are no outputs.
+    `place` is `Judge.place`: how many samples, and in front of which operators if not at the outputs.
     """
     is_half = request.spec.precision in HALVES
-    is_guess = is_half and not request.spec.data  # random input says little of what halves can hold
+    is_guess = is_half and not request.spec.data  # random input does not show if real values fit a half
     if judged.broken and not is_guess:
         raise QuantizationError(
             f"{request.path}: output {judged.broken!r} became NaN or infinite",
