@@ -1,4 +1,4 @@
-"""Quantization methods: each takes a request and returns the graph to write, with its proof."""
+"""Quantization methods: each takes a request and returns the graph to write, with facts for its manifest."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ from .weights.hessians import collect_hessians
 from .weights.rewrite import quantize_weights
 
 _LEARNT_ON = 128  # samples for GPTQ
-_MUCH_DB = 6.0  # by so much more dynamic INT8 is worth a word
+_MUCH_DB = 6.0  # gain of dynamic over static INT8 that warrants a warning
 _LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
 
 
 def quantize_graph(request: QuantizeRequest, judge: Judge) -> Outcome:
-    """Do what is asked, in memory."""
+    """Quantize according to the request, in memory."""
     if request.spec.precision in HALVES:
         return _half(request)
-    import_onnxruntime()  # its quantizer does all three, whatever the target is
+    import_onnxruntime()  # all three modes use its quantizer, for any target
     floats = {request.spec.floats, *request.spec.layer_precisions.values()}
     if "fp16" in floats and request.spec.data is not None:
         request = replace(request, observed=_observed(request))
@@ -75,7 +75,7 @@ def quantize_graph(request: QuantizeRequest, judge: Judge) -> Outcome:
 
 
 def _or_dynamic(request: QuantizeRequest, outcome: Outcome, judge: Judge) -> Outcome:
-    """Say where scales found at run time lose much less than the best calibrated ones."""
+    """Add a warning if dynamic INT8, with scales found at run time, loses much less than static INT8."""
     static_db = outcome.judged.rank_db if outcome.judged else math.inf
     rules = graph_rules(request.spec.target)
     if static_db >= GOOD_DB or not rules.by_onnxruntime or request.spec.precision != "int8":
@@ -83,7 +83,7 @@ def _or_dynamic(request: QuantizeRequest, outcome: Outcome, judge: Judge) -> Out
     if 2 * len(dynamic_nodes(prepare_graph(request.model), ())) < sum(
         count_weighted(outcome.model)["int8"].values()
     ):
-        return outcome  # most of it would stay in float
+        return outcome  # dynamic INT8 would leave most layers in float
     try:
         dynamic = judge(_dynamic(request))
     except QuantizationError:
@@ -100,7 +100,7 @@ def _or_dynamic(request: QuantizeRequest, outcome: Outcome, judge: Judge) -> Out
 def _half(request: QuantizeRequest) -> Outcome:
     ranges, warnings = request.ranges, []
     if request.spec.precision == "bf16":
-        pass  # it reaches as far as float32
+        pass  # its range is that of float32
     elif ranges is not None:
         warnings = _unobserved(request.model, ranges)
     elif request.spec.data is not None:
@@ -189,13 +189,13 @@ def _static(request: QuantizeRequest) -> Outcome:
     layers = layer_precisions(request, ready.graph)
     left = {name: layer.reason for name, layer in layers.items() if layer.kind != "int8"}
     left |= {**match_nodes(ready.graph, request.spec.exclude), **request.in_float}
-    others = match_nodes(ready.graph, (), only=request.spec.only)  # by the names that users know
+    others = match_nodes(ready.graph, (), only=request.spec.only)  # before rewrites change the names
     rules = graph_rules(request.spec.target)
     if rules.by_onnxruntime:
         join_biases(Graph(ready, request.path), exclude=left)
     opens = rules.opens_recurrences and request.spec.precision == "int8"
     opened = open_recurrences(ready, exclude=left | others) if opens else []
-    # What lies between layers goes along with them, whether `only` names it or not.
+    # `only` restricts layers and tables; operators between quantized layers are quantized with them.
     stored = {tensor.name: tensor for tensor in ready.graph.initializer}
     nodes = {n.name for n in ready.graph.node if n.op_type in WEIGHTED or is_table(n, stored)}
     chosen_nodes = {name for name, layer in layers.items() if layer.kind == "int8"}
@@ -262,14 +262,14 @@ def _static(request: QuantizeRequest) -> Outcome:
         Graph(result, request.path), planned, signed=request.spec.isa in ARM_ISAS
     )
     if in_float.keys() - request.in_float.keys():
-        # As they are they only cost conversions: plan without them. What fed them may then miss, too.
+        # Their Q/DQ only cost conversions. Plan again without them; their producers may drop out as well.
         return _static(replace(request, in_float={**request.in_float, **in_float}))
     warnings += require_executed(result, planned, in_float)
     return Outcome(result, {**proof, "as_executed": counts}, warnings, run=run)
 
 
 def _unfused(graph: onnx.GraphProto) -> list[str]:
-    """A BatchNormalization behind a Conv stays in float, between two conversions: simplify fuses it."""
+    """Warn of BatchNormalization behind Conv: in float, it costs two conversions."""
     convolved = {node.output[0] for node in graph.node if node.op_type == "Conv"}
     count = sum(node.op_type == "BatchNormalization" and node.input[0] in convolved for node in graph.node)
     text = f"{count} BatchNormalization behind a Conv stay in float: simplify first, then calibrate"
@@ -277,7 +277,7 @@ def _unfused(graph: onnx.GraphProto) -> list[str]:
 
 
 def _unobserved(proto: onnx.ModelProto, ranges: Ranges) -> list[str]:
-    """Ranges hold what INT8 scales, which is less than what may overflow in float16."""
+    """Warn if ranges lack activations: they cover what INT8 scales, but more may overflow in float16."""
     every = set(choose_taps(proto, float_activations(proto)).names)
     left = every - set(ranges.names())
     if not left:

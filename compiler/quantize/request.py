@@ -184,7 +184,7 @@ def check_ranges(request: QuantizeRequest) -> None:
 
 
 def nothing_to_quantize(left: Mapping[str, str], absent: str, hint: str) -> QuantizationError:
-    """Return the error for a model without nodes to quantize; `left` has their reasons, else `absent` applies."""
+    """Return the error for a model without nodes to quantize: a reason of `left`, or else `absent`."""
     name, reason = next(iter(left.items()), ("", absent))
     if reason.startswith(_BY_USER):
         hint = "leave out less by `exclude` or `only`"

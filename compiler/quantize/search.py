@@ -1,19 +1,18 @@
-"""Search the best static INT8 graph by its output error: method, balancing, layers left in float.
+"""Search for the static INT8 graph with the least output error: method, balancing, layers left in float.
 
-What is best for a tensor need not be best for the model. Where samples are given, candidates are quantized
-in turn, and the one whose outputs are nearest to the float model's is kept:
+The best choice for each tensor is not always the best for the model. With samples, the search quantizes
+candidates in turn, and selects the candidate with outputs closest to the float model's:
 
-1. channels evened out: equalized (`balance.equalize`), then smoothed (`balance.smooth`);
-2. biases corrected (`int8.corrections`), on few samples until the best is known;
-3. other methods, where `auto` is asked for and leaves less than `_TELLING_DB`: minmax, percentile, entropy. A
-   correction of biases destroys some models together with a method that clips: few rows are clipped, and all
-   get the correction;
-4. the most damaging layers in float, as many as it takes: for `max_damage`, or where `diff` would not let
-   the outputs pass;
-5. below `GOOD_DB` further ones, up to the knee: while `_KNEE_DB` are gained by layers that are `_KNEE_SHARE`
-   of the multiply-adds, and in proportion by those that are less, but at least `_KNEE_LEAST_DB`.
+1. balanced channels: equalized (`balance.equalize`), then smoothed (`balance.smooth`);
+2. corrected biases (`int8.corrections`), on few samples until the best candidate is final;
+3. other methods, if the method is `auto` and the ratio is below `_TELLING_DB`: minmax, percentile, entropy.
+   Bias correction together with a clipping method destroys some models: few rows are clipped, but all get
+   the correction;
+4. the most damaging layers in float, as few as meet `max_damage`, or else the criteria of `diff`;
+5. below `GOOD_DB`, further layers in float up to the knee: while layers with `_KNEE_SHARE` of the
+   multiply-adds gain `_KNEE_DB`. Smaller layers must gain in proportion, but at least `_KNEE_LEAST_DB`.
 
-Where there are enough samples, those that judge are not those that factors and biases are learnt from.
+With enough samples, candidates are compared on other samples than those for factors and biases.
 """
 
 from __future__ import annotations
@@ -38,24 +37,24 @@ from .sensitivity import LayerSensitivity, rank_layers
 Once = Callable[[QuantizeRequest], Outcome]
 
 LEAST_GAIN_DB = 0.2
-"""What a later candidate must gain to replace an earlier one."""
+"""Minimum gain of a later candidate to replace an earlier one."""
 
 _ENOUGH_DB = SNR_DB + 1.0
 GOOD_DB = 20.0
-"""Below it more is tried: layers in float up to the knee, and dynamic INT8."""
+"""Below this the search leaves layers in float up to the knee, and `quantize_graph` tries dynamic INT8."""
 
 _TELLING_DB = 50.0
-_KNEE_DB, _KNEE_SHARE, _KNEE_LEAST_DB = 3.0, 0.05, 1.0  # half of the error's energy for a 20th of the time
+_KNEE_DB, _KNEE_SHARE, _KNEE_LEAST_DB = 3.0, 0.05, 1.0  # half the error's energy for 5% of the work
 _KNEE_TRIALS, _KNEE_STEP, _KNEE_HOPE = 6, 4, 0.5
 _NEXT_TO_NOTHING_DB, _LITTLE_DB, _MUCH_DB = 1.0, 3.0, 30.0
 _NAMED = 5  # layers that a warning names
-_CORRECTED_ON = 8  # samples that correct the biases of candidates; the best has its own number
+_CORRECTED_ON = 8  # samples that correct the biases of candidates; the best gets `request.corrected_on`
 _RANKED_ON = 2  # samples on which layers are ranked: each runs once per layer
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """One way to quantize, and what it gives."""
+    """A quantized graph that the search tries, with its request."""
 
     request: QuantizeRequest
     outcome: Outcome
@@ -72,19 +71,19 @@ class _Candidate:
         return sum(nodes["int8"].values())
 
     def without(self, names: Sequence[str]) -> QuantizeRequest:
-        """Return its request with layers left in float, beside those that it excludes."""
+        """Return its request with further layers left in float."""
         return self.request.asking(exclude=(*self.request.spec.exclude, *map(exactly, names)))
 
 
 class _Search:
-    """Makes candidates of one model; `tried` has a row of each for the manifest."""
+    """Quantizes candidates of one model; `tried` has a row for each, for the manifest."""
 
     def __init__(self, once: Once, judge: Judge) -> None:
         self._once, self._judge = once, judge
         self.tried: list[dict[str, object]] = []
 
     def first(self, what: str, request: QuantizeRequest) -> _Candidate:
-        """Quantize as the request says, and judge the outcome."""
+        """Quantize according to the request, and compare the outputs."""
         outcome = self._once(request)
         judged = self._judge(outcome)
         row: dict[str, object] = {"tried": what, "snr_db": round(judged.snr_db, 2)}
@@ -94,7 +93,7 @@ class _Search:
         return _Candidate(request, replace(outcome, run=None), judged)
 
     def try_(self, what: str, request: QuantizeRequest) -> _Candidate | None:
-        """Return another candidate; None where the target does not execute it as planned."""
+        """Return another candidate, or None if the target would not execute it as planned."""
         give_back()
         try:
             return self.first(what, request)
@@ -105,7 +104,7 @@ class _Search:
     def better(
         self, best: _Candidate, what: str, request: QuantizeRequest, *, gain_db: float = LEAST_GAIN_DB
     ) -> _Candidate:
-        """Return another candidate if it gains `gain_db` and computes as much in integers, else `best`."""
+        """Return another candidate if it gains `gain_db` without fewer integer layers, else `best`."""
         candidate = self.try_(what, request)
         if candidate is None or candidate.judged.choice_db < best.judged.choice_db + gain_db:
             return best
@@ -118,7 +117,7 @@ class _Search:
 def best_static(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
     """Return the best outcome of static quantization.
 
-    Without `search`, without data, or with fixed scales, the model is quantized as it is.
+    Without `search`, without data, or with fixed scales, quantize once according to the request.
     """
     spec, ranges = request.spec, request.ranges
     if spec.max_damage is not None and spec.data is None:
@@ -140,7 +139,7 @@ def _searched(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
     if spec.correct_bias:
         best = search.better(best, "corrected biases", best.request.asking(correct_bias=True), gain_db=0.0)
     others = (Method("minmax"), Method("percentile", chosen.percentile), Method("entropy"))
-    # Above that the samples that judge tell no methods apart, and one that clips more may lose on others.
+    # Above that, the samples do not separate methods, and a method that clips more may lose on other samples.
     tells = best.rank_db < _TELLING_DB or spec.max_damage is not None
     for method in others if chosen.name == "auto" and tells else ():
         best = search.better(best, str(method), best.request.asking(method=str(method)))
@@ -155,7 +154,7 @@ def _searched(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
         proof["left_in_float"] = {name: in_float.get(name, reason) for name, reason in left.items()}
     proof["method"] = str(_method(best.request))
     warnings = list(best.outcome.warnings)
-    if in_float and spec.max_damage is None:  # nobody named these layers
+    if in_float and spec.max_damage is None:  # the user did not exclude these layers
         more = f" and {len(in_float) - _NAMED} more" if len(in_float) > _NAMED else ""
         layers = f"{', '.join(list(in_float)[:_NAMED])}{more}"
         why = "because `diff` would not let the outputs pass otherwise"
@@ -174,10 +173,10 @@ def _is_good(judged: Judged) -> bool:
 
 
 def _balanced(search: _Search, best: _Candidate) -> tuple[_Candidate, dict[str, object]]:
-    """Try the equalized and the smoothed model; return the best, and what the proof says of it."""
+    """Try the equalized and the smoothed model; return the best candidate, and entries for the manifest."""
     entries, request = dict[str, object](), best.request
     assert request.ranges is not None, "best_static asks"
-    data = request.samples(max(request.ranges.samples, 1))  # as many as were observed
+    data = request.samples(max(request.ranges.samples, 1))  # as many as were calibrated on
     request.progress("equalize channels")
     rows = look_at_channels(request, data)
     request, pairs, rescaled = equalized(request, data, rows)
@@ -198,7 +197,7 @@ def _balanced(search: _Search, best: _Candidate) -> tuple[_Candidate, dict[str, 
 
 
 def _corrected_on(search: _Search, best: _Candidate, samples: int) -> _Candidate:
-    """Correct the biases of the best on as many samples, where there are more than the candidates had."""
+    """Correct the biases of the best candidate on `samples`, if the data has more than candidates used."""
     most_db, total = best.request.spec.max_damage, best.request.samples(samples).total
     if not best.outcome.proof["corrected_biases"] or (total is not None and total <= _CORRECTED_ON):
         return best
@@ -208,9 +207,10 @@ def _corrected_on(search: _Search, best: _Candidate, samples: int) -> _Candidate
 
 
 def _lstms_at_run_time(search: _Search, best: _Candidate) -> _Candidate:
-    """Quantize LSTMs with scales that ONNX Runtime finds in every run, where they cost next to nothing.
+    """Compute LSTMs with scales that ONNX Runtime finds in every run, if the outputs lose little.
 
-    That is 1 dB, and 3 dB down to 30. A recognizer of texts is 2.7 times as fast as FP32, in place of 1.7.
+    The allowed loss is 1 dB, or up to 3 dB if 30 dB remain. A text recognizer becomes 2.7 times as fast as
+    FP32, instead of 1.7.
     """
     request, spec = best.request, best.request.spec
     if not graph_rules(spec.target).by_onnxruntime or spec.max_damage is not None:
@@ -225,10 +225,10 @@ def _lstms_at_run_time(search: _Search, best: _Candidate) -> _Candidate:
 
 
 def _partly_in_float(search: _Search, whole: _Candidate) -> tuple[_Candidate, dict[str, str], str]:
-    """Leave layers in float as `max_damage` asks, else where `diff` would refuse outputs, and to the knee.
+    """Leave layers in float for `max_damage`, otherwise until `diff` accepts the outputs, and to the knee.
 
-    Return the best candidate, why each layer is in float, and why layers in float do not help. Without
-    `max_damage` half of them at most: beyond it the caller refuses the model.
+    Return the best candidate, the reason for each layer, and why layers in float do not help. Without
+    `max_damage`, at most half of the layers: beyond that the caller rejects the model.
     """
     spec, least_db = whole.request.spec, whole.request.spec.max_damage
     if least_db is not None:
@@ -262,13 +262,13 @@ def _partly_in_float(search: _Search, whole: _Candidate) -> tuple[_Candidate, di
 
 
 def _half(request: QuantizeRequest, names: Sequence[str]) -> int:
-    """How many of the first layers are half of all, or of the multiply-adds if that is more."""
+    """Return how many of the first layers are half of all, or of the multiply-adds if that is more."""
     share, _ = shares(names, multiply_adds(request.model))
     return max(len(names) // 2, sum(total <= 0.5 for total in accumulate(share[name] for name in names)))
 
 
 def _recurrences_in_float(search: _Search, best: _Candidate) -> tuple[_Candidate, dict[str, str]]:
-    """Leave LSTMs and GRUs as they are, where their products cost so much; return why they are in float."""
+    """Leave LSTMs and GRUs in float if that gains `_KNEE_DB`; return the candidate, and the reasons."""
     lstms = best.outcome.proof["lstms"]
     assert isinstance(lstms, Mapping), "the proof of static quantization"
     if not (opened := lstms["opened"]):
@@ -283,13 +283,13 @@ def _fewest_in_float(
     search: _Search, best: _Candidate, ranked: Sequence[LayerSensitivity],
     enough: Callable[[Judged], bool], required: str, *, most: int | None = None,
 ) -> tuple[_Candidate, dict[str, str], dict[int, float]]:  # fmt: skip
-    """Leave the worst layers in float, `most` of them, until the outputs are near enough.
+    """Leave the worst layers in float, at most `most`, until `enough` accepts the outputs.
 
-    Return the candidate, why each layer is in float, and decibels by each number of layers tried.
+    Return the candidate, the reason for each layer, and the decibels by number of layers tried.
     """
     names = [damage.layer for damage in ranked]
-    high = len(names) if most is None else min(most + 1, len(names))  # never tried, or enough
-    low, most_db, fewest = 0, best.judged.snr_db, None  # so many are too few
+    high = len(names) if most is None else min(most + 1, len(names))  # accepted, or never tried
+    low, most_db, fewest = 0, best.judged.snr_db, None  # `low` layers are too few
     tried_db = dict[int, float]()
     while high - low > 1:
         middle = (low + high) // 2
@@ -315,20 +315,20 @@ def _to_the_knee(
     search: _Search, best: _Candidate, ranked: Sequence[LayerSensitivity], count: int,
     tried_db: Mapping[int, float], *, most: int,
 ) -> tuple[_Candidate, dict[str, str]]:  # fmt: skip
-    """Leave layers behind the first `count` in float, while it is worth it; return why they are.
+    """Leave layers after the first `count` in float while the gain justifies their time; return the reasons.
 
-    `tried_db` has the decibels of numbers of layers that were tried before.
+    `tried_db` maps numbers of layers that were tried before to their decibels.
     """
     names, first, noise = [damage.layer for damage in ranked], count, [damage.noise for damage in ranked]
     share, _ = shares(names, multiply_adds(best.request.model))
-    begin, step = best, 1  # `begin` excludes the first layers already
+    begin, step = best, 1  # `begin` already excludes the first `count` layers
     for _ in range(_KNEE_TRIALS):
         cost = sum(share[name] for name in names[count : count + step])
         if step > _KNEE_STEP or count + step > most or cost > _KNEE_SHARE:
             break
         gain_db = max(_KNEE_DB * cost / _KNEE_SHARE, _KNEE_LEAST_DB)
         needed_db = best.rank_db + gain_db
-        # Were the noises of layers independent, they would gain so much.
+        # Expected gain if the noises of layers are independent.
         promised_db = decibels(sum(noise[count:]), sum(noise[count + step :]))
         candidate = None
         if promised_db >= _KNEE_HOPE * gain_db and tried_db.get(count + step, needed_db) >= needed_db:
@@ -350,7 +350,7 @@ def _method(request: QuantizeRequest) -> Method:
 
 
 def _ranked(request: QuantizeRequest) -> list[LayerSensitivity]:
-    """The layers by what each does to the outputs, the most damaging first."""
+    """Return the layers by their noise at the outputs, the most damaging first."""
     assert request.ranges is not None, "best_static asks"
     request.progress("damage of each layer")
     give_back()

@@ -1,10 +1,10 @@
 """Sensitivity of each layer: the noise at the model's outputs when that layer alone is quantized.
 
-The graph is cut into pieces of some layers each, so that what is in front of them is computed once. Two
-sessions do it for each piece. In the first, every layer of the piece is computed a second time on its
-quantized operands, beside the float one; what comes out is the error of each layer's output, for one sample,
-and what the next piece reads. The second computes all that is behind, and takes such an error as an input
-behind each layer: it is run once per layer, with that layer's error alone. Memory is that of few samples.
+The graph is cut into pieces of a few layers, so that everything in front of a piece is computed once. Each
+piece has two sessions. The first computes every layer twice, on float and on quantized operands. Its outputs
+are the error of each layer's output, for one sample, and the inputs of the next piece. The second computes
+the rest of the graph, with an additional input behind each layer: it runs once per layer, with only that
+layer's error. Memory holds few samples at a time.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ from .request import exactly, match_nodes
 
 Limits = Mapping[str, tuple[float, float]]
 Tensors = dict[str, NDArray[Any]]
-_TOGETHER = 32  # layers whose errors are held at once
-_SAMPLES = 2  # samples of which what a piece reads is held at once
-_PIECES, _LAYERS = 6, 9  # at most so many; the layers of each, where that is fewer pieces
+_TOGETHER = 32  # layers with errors in memory at a time
+_SAMPLES = 2  # samples in memory at a time, with the inputs of the next piece
+_PIECES, _LAYERS = 6, 9  # maximum number of pieces; layers per piece if that gives fewer pieces
 _FED = frozenset("float32 float64 float16 bool int8 int16 int32 int64 uint8 uint16 uint32 uint64".split())
 
 
 @dataclass(frozen=True)
 class LayerSensitivity:
-    """What one layer does to the outputs when it alone is quantized."""
+    """Noise at the outputs when only this layer is quantized."""
 
     layer: str  # name of the node
     operator: str
-    noise: float  # energy of the outputs' error by energy of the outputs, the mean over samples and outputs
+    noise: float  # energy of the outputs' error / energy of the outputs, mean over samples and outputs
 
     @property
     def snr_db(self) -> float:
-        """The same as a signal-to-noise ratio; infinite without noise."""
+        """The noise as a signal-to-noise ratio, in decibels; infinite without noise."""
         return decibels(1.0, self.noise)
 
 
@@ -86,17 +86,17 @@ def rank_layers(
     part: tuple[int, int] = (1, 1),
     progress: Progress = silent,
 ) -> list[LayerSensitivity]:
-    """Return the damage of every layer that would be quantized, the most damaging first.
+    """Return the noise of every layer that would be quantized, the most damaging layer first.
 
     Args:
-        isa: What the CPU that runs it multiplies integers with; "auto" is this one's.
-        part: (2, 3) looks at the second of three parts of the layers alone, in the order of the graph. The
-            graphs that are run are those of all layers, so that a part tells what the whole does.
+        isa: Integer instruction set of the CPU that will run the graph; "auto" means this CPU's.
+        part: (2, 3) ranks only the second third of the layers, in graph order. The sessions still contain
+            all layers, so each layer's noise is the same as in a full ranking.
     """
     places = before_choices(model)
     ready = prepare_graph(part_before(model, places) if places else model)
     kernels = saturating_kernels(target, resolve_isa(isa, target))
-    # Patterns may name what is behind a choice of elements.
+    # Patterns may match nodes behind a choice of elements, which `ready` lacks.
     whole = prepare_graph(without_weights(model)).graph if places else ready.graph
     names_here = {node.name for node in ready.graph.node}
     excluded, allowed = (
@@ -117,7 +117,7 @@ def rank_layers(
     noise, samples, batches = dict.fromkeys(names[begin:end], 0.0), 0, iter(data)
     pieces = _pieces(ready, layers)
     while pieces and not noise.keys() & {layer.name for layer in pieces[-1].layers}:
-        pieces.pop()  # nothing of it is asked for
+        pieces.pop()  # without requested layers
     while pieces and (few := [_Sample(batch) for batch in itertools.islice(batches, _SAMPLES)]):
         for piece, behind in zip(pieces, [*pieces[1:], None], strict=True):
             progress("damage of each layer", samples)
@@ -135,7 +135,7 @@ def rank_layers(
 
 
 def _noise(forms: Mapping[str, OutputForm], clean: Tensors, noisy: Tensors) -> float:
-    """The noise of outputs; those that are not among the `noisy` have none."""
+    """Return the mean noise-to-signal ratio of the outputs; outputs missing in `noisy` have no noise."""
     shares = []
     for name, expected in clean.items():
         if expected.dtype.kind != "f":
@@ -150,9 +150,9 @@ def _noise(forms: Mapping[str, OutputForm], clean: Tensors, noisy: Tensors) -> f
 def _written_as_integers(
     model: onnx.ModelProto, layers: Sequence[onnx.NodeProto], planned: set[str]
 ) -> dict[str, str]:
-    """Layer to the tensor whose scale its results are written in: its own, or that of the Relu behind it.
+    """Return layer to the tensor with the scale of its result: its output, or that of the Relu behind it.
 
-    Kernels that write no floats write integers, whoever reads them: what this costs is the layer's doing.
+    Kernels that cannot write floats round their results for any consumer, so this error is the layer's, too.
     """
     readers = consumers(model.graph)
     written: dict[str, str] = {}
@@ -165,9 +165,9 @@ def _written_as_integers(
 
 
 class _Piece:
-    """Layers that follow each other in a graph, from its node `begin` on, and what is behind.
+    """Consecutive layers of a graph from node `begin`, and the rest of the graph behind them.
 
-    `entry` are the tensors that all this reads and does not make. Names of what is added begin with `new`.
+    `entry` lists the tensors that these nodes read but do not produce. `new` prefixes the names of additions.
     """
 
     def __init__(self, model: onnx.ModelProto, types: Mapping[str, str], begin: int, new: str) -> None:
@@ -178,7 +178,7 @@ class _Piece:
         self.made = {name for node in nodes for name in node.output}
         read = {name for node in nodes for name in (*node.input, *captured_names(node))}
         self.outputs = [value.name for value in model.graph.output if not begin or value.name in self.made]
-        if not begin:  # they may be outputs, too
+        if not begin:  # a graph input may also be a graph output
             read |= {value.name for value in model.graph.input}
         stored = {tensor.name for tensor in model.graph.initializer} | {""}
         stored |= {tensor.values.name for tensor in model.graph.sparse_initializer}
@@ -192,11 +192,11 @@ class _Piece:
 
     @property
     def is_possible(self) -> bool:
-        """Whether arrays can hold what it reads."""
+        """Whether all entry tensors have types that NumPy arrays can feed."""
         return all(self.types.get(name, "") in _FED for name in self.entry)
 
     def section(self, end: int, outputs: Collection[str]) -> onnx.ModelProto:
-        """Its nodes up to another as a model."""
+        """Return the nodes from `begin` to `end` as a model."""
         whole, nodes = self.model, self.model.graph.node[self.begin : end]
         section = onnx.ModelProto(
             ir_version=whole.ir_version, opset_import=whole.opset_import, functions=whole.functions
@@ -213,7 +213,7 @@ class _Piece:
         return section
 
     def rest(self) -> Any:
-        """A session from its entry to the outputs, with an input behind each layer, added to its result."""
+        """Return a session from the entry to the outputs, with an input added to each layer's result."""
         section = self.section(len(self.model.graph.node), self.outputs)
         graph, names = section.graph, {layer.name for layer in self.layers}
         nodes: list[onnx.NodeProto] = []
@@ -228,7 +228,7 @@ class _Piece:
         return make_session(Graph(section, Path("injected.onnx")), session_options())
 
     def run(self, session: Any, feeds: Feeds, where: str) -> Tensors:
-        """Return the outputs that are behind it."""
+        """Return the model outputs behind this piece."""
         return dict(zip(self.outputs, run_session(session, self.outputs, feeds, where), strict=True))
 
 
@@ -237,9 +237,9 @@ def _value(name: str, dtype: str) -> onnx.ValueInfoProto:
 
 
 def _pieces(model: onnx.ModelProto, layers: Sequence[onnx.NodeProto]) -> list[_Piece]:
-    """The graph in pieces: what is in front of the layers of one is computed once for all of them.
+    """Return the graph in pieces; everything in front of a piece is computed once for all its layers.
 
-    A graph of which a session is made by way of a file is one.
+    A graph that is so large that its session needs a file remains one piece.
     """
     place = {node.name: number for number, node in enumerate(model.graph.node)}
     most = 1 if is_large(model, loaded=True) else min(_PIECES, -(-len(layers) // _LAYERS))
@@ -256,7 +256,7 @@ def _pieces(model: onnx.ModelProto, layers: Sequence[onnx.NodeProto]) -> list[_P
 
 
 class _Sample:
-    """A sample: what the next piece reads of it, and the outputs without errors."""
+    """A sample with the inputs of the next piece, and the outputs without errors."""
 
     def __init__(self, batch: Batch) -> None:
         self.where, self.tensors = batch.where, dict(batch.feeds)
@@ -266,7 +266,7 @@ class _Sample:
 def _outputs(
     piece: _Piece, first: Any, behind: _Piece | None, few: Sequence[_Sample], asked: Collection[str]
 ) -> Iterator[tuple[str, Tensors, Tensors]]:
-    """Yield the layers that are asked for, the outputs with the error of each, and those without."""
+    """Yield each requested layer, the outputs with its error, and the outputs without errors."""
     second = piece.rest()
     none = {piece.delta(layer.name): np.zeros((), np.float32) for layer in piece.layers}
     names = [layer.name for layer in piece.layers if layer.name in asked]
@@ -285,9 +285,9 @@ def _outputs(
 
 
 class _Twins:
-    """A piece with each layer's error as an output: on quantized operands, less the float result.
+    """A piece with an additional output per layer: its error, the quantized minus the float result.
 
-    Activations are quantized and dequantized again by Q/DQ nodes, weights once and for all.
+    Q/DQ nodes round the activations at run time; weights are rounded once, in advance.
     """
 
     def __init__(self, piece: _Piece, limits: Limits, rules: GraphRules, kernels: SaturatingKernels) -> None:
@@ -299,7 +299,7 @@ class _Twins:
         self.made: set[str] = set()
 
     def add(self, layer: onnx.NodeProto, written: str) -> None:
-        """Add a layer's error; its result is in the scale of the tensor `written`, if that has one."""
+        """Add a layer's error; its result is rounded with the scale of the tensor `written`, if any."""
         twin = onnx.NodeProto()
         twin.CopyFrom(layer)
         twin.name = twin.output[0] = f"{self.piece.new}/{layer.name}/quantized"
@@ -311,13 +311,13 @@ class _Twins:
         self.graph.output.append(helper.make_tensor_value_info(self.piece.error(layer.name), 1, None))
 
     def session(self, behind: _Piece | None) -> Any:
-        """A session of all that was added, and of what is read behind."""
+        """Return a session that outputs the errors, and the inputs of the piece behind."""
         set_nodes(self.graph, self.nodes)
         read = behind.entry if behind is not None else []
         passed = [_value(name, self.piece.types[name]) for name in read if name not in self.piece.entry]
         self.graph.output.extend(passed)
-        options = session_options(integers=False, layouts=False)  # it runs too seldom for other layouts
-        # That optimizer would round weights that stand between Q/DQ pairs once more, and by tensor.
+        options = session_options(integers=False, layouts=False)  # too few runs to pay for layouts
+        # That optimizer would round weights between Q/DQ pairs a second time, and per tensor.
         errors = Graph(self.model, Path("errors.onnx"))
         return make_session(errors, options, without=[WEIGHT_BIAS_QUANTIZATION])
 
@@ -339,7 +339,7 @@ class _Twins:
         return result
 
     def rounded(self, name: str, like: str) -> str:
-        """A tensor in the scale of another; itself where that has none."""
+        """Return a tensor rounded with the scale of `like`, or unchanged if `like` lacks limits."""
         if like not in self.limits:
             return name
         stem = f"{self.piece.new}/{name}"
@@ -347,7 +347,7 @@ class _Twins:
         if result not in self.made:
             self.made.add(result)
             low, high = self.limits[like]
-            # `activation_limits` made symmetric what is to be int8.
+            # `activation_limits` returns symmetric limits for int8 tensors.
             signed = self.rules.is_symmetric(low, high)
             qparams = choose_qparams(low, high, INT8 if signed else UINT8)
             how = [f"{stem}/scale", f"{stem}/zero_point"]

@@ -1,32 +1,30 @@
 """Convert a graph to FP16 or BF16 where its operators support it, with casts in between.
 
-Which operand may be half is read from ONNX's own operator schemas (a Resize keeps its float32 scales, an
-operator of a foreign domain keeps everything), not from a list kept by hand. A node stays in float32
+ONNX's operator schemas decide which operand may be half (a Resize keeps its float32 scales, an operator of a
+foreign domain all types). A node remains in float32 in these cases:
 
-1. when it is excluded by name, glob or operator type,
-2. when it holds a subgraph, is of lists of tensors, or reads the bits of floats,
-3. when ONNX does not allow the half type for its operands, or ONNX Runtime, of a scatter that reduces, or
-   TensorRT, of a recurrent layer with sequence lengths, whose parser pads with float32 zeros (RTX 1.7.1:
-   "ISelectLayer must have `thenInput` and `elseInput` of same types but has Half and Float"),
-4. when the scale of a QuantizeLinear or DequantizeLinear would lose precision or is not known, or when a
-   QuantizeLinear reads float32, as an input of the model: rounded to half first, some values would become
-   other integers,
-5. when it is a quantized layer with such a DequantizeLinear in front: a cast between the two would hide
-   from TensorRT that the layer is INT8,
-6. when one of its tensors is known to be finite and beyond the half type's largest number,
-7. when all that one of its tensors is known to hold is subnormal in the half type; and what divides by a
-   number that such a tensor keeps from zero, as `x / max(|x|, 1e-12)` does: it would divide by zero,
-8. when it computes places or sizes from shapes alone, as a resampling to 1.25 times as many steps does: from
-   2048 on float16 has not all whole numbers, and TensorRT takes no halves for what becomes a shape.
+1. It is excluded by name, glob or operator type.
+2. It contains a subgraph, processes sequences of tensors, or reads the bits of floats.
+3. ONNX does not allow the half type for its operands, or ONNX Runtime for a scatter with a reduction, or
+   TensorRT for a recurrent layer with sequence lengths: its parser pads with float32 zeros (RTX 1.7.1:
+   "ISelectLayer must have `thenInput` and `elseInput` of same types but has Half and Float").
+4. The scale of a QuantizeLinear or DequantizeLinear is unknown or loses precision in half, or a
+   QuantizeLinear reads float32, as a model input: values rounded to half first may become other integers.
+5. It is a quantized layer behind a DequantizeLinear of case 4: a cast between them would hide from TensorRT
+   that the layer is INT8.
+6. A tensor of the node has a finite value beyond the half type's largest number.
+7. All known values of a tensor of the node are subnormal in half. Or the node divides by a tensor with only
+   a subnormal lower bound, as `x / max(|x|, 1e-12)` does: in half it would divide by zero.
+8. It computes places or sizes from shapes alone, as a resampling to 1.25 times as many steps does: float16
+   skips whole numbers from 2048 on, and TensorRT rejects halves that become a shape.
 
-Known are stored tensors, what Q/DQ can hold at their scale, and observed activations where ranges are given.
+Values are known for stored tensors, outputs of Q/DQ (from their scale), and activations in `ranges`.
 
-A graph with Q/DQ becomes INT8 with half in between: scales are half too, quantized weights are stored as
-integers. bfloat16 has the range of float32, so 4, 6 and 7 are for float16, in practice.
+A graph with Q/DQ becomes INT8 with half layers in between: scales are half too, and quantized weights are
+stored as integers. bfloat16 has the range of float32, so 4, 6 and 7 in practice concern float16 only.
 
-Inputs and outputs of the model keep their types, so one set of data serves every artifact.
-
-Precisions of single layers: what patterns ask for, and the halves among what is not quantized.
+Inputs and outputs of the model do not change their types, so all artifacts can use the same data. For INT8
+graphs, `layers` and `float_precision` set the precision of the other layers (`in_mixed_precision`).
 """
 
 from __future__ import annotations
@@ -92,18 +90,18 @@ def to_half(
     block: Mapping[str, str] = MappingProxyType({}),
     ranges: Ranges | None = None,
 ) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """Return a half copy of a float32 model, and node name to reason for what stayed in float32.
+    """Return a half copy of a float32 model, and node name to reason for nodes that remain in float32.
 
-    The copy is of the lowest opset from the model's own on in which its operators may be half: 19 for
-    float16 scales of Q/DQ, up to 22 for bfloat16.
+    The copy has the lowest opset, from the model's on, in which its operators may be half: 19 for float16
+    scales of Q/DQ, up to 22 for bfloat16.
 
     Args:
-        model: The model, with or without Q/DQ; inputs, outputs and its float32 parts keep their types.
-        block: Name to reason, for nodes that stay in float32.
+        model: The model, with or without Q/DQ; its inputs, outputs and float32 nodes retain their types.
+        block: Node name to reason, for nodes to leave in float32.
     """
     half = half_type(dtype)
     copy = copy_model(model)
-    fix_initializers(copy)  # files before IR version 4 list them as inputs, by names that they lose here
+    fix_initializers(copy)  # before IR version 4 they are inputs, too; conversion removes their names
     name_nodes(copy.graph)
     raise_for(copy, half, block)
     store_constants(copy.graph, block)
@@ -120,20 +118,20 @@ class _Conversion:
         self, model: onnx.ModelProto, half: HalfType, block: Mapping[str, str], ranges: Ranges | None
     ) -> None:
         self.model, self.graph, self.half, self.block, self.ranges = model, model.graph, half, block, ranges
-        # A TensorRT cache has thresholds, which may clip: they are no largest values.
+        # A TensorRT cache has thresholds, which may be below the largest value.
         self.observed = set(ranges.names()) - set(ranges.fixed) if ranges else set()
         self.kept: dict[str, str] = {}
-        self.unfit: dict[str, str] = {}  # those of them whose values the half type cannot hold
-        self.kept_dequantizers: dict[str, str] = {}  # tensor to the name of its node
+        self.unfit: dict[str, str] = {}  # those of `kept` with values outside the half type's range
+        self.kept_dequantizers: dict[str, str] = {}  # output tensor to node name
         self.types = infer_types(model)
         self.stored = {tensor.name: tensor for tensor in self.graph.initializer}
         self.casts = Casts(self.graph, half)
         self.floats = {name for name, kind in self.types.items() if kind == "float32"}
         self.floats |= set(self.casts.weights)
-        self.known: dict[str, float] = {}  # tensor to its largest magnitude, as far as nodes tell
-        self.least: dict[str, float] = {}  # tensor to the small number that keeps it from zero
-        self.huge: set[str] = set()  # reciprocals of such
-        self.counts: set[str] = set()  # what a Range, which has no half form, counts from and to
+        self.known: dict[str, float] = {}  # tensor to its largest magnitude, if its node determines it
+        self.least: dict[str, float] = {}  # tensor to its lower bound above zero
+        self.huge: set[str] = set()  # reciprocals of tensors in `least`
+        self.counts: set[str] = set()  # inputs of Range, which does not allow half types
         self.places = places(self.graph)
         for node in self.graph.node:
             self._learn(node)
@@ -156,7 +154,7 @@ class _Conversion:
             return f"{node.op_type} keeps its types"
         if reduces(node):
             return "sums of many numbers, for which ONNX Runtime has no half"
-        if node.op_type == "MeanVarianceNormalization":  # as ONNX and ONNX Runtime write it out
+        if node.op_type == "MeanVarianceNormalization":  # its expansion in ONNX and ONNX Runtime
             return "its definition adds a float32 number"
         if node.op_type in _RECURRENT and "".join(node.input[4:5]):
             return "beside its sequence lengths TensorRT's parser takes float32 alone"
@@ -165,7 +163,7 @@ class _Conversion:
             return None
         if self.counts.intersection(node.output):
             return "a Range counts to it, beyond what a half type tells apart"
-        if node.op_type in OWN_TYPE:  # whose attribute says the type of the output
+        if node.op_type in OWN_TYPE:  # an attribute sets the output type
             fits = f"tensor({self.half.name})" in self._formal(node, "outputs", 1)[0][1]
         else:
             fits = any(operands)
@@ -188,7 +186,7 @@ class _Conversion:
         return reason
 
     def _unfit_values(self, node: onnx.NodeProto, tensors: list[str]) -> str | None:
-        """The tensor of a node that the half type cannot hold, if there is one."""
+        """Return the reason if the half type cannot represent the values of a tensor, else None."""
         for name in tensors:
             largest = self._largest(name)
             if largest > self.half.largest:
@@ -201,7 +199,7 @@ class _Conversion:
         return None
 
     def _divides_by_nothing(self, node: onnx.NodeProto) -> str | None:
-        """What keeps a divisor from zero, on its way to the division, where the half type would lose it."""
+        """Track lower bounds of divisors; return the reason if half would round one to zero, else None."""
         small = {name: self.least[name] for name in node.input if name in self.least}
         first = small.get(node.input[0]) if node.input else None
         if first is not None and node.op_type in _SAME_LEAST:
@@ -227,7 +225,7 @@ class _Conversion:
         return f"its scale {values.min():.3g} is below {self.half.name}'s smallest normal number {least:.3g}"
 
     def _largest(self, name: str) -> float:
-        """The largest finite magnitude known of a tensor; 0 where nothing is known."""
+        """Return the largest known finite magnitude of a tensor; 0 if unknown."""
         if name in self.casts.weights:
             return _amax(self.casts.values(name))
         if self.ranges is not None and name in self.observed:
@@ -235,7 +233,7 @@ class _Conversion:
         return self.known.get(name, 0.0)
 
     def _learn(self, node: onnx.NodeProto) -> None:
-        """Note how large a tensor is, where a node tells, and what is counted."""
+        """Record the magnitudes of tensors that this node determines, and the inputs of Range."""
         if node.op_type == "Range":
             self.counts.update(node.input)
         if node.op_type == "ConstantOfShape" and node.attribute:
@@ -248,7 +246,7 @@ class _Conversion:
             self.known[float_name] = scale * self._farthest_integer(integer_name, zero_point)
 
     def _farthest_integer(self, name: str, zero_point: str) -> float:
-        """How far from zero_point a quantized tensor is, or can be by its type; 0 for other types."""
+        """Return the largest distance from zero_point, of stored values or of the type; 0 for other types."""
         zeros = numpy_helper.to_array(self.stored[zero_point]) if zero_point in self.stored else np.zeros(1)
         if name in self.stored:
             integers = numpy_helper.to_array(self.stored[name]).astype(np.float64)
@@ -283,7 +281,7 @@ class _Conversion:
             rename_inputs(inner, outer)
 
     def _half_operands(self, node: onnx.NodeProto) -> list[bool]:
-        """For each input: float32 here, and ONNX allows the half type in its place."""
+        """Return for each input whether it is float32 now, and ONNX allows the half type for it."""
         formal = self._formal(node, "inputs", len(node.input))
         return [
             name in self.floats and f"tensor({self.half.name})" in allowed
@@ -291,10 +289,10 @@ class _Conversion:
         ]
 
     def _half_results(self, node: onnx.NodeProto) -> list[bool]:
-        """For each output: its type follows an operand that became half."""
+        """Return for each output whether its type follows an operand that became half."""
         if node.op_type in OWN_TYPE:
             return [name in self.floats for name in node.output]
-        if _is_qdq(node) and node.op_type == "DequantizeLinear":  # from opset 23 on, with no common variable
+        if _is_qdq(node) and node.op_type == "DequantizeLinear":  # from opset 23 on without a shared variable
             chosen = attribute(node, "output_dtype", 0)
             return [node.input[1] in self.casts.half and not chosen]
         formal = self._formal(node, "inputs", len(node.input))
@@ -306,7 +304,7 @@ class _Conversion:
         ]
 
     def _formal(self, node: onnx.NodeProto, side: str, count: int) -> list[tuple[str, set[str]]]:
-        """Type variable and allowed types of each operand; empty for operators ONNX does not define."""
+        """Return type variable and allowed types of each operand; empty for operators unknown to ONNX."""
         try:
             schema = onnx.defs.get_schema(node.op_type, opset(self.model, node.domain) or 1, node.domain)
         except onnx.defs.SchemaError:
@@ -321,17 +319,16 @@ def _is_qdq(node: onnx.NodeProto) -> bool:
 
 
 def _amax(values: Any) -> float:
-    """The largest finite magnitude; 0 where there is none."""
+    """Return the largest finite magnitude, or 0 for an array without finite values."""
     magnitudes = np.abs(values)
     return float(magnitudes[np.isfinite(magnitudes)].max(initial=0.0))
 
 
 def with_half_rest(graph: Graph, precision: str) -> list[str]:
-    """Give the float parts of a quantized graph a precision; the Q/DQ stay as they are.
+    """Convert the float parts of a quantized graph to a precision; the Q/DQ pairs do not change.
 
-    A weakly typed TensorRT chose FP16 by a flag, for what the Q/DQ leave in float. A strongly typed one takes
-    the types of the graph. It is left alone for "fp32", and where it has half types already. Returns the
-    names of its nodes where it was converted.
+    Weakly typed TensorRT chooses FP16 by a flag; strongly typed TensorRT follows the types of the graph.
+    Return the names of all nodes, or an empty list without conversion: for "fp32" or existing half types.
     """
     if precision not in HALVES or {*HALVES.values()} & {*graph.types.values()}:
         return []
@@ -344,28 +341,28 @@ _REASON = "its statistics would overflow or round away"
 
 
 def nodes_to_protect(model: onnx.ModelProto, dtype: Half, *, ranges: Ranges | None = None) -> dict[str, str]:
-    """Return name of a node to why it must stay in float32, for a runtime that chooses types by itself.
+    """Return node name to reason for nodes to protect in a runtime that chooses types: they need float32.
 
-    They are those that `to_half` leaves in float32 for their values, and the normalizations.
+    These are the nodes that `to_half` leaves in float32 because of their values, and the normalizations.
 
     Args:
         model: The float32 model, with or without Q/DQ; nodes without a name get one.
     """
     name_nodes(model.graph)
-    conversion = _Conversion(copy_model(model), half_type(dtype), {}, ranges)  # in the opset that it has
+    conversion = _Conversion(copy_model(model), half_type(dtype), {}, ranges)  # without a newer opset
     conversion.run()
     return {**dict.fromkeys(normalizations(model.graph), _REASON), **conversion.unfit}
 
 
 def normalizations(graph: onnx.GraphProto) -> list[str]:
-    """Return the nodes of each normalization that is written in primitives, whose squares overflow float16.
+    """Return the nodes of normalizations written in primitives, with squares that overflow float16.
 
     x ─ ReduceMean ─ Sub ─ Pow or Mul ─ ReduceMean ─ Add epsilon ─ Sqrt ─ Div
     """
     made_by, readers = producers(graph), consumers(graph)
 
     def maker(node: onnx.NodeProto | None, *operators: str) -> onnx.NodeProto | None:
-        """The node of these operators that makes an operand."""
+        """Return the producer of an operand of `node`, if its operator is among `operators`."""
         makers = [made_by[name] for name in node.input if name in made_by] if node is not None else []
         return next((made for made in makers if made.op_type in operators), None)
 
@@ -386,14 +383,14 @@ def normalizations(graph: onnx.GraphProto) -> list[str]:
 
 @dataclass(frozen=True)
 class LayerRequest:
-    """What a node was asked to be by name, and the pattern that says so."""
+    """Precision that `layers` requests for a node, and the reason, which contains the pattern."""
 
     kind: str
     reason: str
 
 
 def layer_precisions(request: QuantizeRequest, graph: onnx.GraphProto) -> dict[str, LayerRequest]:
-    """Node name to what it was asked to be: the last pattern that names a node decides."""
+    """Return node name to requested precision; the last matching pattern decides."""
     return {
         name: LayerRequest(kind, reason)
         for pattern, kind in request.spec.layer_precisions.items()
@@ -404,8 +401,9 @@ def layer_precisions(request: QuantizeRequest, graph: onnx.GraphProto) -> dict[s
 def in_mixed_precision(
     request: QuantizeRequest, model: onnx.ModelProto, layers: Mapping[str, LayerRequest]
 ) -> tuple[onnx.ModelProto, dict[str, str], list[str]]:
-    """What is not quantized in the precisions that were asked for; what stays in float32, and why; and
-    what of that was to be half by name.
+    """Convert the float layers of a quantized graph to the requested half precision.
+
+    Return the graph, node name to reason for nodes left in float32, and messages for nodes requested by name.
     """
     halves = {
         kind for kind in (request.spec.floats, *request.spec.layer_precisions.values()) if kind in HALVES
