@@ -21,11 +21,11 @@ from ...model.sessions.session import WEIGHT_BIAS_QUANTIZATION, make_session, ru
 
 _KEPT_ROWS = 1024
 _ROWS_OF_SAMPLE = 64
-_FEW = 32
+_FEW_FOR_LAYOUTS = 32
 """Up to this many samples, optimized memory layouts of the weights do not pay: creating them takes 0.4 s
 (ResNet-50); without them a sample takes 0.01 s longer."""
 
-_FEWER = 16
+_FEW_FOR_PACKING = 16
 """Up to this many samples, prepacked weights do not pay: packing takes 0.2 to 2 s and as much memory as the
 weights (BERT-base); without it a sample takes 0.03 s longer."""
 
@@ -65,9 +65,9 @@ def observe_rows(
             if name not in rows_of:
                 rows_of[name] = sample
                 continue
-            seen = rows_of[name]
-            kept = np.concatenate([seen.rows, sample.rows[: max(0, _KEPT_ROWS - len(seen.rows))]])
-            rows_of[name] = Rows(np.minimum(seen.low, sample.low), np.maximum(seen.high, sample.high), kept)
+            old = rows_of[name]
+            subset = np.concatenate([old.rows, sample.rows[: max(0, _KEPT_ROWS - len(old.rows))]])
+            rows_of[name] = Rows(np.minimum(old.low, sample.low), np.maximum(old.high, sample.high), subset)
     return rows_of
 
 
@@ -95,10 +95,10 @@ def run_samples(
     computed = [name for name in tensors if name not in inputs]
     done, total = 0, data.total
     total = limit if total is None or (limit is not None and limit < total) else total
-    most = limit or data.limit  # identical for samples of a file and of a function
-    few = most and most <= _FEW and runs_without_layouts(model)
-    options = session_options(integers=integers, layouts=not few)
-    if most and most <= _FEWER:
+    max_samples = limit or data.limit  # identical for samples of a file and of a function
+    skips_layouts = max_samples and max_samples <= _FEW_FOR_LAYOUTS and runs_without_layouts(model)
+    options = session_options(integers=integers, layouts=not skips_layouts)
+    if max_samples and max_samples <= _FEW_FOR_PACKING:
         options.add_session_config_entry("session.disable_prepacking", "1")
     session = _session_returning(model, computed, options, integers=integers) if computed else None
 

@@ -105,19 +105,19 @@ class Judge:
         run = OnnxReference(self._float)
         if request.spec.data is None:
             feeds, outputs = run_on(request.model, None, run)
-            every, batches = [feeds], [outputs]
+            all_feeds, batches = [feeds], [outputs]
         else:
             spread = request.samples(None).spread(JUDGED_ON, behind=_LEARNT_FROM)
-            every, self._spread = spread.batches, str(spread)
-            batches = [run(feeds) for feeds in every]
-        return every, dict(zip(run.names, map(list, zip(*batches, strict=True)), strict=True))
+            all_feeds, self._spread = spread.batches, str(spread)
+            batches = [run(feeds) for feeds in all_feeds]
+        return all_feeds, dict(zip(run.names, map(list, zip(*batches, strict=True)), strict=True))
 
     def __call__(self, outcome: Outcome) -> Judged:
         """Return the comparison of a quantized model over all samples."""
         as_executed = None if self._places else outcome.run
         run = reference(self._request, self._part(outcome.model), as_executed)
-        every, required = self._samples
-        outputs = list(zip(*(run(feeds) for feeds in every), strict=True))
+        all_feeds, required = self._samples
+        outputs = list(zip(*(run(feeds) for feeds in all_feeds), strict=True))
         actual = dict(zip(required if self._places else run.names, map(list, outputs), strict=True))
         judged = tuple(judge_outputs(required, actual, self._forms))
         floats = {name for name, batches in required.items() if batches[0].dtype.kind == "f"}
@@ -129,14 +129,14 @@ class Judge:
         ]
         worst = {one.output: one.snr_db for one in judged if one.output in floats}
         varying = {name: varying_db(required[name], actual[name], self._forms[name].parts) for name in floats}
-        chosen = [
+        choices = [
             min(plain, varying[name])
             if (logits := logits_db(required[name], actual[name])) is None
             else logits
             for name, plain in worst.items()
         ]
         snr, varied, choice = (
-            min(values, default=math.inf) for values in (worst.values(), varying.values(), chosen)
+            min(values, default=math.inf) for values in (worst.values(), varying.values(), choices)
         )
         return Judged(judged, snr, varied, choice, min(broken, default=""))
 
@@ -148,12 +148,12 @@ def logits_db(required: Sequence[NDArray[Any]], actual: Sequence[NDArray[Any]]) 
     for a classifier (trained on digits) a method had 54.9 dB on the samples of the comparison, 30.5 on 500.
     """
     signal = noise = 0.0
-    for expected, found in zip(required, actual, strict=True):
+    for expected, computed in zip(required, actual, strict=True):
         if expected.ndim < 2 or expected.shape[-1] < 2 or not expected.size or expected.min() < 0:
             return None
         if not np.allclose(expected.sum(axis=-1), 1, atol=_SUM):
             return None
-        x, y = (np.log(np.maximum(side.astype(np.float64), _LEAST)) for side in (expected, found))
+        x, y = (np.log(np.maximum(side.astype(np.float64), _LEAST)) for side in (expected, computed))
         x, y = (side - side.mean(axis=-1, keepdims=True) for side in (x, y))
         signal, noise = signal + float((x**2).sum()), noise + float(((x - y) ** 2).sum())
     return decibels(signal, noise) if noise else None

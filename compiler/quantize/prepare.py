@@ -49,8 +49,8 @@ def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     _plain_gemms(copy.graph)
     _copy_shared_biases(copy.graph)
     inferred = with_inferred(without_weights(copy))  # best effort: missing shapes are rejected at their use
-    known = {value.name for value in copy.graph.value_info}
-    copy.graph.value_info.extend(value for value in inferred.graph.value_info if value.name not in known)
+    typed = {value.name for value in copy.graph.value_info}
+    copy.graph.value_info.extend(value for value in inferred.graph.value_info if value.name not in typed)
     return copy
 
 
@@ -60,9 +60,9 @@ def products_of_places(graph: onnx.GraphProto) -> dict[str, str]:
     Calibration finds their scale for the length of the samples; longer inputs would exceed it. Also, 8 bits
     are too few for a frequency that is multiplied by a position.
     """
-    known, stored = places(graph), {tensor.name for tensor in graph.initializer}
-    layers = [node for node in graph.node if node.op_type in WEIGHTED and known.intersection(node.input)]
-    return {node.name: _OF_PLACES for node in layers if known.issuperset({*node.input} - stored - {""})}
+    positions, stored = places(graph), {tensor.name for tensor in graph.initializer}
+    layers = [node for node in graph.node if node.op_type in WEIGHTED and positions.intersection(node.input)]
+    return {node.name: _OF_PLACES for node in layers if positions.issuperset({*node.input} - stored - {""})}
 
 
 def by_output(node: onnx.NodeProto) -> bool:
@@ -86,8 +86,8 @@ def give_own_weights(graph: onnx.GraphProto, names: Collection[str]) -> None:
         if alone or weight not in stored:
             continue
         if (weight, kind) not in copies:
-            own = names_of.fresh(f"{weight}/{'rows' if kind else 'columns'}")
-            copies[weight, kind] = store(graph, own, numpy_helper.to_array(stored[weight]))
+            copy_name = names_of.fresh(f"{weight}/{'rows' if kind else 'columns'}")
+            copies[weight, kind] = store(graph, copy_name, numpy_helper.to_array(stored[weight]))
         node.input[1] = copies[weight, kind]
 
 
@@ -112,9 +112,9 @@ def _plain_gemms(graph: onnx.GraphProto) -> None:
             bias = numpy_helper.to_array(stored[node.input[2]])
             if bias.size not in (1, channels) or (bias.size > 1 and bias.shape[-1] != channels):
                 continue  # one value per row: placement leaves this Gemm in float
-            plain = np.broadcast_to(bias.reshape(-1), (channels,)) * bias.dtype.type(beta)
+            vector = np.broadcast_to(bias.reshape(-1), (channels,)) * bias.dtype.type(beta)
             if beta != 1.0 or bias.shape != (channels,):
-                replaced[2] = plain
+                replaced[2] = vector
         for index, array in replaced.items():
             node.input[index] = store(graph, names.fresh(f"{node.input[index]}/{node.name}"), array)
         drop_attributes(node, "alpha", "beta")
@@ -125,10 +125,10 @@ def _copy_shared_biases(graph: onnx.GraphProto) -> None:
     layers = [node for node in graph.node if node.op_type in ("Conv", "ConvTranspose", "Gemm")]
     elsewhere = Counter(name for node in graph.node for name in node.input)
     elsewhere.subtract(name for node in layers for name in node.input[2:])
-    taken = {name for name, reads in elsewhere.items() if reads} | pinned_names(graph)
+    used = {name for name, reads in elsewhere.items() if reads} | pinned_names(graph)
     for node in layers:
         for bias in node.input[2:]:
-            if bias in stored and bias in taken:
+            if bias in stored and bias in used:
                 graph.initializer.add().CopyFrom(stored[bias])
                 node.input[2] = graph.initializer[-1].name = names.fresh(f"{bias}/{node.name}")
-            taken.add(bias)
+            used.add(bias)

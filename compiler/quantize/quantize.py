@@ -80,7 +80,7 @@ def quantize(
         graph, graph.digest(), spec, ranges=ranges, in_float=in_float or {}, progress=progress
     )
     if spec.precision == "int8":
-        slower = _slower(graph, quantized, spec, progress)
+        slower = _slower_warning(graph, quantized, spec, progress)
         manifest = replace(manifest, warnings=[*manifest.warnings, *slower])
     with writing(Path(output)) as file:
         quantized.save(file)
@@ -122,27 +122,27 @@ def quantize_in_memory(
     judge = Judge(request)
     outcome = quantize_graph(request, judge)
     warnings = [*outcome.warnings]
-    checks, poor = [], ""
+    checks, flaw = [], ""
     if not is_plan:
         progress("compare with the float model")
         if "fp16" in {spec.precision, spec.floats}:
             # ONNX Runtime rejects mismatched types; the comparison, rounded in float32, does not find them.
             make_session(Graph(outcome.model, graph.path), session_options(optimize=False))
-        check, poor = _judged(request, outcome.judged or judge(outcome), judge.place)
+        check, flaw = _check_outputs(request, outcome.judged or judge(outcome), judge.place)
         checks = [check]
-    if poor and not (spec.allow_loss or spec.data is None or spec.precision in HALVES):
-        searched = outcome.proof.get("search_refusal")
+    if flaw and not (spec.allow_loss or spec.data is None or spec.precision in HALVES):
+        refusal = outcome.proof.get("search_refusal")
         hint = "try another `method`, `exclude` or `layers`, or `qcompile tune`; `allow_loss` keeps it"
-        if searched:
+        if refusal:
             hint = (
                 "INT8 is not for this model as it is: keep it in float (`precision` fp16 or bf16), leave out "
                 "more by `exclude`, train it with `qcompile.qat`, or judge it by its task with `qcompile "
                 "tune`; `allow_loss` keeps it"
             )
-        raise QuantizationError(f"{graph.path}: {poor}" + (f"; {searched}" if searched else ""), hint=hint)
-    if poor:
-        ask = "; random input may lie outside the ranges: `data` gives samples"
-        warnings.append(poor if spec.data is not None else f"{poor}{ask}")
+        raise QuantizationError(f"{graph.path}: {flaw}" + (f"; {refusal}" if refusal else ""), hint=hint)
+    if flaw:
+        advice = "; random input may lie outside the ranges: `data` gives samples"
+        warnings.append(flaw if spec.data is not None else f"{flaw}{advice}")
     manifest = Manifest(
         kind="onnx",
         stage="quantize",
@@ -159,18 +159,18 @@ def quantize_in_memory(
     return Graph(outcome.model, graph.path), manifest
 
 
-def _slower(graph: Graph, quantized: Graph, spec: QuantizeSpec, progress: Progress) -> list[str]:
+def _slower_warning(graph: Graph, quantized: Graph, spec: QuantizeSpec, progress: Progress) -> list[str]:
     """Return a warning if ONNX Runtime runs the result slower than the float model on this processor."""
     if not graph_rules(spec.target).by_onnxruntime or why_unchecked(spec.isa) or is_large(graph.model):
         return []
     progress("compare speed with the float model")
-    plain, made = (make_session(one, session_options()) for one in (graph, quantized))
+    original, candidate = (make_session(one, session_options()) for one in (graph, quantized))
     sample = None if spec.data is None else next(iter(Data(spec.data, graph.io.inputs, batch_size=1))).feeds
-    feeds, _ = run_on(graph.model, sample, lambda feeds: run_session(plain, [], feeds, str(graph.path)))
-    return slower_note(lambda: plain.run([], feeds), lambda: made.run([], feeds))
+    feeds, _ = run_on(graph.model, sample, lambda feeds: run_session(original, [], feeds, str(graph.path)))
+    return slower_note(lambda: original.run([], feeds), lambda: candidate.run([], feeds))
 
 
-def _judged(request: QuantizeRequest, judged: Judged, place: str) -> tuple[Check, str]:
+def _check_outputs(request: QuantizeRequest, judged: Judged, place: str) -> tuple[Check, str]:
     """Return the SNR check against the float model, and the outputs that `diff` would reject, as text.
 
     `place` is `Judge.place`: how many samples, and in front of which operators if not at the outputs.
@@ -183,13 +183,13 @@ def _judged(request: QuantizeRequest, judged: Judged, place: str) -> tuple[Check
             hint="exclude the layers concerned",
             tensor=judged.broken,
         )
-    on = ("the data" if request.spec.data else "random input") + place
-    failed = [f"output {one.output!r} has {one.measured} on {on}; {one.criterion} is required"
+    data = ("the data" if request.spec.data else "random input") + place
+    failed = [f"output {one.output!r} has {one.measured} on {data}; {one.criterion} is required"
               for one in judged.failed]  # fmt: skip
-    poor = "" if is_guess else "; ".join(failed)
+    flaw = "" if is_guess else "; ".join(failed)
     if judged.broken:
-        poor = f"output {judged.broken!r} becomes NaN or infinite in {request.spec.precision} on random input"
+        flaw = f"output {judged.broken!r} becomes NaN or infinite in {request.spec.precision} on random input"
     lowest = min(judged.outputs, key=lambda one: (one.is_labels, one.snr_db))
     figure = lowest.measured if lowest.is_labels else f"{lowest.snr_db:.1f} dB"
-    detail = f"{figure} at output {lowest.output!r} on {on}" + (f", {lowest.masks}" if lowest.masks else "")
-    return Check("signal-to-noise ratio", is_half or not (poor and request.spec.data), detail), poor
+    detail = f"{figure} at output {lowest.output!r} on {data}" + (f", {lowest.masks}" if lowest.masks else "")
+    return Check("signal-to-noise ratio", is_half or not (flaw and request.spec.data), detail), flaw

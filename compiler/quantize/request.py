@@ -128,9 +128,9 @@ def check_options(spec: QuantizeSpec) -> None:
             option="mode",
         )
     if precision == "fp8" and (mode != "static" or precision not in rules.formats):
-        given = f"`target` {target}" if precision not in rules.formats else f"`mode` {mode}"
+        setting = f"`target` {target}" if precision not in rules.formats else f"`mode` {mode}"
         raise InvalidOption(
-            f"{precision} with {given}: only TensorRT multiplies FP8, with static scales",
+            f"{precision} with {setting}: only TensorRT multiplies FP8, with static scales",
             hint=f"give `target` {targets_where(lambda rules: precision in rules.formats)}, `mode` static "
             "and `ranges`, or `precision` int8",
             option="precision",
@@ -138,20 +138,20 @@ def check_options(spec: QuantizeSpec) -> None:
     if mode != "static" and (float_precision != "fp32" or layers):
         mixing = "float_precision" if float_precision != "fp32" else "layers"
         raise InvalidOption(f"`{mixing}` mixes precisions in `mode` static; `mode` is {mode}")
-    asked = {float_precision, *layers.values()}
-    if precision != "int8" and "int8" in asked:
+    precisions = {float_precision, *layers.values()}
+    if precision != "int8" and "int8" in precisions:
         raise InvalidOption(f"`layers` int8 is for static INT8; `precision` is {precision}", option="layers")
-    halves = asked & set(HALVES)
+    halves = precisions & set(HALVES)
     if len(halves) > 1 or (precision in HALVES and halves - {precision}):
         raise InvalidOption("fp16 and bf16 in one graph: one of them is required")
     static = mode == "static" and precision not in HALVES
-    if static and rules.why_no_halves and (float_precision in HALVES or "bf16" in asked):
-        what = "`float_precision`" if float_precision in HALVES else "`layers`"
+    if static and rules.why_no_halves and (float_precision in HALVES or "bf16" in precisions):
+        option = "`float_precision`" if float_precision in HALVES else "`layers`"
         kind = float_precision if float_precision in HALVES else "bf16"
         raise InvalidOption(
-            f"{what} {kind} for {target}: {rules.why_no_halves}",
+            f"{option} {kind} for {target}: {rules.why_no_halves}",
             hint=f"leave it out, or choose `target` {targets_where(lambda rules: not rules.why_no_halves)}",
-            option=what,
+            option=option,
         )
 
 
@@ -183,15 +183,15 @@ def check_ranges(request: QuantizeRequest) -> None:
     ranges.require_model(request.path, request.digest)
 
 
-def nothing_to_quantize(left: Mapping[str, str], absent: str, hint: str) -> QuantizationError:
+def nothing_to_quantize(reasons: Mapping[str, str], absent: str, hint: str) -> QuantizationError:
     """Return the error for a model without nodes to quantize: a reason of `left`, or else `absent`."""
-    name, reason = next(iter(left.items()), ("", absent))
+    name, reason = next(iter(reasons.items()), ("", absent))
     if reason.startswith(_BY_USER):
         hint = "leave out less by `exclude` or `only`"
     return QuantizationError(
         f"nothing to quantize: {f'node {name!r}: ' if name else ''}{reason}",
         hint="simplify first" if "simplify" in reason else hint,
-        reasons=dict(left),
+        reasons=dict(reasons),
     )
 
 
@@ -235,16 +235,16 @@ def match_nodes(
         exclude: Names, globs (`/head/*`) or operator types of nodes to exclude.
         only: The same, for the nodes to include; empty for all.
     """
-    left = {
+    excluded = {
         name: f"excluded by {pattern!r}"
         for pattern in exclude
-        for name in _named(graph, pattern, "`exclude`")
+        for name in _matching_names(graph, pattern, "`exclude`")
     }
-    included = {name for pattern in only for name in _named(graph, pattern, "`only`")}
+    included = {name for pattern in only for name in _matching_names(graph, pattern, "`only`")}
     if included:
         reason = f"not among {', '.join(map(repr, only))}"
-        left |= {node.name: reason for node in graph.node if node.name not in included | set(left)}
-    return left
+        excluded |= {node.name: reason for node in graph.node if node.name not in included | set(excluded)}
+    return excluded
 
 
 def exactly(name: str) -> str:
@@ -253,7 +253,7 @@ def exactly(name: str) -> str:
     return first + glob.escape(name[1:])
 
 
-def _named(graph: onnx.GraphProto, pattern: str, option: str) -> list[str]:
+def _matching_names(graph: onnx.GraphProto, pattern: str, option: str) -> list[str]:
     hits = [
         node.name
         for node in graph.node

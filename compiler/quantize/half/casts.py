@@ -243,9 +243,9 @@ def _first_opset(operator: str, current: int, half: HalfType) -> int:
 
 
 def in_float32(model: onnx.ModelProto, dtype: Half = "bfloat16") -> onnx.ModelProto:
-    """Return a float32 model that emulates a half model up to summation order, with rounding after every node.
+    """Return a float32 model that emulates a half model up to summation order, by rounding after each node.
 
-    Half tensors become float32 with half values: hardware, too, multiplies halves exactly and sums in float32.
+    Half tensors become float32 with half values: hardware also multiplies halves exactly and sums in float32.
     """
     copy = copy_model(model)
     graph, kind = copy.graph, TensorProto.DataType.Value(dtype.upper())
