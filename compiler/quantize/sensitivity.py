@@ -53,10 +53,10 @@ from .request import exactly, match_nodes
 
 Limits = Mapping[str, tuple[float, float]]
 Tensors = dict[str, NDArray[Any]]
-_TOGETHER = 32  # layers with errors in memory at a time
-_SAMPLES = 2  # samples in memory at a time, with the inputs of the next piece
+_LAYERS_AT_ONCE = 32  # layers with errors in memory at a time
+_SAMPLES_AT_ONCE = 2  # samples in memory at a time, with the inputs of the next piece
 _PIECES, _LAYERS = 6, 9  # maximum number of pieces; layers per piece if that gives fewer pieces
-_FED = frozenset("float32 float64 float16 bool int8 int16 int32 int64 uint8 uint16 uint32 uint64".split())
+_DTYPES = frozenset("float32 float64 float16 bool int8 int16 int32 int64 uint8 uint16 uint32 uint64".split())
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,10 @@ def rank_layers(
     ready = prepare_graph(part_before(model, places) if places else model)
     kernels = saturating_kernels(target, resolve_isa(isa, target))
     # Patterns may match nodes behind a choice of elements, which `ready` lacks.
-    whole = prepare_graph(without_weights(model)).graph if places else ready.graph
-    names_here = {node.name for node in ready.graph.node}
+    full_graph = prepare_graph(without_weights(model)).graph if places else ready.graph
+    present = {node.name for node in ready.graph.node}
     excluded, allowed = (
-        [exactly(name) for name in match_nodes(whole, patterns) if name in names_here]
+        [exactly(name) for name in match_nodes(full_graph, patterns) if name in present]
         for patterns in (exclude, only)
     )
     products = not kernels.activations
@@ -109,35 +109,35 @@ def rank_layers(
     planned = set(placement.nodes)
     layers = [node for node in ready.graph.node if node.name in planned and node.op_type in WEIGHTED]
     names = [layer.name for layer in layers]
-    begin, end = ((len(names) * edge) // part[1] for edge in (part[0] - 1, part[0]))
+    start, end = ((len(names) * edge) // part[1] for edge in (part[0] - 1, part[0]))
     rules = graph_rules(target)
     writes_integers = rules.quantizes_chains and not rules.writes_floats
-    written = _written_as_integers(ready, layers, planned) if writes_integers else {}
+    written = _written_tensors(ready, layers, planned) if writes_integers else {}
     forms = output_forms(ready)
-    noise, samples, batches = dict.fromkeys(names[begin:end], 0.0), 0, iter(data)
-    pieces = _pieces(ready, layers)
+    noise, samples, batches = dict.fromkeys(names[start:end], 0.0), 0, iter(data)
+    pieces = _cut(ready, layers)
     while pieces and not noise.keys() & {layer.name for layer in pieces[-1].layers}:
         pieces.pop()  # without requested layers
-    while pieces and (few := [_Sample(batch) for batch in itertools.islice(batches, _SAMPLES)]):
-        for piece, behind in zip(pieces, [*pieces[1:], None], strict=True):
+    while pieces and (chunk := [_Sample(batch) for batch in itertools.islice(batches, _SAMPLES_AT_ONCE)]):
+        for piece, later in zip(pieces, [*pieces[1:], None], strict=True):
             progress("damage of each layer", samples)
             twins = _Twins(piece, limits, rules, kernels)
             for layer in piece.layers:
                 twins.add(layer, written.get(layer.name, ""))
-            for name, outputs, clean in _outputs(piece, twins.session(behind), behind, few, noise.keys()):
-                noise[name] += _noise(forms, clean, outputs)
-        samples += len(few)
+            for name, outputs, clean in _outputs(piece, twins.session(later), later, chunk, noise.keys()):
+                noise[name] += _noise_ratio(forms, clean, outputs)
+        samples += len(chunk)
     damage = [
         LayerSensitivity(layer.name, layer.op_type, noise[layer.name] / max(samples, 1))
-        for layer in layers[begin:end]
+        for layer in layers[start:end]
     ]
     return sorted(damage, key=lambda layer: -layer.noise)
 
 
-def _noise(forms: Mapping[str, OutputForm], clean: Tensors, noisy: Tensors) -> float:
+def _noise_ratio(forms: Mapping[str, OutputForm], expected_outputs: Tensors, noisy: Tensors) -> float:
     """Return the mean noise-to-signal ratio of the outputs; outputs missing in `noisy` have no noise."""
     shares = []
-    for name, expected in clean.items():
+    for name, expected in expected_outputs.items():
         if expected.dtype.kind != "f":
             continue
         output = OutputSums("", forms[name])
@@ -147,7 +147,7 @@ def _noise(forms: Mapping[str, OutputForm], clean: Tensors, noisy: Tensors) -> f
     return float(np.mean(shares)) if shares else 0.0
 
 
-def _written_as_integers(
+def _written_tensors(
     model: onnx.ModelProto, layers: Sequence[onnx.NodeProto], planned: set[str]
 ) -> dict[str, str]:
     """Return layer to the tensor with the scale of its result: its output, or that of the Relu behind it.
@@ -176,13 +176,13 @@ class _Piece:
         self.layers: list[onnx.NodeProto] = []
         nodes = model.graph.node[begin:]
         self.made = {name for node in nodes for name in node.output}
-        read = {name for node in nodes for name in (*node.input, *captured_names(node))}
+        used = {name for node in nodes for name in (*node.input, *captured_names(node))}
         self.outputs = [value.name for value in model.graph.output if not begin or value.name in self.made]
         if not begin:  # a graph input may also be a graph output
-            read |= {value.name for value in model.graph.input}
+            used |= {value.name for value in model.graph.input}
         stored = {tensor.name for tensor in model.graph.initializer} | {""}
         stored |= {tensor.values.name for tensor in model.graph.sparse_initializer}
-        self.entry = sorted(read - self.made - stored)
+        self.entry = sorted(used - self.made - stored)
 
     def delta(self, layer: str) -> str:
         return f"{self.new}/{layer}/delta"
@@ -193,23 +193,23 @@ class _Piece:
     @property
     def is_possible(self) -> bool:
         """Whether all entry tensors have types that NumPy arrays can feed."""
-        return all(self.types.get(name, "") in _FED for name in self.entry)
+        return all(self.types.get(name, "") in _DTYPES for name in self.entry)
 
     def section(self, end: int, outputs: Collection[str]) -> onnx.ModelProto:
         """Return the nodes from `begin` to `end` as a model."""
-        whole, nodes = self.model, self.model.graph.node[self.begin : end]
+        model, nodes = self.model, self.model.graph.node[self.begin : end]
         section = onnx.ModelProto(
-            ir_version=whole.ir_version, opset_import=whole.opset_import, functions=whole.functions
+            ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions
         )
         graph = section.graph
-        graph.name = whole.graph.name
+        graph.name = model.graph.name
         graph.node.extend(nodes)
-        read = {name for node in nodes for name in (*node.input, *captured_names(node))} | set(outputs)
-        graph.initializer.extend(tensor for tensor in whole.graph.initializer if tensor.name in read)
-        graph.sparse_initializer.extend(whole.graph.sparse_initializer)
-        known = {value.name: value for value in (*whole.graph.input, *whole.graph.output)}
+        used = {name for node in nodes for name in (*node.input, *captured_names(node))} | set(outputs)
+        graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in used)
+        graph.sparse_initializer.extend(model.graph.sparse_initializer)
+        io = {value.name: value for value in (*model.graph.input, *model.graph.output)}
         for values, names in ((graph.input, self.entry), (graph.output, outputs)):
-            values.extend(known[name] if name in known else _value(name, self.types[name]) for name in names)
+            values.extend(io[name] if name in io else _value(name, self.types[name]) for name in names)
         return section
 
     def rest(self) -> Any:
@@ -236,18 +236,18 @@ def _value(name: str, dtype: str) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), None)
 
 
-def _pieces(model: onnx.ModelProto, layers: Sequence[onnx.NodeProto]) -> list[_Piece]:
+def _cut(model: onnx.ModelProto, layers: Sequence[onnx.NodeProto]) -> list[_Piece]:
     """Return the graph in pieces; everything in front of a piece is computed once for all its layers.
 
     A graph that is so large that its session needs a file remains one piece.
     """
-    place = {node.name: number for number, node in enumerate(model.graph.node)}
-    most = 1 if is_large(model, loaded=True) else min(_PIECES, -(-len(layers) // _LAYERS))
-    types, new = infer_types(model), Names(model.graph).stem("damage")
-    pieces = [_Piece(model, types, 0, new)]
+    position = {node.name: number for number, node in enumerate(model.graph.node)}
+    max_pieces = 1 if is_large(model, loaded=True) else min(_PIECES, -(-len(layers) // _LAYERS))
+    types, prefix = infer_types(model), Names(model.graph).stem("damage")
+    pieces = [_Piece(model, types, 0, prefix)]
     for number, layer in enumerate(layers):
-        if number and number * most // len(layers) > (number - 1) * most // len(layers):
-            piece = _Piece(model, types, place[layer.name], new)
+        if number and number * max_pieces // len(layers) > (number - 1) * max_pieces // len(layers):
+            piece = _Piece(model, types, position[layer.name], prefix)
             if piece.is_possible:
                 pieces[-1].end = piece.begin
                 pieces.append(piece)
@@ -264,24 +264,24 @@ class _Sample:
 
 
 def _outputs(
-    piece: _Piece, first: Any, behind: _Piece | None, few: Sequence[_Sample], asked: Collection[str]
+    piece: _Piece, first: Any, later: _Piece | None, chunk: Sequence[_Sample], requested: Collection[str]
 ) -> Iterator[tuple[str, Tensors, Tensors]]:
     """Yield each requested layer, the outputs with its error, and the outputs without errors."""
     second = piece.rest()
-    none = {piece.delta(layer.name): np.zeros((), np.float32) for layer in piece.layers}
-    names = [layer.name for layer in piece.layers if layer.name in asked]
-    for sample in few:
+    no_errors = {piece.delta(layer.name): np.zeros((), np.float32) for layer in piece.layers}
+    names = [layer.name for layer in piece.layers if layer.name in requested]
+    for sample in chunk:
         entry = {name: sample.tensors[name] for name in piece.entry}
-        feeds = {**entry, **none}
+        feeds = {**entry, **no_errors}
         sample.clean |= piece.run(second, feeds, sample.where)
-        for start in range(0, len(names), _TOGETHER):
-            together = names[start : start + _TOGETHER]
-            errors = run_session(first, [piece.error(name) for name in together], entry, sample.where)
-            for name, error in zip(together, errors, strict=True):
+        for start in range(0, len(names), _LAYERS_AT_ONCE):
+            group = names[start : start + _LAYERS_AT_ONCE]
+            errors = run_session(first, [piece.error(name) for name in group], entry, sample.where)
+            for name, error in zip(group, errors, strict=True):
                 yield name, piece.run(second, {**feeds, piece.delta(name): error}, sample.where), sample.clean
-        made = [name for name in behind.entry if name not in entry] if behind is not None else []
-        read = run_session(first, made, entry, sample.where) if made else []
-        sample.tensors = {**entry, **dict(zip(made, read, strict=True))}
+        inputs = [name for name in later.entry if name not in entry] if later is not None else []
+        values = run_session(first, inputs, entry, sample.where) if inputs else []
+        sample.tensors = {**entry, **dict(zip(inputs, values, strict=True))}
 
 
 class _Twins:
@@ -296,7 +296,7 @@ class _Twins:
         self.graph = self.model.graph
         self.stored = {tensor.name: tensor for tensor in self.graph.initializer}
         self.nodes = list(self.graph.node)
-        self.made: set[str] = set()
+        self.added: set[str] = set()
 
     def add(self, layer: onnx.NodeProto, written: str) -> None:
         """Add a layer's error; its result is rounded with the scale of the tensor `written`, if any."""
@@ -310,11 +310,11 @@ class _Twins:
         self.nodes.append(helper.make_node("Sub", [result, layer.output[0]], [self.piece.error(layer.name)]))
         self.graph.output.append(helper.make_tensor_value_info(self.piece.error(layer.name), 1, None))
 
-    def session(self, behind: _Piece | None) -> Any:
+    def session(self, later: _Piece | None) -> Any:
         """Return a session that outputs the errors, and the inputs of the piece behind."""
         set_nodes(self.graph, self.nodes)
-        read = behind.entry if behind is not None else []
-        passed = [_value(name, self.piece.types[name]) for name in read if name not in self.piece.entry]
+        entry = later.entry if later is not None else []
+        passed = [_value(name, self.piece.types[name]) for name in entry if name not in self.piece.entry]
         self.graph.output.extend(passed)
         options = session_options(integers=False, layouts=False)  # too few runs to pay for layouts
         # That optimizer would round weights between Q/DQ pairs a second time, and per tensor.
@@ -327,8 +327,8 @@ class _Twins:
             return self.rounded(name, name)
         axis = 0 if by_output(layer) else 1
         result = f"{self.piece.new}/{name}/rounded{axis}"
-        if result not in self.made:
-            self.made.add(result)
+        if result not in self.added:
+            self.added.add(result)
             values = tensor_values(self.stored[name])
             qparams = choose_weight_qparams(values, axis)
             integers = quantize(values, qparams)
@@ -344,15 +344,15 @@ class _Twins:
             return name
         stem = f"{self.piece.new}/{name}"
         result = f"{stem}/rounded"
-        if result not in self.made:
-            self.made.add(result)
+        if result not in self.added:
+            self.added.add(result)
             low, high = self.limits[like]
             # `activation_limits` returns symmetric limits for int8 tensors.
             signed = self.rules.is_symmetric(low, high)
             qparams = choose_qparams(low, high, INT8 if signed else UINT8)
-            how = [f"{stem}/scale", f"{stem}/zero_point"]
-            for parameter, value in zip(how, (qparams.scale, qparams.zero_point), strict=True):
+            pair = [f"{stem}/scale", f"{stem}/zero_point"]
+            for parameter, value in zip(pair, (qparams.scale, qparams.zero_point), strict=True):
                 store(self.graph, parameter, value)
-            self.nodes.append(helper.make_node("QuantizeLinear", [name, *how], [f"{stem}/integer"]))
-            self.nodes.append(helper.make_node("DequantizeLinear", [f"{stem}/integer", *how], [result]))
+            self.nodes.append(helper.make_node("QuantizeLinear", [name, *pair], [f"{stem}/integer"]))
+            self.nodes.append(helper.make_node("DequantizeLinear", [f"{stem}/integer", *pair], [result]))
         return result
