@@ -257,7 +257,7 @@ def _quantize_static(request: QuantizeRequest) -> Outcome:
 
     if not rules.by_onnxruntime:
         return Outcome(result, proof, warnings)
-    request.progress("look at what ONNX Runtime executes")
+    request.progress("check what ONNX Runtime executes")
     counts, in_float, run = executed(
         Graph(result, request.path), planned, signed=request.spec.isa in ARM_ISAS
     )

@@ -34,7 +34,7 @@ from ...model.graph.onnx_file import copy_model
 from ...spec.opsets import OLDEST
 from ..opset.fit import upgrade_opset
 
-_OF_PLACES = "it reads places alone, of which a longer input has more than the samples"
+_OF_PLACES = "it reads only positions; longer inputs have more of them than the samples"
 
 
 def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -132,12 +132,12 @@ def quantize_in_memory(
         checks = [check]
     if flaw and not (spec.allow_loss or spec.data is None or spec.precision in HALVES):
         refusal = outcome.proof.get("search_refusal")
-        hint = "try another `method`, `exclude` or `layers`, or `qcompile tune`; `allow_loss` keeps it"
+        hint = "try another `method`, `exclude` or `layers`, or `qcompile tune`; `allow_loss` accepts it"
         if refusal:
             hint = (
-                "INT8 is not for this model as it is: keep it in float (`precision` fp16 or bf16), leave out "
-                "more by `exclude`, train it with `qcompile.qat`, or judge it by its task with `qcompile "
-                "tune`; `allow_loss` keeps it"
+                "INT8 does not suit this model: keep it in float (`precision` fp16 or bf16), exclude more "
+                "layers (`exclude`), train it with `qcompile.qat`, or measure its task with `qcompile tune`; "
+                "`allow_loss` accepts it"
             )
         raise QuantizationError(f"{graph.path}: {flaw}" + (f"; {refusal}" if refusal else ""), hint=hint)
     if flaw:

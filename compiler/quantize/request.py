@@ -118,12 +118,12 @@ def check_options(spec: QuantizeSpec) -> None:
     rules = graph_rules(target)
     if mode == "dynamic" and precision == "int8" and not rules.by_onnxruntime:
         raise InvalidOption(
-            f"dynamic INT8 for {target}: only ONNX Runtime has such a mode; static is required",
+            f"dynamic INT8 for {target}: only ONNX Runtime supports it; static is required",
             hint="calibrate, then quantize with `mode` static and `ranges`",
         )
     if precision == "int4" and mode != "weights":
         raise InvalidOption(
-            "int4 is for weights alone: no runtime here multiplies activations of 4 bits",
+            "int4 is for weights alone: no runtime here multiplies 4-bit activations",
             hint="give `mode` weights",
             option="mode",
         )
@@ -168,13 +168,13 @@ def check_ranges(request: QuantizeRequest) -> None:
         return
     if ranges.fixed and request.spec.precision in HALVES:
         raise InvalidOption(
-            "TensorRT's calibration cache holds scales, not the largest values, which FP16 asks for",
+            "TensorRT's calibration cache holds scales, not the largest values, which FP16 needs",
             hint="give a ranges file, or `data`",
             option="ranges",
         )
     if ranges.fixed and not graph_rules(request.spec.target).symmetric:
         raise InvalidOption(
-            f"TensorRT's calibration cache holds symmetric scales: half of the range is lost to "
+            f"TensorRT's calibration cache holds symmetric scales: they waste half of the range of "
             f"{request.spec.target}",
             hint="calibrate with `qcompile calibrate`, or quantize with `target` "
             + targets_where(lambda rules: rules.symmetric),
@@ -187,7 +187,7 @@ def nothing_to_quantize(reasons: Mapping[str, str], absent: str, hint: str) -> Q
     """Return the error for a model without nodes to quantize: a reason of `left`, or else `absent`."""
     name, reason = next(iter(reasons.items()), ("", absent))
     if reason.startswith(_BY_USER):
-        hint = "leave out less by `exclude` or `only`"
+        hint = "narrow `exclude` or widen `only`"
     return QuantizationError(
         f"nothing to quantize: {f'node {name!r}: ' if name else ''}{reason}",
         hint="simplify first" if "simplify" in reason else hint,
@@ -199,8 +199,8 @@ def instead_of_static(operators: AbstractSet[str], *, by_onnxruntime: bool) -> s
     """Return a hint for a model with these operators, none of which static INT8 quantizes."""
     if by_onnxruntime and "LSTM" in operators:
         return (
-            "`mode` dynamic computes LSTM in 8 bits, with ranges found at run time: look at what it costs "
-            "with `qcompile diff`, or keep it in float"
+            "`mode` dynamic computes LSTM in 8 bits, with ranges found at run time: measure the "
+            "loss with `qcompile diff`, or keep it in float"
         )
     if "GRU" in operators or "RNN" in operators:
         return "no runtime has an integer kernel for GRU or RNN: `mode` dynamic stores GRU's weights as int8"

@@ -5,8 +5,8 @@ candidates in turn, and selects the candidate with outputs closest to the float 
 
 1. balanced channels: equalized (`balance.equalize`), then smoothed (`balance.smooth`);
 2. corrected biases (`int8.corrections`), on few samples until the best candidate is final;
-3. other methods, if the method is `auto` and below `_COMPARABLE_DB`: minmax, percentile, entropy. Bias correction
-   together with a clipping method destroys some models: few rows are clipped, but all get the correction;
+3. other methods, if the method is `auto` and the SNR below `_COMPARABLE_DB`: minmax, percentile, entropy.
+   Bias correction with a clipping method destroys some models: few rows are clipped, but all are corrected;
 4. the most damaging layers in float, as few as meet `max_damage`, or else the criteria of `diff`;
 5. below `GOOD_DB`, further layers in float up to the knee: while layers with `_KNEE_SHARE` of the
    multiply-adds gain `_KNEE_DB`. Smaller layers must gain in proportion, but at least `_KNEE_LEAST_DB`.
@@ -156,7 +156,7 @@ def _search_static(request: QuantizeRequest, once: Once, judge: Judge) -> Outcom
     if in_float and spec.max_damage is None:  # the user did not exclude these layers
         more = f" and {len(in_float) - _NAMED} more" if len(in_float) > _NAMED else ""
         layers = f"{', '.join(list(in_float)[:_NAMED])}{more}"
-        cause = "because `diff` would not let the outputs pass otherwise"
+        cause = "because `diff` would reject the outputs otherwise"
         if _is_enough(quantized):
             cause = f"which gains {best.rank_db - quantized.rank_db:.1f} dB"
         warnings.append(f"left in float, {cause}: {layers}")

@@ -83,19 +83,19 @@ class Casts:
             return name
         key = (name, half)
         if key not in self._forms:
-            made = self._names.fresh(f"{name}/{self.type.name if half else 'float32'}")
-            self._forms[key] = made
-            self.half.update([made] if half else [])
+            form_name = self._names.fresh(f"{name}/{self.type.name if half else 'float32'}")
+            self._forms[key] = form_name
+            self.half.update([form_name] if half else [])
             if name in self.weights:
-                store(self.graph, made, self.type.rounded(self.values(name)))
+                store(self.graph, form_name, self.type.rounded(self.values(name)))
             elif name in self._dequantizers:
                 node = onnx.NodeProto()
                 node.CopyFrom(self._dequantizers[name])
-                node.name, node.output[0] = self._names.fresh(f"{node.name}/float32"), made
+                node.name, node.output[0] = self._names.fresh(f"{node.name}/float32"), form_name
                 self.nodes.append(node)
             else:
-                read = self._saturated(name) if half and name in self.overflowing else name
-                self._cast(read, made, self.type.elem_type if half else TensorProto.FLOAT)
+                source = self._saturated(name) if half and name in self.overflowing else name
+                self._cast(source, form_name, self.type.elem_type if half else TensorProto.FLOAT)
         return self._forms[key]
 
     def values(self, weight: str) -> NDArray[Any]:
@@ -104,9 +104,9 @@ class Casts:
 
     def remember(self, node: onnx.NodeProto) -> None:
         """Save the float32 form of a DequantizeLinear that is about to become half."""
-        kept = onnx.NodeProto()
-        kept.CopyFrom(node)
-        self._dequantizers[node.output[0]] = kept
+        float32_node = onnx.NodeProto()
+        float32_node.CopyFrom(node)
+        self._dequantizers[node.output[0]] = float32_node
 
     def finish(self) -> None:
         """Write the nodes into the graph; model outputs get their original types.
@@ -116,8 +116,8 @@ class Casts:
         for name in [output.name for output in self.graph.output if output.name in self.half]:
             inner = self._names.fresh(f"{name}/inner")
             for node in self.nodes:
-                node.output[:] = [inner if made == name else made for made in node.output]
-                node.input[:] = [inner if read == name else read for read in node.input]
+                node.output[:] = [inner if n == name else n for n in node.output]
+                node.input[:] = [inner if n == name else n for n in node.input]
                 for graph in subgraphs(node):
                     rename_inputs(graph, {name: inner})
             self._cast(inner, name, TensorProto.FLOAT)
@@ -126,9 +126,9 @@ class Casts:
         drop_unused_initializers(self.graph)
         del self.graph.value_info[:]  # stale types; consumers infer them again
 
-    def _cast(self, name: str, made: str, to: int) -> None:
-        node = self._names.fresh(f"cast/{made}")
-        self.nodes.append(helper.make_node("Cast", [name], [made], name=node, to=to))
+    def _cast(self, source: str, result: str, to: int) -> None:
+        node = self._names.fresh(f"cast/{result}")
+        self.nodes.append(helper.make_node("Cast", [source], [result], name=node, to=to))
 
     def _saturated(self, name: str) -> str:
         """Clip to the half type's range: a mask of -3.4e38 becomes its lowest number, not -inf (then NaN)."""
@@ -191,12 +191,12 @@ def store_quantized_weights(graph: onnx.GraphProto, half: HalfType, excluded: Co
     stored = {tensor.name: tensor for tensor in graph.initializer}
     readers, names = consumers(graph), Names(graph)
     pinned = pinned_names(graph)
-    kept = []
+    nodes = []
     for node in graph.node:
-        read = readers.get(node.output[0], []) if node.output else []
+        read_by = readers.get(node.output[0], []) if node.output else []
         ready = node.op_type == "QuantizeLinear" and node.domain in ONNX_DOMAINS and node.name not in excluded
-        if not ready or node.output[0] in pinned or not _is_plain(node, read, stored):
-            kept.append(node)
+        if not ready or node.output[0] in pinned or not _is_plain(node, read_by, stored):
+            nodes.append(node)
             continue
         arrays = {name: numpy_helper.to_array(stored[name]) for name in node.input}
         qparams = stored_qparams(node, arrays)
@@ -209,9 +209,9 @@ def store_quantized_weights(graph: onnx.GraphProto, half: HalfType, excluded: Co
         store(graph, node.output[0], integers)
         if not np.array_equal(fitted, scale):
             name = store(graph, names.fresh(f"{node.input[1]}/{node.name}"), fitted)
-            for reader in read:
+            for reader in read_by:
                 reader.input[1] = name
-    set_nodes(graph, kept)
+    set_nodes(graph, nodes)
 
 
 def _is_plain(
@@ -249,17 +249,20 @@ def in_float32(model: onnx.ModelProto, dtype: Half = "bfloat16") -> onnx.ModelPr
     """
     copy = copy_model(model)
     graph, kind = copy.graph, TensorProto.DataType.Value(dtype.upper())
-    rounded = {name for name, found in infer_types(model).items() if found == dtype}
+    rounded = {name for name, dtype_name in infer_types(model).items() if dtype_name == dtype}
     for tensor in graph.initializer:
         if tensor.data_type == kind:
             values = numpy_helper.to_array(tensor).astype(np.float32)
             tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
     names = Names(graph)
-    given = {
+    wide = {
         v.name: names.fresh(f"{v.name}/wide") for v in graph.input if v.type.tensor_type.elem_type == kind
     }
-    rename_inputs(graph, given)
-    nodes = [helper.make_node("Cast", [name], [made], to=TensorProto.FLOAT) for name, made in given.items()]
+    rename_inputs(graph, wide)
+    nodes = [
+        helper.make_node("Cast", [name], [wide_name], to=TensorProto.FLOAT)
+        for name, wide_name in wide.items()
+    ]
     for value in graph.output:
         if value.type.tensor_type.elem_type == kind:
             value.type.tensor_type.elem_type = TensorProto.FLOAT

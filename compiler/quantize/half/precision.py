@@ -70,9 +70,9 @@ from .casts import (
     store_quantized_weights,
 )
 
-_KEEPS_FROM_ZERO = frozenset(["Add", "Clip", "Max"])
-_SAME_LEAST = frozenset("Expand Identity Reshape Sqrt Squeeze Transpose Unsqueeze".split())
-_TO_DIVISORS = _SAME_LEAST | {"Div", "Reciprocal"}
+_LOWER_BOUNDS = frozenset(["Add", "Clip", "Max"])
+_PASS_BOUND = frozenset("Expand Identity Reshape Sqrt Squeeze Transpose Unsqueeze".split())
+_DIVISOR_CONSUMERS = _PASS_BOUND | {"Div", "Reciprocal"}
 _RECURRENT = ("LSTM", "GRU", "RNN")
 _KEEPS_TYPES = frozenset(
     """
@@ -108,7 +108,7 @@ def to_half(
     store_quantized_weights(copy.graph, half, block)
     conversion = _Conversion(copy, half, block, ranges)
     conversion.run()
-    return copy, conversion.kept
+    return copy, conversion.in_float32
 
 
 class _Conversion:
@@ -120,49 +120,49 @@ class _Conversion:
         self.model, self.graph, self.half, self.block, self.ranges = model, model.graph, half, block, ranges
         # A TensorRT cache has thresholds, which may be below the largest value.
         self.observed = set(ranges.names()) - set(ranges.fixed) if ranges else set()
-        self.kept: dict[str, str] = {}
-        self.unfit: dict[str, str] = {}  # those of `kept` with values outside the half type's range
+        self.in_float32: dict[str, str] = {}
+        self.unfit: dict[str, str] = {}  # those of `in_float32` with values outside the half type's range
         self.kept_dequantizers: dict[str, str] = {}  # output tensor to node name
         self.types = infer_types(model)
         self.stored = {tensor.name: tensor for tensor in self.graph.initializer}
         self.casts = Casts(self.graph, half)
         self.floats = {name for name, kind in self.types.items() if kind == "float32"}
         self.floats |= set(self.casts.weights)
-        self.known: dict[str, float] = {}  # tensor to its largest magnitude, if its node determines it
-        self.least: dict[str, float] = {}  # tensor to its lower bound above zero
-        self.huge: set[str] = set()  # reciprocals of tensors in `least`
-        self.counts: set[str] = set()  # inputs of Range, which does not allow half types
+        self.magnitudes: dict[str, float] = {}  # tensor to its largest magnitude, if its node determines it
+        self.lower_bounds: dict[str, float] = {}  # tensor to its lower bound above zero
+        self.reciprocals: set[str] = set()  # reciprocals of tensors in `lower_bounds`
+        self.range_inputs: set[str] = set()  # inputs of Range, which does not allow half types
         self.places = places(self.graph)
         for node in self.graph.node:
-            self._learn(node)
+            self._record_values(node)
 
     def run(self) -> None:
         for node in list(self.graph.node):
-            reason = self._reason_to_keep(node)
+            reason = self._why_float32(node)
             if reason:
-                self.kept[node.name] = reason
-                self._keep(node)
+                self.in_float32[node.name] = reason
+                self._leave_float32(node)
             else:
                 self._convert(node)
             self.casts.nodes.append(node)
         self.casts.finish()
 
-    def _reason_to_keep(self, node: onnx.NodeProto) -> str | None:
+    def _why_float32(self, node: onnx.NodeProto) -> str | None:
         if node.name in self.block:
             return self.block[node.name]
         if node.op_type in _KEEPS_TYPES or any(True for _ in subgraphs(node)):
             return f"{node.op_type} keeps its types"
         if reduces(node):
-            return "sums of many numbers, for which ONNX Runtime has no half"
+            return "ONNX Runtime has no half kernel for its reduction"
         if node.op_type == "MeanVarianceNormalization":  # its expansion in ONNX and ONNX Runtime
             return "its definition adds a float32 number"
         if node.op_type in _RECURRENT and "".join(node.input[4:5]):
-            return "beside its sequence lengths TensorRT's parser takes float32 alone"
+            return "with sequence lengths, TensorRT's parser takes only float32"
         operands = self._half_operands(node)
         if not any(name in self.floats for name in (*node.input, *node.output)):
             return None
-        if self.counts.intersection(node.output):
-            return "a Range counts to it, beyond what a half type tells apart"
+        if self.range_inputs.intersection(node.output):
+            return "a Range reads it; half types cannot hold all its integers"
         if node.op_type in OWN_TYPE:  # an attribute sets the output type
             fits = f"tensor({self.half.name})" in self._formal(node, "outputs", 1)[0][1]
         else:
@@ -173,14 +173,14 @@ class _Conversion:
             return reason
         if _is_qdq(node) and node.op_type == "QuantizeLinear" and node.input[0] not in self.casts.half:
             return f"it quantizes {node.input[0]!r}, which is float32"
-        behind = [self.kept_dequantizers[n] for n in node.input[:2] if n in self.kept_dequantizers]
-        if node.op_type in WEIGHTED and behind:
-            return f"{behind[0]!r} in front of it stays in float32"
-        read = [name for name, becomes_half in zip(node.input, operands, strict=True) if becomes_half]
-        floats = [*read, *(name for name in node.output if name in self.floats)]
-        reason = self._divides_by_nothing(node) or self._unfit_values(node, floats)
+        fp32_sources = [self.kept_dequantizers[n] for n in node.input[:2] if n in self.kept_dequantizers]
+        if node.op_type in WEIGHTED and fp32_sources:
+            return f"{fp32_sources[0]!r} in front of it stays in float32"
+        halves = [name for name, becomes_half in zip(node.input, operands, strict=True) if becomes_half]
+        floats = [*halves, *(name for name in node.output if name in self.floats)]
+        reason = self._zero_divisor(node) or self._unfit_values(node, floats)
         if not reason and self.places.intersection(node.output):
-            reason = f"it computes places or sizes, of which {self.half.name} has too few"
+            reason = f"it computes positions or sizes beyond {self.half.name}'s integers"
         if reason:
             self.unfit[node.name] = reason
         return reason
@@ -193,26 +193,26 @@ class _Conversion:
                 self.casts.overflowing.update(node.output)
                 return f"{name!r} reaches {largest:.3g}, beyond {self.half.name}'s {self.half.largest:.6g}"
             if 0 < largest < self.half.smallest_normal and not _is_qdq(node):
-                if node.op_type in _KEEPS_FROM_ZERO:
-                    self.least[node.output[0]] = largest
+                if node.op_type in _LOWER_BOUNDS:
+                    self.lower_bounds[node.output[0]] = largest
                 return f"{name!r} reaches only {largest:.3g}, all subnormal in {self.half.name}"
         return None
 
-    def _divides_by_nothing(self, node: onnx.NodeProto) -> str | None:
+    def _zero_divisor(self, node: onnx.NodeProto) -> str | None:
         """Track lower bounds of divisors; return the reason if half would round one to zero, else None."""
-        small = {name: self.least[name] for name in node.input if name in self.least}
+        small = {name: self.lower_bounds[name] for name in node.input if name in self.lower_bounds}
         first = small.get(node.input[0]) if node.input else None
-        if first is not None and node.op_type in _SAME_LEAST:
-            self.least[node.output[0]] = float(np.sqrt(first)) if node.op_type == "Sqrt" else first
-        reads = node.input[1:] if node.op_type == "Div" else node.input[:1]
-        reads = reads if node.op_type in _TO_DIVISORS else []
-        lost = [name for name in reads if small.get(name, np.inf) < self.half.smallest_subnormal]
+        if first is not None and node.op_type in _PASS_BOUND:
+            self.lower_bounds[node.output[0]] = float(np.sqrt(first)) if node.op_type == "Sqrt" else first
+        divisors = node.input[1:] if node.op_type == "Div" else node.input[:1]
+        divisors = divisors if node.op_type in _DIVISOR_CONSUMERS else []
+        zeroed = [name for name in divisors if small.get(name, np.inf) < self.half.smallest_subnormal]
         if node.op_type == "Reciprocal" and first is not None and first < 1 / self.half.largest:
-            lost = [node.input[0]]
-            self.huge.update(node.output)
+            zeroed = [node.input[0]]
+            self.reciprocals.update(node.output)
         if node.op_type == "Mul":
-            lost = [name for name in node.input if name in self.huge]
-        return f"{lost[0]!r} keeps a divisor from zero, which {self.half.name} would lose" if lost else None
+            zeroed = [name for name in node.input if name in self.reciprocals]
+        return f"{zeroed[0]!r} keeps a divisor from zero, but not in {self.half.name}" if zeroed else None
 
     def _unfit_scale(self, scale: str) -> str | None:
         if scale not in self.casts.weights:
@@ -221,8 +221,8 @@ class _Conversion:
         exact = self.half.rounded(values).astype(np.float32) == values
         if np.all(exact | (values >= self.half.smallest_normal)):
             return None
-        least = self.half.smallest_normal
-        return f"its scale {values.min():.3g} is below {self.half.name}'s smallest normal number {least:.3g}"
+        limit = self.half.smallest_normal
+        return f"its scale {values.min():.3g} is below {self.half.name}'s smallest normal number {limit:.3g}"
 
     def _largest(self, name: str) -> float:
         """Return the largest known finite magnitude of a tensor; 0 if unknown."""
@@ -230,20 +230,20 @@ class _Conversion:
             return _amax(self.casts.values(name))
         if self.ranges is not None and name in self.observed:
             return self.ranges.amax(name, Method("minmax"))
-        return self.known.get(name, 0.0)
+        return self.magnitudes.get(name, 0.0)
 
-    def _learn(self, node: onnx.NodeProto) -> None:
+    def _record_values(self, node: onnx.NodeProto) -> None:
         """Record the magnitudes of tensors that this node determines, and the inputs of Range."""
         if node.op_type == "Range":
-            self.counts.update(node.input)
+            self.range_inputs.update(node.input)
         if node.op_type == "ConstantOfShape" and node.attribute:
-            self.known[node.output[0]] = _amax(numpy_helper.to_array(node.attribute[0].t))
+            self.magnitudes[node.output[0]] = _amax(numpy_helper.to_array(node.attribute[0].t))
         if _is_qdq(node) and node.input[1] in self.casts.weights:
             quantizes = node.op_type == "QuantizeLinear"
             float_name, integer_name = (node.input[0], node.output[0])[:: 1 if quantizes else -1]
             scale = float(self.casts.values(node.input[1]).max(initial=0.0))
             zero_point = node.input[2] if len(node.input) > 2 else ""
-            self.known[float_name] = scale * self._farthest_integer(integer_name, zero_point)
+            self.magnitudes[float_name] = scale * self._farthest_integer(integer_name, zero_point)
 
     def _farthest_integer(self, name: str, zero_point: str) -> float:
         """Return the largest distance from zero_point, of stored values or of the type; 0 for other types."""
@@ -269,7 +269,7 @@ class _Conversion:
         outputs = self._half_results(node)
         self.casts.half.update(n for n, half in zip(node.output, outputs, strict=True) if half)
 
-    def _keep(self, node: onnx.NodeProto) -> None:
+    def _leave_float32(self, node: onnx.NodeProto) -> None:
         if _is_qdq(node) and node.op_type == "DequantizeLinear":
             self.kept_dequantizers[node.output[0]] = node.name
         for index, name in enumerate(node.input):
@@ -293,8 +293,8 @@ class _Conversion:
         if node.op_type in OWN_TYPE:
             return [name in self.floats for name in node.output]
         if _is_qdq(node) and node.op_type == "DequantizeLinear":  # from opset 23 on without a shared variable
-            chosen = attribute(node, "output_dtype", 0)
-            return [node.input[1] in self.casts.half and not chosen]
+            output_dtype = attribute(node, "output_dtype", 0)
+            return [node.input[1] in self.casts.half and not output_dtype]
         formal = self._formal(node, "inputs", len(node.input))
         half = self.casts.half
         bound = {var for (var, _), name in zip(formal, node.input, strict=True) if name in half}
@@ -337,7 +337,7 @@ def with_half_rest(graph: Graph, precision: str) -> list[str]:
 
 
 _MEANS = ("ReduceMean", "GlobalAveragePool", "ReduceSum")
-_REASON = "its statistics would overflow or round away"
+_OVERFLOWING_STATISTICS = "its statistics would overflow or round away"
 
 
 def nodes_to_protect(model: onnx.ModelProto, dtype: Half, *, ranges: Ranges | None = None) -> dict[str, str]:
@@ -351,7 +351,7 @@ def nodes_to_protect(model: onnx.ModelProto, dtype: Half, *, ranges: Ranges | No
     name_nodes(model.graph)
     conversion = _Conversion(copy_model(model), half_type(dtype), {}, ranges)  # without a newer opset
     conversion.run()
-    return {**dict.fromkeys(normalizations(model.graph), _REASON), **conversion.unfit}
+    return {**dict.fromkeys(normalizations(model.graph), _OVERFLOWING_STATISTICS), **conversion.unfit}
 
 
 def normalizations(graph: onnx.GraphProto) -> list[str]:
@@ -363,10 +363,10 @@ def normalizations(graph: onnx.GraphProto) -> list[str]:
 
     def maker(node: onnx.NodeProto | None, *operators: str) -> onnx.NodeProto | None:
         """Return the producer of an operand of `node`, if its operator is among `operators`."""
-        makers = [made_by[name] for name in node.input if name in made_by] if node is not None else []
-        return next((made for made in makers if made.op_type in operators), None)
+        candidates = [made_by[name] for name in node.input if name in made_by] if node is not None else []
+        return next((producer for producer in candidates if producer.op_type in operators), None)
 
-    found: list[onnx.NodeProto] = []
+    members: list[onnx.NodeProto] = []
     for root in graph.node:
         epsilon = maker(root, "Add")
         mean = maker(epsilon if epsilon is not None else root, *_MEANS) if root.op_type == "Sqrt" else None
@@ -375,10 +375,10 @@ def normalizations(graph: onnx.GraphProto) -> list[str]:
             continue
         centered = maker(square, "Sub")
         nodes = [root, epsilon, mean, square, centered, maker(centered, *_MEANS)]
-        found += [node for node in nodes if node is not None]
-        behind = readers.get(root.output[0], ())
-        found += [reader for reader in behind if reader.op_type in ("Div", "Reciprocal")]
-    return list(dict.fromkeys(node.name for node in found))
+        members += [node for node in nodes if node is not None]
+        divisions = readers.get(root.output[0], ())
+        members += [reader for reader in divisions if reader.op_type in ("Div", "Reciprocal")]
+    return list(dict.fromkeys(node.name for node in members))
 
 
 @dataclass(frozen=True)
@@ -415,10 +415,10 @@ def in_mixed_precision(
     asked = {name for name, layer in layers.items() if layer.kind == half}
     block = {name: "not among the layers" for name in names if name not in asked}
     if request.spec.floats == half:
-        in_float32 = [name for name in block if name in layers and layers[name].kind == "fp32"]
-        block = {name: layers[name].reason for name in in_float32}
-    mixed, kept = to_half(model, HALVES[half], block=block, ranges=request.half_ranges)
-    expected = asked if request.spec.floats != half else kept.keys()
-    kept = {name: reason for name, reason in kept.items() if name in expected}
-    missed = [f"node {name!r} was to be {half}: {reason}" for name, reason in kept.items() if name in asked]
-    return mixed, kept, missed
+        fp32_names = [name for name in block if name in layers and layers[name].kind == "fp32"]
+        block = {name: layers[name].reason for name in fp32_names}
+    mixed, in_float32 = to_half(model, HALVES[half], block=block, ranges=request.half_ranges)
+    expected = asked if request.spec.floats != half else in_float32.keys()
+    in_float32 = {name: reason for name, reason in in_float32.items() if name in expected}
+    missed = [f"node {n!r} was to be {half}: {reason}" for n, reason in in_float32.items() if n in asked]
+    return mixed, in_float32, missed
