@@ -98,10 +98,7 @@ def calibrate(
 
 
 def tensors_to_calibrate(model: Graph, targets: Iterable[GraphTarget] = GRAPH_TARGETS) -> set[str]:
-    """Return the tensors that get a scale when a float model is quantized for the targets.
-
-    Only the shapes of the weights decide, not their values.
-    """
+    """Return the tensors that get a scale when a float model (weights may be absent) is quantized."""
     ready = _prepare(model.model)
     tensors: set[str] = set()
     every = ["*"] if ready.graph.node else []

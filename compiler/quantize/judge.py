@@ -162,9 +162,9 @@ def logits_db(required: Sequence[NDArray[Any]], actual: Sequence[NDArray[Any]]) 
 def varying_db(
     required: Sequence[NDArray[Any]], actual: Sequence[NDArray[Any]], parts: Parts | None = None
 ) -> float:
-    """Return the SNR of an output less its mean over the samples, of its worst part, in decibels.
+    """Return the SNR in decibels of an output's worst part, less its mean over the samples.
 
-    Infinite for fewer than eight samples, samples of several shapes, and outputs that do not vary.
+    It is infinite for less than eight samples, different shapes, and outputs that do not vary.
     """
     if len({array.shape[1:] for array in required}) > 1 or not required[0].ndim:
         return math.inf

@@ -38,8 +38,7 @@ class QuantizeRequest:
     # nodes that are not quantized because the runtime computes them in float, each with the reason
     in_float: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = silent
-    # all float activations on some samples, for FP16 layers beside INT8
-    observed: Ranges | None = None
+    observed: Ranges | None = None  # all float activations on some samples, for FP16 layers beside INT8
     corrected_on: int = 32  # samples for bias correction: the mean error of every layer
     dynamic_lstms: bool = False  # whether static INT8 computes LSTMs with scales found at run time
 

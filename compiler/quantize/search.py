@@ -114,10 +114,7 @@ class _Search:
 
 
 def best_static(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
-    """Return the best outcome of static quantization.
-
-    Without `search`, without data, or with fixed scales, quantize once according to the request.
-    """
+    """Return the best static outcome; without `search` or data, or with fixed scales, quantize only once."""
     spec, ranges = request.spec, request.ranges
     if spec.max_damage is not None and spec.data is None:
         raise InvalidOption("`max_damage` is measured on samples", hint="give `data`", option="data")
@@ -196,7 +193,7 @@ def _balance(search: _Search, best: _Candidate) -> tuple[_Candidate, dict[str, o
 
 
 def _correct_on_more(search: _Search, best: _Candidate, samples: int) -> _Candidate:
-    """Correct the biases of the best candidate on `samples`, if the data has more than candidates used."""
+    """Correct the biases of the best candidate on `samples`, if the data has more than the search used."""
     most_db, total = best.request.spec.max_damage, best.request.samples(samples).total
     if not best.outcome.proof["corrected_biases"] or (total is not None and total <= _CORRECTED_ON):
         return best

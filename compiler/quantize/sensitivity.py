@@ -237,10 +237,7 @@ def _value(name: str, dtype: str) -> onnx.ValueInfoProto:
 
 
 def _cut(model: onnx.ModelProto, layers: Sequence[onnx.NodeProto]) -> list[_Piece]:
-    """Return the graph in pieces; everything in front of a piece is computed once for all its layers.
-
-    A graph that is so large that its session needs a file remains one piece.
-    """
+    """Return the graph in pieces; a graph so large that its session needs a file remains one piece."""
     position = {node.name: number for number, node in enumerate(model.graph.node)}
     max_pieces = 1 if is_large(model, loaded=True) else min(_PIECES, -(-len(layers) // _LAYERS))
     types, prefix = infer_types(model), Names(model.graph).stem("damage")
@@ -285,10 +282,7 @@ def _outputs(
 
 
 class _Twins:
-    """A piece with an additional output per layer: its error, the quantized minus the float result.
-
-    Q/DQ nodes round the activations at run time; weights are rounded once, in advance.
-    """
+    """A piece with an output per layer for its error (quantized minus float); weights are rounded once."""
 
     def __init__(self, piece: _Piece, limits: Limits, rules: GraphRules, kernels: SaturatingKernels) -> None:
         self.piece, self.limits, self.rules, self.kernels = piece, limits, rules, kernels

@@ -109,10 +109,7 @@ class Casts:
         self._dequantizers[node.output[0]] = float32_node
 
     def finish(self) -> None:
-        """Write the nodes into the graph; model outputs get their original types.
-
-        An output that became half is renamed, and cast back to its original name.
-        """
+        """Write the nodes into the graph; outputs that became half are renamed, and cast back to float32."""
         for name in [output.name for output in self.graph.output if output.name in self.half]:
             inner = self._names.fresh(f"{name}/inner")
             for node in self.nodes:

@@ -1,7 +1,7 @@
 """Convert a graph to FP16 or BF16 where its operators support it, with casts in between.
 
-ONNX's operator schemas decide which operand may be half (a Resize keeps its float32 scales, an operator of a
-foreign domain all types). A node remains in float32 in these cases:
+ONNX's operator schemas decide which operand may be half: a Resize keeps its float32 scales, an operator of a
+domain other than ONNX's all its types. A node remains in float32 in these cases:
 
 1. It is excluded by name, glob or operator type.
 2. It contains a subgraph, processes sequences of tensors, or reads the bits of floats.
@@ -18,13 +18,12 @@ foreign domain all types). A node remains in float32 in these cases:
 8. It computes places or sizes from shapes alone, as a resampling to 1.25 times as many steps does: float16
    skips whole numbers from 2048 on, and TensorRT rejects halves that become a shape.
 
-Values are known for stored tensors, outputs of Q/DQ (from their scale), and activations in `ranges`.
+Values are known for stored tensors, outputs of Q/DQ (from their scale), and activations in `ranges`. bfloat16
+has the range of float32, so 4, 6 and 7 in practice concern float16 only.
 
 A graph with Q/DQ becomes INT8 with half layers in between: scales are half too, and quantized weights are
-stored as integers. bfloat16 has the range of float32, so 4, 6 and 7 in practice concern float16 only.
-
-Inputs and outputs of the model do not change their types, so all artifacts can use the same data. For INT8
-graphs, `layers` and `float_precision` set the precision of the other layers (`in_mixed_precision`).
+stored as integers. Inputs and outputs of the model do not change their types, so all artifacts can use the
+same data. `layers` and `float_precision` set the precision of the other layers (`in_mixed_precision`).
 """
 
 from __future__ import annotations
@@ -349,7 +348,7 @@ def nodes_to_protect(model: onnx.ModelProto, dtype: Half, *, ranges: Ranges | No
         model: The float32 model, with or without Q/DQ; nodes without a name get one.
     """
     name_nodes(model.graph)
-    conversion = _Conversion(copy_model(model), half_type(dtype), {}, ranges)  # without a newer opset
+    conversion = _Conversion(copy_model(model), half_type(dtype), {}, ranges)  # in its present opset
     conversion.run()
     return {**dict.fromkeys(normalizations(model.graph), _OVERFLOWING_STATISTICS), **conversion.unfit}
 
