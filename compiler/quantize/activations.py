@@ -1,4 +1,4 @@
-"""Collect activations of a float model sample by sample: extremes of channels, some rows, or all values."""
+"""Run a float model sample by sample; collect channel extremes, a subset of rows, or complete tensors."""
 
 from __future__ import annotations
 
@@ -21,25 +21,27 @@ from ...model.sessions.session import WEIGHT_BIAS_QUANTIZATION, make_session, ru
 
 _KEPT_ROWS = 1024
 _ROWS_OF_SAMPLE = 64
-_FEW = 32
-"""So few samples take less time than other layouts of the weights: 0.4 s of a ResNet-50, 0.01 s a sample."""
+_FEW_FOR_LAYOUTS = 32
+"""Up to this many samples, optimized memory layouts of the weights do not pay: creating them takes 0.4 s
+(ResNet-50); without them a sample takes 0.01 s longer."""
 
-_FEWER = 16
-"""So few take less than weights that are packed: 0.2 to 2 s of BERT-base, and its size; 0.03 s a sample."""
+_FEW_FOR_PACKING = 16
+"""Up to this many samples, prepacked weights do not pay: packing takes 0.2 to 2 s and as much memory as the
+weights (BERT-base); without it a sample takes 0.03 s longer."""
 
 
 @dataclass
 class Rows:
-    """Some of what a tensor held."""
+    """Channel extremes and a subset of the rows of one observed tensor."""
 
-    # smallest and largest value of each channel over all rows seen, float32 [channels]
+    # smallest and largest value of each channel over all rows, float32 [channels]
     low: NDArray[np.float32]
     high: NDArray[np.float32]
-    rows: NDArray[np.float32]  # some of the rows, float32 [rows, channels]
+    rows: NDArray[np.float32]  # subset of the rows, float32 [rows, channels]
 
     @property
     def amax(self) -> NDArray[np.float32]:
-        """The largest magnitude of each channel."""
+        """Largest magnitude of each channel."""
         largest: NDArray[np.float32] = np.maximum(np.abs(self.low), np.abs(self.high))
         return largest
 
@@ -47,11 +49,10 @@ class Rows:
 def observe_rows(
     model: Graph, axes: Mapping[str, int], data: Data, limit: int | None = None
 ) -> dict[str, Rows]:
-    """Run the samples; return the extremes of each tensor's channels, and some of its rows.
+    """Run the samples; return the channel extremes and a subset of the rows of each tensor.
 
-    Memory holds these tensors for one sample at a time, and `_KEPT_ROWS` rows of each, evenly spaced within
-    each sample.
-    `axes` has the axis of each tensor's channels.
+    Memory holds the complete tensors of one sample, and up to `_KEPT_ROWS` rows of each tensor, evenly spaced
+    within each sample. `axes` maps each tensor to its channel axis.
     """
     rows_of: dict[str, Rows] = {}
     for arrays in run_samples(model, sorted(axes), data, limit):
@@ -64,9 +65,9 @@ def observe_rows(
             if name not in rows_of:
                 rows_of[name] = sample
                 continue
-            seen = rows_of[name]
-            kept = np.concatenate([seen.rows, sample.rows[: max(0, _KEPT_ROWS - len(seen.rows))]])
-            rows_of[name] = Rows(np.minimum(seen.low, sample.low), np.maximum(seen.high, sample.high), kept)
+            old = rows_of[name]
+            subset = np.concatenate([old.rows, sample.rows[: max(0, _KEPT_ROWS - len(old.rows))]])
+            rows_of[name] = Rows(np.minimum(old.low, sample.low), np.maximum(old.high, sample.high), subset)
     return rows_of
 
 
@@ -80,12 +81,12 @@ def run_samples(
     doing: str = "look at channels",
     integers: bool = True,
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield what some tensors of a model hold, sample by sample.
+    """Run the samples; yield the values of some tensors of a model for each sample.
 
     Args:
-        tensors: Names of float32 tensors, which need not be outputs.
-        integers: Whether Q/DQ pairs may become integer kernels; without, they are computed as they are
-            written, whatever the kernels of this processor make of them.
+        tensors: Names of float32 tensors; they need not be model outputs.
+        integers: Whether ONNX Runtime may turn Q/DQ pairs into integer kernels. If False, it computes the
+            pairs as written, independent of the integer kernels of this processor.
 
     Raises:
         CalibrationError: If a tensor becomes NaN or infinite.
@@ -94,10 +95,10 @@ def run_samples(
     computed = [name for name in tensors if name not in inputs]
     done, total = 0, data.total
     total = limit if total is None or (limit is not None and limit < total) else total
-    most = limit or data.limit  # the same for samples of a file and of a function
-    few = most and most <= _FEW and runs_without_layouts(model)
-    options = session_options(integers=integers, layouts=not few)
-    if most and most <= _FEWER:
+    max_samples = limit or data.limit  # identical for samples of a file and of a function
+    skips_layouts = max_samples and max_samples <= _FEW_FOR_LAYOUTS and runs_without_layouts(model)
+    options = session_options(integers=integers, layouts=not skips_layouts)
+    if max_samples and max_samples <= _FEW_FOR_PACKING:
         options.add_session_config_entry("session.disable_prepacking", "1")
     session = _session_returning(model, computed, options, integers=integers) if computed else None
 
@@ -121,13 +122,13 @@ def run_samples(
 
 
 def runs_without_layouts(model: Graph) -> bool:
-    """Whether a few samples are quick without; depthwise convolutions take five times as long (1.31.1)."""
+    """Return whether no Conv is grouped: without layouts, depthwise ones take five times as long (1.31.1)."""
     convs = [node for node in model.model.graph.node if node.op_type == "Conv"]
     return all(attribute(conv, "group", 1) == 1 for conv in convs)
 
 
 def _session_returning(model: Graph, names: list[str], options: Any, *, integers: bool) -> Any:
-    """A session of the model with these outputs alone."""
+    """Return a session with the tensors `names` as its only outputs."""
     outputs = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names]
     without = [] if integers else [WEIGHT_BIAS_QUANTIZATION]
     return make_session(model, options, outputs=outputs, without=without)

@@ -1,4 +1,4 @@
-"""`calibrate`: what quantization will scale (`tensors_to_calibrate`) is observed (`calibration/`)."""
+"""`calibrate`: find the tensors that need a scale, observe them on samples, and write a ranges file."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ def calibrate(
     progress: Progress = silent,
     **options: Unpack[CalibrateKeywords],
 ) -> Artifact:
-    """Observe what quantization for the targets will scale, and write a ranges file.
+    """Observe the tensors that get a scale for the targets, and write a ranges file.
 
-    Samples are run one by one and memory does not grow with their number. The counts depend on the values
-    alone: batches, order, shards and interruptions leave no trace in them.
+    Samples run one by one; memory does not grow with their number. The histograms depend on the sample values
+    only, not on batch size, order, shards or interruptions.
 
     Args:
         model: Float ONNX file.
         data: Spelling of the samples, such as "images/" or "data.py:calibration".
         output: Ranges file to write.
-        spec: What is observed for which targets, how and how much.
-        checkpoint: Where that of an interrupted calibration is kept; beside the output by default.
-        progress: Told of every sample.
+        spec: Targets, method and amount of calibration.
+        checkpoint: Checkpoint file of an interrupted calibration; by default a file beside the output.
+        progress: Called after every sample.
         options: Fields of `CalibrateSpec` by name, in place of those of `spec`.
 
     Returns:
@@ -75,7 +75,7 @@ def calibrate(
     try:
         tensors = tensors_to_calibrate(weightless, spec.targets or GRAPH_TARGETS)
     except (IndexError, KeyError, TypeError, ValueError):
-        weightless.check()  # a damaged file says here what is wrong with it
+        weightless.check()  # raises the actual defect of a damaged file
         raise
     method, shard = parse_method(spec.method), parse_shard(spec.shard)
     check_output(output, is_model=False)
@@ -98,15 +98,12 @@ def calibrate(
 
 
 def tensors_to_calibrate(model: Graph, targets: Iterable[GraphTarget] = GRAPH_TARGETS) -> set[str]:
-    """Return the tensors that get a scale when a float model is quantized for the targets.
-
-    The plan depends on the shapes of weights, not on their values.
-    """
+    """Return the tensors that get a scale when a float model (weights may be absent) is quantized."""
     ready = _prepare(model.model)
     tensors: set[str] = set()
     every = ["*"] if ready.graph.node else []
     for target in targets:
-        tensors |= scaled_tensors(ready, plan(ready, target, chosen=every))  # a user may choose any
+        tensors |= scaled_tensors(ready, plan(ready, target, chosen=every))  # users may force any layer
         if graph_rules(target).opens_recurrences:
             tensors |= recurrent_inputs(ready)
     if not tensors:
@@ -127,12 +124,12 @@ def tensors_to_calibrate(model: Graph, targets: Iterable[GraphTarget] = GRAPH_TA
 
 
 def _prepare(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy as `prepare` makes it, as far as the plan looks."""
+    """Return a copy with the steps of `prepare_graph` that placement depends on."""
     named = copy_model(model)
     name_nodes(named.graph)
     sum_to_add(named.graph)
     store_constants(named.graph)
     for node in named.graph.node:
         if node.op_type == "Gemm":
-            del node.input[2:]  # `prepare` brings its bias into the form that the plan asks for
+            del node.input[2:]  # `prepare_graph` gives the bias the required form; weights are absent here
     return named

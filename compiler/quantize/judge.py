@@ -1,4 +1,4 @@
-"""What a candidate of quantization is worth: its outputs beside the float model's."""
+"""Compare the outputs of a candidate, a quantized graph that the search tries, with the float model's."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from .half.casts import in_float32
 from .request import Judged, Outcome, QuantizeRequest
 
 JUDGED_ON = 16
-"""Samples on which candidates are compared, spread over those behind the ones from which they learn."""
+"""Samples for comparing candidates, spread over those behind the first `_LEARNT_FROM` samples."""
 
-_LEARNT_FROM = 32
-_VARYING, _VARYING_SHARE = 8, 1e-4  # so many samples; such a share of an output's energy
-_SUM, _LEAST = 1e-3, 1e-7  # of a row of probabilities: how far from 1, and what is told from 0
+_LEARNT_FROM = 32  # first samples, from which scales, biases and factors are computed
+_VARYING, _VARYING_SHARE = 8, 1e-4  # minimum number of samples; minimum varying share of an output's energy
+_SUM, _LEAST = 1e-3, 1e-7  # rows of probabilities: tolerance of the sum 1; lower bound before the logarithm
 
 
 def reference(request: QuantizeRequest, model: onnx.ModelProto, run: OnnxReference | None) -> OnnxReference:
-    """What runs the result: ONNX Runtime's CPU; `run` where the model is run as it executes it.
+    """Return a session of ONNX Runtime's CPU provider for a result; `run` if that session fits.
 
-    It has few kernels for halves, and rounds nothing between two nodes that it computes in float32: what
-    float16 cannot hold stays finite. So each result is rounded as the graph says. FP8 is not optimized: its
-    optimizer computes what is stored wrongly (1.31.1).
+    The provider has few half kernels: between nodes that it computes in float32 values are not rounded, and
+    values beyond float16 remain finite. So half types become float32 with explicit rounding (`in_float32`).
+    FP8 runs without the optimizer, which computes stored values incorrectly (1.31.1).
 
-    Convolutions for OpenVINO are computed in integers, too: rounding apart they are what pairs of floats are,
+    Convolutions for OpenVINO use integer kernels, too: they differ from Q/DQ pairs in float by rounding only,
     and take a third of the time (ResNet-50). Not on AVX2, where each runtime adds other products in 16 bits.
     """
     optimize = graph_rules(request.spec.target).by_onnxruntime and not why_not_exact(request.spec.isa)
@@ -60,7 +60,7 @@ def reference(request: QuantizeRequest, model: onnx.ModelProto, run: OnnxReferen
 
 
 class Judge:
-    """The float model's outputs on some samples, or on random input, which others are judged by."""
+    """Rates quantized graphs against the float model's outputs on samples or random input."""
 
     def __init__(self, request: QuantizeRequest) -> None:
         self._request, self._spread = request, ""
@@ -70,25 +70,25 @@ class Judge:
         return before_choices(self._request.model)
 
     def _part(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """What is compared of a graph: all of it, or what a choice of elements reads."""
+        """Return the compared part of a graph: all of it, or everything in front of a choice of elements."""
         return part_before(model, self._places) if self._places else model
 
     @cached_property
     def _float(self) -> Graph:
-        """What is compared of the float model."""
+        """The compared part of the float model."""
         request = self._request
         return Graph(self._part(request.model), request.path) if self._places else request.graph
 
     @property
     def place(self) -> str:
-        """On how many samples, and in front of which operators tensors are compared, in words."""
+        """The number of samples, and the operators in front of which tensors are compared, as text."""
         _ = self._samples
         samples = f" ({self._spread})" if self._spread else ""
         return f"{samples}, in front of {chosen_by(self._request.model)}" if self._places else samples
 
     @cached_property
     def _forms(self) -> dict[str, OutputForm]:
-        """What the graph and the user say of the outputs."""
+        """Forms of the outputs, from the graph and the user's rules."""
         forms = output_forms(self._request.model, self._request.spec.rules)
         if not self._places:
             return forms
@@ -100,24 +100,24 @@ class Judge:
 
     @cached_property
     def _samples(self) -> tuple[list[Feeds], dict[str, list[NDArray[Any]]]]:
-        """The feeds of each batch, and the float model's outputs by name, computed once."""
+        """The feeds of each batch, and the float model's outputs by name."""
         request = self._request
         run = OnnxReference(self._float)
         if request.spec.data is None:
             feeds, outputs = run_on(request.model, None, run)
-            every, batches = [feeds], [outputs]
+            all_feeds, batches = [feeds], [outputs]
         else:
             spread = request.samples(None).spread(JUDGED_ON, behind=_LEARNT_FROM)
-            every, self._spread = spread.batches, str(spread)
-            batches = [run(feeds) for feeds in every]
-        return every, dict(zip(run.names, map(list, zip(*batches, strict=True)), strict=True))
+            all_feeds, self._spread = spread.batches, str(spread)
+            batches = [run(feeds) for feeds in all_feeds]
+        return all_feeds, dict(zip(run.names, map(list, zip(*batches, strict=True)), strict=True))
 
     def __call__(self, outcome: Outcome) -> Judged:
-        """Judge a quantized model, all samples together."""
+        """Return the comparison of a quantized model over all samples."""
         as_executed = None if self._places else outcome.run
         run = reference(self._request, self._part(outcome.model), as_executed)
-        every, required = self._samples
-        outputs = list(zip(*(run(feeds) for feeds in every), strict=True))
+        all_feeds, required = self._samples
+        outputs = list(zip(*(run(feeds) for feeds in all_feeds), strict=True))
         actual = dict(zip(required if self._places else run.names, map(list, outputs), strict=True))
         judged = tuple(judge_outputs(required, actual, self._forms))
         floats = {name for name, batches in required.items() if batches[0].dtype.kind == "f"}
@@ -129,31 +129,31 @@ class Judge:
         ]
         worst = {one.output: one.snr_db for one in judged if one.output in floats}
         varying = {name: varying_db(required[name], actual[name], self._forms[name].parts) for name in floats}
-        chosen = [
+        choices = [
             min(plain, varying[name])
             if (logits := logits_db(required[name], actual[name])) is None
             else logits
             for name, plain in worst.items()
         ]
         snr, varied, choice = (
-            min(values, default=math.inf) for values in (worst.values(), varying.values(), chosen)
+            min(values, default=math.inf) for values in (worst.values(), varying.values(), choices)
         )
         return Judged(judged, snr, varied, choice, min(broken, default=""))
 
 
 def logits_db(required: Sequence[NDArray[Any]], actual: Sequence[NDArray[Any]]) -> float | None:
-    """Return the signal-to-noise ratio of what a Softmax read, but for a constant of each row, in decibels.
+    """Return the signal-to-noise ratio of the logits behind probabilities, less each row's mean, in decibels.
 
-    None where an output's rows are no probabilities, or equal. Probabilities next to 0 and 1 tell little: of
-    a classifier (trained on digits) a method had 54.9 dB on the samples that judged, and 30.5 on 500.
+    None if the rows are not probabilities, or do not differ. Probabilities near 0 and 1 are unreliable:
+    for a classifier (trained on digits) a method had 54.9 dB on the samples of the comparison, 30.5 on 500.
     """
     signal = noise = 0.0
-    for expected, found in zip(required, actual, strict=True):
+    for expected, computed in zip(required, actual, strict=True):
         if expected.ndim < 2 or expected.shape[-1] < 2 or not expected.size or expected.min() < 0:
             return None
         if not np.allclose(expected.sum(axis=-1), 1, atol=_SUM):
             return None
-        x, y = (np.log(np.maximum(side.astype(np.float64), _LEAST)) for side in (expected, found))
+        x, y = (np.log(np.maximum(side.astype(np.float64), _LEAST)) for side in (expected, computed))
         x, y = (side - side.mean(axis=-1, keepdims=True) for side in (x, y))
         signal, noise = signal + float((x**2).sum()), noise + float(((x - y) ** 2).sum())
     return decibels(signal, noise) if noise else None
@@ -162,9 +162,9 @@ def logits_db(required: Sequence[NDArray[Any]], actual: Sequence[NDArray[Any]]) 
 def varying_db(
     required: Sequence[NDArray[Any]], actual: Sequence[NDArray[Any]], parts: Parts | None = None
 ) -> float:
-    """Return the signal-to-noise ratio of an output less its mean over the samples, of its worst part.
+    """Return the SNR in decibels of an output's worst part, less its mean over the samples.
 
-    Infinite with fewer than eight samples, samples of several shapes, and of what does not vary.
+    It is infinite for less than eight samples, different shapes, and outputs that do not vary.
     """
     if len({array.shape[1:] for array in required}) > 1 or not required[0].ndim:
         return math.inf

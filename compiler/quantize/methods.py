@@ -1,4 +1,4 @@
-"""Quantization methods: each takes a request and returns the graph to write, with its proof."""
+"""Quantization methods: each takes a request and returns the graph to write, with facts for its manifest."""
 
 from __future__ import annotations
 
@@ -53,29 +53,29 @@ from .search import GOOD_DB, best_static
 from .weights.hessians import collect_hessians
 from .weights.rewrite import quantize_weights
 
-_LEARNT_ON = 128  # samples for GPTQ
-_MUCH_DB = 6.0  # by so much more dynamic INT8 is worth a word
-_LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
+_GPTQ_SAMPLES = 128  # samples for GPTQ
+_HINT_DB = 6.0  # gain of dynamic over static INT8 that warrants a warning
+_PROBED_ON = 16  # samples in which FP16 looks for activations that overflow
 
 
 def quantize_graph(request: QuantizeRequest, judge: Judge) -> Outcome:
-    """Do what is asked, in memory."""
+    """Quantize according to the request, in memory."""
     if request.spec.precision in HALVES:
-        return _half(request)
-    import_onnxruntime()  # its quantizer does all three, whatever the target is
+        return _convert_to_half(request)
+    import_onnxruntime()  # all three modes use its quantizer, for any target
     floats = {request.spec.floats, *request.spec.layer_precisions.values()}
     if "fp16" in floats and request.spec.data is not None:
-        request = replace(request, observed=_observed(request))
+        request = replace(request, observed=_observe_floats(request))
     by_mode: dict[str, Callable[[QuantizeRequest], Outcome]] = {
-        "static": lambda asked: _or_dynamic(asked, best_static(asked, _static, judge), judge),
-        "dynamic": _dynamic,
-        "weights": _weights,
+        "static": lambda request: _try_dynamic(request, best_static(request, _quantize_static, judge), judge),
+        "dynamic": _quantize_dynamic,
+        "weights": _quantize_weights,
     }
     return by_mode[request.spec.mode](request)
 
 
-def _or_dynamic(request: QuantizeRequest, outcome: Outcome, judge: Judge) -> Outcome:
-    """Say where scales found at run time lose much less than the best calibrated ones."""
+def _try_dynamic(request: QuantizeRequest, outcome: Outcome, judge: Judge) -> Outcome:
+    """Add a warning if dynamic INT8, with scales found at run time, loses much less than static INT8."""
     static_db = outcome.judged.rank_db if outcome.judged else math.inf
     rules = graph_rules(request.spec.target)
     if static_db >= GOOD_DB or not rules.by_onnxruntime or request.spec.precision != "int8":
@@ -83,12 +83,12 @@ def _or_dynamic(request: QuantizeRequest, outcome: Outcome, judge: Judge) -> Out
     if 2 * len(dynamic_nodes(prepare_graph(request.model), ())) < sum(
         count_weighted(outcome.model)["int8"].values()
     ):
-        return outcome  # most of it would stay in float
+        return outcome  # dynamic INT8 would leave most layers in float
     try:
-        dynamic = judge(_dynamic(request))
+        dynamic = judge(_quantize_dynamic(request))
     except QuantizationError:
         return outcome
-    if dynamic.failed or dynamic.broken or dynamic.rank_db < static_db + _MUCH_DB:
+    if dynamic.failed or dynamic.broken or dynamic.rank_db < static_db + _HINT_DB:
         return outcome
     text = (
         f"`mode` dynamic has {dynamic.snr_db:.1f} dB on the data, where static INT8 has "
@@ -97,40 +97,40 @@ def _or_dynamic(request: QuantizeRequest, outcome: Outcome, judge: Judge) -> Out
     return replace(outcome, warnings=[*outcome.warnings, text])
 
 
-def _half(request: QuantizeRequest) -> Outcome:
+def _convert_to_half(request: QuantizeRequest) -> Outcome:
     ranges, warnings = request.ranges, []
     if request.spec.precision == "bf16":
-        pass  # it reaches as far as float32
+        pass  # its range is that of float32
     elif ranges is not None:
-        warnings = _unobserved(request.model, ranges)
+        warnings = _unobserved_warnings(request.model, ranges)
     elif request.spec.data is not None:
-        ranges = _observed(request)
+        ranges = _observe_floats(request)
     else:
         warnings = ["no data was given: values beyond float16's 65504 were not looked for"]
     dtype = HALVES[request.spec.precision]
     graph = request.model.graph
-    left = match_nodes(graph, request.spec.exclude, only=request.spec.only)
+    blocked = match_nodes(graph, request.spec.exclude, only=request.spec.only)
     layers = layer_precisions(request, graph)
-    left |= {name: layer.reason for name, layer in layers.items() if layer.kind == "fp32"}
-    half, kept = to_half(request.model, dtype, block=left, ranges=ranges)
+    blocked |= {name: layer.reason for name, layer in layers.items() if layer.kind == "fp32"}
+    half, in_float32 = to_half(request.model, dtype, block=blocked, ranges=ranges)
     casts = {attribute(node, "to") for node in half.graph.node if node.op_type == "Cast"}
     if half_type(dtype).elem_type not in casts.union(tensor.data_type for tensor in half.graph.initializer):
         raise QuantizationError(
             f"{request.path}: no node could become {dtype}: "
-            f"{next(iter(kept.values()), 'it has no tensor of float32')}",
+            f"{next(iter(in_float32.values()), 'it has no tensor of float32')}",
             hint="see `exclude`, `only` and `layers`, and the types of the model's tensors",
         )
-    proof = {"nodes_by_precision": count_weighted(half), "left_in_float": kept}
+    proof = {"nodes_by_precision": count_weighted(half), "left_in_float": in_float32}
     return Outcome(half, proof, warnings)
 
 
-def _observed(request: QuantizeRequest) -> Ranges:
+def _observe_floats(request: QuantizeRequest) -> Ranges:
     request.progress("look for values beyond float16")
     tensors = float_activations(request.model)
-    return observe(request.graph, request.samples(_LOOKED_AT, is_spread=True), tensors=tensors, infinite=True)
+    return observe(request.graph, request.samples(_PROBED_ON, is_spread=True), tensors=tensors, infinite=True)
 
 
-def _weights(request: QuantizeRequest) -> Outcome:
+def _quantize_weights(request: QuantizeRequest) -> Outcome:
     options = request.spec
     rules = graph_rules(options.target)
     quant_format = options.quant_format or ("nbits" if rules.by_onnxruntime else "qdq")
@@ -145,8 +145,8 @@ def _weights(request: QuantizeRequest) -> Outcome:
     excluded |= products_of_places(ready.graph)
 
     def hessians(keys: set[str]) -> Mapping[str, NDArray[Any]]:
-        samples = request.samples(_LEARNT_ON)
-        observed = collect_hessians(request.graph, keys, samples, _LEARNT_ON, request.progress)
+        samples = request.samples(_GPTQ_SAMPLES)
+        observed = collect_hessians(request.graph, keys, samples, _GPTQ_SAMPLES, request.progress)
         request.progress("round the weights")
         return observed
 
@@ -161,16 +161,16 @@ def _weights(request: QuantizeRequest) -> Outcome:
     return Outcome(model, {**proof, "quant_format": quant_format})
 
 
-def _dynamic(request: QuantizeRequest) -> Outcome:
+def _quantize_dynamic(request: QuantizeRequest) -> Outcome:
     model = prepare_graph(request.model)
-    left = match_nodes(model.graph, request.spec.exclude, only=request.spec.only)
-    left |= products_of_places(model.graph)
+    excluded = match_nodes(model.graph, request.spec.exclude, only=request.spec.only)
+    excluded |= products_of_places(model.graph)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    tables = {node.name for node in model.graph.node if is_table(node, stored)} - left.keys()
+    tables = {node.name for node in model.graph.node if is_table(node, stored)} - excluded.keys()
     quantized, planned, reached = model, dict[str, int](), dict[str, int]()
-    if not tables or dynamic_nodes(model, left):
+    if not tables or dynamic_nodes(model, excluded):
         quantized, planned, reached = quantize_dynamic(
-            model, excluded=left, weight_type=request.spec.weight_type,
+            model, excluded=excluded, weight_type=request.spec.weight_type,
             kernels=saturating_kernels(request.spec.target, request.spec.isa),
         )  # fmt: skip
     quantize_tables(quantized, tables)
@@ -178,35 +178,35 @@ def _dynamic(request: QuantizeRequest) -> Outcome:
     return Outcome(quantized, {"planned": planned, "quantized": reached, "tables": sorted(tables)})
 
 
-def _static(request: QuantizeRequest) -> Outcome:
+def _quantize_static(request: QuantizeRequest) -> Outcome:
     assert request.ranges is not None, "check_ranges comes first"
-    chosen = parse_method(request.spec.method) if request.spec.method else None
+    method = parse_method(request.spec.method) if request.spec.method else None
     float8 = request.spec.precision == "fp8"
     model = request.model
     if float8:
         model = in_newer_opset(request.graph, FLOAT8, data=request.spec.data)
     ready = prepare_graph(model)
     layers = layer_precisions(request, ready.graph)
-    left = {name: layer.reason for name, layer in layers.items() if layer.kind != "int8"}
-    left |= {**match_nodes(ready.graph, request.spec.exclude), **request.in_float}
-    others = match_nodes(ready.graph, (), only=request.spec.only)  # by the names that users know
+    blocked = {name: layer.reason for name, layer in layers.items() if layer.kind != "int8"}
+    blocked |= {**match_nodes(ready.graph, request.spec.exclude), **request.in_float}
+    unselected = match_nodes(ready.graph, (), only=request.spec.only)  # before rewrites change the names
     rules = graph_rules(request.spec.target)
     if rules.by_onnxruntime:
-        join_biases(Graph(ready, request.path), exclude=left)
+        join_biases(Graph(ready, request.path), exclude=blocked)
     opens = rules.opens_recurrences and request.spec.precision == "int8"
-    opened = open_recurrences(ready, exclude=left | others) if opens else []
-    # What lies between layers goes along with them, whether `only` names it or not.
+    recurrent = open_recurrences(ready, exclude=blocked | unselected) if opens else []
+    # `only` restricts layers and tables; operators between quantized layers are quantized with them.
     stored = {tensor.name: tensor for tensor in ready.graph.initializer}
     nodes = {n.name for n in ready.graph.node if n.op_type in WEIGHTED or is_table(n, stored)}
     chosen_nodes = {name for name, layer in layers.items() if layer.kind == "int8"}
-    chosen_nodes = nodes & (chosen_nodes | (nodes - others.keys() if request.spec.only else set()))
+    chosen_nodes = nodes & (chosen_nodes | (nodes - unselected.keys() if request.spec.only else set()))
     kernels = NONE if float8 else saturating_kernels(request.spec.target, request.spec.isa)
     placement = plan(
-        ready, request.spec.target, exclude=map(exactly, left.keys() | (nodes & others.keys())),
+        ready, request.spec.target, exclude=map(exactly, blocked.keys() | (nodes & unselected.keys())),
         chosen=map(exactly, chosen_nodes), float8=float8, multiplies_activations=not kernels.activations,
     )  # fmt: skip
     floats = {**placement.left_in_float, **(closed_recurrences(ready) if opens else {})}
-    floats = {name: (others | left).get(name, reason) for name, reason in floats.items()}
+    floats = {name: (unselected | blocked).get(name, reason) for name, reason in floats.items()}
     placement = replace(placement, left_in_float=floats)
     operators = {node.name: node.op_type for node in ready.graph.node}
     planned = [name for name in placement.nodes if operators[name] in WEIGHTED]
@@ -217,72 +217,72 @@ def _static(request: QuantizeRequest) -> Outcome:
             instead_of_static({*operators.values()}, by_onnxruntime=rules.by_onnxruntime),
         )
     give_own_weights(ready.graph, planned)
-    limits = activation_limits(ready, placement, request.ranges, chosen)
+    limits = activation_limits(ready, placement, request.ranges, method)
     shapes = {tensor.name: tuple(tensor.dims) for tensor in ready.graph.initializer}
     pairs = limits_of([node for node in ready.graph.node if node.name in set(planned)], shapes, kernels)
     result = quantize_static(ready, placement, limits, isa=request.spec.isa, pairs=pairs)
-    states = quantize_states(result) if opened else 0
+    states = quantize_states(result) if recurrent else 0
     if float8:
         to_float8(
             result, half_scales="fp16" in (request.spec.floats, *request.spec.layer_precisions.values())
         )
     rounded = 0
     if request.spec.rounding == "gptq":
-        samples = request.samples(_LEARNT_ON)
-        rounded = round_weights(request.graph, result, samples, _LEARNT_ON, request.progress, pairs=pairs)
+        samples = request.samples(_GPTQ_SAMPLES)
+        rounded = round_weights(request.graph, result, samples, _GPTQ_SAMPLES, request.progress, pairs=pairs)
     corrected = 0
     if request.spec.correct_bias and request.spec.data is not None:
         samples = request.samples(request.corrected_on)
         result, corrected = correct_biases(request.graph, result, samples, progress=request.progress)
-    result, kept, missed = in_mixed_precision(request, result, layers)
+    result, in_float32, missed = in_mixed_precision(request, result, layers)
     if rules.by_onnxruntime:
         keep_layers_apart(result)
         keep_relus_apart(result, set(planned))
     lstms = list[str]()
     if request.dynamic_lstms:
-        lstms = [node.name for node in dynamic_nodes(result, left | others) if node.op_type == "LSTM"]
+        lstms = [node.name for node in dynamic_nodes(result, blocked | unselected) if node.op_type == "LSTM"]
         quantize_lstms(result, lstms, weight_type=request.spec.weight_type, kernels=kernels)
     require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
     proof: dict[str, object] = {
         "nodes_by_precision": count_weighted(result),
         "left_in_float": {n: why for n, why in placement.left_in_float.items() if n not in lstms},
-        "left_in_fp32": kept,
+        "left_in_fp32": in_float32,
         "corrected_biases": corrected,
         "rounded_weights": rounded,
         "tables": list(placement.tables),
-        "lstms": {"opened": opened, "state_products": states, "dynamic": lstms},
+        "lstms": {"opened": recurrent, "state_products": states, "dynamic": lstms},
     }
 
-    warnings = [*_unfused(request.model.graph), *missed, *placement.warnings]
+    warnings = [*_unfused_warnings(request.model.graph), *missed, *placement.warnings]
 
     if not rules.by_onnxruntime:
         return Outcome(result, proof, warnings)
-    request.progress("look at what ONNX Runtime executes")
+    request.progress("check what ONNX Runtime executes")
     counts, in_float, run = executed(
         Graph(result, request.path), planned, signed=request.spec.isa in ARM_ISAS
     )
     if in_float.keys() - request.in_float.keys():
-        # As they are they only cost conversions: plan without them. What fed them may then miss, too.
-        return _static(replace(request, in_float={**request.in_float, **in_float}))
+        # Their Q/DQ only cost conversions. Plan again without them; their producers may drop out as well.
+        return _quantize_static(replace(request, in_float={**request.in_float, **in_float}))
     warnings += require_executed(result, planned, in_float)
     return Outcome(result, {**proof, "as_executed": counts}, warnings, run=run)
 
 
-def _unfused(graph: onnx.GraphProto) -> list[str]:
-    """A BatchNormalization behind a Conv stays in float, between two conversions: simplify fuses it."""
+def _unfused_warnings(graph: onnx.GraphProto) -> list[str]:
+    """Warn of BatchNormalization behind Conv: in float, it costs two conversions."""
     convolved = {node.output[0] for node in graph.node if node.op_type == "Conv"}
     count = sum(node.op_type == "BatchNormalization" and node.input[0] in convolved for node in graph.node)
     text = f"{count} BatchNormalization behind a Conv stay in float: simplify first, then calibrate"
     return [text] if count else []
 
 
-def _unobserved(proto: onnx.ModelProto, ranges: Ranges) -> list[str]:
-    """Ranges hold what INT8 scales, which is less than what may overflow in float16."""
-    every = set(choose_taps(proto, float_activations(proto)).names)
-    left = every - set(ranges.names())
-    if not left:
+def _unobserved_warnings(proto: onnx.ModelProto, ranges: Ranges) -> list[str]:
+    """Warn if ranges lack activations: they cover what INT8 scales, but more may overflow in float16."""
+    activations = set(choose_taps(proto, float_activations(proto)).names)
+    unobserved = activations - set(ranges.names())
+    if not unobserved:
         return []
     return [
-        f"{len(left)} of {len(every)} activations are not in the ranges: values beyond float16's 65504 were "
-        "not looked for there; `data` without `ranges` looks everywhere"
+        f"{len(unobserved)} of {len(activations)} activations are not in the ranges: values beyond float16's "
+        "65504 were not looked for there; `data` without `ranges` looks everywhere"
     ]

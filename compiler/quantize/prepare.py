@@ -1,13 +1,13 @@
-"""Prepare a graph for the quantizers without changing what it computes.
+"""Prepare a graph for the quantizers without changing its results.
 
-1. Opset `OLDEST` or newer: per-channel Q/DQ has an axis only from there.
-2. Initializers are no longer listed as inputs (files older than IR version 4 do that), so they are fixed.
-3. Every node has a name of its own: placement speaks of nodes by name.
-4. `Sum` of two is `Add`: the quantizers know a residual add by that name.
-5. Weights in Constant nodes are initializers; a Gemm's factors are folded into its weight and bias, and
-   its bias has one axis: the quantizers take a Gemm for plain.
-6. A bias that is read elsewhere, too, is copied: it gets a scale of its own, and is corrected.
-7. Every tensor whose type and shape can be inferred has them written in.
+1. Opset `OLDEST` or newer: older per-channel Q/DQ lacks an axis.
+2. Initializers are not listed as inputs (files older than IR version 4 do that), so they are constant.
+3. Every node has a unique name: placement refers to nodes by name.
+4. `Sum` of two becomes `Add`: the quantizers recognize residual adds by that operator.
+5. Weights in Constant nodes become initializers. A Gemm's alpha and beta are folded into its weight and bias,
+   and its bias gets one axis: the quantizers assume a plain Gemm.
+6. A bias with other consumers is copied, because each layer's bias gets a scale and a correction.
+7. Inferred types and shapes are written into the graph.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from ...model.graph.onnx_file import copy_model
 from ...spec.opsets import OLDEST
 from ..opset.fit import upgrade_opset
 
-_OF_PLACES = "it reads places alone, of which a longer input has more than the samples"
+_OF_PLACES = "it reads only positions; longer inputs have more of them than the samples"
 
 
 def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of the model as described above."""
+    """Return a prepared copy of the model."""
     copy = copy_model(model)
     fix_initializers(copy)
     copy = upgrade_opset(copy, OLDEST)
@@ -48,32 +48,32 @@ def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     store_constants(copy.graph)
     _plain_gemms(copy.graph)
     _copy_shared_biases(copy.graph)
-    inferred = with_inferred(without_weights(copy))  # a node that needs more is refused where it is used
-    known = {value.name for value in copy.graph.value_info}
-    copy.graph.value_info.extend(value for value in inferred.graph.value_info if value.name not in known)
+    inferred = with_inferred(without_weights(copy))  # best effort: missing shapes are rejected at their use
+    typed = {value.name for value in copy.graph.value_info}
+    copy.graph.value_info.extend(value for value in inferred.graph.value_info if value.name not in typed)
     return copy
 
 
 def products_of_places(graph: onnx.GraphProto) -> dict[str, str]:
-    """Return node to why it stays in float, for the layers that read `places` and stored numbers alone.
+    """Return node to the reason for float, for the layers with only `places` and stored numbers as inputs.
 
-    Their scale is found on inputs as long as the samples: a longer one would lie beyond it. And eight bits of
-    a frequency are too few, times a position.
+    Calibration finds their scale for the length of the samples; longer inputs would exceed it. Also, 8 bits
+    are too few for a frequency that is multiplied by a position.
     """
-    known, stored = places(graph), {tensor.name for tensor in graph.initializer}
-    layers = [node for node in graph.node if node.op_type in WEIGHTED and known.intersection(node.input)]
-    return {node.name: _OF_PLACES for node in layers if known.issuperset({*node.input} - stored - {""})}
+    positions, stored = places(graph), {tensor.name for tensor in graph.initializer}
+    layers = [node for node in graph.node if node.op_type in WEIGHTED and positions.intersection(node.input)]
+    return {node.name: _OF_PLACES for node in layers if positions.issuperset({*node.input} - stored - {""})}
 
 
 def by_output(node: onnx.NodeProto) -> bool:
-    """Return whether the first axis of a layer's weight is that of its outputs; else it is the last."""
+    """Return whether output channels are the first axis of a layer's weight; otherwise they are the last."""
     return bool(node.op_type == "Conv" or attribute(node, "transB", 0))
 
 
 def give_own_weights(graph: onnx.GraphProto, names: Collection[str]) -> None:
-    """Copy each weight that a layer to be quantized shares with what stays in float, or has other channels.
+    """Copy each weight that a layer to be quantized shares with a float node, or with another channel axis.
 
-    Quantizers make one tensor of it for all: others would read rounded numbers, or scales of another axis.
+    Quantizers store one tensor for all consumers: the others would get rounded values, or the wrong axis.
     """
     stored = {tensor.name: tensor for tensor in graph.initializer}
     readers, pinned, names_of = consumers(graph), pinned_names(graph), Names(graph)
@@ -86,8 +86,8 @@ def give_own_weights(graph: onnx.GraphProto, names: Collection[str]) -> None:
         if alone or weight not in stored:
             continue
         if (weight, kind) not in copies:
-            own = names_of.fresh(f"{weight}/{'rows' if kind else 'columns'}")
-            copies[weight, kind] = store(graph, own, numpy_helper.to_array(stored[weight]))
+            copy_name = names_of.fresh(f"{weight}/{'rows' if kind else 'columns'}")
+            copies[weight, kind] = store(graph, copy_name, numpy_helper.to_array(stored[weight]))
         node.input[1] = copies[weight, kind]
 
 
@@ -111,10 +111,10 @@ def _plain_gemms(graph: onnx.GraphProto) -> None:
         if len(node.input) > 2 and node.input[2]:
             bias = numpy_helper.to_array(stored[node.input[2]])
             if bias.size not in (1, channels) or (bias.size > 1 and bias.shape[-1] != channels):
-                continue  # one value per row: the placement leaves such a Gemm in float
-            plain = np.broadcast_to(bias.reshape(-1), (channels,)) * bias.dtype.type(beta)
+                continue  # one value per row: placement leaves this Gemm in float
+            vector = np.broadcast_to(bias.reshape(-1), (channels,)) * bias.dtype.type(beta)
             if beta != 1.0 or bias.shape != (channels,):
-                replaced[2] = plain
+                replaced[2] = vector
         for index, array in replaced.items():
             node.input[index] = store(graph, names.fresh(f"{node.input[index]}/{node.name}"), array)
         drop_attributes(node, "alpha", "beta")
@@ -125,10 +125,10 @@ def _copy_shared_biases(graph: onnx.GraphProto) -> None:
     layers = [node for node in graph.node if node.op_type in ("Conv", "ConvTranspose", "Gemm")]
     elsewhere = Counter(name for node in graph.node for name in node.input)
     elsewhere.subtract(name for node in layers for name in node.input[2:])
-    taken = {name for name, reads in elsewhere.items() if reads} | pinned_names(graph)
+    used = {name for name, reads in elsewhere.items() if reads} | pinned_names(graph)
     for node in layers:
         for bias in node.input[2:]:
-            if bias in stored and bias in taken:
+            if bias in stored and bias in used:
                 graph.initializer.add().CopyFrom(stored[bias])
                 node.input[2] = graph.initializer[-1].name = names.fresh(f"{bias}/{node.name}")
-            taken.add(bias)
+            used.add(bias)

@@ -1,4 +1,4 @@
-"""`qcompile quantize`: a float ONNX file becomes one of lower precision, and is checked."""
+"""`qcompile quantize`: convert a float ONNX file to a lower precision, and verify the result."""
 
 from __future__ import annotations
 
@@ -50,21 +50,20 @@ def quantize(
     Args:
         model: Float ONNX file; for static INT8 the very file that was calibrated.
         output: ONNX file to write.
-        spec: How.
-        ranges: Ranges file in place of the spec's, or ranges in memory. They are required for static INT8 and
-            FP8; for FP16 they find activations that overflow.
-        in_float: Name of each node that the runtime was found to compute in float, to the reason: static INT8
-            leaves them alone.
-        progress: Told of every step.
+        spec: Target, precision, mode and further options.
+        ranges: Ranges file in place of the spec's, or ranges in memory. Static INT8 and FP8 require them; for
+            FP16 they find activations that overflow.
+        in_float: Maps nodes that the runtime computes in float to the reason; static INT8 skips them.
+        progress: Called at every step.
         options: Fields of `QuantizeSpec` by name, in place of those of `spec`.
 
     Returns:
-        The file and its manifest: what was quantized, what was left in float and why, what the runtime
-        executes in which precision, and the signal-to-noise ratio against the float model.
+        The file and its manifest: quantized nodes, nodes left in float with the reason, precisions that the
+        runtime executes, and the signal-to-noise ratio against the float model.
 
     Raises:
         CalibrationError: If ranges are missing, or belong to another model.
-        QuantizationError: If less was quantized than planned, the result computes NaN, or loses too much.
+        QuantizationError: If planned nodes are not quantized, or the result computes NaN or loses too much.
         InvalidOption: If the options contradict each other.
     """
     path = Path(model)
@@ -81,7 +80,7 @@ def quantize(
         graph, graph.digest(), spec, ranges=ranges, in_float=in_float or {}, progress=progress
     )
     if spec.precision == "int8":
-        slower = _slower(graph, quantized, spec, progress)
+        slower = _slower_warning(graph, quantized, spec, progress)
         manifest = replace(manifest, warnings=[*manifest.warnings, *slower])
     with writing(Path(output)) as file:
         quantized.save(file)
@@ -99,51 +98,51 @@ def quantize_in_memory(
     is_plan: bool = False,
     progress: Progress = silent,
 ) -> tuple[Graph, Manifest]:
-    """Return a graph quantized as the spec says, with its manifest, see `quantize`.
+    """Return a graph quantized according to the spec, with its manifest; see `quantize`.
 
     Args:
-        digest: Of the model's file, which ranges must be of.
-        spec: Its `isa` is none of "auto".
-        is_plan: Whether another graph follows, which the data judges: this one is not.
+        digest: Digest of the model's file; the ranges must have the same.
+        spec: Options, with `isa` resolved (not "auto").
+        is_plan: Whether the graph is provisional: a later graph, not this one, is compared on the data.
     """
     graph.load()
     request = QuantizeRequest(graph, digest, spec, ranges, in_float, progress)
     check_ranges(request)
     if spec.data is not None:
-        next(iter(Data(spec.data, graph.io.inputs)))  # before the work, not after it
+        next(iter(Data(spec.data, graph.io.inputs)))  # unreadable data fails early
     present = graph_precision(graph.model)
     if present != "fp32":
         raise InvalidOption(
             f"{graph.path}: its graph is {present} already", hint="quantize the float model instead"
         )
     progress(f"quantize to {spec.precision}")
-    method = {}  # what chose the thresholds of static quantization
+    method = {}  # threshold method of static quantization
     if ranges is not None and spec.mode == "static":
         method["method"] = "as in the cache" if ranges.fixed else spec.method or str(ranges.method)
     judge = Judge(request)
     outcome = quantize_graph(request, judge)
     warnings = [*outcome.warnings]
-    checks, poor = [], ""
+    checks, flaw = [], ""
     if not is_plan:
         progress("compare with the float model")
         if "fp16" in {spec.precision, spec.floats}:
-            # It refuses types that do not fit, which a graph that is rounded in float32 does not show.
+            # ONNX Runtime rejects mismatched types; the comparison, rounded in float32, does not find them.
             make_session(Graph(outcome.model, graph.path), session_options(optimize=False))
-        check, poor = _judged(request, outcome.judged or judge(outcome), judge.place)
+        check, flaw = _check_outputs(request, outcome.judged or judge(outcome), judge.place)
         checks = [check]
-    if poor and not (spec.allow_loss or spec.data is None or spec.precision in HALVES):
-        searched = outcome.proof.get("search_refusal")
-        hint = "try another `method`, `exclude` or `layers`, or `qcompile tune`; `allow_loss` keeps it"
-        if searched:
+    if flaw and not (spec.allow_loss or spec.data is None or spec.precision in HALVES):
+        refusal = outcome.proof.get("search_refusal")
+        hint = "try another `method`, `exclude` or `layers`, or `qcompile tune`; `allow_loss` accepts it"
+        if refusal:
             hint = (
-                "INT8 is not for this model as it is: keep it in float (`precision` fp16 or bf16), leave out "
-                "more by `exclude`, train it with `qcompile.qat`, or judge it by its task with `qcompile "
-                "tune`; `allow_loss` keeps it"
+                "INT8 does not suit this model: keep it in float (`precision` fp16 or bf16), exclude more "
+                "layers (`exclude`), train it with `qcompile.qat`, or measure its task with `qcompile tune`; "
+                "`allow_loss` accepts it"
             )
-        raise QuantizationError(f"{graph.path}: {poor}" + (f"; {searched}" if searched else ""), hint=hint)
-    if poor:
-        ask = "; random input may lie outside the ranges: `data` gives samples"
-        warnings.append(poor if spec.data is not None else f"{poor}{ask}")
+        raise QuantizationError(f"{graph.path}: {flaw}" + (f"; {refusal}" if refusal else ""), hint=hint)
+    if flaw:
+        advice = "; random input may lie outside the ranges: `data` gives samples"
+        warnings.append(flaw if spec.data is not None else f"{flaw}{advice}")
     manifest = Manifest(
         kind="onnx",
         stage="quantize",
@@ -160,37 +159,37 @@ def quantize_in_memory(
     return Graph(outcome.model, graph.path), manifest
 
 
-def _slower(graph: Graph, quantized: Graph, spec: QuantizeSpec, progress: Progress) -> list[str]:
-    """What a user should know of the speed on this processor, where ONNX Runtime runs the file on it."""
+def _slower_warning(graph: Graph, quantized: Graph, spec: QuantizeSpec, progress: Progress) -> list[str]:
+    """Return a warning if ONNX Runtime runs the result slower than the float model on this processor."""
     if not graph_rules(spec.target).by_onnxruntime or why_unchecked(spec.isa) or is_large(graph.model):
         return []
     progress("compare speed with the float model")
-    plain, made = (make_session(one, session_options()) for one in (graph, quantized))
+    original, candidate = (make_session(one, session_options()) for one in (graph, quantized))
     sample = None if spec.data is None else next(iter(Data(spec.data, graph.io.inputs, batch_size=1))).feeds
-    feeds, _ = run_on(graph.model, sample, lambda feeds: run_session(plain, [], feeds, str(graph.path)))
-    return slower_note(lambda: plain.run([], feeds), lambda: made.run([], feeds))
+    feeds, _ = run_on(graph.model, sample, lambda feeds: run_session(original, [], feeds, str(graph.path)))
+    return slower_note(lambda: original.run([], feeds), lambda: candidate.run([], feeds))
 
 
-def _judged(request: QuantizeRequest, judged: Judged, place: str) -> tuple[Check, str]:
+def _check_outputs(request: QuantizeRequest, judged: Judged, place: str) -> tuple[Check, str]:
     """Return the SNR check against the float model, and the outputs that `diff` would reject, as text.
 
-    `place` is where they are compared, in words, where they are no outputs.
+    `place` is `Judge.place`: how many samples, and in front of which operators if not at the outputs.
     """
     is_half = request.spec.precision in HALVES
-    is_guess = is_half and not request.spec.data  # random input says little of what halves can hold
+    is_guess = is_half and not request.spec.data  # random input does not show if real values fit a half
     if judged.broken and not is_guess:
         raise QuantizationError(
             f"{request.path}: output {judged.broken!r} became NaN or infinite",
             hint="exclude the layers concerned",
             tensor=judged.broken,
         )
-    on = ("the data" if request.spec.data else "random input") + place
-    failed = [f"output {one.output!r} has {one.measured} on {on}; {one.criterion} is required"
+    data = ("the data" if request.spec.data else "random input") + place
+    failed = [f"output {one.output!r} has {one.measured} on {data}; {one.criterion} is required"
               for one in judged.failed]  # fmt: skip
-    poor = "" if is_guess else "; ".join(failed)
+    flaw = "" if is_guess else "; ".join(failed)
     if judged.broken:
-        poor = f"output {judged.broken!r} becomes NaN or infinite in {request.spec.precision} on random input"
+        flaw = f"output {judged.broken!r} becomes NaN or infinite in {request.spec.precision} on random input"
     lowest = min(judged.outputs, key=lambda one: (one.is_labels, one.snr_db))
     figure = lowest.measured if lowest.is_labels else f"{lowest.snr_db:.1f} dB"
-    detail = f"{figure} at output {lowest.output!r} on {on}" + (f", {lowest.masks}" if lowest.masks else "")
-    return Check("signal-to-noise ratio", is_half or not (poor and request.spec.data), detail), poor
+    detail = f"{figure} at output {lowest.output!r} on {data}" + (f", {lowest.masks}" if lowest.masks else "")
+    return Check("signal-to-noise ratio", is_half or not (flaw and request.spec.data), detail), flaw

@@ -1,4 +1,4 @@
-"""The request of `quantize`, the checks of its options, and the nodes that it names."""
+"""The request of `quantize`, the checks of its options, and the selection of nodes by name."""
 
 from __future__ import annotations
 
@@ -29,20 +29,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QuantizeRequest:
-    """One quantization of a float model, whose weights are loaded."""
+    """One quantization of a float model with loaded weights."""
 
     graph: Graph
     digest: str
     spec: QuantizeSpec
     ranges: Ranges | None = None  # observed ranges, for static INT8, and for values beyond float16
-    # names of nodes that the runtime was found to compute in float, each with the reason: they are not
-    # quantized
+    # nodes that are not quantized because the runtime computes them in float, each with the reason
     in_float: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = silent
-    # of all float activations on some samples, where float16 stands beside INT8
-    observed: Ranges | None = None
-    corrected_on: int = 32  # samples on which the mean error of every layer is taken
-    dynamic_lstms: bool = False  # whether static INT8 has LSTMs with scales that are found at run time
+    observed: Ranges | None = None  # all float activations on some samples, for FP16 layers beside INT8
+    corrected_on: int = 32  # samples for bias correction: the mean error of every layer
+    dynamic_lstms: bool = False  # whether static INT8 computes LSTMs with scales found at run time
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -50,12 +48,12 @@ class QuantizeRequest:
 
     @property
     def path(self) -> Path:
-        """The file that names the model."""
+        """The model's file, for messages."""
         return self.graph.path
 
     @property
     def half_ranges(self) -> Ranges | None:
-        """What is known of the values beyond float16: `ranges`, and of what they lack, `observed`."""
+        """Ranges to find values beyond float16: `ranges`, and `observed` for the other tensors."""
         if self.ranges is None or self.observed is None:
             return self.ranges or self.observed
         histograms = {**self.observed.histograms, **self.ranges.histograms}
@@ -67,7 +65,7 @@ class QuantizeRequest:
         return replace(self, spec=replace(self.spec, **options))
 
     def samples(self, limit: int | None, *, is_spread: bool = False) -> Data:
-        """The first samples of the data, or as many that are spread over it; all without a limit."""
+        """Return the first `limit` samples, or as many spread over the data; all samples for None."""
         if self.spec.data is None:
             raise InvalidOption(
                 "`data` is missing; this quantization needs samples", hint="give `data`", option="data"
@@ -77,61 +75,61 @@ class QuantizeRequest:
 
 @dataclass(frozen=True)
 class Judged:
-    """What the outputs of a quantized graph are worth."""
+    """How close the outputs of a quantized graph are to the float model's."""
 
     outputs: tuple[Judgement, ...]
-    # signal-to-noise ratio of the worst output of floats, in decibels: -inf where one became NaN or
-    # infinite that was not, inf where there is none
+    # signal-to-noise ratio of the worst float output, in decibels: -inf if one became NaN or infinite, inf
+    # without float outputs
     snr_db: float
-    # the same against what differs between samples alone, where that is less: boxes are anchors, which are
-    # the same for all samples, and what the network adds
+    # ratio of the part that differs between samples, if lower: detectors add it to anchor boxes, which are
+    # the same for all samples
     varying_db: float = math.inf
-    # what methods are compared by: the least of both, of probabilities that of their logits in place of it
+    # ratio that methods are compared by: the lower of both; for probabilities that of their logits
     choice_db: float = math.inf
     broken: str = ""  # name of an output that became NaN or infinite
 
     @property
     def rank_db(self) -> float:
-        """What a candidate is worth."""
+        """Lower of `snr_db` and `varying_db`."""
         return min(self.snr_db, self.varying_db)
 
     @property
     def failed(self) -> list[Judgement]:
-        """What `diff` would not let pass."""
+        """Outputs that `diff` would reject."""
         return [one for one in self.outputs if not one.passed]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The graph that a mode makes, and what is proven of it."""
+    """The graph that a mode returns, and the facts about it for the manifest."""
 
     model: onnx.ModelProto
     proof: Mapping[str, object]
     warnings: Sequence[str] = ()
-    judged: Judged | None = None  # where the search judged it already
-    run: OnnxReference | None = None  # a session of the model as ONNX Runtime executes it, where there is one
+    judged: Judged | None = None  # if the search compared it already
+    run: OnnxReference | None = None  # session that executes the model, if the target is ONNX Runtime
 
 
 def check_options(spec: QuantizeSpec) -> None:
-    """Refuse what contradicts itself."""
+    """Raise InvalidOption if options contradict each other."""
     precision, mode, target, float_precision = spec.precision, spec.mode, spec.target, spec.floats
     layers = spec.layer_precisions
     rules = graph_rules(target)
     if mode == "dynamic" and precision == "int8" and not rules.by_onnxruntime:
         raise InvalidOption(
-            f"dynamic INT8 for {target}: only ONNX Runtime has such a mode; static is required",
+            f"dynamic INT8 for {target}: only ONNX Runtime supports it; static is required",
             hint="calibrate, then quantize with `mode` static and `ranges`",
         )
     if precision == "int4" and mode != "weights":
         raise InvalidOption(
-            "int4 is for weights alone: no runtime here multiplies activations of 4 bits",
+            "int4 is for weights alone: no runtime here multiplies 4-bit activations",
             hint="give `mode` weights",
             option="mode",
         )
     if precision == "fp8" and (mode != "static" or precision not in rules.formats):
-        given = f"`target` {target}" if precision not in rules.formats else f"`mode` {mode}"
+        setting = f"`target` {target}" if precision not in rules.formats else f"`mode` {mode}"
         raise InvalidOption(
-            f"{precision} with {given}: only TensorRT multiplies FP8, with static scales",
+            f"{precision} with {setting}: only TensorRT multiplies FP8, with static scales",
             hint=f"give `target` {targets_where(lambda rules: precision in rules.formats)}, `mode` static "
             "and `ranges`, or `precision` int8",
             option="precision",
@@ -139,25 +137,25 @@ def check_options(spec: QuantizeSpec) -> None:
     if mode != "static" and (float_precision != "fp32" or layers):
         mixing = "float_precision" if float_precision != "fp32" else "layers"
         raise InvalidOption(f"`{mixing}` mixes precisions in `mode` static; `mode` is {mode}")
-    asked = {float_precision, *layers.values()}
-    if precision != "int8" and "int8" in asked:
+    precisions = {float_precision, *layers.values()}
+    if precision != "int8" and "int8" in precisions:
         raise InvalidOption(f"`layers` int8 is for static INT8; `precision` is {precision}", option="layers")
-    halves = asked & set(HALVES)
+    halves = precisions & set(HALVES)
     if len(halves) > 1 or (precision in HALVES and halves - {precision}):
         raise InvalidOption("fp16 and bf16 in one graph: one of them is required")
     static = mode == "static" and precision not in HALVES
-    if static and rules.why_no_halves and (float_precision in HALVES or "bf16" in asked):
-        what = "`float_precision`" if float_precision in HALVES else "`layers`"
+    if static and rules.why_no_halves and (float_precision in HALVES or "bf16" in precisions):
+        option = "`float_precision`" if float_precision in HALVES else "`layers`"
         kind = float_precision if float_precision in HALVES else "bf16"
         raise InvalidOption(
-            f"{what} {kind} for {target}: {rules.why_no_halves}",
+            f"{option} {kind} for {target}: {rules.why_no_halves}",
             hint=f"leave it out, or choose `target` {targets_where(lambda rules: not rules.why_no_halves)}",
-            option=what,
+            option=option,
         )
 
 
 def check_ranges(request: QuantizeRequest) -> None:
-    """Refuse ranges that are missing, of another model, or of no use for what is asked."""
+    """Raise if ranges are missing, from another model, or unusable for the requested precision."""
     ranges = request.ranges
     if ranges is None:
         if request.spec.precision in CALIBRATED and request.spec.mode == "static":
@@ -169,13 +167,13 @@ def check_ranges(request: QuantizeRequest) -> None:
         return
     if ranges.fixed and request.spec.precision in HALVES:
         raise InvalidOption(
-            "TensorRT's calibration cache holds scales, not the largest values, which FP16 asks for",
+            "TensorRT's calibration cache holds scales, not the largest values, which FP16 needs",
             hint="give a ranges file, or `data`",
             option="ranges",
         )
     if ranges.fixed and not graph_rules(request.spec.target).symmetric:
         raise InvalidOption(
-            f"TensorRT's calibration cache holds symmetric scales: half of the range is lost to "
+            f"TensorRT's calibration cache holds symmetric scales: they waste half of the range of "
             f"{request.spec.target}",
             hint="calibrate with `qcompile calibrate`, or quantize with `target` "
             + targets_where(lambda rules: rules.symmetric),
@@ -184,24 +182,24 @@ def check_ranges(request: QuantizeRequest) -> None:
     ranges.require_model(request.path, request.digest)
 
 
-def nothing_to_quantize(left: Mapping[str, str], absent: str, hint: str) -> QuantizationError:
-    """Return the refusal of a model whose nodes are `left` in float, each with a reason, or are `absent`."""
-    name, reason = next(iter(left.items()), ("", absent))
+def nothing_to_quantize(reasons: Mapping[str, str], absent: str, hint: str) -> QuantizationError:
+    """Return the error for a model without nodes to quantize: a reason of `left`, or else `absent`."""
+    name, reason = next(iter(reasons.items()), ("", absent))
     if reason.startswith(_BY_USER):
-        hint = "leave out less by `exclude` or `only`"
+        hint = "narrow `exclude` or widen `only`"
     return QuantizationError(
         f"nothing to quantize: {f'node {name!r}: ' if name else ''}{reason}",
         hint="simplify first" if "simplify" in reason else hint,
-        reasons=dict(left),
+        reasons=dict(reasons),
     )
 
 
 def instead_of_static(operators: AbstractSet[str], *, by_onnxruntime: bool) -> str:
-    """Return what may serve a model of which static INT8 takes nothing, by its operators."""
+    """Return a hint for a model with these operators, none of which static INT8 quantizes."""
     if by_onnxruntime and "LSTM" in operators:
         return (
-            "`mode` dynamic computes LSTM in 8 bits, with ranges found at run time: look at what it costs "
-            "with `qcompile diff`, or keep it in float"
+            "`mode` dynamic computes LSTM in 8 bits, with ranges found at run time: measure the "
+            "loss with `qcompile diff`, or keep it in float"
         )
     if "GRU" in operators or "RNN" in operators:
         return "no runtime has an integer kernel for GRU or RNN: `mode` dynamic stores GRU's weights as int8"
@@ -213,7 +211,7 @@ def instead_of_static(operators: AbstractSet[str], *, by_onnxruntime: bool) -> s
 
 
 def require_reached(planned: Collection[str], reached: Collection[str]) -> None:
-    """Refuse a graph in which planned nodes are not quantized."""
+    """Raise QuantizationError if planned nodes are not quantized."""
     missed = [name for name in planned if name not in set(reached)]
     if missed:
         raise QuantizationError(
@@ -230,31 +228,31 @@ _BY_USER = "excluded by ", "not among "
 def match_nodes(
     graph: onnx.GraphProto, exclude: Iterable[str], *, only: Iterable[str] = ()
 ) -> dict[str, str]:
-    """Return name to reason for the nodes that are left out.
+    """Return name to reason for the excluded nodes.
 
     Args:
-        exclude: Names, globs (`/head/*`) or operator types of nodes to leave out.
-        only: The same, for the nodes to keep; empty for all.
+        exclude: Names, globs (`/head/*`) or operator types of nodes to exclude.
+        only: The same, for the nodes to include; empty for all.
     """
-    left = {
+    excluded = {
         name: f"excluded by {pattern!r}"
         for pattern in exclude
-        for name in _named(graph, pattern, "`exclude`")
+        for name in _matching_names(graph, pattern, "`exclude`")
     }
-    included = {name for pattern in only for name in _named(graph, pattern, "`only`")}
+    included = {name for pattern in only for name in _matching_names(graph, pattern, "`only`")}
     if included:
         reason = f"not among {', '.join(map(repr, only))}"
-        left |= {node.name: reason for node in graph.node if node.name not in included | set(left)}
-    return left
+        excluded |= {node.name: reason for node in graph.node if node.name not in included | set(excluded)}
+    return excluded
 
 
 def exactly(name: str) -> str:
-    """Return a glob that only this name matches, whatever it holds: `[`, `*`, or the name of an operator."""
+    """Return a glob that matches only this name, even if it contains `[` or `*` or is an operator's name."""
     first = f"[{name[0]}]" if name[:1].isalnum() else glob.escape(name[:1])
     return first + glob.escape(name[1:])
 
 
-def _named(graph: onnx.GraphProto, pattern: str, option: str) -> list[str]:
+def _matching_names(graph: onnx.GraphProto, pattern: str, option: str) -> list[str]:
     hits = [
         node.name
         for node in graph.node

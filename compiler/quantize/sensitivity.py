@@ -1,10 +1,10 @@
 """Sensitivity of each layer: the noise at the model's outputs when that layer alone is quantized.
 
-The graph is cut into pieces of some layers each, so that what is in front of them is computed once. Two
-sessions do it for each piece. In the first, every layer of the piece is computed a second time on its
-quantized operands, beside the float one; what comes out is the error of each layer's output, for one sample,
-and what the next piece reads. The second computes all that is behind, and takes such an error as an input
-behind each layer: it is run once per layer, with that layer's error alone. Memory is that of few samples.
+The graph is cut into pieces of a few layers, so that everything in front of a piece is computed once. Each
+piece has two sessions. The first computes every layer twice, on float and on quantized operands. Its outputs
+are the error of each layer's output, for one sample, and the inputs of the next piece. The second computes
+the rest of the graph, with an additional input behind each layer: it runs once per layer, with only that
+layer's error. Memory holds few samples at a time.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ from .request import exactly, match_nodes
 
 Limits = Mapping[str, tuple[float, float]]
 Tensors = dict[str, NDArray[Any]]
-_TOGETHER = 32  # layers whose errors are held at once
-_SAMPLES = 2  # samples of which what a piece reads is held at once
-_PIECES, _LAYERS = 6, 9  # at most so many; the layers of each, where that is fewer pieces
-_FED = frozenset("float32 float64 float16 bool int8 int16 int32 int64 uint8 uint16 uint32 uint64".split())
+_LAYERS_AT_ONCE = 32  # layers with errors in memory at a time
+_SAMPLES_AT_ONCE = 2  # samples in memory at a time, with the inputs of the next piece
+_PIECES, _LAYERS = 6, 9  # maximum number of pieces; layers per piece if that gives fewer pieces
+_DTYPES = frozenset("float32 float64 float16 bool int8 int16 int32 int64 uint8 uint16 uint32 uint64".split())
 
 
 @dataclass(frozen=True)
 class LayerSensitivity:
-    """What one layer does to the outputs when it alone is quantized."""
+    """Noise at the outputs when only this layer is quantized."""
 
     layer: str  # name of the node
     operator: str
-    noise: float  # energy of the outputs' error by energy of the outputs, the mean over samples and outputs
+    noise: float  # energy of the outputs' error / energy of the outputs, mean over samples and outputs
 
     @property
     def snr_db(self) -> float:
-        """The same as a signal-to-noise ratio; infinite without noise."""
+        """The noise as a signal-to-noise ratio, in decibels; infinite without noise."""
         return decibels(1.0, self.noise)
 
 
@@ -86,21 +86,21 @@ def rank_layers(
     part: tuple[int, int] = (1, 1),
     progress: Progress = silent,
 ) -> list[LayerSensitivity]:
-    """Return the damage of every layer that would be quantized, the most damaging first.
+    """Return the noise of every layer that would be quantized, the most damaging layer first.
 
     Args:
-        isa: What the CPU that runs it multiplies integers with; "auto" is this one's.
-        part: (2, 3) looks at the second of three parts of the layers alone, in the order of the graph. The
-            graphs that are run are those of all layers, so that a part tells what the whole does.
+        isa: Integer instruction set of the CPU that will run the graph; "auto" means this CPU's.
+        part: (2, 3) ranks only the second third of the layers, in graph order. The sessions still contain
+            all layers, so each layer's noise is the same as in a full ranking.
     """
     places = before_choices(model)
     ready = prepare_graph(part_before(model, places) if places else model)
     kernels = saturating_kernels(target, resolve_isa(isa, target))
-    # Patterns may name what is behind a choice of elements.
-    whole = prepare_graph(without_weights(model)).graph if places else ready.graph
-    names_here = {node.name for node in ready.graph.node}
+    # Patterns may match nodes behind a choice of elements, which `ready` lacks.
+    full_graph = prepare_graph(without_weights(model)).graph if places else ready.graph
+    present = {node.name for node in ready.graph.node}
     excluded, allowed = (
-        [exactly(name) for name in match_nodes(whole, patterns) if name in names_here]
+        [exactly(name) for name in match_nodes(full_graph, patterns) if name in present]
         for patterns in (exclude, only)
     )
     products = not kernels.activations
@@ -109,35 +109,35 @@ def rank_layers(
     planned = set(placement.nodes)
     layers = [node for node in ready.graph.node if node.name in planned and node.op_type in WEIGHTED]
     names = [layer.name for layer in layers]
-    begin, end = ((len(names) * edge) // part[1] for edge in (part[0] - 1, part[0]))
+    start, end = ((len(names) * edge) // part[1] for edge in (part[0] - 1, part[0]))
     rules = graph_rules(target)
     writes_integers = rules.quantizes_chains and not rules.writes_floats
-    written = _written_as_integers(ready, layers, planned) if writes_integers else {}
+    written = _written_tensors(ready, layers, planned) if writes_integers else {}
     forms = output_forms(ready)
-    noise, samples, batches = dict.fromkeys(names[begin:end], 0.0), 0, iter(data)
-    pieces = _pieces(ready, layers)
+    noise, samples, batches = dict.fromkeys(names[start:end], 0.0), 0, iter(data)
+    pieces = _cut(ready, layers)
     while pieces and not noise.keys() & {layer.name for layer in pieces[-1].layers}:
-        pieces.pop()  # nothing of it is asked for
-    while pieces and (few := [_Sample(batch) for batch in itertools.islice(batches, _SAMPLES)]):
-        for piece, behind in zip(pieces, [*pieces[1:], None], strict=True):
+        pieces.pop()  # without requested layers
+    while pieces and (chunk := [_Sample(batch) for batch in itertools.islice(batches, _SAMPLES_AT_ONCE)]):
+        for piece, later in zip(pieces, [*pieces[1:], None], strict=True):
             progress("damage of each layer", samples)
             twins = _Twins(piece, limits, rules, kernels)
             for layer in piece.layers:
                 twins.add(layer, written.get(layer.name, ""))
-            for name, outputs, clean in _outputs(piece, twins.session(behind), behind, few, noise.keys()):
-                noise[name] += _noise(forms, clean, outputs)
-        samples += len(few)
+            for name, outputs, clean in _outputs(piece, twins.session(later), later, chunk, noise.keys()):
+                noise[name] += _noise_ratio(forms, clean, outputs)
+        samples += len(chunk)
     damage = [
         LayerSensitivity(layer.name, layer.op_type, noise[layer.name] / max(samples, 1))
-        for layer in layers[begin:end]
+        for layer in layers[start:end]
     ]
     return sorted(damage, key=lambda layer: -layer.noise)
 
 
-def _noise(forms: Mapping[str, OutputForm], clean: Tensors, noisy: Tensors) -> float:
-    """The noise of outputs; those that are not among the `noisy` have none."""
+def _noise_ratio(forms: Mapping[str, OutputForm], expected_outputs: Tensors, noisy: Tensors) -> float:
+    """Return the mean noise-to-signal ratio of the outputs; outputs missing in `noisy` have no noise."""
     shares = []
-    for name, expected in clean.items():
+    for name, expected in expected_outputs.items():
         if expected.dtype.kind != "f":
             continue
         output = OutputSums("", forms[name])
@@ -147,12 +147,12 @@ def _noise(forms: Mapping[str, OutputForm], clean: Tensors, noisy: Tensors) -> f
     return float(np.mean(shares)) if shares else 0.0
 
 
-def _written_as_integers(
+def _written_tensors(
     model: onnx.ModelProto, layers: Sequence[onnx.NodeProto], planned: set[str]
 ) -> dict[str, str]:
-    """Layer to the tensor whose scale its results are written in: its own, or that of the Relu behind it.
+    """Return layer to the tensor with the scale of its result: its output, or that of the Relu behind it.
 
-    Kernels that write no floats write integers, whoever reads them: what this costs is the layer's doing.
+    Kernels that cannot write floats round their results for any consumer, so this error is the layer's, too.
     """
     readers = consumers(model.graph)
     written: dict[str, str] = {}
@@ -165,9 +165,9 @@ def _written_as_integers(
 
 
 class _Piece:
-    """Layers that follow each other in a graph, from its node `begin` on, and what is behind.
+    """Consecutive layers of a graph from node `begin`, and the rest of the graph behind them.
 
-    `entry` are the tensors that all this reads and does not make. Names of what is added begin with `new`.
+    `entry` lists the tensors that these nodes read but do not produce. `new` prefixes the names of additions.
     """
 
     def __init__(self, model: onnx.ModelProto, types: Mapping[str, str], begin: int, new: str) -> None:
@@ -176,13 +176,13 @@ class _Piece:
         self.layers: list[onnx.NodeProto] = []
         nodes = model.graph.node[begin:]
         self.made = {name for node in nodes for name in node.output}
-        read = {name for node in nodes for name in (*node.input, *captured_names(node))}
+        used = {name for node in nodes for name in (*node.input, *captured_names(node))}
         self.outputs = [value.name for value in model.graph.output if not begin or value.name in self.made]
-        if not begin:  # they may be outputs, too
-            read |= {value.name for value in model.graph.input}
+        if not begin:  # a graph input may also be a graph output
+            used |= {value.name for value in model.graph.input}
         stored = {tensor.name for tensor in model.graph.initializer} | {""}
         stored |= {tensor.values.name for tensor in model.graph.sparse_initializer}
-        self.entry = sorted(read - self.made - stored)
+        self.entry = sorted(used - self.made - stored)
 
     def delta(self, layer: str) -> str:
         return f"{self.new}/{layer}/delta"
@@ -192,28 +192,28 @@ class _Piece:
 
     @property
     def is_possible(self) -> bool:
-        """Whether arrays can hold what it reads."""
-        return all(self.types.get(name, "") in _FED for name in self.entry)
+        """Whether all entry tensors have types that NumPy arrays can feed."""
+        return all(self.types.get(name, "") in _DTYPES for name in self.entry)
 
     def section(self, end: int, outputs: Collection[str]) -> onnx.ModelProto:
-        """Its nodes up to another as a model."""
-        whole, nodes = self.model, self.model.graph.node[self.begin : end]
+        """Return the nodes from `begin` to `end` as a model."""
+        model, nodes = self.model, self.model.graph.node[self.begin : end]
         section = onnx.ModelProto(
-            ir_version=whole.ir_version, opset_import=whole.opset_import, functions=whole.functions
+            ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions
         )
         graph = section.graph
-        graph.name = whole.graph.name
+        graph.name = model.graph.name
         graph.node.extend(nodes)
-        read = {name for node in nodes for name in (*node.input, *captured_names(node))} | set(outputs)
-        graph.initializer.extend(tensor for tensor in whole.graph.initializer if tensor.name in read)
-        graph.sparse_initializer.extend(whole.graph.sparse_initializer)
-        known = {value.name: value for value in (*whole.graph.input, *whole.graph.output)}
+        used = {name for node in nodes for name in (*node.input, *captured_names(node))} | set(outputs)
+        graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in used)
+        graph.sparse_initializer.extend(model.graph.sparse_initializer)
+        io = {value.name: value for value in (*model.graph.input, *model.graph.output)}
         for values, names in ((graph.input, self.entry), (graph.output, outputs)):
-            values.extend(known[name] if name in known else _value(name, self.types[name]) for name in names)
+            values.extend(io[name] if name in io else _value(name, self.types[name]) for name in names)
         return section
 
     def rest(self) -> Any:
-        """A session from its entry to the outputs, with an input behind each layer, added to its result."""
+        """Return a session from the entry to the outputs, with an input added to each layer's result."""
         section = self.section(len(self.model.graph.node), self.outputs)
         graph, names = section.graph, {layer.name for layer in self.layers}
         nodes: list[onnx.NodeProto] = []
@@ -228,7 +228,7 @@ class _Piece:
         return make_session(Graph(section, Path("injected.onnx")), session_options())
 
     def run(self, session: Any, feeds: Feeds, where: str) -> Tensors:
-        """Return the outputs that are behind it."""
+        """Return the model outputs behind this piece."""
         return dict(zip(self.outputs, run_session(session, self.outputs, feeds, where), strict=True))
 
 
@@ -236,18 +236,15 @@ def _value(name: str, dtype: str) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), None)
 
 
-def _pieces(model: onnx.ModelProto, layers: Sequence[onnx.NodeProto]) -> list[_Piece]:
-    """The graph in pieces: what is in front of the layers of one is computed once for all of them.
-
-    A graph of which a session is made by way of a file is one.
-    """
-    place = {node.name: number for number, node in enumerate(model.graph.node)}
-    most = 1 if is_large(model, loaded=True) else min(_PIECES, -(-len(layers) // _LAYERS))
-    types, new = infer_types(model), Names(model.graph).stem("damage")
-    pieces = [_Piece(model, types, 0, new)]
+def _cut(model: onnx.ModelProto, layers: Sequence[onnx.NodeProto]) -> list[_Piece]:
+    """Return the graph in pieces; a graph so large that its session needs a file remains one piece."""
+    position = {node.name: number for number, node in enumerate(model.graph.node)}
+    max_pieces = 1 if is_large(model, loaded=True) else min(_PIECES, -(-len(layers) // _LAYERS))
+    types, prefix = infer_types(model), Names(model.graph).stem("damage")
+    pieces = [_Piece(model, types, 0, prefix)]
     for number, layer in enumerate(layers):
-        if number and number * most // len(layers) > (number - 1) * most // len(layers):
-            piece = _Piece(model, types, place[layer.name], new)
+        if number and number * max_pieces // len(layers) > (number - 1) * max_pieces // len(layers):
+            piece = _Piece(model, types, position[layer.name], prefix)
             if piece.is_possible:
                 pieces[-1].end = piece.begin
                 pieces.append(piece)
@@ -256,7 +253,7 @@ def _pieces(model: onnx.ModelProto, layers: Sequence[onnx.NodeProto]) -> list[_P
 
 
 class _Sample:
-    """A sample: what the next piece reads of it, and the outputs without errors."""
+    """A sample with the inputs of the next piece, and the outputs without errors."""
 
     def __init__(self, batch: Batch) -> None:
         self.where, self.tensors = batch.where, dict(batch.feeds)
@@ -264,31 +261,28 @@ class _Sample:
 
 
 def _outputs(
-    piece: _Piece, first: Any, behind: _Piece | None, few: Sequence[_Sample], asked: Collection[str]
+    piece: _Piece, first: Any, later: _Piece | None, chunk: Sequence[_Sample], requested: Collection[str]
 ) -> Iterator[tuple[str, Tensors, Tensors]]:
-    """Yield the layers that are asked for, the outputs with the error of each, and those without."""
+    """Yield each requested layer, the outputs with its error, and the outputs without errors."""
     second = piece.rest()
-    none = {piece.delta(layer.name): np.zeros((), np.float32) for layer in piece.layers}
-    names = [layer.name for layer in piece.layers if layer.name in asked]
-    for sample in few:
+    no_errors = {piece.delta(layer.name): np.zeros((), np.float32) for layer in piece.layers}
+    names = [layer.name for layer in piece.layers if layer.name in requested]
+    for sample in chunk:
         entry = {name: sample.tensors[name] for name in piece.entry}
-        feeds = {**entry, **none}
+        feeds = {**entry, **no_errors}
         sample.clean |= piece.run(second, feeds, sample.where)
-        for start in range(0, len(names), _TOGETHER):
-            together = names[start : start + _TOGETHER]
-            errors = run_session(first, [piece.error(name) for name in together], entry, sample.where)
-            for name, error in zip(together, errors, strict=True):
+        for start in range(0, len(names), _LAYERS_AT_ONCE):
+            group = names[start : start + _LAYERS_AT_ONCE]
+            errors = run_session(first, [piece.error(name) for name in group], entry, sample.where)
+            for name, error in zip(group, errors, strict=True):
                 yield name, piece.run(second, {**feeds, piece.delta(name): error}, sample.where), sample.clean
-        made = [name for name in behind.entry if name not in entry] if behind is not None else []
-        read = run_session(first, made, entry, sample.where) if made else []
-        sample.tensors = {**entry, **dict(zip(made, read, strict=True))}
+        inputs = [name for name in later.entry if name not in entry] if later is not None else []
+        values = run_session(first, inputs, entry, sample.where) if inputs else []
+        sample.tensors = {**entry, **dict(zip(inputs, values, strict=True))}
 
 
 class _Twins:
-    """A piece with each layer's error as an output: on quantized operands, less the float result.
-
-    Activations are quantized and dequantized again by Q/DQ nodes, weights once and for all.
-    """
+    """A piece with an output per layer for its error (quantized minus float); weights are rounded once."""
 
     def __init__(self, piece: _Piece, limits: Limits, rules: GraphRules, kernels: SaturatingKernels) -> None:
         self.piece, self.limits, self.rules, self.kernels = piece, limits, rules, kernels
@@ -296,10 +290,10 @@ class _Twins:
         self.graph = self.model.graph
         self.stored = {tensor.name: tensor for tensor in self.graph.initializer}
         self.nodes = list(self.graph.node)
-        self.made: set[str] = set()
+        self.added: set[str] = set()
 
     def add(self, layer: onnx.NodeProto, written: str) -> None:
-        """Add a layer's error; its result is in the scale of the tensor `written`, if that has one."""
+        """Add a layer's error; its result is rounded with the scale of the tensor `written`, if any."""
         twin = onnx.NodeProto()
         twin.CopyFrom(layer)
         twin.name = twin.output[0] = f"{self.piece.new}/{layer.name}/quantized"
@@ -310,14 +304,14 @@ class _Twins:
         self.nodes.append(helper.make_node("Sub", [result, layer.output[0]], [self.piece.error(layer.name)]))
         self.graph.output.append(helper.make_tensor_value_info(self.piece.error(layer.name), 1, None))
 
-    def session(self, behind: _Piece | None) -> Any:
-        """A session of all that was added, and of what is read behind."""
+    def session(self, later: _Piece | None) -> Any:
+        """Return a session that outputs the errors, and the inputs of the piece behind."""
         set_nodes(self.graph, self.nodes)
-        read = behind.entry if behind is not None else []
-        passed = [_value(name, self.piece.types[name]) for name in read if name not in self.piece.entry]
+        entry = later.entry if later is not None else []
+        passed = [_value(name, self.piece.types[name]) for name in entry if name not in self.piece.entry]
         self.graph.output.extend(passed)
-        options = session_options(integers=False, layouts=False)  # it runs too seldom for other layouts
-        # That optimizer would round weights that stand between Q/DQ pairs once more, and by tensor.
+        options = session_options(integers=False, layouts=False)  # too few runs to pay for layouts
+        # That optimizer would round weights between Q/DQ pairs a second time, and per tensor.
         errors = Graph(self.model, Path("errors.onnx"))
         return make_session(errors, options, without=[WEIGHT_BIAS_QUANTIZATION])
 
@@ -327,8 +321,8 @@ class _Twins:
             return self.rounded(name, name)
         axis = 0 if by_output(layer) else 1
         result = f"{self.piece.new}/{name}/rounded{axis}"
-        if result not in self.made:
-            self.made.add(result)
+        if result not in self.added:
+            self.added.add(result)
             values = tensor_values(self.stored[name])
             qparams = choose_weight_qparams(values, axis)
             integers = quantize(values, qparams)
@@ -339,20 +333,20 @@ class _Twins:
         return result
 
     def rounded(self, name: str, like: str) -> str:
-        """A tensor in the scale of another; itself where that has none."""
+        """Return a tensor rounded with the scale of `like`, or unchanged if `like` lacks limits."""
         if like not in self.limits:
             return name
         stem = f"{self.piece.new}/{name}"
         result = f"{stem}/rounded"
-        if result not in self.made:
-            self.made.add(result)
+        if result not in self.added:
+            self.added.add(result)
             low, high = self.limits[like]
-            # `activation_limits` made symmetric what is to be int8.
+            # `activation_limits` returns symmetric limits for int8 tensors.
             signed = self.rules.is_symmetric(low, high)
             qparams = choose_qparams(low, high, INT8 if signed else UINT8)
-            how = [f"{stem}/scale", f"{stem}/zero_point"]
-            for parameter, value in zip(how, (qparams.scale, qparams.zero_point), strict=True):
+            pair = [f"{stem}/scale", f"{stem}/zero_point"]
+            for parameter, value in zip(pair, (qparams.scale, qparams.zero_point), strict=True):
                 store(self.graph, parameter, value)
-            self.nodes.append(helper.make_node("QuantizeLinear", [name, *how], [f"{stem}/integer"]))
-            self.nodes.append(helper.make_node("DequantizeLinear", [f"{stem}/integer", *how], [result]))
+            self.nodes.append(helper.make_node("QuantizeLinear", [name, *pair], [f"{stem}/integer"]))
+            self.nodes.append(helper.make_node("DequantizeLinear", [f"{stem}/integer", *pair], [result]))
         return result

@@ -314,7 +314,7 @@ def test_a_cache_quantizes_as_the_ranges_it_was_made_from(
 @pytest.mark.parametrize(
     ("options", "dropped", "error", "words", "hint"),
     [
-        ({"target": "onnxruntime"}, "", InvalidOption, "half of the range is lost to onnxruntime",
+        ({"target": "onnxruntime"}, "", InvalidOption, "waste half of the range of onnxruntime",
          "`target` tensorrt"),
         ({"method": "minmax"}, "", CalibrationError, "one scale per tensor: minmax cannot be chosen",
          "leave `method` out"),

@@ -1,32 +1,29 @@
 """Convert a graph to FP16 or BF16 where its operators support it, with casts in between.
 
-Which operand may be half is read from ONNX's own operator schemas (a Resize keeps its float32 scales, an
-operator of a foreign domain keeps everything), not from a list kept by hand. A node stays in float32
+ONNX's operator schemas decide which operand may be half: a Resize keeps its float32 scales, an operator of a
+domain other than ONNX's all its types. A node remains in float32 in these cases:
 
-1. when it is excluded by name, glob or operator type,
-2. when it holds a subgraph, is of lists of tensors, or reads the bits of floats,
-3. when ONNX does not allow the half type for its operands, or ONNX Runtime, of a scatter that reduces, or
-   TensorRT, of a recurrent layer with sequence lengths, whose parser pads with float32 zeros (RTX 1.7.1:
-   "ISelectLayer must have `thenInput` and `elseInput` of same types but has Half and Float"),
-4. when the scale of a QuantizeLinear or DequantizeLinear would lose precision or is not known, or when a
-   QuantizeLinear reads float32, as an input of the model: rounded to half first, some values would become
-   other integers,
-5. when it is a quantized layer with such a DequantizeLinear in front: a cast between the two would hide
-   from TensorRT that the layer is INT8,
-6. when one of its tensors is known to be finite and beyond the half type's largest number,
-7. when all that one of its tensors is known to hold is subnormal in the half type; and what divides by a
-   number that such a tensor keeps from zero, as `x / max(|x|, 1e-12)` does: it would divide by zero,
-8. when it computes places or sizes from shapes alone, as a resampling to 1.25 times as many steps does: from
-   2048 on float16 has not all whole numbers, and TensorRT takes no halves for what becomes a shape.
+1. It is excluded by name, glob or operator type.
+2. It contains a subgraph, processes sequences of tensors, or reads the bits of floats.
+3. ONNX does not allow the half type for its operands, or ONNX Runtime for a scatter with a reduction, or
+   TensorRT for a recurrent layer with sequence lengths: its parser pads with float32 zeros (RTX 1.7.1:
+   "ISelectLayer must have `thenInput` and `elseInput` of same types but has Half and Float").
+4. The scale of a QuantizeLinear or DequantizeLinear is unknown or loses precision in half, or a
+   QuantizeLinear reads float32, as a model input: values rounded to half first may become other integers.
+5. It is a quantized layer behind a DequantizeLinear of case 4: a cast between them would hide from TensorRT
+   that the layer is INT8.
+6. A tensor of the node has a finite value beyond the half type's largest number.
+7. All known values of a tensor of the node are subnormal in half. Or the node divides by a tensor with only
+   a subnormal lower bound, as `x / max(|x|, 1e-12)` does: in half it would divide by zero.
+8. It computes places or sizes from shapes alone, as a resampling to 1.25 times as many steps does: float16
+   skips whole numbers from 2048 on, and TensorRT rejects halves that become a shape.
 
-Known are stored tensors, what Q/DQ can hold at their scale, and observed activations where ranges are given.
+Values are known for stored tensors, outputs of Q/DQ (from their scale), and activations in `ranges`. bfloat16
+has the range of float32, so 4, 6 and 7 in practice concern float16 only.
 
-A graph with Q/DQ becomes INT8 with half in between: scales are half too, quantized weights are stored as
-integers. bfloat16 has the range of float32, so 4, 6 and 7 are for float16, in practice.
-
-Inputs and outputs of the model keep their types, so one set of data serves every artifact.
-
-Precisions of single layers: what patterns ask for, and the halves among what is not quantized.
+A graph with Q/DQ becomes INT8 with half layers in between: scales are half too, and quantized weights are
+stored as integers. Inputs and outputs of the model do not change their types, so all artifacts can use the
+same data. `layers` and `float_precision` set the precision of the other layers (`in_mixed_precision`).
 """
 
 from __future__ import annotations
@@ -72,9 +69,9 @@ from .casts import (
     store_quantized_weights,
 )
 
-_KEEPS_FROM_ZERO = frozenset(["Add", "Clip", "Max"])
-_SAME_LEAST = frozenset("Expand Identity Reshape Sqrt Squeeze Transpose Unsqueeze".split())
-_TO_DIVISORS = _SAME_LEAST | {"Div", "Reciprocal"}
+_LOWER_BOUNDS = frozenset(["Add", "Clip", "Max"])
+_PASS_BOUND = frozenset("Expand Identity Reshape Sqrt Squeeze Transpose Unsqueeze".split())
+_DIVISOR_CONSUMERS = _PASS_BOUND | {"Div", "Reciprocal"}
 _RECURRENT = ("LSTM", "GRU", "RNN")
 _KEEPS_TYPES = frozenset(
     """
@@ -92,25 +89,25 @@ def to_half(
     block: Mapping[str, str] = MappingProxyType({}),
     ranges: Ranges | None = None,
 ) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """Return a half copy of a float32 model, and node name to reason for what stayed in float32.
+    """Return a half copy of a float32 model, and node name to reason for nodes that remain in float32.
 
-    The copy is of the lowest opset from the model's own on in which its operators may be half: 19 for
-    float16 scales of Q/DQ, up to 22 for bfloat16.
+    The copy has the lowest opset, from the model's on, in which its operators may be half: 19 for float16
+    scales of Q/DQ, up to 22 for bfloat16.
 
     Args:
-        model: The model, with or without Q/DQ; inputs, outputs and its float32 parts keep their types.
-        block: Name to reason, for nodes that stay in float32.
+        model: The model, with or without Q/DQ; its inputs, outputs and float32 nodes retain their types.
+        block: Node name to reason, for nodes to leave in float32.
     """
     half = half_type(dtype)
     copy = copy_model(model)
-    fix_initializers(copy)  # files before IR version 4 list them as inputs, by names that they lose here
+    fix_initializers(copy)  # before IR version 4 they are inputs, too; conversion removes their names
     name_nodes(copy.graph)
     raise_for(copy, half, block)
     store_constants(copy.graph, block)
     store_quantized_weights(copy.graph, half, block)
     conversion = _Conversion(copy, half, block, ranges)
     conversion.run()
-    return copy, conversion.kept
+    return copy, conversion.in_float32
 
 
 class _Conversion:
@@ -120,52 +117,52 @@ class _Conversion:
         self, model: onnx.ModelProto, half: HalfType, block: Mapping[str, str], ranges: Ranges | None
     ) -> None:
         self.model, self.graph, self.half, self.block, self.ranges = model, model.graph, half, block, ranges
-        # A TensorRT cache has thresholds, which may clip: they are no largest values.
+        # A TensorRT cache has thresholds, which may be below the largest value.
         self.observed = set(ranges.names()) - set(ranges.fixed) if ranges else set()
-        self.kept: dict[str, str] = {}
-        self.unfit: dict[str, str] = {}  # those of them whose values the half type cannot hold
-        self.kept_dequantizers: dict[str, str] = {}  # tensor to the name of its node
+        self.in_float32: dict[str, str] = {}
+        self.unfit: dict[str, str] = {}  # those of `in_float32` with values outside the half type's range
+        self.kept_dequantizers: dict[str, str] = {}  # output tensor to node name
         self.types = infer_types(model)
         self.stored = {tensor.name: tensor for tensor in self.graph.initializer}
         self.casts = Casts(self.graph, half)
         self.floats = {name for name, kind in self.types.items() if kind == "float32"}
         self.floats |= set(self.casts.weights)
-        self.known: dict[str, float] = {}  # tensor to its largest magnitude, as far as nodes tell
-        self.least: dict[str, float] = {}  # tensor to the small number that keeps it from zero
-        self.huge: set[str] = set()  # reciprocals of such
-        self.counts: set[str] = set()  # what a Range, which has no half form, counts from and to
+        self.magnitudes: dict[str, float] = {}  # tensor to its largest magnitude, if its node determines it
+        self.lower_bounds: dict[str, float] = {}  # tensor to its lower bound above zero
+        self.reciprocals: set[str] = set()  # reciprocals of tensors in `lower_bounds`
+        self.range_inputs: set[str] = set()  # inputs of Range, which does not allow half types
         self.places = places(self.graph)
         for node in self.graph.node:
-            self._learn(node)
+            self._record_values(node)
 
     def run(self) -> None:
         for node in list(self.graph.node):
-            reason = self._reason_to_keep(node)
+            reason = self._why_float32(node)
             if reason:
-                self.kept[node.name] = reason
-                self._keep(node)
+                self.in_float32[node.name] = reason
+                self._leave_float32(node)
             else:
                 self._convert(node)
             self.casts.nodes.append(node)
         self.casts.finish()
 
-    def _reason_to_keep(self, node: onnx.NodeProto) -> str | None:
+    def _why_float32(self, node: onnx.NodeProto) -> str | None:
         if node.name in self.block:
             return self.block[node.name]
         if node.op_type in _KEEPS_TYPES or any(True for _ in subgraphs(node)):
             return f"{node.op_type} keeps its types"
         if reduces(node):
-            return "sums of many numbers, for which ONNX Runtime has no half"
-        if node.op_type == "MeanVarianceNormalization":  # as ONNX and ONNX Runtime write it out
+            return "ONNX Runtime has no half kernel for its reduction"
+        if node.op_type == "MeanVarianceNormalization":  # its expansion in ONNX and ONNX Runtime
             return "its definition adds a float32 number"
         if node.op_type in _RECURRENT and "".join(node.input[4:5]):
-            return "beside its sequence lengths TensorRT's parser takes float32 alone"
+            return "with sequence lengths, TensorRT's parser takes only float32"
         operands = self._half_operands(node)
         if not any(name in self.floats for name in (*node.input, *node.output)):
             return None
-        if self.counts.intersection(node.output):
-            return "a Range counts to it, beyond what a half type tells apart"
-        if node.op_type in OWN_TYPE:  # whose attribute says the type of the output
+        if self.range_inputs.intersection(node.output):
+            return "a Range reads it; half types cannot hold all its integers"
+        if node.op_type in OWN_TYPE:  # an attribute sets the output type
             fits = f"tensor({self.half.name})" in self._formal(node, "outputs", 1)[0][1]
         else:
             fits = any(operands)
@@ -175,46 +172,46 @@ class _Conversion:
             return reason
         if _is_qdq(node) and node.op_type == "QuantizeLinear" and node.input[0] not in self.casts.half:
             return f"it quantizes {node.input[0]!r}, which is float32"
-        behind = [self.kept_dequantizers[n] for n in node.input[:2] if n in self.kept_dequantizers]
-        if node.op_type in WEIGHTED and behind:
-            return f"{behind[0]!r} in front of it stays in float32"
-        read = [name for name, becomes_half in zip(node.input, operands, strict=True) if becomes_half]
-        floats = [*read, *(name for name in node.output if name in self.floats)]
-        reason = self._divides_by_nothing(node) or self._unfit_values(node, floats)
+        fp32_sources = [self.kept_dequantizers[n] for n in node.input[:2] if n in self.kept_dequantizers]
+        if node.op_type in WEIGHTED and fp32_sources:
+            return f"{fp32_sources[0]!r} in front of it stays in float32"
+        halves = [name for name, becomes_half in zip(node.input, operands, strict=True) if becomes_half]
+        floats = [*halves, *(name for name in node.output if name in self.floats)]
+        reason = self._zero_divisor(node) or self._unfit_values(node, floats)
         if not reason and self.places.intersection(node.output):
-            reason = f"it computes places or sizes, of which {self.half.name} has too few"
+            reason = f"it computes positions or sizes beyond {self.half.name}'s integers"
         if reason:
             self.unfit[node.name] = reason
         return reason
 
     def _unfit_values(self, node: onnx.NodeProto, tensors: list[str]) -> str | None:
-        """The tensor of a node that the half type cannot hold, if there is one."""
+        """Return the reason if the half type cannot represent the values of a tensor, else None."""
         for name in tensors:
             largest = self._largest(name)
             if largest > self.half.largest:
                 self.casts.overflowing.update(node.output)
                 return f"{name!r} reaches {largest:.3g}, beyond {self.half.name}'s {self.half.largest:.6g}"
             if 0 < largest < self.half.smallest_normal and not _is_qdq(node):
-                if node.op_type in _KEEPS_FROM_ZERO:
-                    self.least[node.output[0]] = largest
+                if node.op_type in _LOWER_BOUNDS:
+                    self.lower_bounds[node.output[0]] = largest
                 return f"{name!r} reaches only {largest:.3g}, all subnormal in {self.half.name}"
         return None
 
-    def _divides_by_nothing(self, node: onnx.NodeProto) -> str | None:
-        """What keeps a divisor from zero, on its way to the division, where the half type would lose it."""
-        small = {name: self.least[name] for name in node.input if name in self.least}
+    def _zero_divisor(self, node: onnx.NodeProto) -> str | None:
+        """Track lower bounds of divisors; return the reason if half would round one to zero, else None."""
+        small = {name: self.lower_bounds[name] for name in node.input if name in self.lower_bounds}
         first = small.get(node.input[0]) if node.input else None
-        if first is not None and node.op_type in _SAME_LEAST:
-            self.least[node.output[0]] = float(np.sqrt(first)) if node.op_type == "Sqrt" else first
-        reads = node.input[1:] if node.op_type == "Div" else node.input[:1]
-        reads = reads if node.op_type in _TO_DIVISORS else []
-        lost = [name for name in reads if small.get(name, np.inf) < self.half.smallest_subnormal]
+        if first is not None and node.op_type in _PASS_BOUND:
+            self.lower_bounds[node.output[0]] = float(np.sqrt(first)) if node.op_type == "Sqrt" else first
+        divisors = node.input[1:] if node.op_type == "Div" else node.input[:1]
+        divisors = divisors if node.op_type in _DIVISOR_CONSUMERS else []
+        zeroed = [name for name in divisors if small.get(name, np.inf) < self.half.smallest_subnormal]
         if node.op_type == "Reciprocal" and first is not None and first < 1 / self.half.largest:
-            lost = [node.input[0]]
-            self.huge.update(node.output)
+            zeroed = [node.input[0]]
+            self.reciprocals.update(node.output)
         if node.op_type == "Mul":
-            lost = [name for name in node.input if name in self.huge]
-        return f"{lost[0]!r} keeps a divisor from zero, which {self.half.name} would lose" if lost else None
+            zeroed = [name for name in node.input if name in self.reciprocals]
+        return f"{zeroed[0]!r} keeps a divisor from zero, but not in {self.half.name}" if zeroed else None
 
     def _unfit_scale(self, scale: str) -> str | None:
         if scale not in self.casts.weights:
@@ -223,32 +220,32 @@ class _Conversion:
         exact = self.half.rounded(values).astype(np.float32) == values
         if np.all(exact | (values >= self.half.smallest_normal)):
             return None
-        least = self.half.smallest_normal
-        return f"its scale {values.min():.3g} is below {self.half.name}'s smallest normal number {least:.3g}"
+        limit = self.half.smallest_normal
+        return f"its scale {values.min():.3g} is below {self.half.name}'s smallest normal number {limit:.3g}"
 
     def _largest(self, name: str) -> float:
-        """The largest finite magnitude known of a tensor; 0 where nothing is known."""
+        """Return the largest known finite magnitude of a tensor; 0 if unknown."""
         if name in self.casts.weights:
             return _amax(self.casts.values(name))
         if self.ranges is not None and name in self.observed:
             return self.ranges.amax(name, Method("minmax"))
-        return self.known.get(name, 0.0)
+        return self.magnitudes.get(name, 0.0)
 
-    def _learn(self, node: onnx.NodeProto) -> None:
-        """Note how large a tensor is, where a node tells, and what is counted."""
+    def _record_values(self, node: onnx.NodeProto) -> None:
+        """Record the magnitudes of tensors that this node determines, and the inputs of Range."""
         if node.op_type == "Range":
-            self.counts.update(node.input)
+            self.range_inputs.update(node.input)
         if node.op_type == "ConstantOfShape" and node.attribute:
-            self.known[node.output[0]] = _amax(numpy_helper.to_array(node.attribute[0].t))
+            self.magnitudes[node.output[0]] = _amax(numpy_helper.to_array(node.attribute[0].t))
         if _is_qdq(node) and node.input[1] in self.casts.weights:
             quantizes = node.op_type == "QuantizeLinear"
             float_name, integer_name = (node.input[0], node.output[0])[:: 1 if quantizes else -1]
             scale = float(self.casts.values(node.input[1]).max(initial=0.0))
             zero_point = node.input[2] if len(node.input) > 2 else ""
-            self.known[float_name] = scale * self._farthest_integer(integer_name, zero_point)
+            self.magnitudes[float_name] = scale * self._farthest_integer(integer_name, zero_point)
 
     def _farthest_integer(self, name: str, zero_point: str) -> float:
-        """How far from zero_point a quantized tensor is, or can be by its type; 0 for other types."""
+        """Return the largest distance from zero_point, of stored values or of the type; 0 for other types."""
         zeros = numpy_helper.to_array(self.stored[zero_point]) if zero_point in self.stored else np.zeros(1)
         if name in self.stored:
             integers = numpy_helper.to_array(self.stored[name]).astype(np.float64)
@@ -271,7 +268,7 @@ class _Conversion:
         outputs = self._half_results(node)
         self.casts.half.update(n for n, half in zip(node.output, outputs, strict=True) if half)
 
-    def _keep(self, node: onnx.NodeProto) -> None:
+    def _leave_float32(self, node: onnx.NodeProto) -> None:
         if _is_qdq(node) and node.op_type == "DequantizeLinear":
             self.kept_dequantizers[node.output[0]] = node.name
         for index, name in enumerate(node.input):
@@ -283,7 +280,7 @@ class _Conversion:
             rename_inputs(inner, outer)
 
     def _half_operands(self, node: onnx.NodeProto) -> list[bool]:
-        """For each input: float32 here, and ONNX allows the half type in its place."""
+        """Return for each input whether it is float32 now, and ONNX allows the half type for it."""
         formal = self._formal(node, "inputs", len(node.input))
         return [
             name in self.floats and f"tensor({self.half.name})" in allowed
@@ -291,12 +288,12 @@ class _Conversion:
         ]
 
     def _half_results(self, node: onnx.NodeProto) -> list[bool]:
-        """For each output: its type follows an operand that became half."""
+        """Return for each output whether its type follows an operand that became half."""
         if node.op_type in OWN_TYPE:
             return [name in self.floats for name in node.output]
-        if _is_qdq(node) and node.op_type == "DequantizeLinear":  # from opset 23 on, with no common variable
-            chosen = attribute(node, "output_dtype", 0)
-            return [node.input[1] in self.casts.half and not chosen]
+        if _is_qdq(node) and node.op_type == "DequantizeLinear":  # from opset 23 on without a shared variable
+            output_dtype = attribute(node, "output_dtype", 0)
+            return [node.input[1] in self.casts.half and not output_dtype]
         formal = self._formal(node, "inputs", len(node.input))
         half = self.casts.half
         bound = {var for (var, _), name in zip(formal, node.input, strict=True) if name in half}
@@ -306,7 +303,7 @@ class _Conversion:
         ]
 
     def _formal(self, node: onnx.NodeProto, side: str, count: int) -> list[tuple[str, set[str]]]:
-        """Type variable and allowed types of each operand; empty for operators ONNX does not define."""
+        """Return type variable and allowed types of each operand; empty for operators unknown to ONNX."""
         try:
             schema = onnx.defs.get_schema(node.op_type, opset(self.model, node.domain) or 1, node.domain)
         except onnx.defs.SchemaError:
@@ -321,17 +318,16 @@ def _is_qdq(node: onnx.NodeProto) -> bool:
 
 
 def _amax(values: Any) -> float:
-    """The largest finite magnitude; 0 where there is none."""
+    """Return the largest finite magnitude, or 0 for an array without finite values."""
     magnitudes = np.abs(values)
     return float(magnitudes[np.isfinite(magnitudes)].max(initial=0.0))
 
 
 def with_half_rest(graph: Graph, precision: str) -> list[str]:
-    """Give the float parts of a quantized graph a precision; the Q/DQ stay as they are.
+    """Convert the float parts of a quantized graph to a precision; the Q/DQ pairs do not change.
 
-    A weakly typed TensorRT chose FP16 by a flag, for what the Q/DQ leave in float. A strongly typed one takes
-    the types of the graph. It is left alone for "fp32", and where it has half types already. Returns the
-    names of its nodes where it was converted.
+    Weakly typed TensorRT chooses FP16 by a flag; strongly typed TensorRT follows the types of the graph.
+    Return the names of all nodes, or an empty list without conversion: for "fp32" or existing half types.
     """
     if precision not in HALVES or {*HALVES.values()} & {*graph.types.values()}:
         return []
@@ -340,36 +336,36 @@ def with_half_rest(graph: Graph, precision: str) -> list[str]:
 
 
 _MEANS = ("ReduceMean", "GlobalAveragePool", "ReduceSum")
-_REASON = "its statistics would overflow or round away"
+_OVERFLOWING_STATISTICS = "its statistics would overflow or round away"
 
 
 def nodes_to_protect(model: onnx.ModelProto, dtype: Half, *, ranges: Ranges | None = None) -> dict[str, str]:
-    """Return name of a node to why it must stay in float32, for a runtime that chooses types by itself.
+    """Return node name to reason for nodes to protect in a runtime that chooses types: they need float32.
 
-    They are those that `to_half` leaves in float32 for their values, and the normalizations.
+    These are the nodes that `to_half` leaves in float32 because of their values, and the normalizations.
 
     Args:
         model: The float32 model, with or without Q/DQ; nodes without a name get one.
     """
     name_nodes(model.graph)
-    conversion = _Conversion(copy_model(model), half_type(dtype), {}, ranges)  # in the opset that it has
+    conversion = _Conversion(copy_model(model), half_type(dtype), {}, ranges)  # in its present opset
     conversion.run()
-    return {**dict.fromkeys(normalizations(model.graph), _REASON), **conversion.unfit}
+    return {**dict.fromkeys(normalizations(model.graph), _OVERFLOWING_STATISTICS), **conversion.unfit}
 
 
 def normalizations(graph: onnx.GraphProto) -> list[str]:
-    """Return the nodes of each normalization that is written in primitives, whose squares overflow float16.
+    """Return the nodes of normalizations written in primitives, with squares that overflow float16.
 
     x ─ ReduceMean ─ Sub ─ Pow or Mul ─ ReduceMean ─ Add epsilon ─ Sqrt ─ Div
     """
     made_by, readers = producers(graph), consumers(graph)
 
     def maker(node: onnx.NodeProto | None, *operators: str) -> onnx.NodeProto | None:
-        """The node of these operators that makes an operand."""
-        makers = [made_by[name] for name in node.input if name in made_by] if node is not None else []
-        return next((made for made in makers if made.op_type in operators), None)
+        """Return the producer of an operand of `node`, if its operator is among `operators`."""
+        candidates = [made_by[name] for name in node.input if name in made_by] if node is not None else []
+        return next((producer for producer in candidates if producer.op_type in operators), None)
 
-    found: list[onnx.NodeProto] = []
+    members: list[onnx.NodeProto] = []
     for root in graph.node:
         epsilon = maker(root, "Add")
         mean = maker(epsilon if epsilon is not None else root, *_MEANS) if root.op_type == "Sqrt" else None
@@ -378,22 +374,22 @@ def normalizations(graph: onnx.GraphProto) -> list[str]:
             continue
         centered = maker(square, "Sub")
         nodes = [root, epsilon, mean, square, centered, maker(centered, *_MEANS)]
-        found += [node for node in nodes if node is not None]
-        behind = readers.get(root.output[0], ())
-        found += [reader for reader in behind if reader.op_type in ("Div", "Reciprocal")]
-    return list(dict.fromkeys(node.name for node in found))
+        members += [node for node in nodes if node is not None]
+        divisions = readers.get(root.output[0], ())
+        members += [reader for reader in divisions if reader.op_type in ("Div", "Reciprocal")]
+    return list(dict.fromkeys(node.name for node in members))
 
 
 @dataclass(frozen=True)
 class LayerRequest:
-    """What a node was asked to be by name, and the pattern that says so."""
+    """Precision that `layers` requests for a node, and the reason, which contains the pattern."""
 
     kind: str
     reason: str
 
 
 def layer_precisions(request: QuantizeRequest, graph: onnx.GraphProto) -> dict[str, LayerRequest]:
-    """Node name to what it was asked to be: the last pattern that names a node decides."""
+    """Return node name to requested precision; the last matching pattern decides."""
     return {
         name: LayerRequest(kind, reason)
         for pattern, kind in request.spec.layer_precisions.items()
@@ -404,8 +400,9 @@ def layer_precisions(request: QuantizeRequest, graph: onnx.GraphProto) -> dict[s
 def in_mixed_precision(
     request: QuantizeRequest, model: onnx.ModelProto, layers: Mapping[str, LayerRequest]
 ) -> tuple[onnx.ModelProto, dict[str, str], list[str]]:
-    """What is not quantized in the precisions that were asked for; what stays in float32, and why; and
-    what of that was to be half by name.
+    """Convert the float layers of a quantized graph to the requested half precision.
+
+    Return the graph, node name to reason for nodes left in float32, and messages for nodes requested by name.
     """
     halves = {
         kind for kind in (request.spec.floats, *request.spec.layer_precisions.values()) if kind in HALVES
@@ -417,10 +414,10 @@ def in_mixed_precision(
     asked = {name for name, layer in layers.items() if layer.kind == half}
     block = {name: "not among the layers" for name in names if name not in asked}
     if request.spec.floats == half:
-        in_float32 = [name for name in block if name in layers and layers[name].kind == "fp32"]
-        block = {name: layers[name].reason for name in in_float32}
-    mixed, kept = to_half(model, HALVES[half], block=block, ranges=request.half_ranges)
-    expected = asked if request.spec.floats != half else kept.keys()
-    kept = {name: reason for name, reason in kept.items() if name in expected}
-    missed = [f"node {name!r} was to be {half}: {reason}" for name, reason in kept.items() if name in asked]
-    return mixed, kept, missed
+        fp32_names = [name for name in block if name in layers and layers[name].kind == "fp32"]
+        block = {name: layers[name].reason for name in fp32_names}
+    mixed, in_float32 = to_half(model, HALVES[half], block=block, ranges=request.half_ranges)
+    expected = asked if request.spec.floats != half else in_float32.keys()
+    in_float32 = {name: reason for name, reason in in_float32.items() if name in expected}
+    missed = [f"node {n!r} was to be {half}: {reason}" for n, reason in in_float32.items() if n in asked]
+    return mixed, in_float32, missed

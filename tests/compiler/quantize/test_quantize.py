@@ -176,8 +176,8 @@ def test_ranges_of_another_model_are_refused(
     ("options", "message"),
     [
         ({}, "static INT8 needs the ranges"),
-        ({"mode": "dynamic", "target": "tensorrt"}, "only ONNX Runtime has such a mode"),
-        ({"mode": "dynamic", "target": "openvino"}, "only ONNX Runtime has such a mode"),
+        ({"mode": "dynamic", "target": "tensorrt"}, "only ONNX Runtime supports it"),
+        ({"mode": "dynamic", "target": "openvino"}, "only ONNX Runtime supports it"),
         ({"precision": "int4"}, "int4 is for weights alone"),
         ({"precision": "int3"}, "one of int8, fp8, int4, fp16, bf16 is required"),
         ({"precision": "fp8"}, "fp8 with `target` onnxruntime: only TensorRT multiplies FP8"),
@@ -214,7 +214,7 @@ def test_nothing_to_quantize_is_refused_with_the_reason(tmp_path: Path) -> None:
         with pytest.raises(QuantizationError, match=message) as caught:
             quantize(model, tmp_path / "q.onnx", ranges=calibrated(model)[0], target="onnxruntime")
         assert hint in caught.value.hint
-    for options, hint in (({}, "keep the model in float"), ({"exclude": ["*"]}, "leave out less")):
+    for options, hint in (({}, "keep the model in float"), ({"exclude": ["*"]}, "narrow `exclude`")):
         with pytest.raises(QuantizationError, match="nothing to quantize") as caught:
             quantize(write(computed, tmp_path / "m.onnx"), tmp_path / "q.onnx", mode="weights", **options)
         assert hint in caught.value.hint

@@ -186,7 +186,7 @@ def test_layers_stay_in_float_where_diff_would_not_let_the_outputs_pass(tmp_path
     made = qcompile.quantize(model, tmp_path / "made.onnx", **options)
     first = onnx.load(model).graph.node[1].name
     (warning,) = made.manifest.warnings
-    assert warning == f"left in float, because `diff` would not let the outputs pass otherwise: {first}"
+    assert warning == f"left in float, because `diff` would reject the outputs otherwise: {first}"
     assert "alone in INT8" in made.manifest.proof["left_in_float"][first]  # type: ignore[index]
     assert made.manifest.checks[0].passed
 
@@ -358,7 +358,7 @@ def test_layers_stay_in_float_up_to_the_knee(tmp_path: Path) -> None:
     assert sorted(left) == ["matmul7", "matmul8", "matmul9"]
     assert sum("worth its time with others" in reason for reason in left.values()) in (1, 2)
     (warning,) = made.manifest.warnings
-    assert warning.startswith("left in float, because `diff` would not let the outputs pass otherwise")
+    assert warning.startswith("left in float, because `diff` would reject the outputs otherwise")
 
 
 def test_a_refusal_names_the_layers_that_lose_most(tmp_path: Path) -> None:
@@ -386,7 +386,7 @@ def test_a_refusal_names_the_layers_that_lose_most(tmp_path: Path) -> None:
         r"with \d of 2 layers in float; 16 dB is required; most is lost in matmul[13], matmul[13]$",
         caught.value.message,
     )
-    assert caught.value.hint.startswith("INT8 is not for this model as it is")
+    assert caught.value.hint.startswith("INT8 does not suit this model")
 
 
 def test_a_network_of_lstms_is_told_of_dynamic_int8(tmp_path: Path) -> None:

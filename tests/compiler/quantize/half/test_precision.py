@@ -133,7 +133,7 @@ def test_places_that_shapes_say_stay_exact(dtype: Half) -> None:
     half, kept = to_half(graph_of("places"), dtype)
     x = np.arange(2 * 4099, dtype=np.float32).reshape(2, 4099) % 7
     np.testing.assert_array_equal(run(half, x=x)[0], 2 * x[:, 0:4098:2])
-    places = {name for name, reason in kept.items() if "places" in reason}
+    places = {name for name, reason in kept.items() if "positions" in reason}
     assert len(places) == 5
     assert places <= nodes_to_protect(graph_of("places"), dtype).keys()
     assert operands(half, "Relu") == operands(half, "Div")[:1] != [TensorProto.FLOAT]

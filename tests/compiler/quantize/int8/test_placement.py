@@ -112,7 +112,7 @@ def test_what_computes_is_planned_or_left_in_float_with_the_reason(
     if text == WEIGHTS:
         assert placement.left_in_float["constant"] == "all its inputs are constant"
     if text == ANGLES:
-        assert "it reads places alone" in placement.left_in_float["angles"]
+        assert "it reads only positions" in placement.left_in_float["angles"]
     if text == OTHER_TYPES:
         assert placement.left_in_float["whole"] == "it multiplies int32; float32 is required"
     if text == OUTSIDE:
@@ -293,5 +293,5 @@ def test_every_mode_leaves_products_with_positions_in_float(tmp_path: Path) -> N
     dynamic = qcompile.quantize(tmp_path / "m.onnx", tmp_path / "d.onnx", mode="dynamic").manifest.proof
     assert dynamic["planned"] == {"MatMul": 1}
     stored = qcompile.quantize(tmp_path / "m.onnx", tmp_path / "w.onnx", mode="weights").manifest.proof
-    assert "it reads places alone" in stored["left_in_float"]["angles"]
+    assert "it reads only positions" in stored["left_in_float"]["angles"]
     assert stored["quantized"] == {"MatMul": 1}
