@@ -241,7 +241,7 @@ def test_engines_refuse_a_wrong_device(engine_file: Path, tiny_file: MakePath, t
 def test_streams_and_cuda_graphs_are_tensorrts(
     torch_model: str, device: int | None, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(InvalidOption, match="streams and cuda_graph: engine pytorch has no use"):
+    with pytest.raises(InvalidOption, match="streams and cuda_graph: engine pytorch supports neither"):
         load(torch_model, device=device, **options)
 
 

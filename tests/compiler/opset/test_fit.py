@@ -122,7 +122,7 @@ def test_export_names_the_node_that_an_older_opset_lacks(tmp_path: Path) -> None
         def forward(self, x: Tensor) -> Tensor:
             return torch.bitwise_and(x, 3)
 
-    with pytest.raises(ExportError, match=r"opset 17 was asked for; .* reached 18: BitwiseAnd") as caught:
+    with pytest.raises(ExportError, match=r"opset 17 requested; .* reached 18: BitwiseAnd") as caught:
         export(Bits(), tmp_path / "m.onnx", inputs=["x:4:int32"], opset_version=17)
     assert "`opset` 18" in caught.value.hint
 
