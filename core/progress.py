@@ -1,6 +1,6 @@
-"""What is said while working: progress through one callable; other libraries' chatter is caught.
+"""Progress of long stages, reported through one callable, and suppression of other libraries' output.
 
-Library code never prints. A stage that takes long calls its `progress` with what it is doing.
+Library code never prints: a long stage calls its `progress` instead.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Receives the state of a piece of work."""
+    """Callback for the progress of a stage."""
 
     def __call__(self, text: str, done: int = 0, total: int | None = None, /) -> None:
-        """Say that `done` of `total` steps of `text` are finished; no total when it is unknown."""
+        """Report that `done` of `total` steps of `text` are finished; `total` is None if unknown."""
 
 
 def silent(text: str, done: int = 0, total: int | None = None, /) -> None:
-    """Show nothing: the default."""
+    """Ignore progress; the default."""
 
 
 class _Silence:
-    """Streams, warnings and logging of the process, which are silent as long as a thread is inside.
+    """Context manager that silences the process's streams, warnings and logging while any thread is inside.
 
-    Each thread for itself would restore what it found: of two that overlap, the later one the silence.
+    If each thread restored the streams by itself, overlapping threads could restore the silenced ones.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ _SILENCE = _Silence()
 
 
 def quiet() -> contextlib.AbstractContextManager[None]:
-    """Drop what libraries print, warn and log in the block.
+    """Drop prints, warnings and logs of libraries in the block.
 
     Exporters and quantizers write progress and advice to both streams. Failures arrive as exceptions.
     """

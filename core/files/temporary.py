@@ -1,13 +1,10 @@
-"""Temporary folders, each held by the process that made it.
-
-The next process removes the folders of killed ones.
+"""Temporary folders, each locked by the process that made it; later processes remove those of killed ones.
 
     .qcompile-tmp-PID-PURPOSE-xxxxxxxx
 
-The process holds a lock on its folder (flock(2)), which the system gives back when the process ends, however
-it ends. So a folder without its lock is nobody's: also where ids of processes are used again, or mean nothing
-because containers share the folder. The id in the name protects what has no lock: files, and folders of a
-file system without locks.
+The system releases the lock (flock(2)) when the process ends. An unlocked folder is therefore abandoned, even
+if its process id was reused or is from another container that shares the parent folder. Files, and folders on
+file systems without locks, are protected by the process id.
 """
 
 from __future__ import annotations
@@ -31,18 +28,18 @@ from .locks import flock, is_still, open_folder
 from .storage import TEMPORARY, hidden_storage_error, public, storage_error
 
 PLACES = "QCOMPILE_TEMPORARY_PLACES"
-"""Variable with a file that gets the folders where temporary ones are made: for who ends this process."""
+"""Environment variable: file that lists the parents of temporary folders for the process that watches."""
 _OLD_S = 86400.0
-"""Age from which a folder that cannot be locked is taken for abandoned."""
+"""Age at which a folder that cannot be locked counts as abandoned."""
 _CLOCK_STEP_S = 2.0
 
 
 @contextmanager
 def temporary_folder(purpose: str, shown: str | Path = "") -> Iterator[Path]:
-    """Yield a new folder among the system's temporary files, with a word in its name; removed at the end.
+    """Yield a new folder among the system's temporary files, named for its `purpose`; remove it at the end.
 
-    Errors that leave it name `shown`, what the user gave, in place of its files; without it, their names
-    alone. What killed processes left there is removed, once for each process and place.
+    Errors of the block name `shown` (the user's argument) in place of files in the folder, by default the
+    file names alone. Leftovers of killed processes are removed first, once for each process and place.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -68,9 +65,9 @@ def temporary_folder(purpose: str, shown: str | Path = "") -> Iterator[Path]:
 
 @contextmanager
 def held_folder(parent: Path, purpose: str = "") -> Iterator[Path]:
-    """Yield a new folder that `remove_stale` leaves alone while this process lives; removed at the end.
+    """Yield a new folder that `remove_stale` skips while this process lives; remove it at the end.
 
-    It may be renamed meanwhile: nothing is removed then.
+    The block may rename the folder, which is then not removed.
     """
     _tell(parent)
     prefix = f"{TEMPORARY}{os.getpid()}-{purpose}{'-' if purpose else ''}"
@@ -78,10 +75,10 @@ def held_folder(parent: Path, purpose: str = "") -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         try:
             handle = open_folder(folder)
-        except OSError:  # no descriptor is left
+        except OSError:  # the limit on open files is reached
             folder.rmdir()
             raise
-        if handle is None:  # another process took it for abandoned before the lock was held
+        if handle is None:  # another process removed the folder before it was locked
             continue
         flock(handle, wait=True)
         if is_still(handle, folder):
@@ -98,7 +95,7 @@ def held_folder(parent: Path, purpose: str = "") -> Iterator[Path]:
 
 @contextmanager
 def public_names(folder: Path, public: Callable[[str], str]) -> Iterator[None]:
-    """Let errors name what users can go to in place of a folder's files; `public` takes a file's name."""
+    """Replace paths in `folder` in errors of the block; `public` maps a file name to the path to show."""
     try:
         yield
     except QCompileError as error:
@@ -113,7 +110,7 @@ def public_names(folder: Path, public: Callable[[str], str]) -> Iterator[None]:
 
 
 def rename_paths(error: QCompileError, rename: Callable[[str], str]) -> None:
-    """Rename the paths in all texts of an error; in place."""
+    """Apply `rename` to all texts and paths of an error, in place."""
 
     def renamed(value: Any) -> Any:
         if isinstance(value, str):
@@ -127,25 +124,25 @@ def rename_paths(error: QCompileError, rename: Callable[[str], str]) -> None:
 
 
 def _tell(parent: Path) -> None:
-    """Tell the process that watches this one where a temporary folder is made."""
+    """Report the parent of a temporary folder to the process that watches this one."""
     if places := os.environ.get(PLACES):
         with contextlib.suppress(OSError), open(places, "ab") as file:
             file.write(os.fsencode(parent.absolute()) + b"\0")
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left in a folder, once for each process; again after a thousand others."""
+    """Call `remove_stale` once for a folder that is not temporary itself (cache of 1024 folders)."""
     place = folder.absolute()
     if public(place) == place:
         _sweep(place)
 
 
 def remove_stale(folder: Path) -> None:
-    """Remove files and folders named TEMPORARY, pid, "-..." that processes of this user left when killed.
+    """Remove files and folders named `.qcompile-tmp-PID-...` that killed processes of this user left.
 
-    Links are never followed, and what cannot be removed stays.
+    Links are not followed; files that cannot be removed remain.
     """
-    _tell(folder)  # who looks for them here makes some here
+    _tell(folder)  # callers also make temporary folders in it
     with contextlib.suppress(OSError):
         for path in list(folder.glob(f"{TEMPORARY}*")):
             pid = path.name.removeprefix(TEMPORARY).split("-")[0]
@@ -178,19 +175,19 @@ def _remove_if_abandoned(path: Path, pid: int) -> None:
 
 
 def _owner_lives(pid: int, changed_s: float) -> bool:
-    """Whether a process may be the one that made something which was changed then: it began before."""
+    """Return whether process `pid` may have made a file that changed at `changed_s`: it started before."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # of another user, and what it made would be too
+    except PermissionError:  # another user's process, and the file is this user's
         return False
     began_s = _began_s(pid)
     return began_s is None or began_s <= changed_s + _CLOCK_STEP_S
 
 
 def _began_s(pid: int) -> float | None:
-    """When a process began, by the wall clock; None where the system does not tell (proc(5), field 22)."""
+    """Return the start of a process in wall-clock time, or None if unknown (proc(5), field 22)."""
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
@@ -200,7 +197,7 @@ def _began_s(pid: int) -> float | None:
 
 
 def _is_about(error: OSError, folder: Path) -> bool:
-    """Whether an error is one of the disk of a folder; where none is named, only writing fails like that."""
+    """Return whether an error concerns the disk of a folder; if it names no file, only by its errno."""
     if error.filename is None:
         return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return storage_error(error) is not None and str(error.filename).startswith(str(folder))
