@@ -30,9 +30,9 @@ SCHEMA_VERSION = 1
 _DTYPE = re.compile(
     r"float(16|32|64)|bfloat16|u?int(2|4|8|16|32|64)|bool|string|undefined|complex(64|128)|float[468]_\w+"
 )
-_DEEPEST = 32
+_MAX_DEPTH = 32
 """Maximum nesting depth of a manifest; qcompile writes fewer than ten levels."""
-_MARKS = ("schema_version", "stage", "digest")
+_MANIFEST_KEYS = ("schema_version", "stage", "digest")
 """Keys that distinguish a manifest from JSON that other tools put beside a model (`voice.onnx.json`)."""
 
 
@@ -195,13 +195,13 @@ class Manifest:
 
 def read_manifest(path: Path) -> Manifest | None:
     """Return the manifest of an artifact, or None if it does not exist or is JSON of another tool."""
-    beside = manifest_path(path)
-    if not beside.is_file():
+    manifest_file = manifest_path(path)
+    if not manifest_file.is_file():
         return None
-    value = read_json(beside, what="a manifest")
-    if isinstance(value, dict) and value and not any(mark in value for mark in _MARKS):
+    value = read_json(manifest_file, what="a manifest")
+    if isinstance(value, dict) and value and not any(key in value for key in _MANIFEST_KEYS):
         return None
-    return decode_manifest(value, beside)
+    return decode_manifest(value, manifest_file)
 
 
 def is_manifest(path: Path) -> bool:
@@ -210,7 +210,7 @@ def is_manifest(path: Path) -> bool:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError, OSError):
         return False
-    return isinstance(value, dict) and {*_MARKS, "kind"} <= value.keys()
+    return isinstance(value, dict) and {*_MANIFEST_KEYS, "kind"} <= value.keys()
 
 
 def decode_manifest(value: Any, file: Path) -> Manifest:
@@ -237,8 +237,8 @@ def decode_manifest(value: Any, file: Path) -> Manifest:
 
 
 def _check_depth(value: object, level: int = 1) -> None:
-    if level > _DEEPEST:
-        raise ValueError(f"nested deeper than {_DEEPEST} levels")
+    if level > _MAX_DEPTH:
+        raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _check_depth(item, level + 1)
 
@@ -256,13 +256,13 @@ def commit(written: Path, manifest: Manifest) -> Manifest:
 
     Call inside `writing`: file and manifest then appear together.
     """
-    beside = sorted(path for path in written.parent.iterdir() if path != manifest_path(written))
+    files = sorted(path for path in written.parent.iterdir() if path != manifest_path(written))
     complete = replace(
         manifest,
         checks=tuple(manifest.checks),
         warnings=tuple(manifest.warnings),
-        digest=digest_files([written, *(path for path in beside if path != written)]),
-        size_bytes=sum(path.stat().st_size for path in beside),
+        digest=digest_files([written, *(path for path in files if path != written)]),
+        size_bytes=sum(path.stat().st_size for path in files),
     )
     write_json(manifest_path(written), complete.as_json())
     return complete
@@ -306,12 +306,12 @@ def accept(path: Path) -> None:
 @contextmanager
 def accepting(path: Path) -> Iterator[None]:
     """Skip the digest check of a file inside the block, for callers that inspect it without using it."""
-    new = {_version_of([path, *side_files(path)])} - _accepted
-    _accepted.update(new)
+    added = {_version_of([path, *side_files(path)])} - _accepted
+    _accepted.update(added)
     try:
         yield
     finally:
-        _accepted.difference_update(new)
+        _accepted.difference_update(added)
 
 
 def _require_digest(path: Path, manifest: Manifest, digest: str) -> None:
@@ -332,7 +332,7 @@ def known_digest(paths: Sequence[Path]) -> str:
     digest = digest_files(paths)
     # A file that changed within the clock's resolution may change again unnoticed: it is not cached.
     if max(newest for *_, newest in version) < time.time_ns() - _SETTLED_NS and version == _version_of(paths):
-        if len(_digests) >= _MOST_DIGESTS:
+        if len(_digests) >= _MAX_DIGESTS:
             _digests.clear()  # a data set may have millions of files
         _digests[version] = digest
     return digest
@@ -342,7 +342,7 @@ _Version = tuple[tuple[str, int, int, int, int], ...]
 _accepted: set[_Version] = set()
 _digests: dict[_Version, str] = {}
 _SETTLED_NS = 2_000_000_000
-_MOST_DIGESTS = 1 << 17
+_MAX_DIGESTS = 1 << 17
 
 
 def _version_of(paths: Sequence[Path]) -> _Version:
@@ -363,10 +363,10 @@ def size_bytes(path: Path) -> int:
     return sum(item.stat().st_size for item in (path, *side_files(path)))
 
 
-_EXACT = "with `isa` avx2, which every x86 processor computes exactly"
-BUILD_AGAIN = f"build it again here, or {_EXACT}"
-QUANTIZE_AGAIN = f"quantize the float model again here, or {_EXACT}"
-PACKAGE_ELSEWHERE = f"package it on a processor like the server's, or build it {_EXACT}"
+_EXACT_ISA_HINT = "with `isa` avx2, which every x86 processor computes exactly"
+BUILD_AGAIN = f"build it again here, or {_EXACT_ISA_HINT}"
+QUANTIZE_AGAIN = f"quantize the float model again here, or {_EXACT_ISA_HINT}"
+PACKAGE_ELSEWHERE = f"package it on a processor like the server's, or build it {_EXACT_ISA_HINT}"
 
 
 def int8_isa(manifest: Manifest | None) -> Isa:

@@ -25,12 +25,12 @@ def figure(value: float | None) -> str:
     """Return "1,234", "12.3", "1.23", "0.123"; a dash for None."""
     if value is None:
         return DASH
-    size = float(f"{abs(value):.2e}")  # after rounding: 0.9996 is 1.00
-    if size == 0:
+    rounded = float(f"{abs(value):.2e}")  # 0.9996 is 1.00
+    if rounded == 0:
         return "0"
-    if size >= 1e9 or size < 1e-4:
+    if rounded >= 1e9 or rounded < 1e-4:
         return _signed(f"{value:.2e}")
-    decimals = max(0, 2 - math.floor(math.log10(size)))
+    decimals = max(0, 2 - math.floor(math.log10(rounded)))
     return _signed(f"{value:,.{decimals}f}")
 
 
@@ -113,7 +113,7 @@ def words(value: object) -> str:
     return str(value)
 
 
-_NOT_AS_IS = (float, dict, list, tuple)
+_CONVERTED = (float, dict, list, tuple)
 
 
 def finite(value: Any) -> Any:
@@ -121,7 +121,7 @@ def finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: finite(item) if isinstance(item, _NOT_AS_IS) else item for key, item in value.items()}
+        return {key: finite(item) if isinstance(item, _CONVERTED) else item for key, item in value.items()}
     if isinstance(value, list | tuple):
         if {*map(type, value)} == {float} and math.isfinite(sum(value)):
             return [*value]  # fast path for the latencies of rounds
@@ -148,8 +148,8 @@ def shortened(name: str, length: int) -> str:
     line = " ".join(name.split())
     if len(line) <= length:
         return line
-    end = length - 1 if "/" in line else (length - 1) * 3 // 5
-    return f"{line[: length - 1 - end]}…{line[len(line) - end :]}"
+    tail = length - 1 if "/" in line else (length - 1) * 3 // 5
+    return f"{line[: length - 1 - tail]}…{line[len(line) - tail :]}"
 
 
 def _fixed(value: float, decimals: int) -> str:

@@ -63,19 +63,19 @@ def _all_extras() -> Mapping[str, tuple[Requirement, ...]]:
     if installed is None:
         return {}
     declared = [Requirement(text) for text in installed.requires or ()]
-    found = {}
+    packages_by_extra = {}
     for extra in installed.metadata.get_all("Provides-Extra") or ():
         packages: dict[str, Requirement] = {}
-        for requirement in _of_extra(extra, declared):
-            if earlier := packages.get(requirement.name):
-                requirement.specifier &= earlier.specifier
+        for requirement in _requirements_of(extra, declared):
+            if previous := packages.get(requirement.name):
+                requirement.specifier &= previous.specifier
             packages[requirement.name] = requirement
         if packages:
-            found[extra] = tuple(packages.values())
-    return found
+            packages_by_extra[extra] = tuple(packages.values())
+    return packages_by_extra
 
 
-def _of_extra(extra: str, declared: Sequence[Requirement]) -> Iterator[Requirement]:
+def _requirements_of(extra: str, declared: Sequence[Requirement]) -> Iterator[Requirement]:
     """Yield the requirements of an extra and of the extras of this distribution that it includes."""
     for requirement in declared:
         marker = requirement.marker
@@ -83,7 +83,7 @@ def _of_extra(extra: str, declared: Sequence[Requirement]) -> Iterator[Requireme
             continue
         if requirement.name == DISTRIBUTION:
             for included in sorted(requirement.extras):
-                yield from _of_extra(included, declared)
+                yield from _requirements_of(included, declared)
         else:
             unmarked = copy.copy(requirement)
             unmarked.marker = None
@@ -112,13 +112,13 @@ def install_hint(extra: str, version_of: Versions = installed_version) -> str:
 
     If all are met, the command names all: pip then installs their missing dependencies.
     """
-    words = []
+    arguments = []
     for requirement in unmet(extra, version_of) or _all_extras().get(extra, ()):
         text, name = str(requirement), requirement.name
-        words.append(shlex.quote(text.replace(name, installed_as(name, version_of) or name, 1)))
-    if not words:
+        arguments.append(shlex.quote(text.replace(name, installed_as(name, version_of) or name, 1)))
+    if not arguments:
         return f"install the packages of the extra {extra!r} of qcompile"
-    return f"pip install {' '.join(words)}"
+    return f"pip install {' '.join(arguments)}"
 
 
 def import_package(module: str, problem: str, *, extra: str, engine: str) -> Any:
@@ -145,13 +145,13 @@ def other_distribution() -> tuple[str, str]:
     def has_package(distribution: Distribution) -> bool:
         return any(file.parts[0] == "qcompile" for file in distribution.files or ())
 
-    for other in filter(has_package, distributions(name="qcompile")):
-        earlier = any(point.value == "qcompile.cli:main" for point in other.entry_points)
-        origin = f"an earlier wheel of {DISTRIBUTION}" if earlier else "another project of the package index"
+    for installed in filter(has_package, distributions(name="qcompile")):
+        is_ours = any(point.value == "qcompile.cli:main" for point in installed.entry_points)
+        origin = f"an earlier wheel of {DISTRIBUTION}" if is_ours else "another project of the package index"
         effect = f"its files replace or hide those of {DISTRIBUTION}"
         fix = "pip uninstall -y qcompile"
         if any(map(has_package, distributions(name=DISTRIBUTION))):  # uninstalling removes the shared files
             wheel = f"dist/qcompile_onnx-{__version__}-py3-none-any.whl"
             fix += f" && pip install --force-reinstall --no-deps {wheel}"
-        return f"qcompile {other.version}, {origin}, is installed: {effect}", fix
+        return f"qcompile {installed.version}, {origin}, is installed: {effect}", fix
     return "", ""

@@ -14,13 +14,13 @@ from pathlib import Path
 from ..errors import OutOfMemory, QCompileError, UsageError, causes, first_line
 
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-_SAYS = (
+_MEMORY_PHRASES = (
     "bad allocation", "bad_alloc", "can't allocate memory", "cannot allocate memory", "failed to allocate",
     "unable to allocate", "can't start new thread", "cannot start new thread", "not enough memory",
     "out of memory",
 )  # fmt: skip
 """Phrases of errors that lack of memory causes, in lower case."""
-_SAYS_UNDER_A_LIMIT = (
+_LIMIT_PHRASES = (
     "failed to map segment from shared object",
     "cannot load library",
     "could not find/load shared object file 'libllvmlite",
@@ -62,35 +62,35 @@ def require_address_space(needed_bytes: int, step: str) -> None:
     pages = 0
     with contextlib.suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-    room = max(limit - pages * os.sysconf("SC_PAGE_SIZE"), 0)
-    if room < needed_bytes:
-        raise _made(step, f"{room:,} bytes of address space are left, {needed_bytes:,} are required")
+    free = max(limit - pages * os.sysconf("SC_PAGE_SIZE"), 0)
+    if free < needed_bytes:
+        raise _new_error(step, f"{free:,} bytes of address space are left, {needed_bytes:,} are required")
 
 
 def out_of_memory(error: BaseException, step: str) -> OutOfMemory | None:
     """Return an `OutOfMemory` for `step` if lack of memory caused an error of any library, else None."""
-    for seen in causes(error):
-        if isinstance(seen, UsageError):
+    for cause in causes(error):
+        if isinstance(cause, UsageError):
             return None
-        if isinstance(seen, OutOfMemory):
-            return seen
-        if _is_about_memory(seen):
-            return _made(step, f"no memory is left ({type(seen).__name__}: {first_line(seen)})")
+        if isinstance(cause, OutOfMemory):
+            return cause
+        if _is_about_memory(cause):
+            return _new_error(step, f"no memory is left ({type(cause).__name__}: {first_line(cause)})")
     return None
 
 
 def _is_about_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
-    words = (error.message if isinstance(error, QCompileError) else str(error)).lower()
-    if "cuda" in words:  # memory of the GPU, which the callers report
+    text = (error.message if isinstance(error, QCompileError) else str(error)).lower()
+    if "cuda" in text:  # memory of the GPU, which the callers report
         return False
-    return any(word in words for word in _SAYS) or (
-        address_space_limit() is not None and any(word in words for word in _SAYS_UNDER_A_LIMIT)
+    return any(phrase in text for phrase in _MEMORY_PHRASES) or (
+        address_space_limit() is not None and any(phrase in text for phrase in _LIMIT_PHRASES)
     )
 
 
-def _made(step: str, problem: str) -> OutOfMemory:
+def _new_error(step: str, problem: str) -> OutOfMemory:
     limit = address_space_limit()
     subject = f"{step}: {problem}" if step else problem
     hint = "end other programs, give a smaller batch or model, or use a machine with more memory"

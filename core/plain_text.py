@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _INDENT = "    "
 _WIDTH = 100
-_SEEN = re.compile(r"[^\x20-\x7e]")
+_NOT_ASCII = re.compile(r"[^\x20-\x7e]")
 """Characters to check: all except plain ASCII."""
 
 
@@ -39,7 +39,7 @@ def plain_lines(text: object) -> str:
 
 def plain_json(text: str) -> str:
     """Return JSON with escapes for all unprintable characters; `json.dumps` escapes those below 0x20."""
-    return "\n".join(_escaped(line, _in_json) for line in text.split("\n"))
+    return "\n".join(_escaped(line, _json_escape) for line in text.split("\n"))
 
 
 def plain_toml(text: str) -> str:
@@ -76,13 +76,13 @@ NOT_UTF8 = re.compile("[\udc80-\udcff]")
 
 
 def _escaped(text: str, escape: Callable[[str], str]) -> str:
-    return _SEEN.sub(lambda match: match[0] if _is_printed(match[0]) else escape(match[0]), text)
+    return _NOT_ASCII.sub(lambda match: match[0] if _is_printed(match[0]) else escape(match[0]), text)
 
 
-def _in_json(sign: str) -> str:
-    digits = sign.encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{digits[at : at + 4]}" for at in range(0, len(digits), 4))
+def _json_escape(character: str) -> str:
+    digits = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{digits[start : start + 4]}" for start in range(0, len(digits), 4))
 
 
-def _is_printed(sign: str) -> bool:
-    return sign.isprintable() or unicodedata.category(sign) == "Zs"  # spaces of all widths
+def _is_printed(character: str) -> bool:
+    return character.isprintable() or unicodedata.category(character) == "Zs"  # spaces of all widths

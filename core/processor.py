@@ -54,8 +54,8 @@ def isa_here() -> Isa:
 
 def isa_of(features: Collection[str], *, arm: bool) -> Isa:
     """Return the instruction set for 8-bit integer products on a processor with these features."""
-    present = (isa for isa, flag in _ISAS.items() if flag in features and (isa in ARM_ISAS) == arm)
-    return next(present, "neon" if arm else "avx2")
+    supported = (isa for isa, flag in _ISAS.items() if flag in features and (isa in ARM_ISAS) == arm)
+    return next(supported, "neon" if arm else "avx2")
 
 
 def resolve_isa(isa: Isa, target: str) -> Isa:

@@ -31,13 +31,13 @@ class _Silence:
     """
 
     def __init__(self) -> None:
-        self._changing, self._inside = threading.Lock(), 0
+        self._lock, self._depth = threading.Lock(), 0
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> None:
-        with self._changing:
-            self._inside += 1
-            if self._inside > 1:
+        with self._lock:
+            self._depth += 1
+            if self._depth > 1:
                 return
             self._undo.callback(logging.disable, logging.root.manager.disable)
             logging.disable(logging.CRITICAL)
@@ -48,9 +48,9 @@ class _Silence:
             self._undo.enter_context(contextlib.redirect_stderr(dropped))
 
     def __exit__(self, *_: object) -> None:
-        with self._changing:
-            self._inside -= 1
-            if not self._inside:
+        with self._lock:
+            self._depth -= 1
+            if not self._depth:
                 self._undo.close()
 
 

@@ -53,11 +53,11 @@ def open_lock(path: Path) -> IO[str]:
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     if path.is_symlink():
         raise OSError(errno.ELOOP, "is a link; a file is required, remove it", str(path))
-    number = os.open(path, flags, 0o644)
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
+    descriptor = os.open(path, flags, 0o644)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise OSError(errno.EINVAL, "is no regular file; remove it", str(path))
-    return os.fdopen(number, "r+", encoding="utf-8")
+    return os.fdopen(descriptor, "r+", encoding="utf-8")
 
 
 def lock(file: IO[str], output: Path) -> None:

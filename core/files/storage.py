@@ -18,10 +18,10 @@ from ...errors import StorageError, UsageError, causes, first_line
 
 TEMPORARY = ".qcompile-tmp-"
 """Prefix of the names of unfinished files and folders; a process id follows."""
-_FULL_BYTES = 1 << 16
-_ROOM = "free space, or choose another disk"
-_NO_ROOM = {
-    errno.ENOSPC: _ROOM,
+_MIN_FREE_BYTES = 1 << 16
+_SPACE_HINT = "free space, or choose another disk"
+_RESOURCE_HINTS = {
+    errno.ENOSPC: _SPACE_HINT,
     errno.EDQUOT: "delete files, or choose a place outside the quota",
     errno.EFBIG: "raise the limit on the file size (ulimit -f), or choose another file system",
     errno.EROFS: "choose a writable place",
@@ -30,7 +30,7 @@ _NO_ROOM = {
     errno.ENFILE: "end other processes: the system cannot open more files",
 }
 """Hints for errors that other libraries may report as text only; no qcompile message contains these texts."""
-_HINTS = _NO_ROOM | {
+_HINTS = _RESOURCE_HINTS | {
     errno.EACCES: "change its permissions, or choose another place",
     errno.EPERM: "change its permissions, or choose another place",
     errno.ENAMETOOLONG: "choose a shorter name",
@@ -54,12 +54,12 @@ def storage_error(error: OSError, path: Path | None = None) -> StorageError | No
     if error.errno not in _HINTS or isinstance(error, BrokenPipeError):
         return None
     # An error of a copy has two names; the second is the target.
-    copied = error.filename2 if error.errno in _NO_ROOM else None
-    name = copied or error.filename
-    named = name if isinstance(name, str | os.PathLike) else path
-    if named is None and error.errno not in _NO_ROOM:
+    target = error.filename2 if error.errno in _RESOURCE_HINTS else None
+    name = target or error.filename
+    file = name if isinstance(name, str | os.PathLike) else path
+    if file is None and error.errno not in _RESOURCE_HINTS:
         return None
-    return _made(error.errno, None if named is None else Path(named))
+    return _new_error(error.errno, None if file is None else Path(file))
 
 
 def hidden_storage_error(error: BaseException, path: Path) -> StorageError | None:
@@ -69,21 +69,21 @@ def hidden_storage_error(error: BaseException, path: Path) -> StorageError | Non
     """
     if isinstance(error, UsageError):
         return None
-    for seen in causes(error):
-        if isinstance(seen, StorageError):
-            return seen
-        if isinstance(seen, OSError) and seen.errno in _NO_ROOM:
-            return storage_error(seen, path)
-        reason = [number for number in _NO_ROOM if os.strerror(number).lower() in str(seen).lower()]
-        if reason:
-            return _made(reason[0], path)
-    places = [path.parent]
+    for cause in causes(error):
+        if isinstance(cause, StorageError):
+            return cause
+        if isinstance(cause, OSError) and cause.errno in _RESOURCE_HINTS:
+            return storage_error(cause, path)
+        codes = [code for code in _RESOURCE_HINTS if os.strerror(code).lower() in str(cause).lower()]
+        if codes:
+            return _new_error(codes[0], path)
+    folders = [path.parent]
     with contextlib.suppress(OSError):
-        places.append(Path(tempfile.gettempdir()))
-    for place in places:
-        if is_full(place):
-            why = f"{public(path)}: {os.strerror(errno.ENOSPC)} ({place}); {first_line(error)}"
-            return StorageError(why, hint=_ROOM, file=public(path))
+        folders.append(Path(tempfile.gettempdir()))
+    for folder in folders:
+        if is_full(folder):
+            message = f"{public(path)}: {os.strerror(errno.ENOSPC)} ({folder}); {first_line(error)}"
+            return StorageError(message, hint=_SPACE_HINT, file=public(path))
     return None
 
 
@@ -94,7 +94,7 @@ def is_full(folder: Path) -> bool:
     except (OSError, AttributeError):
         return False
     free = status.f_bfree if os.geteuid() == 0 else status.f_bavail
-    return status.f_blocks > 0 and free * status.f_frsize < _FULL_BYTES
+    return status.f_blocks > 0 and free * status.f_frsize < _MIN_FREE_BYTES
 
 
 @contextmanager
@@ -121,8 +121,8 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         problem = f"{path}: cannot be read ({error.strerror or first_line(error)})"
-        unknown = StorageError(problem, hint="choose a regular file", file=path)
-        raise (storage_error(error, path) or unknown) from error
+        fallback = StorageError(problem, hint="choose a regular file", file=path)
+        raise (storage_error(error, path) or fallback) from error
 
 
 def public(path: Path) -> Path:
@@ -130,6 +130,6 @@ def public(path: Path) -> Path:
     return Path(*(part for part in path.parts if not part.startswith(TEMPORARY)))
 
 
-def _made(number: int, path: Path | None) -> StorageError:
+def _new_error(code: int, path: Path | None) -> StorageError:
     file = None if path is None else public(path)
-    return StorageError(f"{file or 'a file'}: {os.strerror(number)}", hint=_HINTS[number], file=file)
+    return StorageError(f"{file or 'a file'}: {os.strerror(code)}", hint=_HINTS[code], file=file)

@@ -29,7 +29,7 @@ from .storage import TEMPORARY, hidden_storage_error, public, storage_error
 
 PLACES = "QCOMPILE_TEMPORARY_PLACES"
 """Environment variable: file that lists the parents of temporary folders for the process that watches."""
-_OLD_S = 86400.0
+_ABANDONED_AFTER_S = 86400.0
 """Age at which a folder that cannot be locked counts as abandoned."""
 _CLOCK_STEP_S = 2.0
 
@@ -47,14 +47,14 @@ def temporary_folder(purpose: str, shown: str | Path = "") -> Iterator[Path]:
             sweep(place)
             folder = stack.enter_context(held_folder(place, purpose))
         except OSError as error:
-            raise _no_temporary(error, error.filename or "folder") from error
+            raise _temporary_error(error, error.filename or "folder") from error
         stack.enter_context(public_names(folder, lambda name: str(shown) or name or "a temporary file"))
         try:
             yield folder
         except OSError as error:
-            if not _is_about(error, folder):
+            if not _is_disk_error(error, folder):
                 raise
-            raise _no_temporary(error, place) from error
+            raise _temporary_error(error, place) from error
         except Exception as error:
             problem = hidden_storage_error(error, folder)
             if problem is None or problem is error:
@@ -69,7 +69,7 @@ def held_folder(parent: Path, purpose: str = "") -> Iterator[Path]:
 
     The block may rename the folder, which is then not removed.
     """
-    _tell(parent)
+    _report_parent(parent)
     prefix = f"{TEMPORARY}{os.getpid()}-{purpose}{'-' if purpose else ''}"
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
@@ -112,18 +112,18 @@ def public_names(folder: Path, public: Callable[[str], str]) -> Iterator[None]:
 def rename_paths(error: QCompileError, rename: Callable[[str], str]) -> None:
     """Apply `rename` to all texts and paths of an error, in place."""
 
-    def renamed(value: Any) -> Any:
+    def rename_value(value: Any) -> Any:
         if isinstance(value, str):
             return rename(value)
         if isinstance(value, list | tuple):
-            return type(value)(map(renamed, value))
+            return type(value)(map(rename_value, value))
         return Path(rename(str(value))) if isinstance(value, Path) else value
 
     error.message, error.hint = rename(error.message), rename(error.hint)
-    error.data = {key: renamed(value) for key, value in error.data.items()}
+    error.data = {key: rename_value(value) for key, value in error.data.items()}
 
 
-def _tell(parent: Path) -> None:
+def _report_parent(parent: Path) -> None:
     """Report the parent of a temporary folder to the process that watches this one."""
     if places := os.environ.get(PLACES):
         with contextlib.suppress(OSError), open(places, "ab") as file:
@@ -142,7 +142,7 @@ def remove_stale(folder: Path) -> None:
 
     Links are not followed; files that cannot be removed remain.
     """
-    _tell(folder)  # callers also make temporary folders in it
+    _report_parent(folder)  # callers also make temporary folders in it
     with contextlib.suppress(OSError):
         for path in list(folder.glob(f"{TEMPORARY}*")):
             pid = path.name.removeprefix(TEMPORARY).split("-")[0]
@@ -157,7 +157,7 @@ _sweep = functools.lru_cache(1024)(remove_stale)
 def _remove_if_abandoned(path: Path, pid: int) -> None:
     status = path.lstat()
     foreign = hasattr(os, "geteuid") and status.st_uid != os.geteuid()
-    if foreign or _owner_lives(pid, status.st_ctime):
+    if foreign or _owner_may_live(pid, status.st_ctime):
         return
     if not stat.S_ISDIR(status.st_mode):
         path.unlink()
@@ -167,14 +167,14 @@ def _remove_if_abandoned(path: Path, pid: int) -> None:
         return
     try:
         locked = flock(handle, wait=False)
-        if locked or (locked is None and time.time() - status.st_mtime > _OLD_S):
+        if locked or (locked is None and time.time() - status.st_mtime > _ABANDONED_AFTER_S):
             shutil.rmtree(path, ignore_errors=True)
     finally:
         if handle >= 0:
             os.close(handle)
 
 
-def _owner_lives(pid: int, changed_s: float) -> bool:
+def _owner_may_live(pid: int, changed_s: float) -> bool:
     """Return whether process `pid` may have made a file that changed at `changed_s`: it started before."""
     try:
         os.kill(pid, 0)
@@ -182,11 +182,11 @@ def _owner_lives(pid: int, changed_s: float) -> bool:
         return False
     except PermissionError:  # another user's process, and the file is this user's
         return False
-    began_s = _began_s(pid)
-    return began_s is None or began_s <= changed_s + _CLOCK_STEP_S
+    started_s = _start_time_s(pid)
+    return started_s is None or started_s <= changed_s + _CLOCK_STEP_S
 
 
-def _began_s(pid: int) -> float | None:
+def _start_time_s(pid: int) -> float | None:
     """Return the start of a process in wall-clock time, or None if unknown (proc(5), field 22)."""
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
@@ -196,13 +196,13 @@ def _began_s(pid: int) -> float | None:
         return None
 
 
-def _is_about(error: OSError, folder: Path) -> bool:
+def _is_disk_error(error: OSError, folder: Path) -> bool:
     """Return whether an error concerns the disk of a folder; if it names no file, only by its errno."""
     if error.filename is None:
         return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return storage_error(error) is not None and str(error.filename).startswith(str(folder))
 
 
-def _no_temporary(error: OSError, place: object) -> StorageError:
+def _temporary_error(error: OSError, place: object) -> StorageError:
     problem = f"temporary files {place}: {error.strerror}"
     return StorageError(problem, hint="free space, or set TMPDIR", file=str(place))

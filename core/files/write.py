@@ -42,9 +42,9 @@ def writing(final: Path) -> Iterator[Path]:
             move_in(temporary, final)
 
 
-_READ_ALONE = (".py", ".ipynb", ".npz", ".npy", ".jsonl", ".parquet", ".pt2", ".ckpt")
+_USER_FILE_SUFFIXES = (".py", ".ipynb", ".npz", ".npy", ".jsonl", ".parquet", ".pt2", ".ckpt")
 """Suffixes of users' files that no command writes; a typing error in `-o` could replace one."""
-_MODELS = (".onnx", ".engine", ".plan", ".pt", ".pth", ".safetensors", ".keras", ".h5", ".tflite")
+_MODEL_SUFFIXES = (".onnx", ".engine", ".plan", ".pt", ".pth", ".safetensors", ".keras", ".h5", ".tflite")
 
 
 def check_output(final: Path, *, is_model: bool = True) -> None:
@@ -53,8 +53,8 @@ def check_output(final: Path, *, is_model: bool = True) -> None:
         kind = kind_of(final)
     if kind not in ("", "a file"):
         raise InvalidOption(f"output {final} is {kind}; a file name is required")
-    if kind and final.suffix in (*_READ_ALONE, *(() if is_model else _MODELS)):
-        what = "a model" if final.suffix in _MODELS else "code or data"
+    if kind and final.suffix in (*_USER_FILE_SUFFIXES, *(() if is_model else _MODEL_SUFFIXES)):
+        what = "a model" if final.suffix in _MODEL_SUFFIXES else "code or data"
         raise InvalidOption(f"output {final}: would replace {what}; another name is required", file=final)
 
 
@@ -77,16 +77,16 @@ def move_in(temporary: Path, final: Path) -> None:
     wrong manifest. An old file is removed before its side file is replaced.
     """
     main, manifest = temporary / final.name, manifest_path(temporary / final.name)
-    last = {main: 1, manifest: 2}
-    written = sorted(temporary.iterdir(), key=lambda path: (last.get(path, 0), path))
+    order = {main: 1, manifest: 2}
+    written = sorted(temporary.iterdir(), key=lambda path: (order.get(path, 0), path))
     for path in written:
         sync(path)
     data = final.with_name(final.name + ".data")
     if manifest in written:
-        former = [manifest_path(final)]
+        old_files = [manifest_path(final)]
         if data.is_file() or temporary / data.name in written:
-            former += [final, data]
-        for path in former:
+            old_files += [final, data]
+        for path in old_files:
             path.unlink(missing_ok=True)
         sync(final.parent)
     for path in written:

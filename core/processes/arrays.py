@@ -18,7 +18,7 @@ _MARK = ":"
 
 def save_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write arrays of any names; a `/` or `..` in a name is never part of a path."""
-    marked: dict[str, Any] = {f"{_MARK}{name}{_MARK}": one for name, one in storable(arrays).items()}
+    marked: dict[str, Any] = {f"{_MARK}{name}{_MARK}": array for name, array in storable(arrays).items()}
     np.savez(path, **marked)
 
 
@@ -41,17 +41,17 @@ def storable(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 def load_arrays(path: str | Path) -> dict[str, NDArray[Any]]:
     """Return the arrays by name."""
     with np.load(path, allow_pickle=False) as stored:
-        return {_name(key): stored[key] for key in stored.files}
+        return {_tensor_name(key): stored[key] for key in stored.files}
 
 
 def load_array(path: str | Path, name: str) -> NDArray[Any]:
     """Return one array without reading the others."""
     with np.load(path, allow_pickle=False) as stored:
-        key = next((key for key in stored.files if _name(key) == name), name)
+        key = next((key for key in stored.files if _tensor_name(key) == name), name)
         array: NDArray[Any] = stored[key]
         return array
 
 
-def _name(key: str) -> str:
+def _tensor_name(key: str) -> str:
     marked = len(key) > 1 and key.startswith(_MARK) and key.endswith(_MARK)
     return key[1:-1] if marked else key

@@ -22,10 +22,10 @@ from typing import IO, Any, TypeVar
 
 from ...errors import InvalidOption
 
-_EVERY_S = 0.05
-_TREE_EVERY = 10
+_POLL_S = 0.05
+_REFRESH_EVERY = 10
 _GRACE_S = 2.0
-_GONE_S = 5.0
+_KILL_WAIT_S = 5.0
 _LAST_LINES = 5
 _LAST_BYTES = 1 << 16
 _PROC = Path("/proc")
@@ -131,19 +131,19 @@ class Child:
             memory_gb: Maximum memory of all processes together, in 10**9 bytes.
             check: Called twenty times a second; raises if the answer is no longer needed.
         """
-        end, looks = time.monotonic() + time_s, 0
-        wait_s = min(time_s, _EVERY_S if check or memory_gb < math.inf else threading.TIMEOUT_MAX)
+        deadline, polls = time.monotonic() + time_s, 0
+        wait_s = min(time_s, _POLL_S if check or memory_gb < math.inf else threading.TIMEOUT_MAX)
         while (answer := poll(wait_s)) is None:
             if check is not None:
                 check()
             if memory_gb < math.inf:
-                if looks % _TREE_EVERY == 0:
+                if polls % _REFRESH_EVERY == 0:
                     self._tree.refresh()
-                looks += 1
-                held_gb = self._tree.bytes() / 1e9
-                if held_gb > memory_gb:
-                    raise MemoryExceeded(held_gb)
-            if time.monotonic() >= end:
+                polls += 1
+                used_gb = self._tree.bytes() / 1e9
+                if used_gb > memory_gb:
+                    raise MemoryExceeded(used_gb)
+            if time.monotonic() >= deadline:
                 raise TimeExceeded
         return answer
 
@@ -218,41 +218,41 @@ class Tree:
 
     def __init__(self, pid: int) -> None:
         stat = _stat(pid)
-        self._began = {pid: stat[19]} if stat else {}
+        self._ticks = {pid: stat[19]} if stat else {}
 
     def refresh(self) -> None:
         """Add new descendants. A process remains in the tree after its parent ends."""
-        living = {pid for pid in self._began if self._lives(pid)}
+        living = {pid for pid in self._ticks if self._lives(pid)}
         if not living:
             return
         stats = {
             int(name): stat for name in os.listdir(_PROC) if name.isdecimal() and (stat := _stat(int(name)))
         }
         while living:
-            living = {pid for pid, stat in stats.items() if int(stat[1]) in living and pid not in self._began}
-            self._began |= {pid: stats[pid][19] for pid in living}
+            living = {pid for pid, stat in stats.items() if int(stat[1]) in living and pid not in self._ticks}
+            self._ticks |= {pid: stats[pid][19] for pid in living}
 
     def bytes(self) -> int:
         """Return the memory of all processes in bytes."""
-        lines = [line for pid in self._began if self._lives(pid) for line in read(pid, "status").splitlines()]
+        lines = [line for pid in self._ticks if self._lives(pid) for line in read(pid, "status").splitlines()]
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(_MEMORY_FIELDS))
 
     def kill(self) -> None:
         """Kill all processes and wait until they are gone."""
         for _ in range(2):  # the second pass kills processes that were started during the first
             self.refresh()
-            for pid in self._began:
+            for pid in self._ticks:
                 if self._lives(pid):
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGKILL)
-        until = time.monotonic() + _GONE_S
-        while any(map(self._lives, self._began)) and time.monotonic() < until:
+        deadline = time.monotonic() + _KILL_WAIT_S
+        while any(map(self._lives, self._ticks)) and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def _lives(self, pid: int) -> bool:
         """Return whether the process is alive, and not another process with a reused id."""
         stat = _stat(pid)
-        return bool(stat) and stat[0] not in "ZX" and stat[19] == self._began[pid]
+        return bool(stat) and stat[0] not in "ZX" and stat[19] == self._ticks[pid]
 
 
 def _stat(pid: int) -> list[str]:

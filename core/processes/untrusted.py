@@ -32,7 +32,7 @@ _CPU_SLACK_S = 60
 _GRACE_S = 15.0
 _VERB_CODES = (0, 1, 2, 129, 130, 143)
 """Exit codes of a verb that ends by itself."""
-_HARM = "the file may be damaged or malicious; no unfinished file was left"
+_HARM_HINT = "the file may be damaged or malicious; no unfinished file was left"
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Limits:
     time_s: float = TIME_S
 
     def __post_init__(self) -> None:
-        for name, value, suits, required in (
+        for name, value, is_valid, required in (
             ("memory_limit_gb", self.memory_gb, self.memory_gb >= 0.1, "a number from 0.1 on"),
             ("time_limit_s", self.time_s, self.time_s > 0, "a positive number"),
         ):
-            if not suits or value == math.inf:
+            if not is_valid or value == math.inf:
                 raise InvalidOption(f"`{name}` {value}: {required} is required", option=name)
 
 
@@ -146,11 +146,11 @@ def _watch(child: Child, limits: Limits) -> tuple[str, str] | None:
     if code in _VERB_CODES:
         return None
     if code >= 0:
-        return f"its process ended with exit code {code}", _HARM
+        return f"its process ended with exit code {code}", _HARM_HINT
     name = signal.Signals(-code).name
     if code == -signal.SIGKILL:
-        return f"its process was killed ({name}) for lack of memory or by a user", _HARM
-    return f"its process crashed ({name}) in native code that read the files", _HARM
+        return f"its process was killed ({name}) for lack of memory or by a user", _HARM_HINT
+    return f"its process crashed ({name}) in native code that read the files", _HARM_HINT
 
 
 def is_child() -> bool:
@@ -167,14 +167,14 @@ def limit_self() -> None:
     import resource
 
     die_with_caller()
-    granted_s = float(os.environ[WATCHED].partition(":")[2])
-    for kind, most in (
+    time_limit_s = float(os.environ[WATCHED].partition(":")[2])
+    for kind, limit in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, OPEN_FILES),
-        (resource.RLIMIT_CPU, int(granted_s * (os.cpu_count() or 1)) + _CPU_SLACK_S),
+        (resource.RLIMIT_CPU, int(time_limit_s * (os.cpu_count() or 1)) + _CPU_SLACK_S),
     ):
         with contextlib.suppress(OSError, ValueError, OverflowError):
             soft, hard = resource.getrlimit(kind)
-            allowed = [value for value in (soft, hard, most) if value != resource.RLIM_INFINITY]
+            allowed = [value for value in (soft, hard, limit) if value != resource.RLIM_INFINITY]
             resource.setrlimit(kind, (min(allowed), hard if kind != resource.RLIMIT_CORE else 0))
     end_first_without_memory()

@@ -137,11 +137,11 @@ class Worker(Child):
                 self._answers.put(line)
         self._answers.put(b"")
 
-    def _error(self, what: str, *, died: str = "") -> WorkerError:
+    def _error(self, problem: str, *, died: str = "") -> WorkerError:
         output = self.last_output()
-        shown = "; its output:\n    " + output.replace("\n", "\n    ") if output else ""
+        log_text = "; its output:\n    " + output.replace("\n", "\n    ") if output else ""
         return WorkerError(
-            f"worker of {self.name} {what}{shown}", artifact=self.name, output=output, died=died
+            f"worker of {self.name} {problem}{log_text}", artifact=self.name, output=output, died=died
         )
 
 
