@@ -48,13 +48,10 @@ def extras() -> Mapping[str, tuple[Requirement, ...]]:
 
 @functools.cache
 def _all_extras() -> Mapping[str, tuple[Requirement, ...]]:
-    """Return the requirements of each extra, including those of nested extras.
-
-    Empty without metadata, and in a worker's interpreter without `packaging`.
-    """
+    """Return the requirements of each extra and its nested extras; empty without metadata."""
     try:
         from packaging.requirements import Requirement
-    except ImportError:
+    except ImportError:  # another interpreter that runs a worker may lack it
         return {}
     from importlib.metadata import distributions
 

@@ -69,10 +69,7 @@ def is_foreign(isa: Isa) -> bool:
 
 
 def is_elsewhere(isa: Isa) -> bool:
-    """Return whether an instruction set differs from this processor's.
-
-    Files for it do not depend on this processor: they run on any processor with the instruction set.
-    """
+    """Return whether an instruction set is not this processor's; files for it run on any with that set."""
     return isa not in ("auto", isa_here())
 
 
@@ -121,10 +118,7 @@ def is_arm() -> bool:
 
 
 def why_emulated(precision: str) -> str:
-    """Return why this processor emulates a precision, or an empty text.
-
-    Empty, too, if the system reports no instruction sets: then only the runtime can report the precision.
-    """
+    """Return why this processor emulates a precision; empty if it does not or its features are unknown."""
     machine = processor()
     features = machine["features"]
     family = "arm" if is_arm() else "x86"

@@ -58,8 +58,5 @@ _SILENCE = _Silence()
 
 
 def quiet() -> contextlib.AbstractContextManager[None]:
-    """Drop prints, warnings and logs of libraries in the block.
-
-    Exporters and quantizers write progress and advice to both streams. Failures arrive as exceptions.
-    """
+    """Drop prints, warnings and logs of libraries in the block; their failures arrive as exceptions."""
     return _SILENCE

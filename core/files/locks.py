@@ -46,10 +46,7 @@ def is_still(handle: int, folder: Path) -> bool:
 
 
 def open_lock(path: Path) -> IO[str]:
-    """Open a lock file, created if it does not exist, without writing to it.
-
-    Refuses links and pipes: other users of the folder may have planted them under this well-known name.
-    """
+    """Open or create a lock file; refuse links and pipes, which another user may have planted."""
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     if path.is_symlink():
         raise OSError(errno.ELOOP, "is a link; a file is required, remove it", str(path))

@@ -18,7 +18,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def read_json(path: Path, *, what: str = "file") -> Any:
-    """Return the content of a JSON file; `what` is its role in messages, such as "a manifest"."""
+    """Return the content of a JSON file; `what` is its role in messages, for example "a manifest"."""
     content = read_bytes(path, what=what)
     try:
         return json.loads(content)
@@ -50,10 +50,7 @@ def require_file(path: Path, *, what: str = "file") -> Path:
 
 
 def absolute_path(text: str, base: Path | None = None) -> Path:
-    """Return the absolute path for a text, with `~` expanded and links unresolved.
-
-    Relative paths start at `base`, by default the working folder.
-    """
+    """Return the absolute path for a text, relative to `base` or the working folder, without resolving links."""
     try:
         path = Path.cwd() / (base or "") / Path(text).expanduser()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):

@@ -53,10 +53,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Finished:
-    """A verb that ended by itself: its exit code, and its standard output if captured.
-
-    0 is done, 1 failed or mismatch, 2 usage, 130 interrupted.
-    """
+    """Exit code (0 done, 1 failed or mismatch, 2 usage, 130 interrupted) and captured output of a verb."""
 
     code: int
     output: str = ""
