@@ -69,7 +69,7 @@ def is_foreign(isa: Isa) -> bool:
 
 
 def is_elsewhere(isa: Isa) -> bool:
-    """Return whether an instruction set is not this processor's; files for it run on any with that set."""
+    """Return whether `isa` is another processor's; files built for it run on any processor with that set."""
     return isa not in ("auto", isa_here())
 
 

@@ -50,7 +50,7 @@ def require_file(path: Path, *, what: str = "file") -> Path:
 
 
 def absolute_path(text: str, base: Path | None = None) -> Path:
-    """Return the absolute path for a text, relative to `base` or the working folder, without resolving links."""
+    """Return the absolute path for a text, from `base` or the working folder; expand `~`, not links."""
     try:
         path = Path.cwd() / (base or "") / Path(text).expanduser()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):

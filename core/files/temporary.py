@@ -65,7 +65,7 @@ def temporary_folder(purpose: str, shown: str | Path = "") -> Iterator[Path]:
 
 @contextmanager
 def held_folder(parent: Path, purpose: str = "") -> Iterator[Path]:
-    """Yield a folder that `remove_stale` skips while this process lives; remove it afterwards unless moved."""
+    """Yield a folder that `remove_stale` skips while this process lives; finally remove it unless moved."""
     _report_parent(parent)
     prefix = f"{TEMPORARY}{os.getpid()}-{purpose}{'-' if purpose else ''}"
     while True:
