@@ -1,1 +1,1 @@
-"""What every room needs: files, child processes, this machine, texts, artifacts with their manifests."""
+"""Shared foundation: files, child processes, this machine, texts, and artifacts with their manifests."""

@@ -1,8 +1,8 @@
-"""An artifact and its manifest: what it is, made from what, by what, for what, and verified how.
+"""Artifacts and their manifests: a manifest records sources, tools, target, options and verification.
 
-`model.engine` lies beside `model.engine.json`; `core.files` writes both as one. `Manifest` is the file, key
-for key behind `schema_version`; every field is typed when it is read. A manifest is self-attested: it finds
-accidents, and no attackers. It also tells for which instruction set INT8 is, and whether it is exact here.
+`model.engine.json` describes `model.engine`; `core.files` writes both atomically. `Manifest` has the keys of
+the file except `schema_version`. A manifest is not signed: it detects accidental changes, not attacks. The
+last functions of this module check that a processor computes an artifact's INT8 exactly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 from ..errors import ArtifactError
 from ..spec.tensors import ModelIO
 from ..spec.words import CPU_TARGETS, ISAS, Isa
-from ..version import tool_versions as tool_versions  # beside what it is written into
+from ..version import tool_versions as tool_versions  # for the field `tools` of manifests
 from .files import digest_files, manifest_path, read_json, require_file, side_files, write_json
 from .processor import isa_here, isa_of, overflows, why_not_exact
 
@@ -30,15 +30,15 @@ SCHEMA_VERSION = 1
 _DTYPE = re.compile(
     r"float(16|32|64)|bfloat16|u?int(2|4|8|16|32|64)|bool|string|undefined|complex(64|128)|float[468]_\w+"
 )
-_DEEPEST = 32
-"""Levels of nesting that a manifest may have; those written have less than ten."""
-_MARKS = ("schema_version", "stage", "digest")
-"""Keys by which a manifest is told from the JSON that other tools put beside a model (`voice.onnx.json`)."""
+_MAX_DEPTH = 32
+"""Maximum nesting depth of a manifest; qcompile writes fewer than ten levels."""
+_MANIFEST_KEYS = ("schema_version", "stage", "digest")
+"""Keys that distinguish a manifest from JSON that other tools put beside a model (`voice.onnx.json`)."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One verification that was carried out: its name, whether it held, and what was seen."""
+    """One verification that ran: its name, whether it passed, and its result as text."""
 
     name: str
     passed: bool
@@ -50,19 +50,19 @@ Layers = dict[str, dict[str, Count]]
 
 
 class Proof(TypedDict, total=False):
-    """What is read again in `proof`; more may be there.
+    """Keys of `proof` that qcompile reads back; a manifest may have more.
 
     Attributes:
-        layers_by_precision: Precision to operator to the number of layers that were found in it.
-        as_executed: The same, as the engine's inspector reports it; null where there is none.
+        layers_by_precision: Precision to operator to number of layers.
+        as_executed: The same, counted in the graph that ONNX Runtime executes after its rewrites.
         left_in_float: Layer that was not quantized to the reason.
-        has_run: Whether the artifact ran where it was built.
-        evidence: What the precisions were concluded from.
-        inspector: Why the inspector of an engine told nothing.
-        provider: ONNX Runtime's, of an engine inside an ONNX file.
-        refitted_with: Fingerprint of the model whose weights an engine was given.
-        weights: Digest of the weights of its build, of an engine that takes no others.
-        profiles: For each optimization profile, input to its least, optimal and largest shape.
+        has_run: Whether the artifact ran on the build machine.
+        evidence: Source of the precisions.
+        inspector: Reason why the engine inspector reported no layers.
+        provider: ONNX Runtime execution provider of an engine inside an ONNX file.
+        refitted_with: Digest of the graph that supplied the weights of a refitted engine.
+        weights: Digest of the build's weights, for a stripped engine that accepts no other weights.
+        profiles: For each optimization profile, input to its min, opt and max shape.
     """
 
     layers_by_precision: Layers
@@ -78,12 +78,12 @@ class Proof(TypedDict, total=False):
 
 
 class Device(TypedDict, total=False):
-    """What is read again in `device`; more may be there.
+    """Keys of `device` that qcompile reads back; a manifest may have more.
 
     Attributes:
-        gpu: Name of the GPU that built it.
-        gpus: Compute capabilities that it runs on, such as "sm86".
-        architecture: Of the processor.
+        gpu: Name of the GPU on the build machine.
+        gpus: Supported compute capabilities, such as "sm86".
+        architecture: Architecture of the processor.
         features: Instruction sets of the processor.
     """
 
@@ -94,7 +94,7 @@ class Device(TypedDict, total=False):
 
 
 class EngineOptions(TypedDict, total=False):
-    """What is read again in the `options` of an engine; the other options of the build are there, too."""
+    """Keys of an engine's `options` that qcompile reads back; the manifest has all options of the build."""
 
     plugins: list[str]
     io_formats: list[str]
@@ -114,9 +114,8 @@ class Tensor:
     """An input or output.
 
     Attributes:
-        name: Its own.
-        dtype: As ONNX spells it, such as "float32".
-        shape: Extents; the name of an axis is one that is dynamic.
+        dtype: ONNX name of the type, such as "float32".
+        shape: Extents; a dynamic axis has a name instead.
         preprocessing: How samples become this input.
     """
 
@@ -139,7 +138,7 @@ class IO:
 
 
 class Read(TypedDict):
-    """Parts of a manifest whose keys have types."""
+    """Types of the manifest's parts, for validation."""
 
     schema_version: int
     io: IO | None
@@ -150,23 +149,23 @@ class Read(TypedDict):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is known of an artifact.
+    """Everything that is recorded about an artifact.
 
     Attributes:
         kind: "onnx", "engine", "torchscript" or "ranges".
-        target: Runtime the artifact is for: "onnxruntime", "tensorrt-rtx", ...; empty when any.
-        precision: What was asked for and reached: "fp32", "fp16", "int8", ...
-        stage: The verb that made it.
-        io: Inputs and outputs; None where it has none.
-        sources: Role to digest of every file it was made from.
+        stage: Verb that wrote the artifact.
+        target: Runtime that loads the artifact: "onnxruntime", "tensorrt-rtx", ...; empty for any runtime.
+        precision: Requested and reached precision: "fp32", "fp16", "int8", ...
+        io: Inputs and outputs, or None.
+        sources: Role of each source file to its digest.
         tools: Package to version.
-        device: What it was built for (processor, compute capabilities).
-        options: The options of the stage.
-        proof: What was found inside: layers by precision, nodes quantized, ...
+        device: Device that the artifact was built for (processor, compute capabilities).
+        options: Options of the stage.
+        proof: Results of the verification: layers by precision, quantized nodes, ...
         checks: Verifications in the order they ran.
-        warnings: What the user should know.
-        digest: "sha256:..." of the file with its side files.
-        size_bytes: Of the file and its side files.
+        warnings: Warnings for the user.
+        digest: "sha256:..." of the file and its side files.
+        size_bytes: Size of the file and its side files.
     """
 
     kind: str
@@ -195,30 +194,27 @@ class Manifest:
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """Return the manifest of an artifact, or None when it has none.
-
-    JSON of another tool under the manifest's name, such as the settings of a voice, is none.
-    """
-    beside = manifest_path(path)
-    if not beside.is_file():
+    """Return the manifest of an artifact, or None if it does not exist or is JSON of another tool."""
+    manifest_file = manifest_path(path)
+    if not manifest_file.is_file():
         return None
-    value = read_json(beside, what="a manifest")
-    if isinstance(value, dict) and value and not any(mark in value for mark in _MARKS):
+    value = read_json(manifest_file, what="a manifest")
+    if isinstance(value, dict) and value and not any(key in value for key in _MANIFEST_KEYS):
         return None
-    return decode_manifest(value, beside)
+    return decode_manifest(value, manifest_file)
 
 
 def is_manifest(path: Path) -> bool:
-    """Whether a file is the manifest of an artifact that may or may not lie beside it."""
+    """Return whether a file is a manifest; its artifact need not exist."""
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError, OSError):
         return False
-    return isinstance(value, dict) and {*_MARKS, "kind"} <= value.keys()
+    return isinstance(value, dict) and {*_MANIFEST_KEYS, "kind"} <= value.keys()
 
 
 def decode_manifest(value: Any, file: Path) -> Manifest:
-    """Return the manifest that JSON of a file holds."""
+    """Return the manifest in decoded JSON; raise `ArtifactError` that names `file` if it is not valid."""
     version = value.get("schema_version") if isinstance(value, dict) else None
     if type(version) is int and version != SCHEMA_VERSION:
         raise ArtifactError(
@@ -234,46 +230,46 @@ def decode_manifest(value: Any, file: Path) -> Manifest:
             raise ValueError(f"Object missing required field `{missing[0]}`")
         msgspec.convert(value, Read)
         return replace(manifest, checks=tuple(manifest.checks), warnings=tuple(manifest.warnings))
-    except ValueError as error:  # of msgspec too
+    except ValueError as error:  # includes msgspec's errors
         raise ArtifactError(
             f"{file}: not a manifest ({error})", hint="make the artifact again, or remove the file", file=file
         ) from error
 
 
 def _check_depth(value: object, level: int = 1) -> None:
-    if level > _DEEPEST:
-        raise ValueError(f"nested deeper than {_DEEPEST} levels")
+    if level > _MAX_DEPTH:
+        raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _check_depth(item, level + 1)
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file on disk, and the manifest that lies beside it as `NAME.json`."""
+    """A file on disk with its manifest, `NAME.json`."""
 
     path: Path
     manifest: Manifest
 
 
 def commit(written: Path, manifest: Manifest) -> Manifest:
-    """Complete the manifest of the freshly `written` file and write it beside it; return it.
+    """Complete the manifest of the new file `written`, write it beside the file, and return it.
 
     Call inside `writing`: file and manifest then appear together.
     """
-    beside = sorted(path for path in written.parent.iterdir() if path != manifest_path(written))
+    files = sorted(path for path in written.parent.iterdir() if path != manifest_path(written))
     complete = replace(
         manifest,
         checks=tuple(manifest.checks),
         warnings=tuple(manifest.warnings),
-        digest=digest_files([written, *(path for path in beside if path != written)]),
-        size_bytes=sum(path.stat().st_size for path in beside),
+        digest=digest_files([written, *(path for path in files if path != written)]),
+        size_bytes=sum(path.stat().st_size for path in files),
     )
     write_json(manifest_path(written), complete.as_json())
     return complete
 
 
 def load_artifact(path: Path) -> Artifact:
-    """Return an artifact whose file is what its manifest says; `ArtifactError` without one."""
+    """Return an artifact; raise `ArtifactError` if its manifest is missing or has another digest."""
     require_file(path)
     manifest = read_manifest(path)
     if manifest is None:
@@ -287,10 +283,10 @@ def load_artifact(path: Path) -> Artifact:
 
 
 def checked_input(path: Path, *, what: str = "file") -> Path:
-    """Return the path of an input, after a look at the manifest that lies beside it, if one does.
+    """Return the path of an input file; raise `ArtifactError` if its digest differs from its manifest's.
 
-    Everything that opens a model, ranges or an artifact calls it. A file is digested once: while size and
-    times stay the same, it is the same. The message calls it `what`.
+    Called for every model, ranges file and artifact that is opened. A file without a manifest passes. An
+    unchanged file (size and times) is digested once. `what` is the file's role in messages.
     """
     require_file(path, what=what)
     if not manifest_path(path).is_file() or _version_of([path, *side_files(path)]) in _accepted:
@@ -302,20 +298,20 @@ def checked_input(path: Path, *, what: str = "file") -> Path:
 
 
 def accept(path: Path) -> None:
-    """Take a file as it is now, whatever its manifest says: the user trusts it. Other content is refused."""
+    """Skip the digest check for this content of a file, which the user trusts; changed content is checked."""
     if path.is_file():
         _accepted.add(_version_of([path, *side_files(path)]))
 
 
 @contextmanager
 def accepting(path: Path) -> Iterator[None]:
-    """Take a file whatever its manifest says while the block runs: it is looked at, not used."""
-    new = {_version_of([path, *side_files(path)])} - _accepted
-    _accepted.update(new)
+    """Skip the digest check of a file inside the block, for callers that inspect it without using it."""
+    added = {_version_of([path, *side_files(path)])} - _accepted
+    _accepted.update(added)
     try:
         yield
     finally:
-        _accepted.difference_update(new)
+        _accepted.difference_update(added)
 
 
 def _require_digest(path: Path, manifest: Manifest, digest: str) -> None:
@@ -329,14 +325,14 @@ def _require_digest(path: Path, manifest: Manifest, digest: str) -> None:
 
 
 def known_digest(paths: Sequence[Path]) -> str:
-    """Return `digest_files` of these, read once while their sizes and times stay the same."""
+    """Return `digest_files(paths)`, cached while sizes and times are unchanged."""
     version = _version_of(paths)
     if version in _digests:
         return _digests[version]
     digest = digest_files(paths)
-    # What was written a moment ago may be written again within the clock's resolution: it is read again.
+    # A file that changed within the clock's resolution may change again unnoticed: it is not cached.
     if max(newest for *_, newest in version) < time.time_ns() - _SETTLED_NS and version == _version_of(paths):
-        if len(_digests) >= _MOST_DIGESTS:
+        if len(_digests) >= _MAX_DIGESTS:
             _digests.clear()  # a data set may have millions of files
         _digests[version] = digest
     return digest
@@ -346,11 +342,11 @@ _Version = tuple[tuple[str, int, int, int, int], ...]
 _accepted: set[_Version] = set()
 _digests: dict[_Version, str] = {}
 _SETTLED_NS = 2_000_000_000
-_MOST_DIGESTS = 1 << 17
+_MAX_DIGESTS = 1 << 17
 
 
 def _version_of(paths: Sequence[Path]) -> _Version:
-    """Which files these are, and when they were changed last: path, device, inode, size, time in ns."""
+    """Return the version of each file: path, device, inode, size, last change in ns."""
     statuses = [(str(path.absolute()), path.stat()) for path in paths]
     return tuple(
         (name, status.st_dev, status.st_ino, status.st_size, max(status.st_mtime_ns, status.st_ctime_ns))
@@ -359,7 +355,7 @@ def _version_of(paths: Sequence[Path]) -> _Version:
 
 
 def digest_artifact(path: Path) -> str:
-    """Return the digest of a file with its external data (`NAME.data`), as `commit` computes it."""
+    """Return the digest of a file and its external data (`NAME.data`), as `commit` computes it."""
     return digest_files([path, *side_files(path)])
 
 
@@ -367,14 +363,14 @@ def size_bytes(path: Path) -> int:
     return sum(item.stat().st_size for item in (path, *side_files(path)))
 
 
-_EXACT = "with `isa` avx2, which every x86 processor computes exactly"
-BUILD_AGAIN = f"build it again here, or {_EXACT}"
-QUANTIZE_AGAIN = f"quantize the float model again here, or {_EXACT}"
-PACKAGE_ELSEWHERE = f"package it on a processor like the server's, or build it {_EXACT}"
+_EXACT_ISA_HINT = "with `isa` avx2, which every x86 processor computes exactly"
+BUILD_AGAIN = f"build it again here, or {_EXACT_ISA_HINT}"
+QUANTIZE_AGAIN = f"quantize the float model again here, or {_EXACT_ISA_HINT}"
+PACKAGE_ELSEWHERE = f"package it on a processor like the server's, or build it {_EXACT_ISA_HINT}"
 
 
 def int8_isa(manifest: Manifest | None) -> Isa:
-    """Return what an artifact's INT8 is for, by its options, its device, or its version; else "auto"."""
+    """Return the instruction set of an artifact's INT8, from its options or its device; else "auto"."""
     if (
         manifest is None
         or manifest.target not in ("", *CPU_TARGETS)
@@ -393,7 +389,7 @@ def int8_isa(manifest: Manifest | None) -> Isa:
 
 
 def carried_isa(manifest: Manifest | None) -> dict[str, object]:
-    """Return the option of a manifest that says what the INT8 of a file is for, for a file made from it."""
+    """Return the option `isa` that the manifest of a derived file inherits, or an empty dictionary."""
     isa = int8_isa(manifest)
     return {} if isa == "auto" else {"isa": isa}
 
@@ -401,9 +397,9 @@ def carried_isa(manifest: Manifest | None) -> dict[str, object]:
 def require_exact(
     path: str | Path, manifest: Manifest | None, *, on: Isa = "auto", hint: str = BUILD_AGAIN
 ) -> None:
-    """Refuse an artifact whose INT8 overflows on an instruction set; "auto" is this processor's."""
+    """Raise `ArtifactError` if INT8 overflows on an instruction set; "auto" is this processor's."""
     isa = int8_isa(manifest)
     if not overflows(isa, isa_here() if on == "auto" else on):
         return
-    reason = why_not_exact(isa) or f"its INT8 is for {isa}; on {on} products would overflow, added in 16 bits"
+    reason = why_not_exact(isa) or f"its INT8 is for {isa}; on {on} sums of products would overflow 16 bits"
     raise ArtifactError(f"{path}: {reason}", hint=hint, file=path)

@@ -1,4 +1,4 @@
-"""Figures as people read them: three significant digits, a unit, a dash where nothing was measured."""
+"""Figures for people: three significant digits, a unit, a dash for a missing value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def number(value: object) -> float | None:
-    """Return a finite number, or None for what is none: a file may hold NaN, null or words."""
+    """Return a finite number as float, or None for NaN, infinity and values that are not numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -25,12 +25,12 @@ def figure(value: float | None) -> str:
     """Return "1,234", "12.3", "1.23", "0.123"; a dash for None."""
     if value is None:
         return DASH
-    size = float(f"{abs(value):.2e}")  # as it will be read: 0.9996 is 1.00
-    if size == 0:
+    rounded = float(f"{abs(value):.2e}")  # 0.9996 is 1.00
+    if rounded == 0:
         return "0"
-    if size >= 1e9 or size < 1e-4:
+    if rounded >= 1e9 or rounded < 1e-4:
         return _signed(f"{value:.2e}")
-    decimals = max(0, 2 - math.floor(math.log10(size)))
+    decimals = max(0, 2 - math.floor(math.log10(rounded)))
     return _signed(f"{value:,.{decimals}f}")
 
 
@@ -42,7 +42,7 @@ def times(value: float | None, decimals: int = 2) -> str:
 
 
 def saved(ratio: float | None) -> str:
-    """Return what is saved where something is `ratio` times smaller: "74.9%" of 4; negative where it grew."""
+    """Return the saving at a size ratio: "75.0%" for 4; negative for a ratio below 1."""
     if ratio is None:
         return DASH
     return f"{_fixed((1.0 - 1.0 / ratio) * 100.0, 1)}%"
@@ -58,7 +58,7 @@ def decibels(snr_db: float | None) -> str:
 
 
 def bytes_text(size: float | None) -> str:
-    """Return "1.10 MB"; decimal units, as file managers and disk makers count."""
+    """Return "1.10 MB"; units are decimal, as in file managers."""
     if size is None:
         return DASH
     for unit in ("B", "kB", "MB", "GB"):
@@ -69,35 +69,35 @@ def bytes_text(size: float | None) -> str:
 
 
 def interval(low: float | None, high: float | None, decimals: int = 2) -> str:
-    """Return "[3.56, 3.63]"; empty where one end is missing."""
+    """Return "[3.56, 3.63]"; empty if one end is missing."""
     if low is None or high is None:
         return ""
     return f"[{_fixed(low, decimals)}, {_fixed(high, decimals)}]"
 
 
 def drop_text(value: float | None, unit: str) -> str:
-    """Return "0.40" for points; three digits that count for another unit."""
+    """Return "0.40" for points; three significant digits for another unit."""
     if value is None:
         return DASH
     return _fixed(value, 2) if unit == "points" else figure(value)
 
 
 def drop_interval(low: float | None, high: float | None, unit: str) -> str:
-    """Return the interval of a drop, "[-0.20, 0.40]"; empty where one end is missing."""
+    """Return the interval of a drop, "[-0.20, 0.40]"; empty if one end is missing."""
     if low is None or high is None:
         return ""
     return f"[{drop_text(low, unit)}, {drop_text(high, unit)}]"
 
 
 def accuracy_text(value: float | None, unit: str) -> str:
-    """Return "99.60%" of a share; three digits that count of another value."""
+    """Return "99.60%" for a share (unit "points"); three significant digits for another unit."""
     if value is None:
         return DASH
     return f"{value:.2%}" if unit == "points" else figure(value)
 
 
 def words(value: object) -> str:
-    """Return any value of a JSON file as one line: `a: 1, b: 2` of a mapping, `a, b` of a list."""
+    """Return a value of a JSON file as one line: `a 1, b 2` for a mapping, `a, b` for a list."""
     if value is None or value == "":
         return DASH
     if isinstance(value, bool):
@@ -113,24 +113,24 @@ def words(value: object) -> str:
     return str(value)
 
 
-_NOT_AS_IS = (float, dict, list, tuple)
+_CONVERTED = (float, dict, list, tuple)
 
 
 def finite(value: Any) -> Any:
-    """Return a value for JSON: null in place of what is not finite, lists in place of tuples."""
+    """Return a value for JSON, with None for NaN and infinity, and lists for tuples."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: finite(item) if isinstance(item, _NOT_AS_IS) else item for key, item in value.items()}
+        return {key: finite(item) if isinstance(item, _CONVERTED) else item for key, item in value.items()}
     if isinstance(value, list | tuple):
         if {*map(type, value)} == {float} and math.isfinite(sum(value)):
-            return [*value]  # as round after round is, at the speed of C
+            return [*value]  # fast path for the latencies of rounds
         return [finite(item) for item in value]
     return value
 
 
 def clean(value: Any) -> Any:
-    """Return a JSON value whose texts can be shown: what no font draws or no file encodes is replaced."""
+    """Return a JSON value with "�" for each character that cannot be displayed or encoded."""
     if isinstance(value, str):
         if value.isprintable():
             return value
@@ -144,12 +144,12 @@ def clean(value: Any) -> Any:
 
 
 def shortened(name: str, length: int) -> str:
-    """Return a name of at most `length` letters: its end, and its beginning unless it is a path."""
+    """Return a name with at most `length` characters: of a path the end, else the beginning and the end."""
     line = " ".join(name.split())
     if len(line) <= length:
         return line
-    end = length - 1 if "/" in line else (length - 1) * 3 // 5
-    return f"{line[: length - 1 - end]}…{line[len(line) - end :]}"
+    tail = length - 1 if "/" in line else (length - 1) * 3 // 5
+    return f"{line[: length - 1 - tail]}…{line[len(line) - tail :]}"
 
 
 def _fixed(value: float, decimals: int) -> str:

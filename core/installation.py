@@ -1,7 +1,7 @@
-"""The packages of each extra, by the metadata of the distribution, and the command that installs them.
+"""Requirements of each extra, from the metadata of the distribution, and the commands that install them.
 
-The distribution is `qcompile-onnx`, and no package index has it. The index has a project `qcompile`, which is
-somebody else's. Hints therefore name third-party packages, and never a distribution of this project.
+The distribution is `qcompile-onnx`; no package index has it, and `qcompile` on the index is another project.
+Hints therefore name third-party packages, never a distribution of this project.
 """
 
 from __future__ import annotations
@@ -26,64 +26,61 @@ SUBSTITUTES = {
     "onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml"),
     "tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tensorflow-macos"),
 }
-"""Package to the distributions that have the same module."""
+"""Package to distributions that provide the same module."""
 _ALTERNATIVES = {"tensorrt": "tensorrt8"}
-"""Extra to another extra that serves the same purpose."""
+"""Extra to an alternative extra for the same purpose."""
 _UNLISTED = ("benchmarks", "coverage", "dev", "docs", "gpu", "tensorrt8")
-"""Extras for development, and alternatives of `cpu` and `tensorrt`."""
+"""Extras for development, and alternatives to `cpu` and `tensorrt`."""
 _PACKAGE = Path(__file__).parents[1]
 
-Versions = Callable[[str], str]  # of a distribution; empty where it is not installed
+Versions = Callable[[str], str]  # distribution to version, empty if not installed
 
 
 def installed_version(package: str) -> str:
-    """Return the version of an installed distribution; empty where it is not installed."""
+    """Return the version of an installed distribution, or an empty text."""
     return tool_versions(package).get(package, "")
 
 
 def extras() -> Mapping[str, tuple[Requirement, ...]]:
-    """Return extra to its packages, for the extras that a user may need."""
+    """Return the requirements of each extra that users may need."""
     return {extra: packages for extra, packages in _all_extras().items() if extra not in _UNLISTED}
 
 
 @functools.cache
 def _all_extras() -> Mapping[str, tuple[Requirement, ...]]:
-    """Return extra to its packages, with those of the extras that it includes.
-
-    Empty where there is no metadata, and in another interpreter that runs a worker without `packaging`.
-    """
+    """Return the requirements of each extra and its nested extras; empty without metadata."""
     try:
         from packaging.requirements import Requirement
-    except ImportError:
+    except ImportError:  # another interpreter that runs a worker may lack it
         return {}
     from importlib.metadata import distributions
 
-    places = [str(_PACKAGE.parent), *sys.path]  # a worker finds the package, and not always by `sys.path`
+    places = [str(_PACKAGE.parent), *sys.path]  # a worker may run the package from outside `sys.path`
     installed = next(iter(distributions(name=DISTRIBUTION, path=places)), None)
     if installed is None:
         return {}
     declared = [Requirement(text) for text in installed.requires or ()]
-    found = {}
+    packages_by_extra = {}
     for extra in installed.metadata.get_all("Provides-Extra") or ():
         packages: dict[str, Requirement] = {}
-        for requirement in _of_extra(extra, declared):
-            if earlier := packages.get(requirement.name):
-                requirement.specifier &= earlier.specifier
+        for requirement in _requirements_of(extra, declared):
+            if previous := packages.get(requirement.name):
+                requirement.specifier &= previous.specifier
             packages[requirement.name] = requirement
         if packages:
-            found[extra] = tuple(packages.values())
-    return found
+            packages_by_extra[extra] = tuple(packages.values())
+    return packages_by_extra
 
 
-def _of_extra(extra: str, declared: Sequence[Requirement]) -> Iterator[Requirement]:
-    """Yield the requirements of an extra, and of the extras of this distribution that it includes."""
+def _requirements_of(extra: str, declared: Sequence[Requirement]) -> Iterator[Requirement]:
+    """Yield the requirements of an extra and of the extras of this distribution that it includes."""
     for requirement in declared:
         marker = requirement.marker
         if marker is None or marker.evaluate({"extra": ""}) or not marker.evaluate({"extra": extra}):
             continue
         if requirement.name == DISTRIBUTION:
             for included in sorted(requirement.extras):
-                yield from _of_extra(included, declared)
+                yield from _requirements_of(included, declared)
         else:
             unmarked = copy.copy(requirement)
             unmarked.marker = None
@@ -91,12 +88,12 @@ def _of_extra(extra: str, declared: Sequence[Requirement]) -> Iterator[Requireme
 
 
 def installed_as(package: str, version_of: Versions = installed_version) -> str:
-    """Return the installed distribution of a package, or an installed substitute; empty if there is none."""
+    """Return the installed distribution of a package or a substitute, or an empty text."""
     return next(filter(version_of, (package, *SUBSTITUTES.get(package, ()))), "")
 
 
 def unmet(extra: str, version_of: Versions = installed_version) -> list[Requirement]:
-    """Return the requirements of an extra whose package is missing or has a version outside the range."""
+    """Return the requirements of an extra that are missing or installed in a version outside the range."""
     if extra in _ALTERNATIVES and not unmet(_ALTERNATIVES[extra], version_of):
         return []
     return [
@@ -110,22 +107,22 @@ def unmet(extra: str, version_of: Versions = installed_version) -> list[Requirem
 def install_hint(extra: str, version_of: Versions = installed_version) -> str:
     """Return the command that installs the unmet requirements of an extra.
 
-    If all are met, the command names all of them: pip then installs the dependencies that they lack.
+    If all are met, the command names all: pip then installs their missing dependencies.
     """
-    words = []
+    arguments = []
     for requirement in unmet(extra, version_of) or _all_extras().get(extra, ()):
         text, name = str(requirement), requirement.name
-        words.append(shlex.quote(text.replace(name, installed_as(name, version_of) or name, 1)))
-    if not words:
+        arguments.append(shlex.quote(text.replace(name, installed_as(name, version_of) or name, 1)))
+    if not arguments:
         return f"install the packages of the extra {extra!r} of qcompile"
-    return f"pip install {' '.join(words)}"
+    return f"pip install {' '.join(arguments)}"
 
 
 def import_package(module: str, problem: str, *, extra: str, engine: str) -> Any:
     """Return an imported module.
 
     Raises:
-        EngineUnavailable: If it cannot be imported; `problem` says so, the cause follows in parentheses.
+        EngineUnavailable: If the import fails; the message is `problem` with the cause in parentheses.
     """
     try:
         return importlib.import_module(module)
@@ -138,20 +135,20 @@ def import_package(module: str, problem: str, *, extra: str, engine: str) -> Any
 def other_distribution() -> tuple[str, str]:
     """Return problem and fix if an installed distribution `qcompile` has files in `qcompile/`, else "", "".
 
-    It is another project, or an earlier wheel of this one. An editable one has no such file.
+    It is a foreign project or an earlier wheel of this project. An editable install has no files there.
     """
     from importlib.metadata import Distribution, distributions
 
     def has_package(distribution: Distribution) -> bool:
         return any(file.parts[0] == "qcompile" for file in distribution.files or ())
 
-    for other in filter(has_package, distributions(name="qcompile")):
-        earlier = any(point.value == "qcompile.cli:main" for point in other.entry_points)
-        origin = f"an earlier wheel of {DISTRIBUTION}" if earlier else "another project of the package index"
+    for installed in filter(has_package, distributions(name="qcompile")):
+        is_ours = any(point.value == "qcompile.cli:main" for point in installed.entry_points)
+        origin = f"an earlier wheel of {DISTRIBUTION}" if is_ours else "another project of the package index"
         effect = f"its files replace or hide those of {DISTRIBUTION}"
         fix = "pip uninstall -y qcompile"
-        if any(map(has_package, distributions(name=DISTRIBUTION))):  # it loses the files that both have
+        if any(map(has_package, distributions(name=DISTRIBUTION))):  # uninstalling removes the shared files
             wheel = f"dist/qcompile_onnx-{__version__}-py3-none-any.whl"
             fix += f" && pip install --force-reinstall --no-deps {wheel}"
-        return f"qcompile {other.version}, {origin}, is installed: {effect}", fix
+        return f"qcompile {installed.version}, {origin}, is installed: {effect}", fix
     return "", ""

@@ -1,7 +1,6 @@
-"""How much memory the machine, or the container, has; what is told where there is none left.
+"""Memory limits of the machine or container, and detection of errors that lack of memory caused.
 
-Runtimes tell it in words of their own, or by an error that says nothing of memory: a library that cannot be
-mapped, a thread that cannot be started.
+Some errors of runtimes do not mention memory: a library cannot be mapped, a thread cannot be started.
 """
 
 from __future__ import annotations
@@ -15,24 +14,24 @@ from pathlib import Path
 from ..errors import OutOfMemory, QCompileError, UsageError, causes, first_line
 
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-_SAYS = (
+_MEMORY_PHRASES = (
     "bad allocation", "bad_alloc", "can't allocate memory", "cannot allocate memory", "failed to allocate",
     "unable to allocate", "can't start new thread", "cannot start new thread", "not enough memory",
     "out of memory",
 )  # fmt: skip
-"""What errors say, in lower case, where no memory is left."""
-_SAYS_UNDER_A_LIMIT = (
+"""Phrases of errors that lack of memory causes, in lower case."""
+_LIMIT_PHRASES = (
     "failed to map segment from shared object",
     "cannot load library",
     "could not find/load shared object file 'libllvmlite",
     "resource temporarily unavailable",
     "thread creation failed",
 )
-"""What they say where a limit on address space is in the way; other faults may have the same words."""
+"""Phrases that count only under a limit on address space, since they also have other causes."""
 
 
 def machine_bytes() -> int | None:
-    """Return the memory of the machine or of the container, the smaller one; None where nothing tells."""
+    """Return the memory of the machine or the container, whichever is smaller, or None if unknown."""
     limits = []
     with contextlib.suppress(AttributeError, ValueError, OSError):
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -43,7 +42,7 @@ def machine_bytes() -> int | None:
 
 
 def address_space_limit() -> int | None:
-    """Return the limit on address space (`ulimit -v`) in bytes; None where there is none."""
+    """Return the limit on address space (`ulimit -v`) in bytes, or None."""
     try:
         import resource
     except ImportError:  # Windows
@@ -53,10 +52,9 @@ def address_space_limit() -> int | None:
 
 
 def require_address_space(needed_bytes: int, step: str) -> None:
-    """Refuse a step that a limit on address space leaves too little room for.
+    """Raise `OutOfMemory` if a limit on address space leaves less than `needed_bytes` for a step.
 
-    The OpenBLAS that scipy 1.17.1 loads (0.3.30) tries again for ever where it gets no memory: it is not
-    loaded where that could happen.
+    The OpenBLAS that scipy 1.17.1 loads (0.3.30) retries forever without memory: check before the import.
     """
     limit = address_space_limit()
     if limit is None:
@@ -64,38 +62,35 @@ def require_address_space(needed_bytes: int, step: str) -> None:
     pages = 0
     with contextlib.suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-    room = max(limit - pages * os.sysconf("SC_PAGE_SIZE"), 0)
-    if room < needed_bytes:
-        raise _made(step, f"{room:,} bytes of address space are left, {needed_bytes:,} are required")
+    free = max(limit - pages * os.sysconf("SC_PAGE_SIZE"), 0)
+    if free < needed_bytes:
+        raise _new_error(step, f"{free:,} bytes of address space are left, {needed_bytes:,} are required")
 
 
 def out_of_memory(error: BaseException, step: str) -> OutOfMemory | None:
-    """Return an error that tells of memory, where that is what is behind another one; else None.
-
-    The other one may be of any library, or of ours. The message names the `step` that was done.
-    """
-    for seen in causes(error):
-        if isinstance(seen, UsageError):
+    """Return an `OutOfMemory` for `step` if lack of memory caused an error of any library, else None."""
+    for cause in causes(error):
+        if isinstance(cause, UsageError):
             return None
-        if isinstance(seen, OutOfMemory):
-            return seen
-        if _is_about_memory(seen):
-            return _made(step, f"no memory is left ({type(seen).__name__}: {first_line(seen)})")
+        if isinstance(cause, OutOfMemory):
+            return cause
+        if _is_about_memory(cause):
+            return _new_error(step, f"no memory is left ({type(cause).__name__}: {first_line(cause)})")
     return None
 
 
 def _is_about_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
-    words = (error.message if isinstance(error, QCompileError) else str(error)).lower()
-    if "cuda" in words:  # the device's own memory: whoever uses it says so
+    text = (error.message if isinstance(error, QCompileError) else str(error)).lower()
+    if "cuda" in text:  # memory of the GPU, which the callers report
         return False
-    return any(word in words for word in _SAYS) or (
-        address_space_limit() is not None and any(word in words for word in _SAYS_UNDER_A_LIMIT)
+    return any(phrase in text for phrase in _MEMORY_PHRASES) or (
+        address_space_limit() is not None and any(phrase in text for phrase in _LIMIT_PHRASES)
     )
 
 
-def _made(step: str, problem: str) -> OutOfMemory:
+def _new_error(step: str, problem: str) -> OutOfMemory:
     limit = address_space_limit()
     subject = f"{step}: {problem}" if step else problem
     hint = "end other programs, give a smaller batch or model, or use a machine with more memory"
@@ -105,9 +100,9 @@ def _made(step: str, problem: str) -> OutOfMemory:
 
 
 def give_back() -> None:
-    """Return memory that was freed to the system.
+    """Return freed memory to the system.
 
-    glibc keeps what lies below anything in use: a search over BERT-base grew by 650 MB with each candidate.
+    glibc retains memory below blocks in use: a search over BERT-base grew by 650 MB with each candidate.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,10 +1,10 @@
-r"""Text of strangers, made plain: names in a model, a manifest, an error message of another package.
+r"""Make untrusted text safe to print: names in a model or manifest, error messages of other packages.
 
-A terminal obeys escape sequences, and bidirectional marks show a line in another order than it is written.
-What is not printed is shown as Python spells it, so that a reader sees that it is there:
+Escape sequences control a terminal, and bidirectional marks reorder the displayed text. Characters that are
+not printable are therefore shown as Python escapes:
 
     conv\x1b[2J      a name that would clear the screen
-    gnp.\u202eexe    a name that would be shown backwards
+    gnp.\u202eexe    a name that would be displayed backwards
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _INDENT = "    "
 _WIDTH = 100
-_SEEN = re.compile(r"[^\x20-\x7e]")
-"""What must be looked at: all but plain ASCII, which most texts are."""
+_NOT_ASCII = re.compile(r"[^\x20-\x7e]")
+"""Characters to check: all except plain ASCII."""
 
 
 def plain(text: object) -> str:
-    """Return one line in which every character is seen: escapes in place of controls, marks and line ends."""
+    """Return one line with escapes for control characters, bidirectional marks and line ends."""
     return _escaped(str(text), lambda sign: repr(sign)[1:-1])
 
 
 def plain_lines(text: object) -> str:
-    """Return text of several lines, each of them plain.
+    """Return text of several lines, each passed through `plain`; tabs remain.
 
-    Lines after the first are indented by four or more, so that no line end in a name begins what looks like
-    another message. Tabs stay.
+    Lines after the first are indented by at least four spaces, so that a line end in a name cannot start a
+    line that looks like another message.
     """
     lines = str(text).split("\n")
     for index, line in enumerate(lines[1:], 1):
@@ -38,17 +38,17 @@ def plain_lines(text: object) -> str:
 
 
 def plain_json(text: str) -> str:
-    """Return JSON in which what is not printed is escaped; `json.dumps` leaves all above 0x1f as it is."""
-    return "\n".join(_escaped(line, _in_json) for line in text.split("\n"))
+    """Return JSON with escapes for all unprintable characters; `json.dumps` escapes those below 0x20."""
+    return "\n".join(_escaped(line, _json_escape) for line in text.split("\n"))
 
 
 def plain_toml(text: str) -> str:
-    """Return a text as TOML spells it: JSON's escapes are among TOML's, but for pairs."""
+    """Return a TOML string: TOML has all escapes of JSON except surrogate pairs."""
     return _escaped(json.dumps(text, ensure_ascii=False), lambda sign: f"\\U{ord(sign):08x}")
 
 
 def toml_value(value: object) -> str:
-    """Return a value as TOML spells it; a list of more than a line has a line for each item."""
+    """Return a value in TOML syntax; a list too long for a line has one item on each line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -63,7 +63,7 @@ def toml_value(value: object) -> str:
 
 
 def toml_table(header: str, lines: Iterable[tuple[str, object, str]]) -> Iterator[str]:
-    """Yield the lines of a TOML table: an empty one, the header, and `key = value  # why` of each line."""
+    """Yield the lines of a TOML table: an empty line, the header, and `key = value  # why` for each entry."""
     yield ""
     if header:
         yield header
@@ -72,17 +72,17 @@ def toml_table(header: str, lines: Iterable[tuple[str, object, str]]) -> Iterato
 
 
 NOT_UTF8 = re.compile("[\udc80-\udcff]")
-"""Where the name of a file has bytes that are not UTF-8: as Python spells them."""
+"""Bytes of a file name that are not UTF-8, as Python decodes them (surrogates)."""
 
 
 def _escaped(text: str, escape: Callable[[str], str]) -> str:
-    return _SEEN.sub(lambda match: match[0] if _is_printed(match[0]) else escape(match[0]), text)
+    return _NOT_ASCII.sub(lambda match: match[0] if _is_printed(match[0]) else escape(match[0]), text)
 
 
-def _in_json(sign: str) -> str:
-    digits = sign.encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{digits[at : at + 4]}" for at in range(0, len(digits), 4))
+def _json_escape(character: str) -> str:
+    digits = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{digits[start : start + 4]}" for start in range(0, len(digits), 4))
 
 
-def _is_printed(sign: str) -> bool:
-    return sign.isprintable() or unicodedata.category(sign) == "Zs"  # spaces of other widths
+def _is_printed(character: str) -> bool:
+    return character.isprintable() or unicodedata.category(character) == "Zs"  # spaces of all widths

@@ -1,4 +1,4 @@
-"""The processor of this machine: its instruction sets, and which of them multiplies integers (`isa`)."""
+"""The processor of this machine: its instruction sets, and the one for integer products (`isa`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..spec.words import ARM_ISAS, CPU_TARGETS, Isa
 
-# Instruction sets by which ONNX Runtime chooses kernels and memory layouts.
+# Instruction sets that determine ONNX Runtime's choice of kernels and memory layouts.
 _FEATURES = (
     "avx", "avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16",
     "amx_fp16", "asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sme",
@@ -18,12 +18,12 @@ _MULTIPLY_IN = {
     "bf16": {"x86": ("avx512_bf16", "amx_bf16"), "arm": ("bf16",)},
     "fp16": {"x86": ("avx512_fp16", "amx_fp16"), "arm": ("asimdhp",)},
 }
-"""Instruction sets that multiply in a precision. Without one a runtime widens to float32 and rounds back,
-and may report the precision that it emulates, 3.5 times slower than float32."""
+"""Instruction sets that multiply in a precision. Without them, a runtime converts to float32 and back
+(3.5 times slower than float32), and may report the emulated precision."""
 
 
 def processor() -> dict[str, object]:
-    """Return name, architecture and the instruction sets that matter, as far as the system says."""
+    """Return name, architecture and relevant instruction sets, as far as the system reports them."""
     flags, name = _read_cpuinfo()
     return {
         "processor": name or platform.processor() or platform.machine(),
@@ -39,45 +39,42 @@ _ISAS: Mapping[Isa, str] = {
     "i8mm": "i8mm",
     "neon-dotprod": "asimddp",
 }
-"""Instruction set to its flag in /proc/cpuinfo, the best first."""
+"""Instruction set to its flag in /proc/cpuinfo, best first."""
 
 
 def isa_here() -> Isa:
-    """Return the instruction set that multiplies integers of 8 bits here.
+    """Return the instruction set for 8-bit integer products on this processor.
 
-    Where the system tells no instruction sets, it is the least of the architecture: "avx2" or "neon". A
-    processor with AVX-512 and without VNNI counts as "avx2", whose products its kernels use.
+    If the system reports no instruction sets, the result is the least of the architecture: "avx2" or "neon".
+    AVX-512 without VNNI counts as "avx2", since its kernels compute products in the same way.
     """
     features = processor()["features"]
     return isa_of(features if isinstance(features, list) else (), arm=is_arm())
 
 
 def isa_of(features: Collection[str], *, arm: bool) -> Isa:
-    """Return the instruction set that multiplies integers of 8 bits on a processor with these features."""
-    present = (isa for isa, flag in _ISAS.items() if flag in features and (isa in ARM_ISAS) == arm)
-    return next(present, "neon" if arm else "avx2")
+    """Return the instruction set for 8-bit integer products on a processor with these features."""
+    supported = (isa for isa, flag in _ISAS.items() if flag in features and (isa in ARM_ISAS) == arm)
+    return next(supported, "neon" if arm else "avx2")
 
 
 def resolve_isa(isa: Isa, target: str) -> Isa:
-    """Return what "auto" stands for here; it stays "auto" for a target that runs on no processor."""
+    """Return `isa` with "auto" resolved to this processor's; targets that run on no CPU leave "auto"."""
     return isa_here() if isa == "auto" and target in CPU_TARGETS else isa
 
 
 def is_foreign(isa: Isa) -> bool:
-    """Return whether files for an instruction set are for another architecture than this machine's."""
+    """Return whether an instruction set belongs to another architecture than this machine's."""
     return isa != "auto" and (isa in ARM_ISAS) != is_arm()
 
 
 def is_elsewhere(isa: Isa) -> bool:
-    """Return whether files for an instruction set are for another processor than this one.
-
-    Such files hold nothing of this processor, so that they run on any that has the instruction set.
-    """
+    """Return whether `isa` is another processor's; files built for it run on any processor with that set."""
     return isa not in ("auto", isa_here())
 
 
 def device_for(isa: Isa) -> dict[str, object]:
-    """Return the device of a manifest: this processor, or all of an architecture with an instruction set."""
+    """Return a manifest's `device`: this processor, or any of an architecture with an instruction set."""
     if not is_elsewhere(isa):
         return {**processor(), "isa": isa}
     arm = isa in ARM_ISAS
@@ -86,27 +83,27 @@ def device_for(isa: Isa) -> dict[str, object]:
 
 
 def why_unchecked(isa: Isa) -> list[str]:
-    """Return what a build for an instruction set cannot tell here: nothing for this processor's."""
+    """Return warnings on the checks that a build for another instruction set could not make here."""
     if not is_elsewhere(isa):
         return []
     name, it = ("ARM", "ARM") if is_foreign(isa) and isa in ARM_ISAS else (isa, "it")
     return [
-        f"built for {name} on another processor, whose speed says nothing about {it}",
-        f"which kernels run on {isa} was not checked: the proof of types is of this processor ({isa_here()})",
+        f"built for {name} on another processor, whose speed does not apply to {it}",
+        f"kernels on {isa} are not verified: layer precisions were checked on this processor ({isa_here()})",
     ]
 
 
 def overflows(isa: Isa, on: Isa) -> bool:
-    """Return whether INT8 that is fitted to an instruction set is computed wrongly on another one.
+    """Return whether INT8 for instruction set `isa` overflows on instruction set `on`.
 
-    Weights for "avx2" are right everywhere. Those for other instruction sets of x86, and for ARM, overflow
-    where pairs of products are added in 16 bits, as kernels for AVX2 do.
+    Weights for "avx2" are exact everywhere. Weights for other x86 sets and for ARM overflow on AVX2, because
+    its kernels add pairs of products in 16 bits.
     """
     return on == "avx2" and isa not in ("auto", "avx2")
 
 
 def why_not_exact(isa: Isa) -> str:
-    """Return why INT8 that is fitted to an instruction set is computed wrongly here; empty otherwise."""
+    """Return why INT8 for an instruction set overflows on this processor, or an empty text."""
     if not overflows(isa, isa_here()):
         return ""
     return (
@@ -116,15 +113,12 @@ def why_not_exact(isa: Isa) -> str:
 
 
 def is_arm() -> bool:
-    """Return whether this processor is an ARM."""
+    """Return whether this processor is an ARM processor."""
     return platform.machine().startswith(("arm", "aarch"))
 
 
 def why_emulated(precision: str) -> str:
-    """Return why this processor does not compute in a precision; empty where it does.
-
-    It is empty, too, where the system tells no instruction sets at all: there the runtime's word must do.
-    """
+    """Return why this processor emulates a precision; empty if it does not or its features are unknown."""
     machine = processor()
     features = machine["features"]
     family = "arm" if is_arm() else "x86"
@@ -135,7 +129,7 @@ def why_emulated(precision: str) -> str:
 
 
 def missing_features(device: Mapping[str, object]) -> list[str]:
-    """Return what an artifact's device had and this machine lacks; without features it is any."""
+    """Return the architecture or features of an artifact's device that this machine lacks, if recorded."""
     machine = processor()
     if "features" not in device:
         return []
@@ -151,7 +145,7 @@ def _read_cpuinfo() -> tuple[set[str], str]:
     flags: set[str] = set()
     name = ""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():  # elsewhere the features stay empty and nothing is compared
+    if cpuinfo.is_file():  # other systems report no features, and no comparison takes place
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
             if key.strip() in ("flags", "Features"):

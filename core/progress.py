@@ -1,6 +1,6 @@
-"""What is said while working: progress through one callable; other libraries' chatter is caught.
+"""Progress of long stages, reported through one callable, and suppression of other libraries' output.
 
-Library code never prints. A stage that takes long calls its `progress` with what it is doing.
+Library code never prints: a long stage calls its `progress` instead.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Receives the state of a piece of work."""
+    """Callback for the progress of a stage."""
 
     def __call__(self, text: str, done: int = 0, total: int | None = None, /) -> None:
-        """Say that `done` of `total` steps of `text` are finished; no total when it is unknown."""
+        """Report that `done` of `total` steps of `text` are finished; `total` is None if unknown."""
 
 
 def silent(text: str, done: int = 0, total: int | None = None, /) -> None:
-    """Show nothing: the default."""
+    """Ignore progress; the default."""
 
 
 class _Silence:
-    """Streams, warnings and logging of the process, which are silent as long as a thread is inside.
+    """Context manager that silences the process's streams, warnings and logging while any thread is inside.
 
-    Each thread for itself would restore what it found: of two that overlap, the later one the silence.
+    If each thread restored the streams by itself, overlapping threads could restore the silenced ones.
     """
 
     def __init__(self) -> None:
-        self._changing, self._inside = threading.Lock(), 0
+        self._lock, self._depth = threading.Lock(), 0
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> None:
-        with self._changing:
-            self._inside += 1
-            if self._inside > 1:
+        with self._lock:
+            self._depth += 1
+            if self._depth > 1:
                 return
             self._undo.callback(logging.disable, logging.root.manager.disable)
             logging.disable(logging.CRITICAL)
@@ -48,9 +48,9 @@ class _Silence:
             self._undo.enter_context(contextlib.redirect_stderr(dropped))
 
     def __exit__(self, *_: object) -> None:
-        with self._changing:
-            self._inside -= 1
-            if not self._inside:
+        with self._lock:
+            self._depth -= 1
+            if not self._depth:
                 self._undo.close()
 
 
@@ -58,8 +58,5 @@ _SILENCE = _Silence()
 
 
 def quiet() -> contextlib.AbstractContextManager[None]:
-    """Drop what libraries print, warn and log in the block.
-
-    Exporters and quantizers write progress and advice to both streams. Failures arrive as exceptions.
-    """
+    """Drop prints, warnings and logs of libraries in the block; their failures arrive as exceptions."""
     return _SILENCE

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, told apart by digest, held by one process at a time."""
+"""Files: atomic writes, digests, and locks between processes."""
 
 from .locks import lock, open_lock
 from .read import (

@@ -1,4 +1,4 @@
-"""Locks (flock(2)) on files and folders, which the system gives back however their process ends."""
+"""Locks (flock(2)) on files and folders; the system releases them when the process ends in any way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...errors import InvalidOption
 
 
 def open_folder(folder: Path) -> int | None:
-    """A handle that a lock can be held on; None where it is gone or a link, -1 where there are no locks."""
+    """Return a descriptor of a folder for `flock`: None if the folder is gone, -1 on Windows."""
     if sys.platform == "win32":
         return -1
     try:
@@ -23,7 +23,7 @@ def open_folder(folder: Path) -> int | None:
 
 
 def flock(handle: int, *, wait: bool) -> bool | None:
-    """Lock it; False where another process holds it, None where the file system has no locks."""
+    """Lock a descriptor; return False if another process has the lock, None if locks are not supported."""
     try:
         import fcntl
 
@@ -36,7 +36,7 @@ def flock(handle: int, *, wait: bool) -> bool | None:
 
 
 def is_still(handle: int, folder: Path) -> bool:
-    """Whether the path leads to what the handle holds."""
+    """Return whether the path still refers to the open folder, or for handle -1 whether it exists."""
     if handle < 0:
         return folder.is_dir()
     try:
@@ -46,24 +46,21 @@ def is_still(handle: int, folder: Path) -> bool:
 
 
 def open_lock(path: Path) -> IO[str]:
-    """Open a file to be locked, made if it is not there; nothing is written to it.
-
-    Others may write to the folder and have planted a link or a pipe under this well-known name.
-    """
+    """Open or create a lock file; refuse links and pipes, which another user may have planted."""
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     if path.is_symlink():
         raise OSError(errno.ELOOP, "is a link; a file is required, remove it", str(path))
-    number = os.open(path, flags, 0o644)
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
+    descriptor = os.open(path, flags, 0o644)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise OSError(errno.EINVAL, "is no regular file; remove it", str(path))
-    return os.fdopen(number, "r+", encoding="utf-8")
+    return os.fdopen(descriptor, "r+", encoding="utf-8")
 
 
 def lock(file: IO[str], output: Path) -> None:
-    """Hold a file that is open for writing until it is closed; it stands for the folder `output`.
+    """Lock the folder `output` by an open file until that is closed; raise `InvalidOption` if it is locked.
 
-    Without locks, the rename of whole folders still keeps every file whole.
+    On file systems without locks, the rename of whole folders still prevents partial files.
     """
     if flock(file.fileno(), wait=False) is False:
         problem = f"`output` {output}: another run is using it"

@@ -1,4 +1,4 @@
-"""Files that a user names: found, read, and refused with a sentence; their digests and side files."""
+"""Read files that a user names, with clear errors; compute digests and find side files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def read_json(path: Path, *, what: str = "file") -> Any:
-    """Return what a JSON file holds; `what` names in a message what it should be."""
+    """Return the content of a JSON file; `what` is its role in messages, for example "a manifest"."""
     content = read_bytes(path, what=what)
     try:
         return json.loads(content)
@@ -36,7 +36,7 @@ def read_bytes(path: Path, *, what: str = "file") -> bytes:
 
 
 def require_file(path: Path, *, what: str = "file") -> Path:
-    """Return the path of an existing file that can be read. A pipe is refused: it may never be written to."""
+    """Return the path of a readable regular file. A pipe is refused, since reading it may block forever."""
     with reading(path):
         kind = kind_of(path)
         if kind == "a file":
@@ -50,39 +50,36 @@ def require_file(path: Path, *, what: str = "file") -> Path:
 
 
 def absolute_path(text: str, base: Path | None = None) -> Path:
-    """Return the absolute path that a text names, `~` the home; links stay as they are.
-
-    Relative paths begin at `base`, by default the working folder.
-    """
+    """Return the absolute path for a text, from `base` or the working folder; expand `~`, not links."""
     try:
         path = Path.cwd() / (base or "") / Path(text).expanduser()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
             path.lstat()
-    except (ValueError, RuntimeError, OSError) as error:  # NUL, no such user, too long
+    except (ValueError, RuntimeError, OSError) as error:  # NUL character, unknown user, name too long
         shown = text if len(text) <= 80 else f"{text[:79]}…"
         raise InvalidOption(f"{shown!r} cannot be a path ({first_line(error)})") from error
     return path
 
 
 def nearest_name(path: Path) -> str:
-    """Return "did you mean ...?" for a path that is not there, or an empty text."""
+    """Return "did you mean ...?" for a missing path, a note on its missing folder, or an empty text."""
     import difflib
 
     if not path.parent.is_dir():
         return f"the folder {path.parent} does not exist either"
     try:
         present = os.listdir(path.parent)
-    except OSError:  # it may be passed through, and not read
+    except OSError:  # the folder may be searchable without being readable
         return ""
     near = difflib.get_close_matches(path.name, present, n=1)
     return f"did you mean {path.parent / near[0]}?" if near else ""
 
 
 def kind_of(path: Path) -> str:
-    """What a path leads to, in words; "" where there is nothing."""
+    """Return the kind of a path, "a file", "a folder", ...; "" if the path does not exist."""
     try:
         mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no name holds a zero byte
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: zero byte in the name
         return ""
     if stat.S_ISREG(mode):
         return "a file"
@@ -104,11 +101,11 @@ def digest_files(paths: Sequence[Path]) -> str:
 
 
 def manifest_path(path: Path) -> Path:
-    """Return where the manifest of an artifact lies."""
+    """Return the path of an artifact's manifest."""
     return path.with_name(path.name + ".json")
 
 
 def side_files(path: Path) -> list[Path]:
-    """Return the files that belong to an artifact beside its main file."""
+    """Return the existing side files of an artifact, at most `NAME.data`."""
     data = path.with_name(path.name + ".data")
     return [data] if data.is_file() else []

@@ -1,7 +1,7 @@
-"""What the system says of a file that it cannot write or read, as an error that names the next step.
+"""Translate operating-system errors on files into `StorageError` with a hint.
 
-Native libraries report it in words of their own, or write less than they were told and say nothing: the
-words and the room that is left are looked at too.
+Native libraries report these errors as text only, or write less than requested without an error. Error texts
+are therefore searched, too, and the free space is checked.
 """
 
 from __future__ import annotations
@@ -17,89 +17,89 @@ from pathlib import Path
 from ...errors import StorageError, UsageError, causes, first_line
 
 TEMPORARY = ".qcompile-tmp-"
-"""Beginning of the names of what is not finished; a process id follows."""
-_FULL_BYTES = 1 << 16
-_ROOM = "free space, or give a place on another disk"
-_NO_ROOM = {
-    errno.ENOSPC: _ROOM,
-    errno.EDQUOT: "remove files of yours, or give a place outside of the quota",
-    errno.EFBIG: "raise the limit on the size of files (ulimit -f), or give a place on another file system",
-    errno.EROFS: "give a place that can be written to",
-    errno.EIO: "the disk or its connection fails: look into the system's log, and give another place",
+"""Prefix of the names of unfinished files and folders; a process id follows."""
+_MIN_FREE_BYTES = 1 << 16
+_SPACE_HINT = "free space, or choose another disk"
+_RESOURCE_HINTS = {
+    errno.ENOSPC: _SPACE_HINT,
+    errno.EDQUOT: "delete files, or choose a place outside the quota",
+    errno.EFBIG: "raise the limit on the file size (ulimit -f), or choose another file system",
+    errno.EROFS: "choose a writable place",
+    errno.EIO: "the disk or its connection fails: read the system log, and choose another place",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
-    errno.ENFILE: "end other processes: the system has no open file left",
+    errno.ENFILE: "end other processes: the system cannot open more files",
 }
-"""Problems that another error may hide: no message of ours says them."""
-_HINTS = _NO_ROOM | {
-    errno.EACCES: "change its permissions, or give another place",
-    errno.EPERM: "change its permissions, or give another place",
-    errno.ENAMETOOLONG: "give a shorter name",
-    errno.ENOENT: "it was removed meanwhile: put it back, and run it again",
-    errno.ESTALE: "its file server has lost it: run it again",
-    errno.ELOOP: "its links lead in a circle",
-    errno.ENOTDIR: "a file is in the place of a folder",
-    errno.EISDIR: "a folder is in the place of a file",
-    errno.EBUSY: "another process holds it",
+"""Hints for errors that other libraries may report as text only; no qcompile message contains these texts."""
+_HINTS = _RESOURCE_HINTS | {
+    errno.EACCES: "change its permissions, or choose another place",
+    errno.EPERM: "change its permissions, or choose another place",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOENT: "it was removed during the run: restore it, and run again",
+    errno.ESTALE: "its file server has lost it: run again",
+    errno.ELOOP: "its links form a loop",
+    errno.ENOTDIR: "a folder in its path is a file",
+    errno.EISDIR: "a file is required, not a folder",
+    errno.EBUSY: "another process uses it",
     errno.ETXTBSY: "another process runs it",
-    errno.ENXIO: "give a regular file",
-    errno.ENODEV: "give a regular file",
+    errno.ENXIO: "choose a regular file",
+    errno.ENODEV: "choose a regular file",
 }
 
 
 def storage_error(error: OSError, path: Path | None = None) -> StorageError | None:
-    """Return what the system says of a file as an error of ours, or None where it says nothing of a file.
+    """Return an `OSError` on a file as `StorageError`, or None for other errors.
 
-    The file is the one that the error names, else `path`.
+    The message names the error's file, else `path`. Without both, only errors in `_NO_ROOM` are translated.
     """
     if error.errno not in _HINTS or isinstance(error, BrokenPipeError):
         return None
-    # Of a copy, the second is the target.
-    copied = error.filename2 if error.errno in _NO_ROOM else None
-    name = copied or error.filename
-    named = name if isinstance(name, str | os.PathLike) else path
-    if named is None and error.errno not in _NO_ROOM:
+    # An error of a copy has two names; the second is the target.
+    target = error.filename2 if error.errno in _RESOURCE_HINTS else None
+    name = target or error.filename
+    file = name if isinstance(name, str | os.PathLike) else path
+    if file is None and error.errno not in _RESOURCE_HINTS:
         return None
-    return _made(error.errno, None if named is None else Path(named))
+    return _new_error(error.errno, None if file is None else Path(file))
 
 
 def hidden_storage_error(error: BaseException, path: Path) -> StorageError | None:
-    """Return the problem of a disk behind another error that was raised while `path` was written, or None.
+    """Return the disk error that caused another error while `path` was written, or None.
 
-    Its disk and that of temporary files are asked for the room that they have.
+    Search the chain of causes and their texts, then check the free space of the folder and of TMPDIR.
     """
     if isinstance(error, UsageError):
         return None
-    for seen in causes(error):
-        if isinstance(seen, StorageError):
-            return seen
-        if isinstance(seen, OSError) and seen.errno in _NO_ROOM:
-            return storage_error(seen, path)
-        reason = [number for number in _NO_ROOM if os.strerror(number).lower() in str(seen).lower()]
-        if reason:
-            return _made(reason[0], path)
-    places = [path.parent]
+    for cause in causes(error):
+        if isinstance(cause, StorageError):
+            return cause
+        if isinstance(cause, OSError) and cause.errno in _RESOURCE_HINTS:
+            return storage_error(cause, path)
+        codes = [code for code in _RESOURCE_HINTS if os.strerror(code).lower() in str(cause).lower()]
+        if codes:
+            return _new_error(codes[0], path)
+    folders = [path.parent]
     with contextlib.suppress(OSError):
-        places.append(Path(tempfile.gettempdir()))
-    for place in places:
-        if is_full(place):
-            why = f"{public(path)}: {os.strerror(errno.ENOSPC)} ({place}); {first_line(error)}"
-            return StorageError(why, hint=_ROOM, file=public(path))
+        folders.append(Path(tempfile.gettempdir()))
+    for folder in folders:
+        if is_full(folder):
+            message = f"{public(path)}: {os.strerror(errno.ENOSPC)} ({folder}); {first_line(error)}"
+            return StorageError(message, hint=_SPACE_HINT, file=public(path))
     return None
 
 
 def is_full(folder: Path) -> bool:
-    """Whether the disk of a folder has no room left; false where the system does not tell."""
+    """Return whether the disk of `folder` is full; False if the platform cannot report it."""
     try:
         status = os.statvfs(folder)
     except (OSError, AttributeError):
         return False
     free = status.f_bfree if os.geteuid() == 0 else status.f_bavail
-    return status.f_blocks > 0 and free * status.f_frsize < _FULL_BYTES
+    return status.f_blocks > 0 and free * status.f_frsize < _MIN_FREE_BYTES
 
 
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """Raise what goes wrong with the disk in the block as StorageError, and other errors as they are."""
+    """Raise `StorageError` for a disk error in the block, which writes `path`; pass other errors on."""
     try:
         yield
     except OSError as error:
@@ -116,20 +116,20 @@ def storing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise what the system says in the block, which reads a file, as StorageError."""
+    """Raise `StorageError` for an `OSError` in the block, which reads `path`."""
     try:
         yield
     except OSError as error:
         problem = f"{path}: cannot be read ({error.strerror or first_line(error)})"
-        unknown = StorageError(problem, hint="give a regular file", file=path)
-        raise (storage_error(error, path) or unknown) from error
+        fallback = StorageError(problem, hint="choose a regular file", file=path)
+        raise (storage_error(error, path) or fallback) from error
 
 
 def public(path: Path) -> Path:
-    """Return a path without the folders in which unfinished files lie: no user can go there."""
+    """Return a path without its temporary folders, which users cannot open."""
     return Path(*(part for part in path.parts if not part.startswith(TEMPORARY)))
 
 
-def _made(number: int, path: Path | None) -> StorageError:
+def _new_error(code: int, path: Path | None) -> StorageError:
     file = None if path is None else public(path)
-    return StorageError(f"{file or 'a file'}: {os.strerror(number)}", hint=_HINTS[number], file=file)
+    return StorageError(f"{file or 'a file'}: {os.strerror(code)}", hint=_HINTS[code], file=file)

@@ -1,13 +1,10 @@
-"""Temporary folders, each held by the process that made it.
-
-The next process removes the folders of killed ones.
+"""Temporary folders, each locked by the process that made it; later processes remove those of killed ones.
 
     .qcompile-tmp-PID-PURPOSE-xxxxxxxx
 
-The process holds a lock on its folder (flock(2)), which the system gives back when the process ends, however
-it ends. So a folder without its lock is nobody's: also where ids of processes are used again, or mean nothing
-because containers share the folder. The id in the name protects what has no lock: files, and folders of a
-file system without locks.
+The system releases the lock (flock(2)) when the process ends. An unlocked folder is therefore abandoned, even
+if its process id was reused or is from another container that shares the parent folder. Files, and folders on
+file systems without locks, are protected by the process id.
 """
 
 from __future__ import annotations
@@ -31,18 +28,18 @@ from .locks import flock, is_still, open_folder
 from .storage import TEMPORARY, hidden_storage_error, public, storage_error
 
 PLACES = "QCOMPILE_TEMPORARY_PLACES"
-"""Variable with a file that gets the folders where temporary ones are made: for who ends this process."""
-_OLD_S = 86400.0
-"""Age from which a folder that cannot be locked is taken for abandoned."""
+"""Environment variable: file that lists the parents of temporary folders for the process that watches."""
+_ABANDONED_AFTER_S = 86400.0
+"""Age at which a folder that cannot be locked counts as abandoned."""
 _CLOCK_STEP_S = 2.0
 
 
 @contextmanager
 def temporary_folder(purpose: str, shown: str | Path = "") -> Iterator[Path]:
-    """Yield a new folder among the system's temporary files, with a word in its name; removed at the end.
+    """Yield a new folder among the system's temporary files, named for its `purpose`; remove it at the end.
 
-    Errors that leave it name `shown`, what the user gave, in place of its files; without it, their names
-    alone. What killed processes left there is removed, once for each process and place.
+    Errors of the block name `shown` (the user's argument) in place of files in the folder, by default the
+    file names alone. Leftovers of killed processes are removed first, once for each process and place.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -50,14 +47,14 @@ def temporary_folder(purpose: str, shown: str | Path = "") -> Iterator[Path]:
             sweep(place)
             folder = stack.enter_context(held_folder(place, purpose))
         except OSError as error:
-            raise _no_temporary(error, error.filename or "folder") from error
+            raise _temporary_error(error, error.filename or "folder") from error
         stack.enter_context(public_names(folder, lambda name: str(shown) or name or "a temporary file"))
         try:
             yield folder
         except OSError as error:
-            if not _is_about(error, folder):
+            if not _is_disk_error(error, folder):
                 raise
-            raise _no_temporary(error, place) from error
+            raise _temporary_error(error, place) from error
         except Exception as error:
             problem = hidden_storage_error(error, folder)
             if problem is None or problem is error:
@@ -68,20 +65,17 @@ def temporary_folder(purpose: str, shown: str | Path = "") -> Iterator[Path]:
 
 @contextmanager
 def held_folder(parent: Path, purpose: str = "") -> Iterator[Path]:
-    """Yield a new folder that `remove_stale` leaves alone while this process lives; removed at the end.
-
-    It may be renamed meanwhile: nothing is removed then.
-    """
-    _tell(parent)
+    """Yield a folder that `remove_stale` skips while this process lives; finally remove it unless moved."""
+    _report_parent(parent)
     prefix = f"{TEMPORARY}{os.getpid()}-{purpose}{'-' if purpose else ''}"
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         try:
             handle = open_folder(folder)
-        except OSError:  # no descriptor is left
+        except OSError:  # the limit on open files is reached
             folder.rmdir()
             raise
-        if handle is None:  # another process took it for abandoned before the lock was held
+        if handle is None:  # another process removed the folder before it was locked
             continue
         flock(handle, wait=True)
         if is_still(handle, folder):
@@ -98,7 +92,7 @@ def held_folder(parent: Path, purpose: str = "") -> Iterator[Path]:
 
 @contextmanager
 def public_names(folder: Path, public: Callable[[str], str]) -> Iterator[None]:
-    """Let errors name what users can go to in place of a folder's files; `public` takes a file's name."""
+    """Replace paths in `folder` in errors of the block; `public` maps a file name to the path to show."""
     try:
         yield
     except QCompileError as error:
@@ -113,39 +107,39 @@ def public_names(folder: Path, public: Callable[[str], str]) -> Iterator[None]:
 
 
 def rename_paths(error: QCompileError, rename: Callable[[str], str]) -> None:
-    """Rename the paths in all texts of an error; in place."""
+    """Apply `rename` to all texts and paths of an error, in place."""
 
-    def renamed(value: Any) -> Any:
+    def rename_value(value: Any) -> Any:
         if isinstance(value, str):
             return rename(value)
         if isinstance(value, list | tuple):
-            return type(value)(map(renamed, value))
+            return type(value)(map(rename_value, value))
         return Path(rename(str(value))) if isinstance(value, Path) else value
 
     error.message, error.hint = rename(error.message), rename(error.hint)
-    error.data = {key: renamed(value) for key, value in error.data.items()}
+    error.data = {key: rename_value(value) for key, value in error.data.items()}
 
 
-def _tell(parent: Path) -> None:
-    """Tell the process that watches this one where a temporary folder is made."""
+def _report_parent(parent: Path) -> None:
+    """Report the parent of a temporary folder to the process that watches this one."""
     if places := os.environ.get(PLACES):
         with contextlib.suppress(OSError), open(places, "ab") as file:
             file.write(os.fsencode(parent.absolute()) + b"\0")
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left in a folder, once for each process; again after a thousand others."""
+    """Call `remove_stale` once for a folder that is not temporary itself (cache of 1024 folders)."""
     place = folder.absolute()
     if public(place) == place:
         _sweep(place)
 
 
 def remove_stale(folder: Path) -> None:
-    """Remove files and folders named TEMPORARY, pid, "-..." that processes of this user left when killed.
+    """Remove files and folders named `.qcompile-tmp-PID-...` that killed processes of this user left.
 
-    Links are never followed, and what cannot be removed stays.
+    Links are not followed; files that cannot be removed remain.
     """
-    _tell(folder)  # who looks for them here makes some here
+    _report_parent(folder)  # callers also make temporary folders in it
     with contextlib.suppress(OSError):
         for path in list(folder.glob(f"{TEMPORARY}*")):
             pid = path.name.removeprefix(TEMPORARY).split("-")[0]
@@ -160,7 +154,7 @@ _sweep = functools.lru_cache(1024)(remove_stale)
 def _remove_if_abandoned(path: Path, pid: int) -> None:
     status = path.lstat()
     foreign = hasattr(os, "geteuid") and status.st_uid != os.geteuid()
-    if foreign or _owner_lives(pid, status.st_ctime):
+    if foreign or _owner_may_live(pid, status.st_ctime):
         return
     if not stat.S_ISDIR(status.st_mode):
         path.unlink()
@@ -170,27 +164,27 @@ def _remove_if_abandoned(path: Path, pid: int) -> None:
         return
     try:
         locked = flock(handle, wait=False)
-        if locked or (locked is None and time.time() - status.st_mtime > _OLD_S):
+        if locked or (locked is None and time.time() - status.st_mtime > _ABANDONED_AFTER_S):
             shutil.rmtree(path, ignore_errors=True)
     finally:
         if handle >= 0:
             os.close(handle)
 
 
-def _owner_lives(pid: int, changed_s: float) -> bool:
-    """Whether a process may be the one that made something which was changed then: it began before."""
+def _owner_may_live(pid: int, changed_s: float) -> bool:
+    """Return whether process `pid` may have made a file that changed at `changed_s`: it started before."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # of another user, and what it made would be too
+    except PermissionError:  # another user's process, and the file is this user's
         return False
-    began_s = _began_s(pid)
-    return began_s is None or began_s <= changed_s + _CLOCK_STEP_S
+    started_s = _start_time_s(pid)
+    return started_s is None or started_s <= changed_s + _CLOCK_STEP_S
 
 
-def _began_s(pid: int) -> float | None:
-    """When a process began, by the wall clock; None where the system does not tell (proc(5), field 22)."""
+def _start_time_s(pid: int) -> float | None:
+    """Return the start of a process in wall-clock time, or None if unknown (proc(5), field 22)."""
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
@@ -199,13 +193,13 @@ def _began_s(pid: int) -> float | None:
         return None
 
 
-def _is_about(error: OSError, folder: Path) -> bool:
-    """Whether an error is one of the disk of a folder; where none is named, only writing fails like that."""
+def _is_disk_error(error: OSError, folder: Path) -> bool:
+    """Return whether an error concerns the disk of a folder; if it names no file, only by its errno."""
     if error.filename is None:
         return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return storage_error(error) is not None and str(error.filename).startswith(str(folder))
 
 
-def _no_temporary(error: OSError, place: object) -> StorageError:
+def _temporary_error(error: OSError, place: object) -> StorageError:
     problem = f"temporary files {place}: {error.strerror}"
     return StorageError(problem, hint="free space, or set TMPDIR", file=str(place))

@@ -1,8 +1,4 @@
-"""Files written whole or not at all.
-
-Files appear under their final names only when they are whole: everything is written into a hidden folder
-beside the target and moved in at the end, side files first, the manifest last.
-"""
+"""Write files atomically: first into a hidden folder beside the target, then renamed, the manifest last."""
 
 from __future__ import annotations
 
@@ -23,10 +19,10 @@ from .temporary import held_folder, public_names, sweep
 
 @contextmanager
 def writing(final: Path) -> Iterator[Path]:
-    """Yield a path to write to; on success move it, and what was written beside it, into place.
+    """Yield a path to write to; on success move it and its side files into place.
 
-    The path has the final name inside a temporary folder on the same file system, so that formats with
-    side files (external data) can name them. On an error nothing appears under a final name.
+    The path has the final name, in a temporary folder on the same file system, so that formats with external
+    data can refer to it. On an error no file gets a final name.
     """
     check_output(final)
     with contextlib.ExitStack() as stack:
@@ -46,19 +42,19 @@ def writing(final: Path) -> Iterator[Path]:
             move_in(temporary, final)
 
 
-_READ_ALONE = (".py", ".ipynb", ".npz", ".npy", ".jsonl", ".parquet", ".pt2", ".ckpt")
-"""Endings of files that no command writes, and people have: a slip of `-o` would cost them."""
-_MODELS = (".onnx", ".engine", ".plan", ".pt", ".pth", ".safetensors", ".keras", ".h5", ".tflite")
+_USER_FILE_SUFFIXES = (".py", ".ipynb", ".npz", ".npy", ".jsonl", ".parquet", ".pt2", ".ckpt")
+"""Suffixes of users' files that no command writes; a typing error in `-o` could replace one."""
+_MODEL_SUFFIXES = (".onnx", ".engine", ".plan", ".pt", ".pth", ".safetensors", ".keras", ".h5", ".tflite")
 
 
 def check_output(final: Path, *, is_model: bool = True) -> None:
-    """Refuse an output that could not be written, before any work, or would cost a user's file."""
+    """Raise `InvalidOption` if an output cannot be written or would replace a user's file."""
     with reading(final):
         kind = kind_of(final)
     if kind not in ("", "a file"):
         raise InvalidOption(f"output {final} is {kind}; a file name is required")
-    if kind and final.suffix in (*_READ_ALONE, *(() if is_model else _MODELS)):
-        what = "a model" if final.suffix in _MODELS else "code or data"
+    if kind and final.suffix in (*_USER_FILE_SUFFIXES, *(() if is_model else _MODEL_SUFFIXES)):
+        what = "a model" if final.suffix in _MODEL_SUFFIXES else "code or data"
         raise InvalidOption(f"output {final}: would replace {what}; another name is required", file=final)
 
 
@@ -70,27 +66,27 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write JSON for people and machines: indented, keys in the given order, atomically."""
+    """Write indented JSON atomically, with keys in the order of `value`."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def move_in(temporary: Path, final: Path) -> None:
-    """Move files to their names, so that a kill or a power loss at any moment leaves no wrong pair.
+    """Move files to their final names, so that a kill or power loss at any moment leaves no wrong pair.
 
-    The former manifest goes first: what is found then is a file without one, never one beside a file that it
-    does not describe. A former file goes before its side file is replaced.
+    The old manifest is removed first: an interrupted move may leave a file without manifest, but never with a
+    wrong manifest. An old file is removed before its side file is replaced.
     """
     main, manifest = temporary / final.name, manifest_path(temporary / final.name)
-    last = {main: 1, manifest: 2}
-    written = sorted(temporary.iterdir(), key=lambda path: (last.get(path, 0), path))
+    order = {main: 1, manifest: 2}
+    written = sorted(temporary.iterdir(), key=lambda path: (order.get(path, 0), path))
     for path in written:
         sync(path)
     data = final.with_name(final.name + ".data")
     if manifest in written:
-        former = [manifest_path(final)]
+        old_files = [manifest_path(final)]
         if data.is_file() or temporary / data.name in written:
-            former += [final, data]
-        for path in former:
+            old_files += [final, data]
+        for path in old_files:
             path.unlink(missing_ok=True)
         sync(final.parent)
     for path in written:
@@ -101,7 +97,7 @@ def move_in(temporary: Path, final: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file a second name, or a copy where the file system has no hard links."""
+    """Create a hard link to a file, or a copy if the file system does not support links."""
     try:
         os.link(source, target)
     except OSError:
@@ -111,10 +107,10 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have a file's content, or a folder's names, on the disk; a file system that cannot is left alone."""
+    """Flush a file's content or a folder's names to the disk, if the file system can."""
     try:
         handle = os.open(path, os.O_RDONLY)
-    except PermissionError:  # it may be written to, and not read; Windows opens no folders
+    except PermissionError:  # writable but not readable; Windows opens no folders
         return
     try:
         os.fsync(handle)

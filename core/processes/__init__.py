@@ -1,1 +1,1 @@
-"""Child processes: one way to start them, one protocol to ask them, one watch over time and memory."""
+"""Child processes: start them, exchange requests and answers, limit their time and memory."""

@@ -1,7 +1,7 @@
-"""Files of arrays between a caller and its workers: `.npz`, for tensors of any name.
+"""Exchange arrays with worker processes in `.npz` files, for tensors of any name.
 
-`numpy.savez` takes names as keywords, and two are its own (`file`, `allow_pickle`); its reader takes
-`x.npy` for `x`. So a name is put between colons. What numpy wrote itself is read, too.
+`numpy.savez` takes names as keywords and reserves two (`file`, `allow_pickle`); `numpy.load` reads `x.npy` as
+`x`. Names are therefore put between colons. Files that numpy wrote without colons can be read, too.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _MARK = ":"
 
 
 def save_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write arrays of any names; a name with `/` or `..` is a name in the archive, never a path."""
-    marked: dict[str, Any] = {f"{_MARK}{name}{_MARK}": one for name, one in storable(arrays).items()}
+    """Write arrays of any names; a `/` or `..` in a name is never part of a path."""
+    marked: dict[str, Any] = {f"{_MARK}{name}{_MARK}": array for name, array in storable(arrays).items()}
     np.savez(path, **marked)
 
 
 def storable(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Return arrays that `savez` writes without pickling: texts, which ONNX Runtime returns as objects, are
-    of numpy's own type. `allow_pickle` forbids it from numpy 2.1 on; before, it names one more array.
+    """Return arrays that `savez` writes without pickling: texts, which ONNX Runtime returns as objects,
+    become numpy strings. Only numpy 2.1 and later could forbid pickling by `allow_pickle=False`.
 
     Raises:
         ValueError: If an array holds other objects.
@@ -39,19 +39,19 @@ def storable(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 
 
 def load_arrays(path: str | Path) -> dict[str, NDArray[Any]]:
-    """Return name to array."""
+    """Return the arrays by name."""
     with np.load(path, allow_pickle=False) as stored:
-        return {_name(key): stored[key] for key in stored.files}
+        return {_tensor_name(key): stored[key] for key in stored.files}
 
 
 def load_array(path: str | Path, name: str) -> NDArray[Any]:
-    """Return one array, and read no other."""
+    """Return one array without reading the others."""
     with np.load(path, allow_pickle=False) as stored:
-        key = next((key for key in stored.files if _name(key) == name), name)
+        key = next((key for key in stored.files if _tensor_name(key) == name), name)
         array: NDArray[Any] = stored[key]
         return array
 
 
-def _name(key: str) -> str:
+def _tensor_name(key: str) -> str:
     marked = len(key) > 1 and key.startswith(_MARK) and key.endswith(_MARK)
     return key[1:-1] if marked else key

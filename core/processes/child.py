@@ -1,8 +1,8 @@
-"""Start a process in a session of its own, watch it and all that it starts, and end them.
+"""Start a child process in a new session, limit time and memory of its process tree, and end the tree.
 
-Memory is what only the watched processes have (Linux: proc(5)): anonymous and shared pages (`RssAnon`,
-`RssShmem`) and what was swapped out. Pages of mapped files do not count, as the system can drop them. Limits
-on address space (RLIMIT_AS) serve badly: thread stacks, CUDA and mapped weights reserve much, touch little.
+Memory is the sum of anonymous and shared pages (`RssAnon`, `RssShmem`) and swap of the processes (Linux:
+proc(5)). Pages of mapped files do not count, as the system can drop them. Limits on address space (RLIMIT_AS)
+do not fit: thread stacks, CUDA and mapped weights reserve far more than they use.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from typing import IO, Any, TypeVar
 
 from ...errors import InvalidOption
 
-_EVERY_S = 0.05
-_TREE_EVERY = 10
+_POLL_S = 0.05
+_REFRESH_EVERY = 10
 _GRACE_S = 2.0
-_GONE_S = 5.0
+_KILL_WAIT_S = 5.0
 _LAST_LINES = 5
 _LAST_BYTES = 1 << 16
 _PROC = Path("/proc")
 KILL = signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM
 _MEMORY_FIELDS = ("RssAnon:", "RssShmem:", "VmSwap:")
 
-# `python -c` puts the current folder first in `sys.path`, where a `random.py` would be taken for the standard
-# library's; `-P` forbids it from Python 3.11 on. Another interpreter need not have qcompile installed.
+# `python -c` puts the current folder first in `sys.path`, where a `random.py` would shadow the standard
+# library (`-P` prevents this from Python 3.11 on). Other interpreters need not have qcompile installed.
 _START = """
 import sys
 if sys.path[:1] == [""]:
@@ -56,7 +56,7 @@ T = TypeVar("T")
 def module_command(module: str, *arguments: str, python: str = "") -> list[str]:
     """Return the command that runs a module of this package as `__main__`, in any folder.
 
-    `python` is an interpreter, or a script that runs one with its arguments; by default this one.
+    `python` is an interpreter, or a script that starts one with its arguments; by default this interpreter.
     """
     folder = Path(__file__).resolve().parents[2]
     return [python or sys.executable, "-c", _START, str(folder), module, *arguments]
@@ -67,19 +67,19 @@ class TimeExceeded(Exception):
 
 
 class MemoryExceeded(Exception):
-    """The processes of a child held more memory than their limit: so many GB."""
+    """The processes of a child exceeded their memory limit; the argument is their memory in GB."""
 
 
 class Child:
-    """A process in a session of its own. A context manager; leaving it ends the process and what it started.
+    """A process in a new session. As a context manager it ends the process and its descendants on exit.
 
-    Ctrl-C reaches the caller alone, which then ends its children in order.
+    Ctrl-C reaches only the caller, which then ends its children in order.
 
     Args:
-        variables: Of its environment, besides those of this process; None takes one away.
-        folder: Where it works; here by default.
-        stdin: As `subprocess` takes it, like `stdout`.
-        stderr: A file, which `last_output` reads, or that of this process.
+        variables: Environment variables to add to those of this process; None removes a variable.
+        folder: Working folder, by default that of this process.
+        stdin: As in `subprocess.Popen`, like `stdout`.
+        stderr: File for standard error, which `last_output` reads; by default that of this process.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class Child:
             )
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN):
-                raise  # not the interpreter's fault
+                raise  # a limit of the system, not a wrong interpreter
             raise InvalidOption(
                 f"`python` {command[0]}: cannot be run ({error.strerror})", option="python"
             ) from error
-        self.pid = self.process.pid  # a script's interpreter may be a child of it
+        self.pid = self.process.pid  # if `python` is a script, the interpreter may be its child
         self._tree = Tree(self.pid)
 
     def watch(
@@ -126,29 +126,29 @@ class Child:
         """Wait for an answer; raise `TimeExceeded` or `MemoryExceeded` at the limits.
 
         Args:
-            poll: Waits for the answer so many seconds at most; None where it has not come.
-            time_s: Longest wait.
-            memory_gb: Memory that the processes may hold together, in 10**9 bytes.
-            check: Called twenty times a second; it raises where the answer is not wanted any more.
+            poll: Waits at most the given seconds for the answer and returns it, or None.
+            time_s: Maximum wait.
+            memory_gb: Maximum memory of all processes together, in 10**9 bytes.
+            check: Called twenty times a second; raises if the answer is no longer needed.
         """
-        end, looks = time.monotonic() + time_s, 0
-        wait_s = min(time_s, _EVERY_S if check or memory_gb < math.inf else threading.TIMEOUT_MAX)
+        deadline, polls = time.monotonic() + time_s, 0
+        wait_s = min(time_s, _POLL_S if check or memory_gb < math.inf else threading.TIMEOUT_MAX)
         while (answer := poll(wait_s)) is None:
             if check is not None:
                 check()
             if memory_gb < math.inf:
-                if looks % _TREE_EVERY == 0:
+                if polls % _REFRESH_EVERY == 0:
                     self._tree.refresh()
-                looks += 1
-                held_gb = self._tree.bytes() / 1e9
-                if held_gb > memory_gb:
-                    raise MemoryExceeded(held_gb)
-            if time.monotonic() >= end:
+                polls += 1
+                used_gb = self._tree.bytes() / 1e9
+                if used_gb > memory_gb:
+                    raise MemoryExceeded(used_gb)
+            if time.monotonic() >= deadline:
                 raise TimeExceeded
         return answer
 
     def wait(self, **limits: Any) -> int:
-        """Wait for the end and return the exit code; `limits` are those of `watch`."""
+        """Wait for the end of the process and return its exit code; `limits` are those of `watch`."""
 
         def poll(wait_s: float) -> int | None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -158,7 +158,7 @@ class Child:
         return self.watch(poll, **limits)
 
     def last_output(self) -> str:
-        """Return the last lines that the process wrote to its log."""
+        """Return the last lines of the process in its log."""
         if self._log is None or self._log.closed:
             return ""
         self._log.seek(0, os.SEEK_END)
@@ -167,7 +167,7 @@ class Child:
         return "\n".join(lines[-_LAST_LINES:])
 
     def cause(self) -> str:
-        """Return how the process has ended, such as "exit code 1"."""
+        """Return how the process ended, such as "exit code 1"."""
         try:
             code = self.process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
@@ -176,25 +176,25 @@ class Child:
         return f"{name}, out of memory?" if name == "SIGKILL" else name
 
     def freeze(self) -> None:
-        """Stop the process until `thaw`: its threads would go on spinning otherwise."""
+        """Stop the process until `thaw`, so that spinning threads use no processor time."""
         if hasattr(signal, "SIGSTOP"):
             self.signal_session(signal.SIGSTOP)
             self._frozen = True
 
     def thaw(self) -> None:
-        """Let the process go on."""
+        """Continue the process."""
         if self._frozen:
             self.signal_session(signal.SIGCONT)
             self._frozen = False
 
     def kill(self) -> None:
-        """End the process and all that it has started by force, and wait until they are gone."""
+        """Kill the process and its descendants, and wait until they are gone."""
         self._tree.refresh()
         self.signal_session(KILL)
         self._tree.kill()
 
     def close(self) -> None:
-        """End the process and what it has started."""
+        """End the process and its descendants."""
         self.kill()
         self.process.wait()
 
@@ -207,61 +207,61 @@ class Child:
         self.close()
 
     def signal_session(self, number: int) -> None:
-        """Send a signal to the whole session: also to what a script or a library has started."""
+        """Send a signal to the whole session, which includes processes that a script or library started."""
         send = os.killpg if hasattr(os, "killpg") else os.kill
         with contextlib.suppress(ProcessLookupError):
             send(self.pid, number)
 
 
 class Tree:
-    """A process and those that it started, also leaders of other sessions; empty without /proc."""
+    """A process and its descendants, even in other sessions; empty without /proc."""
 
     def __init__(self, pid: int) -> None:
         stat = _stat(pid)
-        self._began = {pid: stat[19]} if stat else {}
+        self._ticks = {pid: stat[19]} if stat else {}
 
     def refresh(self) -> None:
-        """Look for new ones. One that is in the tree stays there after its parent has ended."""
-        living = {pid for pid in self._began if self._lives(pid)}
+        """Add new descendants. A process remains in the tree after its parent ends."""
+        living = {pid for pid in self._ticks if self._lives(pid)}
         if not living:
             return
         stats = {
             int(name): stat for name in os.listdir(_PROC) if name.isdecimal() and (stat := _stat(int(name)))
         }
         while living:
-            living = {pid for pid, stat in stats.items() if int(stat[1]) in living and pid not in self._began}
-            self._began |= {pid: stats[pid][19] for pid in living}
+            living = {pid for pid, stat in stats.items() if int(stat[1]) in living and pid not in self._ticks}
+            self._ticks |= {pid: stats[pid][19] for pid in living}
 
     def bytes(self) -> int:
-        """Return the memory that they hold."""
-        lines = [line for pid in self._began if self._lives(pid) for line in read(pid, "status").splitlines()]
+        """Return the memory of all processes in bytes."""
+        lines = [line for pid in self._ticks if self._lives(pid) for line in read(pid, "status").splitlines()]
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(_MEMORY_FIELDS))
 
     def kill(self) -> None:
-        """End all of them by force and wait until they are gone."""
-        for _ in range(2):  # what one of them started meanwhile is seen the second time
+        """Kill all processes and wait until they are gone."""
+        for _ in range(2):  # the second pass kills processes that were started during the first
             self.refresh()
-            for pid in self._began:
+            for pid in self._ticks:
                 if self._lives(pid):
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGKILL)
-        until = time.monotonic() + _GONE_S
-        while any(map(self._lives, self._began)) and time.monotonic() < until:
+        deadline = time.monotonic() + _KILL_WAIT_S
+        while any(map(self._lives, self._ticks)) and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def _lives(self, pid: int) -> bool:
-        """Whether the process lives, and is not another one with the same id."""
+        """Return whether the process is alive, and not another process with a reused id."""
         stat = _stat(pid)
-        return bool(stat) and stat[0] not in "ZX" and stat[19] == self._began[pid]
+        return bool(stat) and stat[0] not in "ZX" and stat[19] == self._ticks[pid]
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on: state, parent, ...; [19] is when it began."""
+    """Return the fields of /proc/PID/stat from the third on: state, parent, ...; [19] is the start time."""
     return read(pid, "stat").rpartition(")")[2].split()
 
 
 def read(pid: int, name: str) -> str:
-    """Return a file of /proc/PID; empty where there is none."""
+    """Return the text of a file in /proc/PID; empty if it does not exist."""
     try:
         return (_PROC / str(pid) / name).read_text(errors="replace")
     except OSError:

@@ -1,7 +1,7 @@
-"""Carry out a verb on a stranger's files in a process of its own, with limits on memory and time.
+"""Run a verb on untrusted files in a child process with limits on memory and time.
 
-The process that watches is told apart by its id in a variable of the environment, so that a variable that
-was inherited by a further process means nothing.
+An environment variable holds the process id of the watching parent. Descendants of the child inherit the
+variable, but have another parent, and ignore it.
 """
 
 from __future__ import annotations
@@ -26,37 +26,34 @@ from .serve import die_with_caller, end_first_without_memory
 MEMORY_GB, TIME_S = 8.0, 1800.0
 """Default limits of a verb."""
 WATCHED = "QCOMPILE_UNTRUSTED"
-"""Variable with the id of the process that watches this one and the seconds that it grants: PID:SECONDS."""
+"""Environment variable with the id of the watching process and the time limit: PID:SECONDS."""
 OPEN_FILES = 4096
 _CPU_SLACK_S = 60
 _GRACE_S = 15.0
 _VERB_CODES = (0, 1, 2, 129, 130, 143)
-"""Exit codes with which a verb ends by itself."""
-_HARM = "the file may be damaged, or made to do harm; no unfinished file was left"
+"""Exit codes of a verb that ends by itself."""
+_HARM_HINT = "the file may be damaged or malicious; no unfinished file was left"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a verb: memory that its processes hold together, in 10**9 bytes, and seconds by the clock."""
+    """Limits of a verb: memory of all its processes together, in 10**9 bytes, and wall-clock seconds."""
 
     memory_gb: float = MEMORY_GB
     time_s: float = TIME_S
 
     def __post_init__(self) -> None:
-        for name, value, suits, required in (
+        for name, value, is_valid, required in (
             ("memory_limit_gb", self.memory_gb, self.memory_gb >= 0.1, "a number from 0.1 on"),
             ("time_limit_s", self.time_s, self.time_s > 0, "a positive number"),
         ):
-            if not suits or value == math.inf:
+            if not is_valid or value == math.inf:
                 raise InvalidOption(f"`{name}` {value}: {required} is required", option=name)
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A verb that came to its end: its exit code, and what it wrote to standard output if that was captured.
-
-    0 is done, 1 failed or mismatch, 2 usage, 130 interrupted.
-    """
+    """Exit code (0 done, 1 failed or mismatch, 2 usage, 130 interrupted) and captured output of a verb."""
 
     code: int
     output: str = ""
@@ -65,26 +62,26 @@ class Finished:
 def run_untrusted(
     arguments: Sequence[str], limits: Limits | None = None, *, capture: bool = True
 ) -> Finished:
-    """Carry out a verb as the command line does, in a process of its own, with limits.
+    """Run a verb as the command line does, in a child process with limits.
 
-    The processes that it starts count too. Temporary files of all of them are removed at the end, however
-    they end. The process may read and write all that this one may: limits are no sandbox.
+    Processes that it starts count too; temporary files of all are removed in any case. Limits are not a
+    sandbox: the child may read and write everything that this process may.
 
     Args:
         arguments: As typed after `qcompile`, such as `["simplify", "model.onnx", "-o", "simple.onnx"]`.
         limits: 8 GB and half an hour by default.
-        capture: Whether standard output is returned, and shown only where the verb comes to its end.
+        capture: Whether to return standard output; it is lost if the verb does not end by itself.
 
     Returns:
-        Exit code and output. An error of the verb itself is its exit code, and was written to standard error.
+        Exit code and output. If the verb fails, it has printed its error to standard error.
 
     Raises:
-        WorkerError: If it crashed, or was ended because it exceeded a limit.
-        EngineUnavailable: If the system cannot watch processes.
+        WorkerError: If the child crashed or exceeded a limit.
+        EngineUnavailable: If the system cannot report the memory of processes.
     """
     limits = limits or Limits()
     if "RssAnon:" not in read(os.getpid(), "status"):
-        reason = "/proc does not tell the memory of processes"
+        reason = "/proc does not report the memory of processes"
         if not sys.platform.startswith("linux"):
             reason = f"Linux is required, this is {sys.platform}"
         raise EngineUnavailable(f"`untrusted` cannot work here: {reason}", reason=reason)
@@ -104,18 +101,18 @@ def run_untrusted(
         try:
             problem = _watch(child, limits)
         except BaseException as stop:
-            # The process ends as this one does, and has time to write what it has.
+            # Interrupt the child as this process was interrupted, so that it can save its results.
             with contextlib.suppress(ProcessLookupError):
                 interrupted = type(stop) is KeyboardInterrupt
                 child.process.send_signal(signal.SIGINT if interrupted else signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # pressed twice: at once
+            with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # second Ctrl-C: no wait
                 child.process.wait(_GRACE_S)
             if child.process.returncode not in _VERB_CODES:
                 raise
-            problem = None  # it has said so itself
+            problem = None  # the verb has reported its end
         finally:
             child.close()
-            with contextlib.suppress(OSError):  # what they left where they made temporary files
+            with contextlib.suppress(OSError):  # remove leftovers from all folders with temporary files
                 text = places.read_text(encoding="utf-8", errors="surrogateescape")
                 for place in set(filter(None, text.split("\0"))):
                     remove_stale(Path(place))
@@ -127,54 +124,54 @@ def run_untrusted(
 
 
 def _watch(child: Child, limits: Limits) -> tuple[str, str] | None:
-    """Wait for the end; returns what went wrong, and the way out."""
+    """Wait for the end; return problem and hint, or None if the verb ended by itself."""
     try:
         code = child.wait(time_s=limits.time_s, memory_gb=limits.memory_gb)
     except MemoryExceeded as error:
         return (
             f"ended: its processes held {error.args[0]:.3g} GB of memory; "
             f"at most {limits.memory_gb:g} GB are allowed",
-            "raise `memory_limit_gb` where you know why it needs more",
+            "raise `memory_limit_gb` if you know why it needs more",
         )
     except TimeExceeded:
         code = -signal.SIGXCPU
     if code == -signal.SIGXCPU:
         return (
             f"ended: it took more than {limits.time_s:g} s",
-            "raise `time_limit_s` where you know why it needs longer",
+            "raise `time_limit_s` if you know why it needs longer",
         )
     if code in _VERB_CODES:
         return None
     if code >= 0:
-        return f"its process ended with exit code {code}", _HARM
+        return f"its process ended with exit code {code}", _HARM_HINT
     name = signal.Signals(-code).name
     if code == -signal.SIGKILL:
-        return f"its process was killed ({name}): the system has no memory left, or somebody did it", _HARM
-    return f"its process crashed ({name}) in native code that read the files", _HARM
+        return f"its process was killed ({name}) for lack of memory or by a user", _HARM_HINT
+    return f"its process crashed ({name}) in native code that read the files", _HARM_HINT
 
 
 def is_child() -> bool:
-    """Whether this process is watched by the one that started it."""
+    """Return whether the parent of this process watches it."""
     return os.environ.get(WATCHED, "").partition(":")[0] == str(os.getppid())
 
 
 def limit_self() -> None:
-    """Take away from this process, and those that it starts, what a verb does not need.
+    """Drop resources of this process and its descendants that no verb needs.
 
-    No core dump, few open files, a backstop for the time of the processor, the first to end where memory runs
-    out, and an end with the process that watches. Whatever the system refuses is left out.
+    No core dumps, few open files, a backup limit on processor time. The kernel ends this process when the
+    watching process dies, and first when memory runs out. Limits that the system refuses are skipped.
     """
     import resource
 
     die_with_caller()
-    granted_s = float(os.environ[WATCHED].partition(":")[2])
-    for kind, most in (
+    time_limit_s = float(os.environ[WATCHED].partition(":")[2])
+    for kind, limit in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, OPEN_FILES),
-        (resource.RLIMIT_CPU, int(granted_s * (os.cpu_count() or 1)) + _CPU_SLACK_S),
+        (resource.RLIMIT_CPU, int(time_limit_s * (os.cpu_count() or 1)) + _CPU_SLACK_S),
     ):
         with contextlib.suppress(OSError, ValueError, OverflowError):
             soft, hard = resource.getrlimit(kind)
-            allowed = [value for value in (soft, hard, most) if value != resource.RLIM_INFINITY]
+            allowed = [value for value in (soft, hard, limit) if value != resource.RLIM_INFINITY]
             resource.setrlimit(kind, (min(allowed), hard if kind != resource.RLIMIT_CORE else 0))
     end_first_without_memory()

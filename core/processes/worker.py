@@ -1,8 +1,7 @@
-"""Ask a worker process and read its answers; `serve` is the other side.
+"""Send requests to a worker process and read its answers; `serve` is the worker's side.
 
-A request and an answer are one line of JSON each, arrays are files (`arrays`). In front of an answer may come
-lines `{"progress": [...]}`. An answer has `"ok": true`, or `"ok": false` and the error's `type`, `message`
-and `hint`.
+A request and an answer are one line of JSON each; arrays are in files (`arrays`). An answer has `"ok": true`,
+or `"ok": false` and the error's `type`, `message` and `hint`. Lines `{"progress": [...]}` may precede it.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ _GRACE_S = 2.0
 
 
 class Worker(Child):
-    """A child that answers requests, each within `timeout_s`.
+    """A child process that answers requests, each within `timeout_s`.
 
     Args:
-        name: Named in errors.
-        module: What `python -m` runs there; it serves as `serve` does.
-        threads: Set for libraries before they load; 0 leaves theirs.
+        name: Name for errors.
+        module: Module of this package to run; it calls `serve`.
+        threads: Threads of libraries, set before they load; 0 leaves their defaults.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Worker(Child):
         self._reader.start()
 
     def hello(self) -> dict[str, Any]:
-        """Wait until it serves; returns `started_ms` since it was made, `python` and `executable`."""
+        """Wait until the worker serves; return `started_ms` since its start, `python` and `executable`."""
         answer = self.ask("hello")
         return answer | {"started_ms": (time.perf_counter() - self._start_s) * 1e3}
 
@@ -75,12 +74,12 @@ class Worker(Child):
         check: Callable[[], None] | None = None,
         **arguments: Any,
     ) -> dict[str, Any]:
-        """Send one request and return its answer, or raise what the request raised there.
+        """Send one request and return its answer, or raise the error of the request.
 
         Args:
-            timeout_s: Longest wait for this answer, where that is shorter than for others.
-            on_progress: Called with how far a long request is; each time the wait begins anew.
-            check: Called again and again; it raises where the answer is not wanted any more.
+            timeout_s: Maximum wait for this answer, if shorter than the worker's.
+            on_progress: Called with the progress of a long request; each call restarts the wait.
+            check: Called repeatedly; raises if the answer is no longer needed.
         """
         assert self.process.stdin is not None
         wait_s = min(timeout_s or math.inf, self._timeout_s)
@@ -89,7 +88,7 @@ class Worker(Child):
             self.process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
             self.process.stdin.flush()
         except OSError:
-            self._answers.put(b"")  # it has died, and perhaps its reader has reported that already
+            self._answers.put(b"")  # the worker has died; its reader may have reported this already
         while "progress" in (answer := self._receive(do, wait_s, check)):
             on_progress(*answer["progress"])
         if answer["ok"]:
@@ -105,28 +104,28 @@ class Worker(Child):
         try:
             line = self.watch(next_line, time_s=wait_s, check=check)
         except TimeExceeded:
-            self.kill()  # it would go on using the processor, and answer the next request with this one
+            self.kill()  # its late answer would be taken for the next request's
             raise self._error(f"gave no answer to {do!r} for {wait_s:.0f} s") from None
         if not line:
             cause = self.cause()
             raise self._error(f"died during {do!r} ({cause})", died=cause)
         answer = read_answer(line)
         if answer is None:
-            self.kill()  # what it would say next is no better
+            self.kill()  # the next lines would be no better
             raise self._error(f"answered {do!r} with {line[:80]!r}")
         return answer
 
     def close(self) -> None:
-        """End the process: by closing its input, then by force. Does nothing when it was closed before."""
+        """End the process: close its input, then kill it. A second call has no effect."""
         assert self._log is not None
         assert self.process.stdin is not None
         if self._log.closed:
             return
         self.thaw()
-        with contextlib.suppress(OSError):  # it is gone already
+        with contextlib.suppress(OSError):  # the process is gone already
             self.process.stdin.close()
-        self._reader.join(_GRACE_S)  # its pipe ends with the process
-        self.signal_session(KILL)  # if it is still there, and what it has started
+        self._reader.join(_GRACE_S)  # ends when the process closes its output
+        self.signal_session(KILL)  # if it still runs, and for its descendants
         self.process.wait()
         self._reader.join()
         self._log.close()
@@ -138,22 +137,22 @@ class Worker(Child):
                 self._answers.put(line)
         self._answers.put(b"")
 
-    def _error(self, what: str, *, died: str = "") -> WorkerError:
+    def _error(self, problem: str, *, died: str = "") -> WorkerError:
         output = self.last_output()
-        shown = "; it said:\n    " + output.replace("\n", "\n    ") if output else ""
+        log_text = "; its output:\n    " + output.replace("\n", "\n    ") if output else ""
         return WorkerError(
-            f"worker of {self.name} {what}{shown}", artifact=self.name, output=output, died=died
+            f"worker of {self.name} {problem}{log_text}", artifact=self.name, output=output, died=died
         )
 
 
 def thread_variables(threads: int) -> dict[str, str]:
-    """Return the variables that limit the threads of libraries, which read them once, when they load."""
+    """Return the variables that limit the threads of libraries; libraries read them when they load."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return dict.fromkeys(names, str(threads)) if threads else {}
 
 
 def read_answer(line: bytes) -> dict[str, Any] | None:
-    """Return what a line of a worker says; None where it is no answer."""
+    """Return the answer in a line of a worker, or None if the line is not a valid answer."""
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
@@ -167,13 +166,13 @@ def read_answer(line: bytes) -> dict[str, Any] | None:
 
 
 def error_from_answer(answer: Mapping[str, Any], name: str, output: str) -> QCompileError:
-    """Return the error that a worker has answered with."""
+    """Return the error in an answer of the worker `name`."""
     from ... import errors
 
     kind = getattr(errors, answer["type"], None)
     if isinstance(kind, type) and issubclass(kind, QCompileError):
         text = answer["message"]
-        if Path(text.partition(": ")[0]).name != name:  # else it begins with the artifact's file
+        if Path(text.partition(": ")[0]).name != name:  # unless the text begins with the artifact's file
             text = f"{name}: {text}"
         return kind(text, hint=answer["hint"], artifact=name, output=output)
     message = ": ".join(part for part in (answer["type"], answer["message"]) if part)

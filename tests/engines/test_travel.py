@@ -160,7 +160,7 @@ def test_avx2_takes_no_vnni(quantized: MakePath, qc: Qc, on_processor: OnProcess
     assert (said.code, f"{path}: {MEANS}\n  hint: {hint}\n" in said.err) == (1, True)
     on_processor("avx512_vnni")
     said = qc(*build, "--isa", "avx2")
-    assert (said.code, "for avx512-vnni; on avx2 products would overflow" in said.err) == (1, True)
+    assert (said.code, "for avx512-vnni; on avx2 sums of products would overflow" in said.err) == (1, True)
     assert not output.exists()
     assert qc(*build).code == 0
 
@@ -235,8 +235,8 @@ def test_builds_for_avx2_have_no_layouts(target: str, tmp_path: Path, on_process
     built = qcompile.build(model, tmp_path / "b.onnx", target=target, isa="avx2")  # type: ignore[arg-type]
     assert built.manifest.device == {"processor": "x86", "architecture": "x86_64", "isa": "avx2"}
     assert list(built.manifest.warnings) == [
-        "built for avx2 on another processor, whose speed says nothing about it",
-        "which kernels run on avx2 was not checked: the proof of types is of this processor (avx512-vnni)",
+        "built for avx2 on another processor, whose speed does not apply to it",
+        "kernels on avx2 are not verified: layer precisions were checked on this processor (avx512-vnni)",
     ]
     assert {node.domain for node in read_graph(built.path).load().graph.node} <= {"", "com.microsoft"}
     on_processor()

@@ -116,7 +116,7 @@ def test_the_id_of_a_dead_process_may_be_used_again(tmp_path: Path, monkeypatch:
     left.mkdir()
     remove_stale(tmp_path)
     assert left.is_dir()
-    monkeypatch.setattr(temporary, "_began_s", lambda _: left.stat().st_ctime + 60)
+    monkeypatch.setattr(temporary, "_start_time_s", lambda _: left.stat().st_ctime + 60)
     remove_stale(tmp_path)
     assert not left.exists()
 
