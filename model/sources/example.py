@@ -1,4 +1,4 @@
-"""The inputs a PyTorch model is exported and checked with: names, types, shapes, dynamic axes, values."""
+"""Inputs for the export and checks of a PyTorch model: names, types, shapes, dynamic axes, values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCH = 2  # 0 and 1 are specialized by torch.export: a dynamic axis must be tra
 
 
 def _ranges(inputs: Sequence[TensorInfo]) -> dict[str, AxisRange]:
-    """Axis name to the range that the spelling of the inputs requires."""
+    """Return axis name to the range required by the declared inputs."""
     ranges: dict[str, AxisRange] = {}
     for name, extents in _spelled_extents(inputs):
         before = ranges.get(name, AxisRange())
@@ -38,7 +38,7 @@ def _ranges(inputs: Sequence[TensorInfo]) -> dict[str, AxisRange]:
 
 
 def _spelled_extents(inputs: Sequence[TensorInfo]) -> Iterator[tuple[str, AxisExtents]]:
-    """Axis name and what was spelled of it, but for axes that got a number since."""
+    """Yield the name and declared extents of each dynamic axis; axes that are fixed by now are omitted."""
     for tensor in inputs:
         for extents in tensor.extents:
             name = tensor.shape[extents.axis]
@@ -49,10 +49,10 @@ def _spelled_extents(inputs: Sequence[TensorInfo]) -> Iterator[tuple[str, AxisEx
 def traced_extents(
     inputs: Sequence[TensorInfo], shapes: Sequence[Mapping[str, Sequence[Dim]]] = (), rung: int = 0
 ) -> tuple[dict[str, int], frozenset[str]]:
-    """Return axis name to the extent to trace with, and the names whose extents are guessed.
+    """Return axis name to the extent to trace with, and the names of axes with guessed extents.
 
-    Extents are 2 or more, within the ranges that the spelling of the inputs requires. `shapes` by input tell
-    extents, the most telling first; `rung` is which of `EXTENTS` serves where nothing does.
+    Extents are at least 2 and within the ranges of the declared inputs. `shapes` (input name to shape) supply
+    extents, in order of priority. `rung` selects an entry of `EXTENTS` for axes without a known extent.
     """
     traced: dict[str, int] = {}
     for name, extents in _spelled_extents(inputs):
@@ -82,7 +82,7 @@ def traced_extents(
 
 
 def shapes_at(inputs: Sequence[TensorInfo], extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of inputs whose dynamic axes have these extents."""
+    """Return input name to shape with these extents of the dynamic axes."""
     return {t.name: tuple(d if isinstance(d, int) else extents[d] for d in t.shape) for t in inputs}
 
 
@@ -91,10 +91,10 @@ CHECK_EXTENTS = (1, 3)
 
 @dataclass(frozen=True)
 class Example:
-    """What the exporter is given: inputs, and arrays to trace with, for keyword arguments where `by_name`.
+    """The inputs of an export and arrays to trace with, passed by keyword if `by_name`.
 
-    Neither the example nor data has the values of the inputs in `made_up`; `guessed` are dynamic axes whose
-    extents were made up.
+    `made_up` are the inputs with random values: neither the example nor the data has a fitting array.
+    `guessed` are the dynamic axes with guessed extents.
     """
 
     inputs: tuple[TensorInfo, ...]
@@ -105,14 +105,14 @@ class Example:
     ranges: Mapping[str, AxisRange] = field(default_factory=dict)
 
     def call(self, module: Any, feeds: Feeds) -> Any:
-        """Run the module on feeds, without gradients."""
+        """Return the module's outputs for `feeds`, computed without gradients."""
         torch = import_torch()
         arguments, keywords = self.arguments(feeds)
         with torch.no_grad():
             return module(*arguments, **keywords)
 
     def arguments(self, feeds: Feeds) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return positional and keyword arguments as tensors: copies, which `forward` may change in place."""
+        """Return positional and keyword arguments as copies, since `forward` may change them in place."""
         torch = import_torch()
         tensors = {
             tensor.name: torch.from_numpy(np.array(feeds[tensor.name], order="C")) for tensor in self.inputs
@@ -121,12 +121,12 @@ class Example:
 
     @property
     def has_dynamic_batch(self) -> bool:
-        """Whether the first axis of every input that has one is dynamic."""
+        """Whether the first axis of every input is dynamic."""
         return bool(self.inputs) and all(0 in tensor.dynamic_axes for tensor in self.inputs)
 
     @property
     def extents(self) -> dict[str, int]:
-        """Dynamic axis to the extent that it is traced with."""
+        """Dynamic axis name to its traced extent."""
         return {
             name: int(self.feeds[tensor.name].shape[axis])
             for tensor in self.inputs
@@ -134,11 +134,11 @@ class Example:
         }
 
     def resized(self, extent: int) -> Feeds:
-        """Return feeds with another extent on the first axis, other axes as traced."""
+        """Return feeds with another extent of the first axis; other axes are as traced."""
         return self.at({t.shape[0]: extent for t in self.inputs if t.shape and isinstance(t.shape[0], str)})
 
     def at(self, extents: Mapping[str, int], *, seed: int | None = None) -> Feeds:
-        """Return feeds with other extents on some axes: values repeated or cut, made ones made again."""
+        """Return feeds with other extents of some axes: real values are repeated or cut, others redrawn."""
         shapes = {
             tensor.name: tuple(
                 extents.get(tensor.dynamic_axes.get(axis, ""), extent)
@@ -158,9 +158,9 @@ def make_example(
     data: Feeds | None = None,
     rung: int = 0,
 ) -> Example:
-    """Decide on inputs: as given, with the values of the model's own example, of the data, or made up.
+    """Return the example for an export, with values of the model's example, of the data, or at random.
 
-    Without `inputs` (`NAME:SHAPE[:DTYPE]`) they are those of its example; `dynamic` is `INPUT:AXIS=NAME`.
+    `inputs` are `NAME:SHAPE[:DTYPE]`, by default of the model's example; `dynamic` is `INPUT:AXIS=NAME`.
     """
     values, ordered = _values(loaded), known_inputs(loaded, inputs)
     if not ordered:
@@ -172,7 +172,7 @@ def make_example(
         )
     tensors = _with_dynamic_axes(ordered, dynamic)
     sources = [values, data or {}]
-    # First the numbers that stood where `dynamic` names an axis.
+    # The declared extents come first, including those that `dynamic` replaces by a name.
     shapes: list[Mapping[str, Sequence[Dim]]] = [{tensor.name: tensor.shape for tensor in ordered}]
     shapes += [{name: array.shape for name, array in source.items()} for source in sources]
     extents, guessed = traced_extents(tensors, shapes, rung)
@@ -187,8 +187,8 @@ def make_example(
 
 
 def known_inputs(loaded: LoadedModel, inputs: Sequence[str | TensorInfo]) -> tuple[TensorInfo, ...]:
-    """Return the inputs as spelled, with what the model's example says of them; empty where nobody knows."""
-    # A model by name knows how samples become the inputs that the user spelled.
+    """Return the declared inputs, completed from the model's example; empty if there is neither."""
+    # A model by name also has the preprocessing for declared inputs.
     preprocessing = {tensor.name: tensor.preprocessing for tensor in loaded.inputs}
     parsed = (parse_input(item) if isinstance(item, str) else item for item in inputs)
     spelled = [
@@ -199,7 +199,7 @@ def known_inputs(loaded: LoadedModel, inputs: Sequence[str | TensorInfo]) -> tup
 
 
 def in_order(module: Any, tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
-    """Return inputs in the order of `forward`'s parameters, where it has one for each."""
+    """Return inputs in the order of `forward`'s parameters; unchanged unless each input has a parameter."""
     order = _nested_names(module) or [name for name, _ in forward_parameters(module)]
     if all(tensor.name in order for tensor in tensors):
         return tuple(sorted(tensors, key=lambda tensor: order.index(tensor.name)))
@@ -209,7 +209,7 @@ def in_order(module: Any, tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ..
 def _with_values(
     tensors: Sequence[TensorInfo], shapes: Mapping[str, tuple[int, ...]], sources: Sequence[Feeds], seed: int
 ) -> Feeds:
-    """Arrays of these shapes: from the first source that has a fitting one, repeated or cut, else made up."""
+    """Return arrays of these shapes, repeated or cut from the first fitting source, else random."""
     feeds: Feeds = {}
     missing = [t for t in tensors if all(_unfit(t, source) for source in sources)]
     if missing:
@@ -229,7 +229,7 @@ def _unfit(tensor: TensorInfo, source: Feeds) -> bool:
 
 
 def _stretched(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """The array repeated or cut along its axes, to a shape; offsets, and other integers in order, stay so."""
+    """Return the array repeated or cut to a shape; sorted integers, such as offsets, remain sorted."""
     for axis, extent in enumerate(shape):
         if array.shape[axis] != extent:
             ordered = array.dtype.kind in "iu" and np.array_equal(array, np.sort(array, axis))
@@ -239,7 +239,7 @@ def _stretched(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 def _values(loaded: LoadedModel) -> Feeds:
-    """The arrays of the example that came with the model, by name."""
+    """Return the model's example as arrays by input name."""
     if loaded.example is None:
         return {}
     if isinstance(loaded.example, dict):
@@ -252,7 +252,7 @@ def _values(loaded: LoadedModel) -> Feeds:
 
 
 def _merged(loaded: LoadedModel, spelled: Sequence[TensorInfo], values: Feeds) -> tuple[TensorInfo, ...]:
-    """The inputs that are spelled, with what the model's example says of them."""
+    """Return the declared inputs with types of the example, and the other inputs of a nested example."""
     of_example = [TensorInfo(name, str(array.dtype), tuple(array.shape)) for name, array in values.items()]
     if not spelled:
         return tuple(of_example)
@@ -264,7 +264,7 @@ def _merged(loaded: LoadedModel, spelled: Sequence[TensorInfo], values: Feeds) -
                 f"`inputs` {tensor.name}: no such input in the example; its inputs are {', '.join(nested)}",
                 option="inputs",
             )
-        if tensor.dtype == "float32" and tensor.name in values:  # the default: the example says more
+        if tensor.dtype == "float32" and tensor.name in values:  # the default: the example decides
             tensor = replace(tensor, dtype=str(values[tensor.name].dtype))
         merged.append(tensor)
     names = {tensor.name for tensor in merged}
@@ -272,7 +272,7 @@ def _merged(loaded: LoadedModel, spelled: Sequence[TensorInfo], values: Feeds) -
 
 
 def _nested_names(module: Any) -> list[str]:
-    """Names of the inputs of a module whose structure was taken apart; empty for any other."""
+    """Return the input names of a module with flattened nested inputs; empty for any other."""
     from .nested import NestedInputs
 
     return list(module.input_names) if isinstance(module, NestedInputs) else []
@@ -280,7 +280,7 @@ def _nested_names(module: Any) -> list[str]:
 
 def _with_dynamic_axes(tensors: Sequence[TensorInfo], dynamic: Sequence[str]) -> tuple[TensorInfo, ...]:
     by_name = {}
-    for tensor in tensors:  # nameless dynamic axes ("?") get names
+    for tensor in tensors:  # replace "?" by default names
         names = (parse_dynamic_axis(f"{tensor.name}:{axis}")[2] for axis in range(len(tensor.shape)))
         named = (name if dim == "?" else dim for dim, name in zip(tensor.shape, names, strict=True))
         by_name[tensor.name] = replace(tensor, shape=tuple(named))
@@ -297,9 +297,9 @@ def _with_dynamic_axes(tensors: Sequence[TensorInfo], dynamic: Sequence[str]) ->
 
 
 def forward_parameters(module: Any) -> list[tuple[str, inspect.Parameter]]:
-    """Return the parameters of `forward` that take an input, by name; empty where it has no signature."""
+    """Return the parameters of `forward` that accept an input, by name; empty without a signature."""
     schema = getattr(getattr(module, "forward", None), "schema", None)
-    if schema is not None:  # TorchScript has no Python signature, and takes its inputs by position
+    if schema is not None:  # TorchScript has no Python signature and takes inputs by position
         kind = inspect.Parameter.POSITIONAL_ONLY
         names = [argument.name for argument in schema.arguments if argument.name != "self"]
         return [(name, inspect.Parameter(name, kind)) for name in names if name.isidentifier()]
@@ -312,11 +312,11 @@ def forward_parameters(module: Any) -> list[tuple[str, inspect.Parameter]]:
 
 
 def takes_keywords(module: Any, tensors: Sequence[TensorInfo]) -> bool:
-    """Return whether the inputs go to `forward` by name: it has a parameter for each."""
+    """Return whether the inputs go to `forward` by name, which requires a parameter for each."""
     if _nested_names(module):
         return False
     captured = getattr(module, "_in_spec", None)
-    if captured is not None:  # a .pt2 program takes its inputs as it was captured with them
+    if captured is not None:  # a .pt2 program takes its inputs as at capture
         return bool(captured.child(1).num_leaves)
     parameters = dict(forward_parameters(module))
     if any(p.kind is inspect.Parameter.POSITIONAL_ONLY for p in parameters.values()):

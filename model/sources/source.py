@@ -1,9 +1,9 @@
-"""Parse the spellings of MODEL (docs/models.md), and compute the digest that detects changes of a model.
+"""Parse the MODEL argument (docs/models.md), and compute the digest that detects changes of a model.
 
-A function takes no argument and returns the module, or `(module, example)` where the example is a tuple or a
-dict of the arguments of `forward`: tensors, or dicts, dataclasses, tuples and lists of them, whose inputs are
-then named by path (`batch.image`, `features_0`). Nothing here unpickles a checkpoint: a file of pickled
-weights is refused, and so is a `.pt2` or TorchScript file without `trust` (`archives`).
+A function takes no argument and returns the module, or `(module, example)` with `forward`'s arguments as a
+tuple or dict: tensors, or dicts, dataclasses, tuples and lists of them. Nested inputs are named by their path
+(`batch.image`, `features_0`). Checkpoints are never unpickled: files of pickled weights are errors, as are
+`.pt2` and TorchScript files without `trust` (`archives`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_DIGITS = 19  # of an int64
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What a spelling says beside the name; empty and 0 for the model's own. `size`: height and width."""
+    """Options after the `?` of MODEL; empty and 0 select the model's defaults. `size` is height and width."""
 
     weights: str = ""
     download: bool = False
@@ -43,12 +43,12 @@ class SourceOptions:
 
     @property
     def file(self) -> str:
-        """The file with the weights; empty where there is none."""
+        """The file with the weights, or empty."""
         return "" if self.weights == RANDOM else self.weights
 
     @property
     def query(self) -> str:
-        """The spelling: `?key=value&...`, or empty where everything is the default."""
+        """The options as `?key=value&...`; empty if all have their defaults."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         spelled = [
             f"{key}={_written(value)}" for key, value in values.items() if value != getattr(_DEFAULTS, key)
@@ -60,7 +60,7 @@ _DEFAULTS = SourceOptions()
 
 
 def parse_query(query: str, spec: str, keys: Iterable[str] = ()) -> SourceOptions:
-    """Read `key=value&key=value`, of these keys alone; without any, of all."""
+    """Parse `key=value&key=value`; `keys` limits the allowed keys, by default to all options."""
     keys = tuple(keys) or tuple(_KEYS)
     values: dict[str, Any] = {}
     for part in query.split("&"):
@@ -81,7 +81,7 @@ def parse_query(query: str, spec: str, keys: Iterable[str] = ()) -> SourceOption
 
 
 def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
-    """Return "did you mean ...?" with the nearest of the names behind a prefix; empty where none is near."""
+    """Return "did you mean ...?" with the closest name, after a prefix; empty if no name is close."""
     near = difflib.get_close_matches(name, list(names), n=1)
     return f"did you mean {prefix + near[0]!r}?" if near else ""
 
@@ -110,7 +110,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[str], Any], str]] = {
     "task": (".+", str, "a task, such as text-classification,"),
     "seed": (rf"\d{{1,{_MOST_DIGITS}}}", int, "a number of 0 or more"),
 }  # fmt: skip
-"""Key to the pattern of its text, what reads it, and what is required in words."""
+"""Key to the pattern of its value, its parser, and the requirement for error messages."""
 
 
 SourceKind = Literal[
@@ -119,11 +119,11 @@ SourceKind = Literal[
 ]  # fmt: skip
 
 NAMED: tuple[SourceKind, ...] = ("torchvision", "timm", "hf")
-"""Packages whose models are given by name."""
+"""Packages with models that are given by name."""
 TRUSTED_KINDS: tuple[SourceKind, ...] = ("pt2", "torchscript")
-"""Files of PyTorch that may run code when they are loaded."""
+"""PyTorch files that may run code during loading."""
 TENSORFLOW_KINDS: tuple[SourceKind, ...] = ("keras", "savedmodel", "tflite")
-"""What TensorFlow runs, and tf2onnx converts."""
+"""Kinds that TensorFlow runs and tf2onnx converts."""
 _BY_SUFFIX: dict[str, SourceKind] = {
     ".keras": "keras", ".h5": "keras", ".hdf5": "keras", ".tflite": "tflite", ".onnx": "onnx", ".pt2": "pt2",
     ".pt": "torchscript", ".pth": "torchscript", ".ts": "torchscript", ".jit": "torchscript",
@@ -137,10 +137,10 @@ _IMPORTED = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Source:
-    """A parsed MODEL or data spelling.
+    """A parsed MODEL or DATA argument.
 
-    `function` of a SavedModel is its signature; the `path` of an "hf" is its folder, if it is one. A file of
-    weights is in the options by its absolute path.
+    `function` is the signature of a SavedModel; `path` of an "hf" source is its folder, if it is local.
+    `options` hold the absolute path of a weights file.
     """
 
     spec: str
@@ -153,12 +153,12 @@ class Source:
 
     @property
     def is_named(self) -> bool:
-        """Whether it is a model of a package, by its name."""
+        """Whether the source is a package's model, by its name."""
         return self.kind in NAMED
 
     @property
     def absolute(self) -> str:
-        """The spelling with absolute paths, for another process or another working folder."""
+        """The argument with absolute paths, for another process or working folder."""
         path = str(self.path.resolve()) if self.path else ""
         if self.is_named:
             return f"{self.kind}:{path or self.name}{self.options.query}"
@@ -167,19 +167,19 @@ class Source:
         return path
 
     def refusal(self, problem: str, hint: str = "") -> InvalidOption:
-        """Return the error for a model that cannot be what its spelling says."""
+        """Return the error for a model that is incompatible with its options."""
         return InvalidOption(f"model {self.spec}: {problem}", hint=hint)
 
     @property
     def file(self) -> Path:
-        """The file of a source that is one."""
+        """The path of the source; raises InvalidOption if the source is not a file."""
         if self.path is None:
             raise InvalidOption(f"{self.spec!r} is not a file")
         return self.path
 
 
 def parse_source(spec: str, *, base: Path | None = None, weights: str = "", download: bool = False) -> Source:
-    """Read a MODEL spelling; `weights` and `download` count as if they stood in it."""
+    """Parse a MODEL argument; `weights` and `download` have the effect of its options of these names."""
     head, mark, query = spec.partition("?")
     kind, colon, name = head.partition(":")
     if kind in NAMED and colon:
@@ -191,7 +191,7 @@ def parse_source(spec: str, *, base: Path | None = None, weights: str = "", down
     elif weights or download:
         option = "weights" if weights else "download"
         raise InvalidOption(
-            f"`{option}`: model {spec} holds its weights itself; a model by name, or a function, is required",
+            f"`{option}`: model {spec} contains its weights; a model by name, or a function, is required",
             hint="leave it out",
             option=option,
         )
@@ -203,7 +203,7 @@ def parse_source(spec: str, *, base: Path | None = None, weights: str = "", down
         )
     if weights and options.weights and weights != options.weights:
         raise InvalidOption(
-            f"`weights` {weights}: the spelling {source.spec} says weights={options.weights}; one is "
+            f"`weights` {weights}: the model {source.spec} has weights={options.weights}; one value is "
             "required",
             option="weights",
         )
@@ -271,10 +271,10 @@ def _file(spec: str, base: Path | None) -> Source:
 def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
     """Return a digest that changes when the source may have changed.
 
-    A function can read anything. Files beside it with code, weights or settings in them count, not only
-    its own, and so do the packages that are imported from there, and weights and arrays one folder below:
-    making a stage again once too often is better than once too seldom. Artifacts with a manifest do not.
-    What lies elsewhere is named with `depends`. Beyond `_READ_BYTES` the largest count by size and time.
+    A function can read any file. So the digest covers its file, the files beside it with code, weights or
+    settings, the packages there that they import, and weights and arrays one folder below. Repeating a stage
+    without need is better than missing a change. Artifacts with a manifest are excluded. `depends` adds other
+    files. Files after the first `_READ_BYTES`, by ascending size, count by size and modification time.
     """
     files = source_files(source, depends=depends)
     names, read = [path.name for path in files], files
@@ -286,7 +286,7 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
         names += [f"{large[path].st_size} {large[path].st_mtime_ns}" for path in files if path in large]
     told = hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
     digest = f"{digest_files(read)}:{told}"
-    if source.is_named:  # the package's version says what a name is, and which file its own weights lie in
+    if source.is_named:  # the package's version determines the model and its file of weights
         package = "transformers" if source.kind == "hf" else source.kind
         weights = "file" if source.options.file else source.options.weights
         query = replace(source.options, weights=weights, download=False).query
@@ -305,7 +305,7 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
 
 
 def source_files(source: Source, *, depends: Sequence[Path] = ()) -> list[Path]:
-    """Return the files that the digest of a source is of, in its order."""
+    """Return the files that the digest of a source covers, in the digest's order."""
     files: list[Path] = [require_file(path, what="depends: file") for path in depends]
     if source.options.file:
         files.append(require_file(Path(source.options.file), what="weights"))
@@ -332,7 +332,7 @@ def _is_saved_model(path: Path) -> bool:
 
 
 def _beside(file: Path) -> list[Path]:
-    """What a function is made of: files beside it, packages that these import, tensors one folder below."""
+    """Return a function's files: those beside it, packages that these import, tensors one folder below."""
     folder = file.parent
     files = _keyed_files(folder)
     code = [file.read_bytes(), *(path.read_bytes() for path in files if path.suffix == ".py")]
@@ -348,26 +348,26 @@ def _beside(file: Path) -> list[Path]:
 
 
 def _keyed_tree(folder: Path) -> list[Path]:
-    """What lies in a folder and below, in an order of its own."""
+    """Return the relevant files of a folder and its subfolders, in a fixed order."""
     inner = (path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
     below = sorted(filter(_is_source, inner))
     return [*_keyed_files(folder), *(path for place in below for path in _keyed_tree(place))]
 
 
 def _is_source(folder: Path) -> bool:
-    """Whether it is no hidden folder, and no output of a recipe, which changes with every run."""
+    """Return whether a folder is neither hidden nor a recipe's output, which changes with every run."""
     return folder.name[0] != "." and not (folder / ".qcompile").exists()
 
 
 def _keyed_files(folder: Path) -> list[Path]:
     files = {path for path in folder.iterdir() if path.is_file() and path.suffix in _KEYED_SUFFIXES}
-    # What was written there by other stages is no part of the source: it would change with every run.
+    # Outputs of other stages are not part of the source: they would change it with every run.
     manifests = {path for path in folder.glob("*.json") if is_manifest(path)}
     return sorted(files - manifests - {path.with_suffix("") for path in manifests})
 
 
 def hub_cache() -> Path:
-    """Return the folder of Hugging Face's cache, as huggingface_hub finds it."""
+    """Return the folder of Hugging Face's cache, located as by huggingface_hub."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     home = os.environ.get("HF_HOME") or Path(cache, "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser()

@@ -1,8 +1,8 @@
-"""TensorFlow's models become ONNX files: `python -m tf2onnx.convert` in the interpreter that has it.
+"""Convert TensorFlow models to ONNX files with `python -m tf2onnx.convert`.
 
-That may be another interpreter, since TensorFlow often has its own environment; qcompile need not be there.
-A Keras file is a JSON tree of classes. It is refused where one of them is code: bytecode in a Lambda, a
-pickled module, a class or function of another package.
+The interpreter may be another one, as TensorFlow often has a separate environment; it does not need qcompile.
+A Keras file is a JSON tree of classes. Code in it is an error: bytecode in a Lambda, a pickled module, or a
+class or function of another package.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ ANOTHER = (
 _PLAIN = "save a SavedModel: model.export('folder')"
 _CODE = ("Lambda", "__lambda__", "TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer")
 _FUNCTIONS = re.compile(r"(builtins|keras\.(src\.)?(activations|ops))(\.|$)")
-"""Modules of functions that compute; those of others can load and download files."""
+"""Modules with computing functions; functions of other modules can load and download files."""
 _TOUCHES = (b"ReadFile", b"WriteFile", b"MatchingFiles", b"PyFunc")
-"""Operators by which a graph reads or writes files of its choice, or calls back into Python."""
+"""Graph operators that read or write arbitrary files, or call Python."""
 _VERSIONS = """
 import importlib.metadata, importlib.util, json
 names = {d.name.lower().replace("_", "-"): d.version for d in importlib.metadata.distributions() if d.name}
@@ -55,7 +55,7 @@ _H5_CONFIG = "import h5py, sys; print(h5py.File(sys.argv[1], 'r').attrs.get('mod
 
 
 def tensorflow_python(texts: Sequence[str]) -> str:
-    """Return the interpreter of `tensorflow=INTERPRETER`; this one where none is given."""
+    """Return the interpreter of `tensorflow=INTERPRETER`, by default the current one."""
     for text in texts:
         name, _, python = text.partition("=")
         if name != "tensorflow" or not python or len(texts) > 1:
@@ -64,12 +64,12 @@ def tensorflow_python(texts: Sequence[str]) -> str:
             )
         if not shutil.which(python):
             raise MissingFile(f"`python` {text}: there is no executable {python}", file=python)
-        return os.path.abspath(str(shutil.which(python)))  # links stay: a venv's python is one
+        return os.path.abspath(str(shutil.which(python)))  # no resolve(): a venv's python is a link
     return sys.executable
 
 
 def tensorflow_versions(python: str) -> dict[str, str]:
-    """Return the versions of TensorFlow, tf2onnx and Keras in an interpreter, of those that it has."""
+    """Return the versions of TensorFlow, tf2onnx and Keras in an interpreter, without missing packages."""
     with temporary_folder("tensorflow") as folder:
         versions: dict[str, str] = json.loads(_run([python, "-c", _VERSIONS], folder, "TensorFlow"))
     return versions
@@ -78,10 +78,10 @@ def tensorflow_versions(python: str) -> dict[str, str]:
 def convert(
     source: Source, python: str, output: Path, names: Sequence[str] = (), *, opset: int, trust: bool
 ) -> dict[str, str]:
-    """Write the ONNX file that tf2onnx makes of a model by an interpreter; return package to version.
+    """Write the ONNX file of a model with an interpreter's tf2onnx; return package to version.
 
-    Inputs and outputs have the names of its layers or its signature; `names` are others for the outputs.
-    With `trust` a SavedModel may touch files. The opset is at most `NEWEST_BY_TF2ONNX`.
+    Inputs and outputs are named after the model's layers or signature; `names` replace the output names. With
+    `trust`, the graph of a SavedModel may access files. The opset is at most `NEWEST_BY_TF2ONNX`.
     """
     path, config = source.file.resolve(), {}
     if path.suffix == ".keras":  # needs no TensorFlow
@@ -90,7 +90,7 @@ def convert(
             with zipfile.ZipFile(path) as archive:
                 config = json.loads(archive.read("config.json"))
         except (KeyError, ValueError, RecursionError) as error:
-            message = f"{path}: not a Keras file: no config.json that can be read ({error})"
+            message = f"{path}: not a Keras file: no readable config.json ({error})"
             raise ModelError(message, hint=_PLAIN, file=path) from error
         _refuse_code(path, config)
     versions = tensorflow_versions(python)
@@ -123,7 +123,7 @@ def convert(
 
 
 def _run(command: list[str], folder: Path, label: str) -> str:
-    """Return what a process prints. Its working folder, which Python imports from, is an empty one."""
+    """Return a process's output. Python imports from the working folder, so it must be empty."""
     settings = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "KERAS_BACKEND": "tensorflow"}
     variables = {**settings, "KERAS_HOME": str(folder)}
     with (
@@ -132,7 +132,7 @@ def _run(command: list[str], folder: Path, label: str) -> str:
         Child(command, variables=variables, folder=folder, stdout=output, stderr=log) as child,
     ):
         if code := child.wait():
-            last = child.last_output().rpartition("\n")[2] or "it said nothing"
+            last = child.last_output().rpartition("\n")[2] or "no output"
             raise ModelError(
                 f"{label}: the process with TensorFlow ended with exit code {code}: {last}",
                 hint=f"{_PLAIN}; or convert it by `python -m tf2onnx.convert`, and give the ONNX file",
@@ -152,7 +152,7 @@ def _refuse_code(path: Path, config: Any) -> None:
 
 
 def _code(config: Any) -> Iterator[tuple[str, str]]:
-    """Layer, and class or function, of all that is no data in a Keras configuration."""
+    """Yield the layer and the class or function of each code entry in a Keras configuration."""
     waiting = [(config, "")]
     while waiting:
         value, layer = waiting.pop()
@@ -172,7 +172,7 @@ def _code(config: Any) -> Iterator[tuple[str, str]]:
 
 
 def _finish(path: Path, label: str, config: Any, outputs: Sequence[str]) -> None:
-    """Name inputs and outputs, write Erfc (Keras's GELU) as 1 - Erf, and name what has no form in ONNX."""
+    """Name inputs and outputs, rewrite Erfc (Keras's GELU) as 1 - Erf, reject operators without ONNX form."""
     model = onnx.load(path)
     names: dict[str, str] = {}
     for key, values in (("input_layers", model.graph.input), ("output_layers", model.graph.output)):
@@ -210,7 +210,7 @@ def _finish(path: Path, label: str, config: Any, outputs: Sequence[str]) -> None
     unknown = {n.op_type for n in model.graph.node if not n.domain and not onnx.defs.has(n.op_type)}
     if unknown:
         raise UnsupportedOperator(
-            f"{label}: tf2onnx has no form for TensorFlow's {', '.join(sorted(unknown))}",
+            f"{label}: tf2onnx cannot convert TensorFlow's {', '.join(sorted(unknown))}",
             hint="save a SavedModel of the part without them",
             operator=min(unknown),
         )

@@ -1,11 +1,11 @@
-"""From a model, data and a machine to the artifacts of a recipe, each with its reason; and what is left out.
+"""Choose a recipe's artifacts for a model, data and machine, each with its reason; list the omitted ones.
 
-model   float                 -> FP32 on ONNX Runtime, INT8 where there are products or convolutions
-        attention, recurrent  -> INT8 dynamic too: it needs no calibration
-        recurrent alone       -> static INT8 where its products can be: for TensorRT
+model   float                 -> FP32 on ONNX Runtime, INT8 if it has products or convolutions
+        attention, recurrent  -> also dynamic INT8, which needs no calibration
+        recurrent alone       -> static INT8 for targets that quantize its products: TensorRT
         Q/DQ already          -> INT8 alone
 data    none                  -> no static INT8
-machine no builder of a kind  -> none of its artifacts; the line that installs it is named
+machine no builder of a kind  -> none of its artifacts; a hint shows the command to install it
         no GPU                -> TensorRT-RTX engines ahead of time, which this machine cannot measure
 """
 
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Line = tuple[str, object, str]
-"""A key, its value and why; no comment where the reason is empty."""
+"""A key, its value and its reason for the comment; an empty reason gives no comment."""
 CALIBRATION_SAMPLES = 256
 USUAL_GPUS = ("sm86", "sm89")
-"""Ampere and Ada: the desktop and inference cards of two generations."""
+"""Ampere and Ada: two generations of desktop and inference cards."""
 CALL_MULTIPLY_ADDS = 1_000_000_000
-"""Of one call: with much less, the runtime's own time per call is a large share of what is measured."""
+"""Of one call: with far fewer, the runtime's overhead per call is a large share of the measured time."""
 _SECONDS_EACH = 8.0
 _SECONDS = (20.0, 120.0)
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a proposal follows from; kind, samples, labels and the metric that fits are of the evaluation.
+    """The data for a proposal; kind, samples, labels and default metric describe the evaluation data.
 
-    `shared` says how one set serves both: "" for two sets, "divided", or "same" where it cannot be divided.
-    `samples` is None where only reading them all would tell. They are ragged where the first ones differ in
-    shape: no batch is made of them.
+    `shared` is "" for two sets, "divided" for one set in two parts, or "same" if one set cannot be divided.
+    `samples` is None if only reading all samples would give their number. Samples are ragged, and cannot be
+    batched, if the first ones differ in shape.
     """
 
     calibration: str = ""
@@ -74,13 +74,13 @@ class DataFacts:
 def look_at_data(
     spec: InitSpec, inputs: Sequence[TensorInfo], outputs: Mapping[str, NDArray[Any]], *, progress: Progress
 ) -> DataFacts:
-    """Look at the samples that serve a model: `calibration` and `evaluation` are in place of `data`."""
+    """Return the facts about a model's samples; `calibration` and `evaluation` of `spec` override `data`."""
     progress("look at the data")
     batches = [tensor.shape[0] for tensor in inputs if tensor.shape and isinstance(tensor.shape[0], int)]
-    limit = max([16, *batches])  # at least a batch of a model that takes no smaller one
+    limit = max([16, *batches])  # at least one batch, for models with a larger fixed batch
     parts, shared = dict.fromkeys(("calibration", "evaluation"), spec.data), ""
     spelling = parse_spelling(spec.data) if spec.data and not (spec.calibration or spec.evaluation) else None
-    # What a function yields is not divided between calibration and evaluation.
+    # Samples of a function are not divided between calibration and evaluation.
     if spelling and spelling.kind != FUNCTION and "part" not in spelling.query:
         parts = {part: str(replace(spelling, query={**spelling.query, "part": part})) for part in parts}
         shared = "divided"
@@ -109,7 +109,7 @@ def look_at_data(
 
 
 def _of_samples(array: NDArray[Any], samples: int) -> NDArray[Any]:
-    """Return an output as so many samples have it; shape and type count, and of rows their length."""
+    """Return an output resized to `samples`; only shape, dtype and the lengths of rows matter."""
     import numpy as np
 
     shape = (samples, *array.shape[1:])
@@ -117,7 +117,7 @@ def _of_samples(array: NDArray[Any], samples: int) -> NDArray[Any]:
 
 
 def relocated(spec: str, folder: Path) -> str:
-    """Return a spelling as a file in `folder` has it."""
+    """Return a DATA argument rewritten for a file in `folder`."""
     spelling = parse_spelling(spec)
     if spelling.kind == FUNCTION:
         return spelled_from(parse_source(spelling.path), folder)
@@ -127,7 +127,7 @@ def relocated(spec: str, folder: Path) -> str:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What is not proposed, why, and how to get it."""
+    """An omitted artifact or measurement, the reason, and how to add it."""
 
     what: str
     why: str
@@ -139,10 +139,10 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Machine:
-    """What can be built and run here: `missing` are the targets that cannot.
+    """The targets that this machine cannot build (`missing`), its GPU and its CPU.
 
-    `gpu` is the compute capability of its GPU, empty without one; `emulates_bf16` says why the processor does
-    not multiply in bfloat16, empty where it does.
+    `gpu` is the GPU's compute capability, empty without a GPU. `emulates_bf16` is the reason why the CPU
+    emulates bfloat16, empty if it supports it.
     """
 
     missing: dict[str, LeftOut]
@@ -151,7 +151,7 @@ class Machine:
 
 
 def look_at_machine() -> Machine:
-    """Look at the targets, as `doctor` does; imports their runtimes."""
+    """Return the facts about this machine, as `doctor` determines them; imports the targets' runtimes."""
     reasons = {target: engine(target).why_not_build() for target in TARGETS}
     missing: dict[str, LeftOut] = {
         target: LeftOut(target, reason, engine(target).fix()) for target, reason in reasons.items() if reason
@@ -162,7 +162,7 @@ def look_at_machine() -> Machine:
 
 @dataclass(frozen=True)
 class Proposed:
-    """An artifact: its name, why it is there, and its keys."""
+    """A proposed artifact: its name, reason and keys."""
 
     name: str
     why: str
@@ -174,10 +174,10 @@ class Proposed:
 
 
 class ArtifactChoice:
-    """The artifacts of a recipe, and what is left out.
+    """The artifacts of a recipe, and the omitted ones.
 
-    `targets` of the user are proposed even where only another machine can build them. TensorRT-RTX
-    builds for `gpus`; by default for the GPU's here, or `USUAL_GPUS`.
+    The user's `targets` are proposed even if only another machine can build them. TensorRT-RTX builds for
+    `gpus`, by default for this machine's GPU, or else `USUAL_GPUS`.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class ArtifactChoice:
                     yield Proposed(proposal.name, proposal.why, (*what, *lines, *mode))
 
     def _has_integers(self, target: Target) -> bool:
-        """Whether static INT8 of a target takes any kind of layer of the model."""
+        """Return whether static INT8 of a target covers any kind of layer in the model."""
         if self.model.kinds != {"recurrent"} or not (placed_for := rows()[target].placed_for):
             return True
         return graph_rules(placed_for).opens_recurrences
@@ -230,11 +230,11 @@ class ArtifactChoice:
         return [name for name in TARGETS if (name in targets if targets else name not in missing)]
 
     def _proposing(self, when: When) -> list[Target]:
-        """Targets that are taken and have a proposal of a kind."""
+        """Return the selected targets with a proposal for `when`."""
         return [name for name in self._taken() if any(p.when == when for p in engine(name).proposals())]
 
     def _of_tensorrt(self, target: Target) -> Iterator[Line]:
-        """GPUs, and shapes where axes beyond the batch are dynamic: the defaults know only of batches."""
+        """Yield GPUs, and shapes if axes beyond the batch are dynamic; defaults exist only for the batch."""
         if target == "tensorrt-rtx" and self.gpus:
             yield "gpus", list(self.gpus), "as asked for"
         elif target == "tensorrt-rtx" and self.machine.gpu:
@@ -276,7 +276,7 @@ class ArtifactChoice:
 def _extents(
     tensor: TensorInfo, model: ModelFacts, named: dict[str, tuple[int, int, int]]
 ) -> list[tuple[int, ...]]:
-    """Least, usual and largest shape of an input; `named` axes have these extents, and others are added."""
+    """Return min, opt and max shape of an input; `named` stores the extents of named axes across inputs."""
     from ...model.sources.preprocessing import preprocessing_of
 
     extents = {extents.axis: extents for extents in tensor.extents}
@@ -299,9 +299,9 @@ def _extents(
 
 
 def batch_size(model: ModelFacts, samples: int | None = None, *, is_ragged: bool = False) -> tuple[int, str]:
-    """Return the batch that is measured, a power of two, and why: enough work to be measured, and no more.
+    """Return the batch size to measure and the reason: a power of two with enough work for stable timing.
 
-    It does not exceed the `samples` of the evaluation, if their number is known.
+    The batch size is at most the number of evaluation samples, if known.
     """
     if first_axes_differ(model.inputs):
         return 1, "the first axis of an input is no batch: a call takes a sample as it is"
@@ -321,7 +321,7 @@ def batch_size(model: ModelFacts, samples: int | None = None, *, is_ragged: bool
 
 
 def budget_need(data: DataFacts, artifacts: Sequence[Proposed], spec: InitSpec) -> Need | None:
-    """Return how many samples the budget needs; None without one, or for a metric in units of its own."""
+    """Return how many samples the budget needs; None without a budget or for a metric not in points."""
     metric = data.metric if spec.metric == AUTO else spec.metric
     if spec.max_drop is None or not data.evaluation or unit_of(metric) != "points":
         return None
@@ -336,7 +336,7 @@ def budget_need(data: DataFacts, artifacts: Sequence[Proposed], spec: InitSpec) 
 def bench_lines(
     model: ModelFacts, data: DataFacts, artifacts: Sequence[Proposed], spec: InitSpec
 ) -> list[Line]:
-    """Return the keys of `[bench]`."""
+    """Return the lines of `[bench]`."""
     lines: list[Line] = [("batch_size", *batch_size(model, data.samples, is_ragged=data.is_ragged))]
     if model.is_onnx:
         lines.append(("baseline", artifacts[0].name, "there is no PyTorch model to compare with"))

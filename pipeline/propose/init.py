@@ -1,4 +1,4 @@
-"""`qcompile init`: write a commented recipe that runs at once, every key with its reason beside it."""
+"""`qcompile init`: write a ready-to-run recipe with a comment that explains each choice."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ SCHEMA = Path(__file__).parents[2] / "docs" / "recipe.schema.json"
 def _written(
     source: str, spec: InitSpec, model: ModelFacts, data: DataFacts, choice: ArtifactChoice, command: str
 ) -> Iterator[str]:
-    """The lines of the recipe."""
+    """Yield the lines of the recipe."""
     folder = spec.output.parent
-    if SCHEMA.is_file():  # editors that know taplo's line complete and check the keys
+    if SCHEMA.is_file():  # editors with taplo support use this line to complete and check keys
         yield f"#:schema {SCHEMA.as_uri()}"
     yield "# Every choice below is yours to change. Paths are relative to this file. It was written by"
     yield f"#   {plain(command)}"
@@ -93,7 +93,7 @@ def _written(
 
 
 def _output(path: Path) -> str:
-    """A folder that no other recipe beside it has: artifacts of one name would replace each other."""
+    """Return an output folder that no other recipe beside `path` uses, to prevent overwritten artifacts."""
     for other in path.parent.glob("*.toml"):
         with contextlib.suppress(OSError, ValueError):
             values = parse_toml(other.read_bytes())
@@ -123,7 +123,7 @@ def _data(data: DataFacts, folder: Path, choice: ArtifactChoice) -> Iterator[str
 
 
 def _large(count: float) -> str:
-    """ "11.7 M", "1.82 G"."""
+    """Return a rounded count: "11.7 M", "1.82 G"."""
     for unit in ("", " k", " M"):
         if count < 999.5:
             return f"{figure(count) if unit else int(count)}{unit}"
@@ -137,7 +137,7 @@ def _counted(count: int, what: str) -> str:
 
 @dataclass(frozen=True)
 class InitResult:
-    """What was written, the choice of its artifacts, and what the model and the data tell."""
+    """The written recipe, its choice of artifacts, and the facts about model and data."""
 
     path: Path
     recipe: Recipe
@@ -149,7 +149,7 @@ class InitResult:
 
     @property
     def notes(self) -> list[str]:
-        """What the model and the data tell, and that too few samples prove a budget."""
+        """Notes about the model and the data, and whether there are too few samples for the budget."""
         too_few = [self.need.text] if self.need and self.need.is_met is False else []
         return [*self.model.notes, *self.data.notes, *too_few]
 
@@ -184,19 +184,18 @@ def init(
 ) -> InitResult:
     """Write a recipe for a model.
 
-    Args:
-        model: A MODEL spelling.
+        model: A MODEL argument.
         output: The file to write.
-        spec: What it is proposed from.
-        command: Words that write it again, for its first line.
-        progress: Told of every step.
+        spec: Options of the proposal.
+        command: The command line that writes the recipe, for the comment at its start.
+        progress: Called with each step.
         options: Fields of `InitSpec` by name, in place of those of `spec`.
 
     Returns:
         The recipe, its text, and the reasons behind its choices.
 
     Raises:
-        InvalidOption: If the file exists, or the model's inputs are not known; it says which to give.
+        InvalidOption: If the file exists, or the model's inputs are unknown; the hint shows which to give.
         ModelError, DataError, MissingFile: If the model or the data cannot be read.
         EngineUnavailable: If nothing can be built here.
     """
@@ -214,7 +213,7 @@ def init(
         samples=(spec.data, spec.calibration, spec.evaluation), trust=spec.trust, progress=progress,
     )  # fmt: skip
     data = look_at_data(spec, facts.inputs, facts.outputs, progress=progress)
-    if facts.precision == "int8":  # the graph holds its scales: there is nothing to calibrate
+    if facts.precision == "int8":  # the graph holds its scales, so no calibration is needed
         data = replace(data, calibration="")
     progress("look at the installation")
     choice = ArtifactChoice(facts, data, look_at_machine(), targets=spec.asked, gpus=spec.gpus)
@@ -223,7 +222,7 @@ def init(
             "nothing can be built here: no runtime is installed", hint=install_hint("cpu"), engine=""
         )
     text = "\n".join(_written(model, spec, facts, data, choice, shlex.join(command))) + "\n"
-    recipe = parse_recipe(text.encode(), path)  # it must be read back before anybody gets it
+    recipe = parse_recipe(text.encode(), path)  # validate before writing
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, text)
     need = budget_need(data, choice.artifacts, spec)

@@ -1,7 +1,7 @@
-"""What a model tells of itself: its inputs, its kinds of layers, its size, what its outputs are.
+"""Collect the facts about a model for a proposal: inputs, kinds of layers, size, outputs.
 
-An ONNX file is read without its weights. A PyTorch model is loaded and run once, on the example that comes
-with it, on the first sample of the data, or on random values.
+An ONNX file is read without its weights. A PyTorch model is loaded and run once, on its example, on the first
+sample of the data, or on random values.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _TAKEN = {
     "Embedding": "[batch,LENGTH]:int64",
     **dict.fromkeys(("LSTM", "GRU", "RNN"), "[batch,LENGTH,{0.input_size}]"),
 }
-"""Layer of PyTorch to the shape that it takes, as far as it tells."""
+"""PyTorch layer to a template of its input, with the extents that the layer defines."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a proposal follows from.
+    """The facts about a model for a proposal.
 
     Attributes:
         inputs: Dynamic axes have names.
-        outputs: Of the one run; of a file zeros of its shapes (1 for what varies) and types.
-        declared: `inputs` that the recipe must give; empty where the source has them.
-        kinds: Which of `KINDS` it holds.
-        precision: Of its graph: "fp32", or "int8" of one that holds Q/DQ.
-        multiply_adds: Of one sample; 0 where that is not known.
-        learners: Operators of `ai.onnx.ml`, as of scikit-learn's trees, which ONNX Runtime alone has.
+        outputs: Of one run; for an ONNX file, zeros with its types and shapes (1 for dynamic axes).
+        declared: Inputs that the recipe must give; empty if the source defines them.
+        kinds: The keys of `KINDS` that the model contains.
+        precision: "fp32", or "int8" for a graph with Q/DQ.
+        multiply_adds: For one sample; 0 if unknown.
+        learners: Operators of `ai.onnx.ml`, such as scikit-learn's trees, which only ONNX Runtime supports.
     """
 
     source: Source
@@ -70,7 +70,7 @@ class ModelFacts:
 
     @property
     def is_onnx(self) -> bool:
-        """Whether it is a file, with no PyTorch model to compare with."""
+        """Whether the model is an ONNX file, without a PyTorch model to compare with."""
         return self.source.kind == "onnx"
 
 
@@ -84,9 +84,9 @@ def look_at_model(
     trust: bool = False,
     progress: Progress,
 ) -> ModelFacts:
-    """Look at a model; an error says which inputs to give, where they are not known.
+    """Return the facts about a model; if its inputs are unknown, the error shows which to give.
 
-    `samples` are DATA spellings, of which the first that can tells the inputs; empty ones are left out. The
+    `samples` are DATA arguments; the first suitable one defines the inputs, and empty ones are skipped. The
     other options are those of `init`.
     """
     source = parse_source(spec, weights=weights, download=download)
@@ -101,7 +101,7 @@ def look_at_model(
 
 
 def plain_name(source: Source) -> str:
-    """Return what the files of a model may be called: "digits", "resnet18"."""
+    """Return a base name for the files of a model: "digits", "resnet18"."""
     if source.is_named:
         text = (source.path.name if source.path else source.name).rpartition("/")[2]
     elif source.path is not None:
@@ -174,7 +174,7 @@ def _look_at_module(
 def _declared(
     source: Source, loaded: LoadedModel, inputs: Sequence[str], samples: Sequence[str]
 ) -> tuple[tuple[str, ...], str]:
-    """The inputs to give to the export, and where they come from."""
+    """Return the inputs that the recipe must declare, and their origin."""
     from ...model.sources.example import forward_parameters, make_example
     from ...model.sources.pytorch import program_inputs
 
@@ -206,7 +206,7 @@ def _declared(
 
 
 def _told_by(data: str, loaded: LoadedModel, names: Sequence[str]) -> tuple[TensorInfo, ...]:
-    """The inputs that samples tell: arrays, those of a function, and images as large as they are prepared."""
+    """Return the inputs of arrays, of a function's samples, or of images after preprocessing; else empty."""
     from ...compiler.export.data_axes import inputs_of_first_batch
     from ...model.sources.load import find_preprocessing
     from ...model.sources.preprocessing import ImagePreprocessing
@@ -222,7 +222,7 @@ def _told_by(data: str, loaded: LoadedModel, names: Sequence[str]) -> tuple[Tens
 
 
 def _with_open_batch(loaded: LoadedModel, example: Example) -> tuple[str, ...]:
-    """The inputs of an example with their batch named, where the model takes other batches; else none."""
+    """Return the inputs of an example with a dynamic batch; empty if the model rejects other batch sizes."""
     from ...model.sources.example import make_example
     from ...model.sources.nested import NestedInputs
 
@@ -238,19 +238,19 @@ def _with_open_batch(loaded: LoadedModel, example: Example) -> tuple[str, ...]:
         with quiet():
             for batch in _TRIED_BATCHES:
                 opened.call(loaded.module, opened.resized(batch))
-    except Exception:  # whatever a model raises that is made for one batch
+    except Exception:  # models with a fixed batch raise many types of errors
         return ()
     return spelled
 
 
 def _spelled(tensor: TensorInfo) -> str:
-    """`NAME:SHAPE[:DTYPE]`."""
+    """Return the input as `NAME:SHAPE[:DTYPE]`."""
     dtype = "" if tensor.dtype == "float32" else f":{tensor.dtype}"
     return f"{tensor.name}:{format_shape(tensor.shape)}{dtype}"
 
 
 def _multiply_adds(original: Any) -> int:
-    """Of one sample, as PyTorch counts them; 0 where it cannot."""
+    """Return multiply-adds of one sample as PyTorch counts them; 0 if it cannot count them."""
     from torch.utils.flop_counter import FlopCounterMode
 
     example = original.example
@@ -259,13 +259,13 @@ def _multiply_adds(original: Any) -> int:
         with quiet(), FlopCounterMode(display=False) as counter:
             example.call(original.loaded.module, example.feeds)
         return int(counter.get_total_flops() // 2 // max(1, first.shape[0] if first.ndim else 1))
-    except Exception:  # TorchScript, and operators that it does not know
+    except Exception:  # TorchScript, and operators unknown to the counter
         return 0
 
 
 def spelled_from(source: Source, folder: Path) -> str:
-    """Return a MODEL or data spelling as a file in `folder` has it."""
-    if source.path is None:  # a file of weights is where it is, seen from any folder
+    """Return a MODEL or DATA argument rewritten for a file in `folder`."""
+    if source.path is None:  # a file of weights has an absolute path
         return source.absolute if source.options.file else source.spec
     path, query = seen_from(folder, source.path), source.options.query
     if source.is_named:
@@ -274,7 +274,7 @@ def spelled_from(source: Source, folder: Path) -> str:
 
 
 def seen_from(folder: Path, path: Path) -> str:
-    """Return a path relative to a folder, or the absolute one where that is shorter."""
+    """Return a path relative to a folder, or the absolute path if it is shorter."""
     absolute = str(path.resolve())
     return min(os.path.relpath(absolute, folder.resolve()), absolute, key=len)
 
@@ -285,11 +285,11 @@ KINDS = {
     "attention": re.compile(r"attention|^softmax$|layernorm", re.I),
     "product": re.compile(r"linear|^matmul$|^gemm$|^(aten\.)?(addmm|bmm|mm)\b", re.I),
 }
-"""Kind of layer to what names it: a module of PyTorch, an operator of `torch.export`, an operator of ONNX."""
+"""Kind of layer to the pattern of its names: PyTorch modules, operators of `torch.export` or of ONNX."""
 
 
 def input_templates(module: Any, names: Sequence[str]) -> str:
-    """Return `inputs` for each argument, with what the first layer says of the only one."""
+    """Return `inputs` templates for the arguments; a known first layer gives the shape of a sole argument."""
     if len(names) != 1:
         return " and ".join(f"`inputs` {name}:[batch,...]" for name in names) or "`inputs` NAME:[batch,...]"
     layer = next((part for part in module.modules() if type(part).__name__ in _TAKEN), None)
@@ -300,11 +300,11 @@ def input_templates(module: Any, names: Sequence[str]) -> str:
 
 
 def _captured(module: Any) -> Iterable[Any]:
-    """The nodes of a captured program; none of another module."""
+    """Return the nodes of a captured program; empty for other modules."""
     return getattr(getattr(module, "graph", None), "nodes", ()) if hasattr(module, "_in_spec") else ()
 
 
 def kinds_of_layers(names: Iterable[str]) -> frozenset[str]:
-    """Return the kinds of layers by their names."""
+    """Return the kinds of layers with these names."""
     every = set(names)
     return frozenset(kind for kind, pattern in KINDS.items() if any(map(pattern.search, every)))

@@ -1,4 +1,4 @@
-"""A recipe is written as TOML: what has its default is left out; a portable one has no absolute path."""
+"""Write recipes as TOML without default values, and with relative paths for other machines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .recipe import Recipe, parse_recipe
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """Return the TOML of a recipe; what has its default is left out."""
+    """Return the TOML text of a recipe, without default values."""
     lines = [*toml_table("", _values(recipe, RecipeFile)), *_tables(recipe, RecipeFile, "")]
     return "\n".join(lines[1:]) + "\n"
 
@@ -45,9 +45,9 @@ def _values(values: Any, kind: type) -> Iterator[tuple[str, object, str]]:
 
 
 def portable_text(recipe: Recipe) -> bytes:
-    """Return the text of a recipe without absolute paths; it has the recipe's name in the recipe's folder.
+    """Return the recipe's text with relative paths; the file's content if its paths are relative already.
 
-    Interpreters (`model.python`, `bench.python`) and `output` stay as they are.
+    Interpreters (`model.python`, `bench.python`) and `output` are unchanged.
     """
     moved = portable(recipe)
     with contextlib.suppress(OSError, QCompileError):
@@ -58,12 +58,12 @@ def portable_text(recipe: Recipe) -> bytes:
 
 
 def portable(recipe: Recipe) -> Recipe:
-    """Return the recipe with every absolute path relative to its folder."""
+    """Return the recipe with absolute paths made relative to its folder."""
     return map_names(recipe, lambda name: _moved(name.kind, name.text, recipe.folder))
 
 
 def relative(text: str, folder: Path) -> str:
-    """Return an absolute path, or one that begins at the home, as seen from a folder; others as they are."""
+    """Return an absolute path, or a path from the home folder, relative to `folder`; others unchanged."""
     if not text.startswith(("/", "~")):
         return text
     path = os.path.relpath(settled(Path(text).expanduser()), folder)
@@ -71,7 +71,7 @@ def relative(text: str, folder: Path) -> str:
 
 
 def _moved(kind: Named, text: str, folder: Path) -> str:
-    """What a key names, seen from a folder: a path; of MODEL and DATA also the paths of its keys."""
+    """Return a name relative to `folder`: a path, or MODEL or DATA with the paths in its options."""
     if kind in ("output", "interpreter"):
         return text
     if kind not in ("model", "preprocessing", "data"):
@@ -79,7 +79,7 @@ def _moved(kind: Named, text: str, folder: Path) -> str:
     head, mark, query = text.partition("?")
     word = "".join(re.findall(r"\A\w+:", head))  # "hf:", "images:"
     parts = []
-    for part in query.split("&"):  # what is escaped in DATA stays escaped
+    for part in query.split("&"):  # escapes in DATA are preserved
         key, equals, value = part.partition("=")
         if key in FILE_KEYS:
             value = relative(value, folder)

@@ -1,4 +1,4 @@
-"""Models of torchvision: preprocessing and classes by the entries of its weights, weights from the cache."""
+"""Describe and load models of torchvision, with the preprocessing, classes and cached file of its weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .description import Description
 
 
 class _OutputOf(nn.Module):
-    """A module that returns a dict, of which one entry counts; the others serve its training."""
+    """A module that returns one entry of another module's output dict; the other entries serve training."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         super().__init__()
@@ -31,19 +31,19 @@ class _OutputOf(nn.Module):
         self.training = module.training
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take images float32 [batch, 3, height, width], return [batch, classes, height, width]."""
+        """Take images float32 [batch, 3, height, width]; return [batch, classes, height, width]."""
         return self.module(x)[self.name]  # type: ignore[no-any-return]
 
 
 _ONE_STAGE = ("retinanet", "fcos", "ssd", "ssdlite")
-"""Modules of torchvision.models.detection whose detectors have one stage."""
+"""Modules of torchvision.models.detection with one-stage detectors."""
 
 
 class _OneStage(nn.Module):
-    """A detector of one stage, without the selection of its boxes.
+    """A one-stage detector without box selection.
 
-    torchvision's own `forward` resizes each image by itself, and suppresses boxes that overlap. Here images
-    come resized and normalized, and the boxes of all anchors come out.
+    torchvision's `forward` resizes each image and suppresses overlapping boxes. This module takes resized and
+    normalized images, and returns the boxes of all anchors.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -53,7 +53,7 @@ class _OneStage(nn.Module):
         self.training = module.training
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        """Take images float32 [batch, 3, h, w], return boxes [batch, anchors, 4] and scores."""
+        """Take images float32 [batch, 3, h, w]; return boxes [batch, anchors, 4] and scores."""
         maps = self.module.backbone(x)
         features = [maps] if isinstance(maps, Tensor) else list(maps.values())
         heads = self.module.head(features)
@@ -86,13 +86,13 @@ _MODULES = {"segmentation": "semantic-segmentation", "detection": "object-detect
 
 
 def describe(source: Source) -> Description:
-    """Return what torchvision says of a model; no network is made."""
+    """Return torchvision's description of a model, without building the network."""
     names = models.list_models()
     if source.name not in names:
         raise description.unknown_name(source, names)
     if source.name.startswith("quantized_"):
         hint = f"give torchvision:{source.name.removeprefix('quantized_')}, and quantize it here"
-        raise source.refusal("is quantized by torchvision, which ONNX has no form for", hint)
+        raise source.refusal("is quantized by torchvision, which ONNX cannot represent", hint)
     entry, entries = models.get_model_builder(source.name), models.get_model_weights(source.name)
     weights = getattr(entries, "DEFAULT", None) or next(iter(entries), None)
     preset = weights.transforms() if weights is not None else None
@@ -127,7 +127,7 @@ def describe(source: Source) -> Description:
 
 
 def _load(source: Source, entry: Any, weights: Any, task: str) -> Any:
-    """The module, its outputs as tensors."""
+    """Return the module with tensors as its outputs."""
     arguments = _arguments(source, entry, task)
     if source.options.weights or source.options.classes:
         arguments |= {"weights_backbone": None} if "weights_backbone" in _parameters(entry) else {}
@@ -136,7 +136,7 @@ def _load(source: Source, entry: Any, weights: Any, task: str) -> Any:
         module = _construct(source, entry, {"weights": None, **arguments})
     else:
         state = read_weights(_own_weights(source, weights))
-        weights.get_state_dict = lambda *_args, **_named: state  # in place of one that unpickles
+        weights.get_state_dict = lambda *_args, **_named: state  # torchvision's version unpickles
         try:
             module = _construct(source, entry, {"weights": weights, **arguments})
         finally:
@@ -202,15 +202,15 @@ def _construct(source: Source, entry: Any, arguments: dict[str, Any]) -> Any:
         return entry(**arguments)
     except ModelError:
         raise
-    except Exception as error:  # what a constructor refuses, it says in its own way
+    except Exception as error:  # constructors raise many types of errors
         raise ModelError(
-            f"{source.spec}: torchvision cannot make it: {type(error).__name__}: {first_line(error)}",
+            f"{source.spec}: torchvision cannot construct it: {type(error).__name__}: {first_line(error)}",
             hint="leave `size` or `classes` out, or choose values that the model takes",
         ) from error
 
 
 def _own_weights(source: Source, weights: Any) -> Path:
-    """The file of a model's weights in the cache; they are downloaded first where the user says so."""
+    """Return the cached file of a model's trained weights; download it first if the user allows that."""
     if weights is None:
         raise ModelError(
             f"{source.spec}: torchvision has no weights for it", hint="give `weights` random or FILE"
@@ -235,6 +235,6 @@ def _parameters(entry: Any) -> set[str]:
 
 
 def _class(entry: Any) -> Any:
-    """The class that a builder makes, by its annotation; the builder where it has none."""
+    """Return the class that a builder's annotation declares; the builder itself if that is no class."""
     annotation = inspect.signature(entry, eval_str=True).return_annotation
     return annotation if isinstance(annotation, type) else entry
