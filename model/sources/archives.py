@@ -19,10 +19,10 @@ from pathlib import Path
 
 from ...errors import ModelError, first_line
 
-_MOST_RATIO = 100
+_MAX_RATIO = 100
 """Largest ratio of unpacked to packed size of an archive; checked from `FREE_BYTES` unpacked bytes on."""
 FREE_BYTES = 64 << 20
-_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError)
+_DAMAGE_ERRORS = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError)
 """Errors that archive readers raise for damaged files."""
 
 
@@ -38,15 +38,15 @@ def check_archive(path: Path, *, what: str, hint: str) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             size, unpacked = path.stat().st_size, sum(info.file_size for info in archive.infolist())
-            if unpacked > max(_MOST_RATIO * size, FREE_BYTES):
+            if unpacked > max(_MAX_RATIO * size, FREE_BYTES):
                 problem = f"its {size} bytes unpack to {unpacked}"
-                raise ValueError(f"at most {_MOST_RATIO} times that is supported")
+                raise ValueError(f"at most {_MAX_RATIO} times that is supported")
             for info in archive.infolist():
                 member, problem = info.filename, f"member {info.filename!r} is damaged"
                 with archive.open(info) as file:
                     while file.read(1 << 20):
                         pass
-    except _DAMAGE as error:
+    except _DAMAGE_ERRORS as error:
         raise ModelError(
             f"{path}: not {what} that can be read: {problem} ({first_line(error)})",
             hint=hint,
@@ -63,8 +63,8 @@ _trusted: ContextVar[frozenset[Path] | None] = ContextVar("qcompile_trusted", de
 def trusting(trust: bool | Iterable[Path] = True) -> Iterator[None]:
     """Trust all files (True) or these files inside the block; False and an empty list change nothing."""
     before, files = _trusted.get(), () if isinstance(trust, bool) else trust
-    more = None if before is None or trust is True else before | {path.resolve() for path in files}
-    token = _trusted.set(more)
+    trusted_files = None if before is None or trust is True else before | {path.resolve() for path in files}
+    token = _trusted.set(trusted_files)
     try:
         yield
     finally:

@@ -21,10 +21,10 @@ from .pytorch import name_outputs as name_outputs
 BATCH = 2  # 0 and 1 are specialized by torch.export: a dynamic axis must be traced with 2 or more
 
 
-def _ranges(inputs: Sequence[TensorInfo]) -> dict[str, AxisRange]:
+def _axis_ranges(inputs: Sequence[TensorInfo]) -> dict[str, AxisRange]:
     """Return axis name to the range required by the declared inputs."""
     ranges: dict[str, AxisRange] = {}
-    for name, extents in _spelled_extents(inputs):
+    for name, extents in _declared_extents(inputs):
         before = ranges.get(name, AxisRange())
         limits = [limit for limit in (before.maximum, extents.maximum) if limit is not None]
         ranges[name] = AxisRange(max(before.minimum, extents.minimum), min(limits, default=None))
@@ -37,7 +37,7 @@ def _ranges(inputs: Sequence[TensorInfo]) -> dict[str, AxisRange]:
     return {name: required for name, required in ranges.items() if required != AxisRange()}
 
 
-def _spelled_extents(inputs: Sequence[TensorInfo]) -> Iterator[tuple[str, AxisExtents]]:
+def _declared_extents(inputs: Sequence[TensorInfo]) -> Iterator[tuple[str, AxisExtents]]:
     """Yield the name and declared extents of each dynamic axis; axes that are fixed by now are omitted."""
     for tensor in inputs:
         for extents in tensor.extents:
@@ -55,7 +55,7 @@ def traced_extents(
     extents, in order of priority. `rung` selects an entry of `EXTENTS` for axes without a known extent.
     """
     traced: dict[str, int] = {}
-    for name, extents in _spelled_extents(inputs):
+    for name, extents in _declared_extents(inputs):
         if extents.traced is not None and traced.setdefault(name, extents.traced) != extents.traced:
             raise InvalidOption(
                 f"axis {name!r}: traced with {traced[name]} in one input, {extents.traced} in another; "
@@ -68,7 +68,7 @@ def traced_extents(
                 extent = shape[axis]
                 if not isinstance(extent, str):
                     traced.setdefault(name, extent)
-    ranges = _ranges(inputs)
+    ranges = _axis_ranges(inputs)
     guessed: set[str] = set()
     for tensor in inputs:
         for axis, name in tensor.dynamic_axes.items():
@@ -147,7 +147,7 @@ class Example:
             for tensor in self.inputs
         }
         real = {name: array for name, array in self.feeds.items() if name not in self.made_up}
-        return _with_values(self.inputs, shapes, [real], sum(extents.values()) if seed is None else seed)
+        return _make_feeds(self.inputs, shapes, [real], sum(extents.values()) if seed is None else seed)
 
 
 def make_example(
@@ -162,7 +162,7 @@ def make_example(
 
     `inputs` are `NAME:SHAPE[:DTYPE]`, by default of the model's example; `dynamic` is `INPUT:AXIS=NAME`.
     """
-    values, ordered = _values(loaded), known_inputs(loaded, inputs)
+    values, ordered = _example_arrays(loaded), known_inputs(loaded, inputs)
     if not ordered:
         raise InvalidOption(
             "export: the model's inputs are not known",
@@ -178,11 +178,11 @@ def make_example(
     extents, guessed = traced_extents(tensors, shapes, rung)
     return Example(
         tensors,
-        _with_values(tensors, shapes_at(tensors, extents), sources, 0),
+        _make_feeds(tensors, shapes_at(tensors, extents), sources, 0),
         takes_keywords(loaded.module, tensors),
-        frozenset(t.name for t in tensors if all(_unfit(t, source) for source in sources)),
+        frozenset(t.name for t in tensors if all(_lacks_array(t, source) for source in sources)),
         guessed,
-        _ranges(tensors),
+        _axis_ranges(tensors),
     )
 
 
@@ -195,7 +195,7 @@ def known_inputs(loaded: LoadedModel, inputs: Sequence[str | TensorInfo]) -> tup
         replace(tensor, preprocessing=tensor.preprocessing or preprocessing.get(tensor.name))
         for tensor in parsed
     ]
-    return in_order(loaded.module, _merged(loaded, spelled or loaded.inputs, _values(loaded)))
+    return in_order(loaded.module, _merge(loaded, spelled or loaded.inputs, _example_arrays(loaded)))
 
 
 def in_order(module: Any, tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
@@ -206,29 +206,29 @@ def in_order(module: Any, tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ..
     return tuple(tensors)
 
 
-def _with_values(
+def _make_feeds(
     tensors: Sequence[TensorInfo], shapes: Mapping[str, tuple[int, ...]], sources: Sequence[Feeds], seed: int
 ) -> Feeds:
     """Return arrays of these shapes, repeated or cut from the first fitting source, else random."""
     feeds: Feeds = {}
-    missing = [t for t in tensors if all(_unfit(t, source) for source in sources)]
+    missing = [t for t in tensors if all(_lacks_array(t, source) for source in sources)]
     if missing:
         feeds = random_feeds(tensors, seed=seed, shapes=shapes)
     for tensor in tensors:
         for source in reversed(sources):
-            if not _unfit(tensor, source):
-                feeds[tensor.name] = _stretched(source[tensor.name], shapes[tensor.name])
+            if not _lacks_array(tensor, source):
+                feeds[tensor.name] = _fit_array(source[tensor.name], shapes[tensor.name])
     return {tensor.name: feeds[tensor.name] for tensor in tensors}
 
 
-def _unfit(tensor: TensorInfo, source: Feeds) -> bool:
+def _lacks_array(tensor: TensorInfo, source: Feeds) -> bool:
     array = source.get(tensor.name)
     if array is None or str(array.dtype) != tensor.dtype or not tensor.accepts(array.shape):
         return True
     return array.size == 0 and 0 not in tensor.shape
 
 
-def _stretched(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def _fit_array(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """Return the array repeated or cut to a shape; sorted integers, such as offsets, remain sorted."""
     for axis, extent in enumerate(shape):
         if array.shape[axis] != extent:
@@ -238,7 +238,7 @@ def _stretched(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     return array
 
 
-def _values(loaded: LoadedModel) -> Feeds:
+def _example_arrays(loaded: LoadedModel) -> Feeds:
     """Return the model's example as arrays by input name."""
     if loaded.example is None:
         return {}
@@ -251,7 +251,7 @@ def _values(loaded: LoadedModel) -> Feeds:
     return {name: value.detach().cpu().numpy() for name, value in values.items()}
 
 
-def _merged(loaded: LoadedModel, spelled: Sequence[TensorInfo], values: Feeds) -> tuple[TensorInfo, ...]:
+def _merge(loaded: LoadedModel, spelled: Sequence[TensorInfo], values: Feeds) -> tuple[TensorInfo, ...]:
     """Return the declared inputs with types of the example, and the other inputs of a nested example."""
     of_example = [TensorInfo(name, str(array.dtype), tuple(array.shape)) for name, array in values.items()]
     if not spelled:

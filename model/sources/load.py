@@ -128,8 +128,8 @@ def load_named(source: Source) -> LoadedModel:
     shapes = shapes_at(description.inputs, traced_extents(description.inputs)[0])
     feeds = random_feeds(description.inputs, shapes=shapes, domains=description.domains)
     example = {name: torch.from_numpy(array) for name, array in feeds.items()}
-    sees = source.kind != "hf" or any(tensor.name == "pixel_values" for tensor in description.inputs)
-    warnings = [text for text in (warning if sees else "", *description.notes) if text]
+    has_images = source.kind != "hf" or any(tensor.name == "pixel_values" for tensor in description.inputs)
+    warnings = [text for text in (warning if has_images else "", *description.notes) if text]
     if head:
         warnings.append(
             f"a new head: {', '.join(head)} are random (seed {options.seed}) until they are trained"

@@ -40,11 +40,11 @@ class NestedInputs(nn.Module):
         """Call the inner module with these tensors in its structure."""
         values = dict(zip(self.input_names, tensors, strict=True))
 
-        def filled(value: Any, _: str) -> Any:
+        def fill(value: Any, _: str) -> Any:
             return values[value] if isinstance(value, Slot) else value
 
-        arguments = [_mapped(item, "", filled) for item in self._arguments]
-        keywords = {name: _mapped(item, "", filled) for name, item in self._keywords.items()}
+        arguments = [_map(item, "", fill) for item in self._arguments]
+        keywords = {name: _map(item, "", fill) for name, item in self._keywords.items()}
         return self.inner(*arguments, **keywords)
 
 
@@ -87,30 +87,30 @@ def taken_apart(module: nn.Module, example: Any) -> tuple[nn.Module, tuple[Any, 
         )
 
     if isinstance(example, dict):
-        keywords = {name: _mapped(item, name, slot) for name, item in example.items()}
+        keywords = {name: _map(item, name, slot) for name, item in example.items()}
         return NestedInputs(module, (), keywords, list(tensors)), tensors
     names = [*parameters, *(f"input_{index}" for index in range(len(parameters), len(example)))]
-    arguments = tuple(_mapped(item, name, slot) for name, item in zip(names, example, strict=False))
+    arguments = tuple(_map(item, name, slot) for name, item in zip(names, example, strict=False))
     return NestedInputs(module, arguments, {}, list(tensors)), tensors
 
 
-def _mapped(value: Any, path: str, replace: Callable[[Any, str], Any]) -> Any:
+def _map(value: Any, path: str, replace: Callable[[Any, str], Any]) -> Any:
     """Return a structure of the same type with its leaves replaced; `path` is the path to `value`."""
     fields = fields_of(value)
     if fields is None and isinstance(value, tuple | list):
-        return type(value)(_mapped(item, joined(path, index), replace) for index, item in enumerate(value))
+        return type(value)(_map(item, joined(path, index), replace) for index, item in enumerate(value))
     if fields is None:
         return replace(value, path)
-    parts = {name: _mapped(item, joined(path, name), replace) for name, item in fields}
+    parts = {name: _map(item, joined(path, name), replace) for name, item in fields}
     if dataclasses.is_dataclass(value):
-        changed: Any = copy.copy(value)  # the constructor may compute
+        result: Any = copy.copy(value)  # the constructor may compute
         for name, part in parts.items():
             if hasattr(value, "__setitem__"):
-                changed[name] = part
+                result[name] = part
             else:
-                object.__setattr__(changed, name, part)
-        return changed
+                object.__setattr__(result, name, part)
+        return result
     if isinstance(value, Mapping):
-        named = dict(zip(value, parts.values(), strict=True))
-        return named if type(value) is dict else type(value)(named)  # type: ignore[call-arg]
+        items = dict(zip(value, parts.values(), strict=True))
+        return items if type(value) is dict else type(value)(items)  # type: ignore[call-arg]
     return type(value)(*parts.values())

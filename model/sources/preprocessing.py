@@ -159,8 +159,8 @@ def read_preprocessing_file(path: Path) -> Preprocessing:
 
 def preprocessing_of(inputs: Sequence[TensorInfo]) -> Preprocessing | None:
     """Return the preprocessing attached to the inputs, or None."""
-    noted = (tensor.preprocessing for tensor in inputs if tensor.preprocessing is not None)
-    value = next(noted, None)
+    values = (tensor.preprocessing for tensor in inputs if tensor.preprocessing is not None)
+    value = next(values, None)
     return None if value is None else read_preprocessing(value)
 
 
@@ -188,13 +188,13 @@ def fit_preprocessing(preprocessing: Preprocessing, inputs: Sequence[TensorInfo]
         images = [tensor for tensor in inputs if len(tensor.shape) == 4]
         images = [tensor for tensor in images if tensor.name == preprocessing.input] or images
         if len(images) != 1:
-            raise _refused(preprocessing, inputs, "one input of four axes")
+            raise _mismatch(preprocessing, inputs, "one input of four axes")
         [tensor] = images
         last = is_channels_last(tensor, preprocessing.channels)
         channels = tensor.shape[3 if last else 1]
         if isinstance(channels, int) and channels != preprocessing.channels:
             hint = f'write "channels": {channels} in a FILE.json' if channels in (1, 3) else ""
-            raise _refused(preprocessing, inputs, f"an input of {preprocessing.channels} channels", hint)
+            raise _mismatch(preprocessing, inputs, f"an input of {preprocessing.channels} channels", hint)
         extents = (preprocessing.height, preprocessing.width)
         axes = zip(tensor.shape[1:3] if last else tensor.shape[2:4], extents, strict=True)
         height, width = (axis if isinstance(axis, int) else extent for axis, extent in axes)
@@ -205,7 +205,7 @@ def fit_preprocessing(preprocessing: Preprocessing, inputs: Sequence[TensorInfo]
     if not names and len(inputs) == 1 and isinstance(preprocessing, AudioPreprocessing):
         names = (inputs[0].name,)
     if not names:
-        raise _refused(preprocessing, inputs, f"one of {', '.join(preprocessing.inputs)}")
+        raise _mismatch(preprocessing, inputs, f"one of {', '.join(preprocessing.inputs)}")
     return dict.fromkeys(names, replace(preprocessing, inputs=names))
 
 
@@ -228,7 +228,7 @@ def scaled_resize(
     return tuple(max(round(r * a / b), a) for r, a, b in zip(resize, after, before, strict=True))
 
 
-def _refused(
+def _mismatch(
     preprocessing: Preprocessing, inputs: Sequence[TensorInfo], required: str, hint: str = ""
 ) -> InvalidOption:
     shapes = ", ".join(f"{tensor.name}:{format_shape(tensor.shape)}" for tensor in inputs) or "none"

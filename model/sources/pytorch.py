@@ -29,13 +29,13 @@ from .archives import check_archive, is_archive, require_trust
 if TYPE_CHECKING:
     import torch
 
-_NEEDED_BYTES = 640 << 20
+_TORCH_BYTES = 640 << 20
 """Address space for PyTorch (500 MB, version 2.13); with less, its libraries may end the process."""
 
 
 def import_torch() -> Any:
     if "torch" not in sys.modules:
-        require_address_space(_NEEDED_BYTES, "load PyTorch")
+        require_address_space(_TORCH_BYTES, "load PyTorch")
     return import_package("torch", "PyTorch cannot be imported", extra="torch", engine="pytorch")
 
 
@@ -59,8 +59,8 @@ class LoadedModel:
     warnings: tuple[str, ...] = ()
 
 
-_SHOWN = 3
-_WRAPPED = ("state_dict", "model_state_dict", "model", "weights")
+_MAX_SHOWN = 3
+_STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "weights")
 """Keys of the model's state dict in the checkpoints of training loops."""
 
 
@@ -105,7 +105,7 @@ def load_weights(module: Any, path: Path, label: str, *, classes: int = 0) -> tu
         and len(values[name]) != classes and value.shape[1:] == values[name].shape[1:]
     )  # fmt: skip
     values |= {name: expected[name] for name in head}
-    problems = _misfits(expected, values)
+    problems = _mismatches(expected, values)
     if problems:
         raise ModelError(
             f"{label}: {path} does not fit the model: {'; '.join(problems)}",
@@ -129,11 +129,11 @@ def _read_state_dict(path: Path) -> Mapping[str, Any]:
         raise ModelError(
             f"{path}: holds {type(values).__name__}; a state dict, name to tensor, is required", file=path
         )
-    wrapped = (values[key] for key in _WRAPPED if isinstance(values.get(key), Mapping))
-    return next(wrapped, values)
+    inner_dicts = (values[key] for key in _STATE_DICT_KEYS if isinstance(values.get(key), Mapping))
+    return next(inner_dicts, values)
 
 
-def _misfits(expected: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+def _mismatches(expected: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
     """Return mismatches as texts; of tensors that share memory, the file needs only one name."""
     tied: dict[Any, set[str]] = {}
     for name, value in expected.items():
@@ -152,18 +152,18 @@ def _misfits(expected: Mapping[str, Any], values: Mapping[str, Any]) -> list[str
     }
     problems = []
     for kind, names in kinds.items():
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        problems += [f"{kind}: {', '.join(names[:_SHOWN])}{more}"] if names else []
+        more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+        problems += [f"{kind}: {', '.join(names[:_MAX_SHOWN])}{more}"] if names else []
     return problems
 
 
-_TRAINING = re.compile("Dropout|DropPath|StochasticDepth|BatchNorm|InstanceNorm|RReLU")
+_TRAINING_LAYERS = re.compile("Dropout|DropPath|StochasticDepth|BatchNorm|InstanceNorm|RReLU")
 """Class names of layers with a different computation in training mode."""
 
 
 def computes_otherwise_in_training(module: torch.nn.Module) -> bool:
     """Return whether a module is in training mode and holds a layer with a different computation there."""
-    return any(part.training and _TRAINING.search(type(part).__name__) for part in module.modules())
+    return any(part.training and _TRAINING_LAYERS.search(type(part).__name__) for part in module.modules())
 
 
 def evaluated(module: torch.nn.Module) -> torch.nn.Module:

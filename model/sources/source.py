@@ -27,7 +27,7 @@ from ...version import tool_versions
 from ..graph.source_paths import packages_around
 
 RANDOM = "random"
-_MOST_DIGITS = 19  # of an int64
+_MAX_DIGITS = 19  # of an int64
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SourceOptions:
         """The options as `?key=value&...`; empty if all have their defaults."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         spelled = [
-            f"{key}={_written(value)}" for key, value in values.items() if value != getattr(_DEFAULTS, key)
+            f"{key}={_format(value)}" for key, value in values.items() if value != getattr(_DEFAULTS, key)
         ]
         return "?" + "&".join(spelled) if spelled else ""
 
@@ -86,7 +86,7 @@ def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
     return f"did you mean {prefix + near[0]!r}?" if near else ""
 
 
-def _written(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, tuple):
@@ -99,7 +99,7 @@ def _extents(text: str) -> tuple[int, ...]:
     return int(height), int(width or height)
 
 
-_POSITIVE = rf"(?=0*[1-9])\d{{1,{_MOST_DIGITS}}}"
+_POSITIVE = rf"(?=0*[1-9])\d{{1,{_MAX_DIGITS}}}"
 _KEYS: Mapping[str, tuple[str, Callable[[str], Any], str]] = {
     "weights": (".+", str, "random, or a file"),
     "download": ("0|1|false|true", ("1", "true").__contains__, "0 or 1"),
@@ -108,7 +108,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[str], Any], str]] = {
         f"{_POSITIVE}(x{_POSITIVE})?", _extents, "HEIGHT or HEIGHTxWIDTH, such as 224 or 224x320,",
     ),
     "task": (".+", str, "a task, such as text-classification,"),
-    "seed": (rf"\d{{1,{_MOST_DIGITS}}}", int, "a number of 0 or more"),
+    "seed": (rf"\d{{1,{_MAX_DIGITS}}}", int, "a number of 0 or more"),
 }  # fmt: skip
 """Key to the pattern of its value, its parser, and the requirement for error messages."""
 
@@ -130,8 +130,8 @@ _BY_SUFFIX: dict[str, SourceKind] = {
     ".torchscript": "torchscript",
 }  # fmt: skip
 _TENSOR_SUFFIXES = ".safetensors .pt .pth .pt2 .ckpt .bin .npz .npy .csv .parquet".split()
-_KEYED_SUFFIXES = [*_TENSOR_SUFFIXES, *".py .onnx .json .yaml .yml .txt".split()]
-_READ_BYTES = 1 << 30  # about a second of every run
+_HASHED_SUFFIXES = [*_TENSOR_SUFFIXES, *".py .onnx .json .yaml .yml .txt".split()]
+_HASHED_BYTES = 1 << 30  # about a second of every run
 _IMPORTED = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
 
 
@@ -184,8 +184,8 @@ def parse_source(spec: str, *, base: Path | None = None, weights: str = "", down
     kind, colon, name = head.partition(":")
     if kind in NAMED and colon:
         options = parse_query(query, spec) if mark else SourceOptions()
-        source = _named(spec, kind, name, base)
-    elif (function := _function(head, base)) is not None:
+        source = _parse_named(spec, kind, name, base)
+    elif (function := _parse_function(head, base)) is not None:
         options = parse_query(query, spec, ("weights",)) if mark else SourceOptions()
         source = function
     elif weights or download:
@@ -196,7 +196,7 @@ def parse_source(spec: str, *, base: Path | None = None, weights: str = "", down
             option=option,
         )
     else:
-        return _file(spec, base)
+        return _parse_file(spec, base)
     if download and not source.is_named:
         raise InvalidOption(
             f"`download`: {head} downloads nothing; a model by name is required", option="download"
@@ -220,7 +220,7 @@ def parse_source(spec: str, *, base: Path | None = None, weights: str = "", down
     return replace(source, spec=spec, options=options)
 
 
-def _named(spec: str, kind: SourceKind, name: str, base: Path | None) -> Source:
+def _parse_named(spec: str, kind: SourceKind, name: str, base: Path | None) -> Source:
     if not name:
         raise InvalidOption(f"model {spec!r}: names no model", hint=f"write {kind}:NAME")
     folder = absolute_path(name, base) if kind == "hf" else None
@@ -231,7 +231,7 @@ def _named(spec: str, kind: SourceKind, name: str, base: Path | None) -> Source:
     return Source(spec, kind, name=name)
 
 
-def _function(spec: str, base: Path | None) -> Source | None:
+def _parse_function(spec: str, base: Path | None) -> Source | None:
     head, colon, function = spec.rpartition(":")
     if not (colon and function.isidentifier() and head):
         return None
@@ -245,7 +245,7 @@ def _function(spec: str, base: Path | None) -> Source | None:
     return None
 
 
-def _file(spec: str, base: Path | None) -> Source:
+def _parse_file(spec: str, base: Path | None) -> Source:
     head, _, signature = spec.rpartition(":")
     if head and signature.isidentifier() and _is_saved_model(absolute_path(head, base)):
         return Source(spec, "savedmodel", absolute_path(head, base), function=signature)
@@ -274,18 +274,18 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
     A function can read any file. So the digest covers its file, the files beside it with code, weights or
     settings, the packages there that they import, and weights and arrays one folder below. Repeating a stage
     without need is better than missing a change. Artifacts with a manifest are excluded. `depends` adds other
-    files. Files after the first `_READ_BYTES`, by ascending size, count by size and modification time.
+    files. Files after the first `_HASHED_BYTES`, by ascending size, count by size and modification time.
     """
     files = source_files(source, depends=depends)
     names, read = [path.name for path in files], files
     if source.kind in ("file", "module"):
         stats = sorted(((path.stat(), path) for path in files), key=lambda pair: pair[0].st_size)
-        ends = accumulate(stat.st_size for stat, _ in stats)
-        large = {path: stat for (stat, path), end in zip(stats, ends, strict=True) if end > _READ_BYTES}
+        totals = accumulate(stat.st_size for stat, _ in stats)
+        large = {path: stat for (stat, path), end in zip(stats, totals, strict=True) if end > _HASHED_BYTES}
         read = [path for path in files if path not in large]
         names += [f"{large[path].st_size} {large[path].st_mtime_ns}" for path in files if path in large]
-    told = hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
-    digest = f"{digest_files(read)}:{told}"
+    names_digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+    digest = f"{digest_files(read)}:{names_digest}"
     if source.is_named:  # the package's version determines the model and its file of weights
         package = "transformers" if source.kind == "hf" else source.kind
         weights = "file" if source.options.file else source.options.weights
@@ -311,15 +311,15 @@ def source_files(source: Source, *, depends: Sequence[Path] = ()) -> list[Path]:
         files.append(require_file(Path(source.options.file), what="weights"))
     if source.is_named:
         if source.path:
-            files += sorted([*_keyed_files(source.path), *source.path.glob("*.model")])
+            files += sorted([*_hashed_files(source.path), *source.path.glob("*.model")])
     elif source.kind == "module":
         spec = importlib.util.find_spec(source.module.split(".")[0])
         origin = [spec.origin] if spec and spec.has_location and spec.origin else []
         for place in map(Path, (spec and spec.submodule_search_locations) or origin):
             if "site-packages" not in place.parts:
-                files += _keyed_tree(place) if place.is_dir() else _keyed_files(place.parent)
+                files += _hashed_tree(place) if place.is_dir() else _hashed_files(place.parent)
     elif source.kind == "file":
-        files += _beside(source.file)
+        files += _function_files(source.file)
     elif source.kind == "savedmodel":
         files += sorted(path for path in source.file.rglob("*") if path.is_file())
     else:
@@ -331,27 +331,27 @@ def _is_saved_model(path: Path) -> bool:
     return (path / "saved_model.pb").is_file()
 
 
-def _beside(file: Path) -> list[Path]:
+def _function_files(file: Path) -> list[Path]:
     """Return a function's files: those beside it, packages that these import, tensors one folder below."""
     folder = file.parent
-    files = _keyed_files(folder)
+    files = _hashed_files(folder)
     code = [file.read_bytes(), *(path.read_bytes() for path in files if path.suffix == ".py")]
-    imported = {folder / found[1].decode() for text in code for found in _IMPORTED.finditer(text)}
+    imported = {folder / match[1].decode() for text in code for match in _IMPORTED.finditer(text)}
     packages = {*packages_around(file.resolve())[:1], *(path for path in imported if path.is_dir())}
     for package in sorted(packages):
-        files += _keyed_tree(package)
-    for below in sorted(path for path in folder.iterdir() if path.is_dir() and _is_source(path)):
-        if below not in packages:
-            tensors = sorted(path for path in below.iterdir() if path.suffix in _TENSOR_SUFFIXES)
+        files += _hashed_tree(package)
+    for subfolder in sorted(path for path in folder.iterdir() if path.is_dir() and _is_source(path)):
+        if subfolder not in packages:
+            tensors = sorted(path for path in subfolder.iterdir() if path.suffix in _TENSOR_SUFFIXES)
             files += [path for path in tensors if path.is_file() and not manifest_path(path).exists()]
     return files
 
 
-def _keyed_tree(folder: Path) -> list[Path]:
+def _hashed_tree(folder: Path) -> list[Path]:
     """Return the relevant files of a folder and its subfolders, in a fixed order."""
     inner = (path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
     below = sorted(filter(_is_source, inner))
-    return [*_keyed_files(folder), *(path for place in below for path in _keyed_tree(place))]
+    return [*_hashed_files(folder), *(path for place in below for path in _hashed_tree(place))]
 
 
 def _is_source(folder: Path) -> bool:
@@ -359,8 +359,8 @@ def _is_source(folder: Path) -> bool:
     return folder.name[0] != "." and not (folder / ".qcompile").exists()
 
 
-def _keyed_files(folder: Path) -> list[Path]:
-    files = {path for path in folder.iterdir() if path.is_file() and path.suffix in _KEYED_SUFFIXES}
+def _hashed_files(folder: Path) -> list[Path]:
+    files = {path for path in folder.iterdir() if path.is_file() and path.suffix in _HASHED_SUFFIXES}
     # Outputs of other stages are not part of the source: they would change it with every run.
     manifests = {path for path in folder.glob("*.json") if is_manifest(path)}
     return sorted(files - manifests - {path.with_suffix("") for path in manifests})

@@ -39,11 +39,11 @@ from .source import Source
 ANOTHER = (
     "python -m venv tf && tf/bin/pip install tensorflow tf2onnx, and give `python` tensorflow=tf/bin/python"
 )
-_PLAIN = "save a SavedModel: model.export('folder')"
-_CODE = ("Lambda", "__lambda__", "TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer")
-_FUNCTIONS = re.compile(r"(builtins|keras\.(src\.)?(activations|ops))(\.|$)")
+_SAVE_HINT = "save a SavedModel: model.export('folder')"
+_CODE_CLASSES = ("Lambda", "__lambda__", "TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer")
+_SAFE_FUNCTIONS = re.compile(r"(builtins|keras\.(src\.)?(activations|ops))(\.|$)")
 """Modules with computing functions; functions of other modules can load and download files."""
-_TOUCHES = (b"ReadFile", b"WriteFile", b"MatchingFiles", b"PyFunc")
+_FILE_OPERATORS = (b"ReadFile", b"WriteFile", b"MatchingFiles", b"PyFunc")
 """Graph operators that read or write arbitrary files, or call Python."""
 _VERSIONS = """
 import importlib.metadata, importlib.util, json
@@ -91,7 +91,7 @@ def convert(
                 config = json.loads(archive.read("config.json"))
         except (KeyError, ValueError, RecursionError) as error:
             message = f"{path}: not a Keras file: no readable config.json ({error})"
-            raise ModelError(message, hint=_PLAIN, file=path) from error
+            raise ModelError(message, hint=_SAVE_HINT, file=path) from error
         _refuse_code(path, config)
     versions = tensorflow_versions(python)
     if missing := " and ".join(name for name in ("tensorflow", "tf2onnx") if name not in versions):
@@ -105,10 +105,10 @@ def convert(
         arguments = {source.kind.replace("savedmodel", "saved-model"): path, "output": output, "opset": opset}
         if source.kind == "savedmodel":
             content = (path / "saved_model.pb").read_bytes()
-            touching = [name.decode() for name in _TOUCHES if name in content]
-            if touching and not trust:
+            file_operators = [name.decode() for name in _FILE_OPERATORS if name in content]
+            if file_operators and not trust:
                 raise ModelError(
-                    f"{path}: its graph touches files or calls Python ({', '.join(touching)})",
+                    f"{path}: its graph touches files or calls Python ({', '.join(file_operators)})",
                     hint="give `trust` if you know where it comes from",
                     file=path,
                 )
@@ -118,7 +118,7 @@ def convert(
             _refuse_code(path, config)
         options = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
         _run([python, "-m", "tf2onnx.convert", *options], folder, source.spec)
-    _finish(output, source.spec, config.get("config", {}), names)
+    _clean_up(output, source.spec, config.get("config", {}), names)
     return versions
 
 
@@ -135,29 +135,29 @@ def _run(command: list[str], folder: Path, label: str) -> str:
             last = child.last_output().rpartition("\n")[2] or "no output"
             raise ModelError(
                 f"{label}: the process with TensorFlow ended with exit code {code}: {last}",
-                hint=f"{_PLAIN}; or convert it by `python -m tf2onnx.convert`, and give the ONNX file",
+                hint=f"{_SAVE_HINT}; or convert it by `python -m tf2onnx.convert`, and give the ONNX file",
             )
         output.seek(0)
         return output.read().decode(errors="replace")
 
 
 def _refuse_code(path: Path, config: Any) -> None:
-    for layer, code in _code(config):
+    for layer, code in _code_entries(config):
         raise ModelError(
             f"{path}: layer {layer!r} ({code}) is Python code, which loading would run; Keras's own layers "
             "are required",
-            hint=f"where its class is known, {_PLAIN}",
+            hint=f"where its class is known, {_SAVE_HINT}",
             file=path,
         )
 
 
-def _code(config: Any) -> Iterator[tuple[str, str]]:
+def _code_entries(config: Any) -> Iterator[tuple[str, str]]:
     """Yield the layer and the class or function of each code entry in a Keras configuration."""
-    waiting = [(config, "")]
-    while waiting:
-        value, layer = waiting.pop()
+    pending = [(config, "")]
+    while pending:
+        value, layer = pending.pop()
         if isinstance(value, list):
-            waiting += [(item, layer) for item in value]
+            pending += [(item, layer) for item in value]
         if not isinstance(value, dict):
             continue
         kind, module, inner = value.get("class_name"), value.get("module"), value.get("config")
@@ -165,13 +165,13 @@ def _code(config: Any) -> Iterator[tuple[str, str]]:
         if isinstance(kind, str):
             layer = str(inner["name"]) if isinstance(inner, dict) and "name" in inner else layer or kind
             foreign = isinstance(module, str) and module.split(".")[0] not in ("keras", "builtins")
-            calls = kind == "function" and isinstance(module, str) and not _FUNCTIONS.match(module)
-            if kind.rpartition(">")[2] in _CODE or foreign or calls or ">" in registered:
+            calls = kind == "function" and isinstance(module, str) and not _SAFE_FUNCTIONS.match(module)
+            if kind.rpartition(">")[2] in _CODE_CLASSES or foreign or calls or ">" in registered:
                 yield layer, f"{module}.{inner}" if calls else f"{module}.{kind}" if foreign else kind
-        waiting += [(item, layer) for item in value.values()]
+        pending += [(item, layer) for item in value.values()]
 
 
-def _finish(path: Path, label: str, config: Any, outputs: Sequence[str]) -> None:
+def _clean_up(path: Path, label: str, config: Any, outputs: Sequence[str]) -> None:
     """Name inputs and outputs, rewrite Erfc (Keras's GELU) as 1 - Erf, reject operators without ONNX form."""
     model = onnx.load(path)
     names: dict[str, str] = {}
@@ -207,11 +207,11 @@ def _finish(path: Path, label: str, config: Any, outputs: Sequence[str]) -> None
                 erf.output[0],
             ]
     del model.graph.value_info[:]
-    unknown = {n.op_type for n in model.graph.node if not n.domain and not onnx.defs.has(n.op_type)}
-    if unknown:
+    unsupported = {n.op_type for n in model.graph.node if not n.domain and not onnx.defs.has(n.op_type)}
+    if unsupported:
         raise UnsupportedOperator(
-            f"{label}: tf2onnx cannot convert TensorFlow's {', '.join(sorted(unknown))}",
+            f"{label}: tf2onnx cannot convert TensorFlow's {', '.join(sorted(unsupported))}",
             hint="save a SavedModel of the part without them",
-            operator=min(unknown),
+            operator=min(unsupported),
         )
     onnx.save(model, path)

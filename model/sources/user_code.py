@@ -31,7 +31,7 @@ T = TypeVar("T")
 def load_function(source: Source) -> Callable[[], Any]:
     """Return the function that a source names, from its imported module."""
     try:
-        module = _with_torchvision(
+        module = _retry_with_torchvision(
             lambda: _import_file(source) if source.path else importlib.import_module(source.module)
         )
     except (Exception, SystemExit) as error:
@@ -57,7 +57,7 @@ def call(function: Callable[[], Any], source: Source) -> Any:
     """Return the result of a user's function; errors name the function and the line that raised."""
     try:
         with beside(source):
-            return _with_torchvision(function)
+            return _retry_with_torchvision(function)
     except QCompileError:
         raise
     except (Exception, SystemExit) as error:
@@ -67,7 +67,7 @@ def call(function: Callable[[], Any], source: Source) -> Any:
         ) from error
 
 
-def _with_torchvision(work: Callable[[], T]) -> T:
+def _retry_with_torchvision(work: Callable[[], T]) -> T:
     """Return `work()`; if torchvision's operators do not load, declare them and retry."""
     try:
         return work()
@@ -85,14 +85,14 @@ def where_raised(error: BaseException, path: Path | None) -> str:
     if isinstance(error, SyntaxError):  # its text contains the location
         return ""
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
-    users = [frame for frame in frames if path and Path(frame[0]).resolve() == path.resolve()]
-    place = users[-1] if users else deepest_line(frames)
+    user_frames = [frame for frame in frames if path and Path(frame[0]).resolve() == path.resolve()]
+    place = user_frames[-1] if user_frames else deepest_line(frames)
     return f" ({Path(place[0]).name}, line {place[1]})" if place else ""
 
 
 def deepest_line(places: Sequence[tuple[str, _Line]]) -> tuple[str, _Line] | None:
     """Return the last file and line in user code, else in a model's library; None if there are neither."""
-    places = [place for place in places if not _MACHINERY.search(place[0])]
+    places = [place for place in places if not _INTERNAL_FILES.search(place[0])]
     places = [place for place in places if not _INSTALLED.search(place[0])] or places
     return places[-1] if places else None
 
@@ -110,7 +110,7 @@ def _import_file(source: Source) -> ModuleType:
                 _execute(".".join(parts[:depth]), package / "__init__.py", [str(package)])
             return _execute(name, path)
     except BaseException:
-        _take_out({parts[0]})
+        _remove_modules({parts[0]})
         raise
 
 
@@ -127,13 +127,13 @@ def _execute(name: str, path: Path, places: list[str] | None = None) -> ModuleTy
     return module
 
 
-_FOLDERS: list[str] = []
+_IMPORT_FOLDERS: list[str] = []
 """Folders that modules were imported from, the latest last."""
 _NAMESAKES: dict[str, dict[str, ModuleType]] = {}
 """By source folder: modules beside the source with names that the rest of the process uses as well."""
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
-_OWN = __name__.partition(".")[0]
-_MACHINERY = re.compile(
+_PACKAGE = __name__.partition(".")[0]
+_INTERNAL_FILES = re.compile(
     r"^<|[/\\](site|dist)-packages[/\\](torch|numpy|qcompile)[/\\]|"
     rf"^({re.escape(os.path.dirname(os.__file__))}|{re.escape(str(Path(__file__).parents[2]))})[/\\]"
     r"(?!(site-packages|dist-packages|tests|examples)[/\\])"
@@ -153,17 +153,17 @@ def beside(source: Source) -> Iterator[None]:
         yield
         return
     folder = str(source.path.resolve().parent)
-    if _FOLDERS[-1:] != [folder]:
+    if _IMPORT_FOLDERS[-1:] != [folder]:
         for name, module in list(sys.modules.items()):
             origin = os.path.dirname(names_in(module).get("__file__") or "")
-            if origin in _FOLDERS and origin != folder and not name.startswith(PREFIX):
+            if origin in _IMPORT_FOLDERS and origin != folder and not name.startswith(PREFIX):
                 del sys.modules[name]
-        _FOLDERS[:] = [*(other for other in _FOLDERS if other != folder), folder]
+        _IMPORT_FOLDERS[:] = [*(other for other in _IMPORT_FOLDERS if other != folder), folder]
     try:
-        importable = _listed(folder, os.stat(folder).st_mtime_ns)
+        importable = _list_modules(folder, os.stat(folder).st_mtime_ns)
     except OSError:  # the folder was deleted
         importable = ()
-    aside = _take_out({name for name in importable if _is_foreign(name, folder)})
+    aside = _remove_modules({name for name in importable if _is_foreign(name, folder)})
     sys.modules.update(_NAMESAKES.pop(folder, {}))
     sys.path.insert(0, folder)
     try:
@@ -171,7 +171,7 @@ def beside(source: Source) -> Iterator[None]:
     finally:
         sys.path.remove(folder)
         if aside:
-            _NAMESAKES[folder] = _take_out({name.partition(".")[0] for name in aside})
+            _NAMESAKES[folder] = _remove_modules({name.partition(".")[0] for name in aside})
             sys.modules.update(aside)
 
 
@@ -181,7 +181,7 @@ def names_in(module: Any) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=64)
-def _listed(folder: str, _changed_ns: int) -> tuple[str, ...]:
+def _list_modules(folder: str, _changed_ns: int) -> tuple[str, ...]:
     """Return the names of modules and packages in a folder, cached until the folder changes."""
     with os.scandir(folder) as entries:
         return tuple(
@@ -194,15 +194,15 @@ def _listed(folder: str, _changed_ns: int) -> tuple[str, ...]:
 def _is_foreign(name: str, folder: str) -> bool:
     """Return whether `sys.modules[name]` is not the folder's module and may be set aside."""
     file = names_in(sys.modules.get(name)).get("__file__")
-    if not file or name == _OWN or name.startswith("__") or name in sys.stdlib_module_names:
+    if not file or name == _PACKAGE or name.startswith("__") or name in sys.stdlib_module_names:
         return False
     places = {os.path.join(folder, f"{name}.py"), os.path.join(folder, name, "__init__.py")}
     return not _INSTALLED.search(file) and os.path.realpath(file) not in places
 
 
-def _take_out(names: set[str]) -> dict[str, ModuleType]:
+def _remove_modules(names: set[str]) -> dict[str, ModuleType]:
     """Remove modules of these names and their submodules from `sys.modules`, and return them."""
     if not names:
         return {}
-    taken = [name for name in sys.modules if name.partition(".")[0] in names]
-    return {name: sys.modules.pop(name) for name in taken}
+    matching_names = [name for name in sys.modules if name.partition(".")[0] in names]
+    return {name: sys.modules.pop(name) for name in matching_names}

@@ -102,7 +102,7 @@ def with_preprocessing(tensor: TensorInfo, preprocessing: Preprocessing | None) 
 
 
 _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_KEPT: list[Any] = []  # a declaration lasts as long as its `Library` object
+_LIBRARIES: list[Any] = []  # a declaration lasts as long as its `Library` object
 _reason_declared = ""
 
 
@@ -113,7 +113,7 @@ def declare_torchvision_operators() -> str:
     """
     global _reason_declared
     torch, spec = import_torch(), importlib.util.find_spec("torchvision")
-    if _KEPT or hasattr(torch.ops.torchvision, "nms") or spec is None or spec.origin is None:
+    if _LIBRARIES or hasattr(torch.ops.torchvision, "nms") or spec is None or spec.origin is None:
         return _reason_declared
     folder = Path(spec.origin).parent
     library = next((path for pattern in ("_C*.so", "_C*.pyd") for path in folder.glob(pattern)), None)
@@ -128,7 +128,7 @@ def declare_torchvision_operators() -> str:
             "Python, other operators of torchvision.ops are unavailable"
         )
         declared = torch.library.Library("torchvision", "DEF")
-        _KEPT.append(declared)
+        _LIBRARIES.append(declared)
         for name in ("nms", "qnms"):
             declared.define(f"{name}{_SIGNATURE}")
             declared.impl(name, suppress, "CPU")
@@ -151,13 +151,13 @@ def suppress(boxes: Any, scores: Any, iou_threshold: float) -> Any:
     """
     torch = import_torch()
     area = (boxes[:, 2:] - boxes[:, :2]).prod(1)
-    order, staying = scores.argsort(descending=True, stable=True).tolist(), []
+    order, selected = scores.argsort(descending=True, stable=True).tolist(), []
     while order:
         best = order.pop(0)
-        staying.append(best)
+        selected.append(best)
         low = torch.maximum(boxes[order, :2], boxes[best, :2])
         high = torch.minimum(boxes[order, 2:], boxes[best, 2:])
         shared = (high - low).clamp(min=0).prod(1)
         overlap = shared / (area[order] + area[best] - shared)
         order = [order[place] for place in (overlap <= iou_threshold).nonzero().ravel().tolist()]
-    return torch.tensor(staying, dtype=torch.int64)
+    return torch.tensor(selected, dtype=torch.int64)

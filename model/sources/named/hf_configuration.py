@@ -132,7 +132,7 @@ def choose(source: Source, config: Any) -> Choice:
         raise source.refusal(f"task {task!r} is none of {', '.join(HEADS)}", did_you_mean(task, HEADS))
     if task:
         encoder = task == "embedding" and bool(getattr(config, "is_encoder_decoder", False))
-        return Choice(task, _of_auto(source, config, task), encoder)
+        return Choice(task, _auto_class(source, config, task), encoder)
     model = getattr(transformers, named, None)
     if named and model is None:
         raise ModelError(
@@ -143,8 +143,8 @@ def choose(source: Source, config: Any) -> Choice:
     name: str | None = "embedding"
     if model is not None:  # the longest ending takes precedence: `ForCausalLM` before `Model`
         endings = ((ending, key) for key, head in HEADS.items() for ending in head.endings)
-        fitting = [(ending, key) for ending, key in endings if named.endswith(ending)]
-        name = max(fitting, key=lambda pair: len(pair[0]), default=("", None))[1]
+        matches = [(ending, key) for ending, key in endings if named.endswith(ending)]
+        name = max(matches, key=lambda pair: len(pair[0]), default=("", None))[1]
     if name == "text-classification" and getattr(model, "main_input_name", "") in AUDIO_INPUTS:
         name = "audio-classification"
     # A model that generates also takes the decoder's tokens as an input.
@@ -156,10 +156,10 @@ def choose(source: Source, config: Any) -> Choice:
             f"{source.spec}: {what}; one of these is required: {', '.join(HEADS)}",
             hint="give ?task=embedding for its encoder alone, or write a function: file.py:function",
         )
-    return Choice(name, model or _of_auto(source, config, name))
+    return Choice(name, model or _auto_class(source, config, name))
 
 
-def _of_auto(source: Source, config: Any, name: str) -> Any:
+def _auto_class(source: Source, config: Any, name: str) -> Any:
     """Return the class that an Auto class selects for a configuration."""
     mapping = getattr(transformers, HEADS[name].auto)._model_mapping
     try:
@@ -170,10 +170,10 @@ def _of_auto(source: Source, config: Any, name: str) -> Any:
     return model[0] if isinstance(model, tuple | list) else model
 
 
-_MOST_TOKENS = 512
-_SHARE = 224 / 256
-_UNCROPPED = 384  # ConvNeXt crops only smaller images
-_INEXPRESSIBLE = (
+_MAX_TOKENS = 512
+_CROP_SHARE = 224 / 256
+_UNCROPPED_SIZE = 384  # ConvNeXt crops only smaller images
+_UNSUPPORTED_KEYS = (
     "do_flip_channel_order", "do_thumbnail", "do_align_long_axis", "keep_aspect_ratio",
     "ensure_multiple_of", "do_image_splitting", "do_convert_grayscale",
 )  # fmt: skip
@@ -210,7 +210,7 @@ def image_preprocessing(
     processor = processor_of(folder, "image_processor")
     if not ("image_processor_type" in processor or "size" in processor) or channels not in (1, 3):
         return None, ()
-    if key := next((key for key in _INEXPRESSIBLE if processor.get(key)), ""):
+    if key := next((key for key in _UNSUPPORTED_KEYS if processor.get(key)), ""):
         return None, (f"its image processor has {key}, which is unsupported: give data as arrays",)
     normalize = processor.get("do_normalize", True)
     mean = tuple(map(float, processor.get("image_mean") or _MEAN)) if normalize else (0.0,) * channels
@@ -242,14 +242,14 @@ def _resize(processor: Mapping[str, Any], extents: tuple[int, int]) -> dict[str,
         return {"letterbox": True}
     if processor.get("do_center_crop"):
         if isinstance(shortest, int) and str(processor.get("image_processor_type", "")).startswith("Levit"):
-            shortest = int(shortest / _SHARE)  # LeViT resizes to 256 for a size of 224
+            shortest = int(shortest / _CROP_SHARE)  # LeViT resizes to 256 for a size of 224
         before = (shortest,) if isinstance(shortest, int) else (extents_of(size) or ())
         crop = extents_of(processor.get("crop_size")) or extents_of(size) or extents
         return {"resize": scaled_resize(before, crop, extents)}
     if "crop_pct" in processor and isinstance(size, dict) and "shortest_edge" in size:
-        if size["shortest_edge"] >= _UNCROPPED:
+        if size["shortest_edge"] >= _UNCROPPED_SIZE:
             return {}
-        return {"resize": (int(min(extents) / float(processor["crop_pct"] or _SHARE)),)}
+        return {"resize": (int(min(extents) / float(processor["crop_pct"] or _CROP_SHARE)),)}
     return {}
 
 
@@ -278,7 +278,7 @@ def text_preprocessing(
     except Exception:  # incomplete tokenizer files: the model's inputs do not depend on them
         return None
     sentence = read_json(folder, "sentence_bert_config.json").get("max_seq_length")
-    limits = (getattr(tokenizer, "model_max_length", 0), _MOST_TOKENS, limit, sentence)
+    limits = (getattr(tokenizer, "model_max_length", 0), _MAX_TOKENS, limit, sentence)
     return TextPreprocessing(
         **fields,
         tokenizer=path_there(folder.resolve()),

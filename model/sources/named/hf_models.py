@@ -48,7 +48,7 @@ class PlainModel(NestedInputs):
         return answers or named
 
 
-_OFFSET = frozenset(
+_OFFSET_TYPES = frozenset(
     "camembert data2vec-text ibert layoutlmv3 lilt longformer luke mluke mpnet roberta roberta-prelayernorm "
     "xlm-roberta xlm-roberta-xl xmod".split()
 )
@@ -64,29 +64,29 @@ def _inputs(source: Source, choice: Choice, config: Any, folder: Path) -> _Input
     fields = hf_configuration.common_fields(source, choice, config)
     if main in AUDIO_INPUTS:
         preprocessing = hf_configuration.audio_preprocessing(folder, fields, choice, config, main)
-        return (with_preprocessing(_sound(main, config), preprocessing),), {}, ()
-    texts, domains = _text(folder, fields, config, parameters) if main != "pixel_values" else ((), {})
+        return (with_preprocessing(_audio_input(main, config), preprocessing),), {}, ()
+    texts, domains = _text_inputs(folder, fields, config, parameters) if main != "pixel_values" else ((), {})
     if main != "pixel_values" and "pixel_values" not in parameters:
         return texts, domains, ()
-    image, notes = _image(source, folder, fields, config)
+    image, notes = _image_input(source, folder, fields, config)
     return (*texts, image), domains, notes
 
 
-def _text(
+def _text_inputs(
     folder: Path, fields: Mapping[str, Any], config: Any, parameters: Mapping[str, Any]
 ) -> tuple[tuple[TensorInfo, ...], dict[str, Domain]]:
     inner = config.get_text_config() if hasattr(config, "get_text_config") else config
     positions = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
-    most = next((int(getattr(inner, name)) for name in positions if getattr(inner, name, None)), 0)
-    if getattr(inner, "model_type", "") in _OFFSET:
-        most -= (getattr(inner, "pad_token_id", None) or 0) + 1
-    limit = most if most > 0 else None  # longest text, if the model has learned positions
+    max_positions = next((int(getattr(inner, name)) for name in positions if getattr(inner, name, None)), 0)
+    if getattr(inner, "model_type", "") in _OFFSET_TYPES:
+        max_positions -= (getattr(inner, "pad_token_id", None) or 0) + 1
+    limit = max_positions if max_positions > 0 else None  # longest text, if the model has learned positions
     preprocessing = hf_configuration.text_preprocessing(folder, fields, limit)
     names = preprocessing.inputs if preprocessing else ("input_ids", "attention_mask", "token_type_ids")
-    several = getattr(inner, "type_vocab_size", 0) or 0
+    type_count = getattr(inner, "type_vocab_size", 0) or 0
     names = tuple(
         name for name in names
-        if name in parameters and (preprocessing is not None or name != "token_type_ids" or several > 1)
+        if name in parameters and (preprocessing is not None or name != "token_type_ids" or type_count > 1)
     )  # fmt: skip
     if preprocessing:
         preprocessing = replace(preprocessing, inputs=names)
@@ -103,7 +103,7 @@ def _text(
     return tensors, {"input_ids": tokens, "token_type_ids": Domain("index", (1,))}
 
 
-def _image(
+def _image_input(
     source: Source, folder: Path, fields: Mapping[str, Any], config: Any
 ) -> tuple[TensorInfo, tuple[str, ...]]:
     inner = getattr(config, "vision_config", None) or config
@@ -124,7 +124,7 @@ def _extents(source: Source, config: Any, folder: Path) -> tuple[int, int]:
     return extents[0], extents[1]
 
 
-def _sound(name: str, config: Any) -> TensorInfo:
+def _audio_input(name: str, config: Any) -> TensorInfo:
     """Return the input for a waveform [batch, samples], or for its features."""
     mels = getattr(config, "num_mel_bins", None)
     if getattr(config, "conv_kernel", None) and name == "input_values":
@@ -167,7 +167,7 @@ def _load(source: Source, choice: Choice, config: Any, names: Sequence[str]) -> 
                 f"{first_line(error)}"
             ) from error
     else:
-        model, untrained = _trained(source, choice, config, find_folder(source, weights=True))
+        model, untrained = _load_trained(source, choice, config, find_folder(source, weights=True))
     if choice.encoder:
         model = model.get_encoder()
     return PlainModel(model, names, ("pooler_output",) if untrained else ())
@@ -188,7 +188,7 @@ def _config(source: Source, folder: Path) -> Any:
     return config
 
 
-def _trained(source: Source, choice: Choice, config: Any, folder: Path) -> tuple[Any, bool]:
+def _load_trained(source: Source, choice: Choice, config: Any, folder: Path) -> tuple[Any, bool]:
     """Return the model with its trained weights, and whether weights of its pooler are missing."""
     # Damaged, pickled and misshapen weights raise many types of errors.
     message = f"{source.spec}: the weights in {folder} cannot be loaded:"
@@ -197,11 +197,11 @@ def _trained(source: Source, choice: Choice, config: Any, folder: Path) -> tuple
             folder, config=config, local_files_only=True, output_loading_info=True, torch_dtype=torch.float32
         )
     missing = sorted(map(str, report.get("missing_keys", ())))
-    lacking = [name for name in missing if "pooler." not in name]
-    if lacking:
-        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+    missing_weights = [name for name in missing if "pooler." not in name]
+    if missing_weights:
+        more_text = f" and {len(missing_weights) - 3} more" if len(missing_weights) > 3 else ""
         raise ModelError(
-            f"{source.spec}: the weights in {folder} lack {', '.join(lacking[:3])}{more} of "
+            f"{source.spec}: the weights in {folder} lack {', '.join(missing_weights[:3])}{more_text} of "
             f"{choice.model.__name__}",
             hint="the head was never trained: choose another task, or `weights` random",
             file=folder,

@@ -60,7 +60,7 @@ def _load(source: Source, cfg: Any) -> Any:
     hint = "give `weights` random, or `weights` FILE"
     with translated(message, ModelError, hint=hint), description.network(source.options.download):
         if not source.options.download:
-            arguments |= _cached(source, cfg)
+            arguments |= _cached_weights(source, cfg)
         return timm.create_model(source.name, pretrained=True, **arguments)
 
 
@@ -81,10 +81,10 @@ def _preprocessing(source: Source, config: dict[str, Any], height: int, width: i
     data = resolve_data_config({"input_size": (size, height, width)}, pretrained_cfg=config)
     # The size before the crop, as `timm.data.transforms_factory` computes it for evaluation.
     share = float(data.get("crop_pct") or 1.0)
-    whole = (int(height / share), int(width / share))
-    resized: dict[str, Any] = {"resize": (whole[0],) if height == width else (max(whole),)}
+    scaled = (int(height / share), int(width / share))
+    resized: dict[str, Any] = {"resize": (scaled[0],) if height == width else (max(scaled),)}
     if data.get("crop_mode") in ("squash", "border"):
-        resized = {"resize": whole} if data["crop_mode"] == "squash" else {"letterbox": True}
+        resized = {"resize": scaled} if data["crop_mode"] == "squash" else {"letterbox": True}
     return ImagePreprocessing(
         source=f"timm:{source.name}",
         input=_INPUT,
@@ -98,7 +98,7 @@ def _preprocessing(source: Source, config: dict[str, Any], height: int, width: i
     )
 
 
-def _cached(source: Source, cfg: Any) -> dict[str, Any]:
+def _cached_weights(source: Source, cfg: Any) -> dict[str, Any]:
     """Return the arguments that make `create_model` load its weights only from the local caches."""
     if cfg is None or not (cfg.url or cfg.hf_hub_id or cfg.file):
         raise ModelError(f"{source.spec}: timm has no weights for it", hint="give `weights` random or FILE")

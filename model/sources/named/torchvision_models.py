@@ -35,7 +35,7 @@ class _OutputOf(nn.Module):
         return self.module(x)[self.name]  # type: ignore[no-any-return]
 
 
-_ONE_STAGE = ("retinanet", "fcos", "ssd", "ssdlite")
+_ONE_STAGE_MODULES = ("retinanet", "fcos", "ssd", "ssdlite")
 """Modules of torchvision.models.detection with one-stage detectors."""
 
 
@@ -108,22 +108,22 @@ def describe(source: Source) -> Description:
         classes = ()
 
     load = partial(_load, source, entry, weights, task)
-    own_weights = partial(_own_weights, source, weights)
+    weights_file = partial(_weights_file, source, weights)
     if task == "video-classification":
         extents = source.options.size or tuple(preset.crop_size if preset is not None else (112, 112))
         video = TensorInfo(_INPUT, "float32", ("batch", 3, _VIDEO_FRAMES, *extents))
-        return Description("", (video,), load, ("logits",), weights=own_weights)
+        return Description("", (video,), load, ("logits",), weights=weights_file)
     if task == "object-detection":
         return Description(
-            task, (_detector_input(source, entry, classes),), load, ("boxes", "scores"), weights=own_weights,
+            task, (_detector_input(source, entry, classes),), load, ("boxes", "scores"), weights=weights_file,
             notes=(
                 "returns boxes [batch, anchors, 4] in pixels of its input and scores [batch, anchors, "
                 "classes], before the suppression of overlapping ones",
             ),
         )  # fmt: skip
-    tensor = _image(source, preset, cast("Task", task), classes)
+    tensor = _image_input(source, preset, cast("Task", task), classes)
     outputs = ("out" if task == "semantic-segmentation" else "logits",)
-    return Description(task, (tensor,), load, outputs, weights=own_weights)
+    return Description(task, (tensor,), load, outputs, weights=weights_file)
 
 
 def _load(source: Source, entry: Any, weights: Any, task: str) -> Any:
@@ -131,11 +131,11 @@ def _load(source: Source, entry: Any, weights: Any, task: str) -> Any:
     arguments = _arguments(source, entry, task)
     if source.options.weights or source.options.classes:
         arguments |= {"weights_backbone": None} if "weights_backbone" in _parameters(entry) else {}
-        if "init_weights" in _parameters(_class(entry)):
+        if "init_weights" in _parameters(_model_class(entry)):
             arguments["init_weights"] = True
         module = _construct(source, entry, {"weights": None, **arguments})
     else:
-        state = read_weights(_own_weights(source, weights))
+        state = read_weights(_weights_file(source, weights))
         weights.get_state_dict = lambda *_args, **_named: state  # torchvision's version unpickles
         try:
             module = _construct(source, entry, {"weights": weights, **arguments})
@@ -146,7 +146,7 @@ def _load(source: Source, entry: Any, weights: Any, task: str) -> Any:
     return _OutputOf(module, "out") if task == "semantic-segmentation" else module
 
 
-def _image(source: Source, preset: Any, task: Task, classes: tuple[str, ...]) -> TensorInfo:
+def _image_input(source: Source, preset: Any, task: Task, classes: tuple[str, ...]) -> TensorInfo:
     resize: tuple[int, ...] = ()
     if task == "semantic-segmentation":
         side = int(preset.resize_size[0]) if preset is not None and preset.resize_size else 520
@@ -167,9 +167,9 @@ def _image(source: Source, preset: Any, task: Task, classes: tuple[str, ...]) ->
 
 
 def _detector_input(source: Source, entry: Any, classes: tuple[str, ...]) -> TensorInfo:
-    if entry.__module__.rpartition(".")[2] not in _ONE_STAGE:
+    if entry.__module__.rpartition(".")[2] not in _ONE_STAGE_MODULES:
         detectors = models.list_models(module=models.detection)
-        one_stage = ", ".join(name for name in detectors if name.startswith(_ONE_STAGE))
+        one_stage = ", ".join(name for name in detectors if name.startswith(_ONE_STAGE_MODULES))
         problem = "chooses regions by their scores between two stages; a detector of one stage is required"
         hint = "write a function that returns the part to export: file.py:function"
         raise source.refusal(f"{problem}: {one_stage}", hint)
@@ -186,7 +186,7 @@ def _detector_input(source: Source, entry: Any, classes: tuple[str, ...]) -> Ten
 def _arguments(source: Source, entry: Any, task: str) -> dict[str, Any]:
     options = source.options
     arguments: dict[str, Any] = {"num_classes": options.classes} if options.classes else {}
-    if options.size and "image_size" in _parameters(_class(entry)):
+    if options.size and "image_size" in _parameters(_model_class(entry)):
         if options.size[0] != options.size[1]:
             raise source.refusal("takes square images; one extent is required")
         arguments["image_size"] = options.size[0]
@@ -209,7 +209,7 @@ def _construct(source: Source, entry: Any, arguments: dict[str, Any]) -> Any:
         ) from error
 
 
-def _own_weights(source: Source, weights: Any) -> Path:
+def _weights_file(source: Source, weights: Any) -> Path:
     """Return the cached file of a model's trained weights; download it first if the user allows that."""
     if weights is None:
         raise ModelError(
@@ -234,7 +234,7 @@ def _parameters(entry: Any) -> set[str]:
     return set(inspect.signature(entry).parameters)
 
 
-def _class(entry: Any) -> Any:
+def _model_class(entry: Any) -> Any:
     """Return the class that a builder's annotation declares; the builder itself if that is no class."""
     annotation = inspect.signature(entry, eval_str=True).return_annotation
     return annotation if isinstance(annotation, type) else entry

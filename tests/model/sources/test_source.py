@@ -238,7 +238,7 @@ def test_the_digest_changes_with_packages_and_with_tensors_below(tmp_path: Path,
 
 
 def test_large_files_count_by_size_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qcompile.model.sources.source._READ_BYTES", 1 << 12)
+    monkeypatch.setattr("qcompile.model.sources.source._HASHED_BYTES", 1 << 12)
     spec, digests = write(tmp_path / "net.py", LINEAR), []
     for content, time_ns in (("a", 10**9), ("b", 10**9), ("b", 2 * 10**9)):
         write(data := tmp_path / "data/a.npz", content * 5000)
