@@ -46,8 +46,8 @@ USUAL_GPUS = ("sm86", "sm89")
 """Ampere and Ada: two generations of desktop and inference cards."""
 CALL_MULTIPLY_ADDS = 1_000_000_000
 """Of one call: with far fewer, the runtime's overhead per call is a large share of the measured time."""
-_SECONDS_EACH = 8.0
-_SECONDS = (20.0, 120.0)
+_SECONDS_PER_ROW = 8.0
+_SECONDS_LIMITS = (20.0, 120.0)
 
 
 @dataclass(frozen=True)
@@ -78,28 +78,28 @@ def look_at_data(
     progress("look at the data")
     batches = [tensor.shape[0] for tensor in inputs if tensor.shape and isinstance(tensor.shape[0], int)]
     limit = max([16, *batches])  # at least one batch, for models with a larger fixed batch
-    parts, shared = dict.fromkeys(("calibration", "evaluation"), spec.data), ""
+    specs, shared = dict.fromkeys(("calibration", "evaluation"), spec.data), ""
     spelling = parse_spelling(spec.data) if spec.data and not (spec.calibration or spec.evaluation) else None
     # Samples of a function are not divided between calibration and evaluation.
     if spelling and spelling.kind != FUNCTION and "part" not in spelling.query:
-        parts = {part: str(replace(spelling, query={**spelling.query, "part": part})) for part in parts}
+        specs = {part: str(replace(spelling, query={**spelling.query, "part": part})) for part in specs}
         shared = "divided"
-    calibration = spec.calibration or parts["calibration"]
-    evaluation = spec.evaluation or parts["evaluation"]
+    calibration = spec.calibration or specs["calibration"]
+    evaluation = spec.evaluation or specs["evaluation"]
     if calibration and calibration != evaluation:
         next(iter(Data(calibration, inputs, limit=limit)))
     if not evaluation:
         return DataFacts(calibration)
     data = Data(evaluation, inputs, limit=limit)
-    looked_at = iter(data)
-    first = next(looked_at)
+    batches_read = iter(data)
+    first = next(batches_read)
     is_ragged = False
     if any(axis for tensor in inputs for axis in tensor.dynamic_axes):
         shapes = [
-            {name: array.shape[1:] for name, array in batch.feeds.items()} for batch in (first, *looked_at)
+            {name: array.shape[1:] for name, array in batch.feeds.items()} for batch in (first, *batches_read)
         ]
         is_ragged = any(shape != shapes[0] for shape in shapes)
-    answers = {name: _of_samples(array, first.samples) for name, array in outputs.items()}
+    answers = {name: _resize_output(array, first.samples) for name, array in outputs.items()}
     metric, why = choose(answers, Truth(first.labels, first.samples, first.where), inputs)
     return DataFacts(
         calibration, evaluation, shared or ("same" if calibration == evaluation else ""),
@@ -108,7 +108,7 @@ def look_at_data(
     )  # fmt: skip
 
 
-def _of_samples(array: NDArray[Any], samples: int) -> NDArray[Any]:
+def _resize_output(array: NDArray[Any], samples: int) -> NDArray[Any]:
     """Return an output resized to `samples`; only shape, dtype and the lengths of rows matter."""
     import numpy as np
 
@@ -121,8 +121,8 @@ def relocated(spec: str, folder: Path) -> str:
     spelling = parse_spelling(spec)
     if spelling.kind == FUNCTION:
         return spelled_from(parse_source(spelling.path), folder)
-    whole = spelling.located(Path.cwd())
-    return str(replace(whole, path=seen_from(folder, Path(whole.path))))
+    located = spelling.located(Path.cwd())
+    return str(replace(located, path=seen_from(folder, Path(located.path))))
 
 
 @dataclass(frozen=True)
@@ -191,8 +191,8 @@ class ArtifactChoice:
     ) -> None:
         self.model, self.data, self.machine, self.targets, self.gpus = model, data, machine, targets, gpus
         why = f"it has no {', '.join(model.learners)} of ai.onnx.ml"
-        others = [name for name in TARGETS if name != "onnxruntime" and model.learners]
-        self.missing = machine.missing | {name: LeftOut(name, why) for name in others}
+        unsupported = [name for name in TARGETS if name != "onnxruntime" and model.learners]
+        self.missing = machine.missing | {name: LeftOut(name, why) for name in unsupported}
         self.is_float = model.precision == "fp32"
         self.quantizes = bool(model.kinds) and self.is_float
         self.has_ranges = bool(data.calibration) or model.precision == "int8"
@@ -202,10 +202,10 @@ class ArtifactChoice:
         self.left_out = tuple(self._left_out())
 
     def _artifacts(self) -> Iterator[Proposed]:
-        for target in self._taken():
-            lines = list(self._of_tensorrt(target)) if target in TENSORRT_TARGETS else []
+        for target in self._selected():
+            lines = list(self._tensorrt_lines(target)) if target in TENSORRT_TARGETS else []
             static = self.static and self._has_integers(target)
-            fits: dict[When, bool] = {
+            applies: dict[When, bool] = {
                 "float": self.is_float,
                 "float alone": not static and self.is_float,
                 "static": static,
@@ -214,10 +214,10 @@ class ArtifactChoice:
                 "named": target in self.targets,
             }
             for proposal in engine(target).proposals():
-                if fits[proposal.when]:
-                    what = ("target", target, ""), ("precision", proposal.precision, "")
+                if applies[proposal.when]:
+                    head = ("target", target, ""), ("precision", proposal.precision, "")
                     mode: list[Line] = [("mode", proposal.mode, "")] if proposal.mode else []
-                    yield Proposed(proposal.name, proposal.why, (*what, *lines, *mode))
+                    yield Proposed(proposal.name, proposal.why, (*head, *lines, *mode))
 
     def _has_integers(self, target: Target) -> bool:
         """Return whether static INT8 of a target covers any kind of layer in the model."""
@@ -225,15 +225,15 @@ class ArtifactChoice:
             return True
         return graph_rules(placed_for).opens_recurrences
 
-    def _taken(self) -> list[Target]:
+    def _selected(self) -> list[Target]:
         targets, missing = self.targets, self.missing
         return [name for name in TARGETS if (name in targets if targets else name not in missing)]
 
-    def _proposing(self, when: When) -> list[Target]:
+    def _targets_with(self, when: When) -> list[Target]:
         """Return the selected targets with a proposal for `when`."""
-        return [name for name in self._taken() if any(p.when == when for p in engine(name).proposals())]
+        return [name for name in self._selected() if any(p.when == when for p in engine(name).proposals())]
 
-    def _of_tensorrt(self, target: Target) -> Iterator[Line]:
+    def _tensorrt_lines(self, target: Target) -> Iterator[Line]:
         """Yield GPUs, and shapes if axes beyond the batch are dynamic; defaults exist only for the batch."""
         if target == "tensorrt-rtx" and self.gpus:
             yield "gpus", list(self.gpus), "as asked for"
@@ -256,20 +256,20 @@ class ArtifactChoice:
         if self.quantizes and not self.has_ranges:
             how = "give them as `data`; 100 to 500 are enough"
             yield LeftOut("static INT8", "it needs samples to calibrate on", how)
-        without = [name for name in self._proposing("static") if not self._has_integers(name)]
-        if without and self.static:
+        no_int8 = [name for name in self._targets_with("static") if not self._has_integers(name)]
+        if no_int8 and self.static:
             how = '`mode = "dynamic"` for ONNX Runtime'
-            yield LeftOut(f"static INT8 for {', '.join(without)}", "it takes no recurrent layer", how)
+            yield LeftOut(f"static INT8 for {', '.join(no_int8)}", "it takes no recurrent layer", how)
         if not self.data.evaluation:
             why = "no labelled samples: the table compares speed alone"
             yield LeftOut("accuracy", why, "give samples as `data`")
         if not self.model.kinds:
             yield LeftOut("INT8", "no layer of the model multiplies with weights")
-        elif self.quantizes and not self.dynamic and self._proposing("dynamic"):
+        elif self.quantizes and not self.dynamic and self._targets_with("dynamic"):
             why = "it quantizes products of matrices alone: convolutions would stay in float"
             yield LeftOut("dynamic INT8", why, 'mode = "dynamic"')
         if self.machine.emulates_bf16 and self.is_float:
-            for target in self._proposing("bf16"):
+            for target in self._targets_with("bf16"):
                 yield LeftOut(f"{target} bf16", self.machine.emulates_bf16)
 
 
@@ -312,8 +312,8 @@ def batch_size(model: ModelFacts, samples: int | None = None, *, is_ragged: bool
         return 1, "the samples differ in shape"
     if not model.multiply_adds:
         return 1, "the latency of one sample"
-    batch, most = 1, DEFAULT_MAX if samples is None else min(DEFAULT_MAX, samples)
-    while 2 * batch <= most and 2 * batch * model.multiply_adds <= CALL_MULTIPLY_ADDS:
+    batch, limit = 1, DEFAULT_MAX if samples is None else min(DEFAULT_MAX, samples)
+    while 2 * batch <= limit and 2 * batch * model.multiply_adds <= CALL_MULTIPLY_ADDS:
         batch *= 2
     if batch == 1:
         return 1, "the latency of one sample; a larger one measures throughput"
@@ -326,11 +326,11 @@ def budget_need(data: DataFacts, artifacts: Sequence[Proposed], spec: InitSpec) 
     if spec.max_drop is None or not data.evaluation or unit_of(metric) != "points":
         return None
     is_measured = [item.target in CPU_TARGETS or find_gpu() is not None for item in artifacts]
-    reduced = [
+    quantized = [
         item for item, measured in zip(artifacts, is_measured, strict=True)
         if measured and dict(line[:2] for line in item.lines).get("precision", EXACT[0]) not in EXACT
     ]  # fmt: skip
-    return samples_for_budget(spec.max_drop, max(1, len(reduced)), data.samples)
+    return samples_for_budget(spec.max_drop, max(1, len(quantized)), data.samples)
 
 
 def bench_lines(
@@ -351,6 +351,6 @@ def bench_lines(
     seconds, why = spec.max_time_s, "as asked for"
     if seconds is None:
         rows = len(artifacts) + 1
-        seconds = min(max(_SECONDS_EACH * rows, _SECONDS[0]), _SECONDS[1])
-        why = f"{_SECONDS_EACH:g} s for each of {rows} rows; more narrows the intervals"
+        seconds = min(max(_SECONDS_PER_ROW * rows, _SECONDS_LIMITS[0]), _SECONDS_LIMITS[1])
+        why = f"{_SECONDS_PER_ROW:g} s for each of {rows} rows; more narrows the intervals"
     return [*lines, ("max_time_s", seconds, why)]

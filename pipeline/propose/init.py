@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 SCHEMA = Path(__file__).parents[2] / "docs" / "recipe.schema.json"
 
 
-def _written(
+def _recipe_lines(
     source: str, spec: InitSpec, model: ModelFacts, data: DataFacts, choice: ArtifactChoice, command: str
 ) -> Iterator[str]:
     """Yield the lines of the recipe."""
@@ -52,22 +52,22 @@ def _written(
         yield f"#:schema {SCHEMA.as_uri()}"
     yield "# Every choice below is yours to change. Paths are relative to this file. It was written by"
     yield f"#   {plain(command)}"
-    words = [model.source.spec]
+    facts = [model.source.spec]
     if model.parameters:
-        words.append(f"{_large(model.parameters)} weights ({bytes_text(model.weight_bytes)})")
+        facts.append(f"{_count_text(model.parameters)} weights ({bytes_text(model.weight_bytes)})")
     if model.multiply_adds:
-        words.append(f"{_large(model.multiply_adds)} multiply-adds a sample")
-    words += [", ".join(sorted(model.kinds))] if model.kinds else []
-    yield f"#   model    {plain('; '.join(' '.join(part.split()) for part in words))}"
-    yield f"#   machine  {plain(str(processor()['processor']))}, {_counted(usable_cores(), 'core')}"
+        facts.append(f"{_count_text(model.multiply_adds)} multiply-adds a sample")
+    facts += [", ".join(sorted(model.kinds))] if model.kinds else []
+    yield f"#   model    {plain('; '.join(' '.join(part.split()) for part in facts))}"
+    yield f"#   machine  {plain(str(processor()['processor']))}, {_with_unit(usable_cores(), 'core')}"
     for note in (*model.notes, *data.notes):
         yield f"#   note     {plain(note)}"
-    top: list[Line] = [
+    head: list[Line] = [
         ("version", 1, ""),
         ("name", model.name, "of the ONNX files"),
-        ("output", _output(spec.output), "artifacts, results.json and report.html"),
+        ("output", _output_folder(spec.output), "artifacts, results.json and report.html"),
     ]
-    yield from toml_table("", top)
+    yield from toml_table("", head)
     lines: list[Line] = [("source", spelled_from(parse_source(source), folder), "")]
     if model.declared:
         lines.append(("inputs", list(model.declared), model.why_inputs))
@@ -82,7 +82,7 @@ def _written(
     if not model.is_onnx:
         lines.append(("simplify", True, "folds and fuses; the outputs stay equal"))
     yield from toml_table("[model]", lines)
-    yield from _data(data, folder, choice)
+    yield from _data_lines(data, folder, choice)
     for artifact in choice.artifacts:
         header = f"[[artifact]]  # {plain(artifact.why)}"
         yield from toml_table(header, [("name", artifact.name, ""), *artifact.lines])
@@ -92,18 +92,18 @@ def _written(
         yield from (f"#   {plain(str(item))}" for item in choice.left_out)
 
 
-def _output(path: Path) -> str:
+def _output_folder(path: Path) -> str:
     """Return an output folder that no other recipe beside `path` uses, to prevent overwritten artifacts."""
-    for other in path.parent.glob("*.toml"):
+    for file in path.parent.glob("*.toml"):
         with contextlib.suppress(OSError, ValueError):
-            values = parse_toml(other.read_bytes())
-            is_other = "artifact" in values and other.name != path.name
+            values = parse_toml(file.read_bytes())
+            is_other = "artifact" in values and file.name != path.name
             if is_other and values.get("output", "out") == "out":
                 return f"out-{path.stem}"
     return "out"
 
 
-def _data(data: DataFacts, folder: Path, choice: ArtifactChoice) -> Iterator[str]:
+def _data_lines(data: DataFacts, folder: Path, choice: ArtifactChoice) -> Iterator[str]:
     lines: list[Line] = []
     if data.calibration:
         why = {
@@ -112,7 +112,7 @@ def _data(data: DataFacts, folder: Path, choice: ArtifactChoice) -> Iterator[str
         }.get(data.shared, "samples that the ranges of INT8 are observed on")
         lines.append(("calibration", relocated(data.calibration, folder), why))
     if data.evaluation:
-        count = "" if data.samples is None else f"{_counted(data.samples, 'sample')}, "
+        count = "" if data.samples is None else f"{_with_unit(data.samples, 'sample')}, "
         labels = "with labels" if data.has_labels else "no labels"
         lines.append(("evaluation", relocated(data.evaluation, folder), f"{count}{labels}"))
     if lines:
@@ -122,7 +122,7 @@ def _data(data: DataFacts, folder: Path, choice: ArtifactChoice) -> Iterator[str
         yield from toml_table("[calibrate]", [("samples", CALIBRATION_SAMPLES, why)])
 
 
-def _large(count: float) -> str:
+def _count_text(count: float) -> str:
     """Return a rounded count: "11.7 M", "1.82 G"."""
     for unit in ("", " k", " M"):
         if count < 999.5:
@@ -131,7 +131,7 @@ def _large(count: float) -> str:
     return f"{figure(count)} G"
 
 
-def _counted(count: int, what: str) -> str:
+def _with_unit(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
@@ -221,7 +221,7 @@ def init(
         raise EngineUnavailable(
             "nothing can be built here: no runtime is installed", hint=install_hint("cpu"), engine=""
         )
-    text = "\n".join(_written(model, spec, facts, data, choice, shlex.join(command))) + "\n"
+    text = "\n".join(_recipe_lines(model, spec, facts, data, choice, shlex.join(command))) + "\n"
     recipe = parse_recipe(text.encode(), path)  # validate before writing
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, text)

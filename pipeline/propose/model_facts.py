@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ...model.sources.example import Example
     from ...model.sources.pytorch import LoadedModel
 
-_TRIED_BATCHES = (1, 3)
-_TAKEN = {
+_TEST_BATCHES = (1, 3)
+_INPUT_TEMPLATES = {
     "Conv1d": "[batch,{0.in_channels},LENGTH]",
     "Conv2d": "[batch,{0.in_channels},HEIGHT,WIDTH]",
     "Conv3d": "[batch,{0.in_channels},DEPTH,HEIGHT,WIDTH]",
@@ -92,12 +92,12 @@ def look_at_model(
     source = parse_source(spec, weights=weights, download=download)
     progress("look at the model")
     if source.kind == "onnx":
-        return _look_at_onnx(source)
+        return _onnx_facts(source)
     from ...model.sources.archives import trusting
     from ...model.sources.load import load_torch
 
     with trusting(trust):
-        return _look_at_module(source, load_torch(source), inputs, samples)
+        return _module_facts(source, load_torch(source), inputs, samples)
 
 
 def plain_name(source: Source) -> str:
@@ -114,23 +114,23 @@ def plain_name(source: Source) -> str:
     return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "model"
 
 
-def _look_at_onnx(source: Source) -> ModelFacts:
+def _onnx_facts(source: Source) -> ModelFacts:
     from ...model.graph.graph import graph_precision
     from ...model.graph.multiply_adds import multiply_adds
     from ...model.graph.onnx_file import read_weightless
 
-    read = read_weightless(source.file)
-    graph = read.model.graph
+    onnx_file = read_weightless(source.file)
+    graph = onnx_file.model.graph
     return ModelFacts(
         source,
         plain_name(source),
-        read.io.inputs,
-        {output.name: _zeros(output) for output in read.io.outputs},
+        onnx_file.io.inputs,
+        {output.name: _zeros(output) for output in onnx_file.io.outputs},
         kinds=kinds_of_layers(node.op_type for node in graph.node),
-        precision=graph_precision(read.model),
+        precision=graph_precision(onnx_file.model),
         parameters=sum(math.prod(tensor.dims) for tensor in graph.initializer),
         weight_bytes=source.file.stat().st_size,
-        multiply_adds=sum(multiply_adds(read.model).values()),
+        multiply_adds=sum(multiply_adds(onnx_file.model).values()),
         learners=tuple(sorted({node.op_type for node in graph.node if node.domain == "ai.onnx.ml"})),
     )
 
@@ -141,13 +141,13 @@ def _zeros(tensor: TensorInfo) -> NDArray[Any]:
     return np.zeros(fill_dynamic(tensor), tensor.dtype if "int" in tensor.dtype else "float32")
 
 
-def _look_at_module(
+def _module_facts(
     source: Source, loaded: LoadedModel, inputs: Sequence[str], samples: Sequence[str]
 ) -> ModelFacts:
     from ...compiler.export.checks import open_original
     from ...model.sources.pytorch import flat_outputs, name_outputs
 
-    declared, why = _declared(source, loaded, inputs, samples)
+    declared, why = _declare_inputs(source, loaded, inputs, samples)
     with open_original(loaded, source.spec, declared, (), None) as original:
         arrays = flat_outputs(original.reference)[1]
         names = name_outputs((), original.reference, original.example.feeds)
@@ -155,7 +155,7 @@ def _look_at_module(
         layers = [
             getattr(part, "original_name", "") or type(part).__name__ for part in loaded.module.modules()
         ]
-        operators = [str(node.target) for node in _captured(loaded.module)]
+        operators = [str(node.target) for node in _program_nodes(loaded.module)]
         return ModelFacts(
             source,
             plain_name(source),
@@ -171,7 +171,7 @@ def _look_at_module(
         )
 
 
-def _declared(
+def _declare_inputs(
     source: Source, loaded: LoadedModel, inputs: Sequence[str], samples: Sequence[str]
 ) -> tuple[tuple[str, ...], str]:
     """Return the inputs that the recipe must declare, and their origin."""
@@ -186,26 +186,26 @@ def _declared(
         example = make_example(loaded, (), ())
         if example.has_dynamic_batch or any(tensor.preprocessing for tensor in example.inputs):
             return (), "the model declares them"
-        if opened := _with_open_batch(loaded, example):
-            return opened, "of the model's own example; any batch size"
+        if batch_inputs := _with_dynamic_batch(loaded, example):
+            return batch_inputs, "of the model's own example; any batch size"
         return (), "the model's own example"
-    captured = program_inputs(loaded.module) if _captured(loaded.module) else ()
-    if captured:
-        return tuple(map(_spelled, captured)), "as the program was captured"
+    program = program_inputs(loaded.module) if _program_nodes(loaded.module) else ()
+    if program:
+        return tuple(map(_format_input, program)), "as the program was captured"
     parameters = forward_parameters(loaded.module)
     names = [name for name, parameter in parameters if parameter.default is parameter.empty]
-    told = next(filter(None, (_told_by(spec, loaded, names) for spec in samples if spec)), ())
-    if not told:
+    data_inputs = next(filter(None, (_inputs_of_data(spec, loaded, names) for spec in samples if spec)), ())
+    if not data_inputs:
         raise InvalidOption(
             f"{source.spec}: the shapes of its inputs are not known; it takes {', '.join(names) or 'inputs'}",
             hint=f"give {input_templates(loaded.module, names)}, or data that has them, or return "
             "(module, example) from the function",
             option="inputs",
         )
-    return tuple(map(_spelled, told)), "of the data's first sample"
+    return tuple(map(_format_input, data_inputs)), "of the data's first sample"
 
 
-def _told_by(data: str, loaded: LoadedModel, names: Sequence[str]) -> tuple[TensorInfo, ...]:
+def _inputs_of_data(data: str, loaded: LoadedModel, names: Sequence[str]) -> tuple[TensorInfo, ...]:
     """Return the inputs of arrays, of a function's samples, or of images after preprocessing; else empty."""
     from ...compiler.export.data_axes import inputs_of_first_batch
     from ...model.sources.load import find_preprocessing
@@ -221,7 +221,7 @@ def _told_by(data: str, loaded: LoadedModel, names: Sequence[str]) -> tuple[Tens
     return (TensorInfo(names[0], "float32", ("batch", image.channels, image.height, image.width)),)
 
 
-def _with_open_batch(loaded: LoadedModel, example: Example) -> tuple[str, ...]:
+def _with_dynamic_batch(loaded: LoadedModel, example: Example) -> tuple[str, ...]:
     """Return the inputs of an example with a dynamic batch; empty if the model rejects other batch sizes."""
     from ...model.sources.example import make_example
     from ...model.sources.nested import NestedInputs
@@ -229,21 +229,21 @@ def _with_open_batch(loaded: LoadedModel, example: Example) -> tuple[str, ...]:
     extents = {array.shape[0] if array.ndim else None for array in example.feeds.values()}
     if isinstance(loaded.module, NestedInputs) or len(extents) != 1 or None in extents:
         return ()
-    spelled = tuple(
-        _spelled(TensorInfo(name, str(array.dtype), ("batch", *array.shape[1:])))
+    texts = tuple(
+        _format_input(TensorInfo(name, str(array.dtype), ("batch", *array.shape[1:])))
         for name, array in example.feeds.items()
     )
     try:
-        opened = make_example(loaded, spelled, ())
+        dynamic = make_example(loaded, texts, ())
         with quiet():
-            for batch in _TRIED_BATCHES:
-                opened.call(loaded.module, opened.resized(batch))
+            for batch in _TEST_BATCHES:
+                dynamic.call(loaded.module, dynamic.resized(batch))
     except Exception:  # models with a fixed batch raise many types of errors
         return ()
-    return spelled
+    return texts
 
 
-def _spelled(tensor: TensorInfo) -> str:
+def _format_input(tensor: TensorInfo) -> str:
     """Return the input as `NAME:SHAPE[:DTYPE]`."""
     dtype = "" if tensor.dtype == "float32" else f":{tensor.dtype}"
     return f"{tensor.name}:{format_shape(tensor.shape)}{dtype}"
@@ -292,19 +292,19 @@ def input_templates(module: Any, names: Sequence[str]) -> str:
     """Return `inputs` templates for the arguments; a known first layer gives the shape of a sole argument."""
     if len(names) != 1:
         return " and ".join(f"`inputs` {name}:[batch,...]" for name in names) or "`inputs` NAME:[batch,...]"
-    layer = next((part for part in module.modules() if type(part).__name__ in _TAKEN), None)
-    shape = "[batch,...]" if layer is None else _TAKEN[type(layer).__name__].format(layer)
+    layer = next((part for part in module.modules() if type(part).__name__ in _INPUT_TEMPLATES), None)
+    shape = "[batch,...]" if layer is None else _INPUT_TEMPLATES[type(layer).__name__].format(layer)
     if not getattr(layer, "batch_first", True):
         shape = shape.replace("batch,LENGTH", "LENGTH,batch")
     return f"`inputs` {names[0]}:{shape}"
 
 
-def _captured(module: Any) -> Iterable[Any]:
+def _program_nodes(module: Any) -> Iterable[Any]:
     """Return the nodes of a captured program; empty for other modules."""
     return getattr(getattr(module, "graph", None), "nodes", ()) if hasattr(module, "_in_spec") else ()
 
 
 def kinds_of_layers(names: Iterable[str]) -> frozenset[str]:
     """Return the kinds of layers with these names."""
-    every = set(names)
-    return frozenset(kind for kind, pattern in KINDS.items() if any(map(pattern.search, every)))
+    distinct = set(names)
+    return frozenset(kind for kind, pattern in KINDS.items() if any(map(pattern.search, distinct)))

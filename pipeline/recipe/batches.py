@@ -35,11 +35,11 @@ def check_batches(recipe: RecipeFile) -> None:
     The batch is the first axis of every input. If `model.inputs` fixes it, it is fixed for all artifacts. A
     TensorRT engine takes only the shapes of its optimization profiles.
     """
-    named = {(name, axis) for name, axis, _ in map(parse_dynamic_axis, recipe.model.dynamic)}
+    dynamic = {(name, axis) for name, axis, _ in map(parse_dynamic_axis, recipe.model.dynamic)}
     fixed = {
         tensor.name: tensor.shape[0]
         for tensor in map(parse_input, recipe.model.inputs)
-        if tensor.shape and isinstance(tensor.shape[0], int) and (tensor.name, 0) not in named
+        if tensor.shape and isinstance(tensor.shape[0], int) and (tensor.name, 0) not in dynamic
     }
     for key, batch in measured_batches(recipe.bench).items():
         for name, extent in fixed.items():
@@ -48,9 +48,9 @@ def check_batches(recipe: RecipeFile) -> None:
                 raise Refused(key, problem, hint=f"measure {extent}, or name the axis: {name}:[batch,...]")
         for index, artifact in enumerate(recipe.artifact):
             for source, profiles in _profiles(artifact, f"artifact[{index}]"):
-                wrong = [_outside(ranges, batch, fixed) for ranges in profiles]
-                if wrong and all(wrong):
-                    problem = f"is {batch}; the engine {artifact.name!r} takes {wrong[0]} ({source})"
+                excluded = [_excluding_range(ranges, batch, fixed) for ranges in profiles]
+                if excluded and all(excluded):
+                    problem = f"is {batch}; the engine {artifact.name!r} takes {excluded[0]} ({source})"
                     raise Refused(key, problem, hint=f"extend {source} to {batch}, or measure another batch")
 
 
@@ -107,7 +107,7 @@ def _read_profile(text: str) -> Ranges:
     return extents
 
 
-def _outside(ranges: Ranges, batch: int, fixed: dict[str, int]) -> str:
+def _excluding_range(ranges: Ranges, batch: int, fixed: dict[str, int]) -> str:
     """Return the engine's range as a text if it excludes the batch, else an empty string."""
     is_taken = any(low <= batch <= high for low, high in ranges.values())
     for name, (low, high) in ranges.items():

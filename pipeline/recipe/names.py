@@ -46,28 +46,28 @@ def names_of(recipe: Recipe) -> list[Name]:
 
 def map_names(recipe: Recipe, spell: Callable[[Name], str]) -> Recipe:
     """Return the recipe with each name replaced by the result of `spell`."""
-    mapped: Recipe = _mapped(recipe, RecipeFile, "", spell)
+    mapped: Recipe = _map_table(recipe, RecipeFile, "", spell)
     return mapped
 
 
-def _mapped(spec: Any, kind: type, key: str, spell: Callable[[Name], str]) -> Any:
+def _map_table(spec: Any, kind: type, key: str, spell: Callable[[Name], str]) -> Any:
     """Return a table with replaced names; `key` is its path, including the artifact's index."""
-    changed: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for option in fields_of(kind):
-        before, path = getattr(spec, option.name), f"{key}{option.name}"
-        values = before if isinstance(before, tuple) else (before,)
-        if option.table is not None and before is not None:
+        old, path = getattr(spec, option.name), f"{key}{option.name}"
+        values = old if isinstance(old, tuple) else (old,)
+        if option.table is not None and old is not None:
             paths = (f"{path}[{at}]." if path == "artifact" else f"{path}." for at in range(len(values)))
             tables = zip(values, paths, strict=True)
-            values = tuple(_mapped(table, option.table, path, spell) for table, path in tables)
+            values = tuple(_map_table(table, option.table, path, spell) for table, path in tables)
         elif option.spelling.names:
-            values = tuple(_spelled(option, path, text, spell) for text in values)
-        after = values if isinstance(before, tuple) else values[0]
-        changed |= {} if after == before else {option.name: after}
-    return replace(spec, **changed) if changed else spec
+            values = tuple(_map_text(option, path, text, spell) for text in values)
+        new = values if isinstance(old, tuple) else values[0]
+        changes |= {} if new == old else {option.name: new}
+    return replace(spec, **changes) if changes else spec
 
 
-def _spelled(option: Option, key: str, text: str, spell: Callable[[Name], str]) -> str:
+def _map_text(option: Option, key: str, text: str, spell: Callable[[Name], str]) -> str:
     """Return a text with its name replaced; words such as "auto" are unchanged."""
     kind, head, named_text = option.spelling.names, "", text
     assert kind is not None, "the caller looks first"
@@ -89,7 +89,7 @@ def recipe_files(recipe: Recipe) -> Iterator[Path]:
     """
     yield settled(recipe.path.resolve())
     for name in names_of(recipe):
-        yield from map(settled, _files_of(name, recipe))
+        yield from map(settled, _name_files(name, recipe))
 
 
 def settled(path: Path) -> Path:
@@ -107,7 +107,7 @@ def _resolved(parts: tuple[str, ...]) -> Path:
     return Path(*parts).resolve()
 
 
-def _files_of(name: Name, recipe: Recipe) -> Iterator[Path]:
+def _name_files(name: Name, recipe: Recipe) -> Iterator[Path]:
     """Yield the files of one name; `model.weights` is part of `model.source`."""
     folder, path = recipe.folder, recipe.folder / name.text
     if name.key == "model.source":
@@ -138,7 +138,7 @@ def model_files(source: Source) -> Iterator[Path]:
                 yield from sorted(marker.parent.rglob("*.py"))
     elif source.kind == "onnx":
         yield from _with_companions(source.file)
-        yield from _external(source.file)
+        yield from _external_data(source.file)
     elif source.kind == "hf" and source.path:
         yield from (path for path in source.path.iterdir() if path.is_file() and path.name[0] != ".")
     for path in source_files(source):
@@ -151,7 +151,7 @@ def _with_companions(path: Path) -> Iterator[Path]:
     yield from filter(Path.is_file, (*side_files(path), manifest_path(path)))
 
 
-def _external(path: Path) -> Iterator[Path]:
+def _external_data(path: Path) -> Iterator[Path]:
     """Yield the external data files of an ONNX file, beside its path before links are resolved."""
     from ...core.artifact import accepting
     from ...model.graph.onnx_file import read_weightless

@@ -21,7 +21,7 @@ from ...spec.recipes import RecipeFile
 
 GRAPH, SIMPLIFIED = ".graph.onnx", ".simplified.onnx"
 RESULTS, REPORT = "results.json", "report.html"
-_LONGEST = 200
+_MAX_NAME_BYTES = 200
 """Longest name in bytes, which leaves room for suffixes and for the names of unfinished files."""
 
 
@@ -46,19 +46,19 @@ def published(recipe: RecipeFile) -> Iterator[tuple[str, str, str]]:
 
 def check_names(recipe: RecipeFile) -> None:
     """Raise `Refused` if two stages publish one file; names that differ only by case count as equal."""
-    named = {"name": recipe.name}
-    named |= {f"artifact[{index}].name": artifact.name for index, artifact in enumerate(recipe.artifact)}
-    for key, name in named.items():
-        if len(name.encode("utf-8", "replace")) > _LONGEST:
-            raise Refused(key, f"at most {_LONGEST} bytes are required", value=name)
-    taken: dict[str, tuple[str, str]] = {}
+    names = {"name": recipe.name}
+    names |= {f"artifact[{index}].name": artifact.name for index, artifact in enumerate(recipe.artifact)}
+    for key, name in names.items():
+        if len(name.encode("utf-8", "replace")) > _MAX_NAME_BYTES:
+            raise Refused(key, f"at most {_MAX_NAME_BYTES} bytes are required", value=name)
+    published_files: dict[str, tuple[str, str]] = {}
     for file, key, what in published(recipe):
         # macOS and Windows treat names as equal that differ only by case or Unicode composition.
         folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", file).casefold())
-        other_file, other = taken.setdefault(folded, (file, what))
-        if other != what:
-            problem = f"another name is required: {what} would be {file}, and {other} is {other_file}"
-            raise Refused(key, problem, value=named[key])
+        other_file, other_what = published_files.setdefault(folded, (file, what))
+        if other_what != what:
+            problem = f"another name is required: {what} would be {file}, and {other_what} is {other_file}"
+            raise Refused(key, problem, value=names[key])
 
 
 def check_output(recipe: RecipeFile, folder: Path, output: Path) -> None:

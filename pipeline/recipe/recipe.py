@@ -24,8 +24,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_MOST_BYTES = 1 << 20
-_MOST_DOTS = 5000
+_MAX_BYTES = 1 << 20
+_MAX_DOTS = 5000
 
 
 class Recipe(RecipeFile):
@@ -62,8 +62,8 @@ def read_recipe(path: str | Path) -> Recipe:
 
 def parse_recipe(content: bytes, path: Path) -> Recipe:
     """Return the recipe in `content`; errors name `path`."""
-    if len(content) > _MOST_BYTES:
-        raise RecipeError(f"{path}: has {len(content)} bytes; at most {_MOST_BYTES} are required", file=path)
+    if len(content) > _MAX_BYTES:
+        raise RecipeError(f"{path}: has {len(content)} bytes; at most {_MAX_BYTES} are required", file=path)
     try:
         values = parse_toml(content)
     except ValueError as error:
@@ -74,7 +74,7 @@ def parse_recipe(content: bytes, path: Path) -> Recipe:
 def parse_toml(content: bytes) -> dict[str, Any]:
     """Return the values of a TOML text; raise ValueError for wrong TOML, UTF-8 or dates, or deep nesting."""
     try:
-        if any(line.count(b".") > _MOST_DOTS for line in content.splitlines()):  # tomllib would take minutes
+        if any(line.count(b".") > _MAX_DOTS for line in content.splitlines()):  # tomllib would take minutes
             raise RecursionError
         values: dict[str, Any] = tomllib.loads(content.decode("utf-8"))
         return values
@@ -119,13 +119,13 @@ def recipe_source(recipe: Recipe) -> Source:
 
 def require_scales(recipe: Recipe) -> None:
     """Raise `Refused` if static INT8 or FP8 has no scales: neither ranges nor Q/DQ in the ONNX file."""
-    needing = [artifact.name for artifact in recipe.artifact if artifact.needs_ranges]
-    if not needing or recipe.has_ranges:
+    static = [artifact.name for artifact in recipe.artifact if artifact.needs_ranges]
+    if not static or recipe.has_ranges:
         return
     from ...model.graph.graph import graph_precision
     from ...model.graph.onnx_file import read_weightless
 
     model = recipe.folder / recipe.model.source
     if model.is_file() and graph_precision(read_weightless(model).model) not in ("int8", "fp8"):
-        problem = f"is missing; {needing[0]!r} is static INT8, and {model.name} holds no Q/DQ"
+        problem = f"is missing; {static[0]!r} is static INT8, and {model.name} holds no Q/DQ"
         raise Refused("data.calibration", problem)

@@ -40,7 +40,7 @@ def trusted(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collecti
     typed_files = {Path(file).resolve() for file in files if file}
     for name, what, path in _places(recipe, output=output):
         is_typed = name.text in typed if path is None else what == _CODE and path.resolve() in typed_files
-        if not is_typed and not _inside(path, recipe.folder):
+        if not is_typed and not _is_inside(path, recipe.folder):
             where = f": {path}" if path else ", in an installed package"
             required = "a folder within it, or `output`," if name.key == "output" else "a file within it"
             problem = f"names {what} outside of the recipe's folder ({name.text}{where})"
@@ -54,11 +54,11 @@ def _places(recipe: Recipe, *, output: Path | None) -> Iterator[NamedPlace]:
     for name in names_of(recipe):
         path = recipe.folder / name.text
         if name.kind == "model":
-            yield from _model(name, recipe)
+            yield from _model_code(name, recipe)
         elif name.kind == "data" and parse_spelling(name.text).kind == FUNCTION:
-            yield from _model(replace(name, text=parse_spelling(name.text).path), recipe)
+            yield from _model_code(replace(name, text=parse_spelling(name.text).path), recipe)
         elif name.kind == "interpreter":
-            python = _located(name.text, recipe.folder).partition("=")[2]
+            python = _with_path(name.text, recipe.folder).partition("=")[2]
             yield name, "an interpreter", Path(shutil.which(python) or python).absolute()
         elif name.kind == "library":
             yield name, "a native library", path
@@ -68,20 +68,20 @@ def _places(recipe: Recipe, *, output: Path | None) -> Iterator[NamedPlace]:
 
 def needs_trust(recipe: Recipe) -> bool:
     """Return whether a run of the recipe requires `trust`."""
-    return not all(_inside(path, recipe.folder) for _, _, path in _places(recipe, output=None))
+    return not all(_is_inside(path, recipe.folder) for _, _, path in _places(recipe, output=None))
 
 
 def interpreters(texts: Collection[str], folder: Path) -> tuple[str, ...]:
     """Return `ENGINE=INTERPRETER` with paths relative to `folder` made absolute; bare names are unchanged."""
-    return tuple(_located(text, folder) for text in texts)
+    return tuple(_with_path(text, folder) for text in texts)
 
 
-def _located(text: str, folder: Path) -> str:
+def _with_path(text: str, folder: Path) -> str:
     name, equals, python = text.partition("=")
     return f"{name}={folder / Path(python).expanduser()}" if equals and "/" in python else text
 
 
-def _model(name: Name, recipe: Recipe) -> Iterator[NamedPlace]:
+def _model_code(name: Name, recipe: Recipe) -> Iterator[NamedPlace]:
     if ":" in name.text and name.text.partition(":")[0] in NAMED:
         return  # code of an installed package; a Hugging Face folder is read without its code
     try:
@@ -106,8 +106,8 @@ def _module_path(module: str, folder: Path) -> Path | None:
     # The origin of a built-in or frozen module is a word, not a path.
     origin = [spec.origin] if spec.has_location and spec.origin else []
     paths = [Path(place) for place in (*(spec.submodule_search_locations or ()), *origin)]
-    return paths[0] if paths and all(_inside(path, folder) for path in paths) else None
+    return paths[0] if paths and all(_is_inside(path, folder) for path in paths) else None
 
 
-def _inside(path: Path | None, folder: Path) -> bool:
+def _is_inside(path: Path | None, folder: Path) -> bool:
     return path is not None and path.resolve().is_relative_to(folder.resolve())
