@@ -31,8 +31,8 @@ def _axis_ranges(inputs: Sequence[TensorInfo]) -> dict[str, AxisRange]:
     for name, required in ranges.items():
         if required.maximum is not None and required.maximum < required.minimum:
             raise InvalidOption(
-                f"axis {name!r}: from {required.minimum} in one input to {required.maximum} in another; one "
-                "axis has one range"
+                f"axis {name!r}: minimum {required.minimum} in one input, maximum {required.maximum} in "
+                "another; the ranges must overlap"
             )
     return {name: required for name, required in ranges.items() if required != AxisRange()}
 
@@ -93,8 +93,7 @@ CHECK_EXTENTS = (1, 3)
 class Example:
     """The inputs of an export and arrays to trace with, passed by keyword if `by_name`.
 
-    `made_up` are the inputs with random values: neither the example nor the data has a fitting array.
-    `guessed` are the dynamic axes with guessed extents.
+    Neither the example nor the data has values for the `made_up` inputs, or extents for the `guessed` axes.
     """
 
     inputs: tuple[TensorInfo, ...]
@@ -166,7 +165,7 @@ def make_example(
     if not ordered:
         raise InvalidOption(
             "export: the model's inputs are not known",
-            hint="give `inputs` NAME:SHAPE, such as x:1x3x224x224, or `data` of which they can be read, "
+            hint="give `inputs` NAME:SHAPE, such as x:1x3x224x224, or `data` to read them from, "
             "or return (module, example) from the function",
             option="inputs",
         )

@@ -217,10 +217,7 @@ def is_channels_last(tensor: TensorInfo, channels: int) -> bool:
 def scaled_resize(
     resize: tuple[int, ...], before: tuple[int, int], after: tuple[int, int]
 ) -> tuple[int, ...]:
-    """Return `resize` for a crop of `after`, so that the crop covers the same share of the image as `before`.
-
-    `before` and `after` are height and width; an empty `resize` is returned as is.
-    """
+    """Return `resize` for a crop of `after` (height, width) with the image share of a crop of `before`."""
     if before == after or not resize:
         return resize
     if len(resize) == 1:

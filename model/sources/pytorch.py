@@ -257,9 +257,7 @@ def caching(module: Any) -> list[Any]:
 
 
 def without_cache(module: Any, outputs: Any, run: Callable[[], Any]) -> tuple[Any, list[Any]]:
-    """Return outputs without a cache, and the configurations in which `use_cache` was turned off for that.
-
-    A module that returned a cache runs again without it.
+    """Return outputs without a cache, and the configurations with `use_cache` turned off for a second run.
 
     Raises:
         ForeignOutput: If the module returns an object that is not a tensor even without caches.
@@ -286,18 +284,14 @@ def without_cache(module: Any, outputs: Any, run: Callable[[], Any]) -> tuple[An
 def flat_tensors(outputs: Any) -> list[tuple[str, Any]]:
     """Return (name, tensor) of every tensor in the outputs of `forward`, without numbers, texts and None.
 
-    A name is the path through dicts and dataclasses, such as `encoder.hidden_0`. It is empty if the outermost
-    structure is a tensor, tuple or list.
+    Names are paths, such as `encoder.hidden_0`; empty if the outermost structure is a tensor, tuple or list.
     """
     named = fields_of(outputs) is not None
     return [(path if named else "", tensor) for path, tensor in _tensors(outputs, "")]
 
 
 def flat_outputs(outputs: Any) -> tuple[list[str], list[NDArray[Any]]]:
-    """Return names (empty if the structure has no names) and arrays of the outputs of `forward`.
-
-    Arrays are copies, since the next call of a module may overwrite the same memory.
-    """
+    """Return names (empty if unnamed) and copies of `forward`'s outputs; its next call may reuse memory."""
     tensors = flat_tensors(outputs)
     return [name for name, _ in tensors], [tensor.detach().cpu().numpy().copy() for _, tensor in tensors]
 

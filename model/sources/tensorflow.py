@@ -108,7 +108,7 @@ def convert(
             file_operators = [name.decode() for name in _FILE_OPERATORS if name in content]
             if file_operators and not trust:
                 raise ModelError(
-                    f"{path}: its graph touches files or calls Python ({', '.join(file_operators)})",
+                    f"{path}: its graph accesses files or calls Python ({', '.join(file_operators)})",
                     hint="give `trust` if you know where it comes from",
                     file=path,
                 )

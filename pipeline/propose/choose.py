@@ -139,10 +139,9 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Machine:
-    """The targets that this machine cannot build (`missing`), its GPU and its CPU.
+    """This machine: the targets that it cannot build (`missing`), its GPU and its CPU.
 
-    `gpu` is the GPU's compute capability, empty without a GPU. `emulates_bf16` is the reason why the CPU
-    emulates bfloat16, empty if it supports it.
+    `gpu` is the compute capability, empty without a GPU; `emulates_bf16` is the reason, empty if native.
     """
 
     missing: dict[str, LeftOut]

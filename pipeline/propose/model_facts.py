@@ -86,8 +86,7 @@ def look_at_model(
 ) -> ModelFacts:
     """Return the facts about a model; if its inputs are unknown, the error shows which to give.
 
-    `samples` are DATA arguments; the first suitable one defines the inputs, and empty ones are skipped. The
-    other options are those of `init`.
+    `samples` are DATA arguments; the first suitable one defines the inputs. Other options are as in `init`.
     """
     source = parse_source(spec, weights=weights, download=download)
     progress("look at the model")

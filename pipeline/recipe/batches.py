@@ -57,10 +57,7 @@ def check_batches(recipe: RecipeFile) -> None:
 def default_shapes(
     inputs: Sequence[TensorInfo], bench: BenchSection | None
 ) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Return min, opt and max shapes that include every measured batch; empty if the defaults suffice.
-
-    The defaults, for engines without shapes, are 1 to 16 if only first axes are dynamic.
-    """
+    """Return min, opt and max shapes for measured batches; empty if 1 to 16 suffice or other axes vary."""
     largest = max(measured_batches(bench).values(), default=0)
     dynamic = [tensor for tensor in inputs if tensor.dynamic_axes]
     if bench is None or largest <= DEFAULT_MAX or any({*tensor.dynamic_axes} != {0} for tensor in dynamic):

@@ -32,7 +32,7 @@ def torch_cache() -> Path:
 def not_cached(spec: str, what: str, folder: Path) -> ModelError:
     """Return the error for weights that are not in the local cache."""
     return ModelError(
-        f"{spec}: {what} is not in the local cache {folder}; only with `download` it is downloaded",
+        f"{spec}: {what} is not in the local cache {folder}; `download` is required to download it",
         hint="give `download`; or `weights` random, for a model without its training; or `weights` FILE",
         file=folder,
     )

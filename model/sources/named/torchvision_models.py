@@ -40,10 +40,9 @@ _ONE_STAGE_MODULES = ("retinanet", "fcos", "ssd", "ssdlite")
 
 
 class _OneStage(nn.Module):
-    """A one-stage detector without box selection.
+    """A one-stage detector that returns the boxes of all anchors for resized and normalized images.
 
-    torchvision's `forward` resizes each image and suppresses overlapping boxes. This module takes resized and
-    normalized images, and returns the boxes of all anchors.
+    torchvision's `forward` also resizes each image and suppresses overlapping boxes.
     """
 
     def __init__(self, module: nn.Module) -> None:
