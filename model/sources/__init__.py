@@ -1,1 +1,1 @@
-"""Sources: what MODEL may name, and the module or file that it becomes."""
+"""Parse the MODEL argument and load its module or file."""

@@ -1,4 +1,4 @@
-"""The inputs a PyTorch model is exported and checked with: names, types, shapes, dynamic axes, values."""
+"""Inputs for the export and checks of a PyTorch model: names, types, shapes, dynamic axes, values."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from .pytorch import name_outputs as name_outputs
 BATCH = 2  # 0 and 1 are specialized by torch.export: a dynamic axis must be traced with 2 or more
 
 
-def _ranges(inputs: Sequence[TensorInfo]) -> dict[str, AxisRange]:
-    """Axis name to the range that the spelling of the inputs requires."""
+def _axis_ranges(inputs: Sequence[TensorInfo]) -> dict[str, AxisRange]:
+    """Return axis name to the range required by the declared inputs."""
     ranges: dict[str, AxisRange] = {}
-    for name, extents in _spelled_extents(inputs):
+    for name, extents in _declared_extents(inputs):
         before = ranges.get(name, AxisRange())
         limits = [limit for limit in (before.maximum, extents.maximum) if limit is not None]
         ranges[name] = AxisRange(max(before.minimum, extents.minimum), min(limits, default=None))
     for name, required in ranges.items():
         if required.maximum is not None and required.maximum < required.minimum:
             raise InvalidOption(
-                f"axis {name!r}: from {required.minimum} in one input to {required.maximum} in another; one "
-                "axis has one range"
+                f"axis {name!r}: minimum {required.minimum} in one input, maximum {required.maximum} in "
+                "another; the ranges must overlap"
             )
     return {name: required for name, required in ranges.items() if required != AxisRange()}
 
 
-def _spelled_extents(inputs: Sequence[TensorInfo]) -> Iterator[tuple[str, AxisExtents]]:
-    """Axis name and what was spelled of it, but for axes that got a number since."""
+def _declared_extents(inputs: Sequence[TensorInfo]) -> Iterator[tuple[str, AxisExtents]]:
+    """Yield the name and declared extents of each dynamic axis; axes that are fixed by now are omitted."""
     for tensor in inputs:
         for extents in tensor.extents:
             name = tensor.shape[extents.axis]
@@ -49,13 +49,13 @@ def _spelled_extents(inputs: Sequence[TensorInfo]) -> Iterator[tuple[str, AxisEx
 def traced_extents(
     inputs: Sequence[TensorInfo], shapes: Sequence[Mapping[str, Sequence[Dim]]] = (), rung: int = 0
 ) -> tuple[dict[str, int], frozenset[str]]:
-    """Return axis name to the extent to trace with, and the names whose extents are guessed.
+    """Return axis name to the extent to trace with, and the names of axes with guessed extents.
 
-    Extents are 2 or more, within the ranges that the spelling of the inputs requires. `shapes` by input tell
-    extents, the most telling first; `rung` is which of `EXTENTS` serves where nothing does.
+    Extents are at least 2 and within the ranges of the declared inputs. `shapes` (input name to shape) supply
+    extents, in order of priority. `rung` selects an entry of `EXTENTS` for axes without a known extent.
     """
     traced: dict[str, int] = {}
-    for name, extents in _spelled_extents(inputs):
+    for name, extents in _declared_extents(inputs):
         if extents.traced is not None and traced.setdefault(name, extents.traced) != extents.traced:
             raise InvalidOption(
                 f"axis {name!r}: traced with {traced[name]} in one input, {extents.traced} in another; "
@@ -68,7 +68,7 @@ def traced_extents(
                 extent = shape[axis]
                 if not isinstance(extent, str):
                     traced.setdefault(name, extent)
-    ranges = _ranges(inputs)
+    ranges = _axis_ranges(inputs)
     guessed: set[str] = set()
     for tensor in inputs:
         for axis, name in tensor.dynamic_axes.items():
@@ -82,7 +82,7 @@ def traced_extents(
 
 
 def shapes_at(inputs: Sequence[TensorInfo], extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of inputs whose dynamic axes have these extents."""
+    """Return input name to shape with these extents of the dynamic axes."""
     return {t.name: tuple(d if isinstance(d, int) else extents[d] for d in t.shape) for t in inputs}
 
 
@@ -91,10 +91,9 @@ CHECK_EXTENTS = (1, 3)
 
 @dataclass(frozen=True)
 class Example:
-    """What the exporter is given: inputs, and arrays to trace with, for keyword arguments where `by_name`.
+    """The inputs of an export and arrays to trace with, passed by keyword if `by_name`.
 
-    Neither the example nor data has the values of the inputs in `made_up`; `guessed` are dynamic axes whose
-    extents were made up.
+    Neither the example nor the data has values for the `made_up` inputs, or extents for the `guessed` axes.
     """
 
     inputs: tuple[TensorInfo, ...]
@@ -105,14 +104,14 @@ class Example:
     ranges: Mapping[str, AxisRange] = field(default_factory=dict)
 
     def call(self, module: Any, feeds: Feeds) -> Any:
-        """Run the module on feeds, without gradients."""
+        """Return the module's outputs for `feeds`, computed without gradients."""
         torch = import_torch()
         arguments, keywords = self.arguments(feeds)
         with torch.no_grad():
             return module(*arguments, **keywords)
 
     def arguments(self, feeds: Feeds) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return positional and keyword arguments as tensors: copies, which `forward` may change in place."""
+        """Return positional and keyword arguments as copies, since `forward` may change them in place."""
         torch = import_torch()
         tensors = {
             tensor.name: torch.from_numpy(np.array(feeds[tensor.name], order="C")) for tensor in self.inputs
@@ -121,12 +120,12 @@ class Example:
 
     @property
     def has_dynamic_batch(self) -> bool:
-        """Whether the first axis of every input that has one is dynamic."""
+        """Whether the first axis of every input is dynamic."""
         return bool(self.inputs) and all(0 in tensor.dynamic_axes for tensor in self.inputs)
 
     @property
     def extents(self) -> dict[str, int]:
-        """Dynamic axis to the extent that it is traced with."""
+        """Dynamic axis name to its traced extent."""
         return {
             name: int(self.feeds[tensor.name].shape[axis])
             for tensor in self.inputs
@@ -134,11 +133,11 @@ class Example:
         }
 
     def resized(self, extent: int) -> Feeds:
-        """Return feeds with another extent on the first axis, other axes as traced."""
+        """Return feeds with another extent of the first axis; other axes are as traced."""
         return self.at({t.shape[0]: extent for t in self.inputs if t.shape and isinstance(t.shape[0], str)})
 
     def at(self, extents: Mapping[str, int], *, seed: int | None = None) -> Feeds:
-        """Return feeds with other extents on some axes: values repeated or cut, made ones made again."""
+        """Return feeds with other extents of some axes: real values are repeated or cut, others redrawn."""
         shapes = {
             tensor.name: tuple(
                 extents.get(tensor.dynamic_axes.get(axis, ""), extent)
@@ -147,7 +146,7 @@ class Example:
             for tensor in self.inputs
         }
         real = {name: array for name, array in self.feeds.items() if name not in self.made_up}
-        return _with_values(self.inputs, shapes, [real], sum(extents.values()) if seed is None else seed)
+        return _make_feeds(self.inputs, shapes, [real], sum(extents.values()) if seed is None else seed)
 
 
 def make_example(
@@ -158,78 +157,78 @@ def make_example(
     data: Feeds | None = None,
     rung: int = 0,
 ) -> Example:
-    """Decide on inputs: as given, with the values of the model's own example, of the data, or made up.
+    """Return the example for an export, with values of the model's example, of the data, or at random.
 
-    Without `inputs` (`NAME:SHAPE[:DTYPE]`) they are those of its example; `dynamic` is `INPUT:AXIS=NAME`.
+    `inputs` are `NAME:SHAPE[:DTYPE]`, by default of the model's example; `dynamic` is `INPUT:AXIS=NAME`.
     """
-    values, ordered = _values(loaded), known_inputs(loaded, inputs)
+    values, ordered = _example_arrays(loaded), known_inputs(loaded, inputs)
     if not ordered:
         raise InvalidOption(
             "export: the model's inputs are not known",
-            hint="give `inputs` NAME:SHAPE, such as x:1x3x224x224, or `data` of which they can be read, "
+            hint="give `inputs` NAME:SHAPE, such as x:1x3x224x224, or `data` to read them from, "
             "or return (module, example) from the function",
             option="inputs",
         )
     tensors = _with_dynamic_axes(ordered, dynamic)
     sources = [values, data or {}]
-    # First the numbers that stood where `dynamic` names an axis.
+    # The declared extents come first, including those that `dynamic` replaces by a name.
     shapes: list[Mapping[str, Sequence[Dim]]] = [{tensor.name: tensor.shape for tensor in ordered}]
     shapes += [{name: array.shape for name, array in source.items()} for source in sources]
     extents, guessed = traced_extents(tensors, shapes, rung)
     return Example(
         tensors,
-        _with_values(tensors, shapes_at(tensors, extents), sources, 0),
+        _make_feeds(tensors, shapes_at(tensors, extents), sources, 0),
         takes_keywords(loaded.module, tensors),
-        frozenset(t.name for t in tensors if all(_unfit(t, source) for source in sources)),
+        frozenset(t.name for t in tensors if all(_lacks_array(t, source) for source in sources)),
         guessed,
-        _ranges(tensors),
+        _axis_ranges(tensors),
     )
 
 
 def known_inputs(loaded: LoadedModel, inputs: Sequence[str | TensorInfo]) -> tuple[TensorInfo, ...]:
-    """Return the inputs as spelled, with what the model's example says of them; empty where nobody knows."""
-    # A model by name knows how samples become the inputs that the user spelled.
+    """Return the declared inputs, completed from the model's example; empty if there is neither."""
+    # A model by name also has the preprocessing for declared inputs.
     preprocessing = {tensor.name: tensor.preprocessing for tensor in loaded.inputs}
     parsed = (parse_input(item) if isinstance(item, str) else item for item in inputs)
     spelled = [
         replace(tensor, preprocessing=tensor.preprocessing or preprocessing.get(tensor.name))
         for tensor in parsed
     ]
-    return in_order(loaded.module, _merged(loaded, spelled or loaded.inputs, _values(loaded)))
+    return in_order(loaded.module, _merge(loaded, spelled or loaded.inputs, _example_arrays(loaded)))
 
 
 def in_order(module: Any, tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
-    """Return inputs in the order of `forward`'s parameters, where it has one for each."""
+    """Return inputs in the order of `forward`'s parameters; unchanged unless each input has a parameter."""
     order = _nested_names(module) or [name for name, _ in forward_parameters(module)]
     if all(tensor.name in order for tensor in tensors):
         return tuple(sorted(tensors, key=lambda tensor: order.index(tensor.name)))
     return tuple(tensors)
 
 
-def _with_values(
+def _make_feeds(
     tensors: Sequence[TensorInfo], shapes: Mapping[str, tuple[int, ...]], sources: Sequence[Feeds], seed: int
 ) -> Feeds:
-    """Arrays of these shapes: from the first source that has a fitting one, repeated or cut, else made up."""
+    """Return arrays of these shapes, repeated or cut from the first fitting source, else random."""
     feeds: Feeds = {}
-    missing = [t for t in tensors if all(_unfit(t, source) for source in sources)]
+    missing = [t for t in tensors if all(_lacks_array(t, source) for source in sources)]
     if missing:
         feeds = random_feeds(tensors, seed=seed, shapes=shapes)
     for tensor in tensors:
         for source in reversed(sources):
-            if not _unfit(tensor, source):
-                feeds[tensor.name] = _stretched(source[tensor.name], shapes[tensor.name])
+            if not _lacks_array(tensor, source):
+                feeds[tensor.name] = _fit_array(source[tensor.name], shapes[tensor.name])
     return {tensor.name: feeds[tensor.name] for tensor in tensors}
 
 
-def _unfit(tensor: TensorInfo, source: Feeds) -> bool:
+def _lacks_array(tensor: TensorInfo, source: Feeds) -> bool:
     array = source.get(tensor.name)
     if array is None or str(array.dtype) != tensor.dtype or not tensor.accepts(array.shape):
         return True
     return array.size == 0 and 0 not in tensor.shape
 
 
-def _stretched(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """The array repeated or cut along its axes, to a shape; offsets, and other integers in order, stay so."""
+def _fit_array(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return the array repeated or cut to a shape; sorted integers, such as offsets, remain sorted."""
     for axis, extent in enumerate(shape):
         if array.shape[axis] != extent:
             ordered = array.dtype.kind in "iu" and np.array_equal(array, np.sort(array, axis))
@@ -238,8 +237,8 @@ def _stretched(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     return array
 
 
-def _values(loaded: LoadedModel) -> Feeds:
-    """The arrays of the example that came with the model, by name."""
+def _example_arrays(loaded: LoadedModel) -> Feeds:
+    """Return the model's example as arrays by input name."""
     if loaded.example is None:
         return {}
     if isinstance(loaded.example, dict):
@@ -251,8 +250,8 @@ def _values(loaded: LoadedModel) -> Feeds:
     return {name: value.detach().cpu().numpy() for name, value in values.items()}
 
 
-def _merged(loaded: LoadedModel, spelled: Sequence[TensorInfo], values: Feeds) -> tuple[TensorInfo, ...]:
-    """The inputs that are spelled, with what the model's example says of them."""
+def _merge(loaded: LoadedModel, spelled: Sequence[TensorInfo], values: Feeds) -> tuple[TensorInfo, ...]:
+    """Return the declared inputs with types of the example, and the other inputs of a nested example."""
     of_example = [TensorInfo(name, str(array.dtype), tuple(array.shape)) for name, array in values.items()]
     if not spelled:
         return tuple(of_example)
@@ -264,7 +263,7 @@ def _merged(loaded: LoadedModel, spelled: Sequence[TensorInfo], values: Feeds) -
                 f"`inputs` {tensor.name}: no such input in the example; its inputs are {', '.join(nested)}",
                 option="inputs",
             )
-        if tensor.dtype == "float32" and tensor.name in values:  # the default: the example says more
+        if tensor.dtype == "float32" and tensor.name in values:  # the default: the example decides
             tensor = replace(tensor, dtype=str(values[tensor.name].dtype))
         merged.append(tensor)
     names = {tensor.name for tensor in merged}
@@ -272,7 +271,7 @@ def _merged(loaded: LoadedModel, spelled: Sequence[TensorInfo], values: Feeds) -
 
 
 def _nested_names(module: Any) -> list[str]:
-    """Names of the inputs of a module whose structure was taken apart; empty for any other."""
+    """Return the input names of a module with flattened nested inputs; empty for any other."""
     from .nested import NestedInputs
 
     return list(module.input_names) if isinstance(module, NestedInputs) else []
@@ -280,7 +279,7 @@ def _nested_names(module: Any) -> list[str]:
 
 def _with_dynamic_axes(tensors: Sequence[TensorInfo], dynamic: Sequence[str]) -> tuple[TensorInfo, ...]:
     by_name = {}
-    for tensor in tensors:  # nameless dynamic axes ("?") get names
+    for tensor in tensors:  # replace "?" by default names
         names = (parse_dynamic_axis(f"{tensor.name}:{axis}")[2] for axis in range(len(tensor.shape)))
         named = (name if dim == "?" else dim for dim, name in zip(tensor.shape, names, strict=True))
         by_name[tensor.name] = replace(tensor, shape=tuple(named))
@@ -297,9 +296,9 @@ def _with_dynamic_axes(tensors: Sequence[TensorInfo], dynamic: Sequence[str]) ->
 
 
 def forward_parameters(module: Any) -> list[tuple[str, inspect.Parameter]]:
-    """Return the parameters of `forward` that take an input, by name; empty where it has no signature."""
+    """Return the parameters of `forward` that accept an input, by name; empty without a signature."""
     schema = getattr(getattr(module, "forward", None), "schema", None)
-    if schema is not None:  # TorchScript has no Python signature, and takes its inputs by position
+    if schema is not None:  # TorchScript has no Python signature and takes inputs by position
         kind = inspect.Parameter.POSITIONAL_ONLY
         names = [argument.name for argument in schema.arguments if argument.name != "self"]
         return [(name, inspect.Parameter(name, kind)) for name in names if name.isidentifier()]
@@ -312,11 +311,11 @@ def forward_parameters(module: Any) -> list[tuple[str, inspect.Parameter]]:
 
 
 def takes_keywords(module: Any, tensors: Sequence[TensorInfo]) -> bool:
-    """Return whether the inputs go to `forward` by name: it has a parameter for each."""
+    """Return whether the inputs go to `forward` by name, which requires a parameter for each."""
     if _nested_names(module):
         return False
     captured = getattr(module, "_in_spec", None)
-    if captured is not None:  # a .pt2 program takes its inputs as it was captured with them
+    if captured is not None:  # a .pt2 program takes its inputs as at capture
         return bool(captured.child(1).num_leaves)
     parameters = dict(forward_parameters(module))
     if any(p.kind is inspect.Parameter.POSITIONAL_ONLY for p in parameters.values()):

@@ -1,4 +1,4 @@
-"""Load a PyTorch model from any spelling of MODEL; find how samples become its inputs."""
+"""Load the PyTorch model of a MODEL argument, and find the preprocessing of its inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PACKAGES: dict[SourceKind, str] = {"torchvision": "torchvision", "timm": "timm"
 
 
 def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
-    """Load a PyTorch source, in evaluation mode, to a device: "cpu", or "cuda:0"."""
+    """Return the loaded PyTorch model in evaluation mode, on `device`: "cpu" or "cuda:0"."""
     if source.is_named:
         named = load_named(source)
         return named if device == "cpu" else replace(named, module=named.module.to(device))
@@ -61,7 +61,7 @@ def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
 
 
 def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
-    """Return the preprocessing of a preset, of a model by name, or of a file as `as_json` writes it."""
+    """Return the preprocessing of a preset, of a model by name, or of a JSON file as `as_json` writes it."""
     if name in PRESETS:
         return PRESETS[name]
     if _is_model(name):
@@ -69,7 +69,7 @@ def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
         if preprocessing is not None:
             return preprocessing
         raise InvalidOption(
-            f"preprocessing {name}: the model has none: neither a tokenizer nor a processor lies beside it",
+            f"preprocessing {name}: the model has none, as it has neither a tokenizer nor a processor",
             option="preprocessing",
         )
     if name.endswith(".json"):
@@ -82,14 +82,14 @@ def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
 
 
 def digest_preprocessing(name: str, *, base: Path | None = None) -> str:
-    """Return a digest that changes when what a name stands for may have changed; empty for no name."""
+    """Return a digest that changes when the preprocessing of `name` may have changed; empty for no name."""
     if _is_model(name):
         return sources.digest_source(parse_source(name, base=base))
     return digest_files(preprocessing_files(name, base=base)) if name.endswith(".json") else name
 
 
 def preprocessing_files(name: str, *, base: Path | None = None) -> list[Path]:
-    """Return the files that a name stands for: none for a preset, or for a model by its name."""
+    """Return the files that define a preprocessing: none for a preset or for a model by its name."""
     if _is_model(name):
         return sources.source_files(parse_source(name, base=base))
     if name.endswith(".json"):
@@ -103,11 +103,11 @@ def _is_model(name: str) -> bool:
 
 
 def load_named(source: Source) -> LoadedModel:
-    """Load a model by name, in evaluation mode, with an example of its inputs."""
+    """Return a model by name in evaluation mode, with an example of its inputs."""
     options = source.options
     if options.classes and not options.weights and source.kind != "torchvision":
         raise source.refusal(
-            "its own weights are for its own classes; with `classes`, `weights` random or FILE is required",
+            "its trained weights have fixed classes; with `classes`, `weights` random or FILE is required",
             "leave classes out",
         )
     description, warning = describe_named(source)
@@ -120,7 +120,7 @@ def load_named(source: Source) -> LoadedModel:
         if options.classes and not options.weights:
             path = description.weights()
         if path is not None:
-            # The package's own module, whose names of tensors a file of weights has.
+            # A file of weights has the tensor names of the package's module, without our wrapper.
             wrapped = type(module).__module__.startswith(f"{__package__}.named.")
             inner = getattr(module, "module", None) or getattr(module, "inner", None) if wrapped else None
             head = pytorch.load_weights(inner or module, path, source.spec, classes=options.classes or 0)
@@ -128,21 +128,21 @@ def load_named(source: Source) -> LoadedModel:
     shapes = shapes_at(description.inputs, traced_extents(description.inputs)[0])
     feeds = random_feeds(description.inputs, shapes=shapes, domains=description.domains)
     example = {name: torch.from_numpy(array) for name, array in feeds.items()}
-    sees = source.kind != "hf" or any(tensor.name == "pixel_values" for tensor in description.inputs)
-    warnings = [text for text in (warning if sees else "", *description.notes) if text]
+    has_images = source.kind != "hf" or any(tensor.name == "pixel_values" for tensor in description.inputs)
+    warnings = [text for text in (warning if has_images else "", *description.notes) if text]
     if head:
         warnings.append(
             f"a new head: {', '.join(head)} are random (seed {options.seed}) until they are trained"
         )
     if options.weights == sources.RANDOM:
-        warnings.append(f"the weights are random (seed {options.seed}): outputs mean nothing")
+        warnings.append(f"the weights are random (seed {options.seed}): outputs are meaningless")
     return LoadedModel(
         module, example, inputs=description.inputs, output_names=description.outputs, warnings=tuple(warnings)
     )
 
 
 def describe_named(source: Source) -> tuple[Description, str]:
-    """Return what a package says of a model by name, without its weights, and a warning about the package."""
+    """Return a named model's description, read without its weights, and a warning about the package."""
     package, apart = _PACKAGES[source.kind], ""
     reason = "" if importlib.util.find_spec(package) else f"{package} is not installed"
     warning = ""
@@ -154,8 +154,8 @@ def describe_named(source: Source) -> tuple[Description, str]:
                 importlib.import_module(package)
     except EngineUnavailable as error:
         reason = error.message
-    except Exception as error:  # a package that does not suit another one fails in many ways
-        reason, apart = f"{package} cannot be imported ({error})", ", into an environment of its own"
+    except Exception as error:  # incompatible versions of two packages fail in many ways
+        reason, apart = f"{package} cannot be imported ({error})", ", into a separate environment"
     if reason:
         hint = install_hint("models") + apart
         raise EngineUnavailable(f"model {source.spec}: {reason}", hint=hint, engine="pytorch")

@@ -18,13 +18,13 @@ from .pytorch import fields_of, joined
 
 
 class Slot(str):
-    """The name of an input, where its tensor stands in the arguments."""
+    """The name of an input, in place of its tensor in the arguments."""
 
 
 class NestedInputs(nn.Module):
-    """A module whose inputs are plain tensors, by position; its own `forward` is called with the structure.
+    """A module that takes tensors by position and passes them to the inner `forward` in their structure.
 
-    Each tensor of `arguments` and `keywords` is replaced by its `Slot`.
+    `arguments` and `keywords` hold a `Slot` in place of each tensor.
     """
 
     def __init__(
@@ -37,22 +37,22 @@ class NestedInputs(nn.Module):
         self.training = inner.training
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        """Call the module with the structure, its tensors in place."""
+        """Call the inner module with these tensors in its structure."""
         values = dict(zip(self.input_names, tensors, strict=True))
 
-        def filled(value: Any, _: str) -> Any:
+        def fill(value: Any, _: str) -> Any:
             return values[value] if isinstance(value, Slot) else value
 
-        arguments = [_mapped(item, "", filled) for item in self._arguments]
-        keywords = {name: _mapped(item, "", filled) for name, item in self._keywords.items()}
+        arguments = [_map(item, "", fill) for item in self._arguments]
+        keywords = {name: _map(item, "", fill) for name, item in self._keywords.items()}
         return self.inner(*arguments, **keywords)
 
 
 def taken_apart(module: nn.Module, example: Any) -> tuple[nn.Module, tuple[Any, ...] | dict[str, Any]]:
     """Return a module that takes tensors, and its example by name.
 
-    An example is a tensor, or a tuple (positional) or dict (by name) of the arguments of `forward`, which may
-    be tuples, lists, dicts, dataclasses, None and numbers.
+    `example` is a tensor, or a tuple (positional) or dict (by name) of `forward`'s arguments. These may be
+    tensors, tuples, lists, dicts, dataclasses, None and numbers.
     """
     if not isinstance(example, dict | tuple):
         example = (example,)
@@ -65,7 +65,7 @@ def taken_apart(module: nn.Module, example: Any) -> tuple[nn.Module, tuple[Any, 
     if isinstance(example, dict) and not any(p.kind is p.VAR_KEYWORD for p in signature):
         required = [p for p in signature if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
         if len(required) == 1 and not set(example) & {parameter.name for parameter in signature}:
-            example = (example,)  # forward(batch), called with the dict itself
+            example = (example,)  # the dict itself is the argument of forward(batch)
     values = example.values() if isinstance(example, dict) else example
     if all(isinstance(value, torch.Tensor) for value in values):
         return module, example
@@ -87,30 +87,30 @@ def taken_apart(module: nn.Module, example: Any) -> tuple[nn.Module, tuple[Any, 
         )
 
     if isinstance(example, dict):
-        keywords = {name: _mapped(item, name, slot) for name, item in example.items()}
+        keywords = {name: _map(item, name, slot) for name, item in example.items()}
         return NestedInputs(module, (), keywords, list(tensors)), tensors
     names = [*parameters, *(f"input_{index}" for index in range(len(parameters), len(example)))]
-    arguments = tuple(_mapped(item, name, slot) for name, item in zip(names, example, strict=False))
+    arguments = tuple(_map(item, name, slot) for name, item in zip(names, example, strict=False))
     return NestedInputs(module, arguments, {}, list(tensors)), tensors
 
 
-def _mapped(value: Any, path: str, replace: Callable[[Any, str], Any]) -> Any:
-    """A structure of the same type, each of its leaves replaced; `path` names it."""
+def _map(value: Any, path: str, replace: Callable[[Any, str], Any]) -> Any:
+    """Return a structure of the same type with its leaves replaced; `path` is the path to `value`."""
     fields = fields_of(value)
     if fields is None and isinstance(value, tuple | list):
-        return type(value)(_mapped(item, joined(path, index), replace) for index, item in enumerate(value))
+        return type(value)(_map(item, joined(path, index), replace) for index, item in enumerate(value))
     if fields is None:
         return replace(value, path)
-    parts = {name: _mapped(item, joined(path, name), replace) for name, item in fields}
+    parts = {name: _map(item, joined(path, name), replace) for name, item in fields}
     if dataclasses.is_dataclass(value):
-        changed: Any = copy.copy(value)  # not by its constructor, which may compute
+        result: Any = copy.copy(value)  # the constructor may compute
         for name, part in parts.items():
             if hasattr(value, "__setitem__"):
-                changed[name] = part
+                result[name] = part
             else:
-                object.__setattr__(changed, name, part)
-        return changed
+                object.__setattr__(result, name, part)
+        return result
     if isinstance(value, Mapping):
-        named = dict(zip(value, parts.values(), strict=True))
-        return named if type(value) is dict else type(value)(named)  # type: ignore[call-arg]
+        items = dict(zip(value, parts.values(), strict=True))
+        return items if type(value) is dict else type(value)(items)  # type: ignore[call-arg]
     return type(value)(*parts.values())

@@ -1,8 +1,8 @@
-"""How a sample becomes a model's inputs: an image, a text or a recording, to arrays.
+"""Declare how an image, text or recording becomes a model's input arrays.
 
-A named model knows it, `export` notes it in the ONNX file (`input_notes`), manifests hold it with the inputs
-(`TensorInfo.preprocessing`), and `data/` applies it. So `calibrate`, `bench` and `diff` read a folder of
-images as the model was trained to see them, however many stages lie between. Nothing here decodes.
+Named models provide a preprocessing, `export` writes it to the ONNX file (`input_notes`), manifests store it
+with the inputs (`TensorInfo.preprocessing`), and `data/` applies it. So `calibrate`, `bench` and `diff` read
+folders of images as in the model's training, after any number of stages. This module decodes no files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Task = Literal[
     "", "image-classification", "semantic-segmentation", "object-detection", "text-classification",
     "token-classification", "language-model", "embedding", "speech-recognition", "audio-classification",
 ]  # fmt: skip
-"""What a model's outputs are; empty where nobody said. The metric of an evaluation follows from it."""
+"""Kind of a model's outputs, empty if unknown. It determines the default metric of an evaluation."""
 
 Extent = Annotated[int, Meta(ge=1, le=1 << 16)]
 Length = Annotated[int, Meta(ge=1, le=1 << 24)]
@@ -35,7 +35,7 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "ham
 
 @dataclass(frozen=True, kw_only=True)
 class _Preprocessing:
-    """What all kinds say: where it comes from, for people ("timm:resnet18"), and what the outputs are."""
+    """Fields of all kinds: `source` is a displayed origin ("timm:resnet18"), `task` the kind of outputs."""
 
     source: str = ""
     task: Task = ""
@@ -49,14 +49,14 @@ class ImagePreprocessing(_Preprocessing):
     Attributes:
         input: Name of the model's input.
         height, width: Extents of the input.
-        resize: Before the crop: the length of the shorter side ((256,)), or height and width ((256, 256));
-            empty: to `height` and `width` at once.
-        letterbox: Keep the ratio and pad to `height` and `width` with `fill`, in place of a resize and crop.
+        resize: Before the crop: length of the shorter side ((256,)), or height and width ((256, 256)); empty
+            to resize directly to `height` and `width`.
+        letterbox: Preserve the aspect ratio and pad to `height` and `width` with `fill`, without a crop.
         fill: Value of padded pixels, 0 to 255.
-        interpolation: Of the resize, by Pillow's names.
-        scale: Factor of the pixels' 0 to 255.
-        mean, std: One value per channel, of scaled pixels.
-        channels: 3 (RGB), or 1 (grey).
+        interpolation: Filter of the resize, by Pillow's names.
+        scale: Factor for pixel values of 0 to 255.
+        mean, std: One value per channel, for scaled pixels.
+        channels: 3 (RGB), or 1 (gray).
     """
 
     kind: Literal["image"] = "image"
@@ -79,14 +79,14 @@ class ImagePreprocessing(_Preprocessing):
 
 @dataclass(frozen=True, kw_only=True)
 class TextPreprocessing(_Preprocessing):
-    """A text becomes token ids and their masks, int64 [batch, length], by a tokenizer of transformers.
+    """A text becomes token ids and masks, int64 [batch, length], by a tokenizer of transformers.
 
     Attributes:
         tokenizer: Folder with the tokenizer's files, or its name in the local cache of Hugging Face.
         inputs: The model's inputs, by the tokenizer's names: "input_ids", "attention_mask", ...
         max_length: Longest sequence, in tokens; longer texts are cut.
         padding: To the longest text of a batch, or always to `max_length`.
-        multiple: Padded lengths are multiples of it, so that few shapes occur.
+        multiple: Padded lengths are multiples of this number, to limit the number of shapes.
     """
 
     kind: Literal["text"] = "text"
@@ -99,16 +99,15 @@ class TextPreprocessing(_Preprocessing):
 
 @dataclass(frozen=True, kw_only=True)
 class AudioPreprocessing(_Preprocessing):
-    """A recording becomes a waveform or its features, by a feature extractor of transformers, or as it is.
+    """A recording becomes a waveform, or the features of a feature extractor of transformers.
 
     Attributes:
         inputs: The model's inputs, by the extractor's names: "input_values", "input_features", ...
-        extractor: Folder with the extractor's files, or its name in the local cache of Hugging Face; empty
-            for the waveform itself, with zero mean and unit variance where `normalize`.
+        extractor: Folder of the extractor, or its name in Hugging Face's local cache; empty for a waveform.
         rate_hz: Samples per second; recordings of another rate are resampled.
-        normalize: Scale each waveform to zero mean and unit variance, where there is no extractor.
+        normalize: Without an extractor: scale each waveform to zero mean and unit variance.
         max_seconds: Longest recording; longer ones are cut.
-        vocabulary: Of a CTC model: the character of each class, by index; `blank` is the index of none.
+        vocabulary: For a CTC model: the character of each class, by index.
         blank: Index of CTC's blank.
     """
 
@@ -127,7 +126,7 @@ _KINDS: Mapping[str, type[Preprocessing]] = {kind.kind: kind for kind in get_arg
 
 
 def as_json(preprocessing: Preprocessing) -> dict[str, Any]:
-    """Return the form that files carry."""
+    """Return the form stored in files."""
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in asdict(preprocessing).items()
@@ -135,17 +134,17 @@ def as_json(preprocessing: Preprocessing) -> dict[str, Any]:
 
 
 def read_preprocessing(value: object, where: str = "preprocessing") -> Preprocessing:
-    """Read the form written by `as_json`; `where` it stands is named by a refusal."""
+    """Return the preprocessing from the form of `as_json`; errors name its location `where`."""
     kind = value.get("kind") if isinstance(value, Mapping) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise InvalidOption(f"{where} of kind {kind!r}; {', '.join(_KINDS)} are known")
-    errors = (msgspec.ValidationError, UnicodeError)  # of a text that no file can hold
+    errors = (msgspec.ValidationError, UnicodeError)  # UnicodeError: text that no file can store
     with translated(f"{where} of kind {kind!r}:", InvalidOption, errors=errors):
         return msgspec.convert(value, _KINDS[kind])
 
 
 def read_preprocessing_file(path: Path) -> Preprocessing:
-    """Read what a user wrote. A key that is none would leave samples as the model never saw them."""
+    """Read a user's file. Unknown keys are errors: ignoring them would prepare samples incorrectly."""
     value = read_json(path, what="preprocessing")
     preprocessing = read_preprocessing(value, f"{path}: preprocessing")
     for key in value:
@@ -159,9 +158,9 @@ def read_preprocessing_file(path: Path) -> Preprocessing:
 
 
 def preprocessing_of(inputs: Sequence[TensorInfo]) -> Preprocessing | None:
-    """Return what inputs say of how samples become them; None where they say nothing."""
-    noted = (tensor.preprocessing for tensor in inputs if tensor.preprocessing is not None)
-    value = next(noted, None)
+    """Return the preprocessing attached to the inputs, or None."""
+    values = (tensor.preprocessing for tensor in inputs if tensor.preprocessing is not None)
+    value = next(values, None)
     return None if value is None else read_preprocessing(value)
 
 
@@ -176,26 +175,26 @@ PRESETS: dict[str, Preprocessing] = {
         classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     ),
 }  # fmt: skip
-"""Name to preprocessing; `input` is left to whoever knows the model."""
+"""Name to preprocessing, without `input`: the caller adds the model's input."""
 
 
 def fit_preprocessing(preprocessing: Preprocessing, inputs: Sequence[TensorInfo]) -> dict[str, Preprocessing]:
-    """Return input to preprocessing, for each input that it makes.
+    """Return input name to preprocessing, for each input that `preprocessing` prepares.
 
-    Images get the name of the model's input, and its height and width where these are fixed; what they are
-    resized to before a crop grows or shrinks with them.
+    Image preprocessing takes the name of the model's input, and its height and width if these are fixed;
+    `resize` scales with them.
     """
     if isinstance(preprocessing, ImagePreprocessing):
         images = [tensor for tensor in inputs if len(tensor.shape) == 4]
         images = [tensor for tensor in images if tensor.name == preprocessing.input] or images
         if len(images) != 1:
-            raise _refused(preprocessing, inputs, "one input of four axes")
+            raise _mismatch(preprocessing, inputs, "one input of four axes")
         [tensor] = images
         last = is_channels_last(tensor, preprocessing.channels)
         channels = tensor.shape[3 if last else 1]
         if isinstance(channels, int) and channels != preprocessing.channels:
             hint = f'write "channels": {channels} in a FILE.json' if channels in (1, 3) else ""
-            raise _refused(preprocessing, inputs, f"an input of {preprocessing.channels} channels", hint)
+            raise _mismatch(preprocessing, inputs, f"an input of {preprocessing.channels} channels", hint)
         extents = (preprocessing.height, preprocessing.width)
         axes = zip(tensor.shape[1:3] if last else tensor.shape[2:4], extents, strict=True)
         height, width = (axis if isinstance(axis, int) else extent for axis, extent in axes)
@@ -206,22 +205,19 @@ def fit_preprocessing(preprocessing: Preprocessing, inputs: Sequence[TensorInfo]
     if not names and len(inputs) == 1 and isinstance(preprocessing, AudioPreprocessing):
         names = (inputs[0].name,)
     if not names:
-        raise _refused(preprocessing, inputs, f"one of {', '.join(preprocessing.inputs)}")
+        raise _mismatch(preprocessing, inputs, f"one of {', '.join(preprocessing.inputs)}")
     return dict.fromkeys(names, replace(preprocessing, inputs=names))
 
 
 def is_channels_last(tensor: TensorInfo, channels: int) -> bool:
-    """Whether an input is [batch, height, width, channels], as TensorFlow has it."""
+    """Return whether an input is [batch, height, width, channels], as in TensorFlow."""
     return tensor.shape[3] == channels and tensor.shape[1] != channels
 
 
 def scaled_resize(
     resize: tuple[int, ...], before: tuple[int, int], after: tuple[int, int]
 ) -> tuple[int, ...]:
-    """Return what is resized to in front of a crop of `after`, of the same share of the image as `before`.
-
-    Both are height and width; `resize` is empty for none.
-    """
+    """Return `resize` for a crop of `after` (height, width) with the image share of a crop of `before`."""
     if before == after or not resize:
         return resize
     if len(resize) == 1:
@@ -229,7 +225,7 @@ def scaled_resize(
     return tuple(max(round(r * a / b), a) for r, a, b in zip(resize, after, before, strict=True))
 
 
-def _refused(
+def _mismatch(
     preprocessing: Preprocessing, inputs: Sequence[TensorInfo], required: str, hint: str = ""
 ) -> InvalidOption:
     shapes = ", ".join(f"{tensor.name}:{format_shape(tensor.shape)}" for tensor in inputs) or "none"

@@ -1,8 +1,7 @@
 """Load PyTorch's programs, TorchScript and weights from files, and name the outputs of a module.
 
-A file of weights, .safetensors or a state dict of `torch.save`, must hold every tensor of the module with its
-shape, and nothing else. A `.pt2` and a TorchScript file need the user's trust, see `archives`. State dicts
-are not unpickled.
+A file of weights (.safetensors, or a state dict of `torch.save`) must hold exactly the module's tensors with
+their shapes. State dicts load without unpickling. `.pt2` and TorchScript files need `trust` (`archives`).
 """
 
 from __future__ import annotations
@@ -30,26 +29,26 @@ from .archives import check_archive, is_archive, require_trust
 if TYPE_CHECKING:
     import torch
 
-_NEEDED_BYTES = 640 << 20
-"""Address space that PyTorch takes (500 MB, version 2.13): with less, its libraries may end the process."""
+_TORCH_BYTES = 640 << 20
+"""Address space for PyTorch (500 MB, version 2.13); with less, its libraries may end the process."""
 
 
 def import_torch() -> Any:
     if "torch" not in sys.modules:
-        require_address_space(_NEEDED_BYTES, "load PyTorch")
+        require_address_space(_TORCH_BYTES, "load PyTorch")
     return import_package("torch", "PyTorch cannot be imported", extra="torch", engine="pytorch")
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A PyTorch module in evaluation mode, with the example its function gave, if any.
+    """A PyTorch module in evaluation mode, with the example of its function, if any.
 
     Attributes:
-        module: Takes tensors; an example with nested structures was taken apart (`nested.NestedInputs`).
+        module: Takes tensors; `nested.NestedInputs` wraps a module with a nested example.
         example: The tensors of `forward`'s arguments, by position or by name.
-        was_training: Whether it came in training mode, in which it would compute something else.
-        inputs: Of a model by name.
-        output_names: Suggested ones; empty for those of the structure that `forward` returns.
+        was_training: Whether the module came in training mode and has layers that depend on it.
+        inputs: Of a model by name, or of a captured program.
+        output_names: Suggested names; empty to use those of the structure that `forward` returns.
     """
 
     module: torch.nn.Module
@@ -60,18 +59,18 @@ class LoadedModel:
     warnings: tuple[str, ...] = ()
 
 
-_SHOWN = 3
-_WRAPPED = ("state_dict", "model_state_dict", "model", "weights")
-"""Keys under which training loops keep the state dict of the model."""
+_MAX_SHOWN = 3
+_STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "weights")
+"""Keys of the model's state dict in the checkpoints of training loops."""
 
 
 def read_weights(path: Path) -> dict[str, Any]:
-    """Return the tensors of a file by name."""
+    """Return the tensors of a file of weights by name."""
     require_file(path, what="weights")
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
-        with translated(f"{path}: not a safetensors file that can be read", ModelError, file=path):
+        with translated(f"{path}: not a readable safetensors file", ModelError, file=path):
             values: Mapping[str, Any] = load_file(path)
     else:
         values = _read_state_dict(path)
@@ -89,10 +88,10 @@ def read_weights(path: Path) -> dict[str, Any]:
 
 
 def load_weights(module: Any, path: Path, label: str, *, classes: int = 0) -> tuple[str, ...]:
-    """Give a module the weights of a file; return the tensors of a new head, which it keeps.
+    """Load a file of weights into a module; return the names of a new head's tensors, which are not loaded.
 
-    Names that all begin with `module.` or `_orig_mod.`, as DistributedDataParallel and `torch.compile` write
-    them, lose that beginning. With `classes` tensors of so many rows may have another number in the file.
+    The prefix `module.` (DistributedDataParallel) or `_orig_mod.` (`torch.compile`) is removed if all names
+    have it. Tensors of a new head have `classes` rows here and another number of rows in the file.
     """
     values, expected = read_weights(path), module.state_dict()
     for prefix in ("module.", "_orig_mod."):
@@ -106,11 +105,11 @@ def load_weights(module: Any, path: Path, label: str, *, classes: int = 0) -> tu
         and len(values[name]) != classes and value.shape[1:] == values[name].shape[1:]
     )  # fmt: skip
     values |= {name: expected[name] for name in head}
-    problems = _misfits(expected, values)
+    problems = _mismatches(expected, values)
     if problems:
         raise ModelError(
             f"{label}: {path} does not fit the model: {'; '.join(problems)}",
-            hint="give the file of this very model, with its number of classes",
+            hint="give the file of this exact model, with its number of classes",
             file=path,
         )
     with translated(f"{label}: {path} cannot be loaded:", ModelError, file=path):
@@ -130,12 +129,12 @@ def _read_state_dict(path: Path) -> Mapping[str, Any]:
         raise ModelError(
             f"{path}: holds {type(values).__name__}; a state dict, name to tensor, is required", file=path
         )
-    wrapped = (values[key] for key in _WRAPPED if isinstance(values.get(key), Mapping))
-    return next(wrapped, values)
+    inner_dicts = (values[key] for key in _STATE_DICT_KEYS if isinstance(values.get(key), Mapping))
+    return next(inner_dicts, values)
 
 
-def _misfits(expected: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
-    """What of a file does not fit; of names of the same memory it may hold one alone."""
+def _mismatches(expected: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+    """Return mismatches as texts; of tensors that share memory, the file needs only one name."""
     tied: dict[Any, set[str]] = {}
     for name, value in expected.items():
         place = (value.data_ptr(), tuple(value.shape), value.stride()) if value.numel() else name
@@ -153,22 +152,22 @@ def _misfits(expected: Mapping[str, Any], values: Mapping[str, Any]) -> list[str
     }
     problems = []
     for kind, names in kinds.items():
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        problems += [f"{kind}: {', '.join(names[:_SHOWN])}{more}"] if names else []
+        more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+        problems += [f"{kind}: {', '.join(names[:_MAX_SHOWN])}{more}"] if names else []
     return problems
 
 
-_TRAINING = re.compile("Dropout|DropPath|StochasticDepth|BatchNorm|InstanceNorm|RReLU")
-"""Layers that compute something else in training, by their names."""
+_TRAINING_LAYERS = re.compile("Dropout|DropPath|StochasticDepth|BatchNorm|InstanceNorm|RReLU")
+"""Class names of layers with a different computation in training mode."""
 
 
 def computes_otherwise_in_training(module: torch.nn.Module) -> bool:
-    """Return whether a module is in training mode and holds a layer to which that matters."""
-    return any(part.training and _TRAINING.search(type(part).__name__) for part in module.modules())
+    """Return whether a module is in training mode and holds a layer with a different computation there."""
+    return any(part.training and _TRAINING_LAYERS.search(type(part).__name__) for part in module.modules())
 
 
 def evaluated(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a module in evaluation mode; what torchao's PT2E converted is in it already, and refuses."""
+    """Return a module in evaluation mode; torchao's PT2E models are in it already, and `eval()` raises."""
     try:
         return module.eval()
     except NotImplementedError:
@@ -176,18 +175,18 @@ def evaluated(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def load_program(path: Path, device: str) -> torch.nn.Module:
-    """Load what `torch.export.save` wrote."""
+    """Return the module of a program that `torch.export.save` wrote."""
     torch = import_torch()
     what = "a program saved by torch.export.save"
     hint = "save it with torch.export.save, with a PyTorch no newer than this one"
     check_archive(path, what=what, hint=hint)
     require_trust(path)
     with translated(f"{path}: not {what}", ModelError, hint=hint, file=path):
-        with quiet():  # it logs tracebacks of what it raises as well
+        with quiet():  # PyTorch also logs the tracebacks of its errors
             program = torch.export.load(path)
         if device == "cpu":
             return program.module()  # type: ignore[no-any-return]
-    # Constants inside the graph are moved too, which not every PyTorch can.
+    # Constants inside the graph must move too, which some versions of PyTorch cannot do.
     hint = "save it with torch.export.save on that device, or run it on the processor"
     with translated(f"{path}: cannot be moved to {device}", ModelError, hint=hint, file=path):
         from torch.export.passes import move_to_device_pass
@@ -196,9 +195,9 @@ def load_program(path: Path, device: str) -> torch.nn.Module:
 
 
 def program_inputs(program: Any) -> tuple[TensorInfo, ...]:
-    """Return the inputs that a program was captured with; empty where they have a structure.
+    """Return the inputs that a program was captured with; empty if they are nested.
 
-    An axis that was captured as dynamic is so, too: "batch" where it is the first of an input.
+    Dynamic axes of the capture are dynamic here; the first axis of an input is named "batch".
     """
     names = list(inspect.signature(program.forward).parameters)
     values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
@@ -221,11 +220,11 @@ def program_inputs(program: Any) -> tuple[TensorInfo, ...]:
 
 
 def load_torchscript(path: Path, device: str) -> torch.nn.Module:
-    """Load what `torch.jit.save` wrote."""
+    """Return the module of an archive that `torch.jit.save` wrote."""
     torch = import_torch()
-    names = []  # TorchScript archives are zip files with a `code/` folder; checkpoints have none
+    names = []  # TorchScript archives are zip files with a `code/` folder, unlike checkpoints
     if is_archive(path):
-        hint = "copy it again, or save it with torch.jit.save; its sums must be on (set_crc32_options)"
+        hint = "copy it again, or save it with torch.jit.save and CRC-32 enabled (set_crc32_options)"
         check_archive(path, what="a TorchScript archive", hint=hint)
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -236,7 +235,7 @@ def load_torchscript(path: Path, device: str) -> torch.nn.Module:
             file=path,
         )
     require_trust(path)
-    # It warns of its own deprecation.
+    # torch.jit.load warns that it is deprecated.
     with (
         translated(f"{path}: PyTorch cannot load it", ModelError, errors=(RuntimeError,), file=path),
         quiet(),
@@ -245,25 +244,23 @@ def load_torchscript(path: Path, device: str) -> torch.nn.Module:
 
 
 class ForeignOutput(ExportError):
-    """`forward` returned an object that is no tensor, such as a cache."""
+    """`forward` returned an object that is not a tensor, such as a cache."""
 
 
 WITHOUT_CACHE = "the model returns a cache; it is {} with use_cache=False"
 
 
 def caching(module: Any) -> list[Any]:
-    """Return the configurations of a module, and of its parts, that ask for a cache."""
+    """Return the configurations of a module and its parts with `use_cache` enabled."""
     configs: list[Any] = [getattr(part, "config", None) for part in module.modules()]
     return [config for config in configs if getattr(config, "use_cache", None) is True]
 
 
 def without_cache(module: Any, outputs: Any, run: Callable[[], Any]) -> tuple[Any, list[Any]]:
-    """Where a module returned a cache, turn caches off and run it again.
-
-    Returns what it returns now, and the configurations whose `use_cache` is False now.
+    """Return outputs without a cache, and the configurations with `use_cache` turned off for a second run.
 
     Raises:
-        ForeignOutput: If it returns an object that is no tensor, with caches or without.
+        ForeignOutput: If the module returns an object that is not a tensor even without caches.
     """
     try:
         flat_tensors(outputs)
@@ -285,29 +282,25 @@ def without_cache(module: Any, outputs: Any, run: Callable[[], Any]) -> tuple[An
 
 
 def flat_tensors(outputs: Any) -> list[tuple[str, Any]]:
-    """Return (name, tensor) of every tensor in what `forward` returned; numbers, texts and None are left out.
+    """Return (name, tensor) of every tensor in the outputs of `forward`, without numbers, texts and None.
 
-    A name is the path through dicts and dataclasses, such as `encoder.hidden_0`; it is empty where the
-    outermost structure is a tensor, tuple or list, which name nothing.
+    Names are paths, such as `encoder.hidden_0`; empty if the outermost structure is a tensor, tuple or list.
     """
     named = fields_of(outputs) is not None
     return [(path if named else "", tensor) for path, tensor in _tensors(outputs, "")]
 
 
 def flat_outputs(outputs: Any) -> tuple[list[str], list[NDArray[Any]]]:
-    """Return names (empty where the structure has none) and copies of what `forward` returned.
-
-    The next call of a module may write the same memory.
-    """
+    """Return names (empty if unnamed) and copies of `forward`'s outputs; its next call may reuse memory."""
     tensors = flat_tensors(outputs)
     return [name for name, _ in tensors], [tensor.detach().cpu().numpy().copy() for _, tensor in tensors]
 
 
 def name_outputs(spelled: Sequence[str], reference: Any, inputs: Collection[str] = ()) -> list[str]:
-    """Return a name for every output: as spelled, as the structure says, or `output`, `output_0`, ...
+    """Return a name for every output: from `spelled`, from the structure, or `output`, `output_0`, ...
 
-    A graph has one value of a name. `_out` follows a name of the structure that one of `inputs` has; spelled
-    names must differ from these and from each other.
+    Names in a graph are unique: a structure's name that equals one of `inputs` gets the suffix `_out`, and
+    `spelled` names must differ from `inputs` and from each other.
     """
     names = [name for name, _ in flat_tensors(reference)]
     if not names:
@@ -321,7 +314,7 @@ def name_outputs(spelled: Sequence[str], reference: Any, inputs: Collection[str]
             if name in inputs or name in spelled[:place]:
                 owner = "an input" if name in inputs else "another output"
                 raise InvalidOption(
-                    f"`outputs` {name!r}: {owner} has that name; each value of a graph has a name of its own",
+                    f"`outputs` {name!r}: {owner} has that name; names of values in a graph are unique",
                     hint=f"give another one, such as {name}_out",
                     option="outputs",
                 )
@@ -339,7 +332,7 @@ def name_outputs(spelled: Sequence[str], reference: Any, inputs: Collection[str]
 
 
 def is_plain(outputs: Any) -> bool:
-    """Whether PyTorch's exporter takes a structure apart as `flat_tensors` does: only tensors, no `None`."""
+    """Return whether PyTorch's exporter flattens a structure like `flat_tensors`: only tensors, no None."""
     if isinstance(outputs, import_torch().Tensor):
         return True
     if type(outputs) in (tuple, list):
@@ -348,7 +341,7 @@ def is_plain(outputs: Any) -> bool:
 
 
 def fields_of(value: Any) -> list[tuple[str, Any]] | None:
-    """The named parts of a dict, dataclass or named tuple; None for what has none."""
+    """Return the named parts of a dict, dataclass or named tuple; None for other types."""
     if isinstance(value, Mapping):
         return [(str(name), item) for name, item in value.items()]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -359,7 +352,7 @@ def fields_of(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def joined(path: str, name: str | int) -> str:
-    """A longer path: `batch.image` by name, `features_0` by position; ONNX has no rule for other letters."""
+    """Return a longer path: `batch.image` by name, `features_0` by position; other characters become `_`."""
     if isinstance(name, int):
         return f"{path}_{name}" if path else str(name)
     plain = "".join(letter if letter.isalnum() or letter in "_.-" else "_" for letter in name)
@@ -372,7 +365,7 @@ def _tensors(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     elif value is not None and not isinstance(value, bool | int | float | str):
         fields = fields_of(value)
         parts: list[tuple[Any, Any]]
-        # Older caches of transformers are dataclasses whose lists grow while the model runs.
+        # Older caches of transformers are dataclasses with lists that grow while the model runs.
         if fields is not None and not type(value).__name__.endswith("Cache"):
             parts = list(fields)
         elif isinstance(value, tuple | list):

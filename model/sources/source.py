@@ -1,9 +1,9 @@
-"""Parse the spellings of MODEL (docs/models.md), and compute the digest that detects changes of a model.
+"""Parse the MODEL argument (docs/models.md), and compute the digest that detects changes of a model.
 
-A function takes no argument and returns the module, or `(module, example)` where the example is a tuple or a
-dict of the arguments of `forward`: tensors, or dicts, dataclasses, tuples and lists of them, whose inputs are
-then named by path (`batch.image`, `features_0`). Nothing here unpickles a checkpoint: a file of pickled
-weights is refused, and so is a `.pt2` or TorchScript file without `trust` (`archives`).
+A function takes no argument and returns the module, or `(module, example)` with `forward`'s arguments as a
+tuple or dict: tensors, or dicts, dataclasses, tuples and lists of them. Nested inputs are named by their path
+(`batch.image`, `features_0`). Checkpoints are never unpickled: files of pickled weights are errors, as are
+`.pt2` and TorchScript files without `trust` (`archives`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ...version import tool_versions
 from ..graph.source_paths import packages_around
 
 RANDOM = "random"
-_MOST_DIGITS = 19  # of an int64
+_MAX_DIGITS = 19  # of an int64
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What a spelling says beside the name; empty and 0 for the model's own. `size`: height and width."""
+    """Options after the `?` of MODEL; empty and 0 select the model's defaults. `size` is height and width."""
 
     weights: str = ""
     download: bool = False
@@ -43,15 +43,15 @@ class SourceOptions:
 
     @property
     def file(self) -> str:
-        """The file with the weights; empty where there is none."""
+        """The file with the weights, or empty."""
         return "" if self.weights == RANDOM else self.weights
 
     @property
     def query(self) -> str:
-        """The spelling: `?key=value&...`, or empty where everything is the default."""
+        """The options as `?key=value&...`; empty if all have their defaults."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         spelled = [
-            f"{key}={_written(value)}" for key, value in values.items() if value != getattr(_DEFAULTS, key)
+            f"{key}={_format(value)}" for key, value in values.items() if value != getattr(_DEFAULTS, key)
         ]
         return "?" + "&".join(spelled) if spelled else ""
 
@@ -60,7 +60,7 @@ _DEFAULTS = SourceOptions()
 
 
 def parse_query(query: str, spec: str, keys: Iterable[str] = ()) -> SourceOptions:
-    """Read `key=value&key=value`, of these keys alone; without any, of all."""
+    """Parse `key=value&key=value`; `keys` limits the allowed keys, by default to all options."""
     keys = tuple(keys) or tuple(_KEYS)
     values: dict[str, Any] = {}
     for part in query.split("&"):
@@ -81,12 +81,12 @@ def parse_query(query: str, spec: str, keys: Iterable[str] = ()) -> SourceOption
 
 
 def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
-    """Return "did you mean ...?" with the nearest of the names behind a prefix; empty where none is near."""
+    """Return "did you mean ...?" with the closest name, after a prefix; empty if no name is close."""
     near = difflib.get_close_matches(name, list(names), n=1)
     return f"did you mean {prefix + near[0]!r}?" if near else ""
 
 
-def _written(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, tuple):
@@ -99,7 +99,7 @@ def _extents(text: str) -> tuple[int, ...]:
     return int(height), int(width or height)
 
 
-_POSITIVE = rf"(?=0*[1-9])\d{{1,{_MOST_DIGITS}}}"
+_POSITIVE = rf"(?=0*[1-9])\d{{1,{_MAX_DIGITS}}}"
 _KEYS: Mapping[str, tuple[str, Callable[[str], Any], str]] = {
     "weights": (".+", str, "random, or a file"),
     "download": ("0|1|false|true", ("1", "true").__contains__, "0 or 1"),
@@ -108,9 +108,9 @@ _KEYS: Mapping[str, tuple[str, Callable[[str], Any], str]] = {
         f"{_POSITIVE}(x{_POSITIVE})?", _extents, "HEIGHT or HEIGHTxWIDTH, such as 224 or 224x320,",
     ),
     "task": (".+", str, "a task, such as text-classification,"),
-    "seed": (rf"\d{{1,{_MOST_DIGITS}}}", int, "a number of 0 or more"),
+    "seed": (rf"\d{{1,{_MAX_DIGITS}}}", int, "a number of 0 or more"),
 }  # fmt: skip
-"""Key to the pattern of its text, what reads it, and what is required in words."""
+"""Key to the pattern of its value, its parser, and the requirement for error messages."""
 
 
 SourceKind = Literal[
@@ -119,28 +119,28 @@ SourceKind = Literal[
 ]  # fmt: skip
 
 NAMED: tuple[SourceKind, ...] = ("torchvision", "timm", "hf")
-"""Packages whose models are given by name."""
+"""Packages with models that are given by name."""
 TRUSTED_KINDS: tuple[SourceKind, ...] = ("pt2", "torchscript")
-"""Files of PyTorch that may run code when they are loaded."""
+"""PyTorch files that may run code during loading."""
 TENSORFLOW_KINDS: tuple[SourceKind, ...] = ("keras", "savedmodel", "tflite")
-"""What TensorFlow runs, and tf2onnx converts."""
+"""Kinds that TensorFlow runs and tf2onnx converts."""
 _BY_SUFFIX: dict[str, SourceKind] = {
     ".keras": "keras", ".h5": "keras", ".hdf5": "keras", ".tflite": "tflite", ".onnx": "onnx", ".pt2": "pt2",
     ".pt": "torchscript", ".pth": "torchscript", ".ts": "torchscript", ".jit": "torchscript",
     ".torchscript": "torchscript",
 }  # fmt: skip
 _TENSOR_SUFFIXES = ".safetensors .pt .pth .pt2 .ckpt .bin .npz .npy .csv .parquet".split()
-_KEYED_SUFFIXES = [*_TENSOR_SUFFIXES, *".py .onnx .json .yaml .yml .txt".split()]
-_READ_BYTES = 1 << 30  # about a second of every run
+_HASHED_SUFFIXES = [*_TENSOR_SUFFIXES, *".py .onnx .json .yaml .yml .txt".split()]
+_HASHED_BYTES = 1 << 30  # about a second of every run
 _IMPORTED = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A parsed MODEL or data spelling.
+    """A parsed MODEL or DATA argument.
 
-    `function` of a SavedModel is its signature; the `path` of an "hf" is its folder, if it is one. A file of
-    weights is in the options by its absolute path.
+    `function` is the signature of a SavedModel; `path` of an "hf" source is its folder, if it is local.
+    `options` hold the absolute path of a weights file.
     """
 
     spec: str
@@ -153,12 +153,12 @@ class Source:
 
     @property
     def is_named(self) -> bool:
-        """Whether it is a model of a package, by its name."""
+        """Whether the source is a package's model, by its name."""
         return self.kind in NAMED
 
     @property
     def absolute(self) -> str:
-        """The spelling with absolute paths, for another process or another working folder."""
+        """The argument with absolute paths, for another process or working folder."""
         path = str(self.path.resolve()) if self.path else ""
         if self.is_named:
             return f"{self.kind}:{path or self.name}{self.options.query}"
@@ -167,43 +167,43 @@ class Source:
         return path
 
     def refusal(self, problem: str, hint: str = "") -> InvalidOption:
-        """Return the error for a model that cannot be what its spelling says."""
+        """Return the error for a model that is incompatible with its options."""
         return InvalidOption(f"model {self.spec}: {problem}", hint=hint)
 
     @property
     def file(self) -> Path:
-        """The file of a source that is one."""
+        """The path of the source; raises InvalidOption if the source is not a file."""
         if self.path is None:
             raise InvalidOption(f"{self.spec!r} is not a file")
         return self.path
 
 
 def parse_source(spec: str, *, base: Path | None = None, weights: str = "", download: bool = False) -> Source:
-    """Read a MODEL spelling; `weights` and `download` count as if they stood in it."""
+    """Parse a MODEL argument; `weights` and `download` have the effect of its options of these names."""
     head, mark, query = spec.partition("?")
     kind, colon, name = head.partition(":")
     if kind in NAMED and colon:
         options = parse_query(query, spec) if mark else SourceOptions()
-        source = _named(spec, kind, name, base)
-    elif (function := _function(head, base)) is not None:
+        source = _parse_named(spec, kind, name, base)
+    elif (function := _parse_function(head, base)) is not None:
         options = parse_query(query, spec, ("weights",)) if mark else SourceOptions()
         source = function
     elif weights or download:
         option = "weights" if weights else "download"
         raise InvalidOption(
-            f"`{option}`: model {spec} holds its weights itself; a model by name, or a function, is required",
+            f"`{option}`: model {spec} contains its weights; a model by name, or a function, is required",
             hint="leave it out",
             option=option,
         )
     else:
-        return _file(spec, base)
+        return _parse_file(spec, base)
     if download and not source.is_named:
         raise InvalidOption(
             f"`download`: {head} downloads nothing; a model by name is required", option="download"
         )
     if weights and options.weights and weights != options.weights:
         raise InvalidOption(
-            f"`weights` {weights}: the spelling {source.spec} says weights={options.weights}; one is "
+            f"`weights` {weights}: the model {source.spec} has weights={options.weights}; one value is "
             "required",
             option="weights",
         )
@@ -220,7 +220,7 @@ def parse_source(spec: str, *, base: Path | None = None, weights: str = "", down
     return replace(source, spec=spec, options=options)
 
 
-def _named(spec: str, kind: SourceKind, name: str, base: Path | None) -> Source:
+def _parse_named(spec: str, kind: SourceKind, name: str, base: Path | None) -> Source:
     if not name:
         raise InvalidOption(f"model {spec!r}: names no model", hint=f"write {kind}:NAME")
     folder = absolute_path(name, base) if kind == "hf" else None
@@ -231,7 +231,7 @@ def _named(spec: str, kind: SourceKind, name: str, base: Path | None) -> Source:
     return Source(spec, kind, name=name)
 
 
-def _function(spec: str, base: Path | None) -> Source | None:
+def _parse_function(spec: str, base: Path | None) -> Source | None:
     head, colon, function = spec.rpartition(":")
     if not (colon and function.isidentifier() and head):
         return None
@@ -245,7 +245,7 @@ def _function(spec: str, base: Path | None) -> Source | None:
     return None
 
 
-def _file(spec: str, base: Path | None) -> Source:
+def _parse_file(spec: str, base: Path | None) -> Source:
     head, _, signature = spec.rpartition(":")
     if head and signature.isidentifier() and _is_saved_model(absolute_path(head, base)):
         return Source(spec, "savedmodel", absolute_path(head, base), function=signature)
@@ -271,22 +271,22 @@ def _file(spec: str, base: Path | None) -> Source:
 def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
     """Return a digest that changes when the source may have changed.
 
-    A function can read anything. Files beside it with code, weights or settings in them count, not only
-    its own, and so do the packages that are imported from there, and weights and arrays one folder below:
-    making a stage again once too often is better than once too seldom. Artifacts with a manifest do not.
-    What lies elsewhere is named with `depends`. Beyond `_READ_BYTES` the largest count by size and time.
+    A function can read any file. So the digest covers its file, the files beside it with code, weights or
+    settings, the packages there that they import, and weights and arrays one folder below. Repeating a stage
+    without need is better than missing a change. Artifacts with a manifest are excluded. `depends` adds other
+    files. Files after the first `_HASHED_BYTES`, by ascending size, count by size and modification time.
     """
     files = source_files(source, depends=depends)
     names, read = [path.name for path in files], files
     if source.kind in ("file", "module"):
         stats = sorted(((path.stat(), path) for path in files), key=lambda pair: pair[0].st_size)
-        ends = accumulate(stat.st_size for stat, _ in stats)
-        large = {path: stat for (stat, path), end in zip(stats, ends, strict=True) if end > _READ_BYTES}
+        totals = accumulate(stat.st_size for stat, _ in stats)
+        large = {path: stat for (stat, path), end in zip(stats, totals, strict=True) if end > _HASHED_BYTES}
         read = [path for path in files if path not in large]
         names += [f"{large[path].st_size} {large[path].st_mtime_ns}" for path in files if path in large]
-    told = hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
-    digest = f"{digest_files(read)}:{told}"
-    if source.is_named:  # the package's version says what a name is, and which file its own weights lie in
+    names_digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+    digest = f"{digest_files(read)}:{names_digest}"
+    if source.is_named:  # the package's version determines the model and its file of weights
         package = "transformers" if source.kind == "hf" else source.kind
         weights = "file" if source.options.file else source.options.weights
         query = replace(source.options, weights=weights, download=False).query
@@ -305,21 +305,21 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
 
 
 def source_files(source: Source, *, depends: Sequence[Path] = ()) -> list[Path]:
-    """Return the files that the digest of a source is of, in its order."""
+    """Return the files that the digest of a source covers, in the digest's order."""
     files: list[Path] = [require_file(path, what="depends: file") for path in depends]
     if source.options.file:
         files.append(require_file(Path(source.options.file), what="weights"))
     if source.is_named:
         if source.path:
-            files += sorted([*_keyed_files(source.path), *source.path.glob("*.model")])
+            files += sorted([*_hashed_files(source.path), *source.path.glob("*.model")])
     elif source.kind == "module":
         spec = importlib.util.find_spec(source.module.split(".")[0])
         origin = [spec.origin] if spec and spec.has_location and spec.origin else []
         for place in map(Path, (spec and spec.submodule_search_locations) or origin):
             if "site-packages" not in place.parts:
-                files += _keyed_tree(place) if place.is_dir() else _keyed_files(place.parent)
+                files += _hashed_tree(place) if place.is_dir() else _hashed_files(place.parent)
     elif source.kind == "file":
-        files += _beside(source.file)
+        files += _function_files(source.file)
     elif source.kind == "savedmodel":
         files += sorted(path for path in source.file.rglob("*") if path.is_file())
     else:
@@ -331,43 +331,43 @@ def _is_saved_model(path: Path) -> bool:
     return (path / "saved_model.pb").is_file()
 
 
-def _beside(file: Path) -> list[Path]:
-    """What a function is made of: files beside it, packages that these import, tensors one folder below."""
+def _function_files(file: Path) -> list[Path]:
+    """Return a function's files: those beside it, packages that these import, tensors one folder below."""
     folder = file.parent
-    files = _keyed_files(folder)
+    files = _hashed_files(folder)
     code = [file.read_bytes(), *(path.read_bytes() for path in files if path.suffix == ".py")]
-    imported = {folder / found[1].decode() for text in code for found in _IMPORTED.finditer(text)}
+    imported = {folder / match[1].decode() for text in code for match in _IMPORTED.finditer(text)}
     packages = {*packages_around(file.resolve())[:1], *(path for path in imported if path.is_dir())}
     for package in sorted(packages):
-        files += _keyed_tree(package)
-    for below in sorted(path for path in folder.iterdir() if path.is_dir() and _is_source(path)):
-        if below not in packages:
-            tensors = sorted(path for path in below.iterdir() if path.suffix in _TENSOR_SUFFIXES)
+        files += _hashed_tree(package)
+    for subfolder in sorted(path for path in folder.iterdir() if path.is_dir() and _is_source(path)):
+        if subfolder not in packages:
+            tensors = sorted(path for path in subfolder.iterdir() if path.suffix in _TENSOR_SUFFIXES)
             files += [path for path in tensors if path.is_file() and not manifest_path(path).exists()]
     return files
 
 
-def _keyed_tree(folder: Path) -> list[Path]:
-    """What lies in a folder and below, in an order of its own."""
+def _hashed_tree(folder: Path) -> list[Path]:
+    """Return the relevant files of a folder and its subfolders, in a fixed order."""
     inner = (path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
     below = sorted(filter(_is_source, inner))
-    return [*_keyed_files(folder), *(path for place in below for path in _keyed_tree(place))]
+    return [*_hashed_files(folder), *(path for place in below for path in _hashed_tree(place))]
 
 
 def _is_source(folder: Path) -> bool:
-    """Whether it is no hidden folder, and no output of a recipe, which changes with every run."""
+    """Return whether a folder is neither hidden nor a recipe's output, which changes with every run."""
     return folder.name[0] != "." and not (folder / ".qcompile").exists()
 
 
-def _keyed_files(folder: Path) -> list[Path]:
-    files = {path for path in folder.iterdir() if path.is_file() and path.suffix in _KEYED_SUFFIXES}
-    # What was written there by other stages is no part of the source: it would change with every run.
+def _hashed_files(folder: Path) -> list[Path]:
+    files = {path for path in folder.iterdir() if path.is_file() and path.suffix in _HASHED_SUFFIXES}
+    # Outputs of other stages are not part of the source: they would change it with every run.
     manifests = {path for path in folder.glob("*.json") if is_manifest(path)}
     return sorted(files - manifests - {path.with_suffix("") for path in manifests})
 
 
 def hub_cache() -> Path:
-    """Return the folder of Hugging Face's cache, as huggingface_hub finds it."""
+    """Return the folder of Hugging Face's cache, located as by huggingface_hub."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     home = os.environ.get("HF_HOME") or Path(cache, "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser()

@@ -1,8 +1,8 @@
-"""TensorFlow's models become ONNX files: `python -m tf2onnx.convert` in the interpreter that has it.
+"""Convert TensorFlow models to ONNX files with `python -m tf2onnx.convert`.
 
-That may be another interpreter, since TensorFlow often has its own environment; qcompile need not be there.
-A Keras file is a JSON tree of classes. It is refused where one of them is code: bytecode in a Lambda, a
-pickled module, a class or function of another package.
+The interpreter may be another one, as TensorFlow often has a separate environment; it does not need qcompile.
+A Keras file is a JSON tree of classes. Code in it is an error: bytecode in a Lambda, a pickled module, or a
+class or function of another package.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from .source import Source
 ANOTHER = (
     "python -m venv tf && tf/bin/pip install tensorflow tf2onnx, and give `python` tensorflow=tf/bin/python"
 )
-_PLAIN = "save a SavedModel: model.export('folder')"
-_CODE = ("Lambda", "__lambda__", "TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer")
-_FUNCTIONS = re.compile(r"(builtins|keras\.(src\.)?(activations|ops))(\.|$)")
-"""Modules of functions that compute; those of others can load and download files."""
-_TOUCHES = (b"ReadFile", b"WriteFile", b"MatchingFiles", b"PyFunc")
-"""Operators by which a graph reads or writes files of its choice, or calls back into Python."""
+_SAVE_HINT = "save a SavedModel: model.export('folder')"
+_CODE_CLASSES = ("Lambda", "__lambda__", "TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer")
+_SAFE_FUNCTIONS = re.compile(r"(builtins|keras\.(src\.)?(activations|ops))(\.|$)")
+"""Modules with computing functions; functions of other modules can load and download files."""
+_FILE_OPERATORS = (b"ReadFile", b"WriteFile", b"MatchingFiles", b"PyFunc")
+"""Graph operators that read or write arbitrary files, or call Python."""
 _VERSIONS = """
 import importlib.metadata, importlib.util, json
 names = {d.name.lower().replace("_", "-"): d.version for d in importlib.metadata.distributions() if d.name}
@@ -55,7 +55,7 @@ _H5_CONFIG = "import h5py, sys; print(h5py.File(sys.argv[1], 'r').attrs.get('mod
 
 
 def tensorflow_python(texts: Sequence[str]) -> str:
-    """Return the interpreter of `tensorflow=INTERPRETER`; this one where none is given."""
+    """Return the interpreter of `tensorflow=INTERPRETER`, by default the current one."""
     for text in texts:
         name, _, python = text.partition("=")
         if name != "tensorflow" or not python or len(texts) > 1:
@@ -64,12 +64,12 @@ def tensorflow_python(texts: Sequence[str]) -> str:
             )
         if not shutil.which(python):
             raise MissingFile(f"`python` {text}: there is no executable {python}", file=python)
-        return os.path.abspath(str(shutil.which(python)))  # links stay: a venv's python is one
+        return os.path.abspath(str(shutil.which(python)))  # no resolve(): a venv's python is a link
     return sys.executable
 
 
 def tensorflow_versions(python: str) -> dict[str, str]:
-    """Return the versions of TensorFlow, tf2onnx and Keras in an interpreter, of those that it has."""
+    """Return the versions of TensorFlow, tf2onnx and Keras in an interpreter, without missing packages."""
     with temporary_folder("tensorflow") as folder:
         versions: dict[str, str] = json.loads(_run([python, "-c", _VERSIONS], folder, "TensorFlow"))
     return versions
@@ -78,10 +78,10 @@ def tensorflow_versions(python: str) -> dict[str, str]:
 def convert(
     source: Source, python: str, output: Path, names: Sequence[str] = (), *, opset: int, trust: bool
 ) -> dict[str, str]:
-    """Write the ONNX file that tf2onnx makes of a model by an interpreter; return package to version.
+    """Write the ONNX file of a model with an interpreter's tf2onnx; return package to version.
 
-    Inputs and outputs have the names of its layers or its signature; `names` are others for the outputs.
-    With `trust` a SavedModel may touch files. The opset is at most `NEWEST_BY_TF2ONNX`.
+    Inputs and outputs are named after the model's layers or signature; `names` replace the output names. With
+    `trust`, the graph of a SavedModel may access files. The opset is at most `NEWEST_BY_TF2ONNX`.
     """
     path, config = source.file.resolve(), {}
     if path.suffix == ".keras":  # needs no TensorFlow
@@ -90,8 +90,8 @@ def convert(
             with zipfile.ZipFile(path) as archive:
                 config = json.loads(archive.read("config.json"))
         except (KeyError, ValueError, RecursionError) as error:
-            message = f"{path}: not a Keras file: no config.json that can be read ({error})"
-            raise ModelError(message, hint=_PLAIN, file=path) from error
+            message = f"{path}: not a Keras file: no readable config.json ({error})"
+            raise ModelError(message, hint=_SAVE_HINT, file=path) from error
         _refuse_code(path, config)
     versions = tensorflow_versions(python)
     if missing := " and ".join(name for name in ("tensorflow", "tf2onnx") if name not in versions):
@@ -105,10 +105,10 @@ def convert(
         arguments = {source.kind.replace("savedmodel", "saved-model"): path, "output": output, "opset": opset}
         if source.kind == "savedmodel":
             content = (path / "saved_model.pb").read_bytes()
-            touching = [name.decode() for name in _TOUCHES if name in content]
-            if touching and not trust:
+            file_operators = [name.decode() for name in _FILE_OPERATORS if name in content]
+            if file_operators and not trust:
                 raise ModelError(
-                    f"{path}: its graph touches files or calls Python ({', '.join(touching)})",
+                    f"{path}: its graph accesses files or calls Python ({', '.join(file_operators)})",
                     hint="give `trust` if you know where it comes from",
                     file=path,
                 )
@@ -118,12 +118,12 @@ def convert(
             _refuse_code(path, config)
         options = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
         _run([python, "-m", "tf2onnx.convert", *options], folder, source.spec)
-    _finish(output, source.spec, config.get("config", {}), names)
+    _clean_up(output, source.spec, config.get("config", {}), names)
     return versions
 
 
 def _run(command: list[str], folder: Path, label: str) -> str:
-    """Return what a process prints. Its working folder, which Python imports from, is an empty one."""
+    """Return a process's output. Python imports from the working folder, so it must be empty."""
     settings = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "KERAS_BACKEND": "tensorflow"}
     variables = {**settings, "KERAS_HOME": str(folder)}
     with (
@@ -132,32 +132,32 @@ def _run(command: list[str], folder: Path, label: str) -> str:
         Child(command, variables=variables, folder=folder, stdout=output, stderr=log) as child,
     ):
         if code := child.wait():
-            last = child.last_output().rpartition("\n")[2] or "it said nothing"
+            last = child.last_output().rpartition("\n")[2] or "no output"
             raise ModelError(
                 f"{label}: the process with TensorFlow ended with exit code {code}: {last}",
-                hint=f"{_PLAIN}; or convert it by `python -m tf2onnx.convert`, and give the ONNX file",
+                hint=f"{_SAVE_HINT}; or convert it by `python -m tf2onnx.convert`, and give the ONNX file",
             )
         output.seek(0)
         return output.read().decode(errors="replace")
 
 
 def _refuse_code(path: Path, config: Any) -> None:
-    for layer, code in _code(config):
+    for layer, code in _code_entries(config):
         raise ModelError(
             f"{path}: layer {layer!r} ({code}) is Python code, which loading would run; Keras's own layers "
             "are required",
-            hint=f"where its class is known, {_PLAIN}",
+            hint=f"where its class is known, {_SAVE_HINT}",
             file=path,
         )
 
 
-def _code(config: Any) -> Iterator[tuple[str, str]]:
-    """Layer, and class or function, of all that is no data in a Keras configuration."""
-    waiting = [(config, "")]
-    while waiting:
-        value, layer = waiting.pop()
+def _code_entries(config: Any) -> Iterator[tuple[str, str]]:
+    """Yield the layer and the class or function of each code entry in a Keras configuration."""
+    pending = [(config, "")]
+    while pending:
+        value, layer = pending.pop()
         if isinstance(value, list):
-            waiting += [(item, layer) for item in value]
+            pending += [(item, layer) for item in value]
         if not isinstance(value, dict):
             continue
         kind, module, inner = value.get("class_name"), value.get("module"), value.get("config")
@@ -165,14 +165,14 @@ def _code(config: Any) -> Iterator[tuple[str, str]]:
         if isinstance(kind, str):
             layer = str(inner["name"]) if isinstance(inner, dict) and "name" in inner else layer or kind
             foreign = isinstance(module, str) and module.split(".")[0] not in ("keras", "builtins")
-            calls = kind == "function" and isinstance(module, str) and not _FUNCTIONS.match(module)
-            if kind.rpartition(">")[2] in _CODE or foreign or calls or ">" in registered:
+            calls = kind == "function" and isinstance(module, str) and not _SAFE_FUNCTIONS.match(module)
+            if kind.rpartition(">")[2] in _CODE_CLASSES or foreign or calls or ">" in registered:
                 yield layer, f"{module}.{inner}" if calls else f"{module}.{kind}" if foreign else kind
-        waiting += [(item, layer) for item in value.values()]
+        pending += [(item, layer) for item in value.values()]
 
 
-def _finish(path: Path, label: str, config: Any, outputs: Sequence[str]) -> None:
-    """Name inputs and outputs, write Erfc (Keras's GELU) as 1 - Erf, and name what has no form in ONNX."""
+def _clean_up(path: Path, label: str, config: Any, outputs: Sequence[str]) -> None:
+    """Name inputs and outputs, rewrite Erfc (Keras's GELU) as 1 - Erf, reject operators without ONNX form."""
     model = onnx.load(path)
     names: dict[str, str] = {}
     for key, values in (("input_layers", model.graph.input), ("output_layers", model.graph.output)):
@@ -207,11 +207,11 @@ def _finish(path: Path, label: str, config: Any, outputs: Sequence[str]) -> None
                 erf.output[0],
             ]
     del model.graph.value_info[:]
-    unknown = {n.op_type for n in model.graph.node if not n.domain and not onnx.defs.has(n.op_type)}
-    if unknown:
+    unsupported = {n.op_type for n in model.graph.node if not n.domain and not onnx.defs.has(n.op_type)}
+    if unsupported:
         raise UnsupportedOperator(
-            f"{label}: tf2onnx has no form for TensorFlow's {', '.join(sorted(unknown))}",
+            f"{label}: tf2onnx cannot convert TensorFlow's {', '.join(sorted(unsupported))}",
             hint="save a SavedModel of the part without them",
-            operator=min(unknown),
+            operator=min(unsupported),
         )
     onnx.save(model, path)

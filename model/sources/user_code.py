@@ -1,7 +1,7 @@
-"""Import and call a user's own code, with errors that name its file and line.
+"""Import and call user code, with errors that name its file and line.
 
-What lies beside a file can be imported by it, and what is relative in its package; two files of one name do
-not meet; an edited file is read again.
+A file can import modules beside it, and relative modules of its package. Files of equal names in different
+folders do not collide; an edited file is imported again.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ T = TypeVar("T")
 
 
 def load_function(source: Source) -> Callable[[], Any]:
-    """Import the function that a source names."""
+    """Return the function that a source names, from its imported module."""
     try:
-        module = _with_torchvision(
+        module = _retry_with_torchvision(
             lambda: _import_file(source) if source.path else importlib.import_module(source.module)
         )
     except (Exception, SystemExit) as error:
         message, hint = f"raised {type(error).__name__}: {error}", ""
         if isinstance(error, SystemExit):
-            hint = 'put what it does as a script below `if __name__ == "__main__":`'
+            hint = 'move the script code below `if __name__ == "__main__":`'
         if source.path is None:
             hint = hint or "install the package, or write file.py:function"
             raise ModelError(f"{source.spec}: importing {source.module} {message}", hint=hint) from error
@@ -48,16 +48,16 @@ def load_function(source: Source) -> Callable[[], Any]:
     if not callable(function):
         names = [name for name, value in names_in(module).items() if callable(value)]
         raise ModelError(
-            f"{source.spec}: no function {source.function!r} in it", hint=did_you_mean(source.function, names)
+            f"{source.spec}: has no function {source.function!r}", hint=did_you_mean(source.function, names)
         )
     return function  # type: ignore[no-any-return]
 
 
 def call(function: Callable[[], Any], source: Source) -> Any:
-    """Call a user's function, naming it and the line that raised."""
+    """Return the result of a user's function; errors name the function and the line that raised."""
     try:
         with beside(source):
-            return _with_torchvision(function)
+            return _retry_with_torchvision(function)
     except QCompileError:
         raise
     except (Exception, SystemExit) as error:
@@ -67,8 +67,8 @@ def call(function: Callable[[], Any], source: Source) -> Any:
         ) from error
 
 
-def _with_torchvision(work: Callable[[], T]) -> T:
-    """Do it; once more as models by name are imported, where torchvision's operators do not load."""
+def _retry_with_torchvision(work: Callable[[], T]) -> T:
+    """Return `work()`; if torchvision's operators do not load, declare them and retry."""
     try:
         return work()
     except Exception as error:
@@ -81,19 +81,18 @@ def _with_torchvision(work: Callable[[], T]) -> T:
 
 
 def where_raised(error: BaseException, path: Path | None) -> str:
-    """Return " (model.py, line 12)": the deepest line of the user's own file, or of user code, or of the
-    library that the model is from; empty where there are only lines of PyTorch, Python and ours."""
-    if isinstance(error, SyntaxError):  # which names its place itself
+    """Return " (model.py, line 12)": the deepest line in the user's file, or else as `deepest_line` does."""
+    if isinstance(error, SyntaxError):  # its text contains the location
         return ""
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
-    users = [frame for frame in frames if path and Path(frame[0]).resolve() == path.resolve()]
-    place = users[-1] if users else deepest_line(frames)
+    user_frames = [frame for frame in frames if path and Path(frame[0]).resolve() == path.resolve()]
+    place = user_frames[-1] if user_frames else deepest_line(frames)
     return f" ({Path(place[0]).name}, line {place[1]})" if place else ""
 
 
 def deepest_line(places: Sequence[tuple[str, _Line]]) -> tuple[str, _Line] | None:
-    """Return the last of files and lines that is of user code, or else of a library that a model is from."""
-    places = [place for place in places if not _MACHINERY.search(place[0])]
+    """Return the last file and line in user code, else in a model's library; None if there are neither."""
+    places = [place for place in places if not _INTERNAL_FILES.search(place[0])]
     places = [place for place in places if not _INSTALLED.search(place[0])] or places
     return places[-1] if places else None
 
@@ -111,12 +110,12 @@ def _import_file(source: Source) -> ModuleType:
                 _execute(".".join(parts[:depth]), package / "__init__.py", [str(package)])
             return _execute(name, path)
     except BaseException:
-        _take_out({parts[0]})
+        _remove_modules({parts[0]})
         raise
 
 
 def _execute(name: str, path: Path, places: list[str] | None = None) -> ModuleType:
-    """Make the module of a file, or the package of one that may be missing, where the name has none."""
+    """Return the module of a file, executed on first import; with `places` it is a package."""
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=places)
@@ -128,43 +127,43 @@ def _execute(name: str, path: Path, places: list[str] | None = None) -> ModuleTy
     return module
 
 
-_FOLDERS: list[str] = []
-"""The folders that modules were imported from, the latest last."""
+_IMPORT_FOLDERS: list[str] = []
+"""Folders that modules were imported from, the latest last."""
 _NAMESAKES: dict[str, dict[str, ModuleType]] = {}
-"""Modules of a folder that the rest of the process has under the same names, by folder."""
+"""By source folder: modules beside the source with names that the rest of the process uses as well."""
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
-_OWN = __name__.partition(".")[0]
-_MACHINERY = re.compile(
+_PACKAGE = __name__.partition(".")[0]
+_INTERNAL_FILES = re.compile(
     r"^<|[/\\](site|dist)-packages[/\\](torch|numpy|qcompile)[/\\]|"
     rf"^({re.escape(os.path.dirname(os.__file__))}|{re.escape(str(Path(__file__).parents[2]))})[/\\]"
     r"(?!(site-packages|dist-packages|tests|examples)[/\\])"
 )
-"""Files whose lines tell a user nothing: of PyTorch, of Python and of this package; code of no file."""
+"""Files of frames to skip: of PyTorch, NumPy, Python and qcompile, and code without a file."""
 
 
 @contextlib.contextmanager
 def beside(source: Source) -> Iterator[None]:
-    """Let a source import what lies beside it, and no namesake from elsewhere.
+    """Let a source import modules beside it, in place of modules of the same name elsewhere.
 
-    1. A module from another source's folder is forgotten.
-    2. Another module of the process, whose namesake lies beside the source, is put aside and comes back.
-    3. Python's own modules and installed packages stay.
+    1. Modules from the folders of other sources are removed from `sys.modules`.
+    2. Other modules with the name of one beside the source are set aside and restored at the end.
+    3. Modules of Python and installed packages remain.
     """
     if source.path is None:
         yield
         return
     folder = str(source.path.resolve().parent)
-    if _FOLDERS[-1:] != [folder]:
+    if _IMPORT_FOLDERS[-1:] != [folder]:
         for name, module in list(sys.modules.items()):
             origin = os.path.dirname(names_in(module).get("__file__") or "")
-            if origin in _FOLDERS and origin != folder and not name.startswith(PREFIX):
+            if origin in _IMPORT_FOLDERS and origin != folder and not name.startswith(PREFIX):
                 del sys.modules[name]
-        _FOLDERS[:] = [*(other for other in _FOLDERS if other != folder), folder]
+        _IMPORT_FOLDERS[:] = [*(other for other in _IMPORT_FOLDERS if other != folder), folder]
     try:
-        importable = _listed(folder, os.stat(folder).st_mtime_ns)
-    except OSError:  # it is there no more
+        importable = _list_modules(folder, os.stat(folder).st_mtime_ns)
+    except OSError:  # the folder was deleted
         importable = ()
-    aside = _take_out({name for name in importable if _is_foreign(name, folder)})
+    aside = _remove_modules({name for name in importable if _is_foreign(name, folder)})
     sys.modules.update(_NAMESAKES.pop(folder, {}))
     sys.path.insert(0, folder)
     try:
@@ -172,19 +171,18 @@ def beside(source: Source) -> Iterator[None]:
     finally:
         sys.path.remove(folder)
         if aside:
-            _NAMESAKES[folder] = _take_out({name.partition(".")[0] for name in aside})
+            _NAMESAKES[folder] = _remove_modules({name.partition(".")[0] for name in aside})
             sys.modules.update(aside)
 
 
 def names_in(module: Any) -> dict[str, Any]:
-    """Return the names in an imported module, past its code that imports lazily; none of other objects."""
+    """Return a module's attributes without triggering its lazy imports; empty for other objects."""
     return object.__getattribute__(module, "__dict__") if isinstance(module, ModuleType) else {}
 
 
 @functools.lru_cache(maxsize=64)
-def _listed(folder: str, _changed_ns: int) -> tuple[str, ...]:
-    """The names of the modules and packages in a folder."""
-    # A generator asks for every batch. The folder is read again where it has changed.
+def _list_modules(folder: str, _changed_ns: int) -> tuple[str, ...]:
+    """Return the names of modules and packages in a folder, cached until the folder changes."""
     with os.scandir(folder) as entries:
         return tuple(
             entry.name.removesuffix(".py")
@@ -194,17 +192,17 @@ def _listed(folder: str, _changed_ns: int) -> tuple[str, ...]:
 
 
 def _is_foreign(name: str, folder: str) -> bool:
-    """Return whether the imported module of this name is another than the folder's, and may be put aside."""
+    """Return whether `sys.modules[name]` is not the folder's module and may be set aside."""
     file = names_in(sys.modules.get(name)).get("__file__")
-    if not file or name == _OWN or name.startswith("__") or name in sys.stdlib_module_names:
+    if not file or name == _PACKAGE or name.startswith("__") or name in sys.stdlib_module_names:
         return False
     places = {os.path.join(folder, f"{name}.py"), os.path.join(folder, name, "__init__.py")}
     return not _INSTALLED.search(file) and os.path.realpath(file) not in places
 
 
-def _take_out(names: set[str]) -> dict[str, ModuleType]:
-    """Remove modules of these names, and their parts, from the imported ones, and return them."""
+def _remove_modules(names: set[str]) -> dict[str, ModuleType]:
+    """Remove modules of these names and their submodules from `sys.modules`, and return them."""
     if not names:
         return {}
-    taken = [name for name in sys.modules if name.partition(".")[0] in names]
-    return {name: sys.modules.pop(name) for name in taken}
+    matching_names = [name for name in sys.modules if name.partition(".")[0] in names]
+    return {name: sys.modules.pop(name) for name in matching_names}

@@ -1,1 +1,1 @@
-"""From MODEL and DATA to a recipe that runs at once."""
+"""Propose a ready-to-run recipe for MODEL and DATA."""

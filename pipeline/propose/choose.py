@@ -1,11 +1,11 @@
-"""From a model, data and a machine to the artifacts of a recipe, each with its reason; and what is left out.
+"""Choose a recipe's artifacts for a model, data and machine, each with its reason; list the omitted ones.
 
-model   float                 -> FP32 on ONNX Runtime, INT8 where there are products or convolutions
-        attention, recurrent  -> INT8 dynamic too: it needs no calibration
-        recurrent alone       -> static INT8 where its products can be: for TensorRT
+model   float                 -> FP32 on ONNX Runtime, INT8 if it has products or convolutions
+        attention, recurrent  -> also dynamic INT8, which needs no calibration
+        recurrent alone       -> static INT8 for targets that quantize its products: TensorRT
         Q/DQ already          -> INT8 alone
 data    none                  -> no static INT8
-machine no builder of a kind  -> none of its artifacts; the line that installs it is named
+machine no builder of a kind  -> none of its artifacts; a hint shows the command to install it
         no GPU                -> TensorRT-RTX engines ahead of time, which this machine cannot measure
 """
 
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Line = tuple[str, object, str]
-"""A key, its value and why; no comment where the reason is empty."""
+"""A key, its value and its reason for the comment; an empty reason gives no comment."""
 CALIBRATION_SAMPLES = 256
 USUAL_GPUS = ("sm86", "sm89")
-"""Ampere and Ada: the desktop and inference cards of two generations."""
+"""Ampere and Ada: two generations of desktop and inference cards."""
 CALL_MULTIPLY_ADDS = 1_000_000_000
-"""Of one call: with much less, the runtime's own time per call is a large share of what is measured."""
-_SECONDS_EACH = 8.0
-_SECONDS = (20.0, 120.0)
+"""Of one call: with far fewer, the runtime's overhead per call is a large share of the measured time."""
+_SECONDS_PER_ROW = 8.0
+_SECONDS_LIMITS = (20.0, 120.0)
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a proposal follows from; kind, samples, labels and the metric that fits are of the evaluation.
+    """The data for a proposal; kind, samples, labels and default metric describe the evaluation data.
 
-    `shared` says how one set serves both: "" for two sets, "divided", or "same" where it cannot be divided.
-    `samples` is None where only reading them all would tell. They are ragged where the first ones differ in
-    shape: no batch is made of them.
+    `shared` is "" for two sets, "divided" for one set in two parts, or "same" if one set cannot be divided.
+    `samples` is None if only reading all samples would give their number. Samples are ragged, and cannot be
+    batched, if the first ones differ in shape.
     """
 
     calibration: str = ""
@@ -74,32 +74,32 @@ class DataFacts:
 def look_at_data(
     spec: InitSpec, inputs: Sequence[TensorInfo], outputs: Mapping[str, NDArray[Any]], *, progress: Progress
 ) -> DataFacts:
-    """Look at the samples that serve a model: `calibration` and `evaluation` are in place of `data`."""
+    """Return the facts about a model's samples; `calibration` and `evaluation` of `spec` override `data`."""
     progress("look at the data")
     batches = [tensor.shape[0] for tensor in inputs if tensor.shape and isinstance(tensor.shape[0], int)]
-    limit = max([16, *batches])  # at least a batch of a model that takes no smaller one
-    parts, shared = dict.fromkeys(("calibration", "evaluation"), spec.data), ""
+    limit = max([16, *batches])  # at least one batch, for models with a larger fixed batch
+    specs, shared = dict.fromkeys(("calibration", "evaluation"), spec.data), ""
     spelling = parse_spelling(spec.data) if spec.data and not (spec.calibration or spec.evaluation) else None
-    # What a function yields is not divided between calibration and evaluation.
+    # Samples of a function are not divided between calibration and evaluation.
     if spelling and spelling.kind != FUNCTION and "part" not in spelling.query:
-        parts = {part: str(replace(spelling, query={**spelling.query, "part": part})) for part in parts}
+        specs = {part: str(replace(spelling, query={**spelling.query, "part": part})) for part in specs}
         shared = "divided"
-    calibration = spec.calibration or parts["calibration"]
-    evaluation = spec.evaluation or parts["evaluation"]
+    calibration = spec.calibration or specs["calibration"]
+    evaluation = spec.evaluation or specs["evaluation"]
     if calibration and calibration != evaluation:
         next(iter(Data(calibration, inputs, limit=limit)))
     if not evaluation:
         return DataFacts(calibration)
     data = Data(evaluation, inputs, limit=limit)
-    looked_at = iter(data)
-    first = next(looked_at)
+    batches_read = iter(data)
+    first = next(batches_read)
     is_ragged = False
     if any(axis for tensor in inputs for axis in tensor.dynamic_axes):
         shapes = [
-            {name: array.shape[1:] for name, array in batch.feeds.items()} for batch in (first, *looked_at)
+            {name: array.shape[1:] for name, array in batch.feeds.items()} for batch in (first, *batches_read)
         ]
         is_ragged = any(shape != shapes[0] for shape in shapes)
-    answers = {name: _of_samples(array, first.samples) for name, array in outputs.items()}
+    answers = {name: _resize_output(array, first.samples) for name, array in outputs.items()}
     metric, why = choose(answers, Truth(first.labels, first.samples, first.where), inputs)
     return DataFacts(
         calibration, evaluation, shared or ("same" if calibration == evaluation else ""),
@@ -108,8 +108,8 @@ def look_at_data(
     )  # fmt: skip
 
 
-def _of_samples(array: NDArray[Any], samples: int) -> NDArray[Any]:
-    """Return an output as so many samples have it; shape and type count, and of rows their length."""
+def _resize_output(array: NDArray[Any], samples: int) -> NDArray[Any]:
+    """Return an output resized to `samples`; only shape, dtype and the lengths of rows matter."""
     import numpy as np
 
     shape = (samples, *array.shape[1:])
@@ -117,17 +117,17 @@ def _of_samples(array: NDArray[Any], samples: int) -> NDArray[Any]:
 
 
 def relocated(spec: str, folder: Path) -> str:
-    """Return a spelling as a file in `folder` has it."""
+    """Return a DATA argument rewritten for a file in `folder`."""
     spelling = parse_spelling(spec)
     if spelling.kind == FUNCTION:
         return spelled_from(parse_source(spelling.path), folder)
-    whole = spelling.located(Path.cwd())
-    return str(replace(whole, path=seen_from(folder, Path(whole.path))))
+    located = spelling.located(Path.cwd())
+    return str(replace(located, path=seen_from(folder, Path(located.path))))
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What is not proposed, why, and how to get it."""
+    """An omitted artifact or measurement, the reason, and how to add it."""
 
     what: str
     why: str
@@ -139,10 +139,9 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Machine:
-    """What can be built and run here: `missing` are the targets that cannot.
+    """This machine: the targets that it cannot build (`missing`), its GPU and its CPU.
 
-    `gpu` is the compute capability of its GPU, empty without one; `emulates_bf16` says why the processor does
-    not multiply in bfloat16, empty where it does.
+    `gpu` is the compute capability, empty without a GPU; `emulates_bf16` is the reason, empty if native.
     """
 
     missing: dict[str, LeftOut]
@@ -151,7 +150,7 @@ class Machine:
 
 
 def look_at_machine() -> Machine:
-    """Look at the targets, as `doctor` does; imports their runtimes."""
+    """Return the facts about this machine, as `doctor` determines them; imports the targets' runtimes."""
     reasons = {target: engine(target).why_not_build() for target in TARGETS}
     missing: dict[str, LeftOut] = {
         target: LeftOut(target, reason, engine(target).fix()) for target, reason in reasons.items() if reason
@@ -162,7 +161,7 @@ def look_at_machine() -> Machine:
 
 @dataclass(frozen=True)
 class Proposed:
-    """An artifact: its name, why it is there, and its keys."""
+    """A proposed artifact: its name, reason and keys."""
 
     name: str
     why: str
@@ -174,10 +173,10 @@ class Proposed:
 
 
 class ArtifactChoice:
-    """The artifacts of a recipe, and what is left out.
+    """The artifacts of a recipe, and the omitted ones.
 
-    `targets` of the user are proposed even where only another machine can build them. TensorRT-RTX
-    builds for `gpus`; by default for the GPU's here, or `USUAL_GPUS`.
+    The user's `targets` are proposed even if only another machine can build them. TensorRT-RTX builds for
+    `gpus`, by default for this machine's GPU, or else `USUAL_GPUS`.
     """
 
     def __init__(
@@ -191,8 +190,8 @@ class ArtifactChoice:
     ) -> None:
         self.model, self.data, self.machine, self.targets, self.gpus = model, data, machine, targets, gpus
         why = f"it has no {', '.join(model.learners)} of ai.onnx.ml"
-        others = [name for name in TARGETS if name != "onnxruntime" and model.learners]
-        self.missing = machine.missing | {name: LeftOut(name, why) for name in others}
+        unsupported = [name for name in TARGETS if name != "onnxruntime" and model.learners]
+        self.missing = machine.missing | {name: LeftOut(name, why) for name in unsupported}
         self.is_float = model.precision == "fp32"
         self.quantizes = bool(model.kinds) and self.is_float
         self.has_ranges = bool(data.calibration) or model.precision == "int8"
@@ -202,10 +201,10 @@ class ArtifactChoice:
         self.left_out = tuple(self._left_out())
 
     def _artifacts(self) -> Iterator[Proposed]:
-        for target in self._taken():
-            lines = list(self._of_tensorrt(target)) if target in TENSORRT_TARGETS else []
+        for target in self._selected():
+            lines = list(self._tensorrt_lines(target)) if target in TENSORRT_TARGETS else []
             static = self.static and self._has_integers(target)
-            fits: dict[When, bool] = {
+            applies: dict[When, bool] = {
                 "float": self.is_float,
                 "float alone": not static and self.is_float,
                 "static": static,
@@ -214,27 +213,27 @@ class ArtifactChoice:
                 "named": target in self.targets,
             }
             for proposal in engine(target).proposals():
-                if fits[proposal.when]:
-                    what = ("target", target, ""), ("precision", proposal.precision, "")
+                if applies[proposal.when]:
+                    head = ("target", target, ""), ("precision", proposal.precision, "")
                     mode: list[Line] = [("mode", proposal.mode, "")] if proposal.mode else []
-                    yield Proposed(proposal.name, proposal.why, (*what, *lines, *mode))
+                    yield Proposed(proposal.name, proposal.why, (*head, *lines, *mode))
 
     def _has_integers(self, target: Target) -> bool:
-        """Whether static INT8 of a target takes any kind of layer of the model."""
+        """Return whether static INT8 of a target covers any kind of layer in the model."""
         if self.model.kinds != {"recurrent"} or not (placed_for := rows()[target].placed_for):
             return True
         return graph_rules(placed_for).opens_recurrences
 
-    def _taken(self) -> list[Target]:
+    def _selected(self) -> list[Target]:
         targets, missing = self.targets, self.missing
         return [name for name in TARGETS if (name in targets if targets else name not in missing)]
 
-    def _proposing(self, when: When) -> list[Target]:
-        """Targets that are taken and have a proposal of a kind."""
-        return [name for name in self._taken() if any(p.when == when for p in engine(name).proposals())]
+    def _targets_with(self, when: When) -> list[Target]:
+        """Return the selected targets with a proposal for `when`."""
+        return [name for name in self._selected() if any(p.when == when for p in engine(name).proposals())]
 
-    def _of_tensorrt(self, target: Target) -> Iterator[Line]:
-        """GPUs, and shapes where axes beyond the batch are dynamic: the defaults know only of batches."""
+    def _tensorrt_lines(self, target: Target) -> Iterator[Line]:
+        """Yield GPUs, and shapes if axes beyond the batch are dynamic; defaults exist only for the batch."""
         if target == "tensorrt-rtx" and self.gpus:
             yield "gpus", list(self.gpus), "as asked for"
         elif target == "tensorrt-rtx" and self.machine.gpu:
@@ -256,27 +255,27 @@ class ArtifactChoice:
         if self.quantizes and not self.has_ranges:
             how = "give them as `data`; 100 to 500 are enough"
             yield LeftOut("static INT8", "it needs samples to calibrate on", how)
-        without = [name for name in self._proposing("static") if not self._has_integers(name)]
-        if without and self.static:
+        no_int8 = [name for name in self._targets_with("static") if not self._has_integers(name)]
+        if no_int8 and self.static:
             how = '`mode = "dynamic"` for ONNX Runtime'
-            yield LeftOut(f"static INT8 for {', '.join(without)}", "it takes no recurrent layer", how)
+            yield LeftOut(f"static INT8 for {', '.join(no_int8)}", "it takes no recurrent layer", how)
         if not self.data.evaluation:
             why = "no labelled samples: the table compares speed alone"
             yield LeftOut("accuracy", why, "give samples as `data`")
         if not self.model.kinds:
             yield LeftOut("INT8", "no layer of the model multiplies with weights")
-        elif self.quantizes and not self.dynamic and self._proposing("dynamic"):
+        elif self.quantizes and not self.dynamic and self._targets_with("dynamic"):
             why = "it quantizes products of matrices alone: convolutions would stay in float"
             yield LeftOut("dynamic INT8", why, 'mode = "dynamic"')
         if self.machine.emulates_bf16 and self.is_float:
-            for target in self._proposing("bf16"):
+            for target in self._targets_with("bf16"):
                 yield LeftOut(f"{target} bf16", self.machine.emulates_bf16)
 
 
 def _extents(
     tensor: TensorInfo, model: ModelFacts, named: dict[str, tuple[int, int, int]]
 ) -> list[tuple[int, ...]]:
-    """Least, usual and largest shape of an input; `named` axes have these extents, and others are added."""
+    """Return min, opt and max shape of an input; `named` stores the extents of named axes across inputs."""
     from ...model.sources.preprocessing import preprocessing_of
 
     extents = {extents.axis: extents for extents in tensor.extents}
@@ -299,9 +298,9 @@ def _extents(
 
 
 def batch_size(model: ModelFacts, samples: int | None = None, *, is_ragged: bool = False) -> tuple[int, str]:
-    """Return the batch that is measured, a power of two, and why: enough work to be measured, and no more.
+    """Return the batch size to measure and the reason: a power of two with enough work for stable timing.
 
-    It does not exceed the `samples` of the evaluation, if their number is known.
+    The batch size is at most the number of evaluation samples, if known.
     """
     if first_axes_differ(model.inputs):
         return 1, "the first axis of an input is no batch: a call takes a sample as it is"
@@ -312,8 +311,8 @@ def batch_size(model: ModelFacts, samples: int | None = None, *, is_ragged: bool
         return 1, "the samples differ in shape"
     if not model.multiply_adds:
         return 1, "the latency of one sample"
-    batch, most = 1, DEFAULT_MAX if samples is None else min(DEFAULT_MAX, samples)
-    while 2 * batch <= most and 2 * batch * model.multiply_adds <= CALL_MULTIPLY_ADDS:
+    batch, limit = 1, DEFAULT_MAX if samples is None else min(DEFAULT_MAX, samples)
+    while 2 * batch <= limit and 2 * batch * model.multiply_adds <= CALL_MULTIPLY_ADDS:
         batch *= 2
     if batch == 1:
         return 1, "the latency of one sample; a larger one measures throughput"
@@ -321,22 +320,22 @@ def batch_size(model: ModelFacts, samples: int | None = None, *, is_ragged: bool
 
 
 def budget_need(data: DataFacts, artifacts: Sequence[Proposed], spec: InitSpec) -> Need | None:
-    """Return how many samples the budget needs; None without one, or for a metric in units of its own."""
+    """Return how many samples the budget needs; None without a budget or for a metric not in points."""
     metric = data.metric if spec.metric == AUTO else spec.metric
     if spec.max_drop is None or not data.evaluation or unit_of(metric) != "points":
         return None
     is_measured = [item.target in CPU_TARGETS or find_gpu() is not None for item in artifacts]
-    reduced = [
+    quantized = [
         item for item, measured in zip(artifacts, is_measured, strict=True)
         if measured and dict(line[:2] for line in item.lines).get("precision", EXACT[0]) not in EXACT
     ]  # fmt: skip
-    return samples_for_budget(spec.max_drop, max(1, len(reduced)), data.samples)
+    return samples_for_budget(spec.max_drop, max(1, len(quantized)), data.samples)
 
 
 def bench_lines(
     model: ModelFacts, data: DataFacts, artifacts: Sequence[Proposed], spec: InitSpec
 ) -> list[Line]:
-    """Return the keys of `[bench]`."""
+    """Return the lines of `[bench]`."""
     lines: list[Line] = [("batch_size", *batch_size(model, data.samples, is_ragged=data.is_ragged))]
     if model.is_onnx:
         lines.append(("baseline", artifacts[0].name, "there is no PyTorch model to compare with"))
@@ -351,6 +350,6 @@ def bench_lines(
     seconds, why = spec.max_time_s, "as asked for"
     if seconds is None:
         rows = len(artifacts) + 1
-        seconds = min(max(_SECONDS_EACH * rows, _SECONDS[0]), _SECONDS[1])
-        why = f"{_SECONDS_EACH:g} s for each of {rows} rows; more narrows the intervals"
+        seconds = min(max(_SECONDS_PER_ROW * rows, _SECONDS_LIMITS[0]), _SECONDS_LIMITS[1])
+        why = f"{_SECONDS_PER_ROW:g} s for each of {rows} rows; more narrows the intervals"
     return [*lines, ("max_time_s", seconds, why)]

@@ -1,4 +1,4 @@
-"""`qcompile init`: write a commented recipe that runs at once, every key with its reason beside it."""
+"""`qcompile init`: write a ready-to-run recipe with a comment that explains each choice."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ if TYPE_CHECKING:
 SCHEMA = Path(__file__).parents[2] / "docs" / "recipe.schema.json"
 
 
-def _written(
+def _recipe_lines(
     source: str, spec: InitSpec, model: ModelFacts, data: DataFacts, choice: ArtifactChoice, command: str
 ) -> Iterator[str]:
-    """The lines of the recipe."""
+    """Yield the lines of the recipe."""
     folder = spec.output.parent
-    if SCHEMA.is_file():  # editors that know taplo's line complete and check the keys
+    if SCHEMA.is_file():  # editors with taplo support use this line to complete and check keys
         yield f"#:schema {SCHEMA.as_uri()}"
     yield "# Every choice below is yours to change. Paths are relative to this file. It was written by"
     yield f"#   {plain(command)}"
-    words = [model.source.spec]
+    facts = [model.source.spec]
     if model.parameters:
-        words.append(f"{_large(model.parameters)} weights ({bytes_text(model.weight_bytes)})")
+        facts.append(f"{_count_text(model.parameters)} weights ({bytes_text(model.weight_bytes)})")
     if model.multiply_adds:
-        words.append(f"{_large(model.multiply_adds)} multiply-adds a sample")
-    words += [", ".join(sorted(model.kinds))] if model.kinds else []
-    yield f"#   model    {plain('; '.join(' '.join(part.split()) for part in words))}"
-    yield f"#   machine  {plain(str(processor()['processor']))}, {_counted(usable_cores(), 'core')}"
+        facts.append(f"{_count_text(model.multiply_adds)} multiply-adds a sample")
+    facts += [", ".join(sorted(model.kinds))] if model.kinds else []
+    yield f"#   model    {plain('; '.join(' '.join(part.split()) for part in facts))}"
+    yield f"#   machine  {plain(str(processor()['processor']))}, {_with_unit(usable_cores(), 'core')}"
     for note in (*model.notes, *data.notes):
         yield f"#   note     {plain(note)}"
-    top: list[Line] = [
+    head: list[Line] = [
         ("version", 1, ""),
         ("name", model.name, "of the ONNX files"),
-        ("output", _output(spec.output), "artifacts, results.json and report.html"),
+        ("output", _output_folder(spec.output), "artifacts, results.json and report.html"),
     ]
-    yield from toml_table("", top)
+    yield from toml_table("", head)
     lines: list[Line] = [("source", spelled_from(parse_source(source), folder), "")]
     if model.declared:
         lines.append(("inputs", list(model.declared), model.why_inputs))
@@ -82,7 +82,7 @@ def _written(
     if not model.is_onnx:
         lines.append(("simplify", True, "folds and fuses; the outputs stay equal"))
     yield from toml_table("[model]", lines)
-    yield from _data(data, folder, choice)
+    yield from _data_lines(data, folder, choice)
     for artifact in choice.artifacts:
         header = f"[[artifact]]  # {plain(artifact.why)}"
         yield from toml_table(header, [("name", artifact.name, ""), *artifact.lines])
@@ -92,18 +92,18 @@ def _written(
         yield from (f"#   {plain(str(item))}" for item in choice.left_out)
 
 
-def _output(path: Path) -> str:
-    """A folder that no other recipe beside it has: artifacts of one name would replace each other."""
-    for other in path.parent.glob("*.toml"):
+def _output_folder(path: Path) -> str:
+    """Return an output folder that no other recipe beside `path` uses, to prevent overwritten artifacts."""
+    for file in path.parent.glob("*.toml"):
         with contextlib.suppress(OSError, ValueError):
-            values = parse_toml(other.read_bytes())
-            is_other = "artifact" in values and other.name != path.name
+            values = parse_toml(file.read_bytes())
+            is_other = "artifact" in values and file.name != path.name
             if is_other and values.get("output", "out") == "out":
                 return f"out-{path.stem}"
     return "out"
 
 
-def _data(data: DataFacts, folder: Path, choice: ArtifactChoice) -> Iterator[str]:
+def _data_lines(data: DataFacts, folder: Path, choice: ArtifactChoice) -> Iterator[str]:
     lines: list[Line] = []
     if data.calibration:
         why = {
@@ -112,7 +112,7 @@ def _data(data: DataFacts, folder: Path, choice: ArtifactChoice) -> Iterator[str
         }.get(data.shared, "samples that the ranges of INT8 are observed on")
         lines.append(("calibration", relocated(data.calibration, folder), why))
     if data.evaluation:
-        count = "" if data.samples is None else f"{_counted(data.samples, 'sample')}, "
+        count = "" if data.samples is None else f"{_with_unit(data.samples, 'sample')}, "
         labels = "with labels" if data.has_labels else "no labels"
         lines.append(("evaluation", relocated(data.evaluation, folder), f"{count}{labels}"))
     if lines:
@@ -122,8 +122,8 @@ def _data(data: DataFacts, folder: Path, choice: ArtifactChoice) -> Iterator[str
         yield from toml_table("[calibrate]", [("samples", CALIBRATION_SAMPLES, why)])
 
 
-def _large(count: float) -> str:
-    """ "11.7 M", "1.82 G"."""
+def _count_text(count: float) -> str:
+    """Return a rounded count: "11.7 M", "1.82 G"."""
     for unit in ("", " k", " M"):
         if count < 999.5:
             return f"{figure(count) if unit else int(count)}{unit}"
@@ -131,13 +131,13 @@ def _large(count: float) -> str:
     return f"{figure(count)} G"
 
 
-def _counted(count: int, what: str) -> str:
+def _with_unit(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
 @dataclass(frozen=True)
 class InitResult:
-    """What was written, the choice of its artifacts, and what the model and the data tell."""
+    """The written recipe, its choice of artifacts, and the facts about model and data."""
 
     path: Path
     recipe: Recipe
@@ -149,7 +149,7 @@ class InitResult:
 
     @property
     def notes(self) -> list[str]:
-        """What the model and the data tell, and that too few samples prove a budget."""
+        """Notes about the model and the data, and whether there are too few samples for the budget."""
         too_few = [self.need.text] if self.need and self.need.is_met is False else []
         return [*self.model.notes, *self.data.notes, *too_few]
 
@@ -184,19 +184,18 @@ def init(
 ) -> InitResult:
     """Write a recipe for a model.
 
-    Args:
-        model: A MODEL spelling.
+        model: A MODEL argument.
         output: The file to write.
-        spec: What it is proposed from.
-        command: Words that write it again, for its first line.
-        progress: Told of every step.
+        spec: Options of the proposal.
+        command: The command line that writes the recipe, for the comment at its start.
+        progress: Called with each step.
         options: Fields of `InitSpec` by name, in place of those of `spec`.
 
     Returns:
         The recipe, its text, and the reasons behind its choices.
 
     Raises:
-        InvalidOption: If the file exists, or the model's inputs are not known; it says which to give.
+        InvalidOption: If the file exists, or the model's inputs are unknown; the hint shows which to give.
         ModelError, DataError, MissingFile: If the model or the data cannot be read.
         EngineUnavailable: If nothing can be built here.
     """
@@ -214,7 +213,7 @@ def init(
         samples=(spec.data, spec.calibration, spec.evaluation), trust=spec.trust, progress=progress,
     )  # fmt: skip
     data = look_at_data(spec, facts.inputs, facts.outputs, progress=progress)
-    if facts.precision == "int8":  # the graph holds its scales: there is nothing to calibrate
+    if facts.precision == "int8":  # the graph holds its scales, so no calibration is needed
         data = replace(data, calibration="")
     progress("look at the installation")
     choice = ArtifactChoice(facts, data, look_at_machine(), targets=spec.asked, gpus=spec.gpus)
@@ -222,8 +221,8 @@ def init(
         raise EngineUnavailable(
             "nothing can be built here: no runtime is installed", hint=install_hint("cpu"), engine=""
         )
-    text = "\n".join(_written(model, spec, facts, data, choice, shlex.join(command))) + "\n"
-    recipe = parse_recipe(text.encode(), path)  # it must be read back before anybody gets it
+    text = "\n".join(_recipe_lines(model, spec, facts, data, choice, shlex.join(command))) + "\n"
+    recipe = parse_recipe(text.encode(), path)  # validate before writing
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, text)
     need = budget_need(data, choice.artifacts, spec)

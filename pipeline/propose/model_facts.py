@@ -1,7 +1,7 @@
-"""What a model tells of itself: its inputs, its kinds of layers, its size, what its outputs are.
+"""Collect the facts about a model for a proposal: inputs, kinds of layers, size, outputs.
 
-An ONNX file is read without its weights. A PyTorch model is loaded and run once, on the example that comes
-with it, on the first sample of the data, or on random values.
+An ONNX file is read without its weights. A PyTorch model is loaded and run once, on its example, on the first
+sample of the data, or on random values.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ...model.sources.example import Example
     from ...model.sources.pytorch import LoadedModel
 
-_TRIED_BATCHES = (1, 3)
-_TAKEN = {
+_TEST_BATCHES = (1, 3)
+_INPUT_TEMPLATES = {
     "Conv1d": "[batch,{0.in_channels},LENGTH]",
     "Conv2d": "[batch,{0.in_channels},HEIGHT,WIDTH]",
     "Conv3d": "[batch,{0.in_channels},DEPTH,HEIGHT,WIDTH]",
@@ -37,21 +37,21 @@ _TAKEN = {
     "Embedding": "[batch,LENGTH]:int64",
     **dict.fromkeys(("LSTM", "GRU", "RNN"), "[batch,LENGTH,{0.input_size}]"),
 }
-"""Layer of PyTorch to the shape that it takes, as far as it tells."""
+"""PyTorch layer to a template of its input, with the extents that the layer defines."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a proposal follows from.
+    """The facts about a model for a proposal.
 
     Attributes:
         inputs: Dynamic axes have names.
-        outputs: Of the one run; of a file zeros of its shapes (1 for what varies) and types.
-        declared: `inputs` that the recipe must give; empty where the source has them.
-        kinds: Which of `KINDS` it holds.
-        precision: Of its graph: "fp32", or "int8" of one that holds Q/DQ.
-        multiply_adds: Of one sample; 0 where that is not known.
-        learners: Operators of `ai.onnx.ml`, as of scikit-learn's trees, which ONNX Runtime alone has.
+        outputs: Of one run; for an ONNX file, zeros with its types and shapes (1 for dynamic axes).
+        declared: Inputs that the recipe must give; empty if the source defines them.
+        kinds: The keys of `KINDS` that the model contains.
+        precision: "fp32", or "int8" for a graph with Q/DQ.
+        multiply_adds: For one sample; 0 if unknown.
+        learners: Operators of `ai.onnx.ml`, such as scikit-learn's trees, which only ONNX Runtime supports.
     """
 
     source: Source
@@ -70,7 +70,7 @@ class ModelFacts:
 
     @property
     def is_onnx(self) -> bool:
-        """Whether it is a file, with no PyTorch model to compare with."""
+        """Whether the model is an ONNX file, without a PyTorch model to compare with."""
         return self.source.kind == "onnx"
 
 
@@ -84,24 +84,23 @@ def look_at_model(
     trust: bool = False,
     progress: Progress,
 ) -> ModelFacts:
-    """Look at a model; an error says which inputs to give, where they are not known.
+    """Return the facts about a model; if its inputs are unknown, the error shows which to give.
 
-    `samples` are DATA spellings, of which the first that can tells the inputs; empty ones are left out. The
-    other options are those of `init`.
+    `samples` are DATA arguments; the first suitable one defines the inputs. Other options are as in `init`.
     """
     source = parse_source(spec, weights=weights, download=download)
     progress("look at the model")
     if source.kind == "onnx":
-        return _look_at_onnx(source)
+        return _onnx_facts(source)
     from ...model.sources.archives import trusting
     from ...model.sources.load import load_torch
 
     with trusting(trust):
-        return _look_at_module(source, load_torch(source), inputs, samples)
+        return _module_facts(source, load_torch(source), inputs, samples)
 
 
 def plain_name(source: Source) -> str:
-    """Return what the files of a model may be called: "digits", "resnet18"."""
+    """Return a base name for the files of a model: "digits", "resnet18"."""
     if source.is_named:
         text = (source.path.name if source.path else source.name).rpartition("/")[2]
     elif source.path is not None:
@@ -114,23 +113,23 @@ def plain_name(source: Source) -> str:
     return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "model"
 
 
-def _look_at_onnx(source: Source) -> ModelFacts:
+def _onnx_facts(source: Source) -> ModelFacts:
     from ...model.graph.graph import graph_precision
     from ...model.graph.multiply_adds import multiply_adds
     from ...model.graph.onnx_file import read_weightless
 
-    read = read_weightless(source.file)
-    graph = read.model.graph
+    onnx_file = read_weightless(source.file)
+    graph = onnx_file.model.graph
     return ModelFacts(
         source,
         plain_name(source),
-        read.io.inputs,
-        {output.name: _zeros(output) for output in read.io.outputs},
+        onnx_file.io.inputs,
+        {output.name: _zeros(output) for output in onnx_file.io.outputs},
         kinds=kinds_of_layers(node.op_type for node in graph.node),
-        precision=graph_precision(read.model),
+        precision=graph_precision(onnx_file.model),
         parameters=sum(math.prod(tensor.dims) for tensor in graph.initializer),
         weight_bytes=source.file.stat().st_size,
-        multiply_adds=sum(multiply_adds(read.model).values()),
+        multiply_adds=sum(multiply_adds(onnx_file.model).values()),
         learners=tuple(sorted({node.op_type for node in graph.node if node.domain == "ai.onnx.ml"})),
     )
 
@@ -141,13 +140,13 @@ def _zeros(tensor: TensorInfo) -> NDArray[Any]:
     return np.zeros(fill_dynamic(tensor), tensor.dtype if "int" in tensor.dtype else "float32")
 
 
-def _look_at_module(
+def _module_facts(
     source: Source, loaded: LoadedModel, inputs: Sequence[str], samples: Sequence[str]
 ) -> ModelFacts:
     from ...compiler.export.checks import open_original
     from ...model.sources.pytorch import flat_outputs, name_outputs
 
-    declared, why = _declared(source, loaded, inputs, samples)
+    declared, why = _declare_inputs(source, loaded, inputs, samples)
     with open_original(loaded, source.spec, declared, (), None) as original:
         arrays = flat_outputs(original.reference)[1]
         names = name_outputs((), original.reference, original.example.feeds)
@@ -155,7 +154,7 @@ def _look_at_module(
         layers = [
             getattr(part, "original_name", "") or type(part).__name__ for part in loaded.module.modules()
         ]
-        operators = [str(node.target) for node in _captured(loaded.module)]
+        operators = [str(node.target) for node in _program_nodes(loaded.module)]
         return ModelFacts(
             source,
             plain_name(source),
@@ -171,10 +170,10 @@ def _look_at_module(
         )
 
 
-def _declared(
+def _declare_inputs(
     source: Source, loaded: LoadedModel, inputs: Sequence[str], samples: Sequence[str]
 ) -> tuple[tuple[str, ...], str]:
-    """The inputs to give to the export, and where they come from."""
+    """Return the inputs that the recipe must declare, and their origin."""
     from ...model.sources.example import forward_parameters, make_example
     from ...model.sources.pytorch import program_inputs
 
@@ -186,27 +185,27 @@ def _declared(
         example = make_example(loaded, (), ())
         if example.has_dynamic_batch or any(tensor.preprocessing for tensor in example.inputs):
             return (), "the model declares them"
-        if opened := _with_open_batch(loaded, example):
-            return opened, "of the model's own example; any batch size"
+        if batch_inputs := _with_dynamic_batch(loaded, example):
+            return batch_inputs, "of the model's own example; any batch size"
         return (), "the model's own example"
-    captured = program_inputs(loaded.module) if _captured(loaded.module) else ()
-    if captured:
-        return tuple(map(_spelled, captured)), "as the program was captured"
+    program = program_inputs(loaded.module) if _program_nodes(loaded.module) else ()
+    if program:
+        return tuple(map(_format_input, program)), "as the program was captured"
     parameters = forward_parameters(loaded.module)
     names = [name for name, parameter in parameters if parameter.default is parameter.empty]
-    told = next(filter(None, (_told_by(spec, loaded, names) for spec in samples if spec)), ())
-    if not told:
+    data_inputs = next(filter(None, (_inputs_of_data(spec, loaded, names) for spec in samples if spec)), ())
+    if not data_inputs:
         raise InvalidOption(
             f"{source.spec}: the shapes of its inputs are not known; it takes {', '.join(names) or 'inputs'}",
             hint=f"give {input_templates(loaded.module, names)}, or data that has them, or return "
             "(module, example) from the function",
             option="inputs",
         )
-    return tuple(map(_spelled, told)), "of the data's first sample"
+    return tuple(map(_format_input, data_inputs)), "of the data's first sample"
 
 
-def _told_by(data: str, loaded: LoadedModel, names: Sequence[str]) -> tuple[TensorInfo, ...]:
-    """The inputs that samples tell: arrays, those of a function, and images as large as they are prepared."""
+def _inputs_of_data(data: str, loaded: LoadedModel, names: Sequence[str]) -> tuple[TensorInfo, ...]:
+    """Return the inputs of arrays, of a function's samples, or of images after preprocessing; else empty."""
     from ...compiler.export.data_axes import inputs_of_first_batch
     from ...model.sources.load import find_preprocessing
     from ...model.sources.preprocessing import ImagePreprocessing
@@ -221,36 +220,36 @@ def _told_by(data: str, loaded: LoadedModel, names: Sequence[str]) -> tuple[Tens
     return (TensorInfo(names[0], "float32", ("batch", image.channels, image.height, image.width)),)
 
 
-def _with_open_batch(loaded: LoadedModel, example: Example) -> tuple[str, ...]:
-    """The inputs of an example with their batch named, where the model takes other batches; else none."""
+def _with_dynamic_batch(loaded: LoadedModel, example: Example) -> tuple[str, ...]:
+    """Return the inputs of an example with a dynamic batch; empty if the model rejects other batch sizes."""
     from ...model.sources.example import make_example
     from ...model.sources.nested import NestedInputs
 
     extents = {array.shape[0] if array.ndim else None for array in example.feeds.values()}
     if isinstance(loaded.module, NestedInputs) or len(extents) != 1 or None in extents:
         return ()
-    spelled = tuple(
-        _spelled(TensorInfo(name, str(array.dtype), ("batch", *array.shape[1:])))
+    texts = tuple(
+        _format_input(TensorInfo(name, str(array.dtype), ("batch", *array.shape[1:])))
         for name, array in example.feeds.items()
     )
     try:
-        opened = make_example(loaded, spelled, ())
+        dynamic = make_example(loaded, texts, ())
         with quiet():
-            for batch in _TRIED_BATCHES:
-                opened.call(loaded.module, opened.resized(batch))
-    except Exception:  # whatever a model raises that is made for one batch
+            for batch in _TEST_BATCHES:
+                dynamic.call(loaded.module, dynamic.resized(batch))
+    except Exception:  # models with a fixed batch raise many types of errors
         return ()
-    return spelled
+    return texts
 
 
-def _spelled(tensor: TensorInfo) -> str:
-    """`NAME:SHAPE[:DTYPE]`."""
+def _format_input(tensor: TensorInfo) -> str:
+    """Return the input as `NAME:SHAPE[:DTYPE]`."""
     dtype = "" if tensor.dtype == "float32" else f":{tensor.dtype}"
     return f"{tensor.name}:{format_shape(tensor.shape)}{dtype}"
 
 
 def _multiply_adds(original: Any) -> int:
-    """Of one sample, as PyTorch counts them; 0 where it cannot."""
+    """Return multiply-adds of one sample as PyTorch counts them; 0 if it cannot count them."""
     from torch.utils.flop_counter import FlopCounterMode
 
     example = original.example
@@ -259,13 +258,13 @@ def _multiply_adds(original: Any) -> int:
         with quiet(), FlopCounterMode(display=False) as counter:
             example.call(original.loaded.module, example.feeds)
         return int(counter.get_total_flops() // 2 // max(1, first.shape[0] if first.ndim else 1))
-    except Exception:  # TorchScript, and operators that it does not know
+    except Exception:  # TorchScript, and operators unknown to the counter
         return 0
 
 
 def spelled_from(source: Source, folder: Path) -> str:
-    """Return a MODEL or data spelling as a file in `folder` has it."""
-    if source.path is None:  # a file of weights is where it is, seen from any folder
+    """Return a MODEL or DATA argument rewritten for a file in `folder`."""
+    if source.path is None:  # a file of weights has an absolute path
         return source.absolute if source.options.file else source.spec
     path, query = seen_from(folder, source.path), source.options.query
     if source.is_named:
@@ -274,7 +273,7 @@ def spelled_from(source: Source, folder: Path) -> str:
 
 
 def seen_from(folder: Path, path: Path) -> str:
-    """Return a path relative to a folder, or the absolute one where that is shorter."""
+    """Return a path relative to a folder, or the absolute path if it is shorter."""
     absolute = str(path.resolve())
     return min(os.path.relpath(absolute, folder.resolve()), absolute, key=len)
 
@@ -285,26 +284,26 @@ KINDS = {
     "attention": re.compile(r"attention|^softmax$|layernorm", re.I),
     "product": re.compile(r"linear|^matmul$|^gemm$|^(aten\.)?(addmm|bmm|mm)\b", re.I),
 }
-"""Kind of layer to what names it: a module of PyTorch, an operator of `torch.export`, an operator of ONNX."""
+"""Kind of layer to the pattern of its names: PyTorch modules, operators of `torch.export` or of ONNX."""
 
 
 def input_templates(module: Any, names: Sequence[str]) -> str:
-    """Return `inputs` for each argument, with what the first layer says of the only one."""
+    """Return `inputs` templates for the arguments; a known first layer gives the shape of a sole argument."""
     if len(names) != 1:
         return " and ".join(f"`inputs` {name}:[batch,...]" for name in names) or "`inputs` NAME:[batch,...]"
-    layer = next((part for part in module.modules() if type(part).__name__ in _TAKEN), None)
-    shape = "[batch,...]" if layer is None else _TAKEN[type(layer).__name__].format(layer)
+    layer = next((part for part in module.modules() if type(part).__name__ in _INPUT_TEMPLATES), None)
+    shape = "[batch,...]" if layer is None else _INPUT_TEMPLATES[type(layer).__name__].format(layer)
     if not getattr(layer, "batch_first", True):
         shape = shape.replace("batch,LENGTH", "LENGTH,batch")
     return f"`inputs` {names[0]}:{shape}"
 
 
-def _captured(module: Any) -> Iterable[Any]:
-    """The nodes of a captured program; none of another module."""
+def _program_nodes(module: Any) -> Iterable[Any]:
+    """Return the nodes of a captured program; empty for other modules."""
     return getattr(getattr(module, "graph", None), "nodes", ()) if hasattr(module, "_in_spec") else ()
 
 
 def kinds_of_layers(names: Iterable[str]) -> frozenset[str]:
-    """Return the kinds of layers by their names."""
-    every = set(names)
-    return frozenset(kind for kind, pattern in KINDS.items() if any(map(pattern.search, every)))
+    """Return the kinds of layers with these names."""
+    distinct = set(names)
+    return frozenset(kind for kind, pattern in KINDS.items() if any(map(pattern.search, distinct)))

@@ -1,1 +1,1 @@
-"""Recipes: their types, what they may name, and how they are written."""
+"""Recipes: their types, the files and code that they name, and their text."""

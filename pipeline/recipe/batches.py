@@ -1,4 +1,4 @@
-"""Which batches a recipe measures, and whether the shapes of its engines take them."""
+"""Determine the batch sizes that a recipe measures, and check them against its engines' shapes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from ...spec.measure import BenchSection
 
 DEFAULT_MAX = 16
-"""Largest batch of an engine that is built without shapes."""
+"""Largest batch of an engine built without shapes."""
 
 Ranges = dict[str, tuple[int, int]]
 
 
 def measured_batches(bench: BenchSection | None) -> dict[str, int]:
-    """Return the key of each batch size that is measured to its value; nothing without `[bench]`."""
+    """Return recipe key to value of each measured batch size; empty without `[bench]`."""
     if bench is None:
         return {}
     curve = {f"bench.batch_sizes[{i}]": size for i, size in enumerate(bench.batch_sizes)}
@@ -30,16 +30,16 @@ def measured_batches(bench: BenchSection | None) -> dict[str, int]:
 
 
 def check_batches(recipe: RecipeFile) -> None:
-    """Refuse a batch size that cannot be measured.
+    """Raise `Refused` for a batch size that cannot be measured.
 
-    The batch is the first axis of every input. One that `model.inputs` fixes is fixed for all artifacts. A
-    TensorRT engine takes the shapes of its optimization profiles and no others.
+    The batch is the first axis of every input. If `model.inputs` fixes it, it is fixed for all artifacts. A
+    TensorRT engine takes only the shapes of its optimization profiles.
     """
-    named = {(name, axis) for name, axis, _ in map(parse_dynamic_axis, recipe.model.dynamic)}
+    dynamic = {(name, axis) for name, axis, _ in map(parse_dynamic_axis, recipe.model.dynamic)}
     fixed = {
         tensor.name: tensor.shape[0]
         for tensor in map(parse_input, recipe.model.inputs)
-        if tensor.shape and isinstance(tensor.shape[0], int) and (tensor.name, 0) not in named
+        if tensor.shape and isinstance(tensor.shape[0], int) and (tensor.name, 0) not in dynamic
     }
     for key, batch in measured_batches(recipe.bench).items():
         for name, extent in fixed.items():
@@ -48,19 +48,16 @@ def check_batches(recipe: RecipeFile) -> None:
                 raise Refused(key, problem, hint=f"measure {extent}, or name the axis: {name}:[batch,...]")
         for index, artifact in enumerate(recipe.artifact):
             for source, profiles in _profiles(artifact, f"artifact[{index}]"):
-                wrong = [_outside(ranges, batch, fixed) for ranges in profiles]
-                if wrong and all(wrong):
-                    problem = f"is {batch}; the engine {artifact.name!r} takes {wrong[0]} ({source})"
-                    raise Refused(key, problem, hint=f"let {source} reach {batch}, or measure what it takes")
+                excluded = [_excluding_range(ranges, batch, fixed) for ranges in profiles]
+                if excluded and all(excluded):
+                    problem = f"is {batch}; the engine {artifact.name!r} takes {excluded[0]} ({source})"
+                    raise Refused(key, problem, hint=f"extend {source} to {batch}, or measure another batch")
 
 
 def default_shapes(
     inputs: Sequence[TensorInfo], bench: BenchSection | None
 ) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Return min, opt and max shapes that take every measured batch; empty where the defaults do.
-
-    For an engine without shapes: 1 to 16 where the first axis alone is dynamic.
-    """
+    """Return min, opt and max shapes for measured batches; empty if 1 to 16 suffice or other axes vary."""
     largest = max(measured_batches(bench).values(), default=0)
     dynamic = [tensor for tensor in inputs if tensor.dynamic_axes]
     if bench is None or largest <= DEFAULT_MAX or any({*tensor.dynamic_axes} != {0} for tensor in dynamic):
@@ -73,13 +70,13 @@ def default_shapes(
 
 
 def has_shapes(artifact: ArtifactSection) -> bool:
-    """Whether an artifact says which shapes its engine takes."""
+    """Return whether an artifact sets the shapes of its engine."""
     shapes = artifact.min_shapes or artifact.opt_shapes or artifact.max_shapes
     return bool(shapes or artifact.tensorrt.profiles)
 
 
 def _profiles(artifact: ArtifactSection, where: str) -> Iterator[tuple[str, list[Ranges]]]:
-    """The key that holds them, and for each profile input to the least and the largest batch."""
+    """Yield a key with shapes, and for each of its profiles input to smallest and largest batch."""
     if not artifact.target.startswith("tensorrt"):
         return
     if artifact.tensorrt.profiles:
@@ -97,7 +94,7 @@ def _profiles(artifact: ArtifactSection, where: str) -> Iterator[tuple[str, list
 
 
 def _read_profile(text: str) -> Ranges:
-    """`image:1x3x32x32..8x3x32x32..32x3x32x32,...`; what cannot be read is refused by the build."""
+    """Parse `image:1x3x32x32..8x3x32x32..32x3x32x32,...`; skip invalid parts, which the build rejects."""
     extents: Ranges = {}
     for part in re.split(SHAPES, text):
         name, _, spelled = part.rpartition(":")
@@ -107,11 +104,11 @@ def _read_profile(text: str) -> Ranges:
     return extents
 
 
-def _outside(ranges: Ranges, batch: int, fixed: dict[str, int]) -> str:
-    """What an engine takes where the batch is not in it; empty where it is."""
+def _excluding_range(ranges: Ranges, batch: int, fixed: dict[str, int]) -> str:
+    """Return the engine's range as a text if it excludes the batch, else an empty string."""
     is_taken = any(low <= batch <= high for low, high in ranges.values())
     for name, (low, high) in ranges.items():
-        is_state = is_taken and low == high  # its first axis is no batch
+        is_state = is_taken and low == high  # the first axis of a state is no batch
         if name not in fixed and not low <= batch <= high and not is_state:
             return f"{low} to {high} in {name!r}" if low != high else f"{low} in {name!r}"
     return ""

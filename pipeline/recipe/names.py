@@ -1,7 +1,7 @@
-"""What a recipe names: models, data, code, files and places, marked in the spec and walked here alone.
+"""List and replace the models, data, code, files and folders that a recipe names.
 
-An option without a mark (`option(..., names=...)`) holds words: a shape, a precision, a name. The files that
-a recipe names go along where its stages are carried out elsewhere.
+`option(..., names=...)` in the spec marks the options that name them; other options hold words: a shape, a
+precision, a name. The files that a recipe names go with it to a cluster.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .recipe import Recipe, recipe_source
 
 @dataclass(frozen=True)
 class Name:
-    """What one key names, as the recipe spells it; without `NAME=` of a model that has a name there."""
+    """A value of a recipe that names a file, model or code; `text` omits the `NAME=` of a named model."""
 
     key: str
     kind: Named
@@ -33,7 +33,7 @@ class Name:
 
 
 def names_of(recipe: Recipe) -> list[Name]:
-    """Return all that a recipe names."""
+    """Return all names in a recipe."""
     names: list[Name] = []
 
     def note(name: Name) -> str:
@@ -45,30 +45,30 @@ def names_of(recipe: Recipe) -> list[Name]:
 
 
 def map_names(recipe: Recipe, spell: Callable[[Name], str]) -> Recipe:
-    """Return the recipe with everything that it names spelled anew."""
-    mapped: Recipe = _mapped(recipe, RecipeFile, "", spell)
+    """Return the recipe with each name replaced by the result of `spell`."""
+    mapped: Recipe = _map_table(recipe, RecipeFile, "", spell)
     return mapped
 
 
-def _mapped(spec: Any, kind: type, key: str, spell: Callable[[Name], str]) -> Any:
-    """A table of the recipe; `key` is its path, with the number of the artifact."""
-    changed: dict[str, Any] = {}
+def _map_table(spec: Any, kind: type, key: str, spell: Callable[[Name], str]) -> Any:
+    """Return a table with replaced names; `key` is its path, including the artifact's index."""
+    changes: dict[str, Any] = {}
     for option in fields_of(kind):
-        before, path = getattr(spec, option.name), f"{key}{option.name}"
-        values = before if isinstance(before, tuple) else (before,)
-        if option.table is not None and before is not None:
+        old, path = getattr(spec, option.name), f"{key}{option.name}"
+        values = old if isinstance(old, tuple) else (old,)
+        if option.table is not None and old is not None:
             paths = (f"{path}[{at}]." if path == "artifact" else f"{path}." for at in range(len(values)))
             tables = zip(values, paths, strict=True)
-            values = tuple(_mapped(table, option.table, path, spell) for table, path in tables)
+            values = tuple(_map_table(table, option.table, path, spell) for table, path in tables)
         elif option.spelling.names:
-            values = tuple(_spelled(option, path, text, spell) for text in values)
-        after = values if isinstance(before, tuple) else values[0]
-        changed |= {} if after == before else {option.name: after}
-    return replace(spec, **changed) if changed else spec
+            values = tuple(_map_text(option, path, text, spell) for text in values)
+        new = values if isinstance(old, tuple) else values[0]
+        changes |= {} if new == old else {option.name: new}
+    return replace(spec, **changes) if changes else spec
 
 
-def _spelled(option: Option, key: str, text: str, spell: Callable[[Name], str]) -> str:
-    """A text spelled anew; words that name nothing stay."""
+def _map_text(option: Option, key: str, text: str, spell: Callable[[Name], str]) -> str:
+    """Return a text with its name replaced; words such as "auto" are unchanged."""
     kind, head, named_text = option.spelling.names, "", text
     assert kind is not None, "the caller looks first"
     if kind == "model" and option.repeated:  # NAME=MODEL
@@ -81,19 +81,19 @@ def _spelled(option: Option, key: str, text: str, spell: Callable[[Name], str]) 
 
 
 def recipe_files(recipe: Recipe) -> Iterator[Path]:
-    """Yield the absolute paths of the files that a recipe's stages read; some come twice.
+    """Yield the absolute paths of the files that a recipe's stages read; some appear twice.
 
-    Links on the way are kept as they are spelled, but for one in front of a `..`. What is not found: a file
-    that a function opens and that does not lie beside it (name it with `depends`), an installed package, a
-    model by name (`timm:`, `hf:NAME`: of each machine's own cache), and interpreters.
+    Links in a path are preserved, except before a `..`. Not included: files that a function opens outside its
+    folder (declare them with `depends`), installed packages, interpreters, and models by name (`timm:`,
+    `hf:NAME`), which each machine has in its cache.
     """
     yield settled(recipe.path.resolve())
     for name in names_of(recipe):
-        yield from map(settled, _files_of(name, recipe))
+        yield from map(settled, _name_files(name, recipe))
 
 
 def settled(path: Path) -> Path:
-    """Return an absolute path without `..`; links in front of one are resolved, as the system does."""
+    """Return an absolute path without `..`; links before a `..` are resolved, as the system does."""
     path = path.absolute()
     parts = path.parts
     if ".." not in parts:
@@ -107,8 +107,8 @@ def _resolved(parts: tuple[str, ...]) -> Path:
     return Path(*parts).resolve()
 
 
-def _files_of(name: Name, recipe: Recipe) -> Iterator[Path]:
-    """The files of one name; those of `model.weights` are the model's."""
+def _name_files(name: Name, recipe: Recipe) -> Iterator[Path]:
+    """Yield the files of one name; `model.weights` is part of `model.source`."""
     folder, path = recipe.folder, recipe.folder / name.text
     if name.key == "model.source":
         yield from model_files(recipe_source(recipe))
@@ -127,9 +127,9 @@ def _files_of(name: Name, recipe: Recipe) -> Iterator[Path]:
 
 
 def model_files(source: Source) -> Iterator[Path]:
-    """Yield the files of a MODEL: those that its digest is of, and those that must lie beside it."""
+    """Yield the files of a MODEL: those of its digest, and those that must be in the same folder."""
     if source.kind == "module":
-        return  # of an installed package: each machine has its own
+        return  # each machine has its installed packages
     yield from source_files(source)
     if source.kind == "file":
         yield source.file
@@ -138,7 +138,7 @@ def model_files(source: Source) -> Iterator[Path]:
                 yield from sorted(marker.parent.rglob("*.py"))
     elif source.kind == "onnx":
         yield from _with_companions(source.file)
-        yield from _external(source.file)
+        yield from _external_data(source.file)
     elif source.kind == "hf" and source.path:
         yield from (path for path in source.path.iterdir() if path.is_file() and path.name[0] != ".")
     for path in source_files(source):
@@ -151,8 +151,8 @@ def _with_companions(path: Path) -> Iterator[Path]:
     yield from filter(Path.is_file, (*side_files(path), manifest_path(path)))
 
 
-def _external(path: Path) -> Iterator[Path]:
-    """The external data of an ONNX file, as it lies beside the spelled path."""
+def _external_data(path: Path) -> Iterator[Path]:
+    """Yield the external data files of an ONNX file, beside its path before links are resolved."""
     from ...core.artifact import accepting
     from ...model.graph.onnx_file import read_weightless
 

@@ -1,8 +1,8 @@
 """The files that a run publishes, named after the recipe and its artifacts.
 
-    NAME.onnx  NAME.simplified.onnx  NAME.ranges       of the model
-    ARTIFACT.graph.onnx  ARTIFACT.onnx | .engine | .pt                     of each artifact
-    results.json  report.html                                              with endings of their own
+    NAME.onnx  NAME.simplified.onnx  NAME.ranges         of the model
+    ARTIFACT.graph.onnx  ARTIFACT.onnx | .engine | .pt   of each artifact
+    results.json  report.html                            of the run
 
 Each ONNX file and engine has its manifest (`.json`) beside it, and a large ONNX file its weights (`.data`).
 """
@@ -21,12 +21,12 @@ from ...spec.recipes import RecipeFile
 
 GRAPH, SIMPLIFIED = ".graph.onnx", ".simplified.onnx"
 RESULTS, REPORT = "results.json", "report.html"
-_LONGEST = 200
-"""Bytes of a name that leave room for the endings, and for the names of what is not finished."""
+_MAX_NAME_BYTES = 200
+"""Longest name in bytes, which leaves room for suffixes and for the names of unfinished files."""
 
 
 def published(recipe: RecipeFile) -> Iterator[tuple[str, str, str]]:
-    """Yield (file name, key of the recipe that names it, what it is) of all that a run may publish."""
+    """Yield (file name, recipe key with the name, description) of each file that a run may publish."""
     files = [(f"{recipe.name}.onnx", "name", "the exported model")]
     if recipe.model.simplify:
         files.append((f"{recipe.name}{SIMPLIFIED}", "name", "the simplified model"))
@@ -34,7 +34,7 @@ def published(recipe: RecipeFile) -> Iterator[tuple[str, str, str]]:
         files.append((f"{recipe.name}.ranges", "name", "the ranges"))
     for index, artifact in enumerate(recipe.artifact):
         key, name, runtime = f"artifact[{index}].name", artifact.name, engine(artifact.target)
-        if runtime.takes == "onnx" and artifact.precision != "fp32":  # which needs no graph
+        if runtime.takes == "onnx" and artifact.precision != "fp32":  # FP32 needs no separate graph
             files.append((f"{name}{GRAPH}", key, f"the graph of artifact {name!r}"))
         files.append((f"{name}{runtime.suffix}", key, f"artifact {name!r}"))
     for file, key, what in files:
@@ -45,24 +45,24 @@ def published(recipe: RecipeFile) -> Iterator[tuple[str, str, str]]:
 
 
 def check_names(recipe: RecipeFile) -> None:
-    """Refuse a recipe in which two stages publish one file; names that differ by case alone are one."""
-    named = {"name": recipe.name}
-    named |= {f"artifact[{index}].name": artifact.name for index, artifact in enumerate(recipe.artifact)}
-    for key, name in named.items():
-        if len(name.encode("utf-8", "replace")) > _LONGEST:
-            raise Refused(key, f"at most {_LONGEST} bytes are required", value=name)
-    taken: dict[str, tuple[str, str]] = {}
+    """Raise `Refused` if two stages publish one file; names that differ only by case count as equal."""
+    names = {"name": recipe.name}
+    names |= {f"artifact[{index}].name": artifact.name for index, artifact in enumerate(recipe.artifact)}
+    for key, name in names.items():
+        if len(name.encode("utf-8", "replace")) > _MAX_NAME_BYTES:
+            raise Refused(key, f"at most {_MAX_NAME_BYTES} bytes are required", value=name)
+    published_files: dict[str, tuple[str, str]] = {}
     for file, key, what in published(recipe):
-        # macOS and Windows take names for one that differ by case, or by how a letter is composed.
+        # macOS and Windows treat names as equal that differ only by case or Unicode composition.
         folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", file).casefold())
-        other_file, other = taken.setdefault(folded, (file, what))
-        if other != what:
-            problem = f"another name is required: {what} would be {file}, and {other} is {other_file}"
-            raise Refused(key, problem, value=named[key])
+        other_file, other_what = published_files.setdefault(folded, (file, what))
+        if other_what != what:
+            problem = f"another name is required: {what} would be {file}, and {other_what} is {other_file}"
+            raise Refused(key, problem, value=names[key])
 
 
 def check_output(recipe: RecipeFile, folder: Path, output: Path) -> None:
-    """Refuse an output folder in which a run would overwrite what it reads."""
+    """Raise InvalidOption if a run would overwrite one of its inputs in the output folder."""
     read = [folder / text for text in (recipe.model.source, recipe.calibrate.ranges) if text]
     for file, _, what in published(recipe):
         target = output / file

@@ -1,6 +1,6 @@
-"""The recipe: a TOML file that says which model becomes which artifacts, and how they are measured.
+"""Read and validate recipes: TOML files that define a model's artifacts and their measurement.
 
-`spec/` declares its keys. A wrong one is named with its path before any work is done.
+`spec/` declares the keys. Errors name the path of a wrong key before any work starts.
 """
 
 from __future__ import annotations
@@ -24,49 +24,46 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_MOST_BYTES = 1 << 20
-_MOST_DOTS = 5000
+_MAX_BYTES = 1 << 20
+_MAX_DOTS = 5000
 
 
 class Recipe(RecipeFile):
-    """A whole recipe, and the file that it was read from, or would be written to."""
+    """A whole recipe, with the file that it was read from or will be written to."""
 
     path: Path = Path("recipe.toml")
 
     @property
     def folder(self) -> Path:
-        """The folder that the recipe's paths are relative to."""
+        """The base folder of the recipe's relative paths."""
         return self.path.resolve().parent
 
     @property
     def budget(self) -> Budget:
-        """What an artifact may take to be recommended."""
+        """The limits that an artifact must meet to be recommended."""
         return shared(Budget, self.bench) if self.bench else Budget()
 
     @property
     def data_depends(self) -> tuple[Path, ...]:
-        """Files elsewhere that the data's function reads."""
+        """Additional files that the data's function reads."""
         return tuple(self.folder / name for name in self.data.depends)
 
 
 def read_recipe(path: str | Path) -> Recipe:
-    """Read and validate a recipe.
-
-    Args:
-        path: TOML file.
+    """Read and validate a recipe, a TOML file.
 
     Raises:
-        MissingFile: If it is not there.
-        RecipeError: Naming the key, what was found and what is required.
+        MissingFile: If the file does not exist.
+        RecipeError: If a key is wrong; names the key, its value and the requirement.
     """
     path = Path(path)
     return parse_recipe(read_bytes(path, what="recipe"), path)
 
 
 def parse_recipe(content: bytes, path: Path) -> Recipe:
-    """Return the recipe that a file holds."""
-    if len(content) > _MOST_BYTES:
-        raise RecipeError(f"{path}: has {len(content)} bytes; at most {_MOST_BYTES} are required", file=path)
+    """Return the recipe in `content`; errors name `path`."""
+    if len(content) > _MAX_BYTES:
+        raise RecipeError(f"{path}: has {len(content)} bytes; at most {_MAX_BYTES} are required", file=path)
     try:
         values = parse_toml(content)
     except ValueError as error:
@@ -75,9 +72,9 @@ def parse_recipe(content: bytes, path: Path) -> Recipe:
 
 
 def parse_toml(content: bytes) -> dict[str, Any]:
-    """Return what TOML holds, or raise ValueError: of TOML, of UTF-8, of a date, of nesting."""
+    """Return the values of a TOML text; raise ValueError for wrong TOML, UTF-8 or dates, or deep nesting."""
     try:
-        if any(line.count(b".") > _MOST_DOTS for line in content.splitlines()):  # tomllib takes minutes
+        if any(line.count(b".") > _MAX_DOTS for line in content.splitlines()):  # tomllib would take minutes
             raise RecursionError
         values: dict[str, Any] = tomllib.loads(content.decode("utf-8"))
         return values
@@ -86,10 +83,10 @@ def parse_toml(content: bytes) -> dict[str, Any]:
 
 
 def make_recipe(values: dict[str, Any], path: Path) -> Recipe:
-    """Return the recipe of these values, which `path` holds or will hold."""
+    """Return the validated recipe of these values; `path` is its file, which may not exist yet."""
     try:
         version = values.get("version")
-        if version is not None and version != RECIPE_VERSION:  # what else a newer one holds is not known here
+        if version is not None and version != RECIPE_VERSION:  # first: newer keys would be errors as well
             raise Refused("version", f"{RECIPE_VERSION} is required", value=version)
         recipe = Recipe(**vars(decode(RecipeFile, values)), path=path)
         try:
@@ -97,7 +94,7 @@ def make_recipe(values: dict[str, Any], path: Path) -> Recipe:
         except InvalidOption as error:
             problem = error.message.removeprefix("`devices` ")
             raise Refused("bench.devices", f"holds {problem}", hint=error.hint) from error
-        if recipe.sweep is None:  # of a matrix, the cells say it
+        if recipe.sweep is None:  # a sweep's recipes are checked one by one
             check_batches(recipe)
         check_names(recipe)
         if recipe.sweep is None:
@@ -108,12 +105,12 @@ def make_recipe(values: dict[str, Any], path: Path) -> Recipe:
 
 
 def wrong_key(path: Path, key: str, problem: str, hint: str) -> RecipeError:
-    """Return the error of a key of a recipe."""
+    """Return the error for a wrong key of a recipe."""
     return RecipeError(f"{path}: key '{key}' {problem}", hint=hint, file=path, key=key)
 
 
 def recipe_source(recipe: Recipe) -> Source:
-    """Return the model of a recipe."""
+    """Return the source model of a recipe."""
     section = recipe.model
     return parse_source(
         section.source, base=recipe.folder, weights=section.weights, download=section.download
@@ -121,14 +118,14 @@ def recipe_source(recipe: Recipe) -> Source:
 
 
 def require_scales(recipe: Recipe) -> None:
-    """Without ranges, an ONNX file must hold the scales of static INT8 and FP8 itself, as Q/DQ."""
-    needing = [artifact.name for artifact in recipe.artifact if artifact.needs_ranges]
-    if not needing or recipe.has_ranges:
+    """Raise `Refused` if static INT8 or FP8 has no scales: neither ranges nor Q/DQ in the ONNX file."""
+    static = [artifact.name for artifact in recipe.artifact if artifact.needs_ranges]
+    if not static or recipe.has_ranges:
         return
     from ...model.graph.graph import graph_precision
     from ...model.graph.onnx_file import read_weightless
 
     model = recipe.folder / recipe.model.source
     if model.is_file() and graph_precision(read_weightless(model).model) not in ("int8", "fp8"):
-        problem = f"is missing; {needing[0]!r} is static INT8, and {model.name} holds no Q/DQ"
+        problem = f"is missing; {static[0]!r} is static INT8, and {model.name} holds no Q/DQ"
         raise Refused("data.calibration", problem)

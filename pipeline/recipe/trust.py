@@ -1,10 +1,8 @@
-"""What a recipe may run or write to: what lies in its folder, or what its user trusts.
+"""Limit the code that a recipe runs and the folders that it writes to: its folder, unless the user trusts it.
 
-Who takes a recipe from elsewhere takes its folder: the code in it is part of the recipe. Anything else on the
-machine was not meant by the one who runs it, so a recipe that names it is refused unless the user says
-otherwise with `trust`. A recipe cannot say so itself.
-
-A function of an installed package (`http.server:test`) lies outside as well. Links are resolved first.
+Code in the recipe's folder is part of the recipe. Code, interpreters and libraries elsewhere run only if the
+user grants `trust` for the run; a recipe cannot grant it. A function of an installed package
+(`http.server:test`) is outside the folder. Links are resolved first.
 """
 
 from __future__ import annotations
@@ -27,14 +25,14 @@ _CODE = "code"
 
 
 NamedPlace = tuple[Name, str, Path | None]
-"""A name, what it is, and where it lies: nowhere for a function of a module outside of the folder."""
+"""A name, its description, and its path; None for a function of a module outside the folder."""
 
 
 def trusted(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collection[str] = ()) -> Recipe:
-    """Return the recipe, with all that its user grants it.
+    """Return the recipe with the granted trust; raise RecipeError for untrusted names outside its folder.
 
-    `trust` grants code outside its folder, and `.pt2`, TorchScript and TensorFlow files; `output` is the
-    folder that the user gave in place of the recipe's; `typed` are spellings that he typed himself.
+    `trust` allows code outside the folder, and `.pt2`, TorchScript and TensorFlow files. `output` is the
+    user's folder in place of the recipe's; `typed` are arguments that the user typed, which are allowed.
     """
     if trust:
         return replace(recipe, model=replace(recipe.model, trust=True))
@@ -42,7 +40,7 @@ def trusted(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collecti
     typed_files = {Path(file).resolve() for file in files if file}
     for name, what, path in _places(recipe, output=output):
         is_typed = name.text in typed if path is None else what == _CODE and path.resolve() in typed_files
-        if not is_typed and not _inside(path, recipe.folder):
+        if not is_typed and not _is_inside(path, recipe.folder):
             where = f": {path}" if path else ", in an installed package"
             required = "a folder within it, or `output`," if name.key == "output" else "a file within it"
             problem = f"names {what} outside of the recipe's folder ({name.text}{where})"
@@ -52,15 +50,15 @@ def trusted(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collecti
 
 
 def _places(recipe: Recipe, *, output: Path | None) -> Iterator[NamedPlace]:
-    """What a recipe names that would run, or be written to, unless the user gave the output."""
+    """Yield the code that a recipe runs, and its places to write to except an `output` that the user gave."""
     for name in names_of(recipe):
         path = recipe.folder / name.text
         if name.kind == "model":
-            yield from _model(name, recipe)
+            yield from _model_code(name, recipe)
         elif name.kind == "data" and parse_spelling(name.text).kind == FUNCTION:
-            yield from _model(replace(name, text=parse_spelling(name.text).path), recipe)
+            yield from _model_code(replace(name, text=parse_spelling(name.text).path), recipe)
         elif name.kind == "interpreter":
-            python = _located(name.text, recipe.folder).partition("=")[2]
+            python = _with_path(name.text, recipe.folder).partition("=")[2]
             yield name, "an interpreter", Path(shutil.which(python) or python).absolute()
         elif name.kind == "library":
             yield name, "a native library", path
@@ -69,26 +67,26 @@ def _places(recipe: Recipe, *, output: Path | None) -> Iterator[NamedPlace]:
 
 
 def needs_trust(recipe: Recipe) -> bool:
-    """Return whether a run of the recipe must be told to trust it."""
-    return not all(_inside(path, recipe.folder) for _, _, path in _places(recipe, output=None))
+    """Return whether a run of the recipe requires `trust`."""
+    return not all(_is_inside(path, recipe.folder) for _, _, path in _places(recipe, output=None))
 
 
 def interpreters(texts: Collection[str], folder: Path) -> tuple[str, ...]:
-    """Return `ENGINE=INTERPRETER` with a path, not a bare name, as the recipe's folder has it."""
-    return tuple(_located(text, folder) for text in texts)
+    """Return `ENGINE=INTERPRETER` with paths relative to `folder` made absolute; bare names are unchanged."""
+    return tuple(_with_path(text, folder) for text in texts)
 
 
-def _located(text: str, folder: Path) -> str:
+def _with_path(text: str, folder: Path) -> str:
     name, equals, python = text.partition("=")
     return f"{name}={folder / Path(python).expanduser()}" if equals and "/" in python else text
 
 
-def _model(name: Name, recipe: Recipe) -> Iterator[NamedPlace]:
+def _model_code(name: Name, recipe: Recipe) -> Iterator[NamedPlace]:
     if ":" in name.text and name.text.partition(":")[0] in NAMED:
-        return  # a package's own; a folder of Hugging Face's is read without its code
+        return  # code of an installed package; a Hugging Face folder is read without its code
     try:
         source = parse_source(name.text, base=recipe.folder)
-    except QCompileError:  # the run says what is wrong with it; what is not there does not run
+    except QCompileError:  # nothing runs: the run itself reports this error
         return
     if source.kind == "file":
         yield name, _CODE, source.file
@@ -99,17 +97,17 @@ def _model(name: Name, recipe: Recipe) -> Iterator[NamedPlace]:
 
 
 def _module_path(module: str, folder: Path) -> Path | None:
-    """Where the top package of a module lies, which is not imported: inside the folder, or None."""
+    """Return the path of a module's top package, without an import; None if it is outside the folder."""
     spec = None
     with contextlib.suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(module.split(".")[0])
     if spec is None:
         return None
-    # A built-in or frozen module has no place; its origin is a word.
+    # The origin of a built-in or frozen module is a word, not a path.
     origin = [spec.origin] if spec.has_location and spec.origin else []
     paths = [Path(place) for place in (*(spec.submodule_search_locations or ()), *origin)]
-    return paths[0] if paths and all(_inside(path, folder) for path in paths) else None
+    return paths[0] if paths and all(_is_inside(path, folder) for path in paths) else None
 
 
-def _inside(path: Path | None, folder: Path) -> bool:
+def _is_inside(path: Path | None, folder: Path) -> bool:
     return path is not None and path.resolve().is_relative_to(folder.resolve())

@@ -1,4 +1,4 @@
-"""Read the folder of a transformers model: its class, its task, its preprocessing."""
+"""Find a transformers model's folder, class, task and preprocessing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TOKENIZERS = ("tokenizer.json", "vocab.txt", "tokenizer.model", "spiece.model",
 
 
 def find_folder(source: Source, *, weights: bool) -> Path:
-    """Return the folder with a model's files; a name is looked up in the cache, or downloaded."""
+    """Return the folder with a model's files; find a name in the cache, or download it."""
     folder = source.path or _snapshot(source, weights=weights)
     if not (folder / "config.json").is_file():
         raise ModelError(
@@ -53,7 +53,7 @@ def find_folder(source: Source, *, weights: bool) -> Path:
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """Return a JSON file of a folder; empty where it is not there."""
+    """Return the JSON object in a file of a folder; empty if the file is missing or holds another type."""
     path = folder / name
     if not path.is_file():
         return {}
@@ -63,7 +63,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def processor_of(folder: Path, part: str) -> dict[str, Any]:
-    """Return what a folder says of its "image_processor" or "feature_extractor"; newer files nest it."""
+    """Return a folder's settings of "image_processor" or "feature_extractor"; newer files nest them."""
     whole = read_json(folder, "processor_config.json")
     inner = whole.get(part)
     if isinstance(inner, dict):
@@ -77,7 +77,7 @@ def _snapshot(source: Source, *, weights: bool) -> Path:
         try:
             with network(allowed=False):
                 return Path(fetch(local_files_only=True))
-        except Exception as error:  # of the hub, or of the cache
+        except Exception as error:  # from the hub or the cache
             raise not_cached(source.spec, source.name, hub_cache()) from error
     hint = "check the name, or copy the model's files here and give hf:FOLDER"
     message = f"{source.spec}: {source.name} cannot be downloaded:"
@@ -89,10 +89,7 @@ def _snapshot(source: Source, *, weights: bool) -> Path:
 
 
 class Head(NamedTuple):
-    """A kind of model in transformers: its Auto class, the endings of its classes' names.
-
-    `classifies` says whether its number of classes is a choice (`num_labels`).
-    """
+    """A task: its Auto class, class-name endings, and whether `num_labels` sets the number of classes."""
 
     auto: str
     endings: tuple[str, ...]
@@ -120,7 +117,7 @@ HEADS: dict[str, Head] = {
 
 
 class Choice(NamedTuple):
-    """A key of `HEADS`, the class, and whether its encoder alone is taken: it generates with a decoder."""
+    """A key of `HEADS`, the model class, and whether to use only the encoder of an encoder-decoder model."""
 
     name: str
     model: Any
@@ -128,29 +125,29 @@ class Choice(NamedTuple):
 
 
 def choose(source: Source, config: Any) -> Choice:
-    """Return class and task for a configuration."""
+    """Return task and class for a configuration."""
     task = source.options.task
     named = next(iter(getattr(config, "architectures", None) or ()), "")
     if task and task not in HEADS:
         raise source.refusal(f"task {task!r} is none of {', '.join(HEADS)}", did_you_mean(task, HEADS))
     if task:
         encoder = task == "embedding" and bool(getattr(config, "is_encoder_decoder", False))
-        return Choice(task, _of_auto(source, config, task), encoder)
+        return Choice(task, _auto_class(source, config, task), encoder)
     model = getattr(transformers, named, None)
     if named and model is None:
         raise ModelError(
-            f"{source.spec}: transformers {transformers.__version__} has no class {named}; code of a hub "
-            "is never run",
+            f"{source.spec}: transformers {transformers.__version__} has no class {named}; qcompile runs no "
+            "code of a hub",
             hint="write a function that returns the module: file.py:function",
         )
     name: str | None = "embedding"
-    if model is not None:  # the longest ending wins: `ForCausalLM` before `Model`
+    if model is not None:  # the longest ending takes precedence: `ForCausalLM` before `Model`
         endings = ((ending, key) for key, head in HEADS.items() for ending in head.endings)
-        fitting = [(ending, key) for ending, key in endings if named.endswith(ending)]
-        name = max(fitting, key=lambda pair: len(pair[0]), default=("", None))[1]
+        matches = [(ending, key) for ending, key in endings if named.endswith(ending)]
+        name = max(matches, key=lambda pair: len(pair[0]), default=("", None))[1]
     if name == "text-classification" and getattr(model, "main_input_name", "") in AUDIO_INPUTS:
         name = "audio-classification"
-    # A model that generates takes tokens of a decoder beside its inputs.
+    # A model that generates also takes the decoder's tokens as an input.
     parameters = inspect.signature(model.forward).parameters if model is not None else {}
     decodes = bool(getattr(config, "is_encoder_decoder", False)) and "decoder_input_ids" in parameters
     if name is None or (decodes and name != "text-classification"):
@@ -159,11 +156,11 @@ def choose(source: Source, config: Any) -> Choice:
             f"{source.spec}: {what}; one of these is required: {', '.join(HEADS)}",
             hint="give ?task=embedding for its encoder alone, or write a function: file.py:function",
         )
-    return Choice(name, model or _of_auto(source, config, name))
+    return Choice(name, model or _auto_class(source, config, name))
 
 
-def _of_auto(source: Source, config: Any, name: str) -> Any:
-    """The class that an Auto class would make for a configuration."""
+def _auto_class(source: Source, config: Any, name: str) -> Any:
+    """Return the class that an Auto class selects for a configuration."""
     mapping = getattr(transformers, HEADS[name].auto)._model_mapping
     try:
         model = mapping[type(config)]
@@ -173,19 +170,19 @@ def _of_auto(source: Source, config: Any, name: str) -> Any:
     return model[0] if isinstance(model, tuple | list) else model
 
 
-_MOST_TOKENS = 512
-_SHARE = 224 / 256
-_UNCROPPED = 384  # ConvNeXt crops smaller images only
-_INEXPRESSIBLE = (
+_MAX_TOKENS = 512
+_CROP_SHARE = 224 / 256
+_UNCROPPED_SIZE = 384  # ConvNeXt crops only smaller images
+_UNSUPPORTED_KEYS = (
     "do_flip_channel_order", "do_thumbnail", "do_align_long_axis", "keep_aspect_ratio",
     "ensure_multiple_of", "do_image_splitting", "do_convert_grayscale",
 )  # fmt: skip
-"""Keys of image processors that do what `ImagePreprocessing` has no field for."""
+"""Image-processor keys without an equivalent field in `ImagePreprocessing`."""
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def image_size(folder: Path) -> tuple[int, int] | None:
-    """Return the extents that a folder's image processor makes; None where it has none, or makes many."""
+    """Return the fixed height and width of a folder's image processor, or None."""
     processor = processor_of(folder, "image_processor")
     size = processor.get("size")
     if isinstance(size, dict) and "longest_edge" in size:
@@ -196,7 +193,7 @@ def image_size(folder: Path) -> tuple[int, int] | None:
 
 
 def common_fields(source: Source, choice: Choice, config: Any) -> dict[str, Any]:
-    """Return what every preprocessing says of a model; classes that are numbers only have no names."""
+    """Return the fields common to all preprocessings; numbered class names (`LABEL_0`) are dropped."""
     names = getattr(config, "id2label", None) or {}
     classes = tuple(str(names[key]) for key in sorted(names, key=int))
     return {
@@ -209,16 +206,16 @@ def common_fields(source: Source, choice: Choice, config: Any) -> dict[str, Any]
 def image_preprocessing(
     folder: Path, fields: Mapping[str, Any], extents: tuple[int, int], channels: int
 ) -> tuple[ImagePreprocessing | None, tuple[str, ...]]:
-    """Return what a folder's image processor does, and notes; None where it has none that can be told."""
+    """Return a folder's image preprocessing and notes; None without a processor or if it is unsupported."""
     processor = processor_of(folder, "image_processor")
     if not ("image_processor_type" in processor or "size" in processor) or channels not in (1, 3):
         return None, ()
-    if key := next((key for key in _INEXPRESSIBLE if processor.get(key)), ""):
-        return None, (f"its image processor has {key}, which cannot be told: give data as arrays",)
+    if key := next((key for key in _UNSUPPORTED_KEYS if processor.get(key)), ""):
+        return None, (f"its image processor has {key}, which is unsupported: give data as arrays",)
     normalize = processor.get("do_normalize", True)
     mean = tuple(map(float, processor.get("image_mean") or _MEAN)) if normalize else (0.0,) * channels
     std = tuple(map(float, processor.get("image_std") or _STD)) if normalize else (1.0,) * channels
-    if processor.get("include_top"):  # EfficientNet divides by it a second time
+    if processor.get("include_top"):  # EfficientNet divides by std a second time
         std = tuple(value * value for value in std)
     scale = float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0
     resize = _resize(processor, extents)
@@ -234,7 +231,7 @@ def image_preprocessing(
         channels=cast("Any", channels),
         **resize,
     )
-    padded = "its image processor keeps the ratio of images; here they are padded to {}x{}".format(*extents)
+    padded = "its image processor keeps the aspect ratio; qcompile pads images to {}x{}".format(*extents)
     return preprocessing, (padded,) if "letterbox" in resize else ()
 
 
@@ -245,19 +242,19 @@ def _resize(processor: Mapping[str, Any], extents: tuple[int, int]) -> dict[str,
         return {"letterbox": True}
     if processor.get("do_center_crop"):
         if isinstance(shortest, int) and str(processor.get("image_processor_type", "")).startswith("Levit"):
-            shortest = int(shortest / _SHARE)  # it resizes to 256 where its size says 224
+            shortest = int(shortest / _CROP_SHARE)  # LeViT resizes to 256 for a size of 224
         before = (shortest,) if isinstance(shortest, int) else (extents_of(size) or ())
         crop = extents_of(processor.get("crop_size")) or extents_of(size) or extents
         return {"resize": scaled_resize(before, crop, extents)}
     if "crop_pct" in processor and isinstance(size, dict) and "shortest_edge" in size:
-        if size["shortest_edge"] >= _UNCROPPED:
+        if size["shortest_edge"] >= _UNCROPPED_SIZE:
             return {}
-        return {"resize": (int(min(extents) / float(processor["crop_pct"] or _SHARE)),)}
+        return {"resize": (int(min(extents) / float(processor["crop_pct"] or _CROP_SHARE)),)}
     return {}
 
 
 def extents_of(size: Any) -> tuple[int, int] | None:
-    """Return height and width that a number, a pair, or a processor's dict says."""
+    """Return height and width from a number, a pair, or a processor's dict; None if it has neither."""
     if isinstance(size, dict):
         edge = size.get("shortest_edge")
         size = (size["height"], size["width"]) if "height" in size and "width" in size else edge and int(edge)
@@ -270,7 +267,7 @@ def extents_of(size: Any) -> tuple[int, int] | None:
 def text_preprocessing(
     folder: Path, fields: Mapping[str, Any], limit: int | None
 ) -> TextPreprocessing | None:
-    """Return what a folder's tokenizer makes; None where it has none that loads."""
+    """Return the text preprocessing of a folder's tokenizer; None if none loads."""
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         return None
     try:
@@ -278,10 +275,10 @@ def text_preprocessing(
             tokenizer = transformers.AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-    except Exception:  # half a tokenizer: the model has its inputs without it
+    except Exception:  # incomplete tokenizer files: the model's inputs do not depend on them
         return None
     sentence = read_json(folder, "sentence_bert_config.json").get("max_seq_length")
-    limits = (getattr(tokenizer, "model_max_length", 0), _MOST_TOKENS, limit, sentence)
+    limits = (getattr(tokenizer, "model_max_length", 0), _MAX_TOKENS, limit, sentence)
     return TextPreprocessing(
         **fields,
         tokenizer=path_there(folder.resolve()),
@@ -293,7 +290,7 @@ def text_preprocessing(
 def audio_preprocessing(
     folder: Path, fields: Mapping[str, Any], choice: Choice, config: Any, main: str
 ) -> AudioPreprocessing | None:
-    """Return what a folder's feature extractor does; None where it has none."""
+    """Return the audio preprocessing of a folder's feature extractor; None without one."""
     extractor = processor_of(folder, "feature_extractor")
     if not extractor:
         return None
@@ -312,10 +309,10 @@ def audio_preprocessing(
 
 
 def _vocabulary(folder: Path, config: Any) -> tuple[tuple[str, ...], int]:
-    """The character of each class of a CTC model, and the class that is none."""
+    """Return the character of each class of a CTC model, and the index of the blank."""
     by_token = read_json(folder, "vocab.json")
     settings = read_json(folder, "tokenizer_config.json")
-    if any(isinstance(value, dict) for value in by_token.values()):  # one for each language
+    if any(isinstance(value, dict) for value in by_token.values()):  # a vocabulary per language
         by_token = by_token.get(str(settings.get("target_lang"))) or next(
             value for value in by_token.values() if isinstance(value, dict)
         )

@@ -1,4 +1,4 @@
-"""Models of transformers: their inputs, and the module with plain tensors; nothing of a hub is run."""
+"""Describe and load models of transformers, with plain tensors in and out, without running code of a hub."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _ANSWERS = ("logits", "boxes", "embeds", "predicted_depth")
 
 
 class PlainModel(NestedInputs):
-    """Tensors by position in, a dict of the tensors that answer the task out; no cache, no hidden states."""
+    """A model from positional tensors to a dict of the task's tensors, without cache or hidden states."""
 
     def __init__(self, model: nn.Module, names: Sequence[str], left_out: Sequence[str] = ()) -> None:
         super().__init__(model, (), {name: Slot(name) for name in names}, names)
         self.left_out = tuple(left_out)
 
     def forward(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Run the model; logits, boxes and embeddings are returned where there are some."""
+        """Run the model; return its logits, boxes and embeddings, or all tensors if it has none of these."""
         outputs = super().forward(*tensors)
         if isinstance(outputs, torch.Tensor):
             return {"output": outputs}
@@ -48,14 +48,14 @@ class PlainModel(NestedInputs):
         return answers or named
 
 
-_OFFSET = frozenset(
+_OFFSET_TYPES = frozenset(
     "camembert data2vec-text ibert layoutlmv3 lilt longformer luke mluke mpnet roberta roberta-prelayernorm "
     "xlm-roberta xlm-roberta-xl xmod".split()
 )
-"""Types of models whose positions begin behind the padding token's number."""
+"""Model types with positions that start after the index of the padding token."""
 
 _Inputs = tuple[tuple[TensorInfo, ...], Mapping[str, Domain], tuple[str, ...]]
-"""Inputs in order, the values that they take, and what the user should know."""
+"""Inputs in order, their valid values, and notes for the user."""
 
 
 def _inputs(source: Source, choice: Choice, config: Any, folder: Path) -> _Inputs:
@@ -64,29 +64,29 @@ def _inputs(source: Source, choice: Choice, config: Any, folder: Path) -> _Input
     fields = hf_configuration.common_fields(source, choice, config)
     if main in AUDIO_INPUTS:
         preprocessing = hf_configuration.audio_preprocessing(folder, fields, choice, config, main)
-        return (with_preprocessing(_sound(main, config), preprocessing),), {}, ()
-    texts, domains = _text(folder, fields, config, parameters) if main != "pixel_values" else ((), {})
+        return (with_preprocessing(_audio_input(main, config), preprocessing),), {}, ()
+    texts, domains = _text_inputs(folder, fields, config, parameters) if main != "pixel_values" else ((), {})
     if main != "pixel_values" and "pixel_values" not in parameters:
         return texts, domains, ()
-    image, notes = _image(source, folder, fields, config)
+    image, notes = _image_input(source, folder, fields, config)
     return (*texts, image), domains, notes
 
 
-def _text(
+def _text_inputs(
     folder: Path, fields: Mapping[str, Any], config: Any, parameters: Mapping[str, Any]
 ) -> tuple[tuple[TensorInfo, ...], dict[str, Domain]]:
     inner = config.get_text_config() if hasattr(config, "get_text_config") else config
     positions = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
-    most = next((int(getattr(inner, name)) for name in positions if getattr(inner, name, None)), 0)
-    if getattr(inner, "model_type", "") in _OFFSET:
-        most -= (getattr(inner, "pad_token_id", None) or 0) + 1
-    limit = most if most > 0 else None  # the longest text: of learned positions, where the model has some
+    max_positions = next((int(getattr(inner, name)) for name in positions if getattr(inner, name, None)), 0)
+    if getattr(inner, "model_type", "") in _OFFSET_TYPES:
+        max_positions -= (getattr(inner, "pad_token_id", None) or 0) + 1
+    limit = max_positions if max_positions > 0 else None  # longest text, if the model has learned positions
     preprocessing = hf_configuration.text_preprocessing(folder, fields, limit)
     names = preprocessing.inputs if preprocessing else ("input_ids", "attention_mask", "token_type_ids")
-    several = getattr(inner, "type_vocab_size", 0) or 0
+    type_count = getattr(inner, "type_vocab_size", 0) or 0
     names = tuple(
         name for name in names
-        if name in parameters and (preprocessing is not None or name != "token_type_ids" or several > 1)
+        if name in parameters and (preprocessing is not None or name != "token_type_ids" or type_count > 1)
     )  # fmt: skip
     if preprocessing:
         preprocessing = replace(preprocessing, inputs=names)
@@ -103,7 +103,7 @@ def _text(
     return tensors, {"input_ids": tokens, "token_type_ids": Domain("index", (1,))}
 
 
-def _image(
+def _image_input(
     source: Source, folder: Path, fields: Mapping[str, Any], config: Any
 ) -> tuple[TensorInfo, tuple[str, ...]]:
     inner = getattr(config, "vision_config", None) or config
@@ -114,7 +114,7 @@ def _image(
 
 
 def _extents(source: Source, config: Any, folder: Path) -> tuple[int, int]:
-    """Of the spelling, the image processor, or the configuration, where convolutions note a nominal size."""
+    """Return height and width from the options, the image processor, or the configuration's nominal size."""
     nominal = hf_configuration.extents_of(getattr(config, "image_size", None))
     size = tuple(source.options.size)
     if size and nominal and size != nominal and source.options.weights == RANDOM:
@@ -124,17 +124,17 @@ def _extents(source: Source, config: Any, folder: Path) -> tuple[int, int]:
     return extents[0], extents[1]
 
 
-def _sound(name: str, config: Any) -> TensorInfo:
-    """A waveform [batch, samples], or features of it."""
+def _audio_input(name: str, config: Any) -> TensorInfo:
+    """Return the input for a waveform [batch, samples], or for its features."""
     mels = getattr(config, "num_mel_bins", None)
     if getattr(config, "conv_kernel", None) and name == "input_values":
-        least = 1  # samples of which the convolutions make one frame
+        least = 1  # samples that the convolutions need for one frame
         for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
             least = (least - 1) * int(stride) + int(kernel)
         return TensorInfo(
             name, "float32", ("batch", "samples"), (AxisExtents(1, least, None, max(16 * least, 6400)),)
         )
-    if mels and getattr(config, "max_source_positions", None):  # Whisper: two frames become a position
+    if mels and getattr(config, "max_source_positions", None):  # Whisper merges two frames into a position
         return TensorInfo(name, "float32", ("batch", int(mels), 2 * int(config.max_source_positions)))
     if mels and getattr(config, "max_length", None):
         return TensorInfo(name, "float32", ("batch", int(config.max_length), int(mels)))
@@ -143,7 +143,7 @@ def _sound(name: str, config: Any) -> TensorInfo:
 
 
 def describe(source: Source) -> Description:
-    """Return what the configuration and the processors of a model say."""
+    """Return a model's description from its configuration and processors."""
     folder = find_folder(source, weights=False)
     config = _config(source, folder)
     choice = hf_configuration.choose(source, config)
@@ -161,13 +161,13 @@ def _load(source: Source, choice: Choice, config: Any, names: Sequence[str]) -> 
     if source.options.weights:
         try:
             model = choice.model(config)
-        except Exception as error:  # what a constructor refuses, it says in its own way
+        except Exception as error:  # constructors raise many types of errors
             raise ModelError(
-                f"{source.spec}: {choice.model.__name__} cannot be made: {type(error).__name__}: "
+                f"{source.spec}: {choice.model.__name__} cannot be constructed: {type(error).__name__}: "
                 f"{first_line(error)}"
             ) from error
     else:
-        model, untrained = _trained(source, choice, config, find_folder(source, weights=True))
+        model, untrained = _load_trained(source, choice, config, find_folder(source, weights=True))
     if choice.encoder:
         model = model.get_encoder()
     return PlainModel(model, names, ("pooler_output",) if untrained else ())
@@ -188,20 +188,20 @@ def _config(source: Source, folder: Path) -> Any:
     return config
 
 
-def _trained(source: Source, choice: Choice, config: Any, folder: Path) -> tuple[Any, bool]:
-    """The model with its weights, and whether its pooler has none."""
-    # Damaged ones, pickled ones, and those of another shape fail in many ways.
+def _load_trained(source: Source, choice: Choice, config: Any, folder: Path) -> tuple[Any, bool]:
+    """Return the model with its trained weights, and whether weights of its pooler are missing."""
+    # Damaged, pickled and misshapen weights raise many types of errors.
     message = f"{source.spec}: the weights in {folder} cannot be loaded:"
     with translated(message, ModelError, file=folder), network(allowed=False):
         model, report = choice.model.from_pretrained(
             folder, config=config, local_files_only=True, output_loading_info=True, torch_dtype=torch.float32
         )
     missing = sorted(map(str, report.get("missing_keys", ())))
-    lacking = [name for name in missing if "pooler." not in name]
-    if lacking:
-        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+    missing_weights = [name for name in missing if "pooler." not in name]
+    if missing_weights:
+        more_text = f" and {len(missing_weights) - 3} more" if len(missing_weights) > 3 else ""
         raise ModelError(
-            f"{source.spec}: the weights in {folder} lack {', '.join(lacking[:3])}{more} of "
+            f"{source.spec}: the weights in {folder} lack {', '.join(missing_weights[:3])}{more_text} of "
             f"{choice.model.__name__}",
             hint="the head was never trained: choose another task, or `weights` random",
             file=folder,

@@ -1,4 +1,4 @@
-"""Models of timm: their preprocessing from their own configuration, weights from the local caches."""
+"""Describe and load models of timm: preprocessing from its configuration, weights from the local caches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _IMAGENET = 1000
 
 
 def describe(source: Source) -> Description:
-    """Return what timm's configuration says of a model; no network is made."""
+    """Return a model's description from timm's configuration, without building the network."""
     options, name = source.options, source.name
     if not timm.is_model(name):
         raise description.unknown_name(source, timm.list_models())
@@ -47,7 +47,7 @@ def describe(source: Source) -> Description:
 
 
 def _classes(config: dict[str, Any]) -> tuple[str, ...]:
-    """The names of ImageNet's classes (n01440764, ...), as folders of images are called."""
+    """Return the WordNet ids of ImageNet's classes (n01440764, ...), the usual names of image folders."""
     subset = infer_imagenet_subset(config) if config.get("num_classes") == _IMAGENET else None
     return tuple(ImageNetInfo(subset).label_names()) if subset else ()
 
@@ -60,7 +60,7 @@ def _load(source: Source, cfg: Any) -> Any:
     hint = "give `weights` random, or `weights` FILE"
     with translated(message, ModelError, hint=hint), description.network(source.options.download):
         if not source.options.download:
-            arguments |= _cached(source, cfg)
+            arguments |= _cached_weights(source, cfg)
         return timm.create_model(source.name, pretrained=True, **arguments)
 
 
@@ -79,12 +79,12 @@ def _arguments(source: Source, cfg: Any) -> dict[str, Any]:
 def _preprocessing(source: Source, config: dict[str, Any], height: int, width: int) -> ImagePreprocessing:
     size = (config.get("input_size") or (3, height, width))[0]
     data = resolve_data_config({"input_size": (size, height, width)}, pretrained_cfg=config)
-    # What is resized before the crop, as `timm.data.transforms_factory` does it for evaluation.
+    # The size before the crop, as `timm.data.transforms_factory` computes it for evaluation.
     share = float(data.get("crop_pct") or 1.0)
-    whole = (int(height / share), int(width / share))
-    resized: dict[str, Any] = {"resize": (whole[0],) if height == width else (max(whole),)}
+    scaled = (int(height / share), int(width / share))
+    resized: dict[str, Any] = {"resize": (scaled[0],) if height == width else (max(scaled),)}
     if data.get("crop_mode") in ("squash", "border"):
-        resized = {"resize": whole} if data["crop_mode"] == "squash" else {"letterbox": True}
+        resized = {"resize": scaled} if data["crop_mode"] == "squash" else {"letterbox": True}
     return ImagePreprocessing(
         source=f"timm:{source.name}",
         input=_INPUT,
@@ -98,8 +98,8 @@ def _preprocessing(source: Source, config: dict[str, Any], height: int, width: i
     )
 
 
-def _cached(source: Source, cfg: Any) -> dict[str, Any]:
-    """The arguments with which `create_model` takes the weights of the local caches, and no others."""
+def _cached_weights(source: Source, cfg: Any) -> dict[str, Any]:
+    """Return the arguments that make `create_model` load its weights only from the local caches."""
     if cfg is None or not (cfg.url or cfg.hf_hub_id or cfg.file):
         raise ModelError(f"{source.spec}: timm has no weights for it", hint="give `weights` random or FILE")
     path, folder = Path(), hub_cache()

@@ -1,4 +1,4 @@
-"""Models of torchvision: preprocessing and classes by the entries of its weights, weights from the cache."""
+"""Describe and load models of torchvision, with the preprocessing, classes and cached file of its weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .description import Description
 
 
 class _OutputOf(nn.Module):
-    """A module that returns a dict, of which one entry counts; the others serve its training."""
+    """A module that returns one entry of another module's output dict; the other entries serve training."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         super().__init__()
@@ -31,19 +31,18 @@ class _OutputOf(nn.Module):
         self.training = module.training
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take images float32 [batch, 3, height, width], return [batch, classes, height, width]."""
+        """Take images float32 [batch, 3, height, width]; return [batch, classes, height, width]."""
         return self.module(x)[self.name]  # type: ignore[no-any-return]
 
 
-_ONE_STAGE = ("retinanet", "fcos", "ssd", "ssdlite")
-"""Modules of torchvision.models.detection whose detectors have one stage."""
+_ONE_STAGE_MODULES = ("retinanet", "fcos", "ssd", "ssdlite")
+"""Modules of torchvision.models.detection with one-stage detectors."""
 
 
 class _OneStage(nn.Module):
-    """A detector of one stage, without the selection of its boxes.
+    """A one-stage detector that returns the boxes of all anchors for resized and normalized images.
 
-    torchvision's own `forward` resizes each image by itself, and suppresses boxes that overlap. Here images
-    come resized and normalized, and the boxes of all anchors come out.
+    torchvision's `forward` also resizes each image and suppresses overlapping boxes.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -53,7 +52,7 @@ class _OneStage(nn.Module):
         self.training = module.training
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        """Take images float32 [batch, 3, h, w], return boxes [batch, anchors, 4] and scores."""
+        """Take images float32 [batch, 3, h, w]; return boxes [batch, anchors, 4] and scores."""
         maps = self.module.backbone(x)
         features = [maps] if isinstance(maps, Tensor) else list(maps.values())
         heads = self.module.head(features)
@@ -86,13 +85,13 @@ _MODULES = {"segmentation": "semantic-segmentation", "detection": "object-detect
 
 
 def describe(source: Source) -> Description:
-    """Return what torchvision says of a model; no network is made."""
+    """Return torchvision's description of a model, without building the network."""
     names = models.list_models()
     if source.name not in names:
         raise description.unknown_name(source, names)
     if source.name.startswith("quantized_"):
         hint = f"give torchvision:{source.name.removeprefix('quantized_')}, and quantize it here"
-        raise source.refusal("is quantized by torchvision, which ONNX has no form for", hint)
+        raise source.refusal("is quantized by torchvision, which ONNX cannot represent", hint)
     entry, entries = models.get_model_builder(source.name), models.get_model_weights(source.name)
     weights = getattr(entries, "DEFAULT", None) or next(iter(entries), None)
     preset = weights.transforms() if weights is not None else None
@@ -108,35 +107,35 @@ def describe(source: Source) -> Description:
         classes = ()
 
     load = partial(_load, source, entry, weights, task)
-    own_weights = partial(_own_weights, source, weights)
+    weights_file = partial(_weights_file, source, weights)
     if task == "video-classification":
         extents = source.options.size or tuple(preset.crop_size if preset is not None else (112, 112))
         video = TensorInfo(_INPUT, "float32", ("batch", 3, _VIDEO_FRAMES, *extents))
-        return Description("", (video,), load, ("logits",), weights=own_weights)
+        return Description("", (video,), load, ("logits",), weights=weights_file)
     if task == "object-detection":
         return Description(
-            task, (_detector_input(source, entry, classes),), load, ("boxes", "scores"), weights=own_weights,
+            task, (_detector_input(source, entry, classes),), load, ("boxes", "scores"), weights=weights_file,
             notes=(
                 "returns boxes [batch, anchors, 4] in pixels of its input and scores [batch, anchors, "
                 "classes], before the suppression of overlapping ones",
             ),
         )  # fmt: skip
-    tensor = _image(source, preset, cast("Task", task), classes)
+    tensor = _image_input(source, preset, cast("Task", task), classes)
     outputs = ("out" if task == "semantic-segmentation" else "logits",)
-    return Description(task, (tensor,), load, outputs, weights=own_weights)
+    return Description(task, (tensor,), load, outputs, weights=weights_file)
 
 
 def _load(source: Source, entry: Any, weights: Any, task: str) -> Any:
-    """The module, its outputs as tensors."""
+    """Return the module with tensors as its outputs."""
     arguments = _arguments(source, entry, task)
     if source.options.weights or source.options.classes:
         arguments |= {"weights_backbone": None} if "weights_backbone" in _parameters(entry) else {}
-        if "init_weights" in _parameters(_class(entry)):
+        if "init_weights" in _parameters(_model_class(entry)):
             arguments["init_weights"] = True
         module = _construct(source, entry, {"weights": None, **arguments})
     else:
-        state = read_weights(_own_weights(source, weights))
-        weights.get_state_dict = lambda *_args, **_named: state  # in place of one that unpickles
+        state = read_weights(_weights_file(source, weights))
+        weights.get_state_dict = lambda *_args, **_named: state  # torchvision's version unpickles
         try:
             module = _construct(source, entry, {"weights": weights, **arguments})
         finally:
@@ -146,7 +145,7 @@ def _load(source: Source, entry: Any, weights: Any, task: str) -> Any:
     return _OutputOf(module, "out") if task == "semantic-segmentation" else module
 
 
-def _image(source: Source, preset: Any, task: Task, classes: tuple[str, ...]) -> TensorInfo:
+def _image_input(source: Source, preset: Any, task: Task, classes: tuple[str, ...]) -> TensorInfo:
     resize: tuple[int, ...] = ()
     if task == "semantic-segmentation":
         side = int(preset.resize_size[0]) if preset is not None and preset.resize_size else 520
@@ -167,9 +166,9 @@ def _image(source: Source, preset: Any, task: Task, classes: tuple[str, ...]) ->
 
 
 def _detector_input(source: Source, entry: Any, classes: tuple[str, ...]) -> TensorInfo:
-    if entry.__module__.rpartition(".")[2] not in _ONE_STAGE:
+    if entry.__module__.rpartition(".")[2] not in _ONE_STAGE_MODULES:
         detectors = models.list_models(module=models.detection)
-        one_stage = ", ".join(name for name in detectors if name.startswith(_ONE_STAGE))
+        one_stage = ", ".join(name for name in detectors if name.startswith(_ONE_STAGE_MODULES))
         problem = "chooses regions by their scores between two stages; a detector of one stage is required"
         hint = "write a function that returns the part to export: file.py:function"
         raise source.refusal(f"{problem}: {one_stage}", hint)
@@ -186,7 +185,7 @@ def _detector_input(source: Source, entry: Any, classes: tuple[str, ...]) -> Ten
 def _arguments(source: Source, entry: Any, task: str) -> dict[str, Any]:
     options = source.options
     arguments: dict[str, Any] = {"num_classes": options.classes} if options.classes else {}
-    if options.size and "image_size" in _parameters(_class(entry)):
+    if options.size and "image_size" in _parameters(_model_class(entry)):
         if options.size[0] != options.size[1]:
             raise source.refusal("takes square images; one extent is required")
         arguments["image_size"] = options.size[0]
@@ -202,15 +201,15 @@ def _construct(source: Source, entry: Any, arguments: dict[str, Any]) -> Any:
         return entry(**arguments)
     except ModelError:
         raise
-    except Exception as error:  # what a constructor refuses, it says in its own way
+    except Exception as error:  # constructors raise many types of errors
         raise ModelError(
-            f"{source.spec}: torchvision cannot make it: {type(error).__name__}: {first_line(error)}",
+            f"{source.spec}: torchvision cannot construct it: {type(error).__name__}: {first_line(error)}",
             hint="leave `size` or `classes` out, or choose values that the model takes",
         ) from error
 
 
-def _own_weights(source: Source, weights: Any) -> Path:
-    """The file of a model's weights in the cache; they are downloaded first where the user says so."""
+def _weights_file(source: Source, weights: Any) -> Path:
+    """Return the cached file of a model's trained weights; download it first if the user allows that."""
     if weights is None:
         raise ModelError(
             f"{source.spec}: torchvision has no weights for it", hint="give `weights` random or FILE"
@@ -234,7 +233,7 @@ def _parameters(entry: Any) -> set[str]:
     return set(inspect.signature(entry).parameters)
 
 
-def _class(entry: Any) -> Any:
-    """The class that a builder makes, by its annotation; the builder where it has none."""
+def _model_class(entry: Any) -> Any:
+    """Return the class that a builder's annotation declares; the builder itself if that is no class."""
     annotation = inspect.signature(entry, eval_str=True).return_annotation
     return annotation if isinstance(annotation, type) else entry

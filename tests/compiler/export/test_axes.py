@@ -239,7 +239,7 @@ def test_one_axis_is_traced_with_one_extent_of_two_or_more() -> None:
     assert make_example(sum_of_two, ["a:[n=1..8,3]", "b:[n=5..9,3]"], []).extents == {"n": 5}
     for inputs, message in (
         (["a:[n=4,3]", "b:[n=6,3]"], "axis 'n': traced with 4 in one input, 6 in another"),
-        (["a:[n=1..4,3]", "b:[n=5..9,3]"], "axis 'n': from 5 in one input to 4 in another"),
+        (["a:[n=1..4,3]", "b:[n=5..9,3]"], "axis 'n': minimum 5 in one input, maximum 4 in another"),
     ):
         with pytest.raises(InvalidOption, match=message):
             make_example(sum_of_two, inputs, [])

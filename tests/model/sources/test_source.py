@@ -135,9 +135,9 @@ def test_a_wrong_spelling_is_refused_with_the_way_out(
 @pytest.mark.parametrize(
     ("spec", "options", "message"),
     [
-        ("timm:resnet18?weights=random", {"weights": "w.safetensors"}, "says weights=random"),
+        ("timm:resnet18?weights=random", {"weights": "w.safetensors"}, "has weights=random"),
         ("timm:resnet18", {"weights": "none.pth"}, r"none\.pth does not exist"),
-        ("net.onnx", {"weights": "w.safetensors"}, r"`weights`: model net\.onnx holds its weights itself"),
+        ("net.onnx", {"weights": "w.safetensors"}, r"`weights`: model net\.onnx contains its weights"),
         ("net.py:build", {"download": True}, r"`download`: net\.py:build downloads nothing"),
     ],
 )
@@ -200,7 +200,7 @@ RAISES = "def build():\n    return one()\n\ndef one():\n    return int('five')\n
         ("x = 1\ny = 1 / 0\n", r"raised ZeroDivisionError: .*\(net\.py, line 2\)"),
         ("x = 1\ndef build(:\n", r"raised SyntaxError: .*\(net\.py, line 2\)$"),
         (RAISES, r"raised ValueError: invalid literal.*\(net\.py, line 5\)"),
-        (LINEAR.replace("build", "bild"), r"no function 'build' in it\n  hint: did you mean 'bild'\?"),
+        (LINEAR.replace("build", "bild"), r"no function 'build'\n  hint: did you mean 'bild'\?"),
         *(
             (LINEAR.replace("torch.nn.Linear(2, 3)", value), r"an nn\.Module is required")
             for value in ("None", "5", "torch.nn.Linear", "(torch.ones(1), torch.ones(1))")
@@ -238,7 +238,7 @@ def test_the_digest_changes_with_packages_and_with_tensors_below(tmp_path: Path,
 
 
 def test_large_files_count_by_size_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qcompile.model.sources.source._READ_BYTES", 1 << 12)
+    monkeypatch.setattr("qcompile.model.sources.source._HASHED_BYTES", 1 << 12)
     spec, digests = write(tmp_path / "net.py", LINEAR), []
     for content, time_ns in (("a", 10**9), ("b", 10**9), ("b", 2 * 10**9)):
         write(data := tmp_path / "data/a.npz", content * 5000)

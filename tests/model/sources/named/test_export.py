@@ -210,7 +210,7 @@ def test_what_is_not_cached_is_refused_with_three_ways_out(spec: str, cache: str
 @pytest.mark.parametrize(
     ("package", "message", "hint"),
     [("no_such_package", "no_such_package is not installed", install_hint("models")),
-     ("broken_package", r"cannot be imported \(of another time\)", "into an environment of its own")],
+     ("broken_package", r"cannot be imported \(of another time\)", "into a separate environment")],
 )  # fmt: skip
 def test_a_package_that_is_not_there_or_does_not_load_is_named(
     package: str, message: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -373,7 +373,7 @@ def test_what_a_folder_lacks_is_named(folder_of: Folder, tmp_path: Path) -> None
         ("hf:?task=speech-recognition", "has no AutoModelForCTC for BertConfig", ""),
         ("timm:resnet181", "has no model", "resnet18"),
         ("torchvision:resnet_18", "has no model", "resnet18"),
-        ("timm:test_resnet?classes=5", "its own weights are for its own classes", ""),
+        ("timm:test_resnet?classes=5", "its trained weights have fixed classes", ""),
     ],
 )
 def test_tasks_names_and_classes_are_checked(spec: str, message: str, hint: str, folder_of: Folder) -> None:
