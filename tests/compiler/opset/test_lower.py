@@ -228,7 +228,8 @@ def test_what_has_no_older_form_is_refused_by_name_with_a_way_out(why: str) -> N
 
 
 def test_a_newer_opset_than_those_known_is_refused() -> None:
-    with pytest.raises(ModelError, match=f"opset {NEWEST + 1} to 17: only {OLDEST} to {NEWEST} are supported"):
+    problem = f"opset {NEWEST + 1} to 17: only {OLDEST} to {NEWEST} are supported"
+    with pytest.raises(ModelError, match=problem):
         lower_opset(model(NEWEST + 1, "(float[2] x) => (float[2] y)", "y = Relu(x)"), 17)
 
 
